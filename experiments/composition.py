@@ -141,6 +141,20 @@ def parse_override(text: str) -> Override:
     return override
 
 
+def override_values(text: str) -> list[Any]:
+    """Return the value of an override, or the values of a sweep such as KEY=A,B; none for an interval.
+
+    Raise ValueError for other text.
+    """
+    try:
+        override: Override = OverridesParser.create().parse_override(text)
+        if override.is_interval_sweep():
+            return []
+        return [str(v) for v in override.sweep_iterator()] if override.is_sweep_override() else [override.value()]
+    except HydraException:
+        raise ValueError(f"{text!r} is not KEY=VALUE or KEY=VALUE,VALUE in Hydra's grammar") from None
+
+
 def spelled(value: object) -> str:
     """Return a value as text in Hydra's override grammar."""
     if isinstance(value, str):

@@ -1,8 +1,9 @@
 """Turn config overrides into a trial: Hydra composes the config files, and dataclasses check the result.
 
-The files are in `experiments/config/`; every model of the registry is a choice of the group `model` too. An override
-chooses from a group by name (`recipe=mor/block`) or sets a field by its path (`training.steps=500`). Unknown names,
-unknown keys and values of a wrong type raise ValueError with one line that lists the valid choices.
+The files are in `experiments/config/` and in the user's own folders (`config_files.py`); every model of the registry is
+a choice of the group `model` too. An override chooses from a group by name (`recipe=mor/block`) or by the path of a
+file (`recipe=./mine.yaml`), or sets a field by its path (`training.steps=500`). Unknown names, unknown keys and values
+of a wrong type raise ValueError with one line that lists the valid choices.
 """
 
 from __future__ import annotations
@@ -13,26 +14,33 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from pathlib import Path
 from typing import Any, cast
 
 from hydra.core.config_store import ConfigStore
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType
-from hydra.errors import HydraException
+from hydra.core.override_parser.types import OverrideType
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fewbits.common.from_dict import from_dict, one_of
-from fewbits.experiments.composed_cache import digest_of_files, load_or_compose
+from fewbits.experiments.composed_cache import digest_of_files, digest_of_texts, load_or_compose
 from fewbits.experiments.composition import ERRORS, compose, nearest_first, parse_override, spelled
+from fewbits.experiments.config_files import (
+    FOLDER,
+    GROUPS,
+    ROOT,
+    Folders,
+    check_choice,
+    folders,
+    is_path,
+    is_search_path,
+    name_of,
+    register_file,
+)
+from fewbits.experiments.hydra_settings import explain_setting, is_hydra_setting
 from fewbits.experiments.trial import Runtime, Trial
 from fewbits.models.networks.presets import MODELS
 from fewbits.models.recipe import GEMMS, SLOTS, Recipe
 
-FOLDER = Path(__file__).parent / "config"
-ROOT = "trial"
-GROUPS = ("model", *sorted(folder.name for folder in FOLDER.iterdir() if folder.is_dir()))
 KINDS = {float: "a number", int: "a whole number", str: "a string"}
 
 
@@ -49,9 +57,10 @@ def load_trial(overrides: Sequence[str] = ()) -> tuple[Trial, Runtime]:
 
 
 def load_recipe(name: str, settings: Mapping[str, Any] | None = None) -> Recipe:
-    """Return the recipe with this name, with some of its settings or fields changed.
+    """Return the recipe with this name, or of this YAML file, with some of its settings or fields changed.
 
     >>> load_recipe("mor/block", {"threshold": 0.05})
+    >>> load_recipe("./mine.yaml")
     """
     return recipe_from_overrides(name, [f"{key}={spelled(value)}" for key, value in (settings or {}).items()])
 
@@ -65,13 +74,6 @@ def recipe_from_overrides(name: str, changes: Sequence[str]) -> Recipe:
     return recipe_and_settings(overrides)[0]
 
 
-def names(group: str) -> list[str]:
-    """Return the names that a group offers, for example those of all recipes for `recipe`."""
-    stored = MODELS if group == "model" else ()
-    files = (FOLDER / group).rglob("*.yaml")
-    return [*stored, *sorted(f.relative_to(FOLDER / group).with_suffix("").as_posix() for f in files)]
-
-
 def resolved(overrides: Sequence[str]) -> dict[str, Any]:
     """Return the composed config as plain values, with interpolations resolved.
 
@@ -79,42 +81,45 @@ def resolved(overrides: Sequence[str]) -> dict[str, Any]:
     and the other overrides are then set on a copy as Hydra sets them. Trials that differ only in their seed share the
     copy too.
     """
-    parsed = [_parsed(text) for text in overrides]
+    own = folders(overrides)
+    parsed = _parsed_with(overrides, own)
+    texts = tuple(override.text for override in parsed)
     if not all(override.sets or override.chooses for override in parsed):
-        return _plain(_composed(tuple(overrides)), overrides)
+        return _plain(_composed(texts, own), overrides)
     groups = tuple(override.text for override in parsed if override.chooses)
     values = tuple(override.text for override in parsed if override.sets)
     seeds = [override.value for override in parsed if override.key == "seed"]
-    if not seeds or type(seeds[-1]) is not int or _reads_seed(groups) or any("${" in text for text in values):
-        return copy.deepcopy(_with_values(groups, values))
+    if not seeds or type(seeds[-1]) is not int or _reads_seed(groups, own) or any("${" in text for text in values):
+        return copy.deepcopy(_with_values(groups, values, own))
     others = tuple(override.text for override in parsed if override.sets and override.key != "seed")
-    return copy.deepcopy(_with_values(groups, others)) | {"seed": seeds[-1]}
+    return copy.deepcopy(_with_values(groups, others, own)) | {"seed": seeds[-1]}
 
 
 @cache
-def _reads_seed(groups: tuple[str, ...]) -> bool:
+def _reads_seed(groups: tuple[str, ...], own: Folders) -> bool:
     """Tell whether an interpolation in the composed config may read the seed."""
-    return re.search(r"\$\{[^}]*\bseed\b", str(OmegaConf.to_container(_composed(groups)))) is not None
+    return re.search(r"\$\{[^}]*\bseed\b", str(OmegaConf.to_container(_composed(groups, own)))) is not None
 
 
 @lru_cache(maxsize=256)
-def _with_values(groups: tuple[str, ...], values: tuple[str, ...]) -> dict[str, Any]:
-    config = copy.deepcopy(_composed(groups))
+def _with_values(groups: tuple[str, ...], values: tuple[str, ...], own: Folders) -> dict[str, Any]:
+    config = copy.deepcopy(_composed(groups, own))
     try:
-        for override in map(_parsed, values):
+        for override in _parsed_with(values, own):
             OmegaConf.update(config, override.key, override.value, merge=True)
     except OmegaConfBaseException:
-        config = _composed((*groups, *values))  # raises Hydra's error, which names the override
+        config = _composed((*groups, *values), own)  # raises Hydra's error, which names the override
     return _plain(config, (*groups, *values))
 
 
 @lru_cache(maxsize=256)
-def _composed(overrides: tuple[str, ...]) -> DictConfig:
+def _composed(overrides: tuple[str, ...], own: Folders) -> DictConfig:
     prepare()
+    digest = digest_of_texts({}, _composed_from(), *own.digests) if own.paths else _composed_from()
     try:
-        return load_or_compose(_composed_from(), overrides, lambda: compose(FOLDER, ROOT, overrides))
+        return load_or_compose(digest, overrides, lambda: compose(FOLDER, ROOT, [*own.overrides, *overrides]))
     except ERRORS as error:
-        raise ValueError(in_one_line(error, overrides)) from error
+        raise ValueError(in_one_line(error, [*own.overrides, *overrides])) from error
 
 
 @cache
@@ -140,7 +145,8 @@ def recipe_and_settings(overrides: Sequence[str]) -> tuple[Recipe, dict[str, Any
 def _recipe(data: Mapping[str, Any], overrides: Sequence[str]) -> Recipe:
     """Return the recipe of a composed config. A ValueError names the setting whose value has a wrong type, if any."""
     settings = _settings(data)
-    chosen = [override.value for override in map(_parsed, overrides) if override.key == "recipe" and override.chooses]
+    parsed = _parsed_with(overrides, folders(overrides))
+    chosen = [override.value for override in parsed if override.key == "recipe" and override.chooses]
     if chosen and not any(override.startswith("recipe.name=") for override in overrides):
         data = {**data, "name": chosen[-1]}  # also for a file that includes another recipe, with its name
     try:
@@ -187,28 +193,6 @@ def _options(slot: str, *, _root_: DictConfig) -> str:
 _RESOLVER_PREFIX = "ValueError raised while resolving interpolation: "
 
 
-def check_keys(overrides: Sequence[str]) -> None:
-    """Raise ValueError for keys that no trial has, before a multirun starts; Hydra checks one trial after the other."""
-    for text in overrides:
-        try:
-            override: Override = OverridesParser.create().parse_override(text)
-            values = (
-                [str(value) for value in override.sweep_iterator()]
-                if override.is_sweep_override()
-                else [override.value()]
-            )
-        except HydraException:
-            raise ValueError(f"{text!r} is not KEY=VALUE or KEY=VALUE,VALUE in Hydra's grammar") from None
-        key = override.key_or_group
-        if key in GROUPS and override.package is None:
-            for value in values:
-                _check_choice(key, value)
-        elif override.type != OverrideType.CHANGE or re.split(r"\W", key)[0] in (*GROUPS, "hydra"):
-            continue
-        elif (complaint := _about_key(key, [])) is not None:
-            raise ValueError(complaint)
-
-
 @dataclass(frozen=True)
 class _Parsed:
     """An override KEY=VALUE that sets a value (`sets`), chooses from a group (`chooses`), or is left to Hydra."""
@@ -220,23 +204,28 @@ class _Parsed:
     chooses: bool
 
 
+def _parsed_with(overrides: Sequence[str], own: Folders) -> list[_Parsed]:
+    """Parse overrides, except those of the search path; raise ValueError for an unknown choice or other text."""
+    parsed = [_parsed(text) for text in overrides if not is_search_path(text)]
+    for number, override in enumerate(parsed):
+        if override.chooses:
+            check_choice(override.key, override.value, own)
+            if is_path(override.value):
+                text = f"{override.key}={register_file(override.key, override.value)}"
+                parsed[number] = dataclasses.replace(override, text=text, value=name_of(override.value))
+    return parsed
+
+
 @lru_cache(maxsize=4096)
 def _parsed(text: str) -> _Parsed:
-    """Parse an override; raise ValueError if it is not KEY=VALUE or names an unknown choice."""
+    """Parse an override; raise ValueError if it is not KEY=VALUE."""
     override = parse_override(text)
     key, value = override.key_or_group, override.value()
-    chooses = key in GROUPS and override.package is None
-    if chooses and not override.is_delete():
-        _check_choice(key, value)
-    if re.match(r"hydra\b", key):
-        raise ValueError(f"unknown key {key!r}: Hydra's own settings have no effect on a trial")
+    if is_hydra_setting(key):
+        raise ValueError(explain_setting(key))
+    in_group = key in GROUPS and override.package is None
     changes = override.type == OverrideType.CHANGE and override.package is None
-    return _Parsed(text, key, value, changes and not chooses and "/" not in key, changes and chooses)
-
-
-def _check_choice(group: str, value: object) -> None:
-    if value not in names(group):
-        raise ValueError(f"no {group} {value!r}: valid names are {nearest_first(str(value), names(group))}")
+    return _Parsed(text, key, value, changes and not in_group and "/" not in key, changes and in_group)
 
 
 def in_one_line(error: Exception, overrides: Sequence[str]) -> str:
@@ -247,8 +236,8 @@ def in_one_line(error: Exception, overrides: Sequence[str]) -> str:
     for override in overrides:
         key = override.lstrip("+~").partition("=")[0]
         if key and re.search(rf"'{re.escape(key)}'|^ {re.escape(key)}\b", f"{text[0]}\n{text[2]}", re.MULTILINE):
-            choices = [o for o in overrides if o != override and "." not in o.partition("=")[0]]
-            return _about_key(key, choices) or f"{key}: {text[0]}"
+            choices = [o for o in overrides if o != override and (is_search_path(o) or "." not in o.partition("=")[0])]
+            return about_key(key, choices) or f"{key}: {text[0]}"
     return text[0]
 
 
@@ -262,7 +251,7 @@ def _about_setting(settings: Mapping[str, Any], overrides: Sequence[str]) -> str
     return None
 
 
-def _about_key(key: str, choices: Sequence[str]) -> str | None:
+def about_key(key: str, choices: Sequence[str]) -> str | None:
     """Return a message about the unknown part of a key, with the valid names; None if the whole key is known.
 
     choices: the overrides that choose from groups, since these decide which keys exist.

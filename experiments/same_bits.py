@@ -41,7 +41,11 @@ BACKENDS = ("cpu", "reference")
 KERNEL_CALLS = Path(__file__).parent / "fingerprint" / "kernel_calls.py"
 PRINTS_RECIPES = """
 import json
-from fewbits.experiments.config import load_recipe, names
+from fewbits.experiments.config import load_recipe
+try:
+    from fewbits.experiments.config_files import names
+except ImportError:  # an earlier version
+    from fewbits.experiments.config import names
 recipes = {name: load_recipe(name).to_dict() for name in names("recipe")}
 print(json.dumps({name: {**recipe, "name": "", "about": ""} for name, recipe in recipes.items()}))
 """

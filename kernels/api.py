@@ -5,6 +5,7 @@ from typing import Literal, overload
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from fewbits.kernels import ops  # noqa: F401, registers the operators
 from fewbits.kernels.backends import protocol as backends
@@ -12,9 +13,10 @@ from fewbits.kernels.counts import CAPPED, ERROR, ERROR_ONE, FLUSHED, LOST, NONF
 from fewbits.kernels.quantizer import Mixture, Quantizer
 
 DTYPES = (*backends.DTYPES, torch.float64)
+_COUNTS = ("nonzeros", "flushed", "saturated", "capped", "nonfinite", "lost")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class QuantStats:
     """The statistics of a quantization, for the whole tensor (0-d tensors) or for each block (a grid of blocks).
 
@@ -63,6 +65,18 @@ class QuantStats:
     def lost(self) -> Tensor:
         """The number of elements that became NaN or infinite, such as all those of a block with a non-finite input."""
         return self.counts[..., LOST]
+
+    def __repr__(self) -> str:
+        """Return the error and the counts; those of blocks as their mean error and the sums of their counts."""
+        if self.counts.is_meta or isinstance(self.counts, FakeTensor):
+            return f"QuantStats(counts={self.counts!r}, amax={self.amax!r})"
+        if not self.error.numel():
+            return f"QuantStats(blocks={tuple(self.error.shape)})"
+        head = f"error={float(self.error.mean()):.6g}"
+        if self.error.ndim:
+            head = f"blocks={tuple(self.error.shape)}, {head}, largest_error={float(self.error.max()):.6g}"
+        counted = (f"{name}={int(getattr(self, name).sum())}" for name in _COUNTS)
+        return f"QuantStats({head}, amax={float(self.amax.max()):.6g}, {', '.join(counted)})"
 
 
 @overload
@@ -251,7 +265,8 @@ def check_seed(seed: int) -> int:
 
 def check_tensor(x: Tensor, axis: int) -> None:
     if not isinstance(x, Tensor):
-        raise ValueError(f"expected a tensor, not {type(x).__name__}")
+        hint = ": convert it by torch.from_numpy" if type(x).__module__ == "numpy" else ""
+        raise ValueError(f"expected a tensor, not {type(x).__name__}{hint}")
     if x.dtype not in DTYPES:
         raise ValueError(f"dtype {x.dtype}: valid dtypes are {', '.join(map(str, DTYPES))}")
     if isinstance(axis, (bool, float)) or axis not in (-1, 0):

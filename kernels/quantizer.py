@@ -386,7 +386,8 @@ def _parse_quantizer(text: str) -> Quantizer:
             if not rest or rest[0] not in SCALINGS:
                 actual = f"found {rest[0]!r}" if rest else "found the end"
                 raise ValueError(
-                    f"expected a scaling after block {block!r}, {actual}: valid scalings are {', '.join(SCALINGS)}"
+                    f"expected a scaling after block {block!r}, {actual}: valid scalings are "
+                    f"{', '.join(name for name in SCALINGS if name != 'none')}"
                 )
             fields["scaling"] = rest.pop(0)
         for part in rest:
@@ -479,7 +480,10 @@ def _block(value: Block | str | tuple[int, int]) -> Block:
 
 def _check_choice(what: str, value: object, valid: Collection[str]) -> None:
     if value not in valid:
-        raise ValueError(f"unknown {what} {value!r}: valid values are {', '.join(valid)}")
+        raise ValueError(
+            f"unknown {what} {value!r}: valid values are {', '.join(valid)}"
+            f"{' (none only without a block)' if what == 'scaling' else ''}"
+        )
 
 
 def _positive(what: str, value: float) -> float:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fewbits.common.arguments import CommandParser
+from fewbits.common.arguments import CommandParser, warn_in_lines
 from fewbits.sweeps.cluster.address import is_dashboard
 from fewbits.sweeps.commands.sweep import add_where, in_store, submit_report, sweep
 
@@ -52,6 +52,7 @@ def main(argv: Sequence[str]) -> int:
     from fewbits.analysis.report.files import check_place, write_report
     from fewbits.sweeps.planning.lookup import show_notes
 
+    warn_in_lines()
     if options.sweep:  # so that a folder without write access is an error before the training
         check_place(reports)
     if options.sweep and is_dashboard(options.address):

@@ -1,11 +1,24 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
 # %%
-from fewbits.analysis.report.study_report import read_study
+import shlex
+
+from fewbits import read
 
 # %% tags=["parameters"]
-overrides = ["study=nvfp4", "scale=smoke"]
+study: str = "nvfp4"  # the study, or a sweep file of your own whose `study` is nvfp4
+scale: str = "smoke"  # smoke, cpu, cpu-full, gpu or paper; "" for the scale of a sweep file
+runs: str = ""  # the store; "": the nearest folder `runs`, here or above
+overrides: str = ""  # further overrides, as one types them after `fewbits sweep`
 
 # %%
-nvfp4 = read_study(overrides)
+nvfp4 = read(study, *shlex.split(overrides), scale=scale, runs=runs).report
 nvfp4.opening()
 
 # %% [markdown]

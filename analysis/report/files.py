@@ -9,23 +9,28 @@ results and equal code give equal files, so a report is not written again if nei
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any
 
 from markupsafe import Markup
 
 from fewbits.analysis.report.fingerprint import MADE_OF, made_of, record, unchanged
-from fewbits.analysis.report.items import TableResult
+from fewbits.analysis.report.items import FigureResult, TableResult
 from fewbits.analysis.report.notebook import execute
 from fewbits.analysis.report.page import page
 from fewbits.analysis.report.study_report import StudyReport, read_study
+from fewbits.analysis.tidy.runs import PlanWarning
+from fewbits.analysis.tidy.selection import notebook_parameters
 from fewbits.analysis.views.numbers import anchor
 from fewbits.analysis.views.tables import latex
 from fewbits.common.atomic import folder_atomically, remove_folder
 from fewbits.common.from_dict import one_of
 from fewbits.sweeps.planning.studies import STUDIES
+from fewbits.sweeps.tracking.reports import track_report
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 INDEX = "index.html"
@@ -42,19 +47,26 @@ class Written:
 
 
 def write_report(overrides: Sequence[str], reports: Path) -> Written:
-    """Write the report of the study that the overrides select; they are those of `fewbits sweep`."""
+    """Write the report of the study that the overrides select, and send it to MLflow if that has the study's sweeps.
+
+    overrides: as for `fewbits sweep`.
+    """
     planned = read_study(overrides)
-    folder, digest = reports / planned.name, made_of(planned.results, (*planned.overrides, planned.changed))
+    set_in = notebook_parameters(planned.overrides, planned.scale, planned.results.plan.store)
+    folder, digest = reports / planned.name, made_of(planned.results, (*map(str, set_in.values()), planned.changed))
     if not unchanged(folder, digest):
-        replace_folder(folder, lambda: _files(planned.study, overrides), digest)
+        replace_folder(folder, lambda: _files(planned.study, set_in), digest)
+    track_report(planned.results.plan.store, planned.study, planned.scale, folder)
     verdicts = json.loads((folder / "verdicts.json").read_text("utf-8"))
     return Written(folder / INDEX, verdicts["counts"], planned.results.flags, planned.notes)
 
 
-def _files(study: str, overrides: Sequence[str]) -> dict[str, str | bytes]:
+def _files(study: str, set_in: Mapping[str, Any]) -> dict[str, str | bytes]:
     notebooks = {path.stem: path for path in sorted(NOTEBOOKS.glob("*.py"))}
     one_of("study with a report", study, notebooks)
-    executed = execute(notebooks[study], {"overrides": list(overrides)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PlanWarning)  # the page has these notes, and the command prints them
+        executed = execute(notebooks[study], set_in)
     report: StudyReport = executed.names[study]
     if unshown := list(report.unshown()):
         raise ValueError(f"the notebook of {study} does not show {', '.join(unshown)}; add a cell for each")
@@ -64,7 +76,7 @@ def _files(study: str, overrides: Sequence[str]) -> dict[str, str | bytes]:
         "are also files in this page's folder."
     ).format(study)
     return {
-        INDEX: page(executed.notebook, title, foot),
+        INDEX: page(executed, title, foot),
         f"{study}.ipynb": _notebook(executed.notebook),
         "verdicts.json": to_json(report.record()),
         **_tables(report),
@@ -117,17 +129,17 @@ def to_json(record: object) -> str:
 def _tables(report: StudyReport) -> dict[str, str]:
     titles = {entry.id: entry.title for entry in report.registry.tables}
     files = {}
-    for name, item in report.tables.items():
-        if isinstance(item.result, TableResult):
-            files[f"tables/{anchor(name)}.csv"] = item.frame.to_csv(index=False)
-            files[f"tables/{anchor(name)}.tex"] = latex(item.result, titles[name])
+    for name, result in report.tables.items():
+        if isinstance(result, TableResult):
+            files[f"tables/{anchor(name)}.csv"] = result.frame().to_csv(index=False)
+            files[f"tables/{anchor(name)}.tex"] = latex(result, titles[name])
     return files
 
 
 def _figures(report: StudyReport) -> dict[str, str | bytes]:
     files: dict[str, str | bytes] = {}
-    for name, item in report.figures.items():
-        if (drawing := item.drawing) is not None:
-            stem = f"figures/{anchor(name)}"
+    for name, result in report.figures.items():
+        if isinstance(result, FigureResult):
+            drawing, stem = report.drawing(name), f"figures/{anchor(name)}"
             files |= {f"{stem}.svg": drawing.light, f"{stem}-dark.svg": drawing.dark, f"{stem}.png": drawing.png}
     return files

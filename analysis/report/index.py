@@ -19,7 +19,7 @@ from fewbits.analysis.report.files import INDEX
 from fewbits.analysis.report.page import document
 from fewbits.analysis.report.scales import Column, scales_table
 from fewbits.analysis.views.claims import tally
-from fewbits.analysis.views.html import render, style
+from fewbits.analysis.views.html import render
 from fewbits.common.atomic import write_atomically
 from fewbits.common.from_dict import from_dict
 from fewbits.sweeps.planning.studies import STUDIES
@@ -104,7 +104,7 @@ def _page(reports: list[Report]) -> str:
             }
         )
     header = render("header", kicker="fewbits", title=TITLE, arxiv="", about=ABOUT, tally="")
-    body = render("index", style=style(), header=header, studies=sections)
+    body = render("index", header=header, studies=sections)
     return document(TITLE, body, [STUDIES[name].title for name in names], ABOUT)
 
 

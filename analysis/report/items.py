@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -125,11 +126,18 @@ class TableResult:
         return tuple(dict.fromkeys(t for row in self.rows for cell in row.cells for t in cell.trials))
 
     def frame(self) -> pd.DataFrame:
-        """Return the table as a frame: a row for each metric and, for each column of the table, six columns.
+        """Return the table in long form: a row for each metric and column of the table.
 
-        These are the paper's number, ours, the difference, both ends of the interval and the number of seeds.
+        `paper`, `ours`, `difference`, `low` and `high` are numbers or NaN; `note` has a cell's text: a setting, the
+        reason for a missing number, or what the paper prints instead of a number.
         """
-        return pd.DataFrame([_record(row, self.columns) for row in self.rows])
+        return pd.DataFrame(
+            [
+                _record(row, column, cell)
+                for row in self.rows
+                for column, cell in zip(self.columns, row.cells, strict=True)
+            ]
+        )
 
 
 @dataclass(frozen=True)
@@ -147,24 +155,24 @@ MakeTable = Callable[["Results"], Table]
 MakeFigure = Callable[["Results"], Picture]
 
 
-def _record(row: TableRow, columns: tuple[str, ...]) -> dict[str, Any]:
-    record: dict[str, Any] = {"metric": row.title, "unit": row.unit}
-    for column, cell in zip(columns, row.cells, strict=True):
-        ours: float | str
-        interval, n = None, 0
-        if isinstance(cell.ours, Value):
-            ours, interval, n = cell.ours.mean, cell.ours.interval, cell.ours.n
-        elif isinstance(cell.ours, Setting):
-            ours = f"{cell.ours.text} (assumed)" if cell.ours.assumed else cell.ours.text
-        else:
-            ours = why_missing(cell.ours)
-        values = {
-            "paper": cell.paper,
-            "ours": ours,
-            "difference": cell.difference,
-            "low": interval.low if interval else None,
-            "high": interval.high if interval else None,
-            "seeds": n,
-        }
-        record |= {f"{column}: {name}": value for name, value in values.items()}
-    return record
+def _record(row: TableRow, column: str, cell: TableCell) -> dict[str, Any]:
+    value = cell.ours if isinstance(cell.ours, Value) else None
+    interval = value.interval if value else None
+    return {
+        "metric": row.title,
+        "unit": row.unit,
+        "column": column,
+        "paper": cell.paper if isinstance(cell.paper, float) else math.nan,
+        "ours": value.mean if value else math.nan,
+        "difference": math.nan if cell.difference is None else cell.difference,
+        "low": interval.low if interval else math.nan,
+        "high": interval.high if interval else math.nan,
+        "seeds": value.n if value else 0,
+        "note": "; ".join(filter(None, (_text(cell.ours), cell.paper if isinstance(cell.paper, str) else ""))),
+    }
+
+
+def _text(ours: Ours) -> str:
+    if isinstance(ours, Setting):
+        return f"{ours.text} (assumed)" if ours.assumed else ours.text
+    return "" if isinstance(ours, Value) else why_missing(ours)

@@ -11,7 +11,7 @@ from fewbits.analysis.report.page import document
 from fewbits.analysis.report.scales import Column, scales_table
 from fewbits.analysis.report.study_report import StudyReport, read_study
 from fewbits.analysis.views.claims import counts, tally
-from fewbits.analysis.views.html import render, style
+from fewbits.analysis.views.html import render
 from fewbits.sweeps.planning.studies import STUDIES
 
 ABOUT = "Each scale is judged by itself. A verdict is valid for its scale; it may differ at another scale."
@@ -44,7 +44,6 @@ def _page(reports: Mapping[str, StudyReport]) -> str:
     claims = [verdict.claim for verdict in first.verdicts.values()]
     body = render(
         "ladder",
-        style=style(),
         header=render("header", kicker="fewbits scale ladder", title=title, arxiv="", about=ABOUT, tally=""),
         scales=[
             {

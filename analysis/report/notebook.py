@@ -9,24 +9,31 @@ from __future__ import annotations
 
 import ast
 import io
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+
+from markupsafe import Markup
+
+from fewbits.analysis.views.shown_frame import Items, ShownFrame
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
+_ASSIGNMENT = re.compile(r"(?P<head>(?P<name>\w+)\b.*?=) .*?(?P<about>  # .*)?")
 PARAMETERS = "parameters"  # the tag of the cell whose values a caller can replace
 
 
 @dataclass(frozen=True)
 class Executed:
-    """An executed notebook and the namespace of its cells."""
+    """An executed notebook, the namespace of its cells, and the HTML of the page for cells that have some, by id."""
 
     notebook: NotebookNode
     names: dict[str, Any]
+    html: dict[str, Markup]
 
 
 def execute(source: Path, parameters: Mapping[str, Any]) -> Executed:
@@ -37,29 +44,34 @@ def execute(source: Path, parameters: Mapping[str, Any]) -> Executed:
     notebook.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     _replace(notebook, source, parameters)
     names: dict[str, Any] = {"__name__": "__main__"}
+    html: dict[str, Markup] = {}
     count = 0
     for number, cell in enumerate(notebook.cells):
         cell.id = f"cell-{number}"
         if cell.cell_type == "code":
             count += 1
             cell.execution_count = count
-            cell.outputs = _run(cell.source, f"{source}, cell {number}", names, count)
-    return Executed(notebook, names)
+            printed, value = _run(cell.source, f"{source}, cell {number}", names)
+            cell.outputs = [*_stream(printed), *_shown(value, count)]
+            if hasattr(value, "report_html"):
+                html[cell.id] = value.report_html
+    return Executed(notebook, names, html)
 
 
 def _replace(notebook: NotebookNode, source: Path, parameters: Mapping[str, Any]) -> None:
+    """Replace the values of the tagged cell, and keep its annotations and comments, which papermill's help shows."""
     tagged = [cell for cell in notebook.cells if PARAMETERS in cell.metadata.get("tags", [])]
     if len(tagged) != 1:
         raise ValueError(f"{source}: {len(tagged)} cells have the tag {PARAMETERS}; exactly one must have it")
     (cell,) = tagged
-    if set(parameters) != {node.id for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Name)}:
-        raise ValueError(f"{source}: the cell {PARAMETERS} must set exactly {', '.join(parameters)}")
-    cell.source = "\n".join(f"{name} = {value!r}" for name, value in parameters.items())
+    lines = [match for line in cell.source.split("\n") if (match := _ASSIGNMENT.fullmatch(line))]
+    if [line["name"] for line in lines] != list(parameters) or len(lines) < len(cell.source.split("\n")):
+        raise ValueError(f"{source}: the cell {PARAMETERS} must set {', '.join(parameters)}, each in a line of its own")
+    cell.source = "\n".join(f"{line['head']} {parameters[line['name']]!r}{line['about'] or ''}" for line in lines)
 
 
-def _run(source: str, file: str, names: dict[str, Any], count: int) -> list[NotebookNode]:
-    from nbformat.v4 import new_output
-
+def _run(source: str, file: str, names: dict[str, Any]) -> tuple[str, Any]:
+    """Run a cell; return what it prints and the value of its last expression."""
     tree = ast.parse(source, file)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     printed, value = io.StringIO(), None
@@ -67,10 +79,29 @@ def _run(source: str, file: str, names: dict[str, Any], count: int) -> list[Note
         exec(compile(tree, file, "exec"), names)
         if isinstance(last, ast.Expr):
             value = eval(compile(ast.Expression(last.value), file, "eval"), names)
-    outputs = [new_output("stream", name="stdout", text=printed.getvalue())] if printed.getvalue() else []
-    if value is not None:
-        data = {"text/plain": repr(value)}
-        if hasattr(value, "_repr_html_"):
-            data["text/html"] = value._repr_html_()
-        outputs.append(new_output("execute_result", data=data, execution_count=count))
-    return outputs
+    return printed.getvalue(), value
+
+
+def _stream(printed: str) -> Iterator[NotebookNode]:
+    from nbformat.v4 import new_output
+
+    if printed:
+        yield new_output("stream", name="stdout", text=printed)
+
+
+def _shown(value: Any, count: int) -> Iterator[NotebookNode]:
+    """Yield the outputs for a cell's value, as Jupyter makes them."""
+    from nbformat.v4 import new_output
+
+    if isinstance(value, Items):
+        yield from (new_output("display_data", data=_bundle(item)) for item in value)
+    elif value is not None:
+        yield new_output("execute_result", data=_bundle(value), execution_count=count)
+
+
+def _bundle(value: Any) -> dict[str, str]:
+    if hasattr(value, "report_bundle"):
+        return cast(dict[str, str], value.report_bundle())
+    # The text of a frame depends on the width of the terminal, so the notebook has a frame's name instead
+    data = {"text/plain": f"<{value.report_name}>" if isinstance(value, ShownFrame) else repr(value)}
+    return data | {"text/html": value._repr_html_()} if hasattr(value, "_repr_html_") else data

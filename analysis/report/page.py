@@ -7,35 +7,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from fewbits.analysis.views.html import render
+from fewbits.analysis.report.notebook import Executed
+from fewbits.analysis.views.html import render, style
 from fewbits.analysis.views.numbers import anchor
 
-if TYPE_CHECKING:
-    from nbformat import NotebookNode
 
-
-def page(notebook: NotebookNode, title: str, foot: str) -> str:
+def page(executed: Executed, title: str, foot: str) -> str:
     """Return the page of an executed notebook. foot: the text at the end of the page."""
     contents: list[str] = []
-    body = Markup().join(_parts(notebook, contents))
+    body = Markup().join(_parts(executed, contents))
     return document(title, body, contents, foot)
 
 
 def document(title: str, body: Markup, contents: list[str], foot: str) -> str:
     """Return an HTML page. contents: the headings in the body that the table of contents lists."""
-    return str(render("page", title=title, body=body, contents=contents, foot=foot)) + "\n"
+    return str(render("page", title=title, style=style(), body=body, contents=contents, foot=foot)) + "\n"
 
 
-def _parts(notebook: NotebookNode, contents: list[str]) -> Iterator[Markup]:
+def _parts(executed: Executed, contents: list[str]) -> Iterator[Markup]:
     """Yield the HTML of each cell's text or outputs, and append the second-level headings to `contents`."""
     from markdown_it import MarkdownIt
 
     markdown = MarkdownIt("commonmark").enable("table")
-    for cell in notebook.cells:
+    for cell in executed.notebook.cells:
         if cell.cell_type == "markdown":
             tokens = markdown.parse(cell.source)
             for opening, inside in pairwise(tokens):
@@ -48,7 +45,6 @@ def _parts(notebook: NotebookNode, contents: list[str]) -> Iterator[Markup]:
         for output in cell.get("outputs", []):
             if output.output_type == "stream":
                 yield Markup("<pre>{}</pre>").format(output.text)
-            elif "text/html" in output.data:
-                yield Markup(output.data["text/html"])
-            else:
+            elif cell.id not in executed.html:
                 yield Markup("<pre>{}</pre>").format(output.data["text/plain"])
+        yield executed.html.get(cell.id, Markup())

@@ -1,9 +1,9 @@
 """The report of a study at one scale, with the functions that its notebook calls for each item.
 
-    mor = read_study(["study=mor", "scale=cpu"])
-    mor.table("Table 2").frame          # a DataFrame; in Jupyter the item shows the table of the report
-    mor.figure("Figure 5").figure       # a matplotlib Figure
-    mor.claims("M3", "M4", "M5").frame
+    mor = fewbits.read("mor", scale="cpu").report
+    mor.table("Table 2")                # a DataFrame; in Jupyter it is shown as the table of the report
+    mor.figure("Figure 5")              # a matplotlib Figure, shown with its caption
+    mor.claims("M3", "M4", "M5")        # a DataFrame
 
 The report's files are written from the items that the notebook has shown. An item without data in the store, or
 without a function that makes it, shows a text that says so.
@@ -12,29 +12,37 @@ without a function that makes it, shows a text that says so.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from markupsafe import Markup
 
 from fewbits.analysis.engine.claims.findings import Verdict
 from fewbits.analysis.engine.claims.judging import judge_study, training_of
-from fewbits.analysis.engine.claims.schema import Claim, StudyClaims, load_claims, studies_with_claims
+from fewbits.analysis.engine.claims.schema import Claim, StudyClaims, claim_ids, load_claims, studies_with_claims
 from fewbits.analysis.engine.claims.verdicts import FAMILIES
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.paper import Paper, paper
 from fewbits.analysis.report.items import FigureResult, Picture, Table, TableResult, why_missing
 from fewbits.analysis.report.registry import Entry, StudyRegistry, study_registry
-from fewbits.analysis.report.shown import ClaimsItem, FigureItem, TableItem, draw
 from fewbits.analysis.views import claims, remarks, trials
-from fewbits.analysis.views.html import Html, render, style
+from fewbits.analysis.views.html import render
 from fewbits.analysis.views.provenance import Provenance
+from fewbits.analysis.views.shown_frame import Items, ShownFrame, finding_row, outcome_rows, shown_frame, verdict_row
 from fewbits.analysis.views.tables import table_html
 from fewbits.common.from_dict import one_of
-from fewbits.sweeps.planning.lookup import find_plan
+from fewbits.sweeps.planning.lookup import FoundPlan, find_plan
+from fewbits.sweeps.planning.overrides import RUNS
 from fewbits.sweeps.planning.studies import STUDIES
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from fewbits.analysis.views.shown_figure import Drawing, ShownFigure
+
+NOT_MADE = "fewbits does not make this item yet"
 
 
 def read_study(overrides: Sequence[str]) -> StudyReport:
@@ -42,7 +50,11 @@ def read_study(overrides: Sequence[str]) -> StudyReport:
 
     A sweep file of the user's own names its study in the key `study`. Raise ValueError for an unknown study.
     """
-    found = find_plan(overrides)
+    return report_of(find_plan(overrides), overrides)
+
+
+def report_of(found: FoundPlan, overrides: Sequence[str]) -> StudyReport:
+    """Return the report of the plan that these overrides select; raise ValueError if it is not that of a study."""
     sweeps = found.plan.sweeps
     studies = sorted({sweep.study for sweep in sweeps})
     for study in studies:
@@ -50,9 +62,6 @@ def read_study(overrides: Sequence[str]) -> StudyReport:
     (study,) = studies
     results = Results(found.plan, found.earlier)
     return StudyReport(study, sweeps[0].scale, tuple(overrides), results, found.changed, found.notes)
-
-
-# -------------------------------------------------------------------------------- a study
 
 
 @dataclass
@@ -65,9 +74,10 @@ class StudyReport:
     results: Results
     changed: str = ""  # how the sweep's definition differs from that in the stored plan
     notes: tuple[str, ...] = ()  # notes on the plan that a command prints
-    tables: dict[str, TableItem] = field(default_factory=dict)  # the tables that have been shown
-    figures: dict[str, FigureItem] = field(default_factory=dict)
+    tables: dict[str, Table] = field(default_factory=dict)  # the tables that have been shown
+    figures: dict[str, Picture] = field(default_factory=dict)
     shown_claims: list[str] = field(default_factory=list)
+    _drawings: dict[str, Drawing] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -121,8 +131,8 @@ class StudyReport:
 
     # -------------------------------------------------------------------------------- the start of a report
 
-    def opening(self) -> Html:
-        """Return the title with the number of verdicts of each outcome, and the warnings to read before any number."""
+    def opening(self) -> ShownFrame:
+        """Return the number of verdicts of each outcome, shown with the title and the warnings to read first."""
         study = STUDIES[self.study]
         head = render(
             "header",
@@ -132,82 +142,107 @@ class StudyReport:
             about=f"Scale {self.scale}: {self.size}. Our runs are compared with the paper's.",
             tally=claims.tally(self.verdicts.values()),
         )
-        return Html(style() + head + self.origin.flags(), "title")
+        return shown_frame(outcome_rows(self.verdicts.values()), "title", head + self.origin.flags())
 
-    def summary(self) -> Html:
-        """Return how claims are judged, and the verdicts by group: exact, mechanism and training claims."""
-        return Html(claims.rules() + claims.summary(self.verdicts), "summary of the verdicts")
+    def summary(self) -> ShownFrame:
+        """Return a row for each claim; shown by group (exact, mechanism, training), with how claims are judged."""
+        html = claims.rules() + claims.summary(self.verdicts)
+        return shown_frame(map(verdict_row, self.verdicts.values()), "summary of the verdicts", html)
 
     # -------------------------------------------------------------------------------- items
 
-    def show(self, *names: str) -> Html:
-        """Return tables, figures and claims by id, one below the other."""
-        return Html(Markup().join(self._shown(name).text for name in names), ", ".join(names))
+    def show(self, *names: str) -> Items:
+        """Return tables, figures and claims by id, which a notebook shows one below the other."""
+        return Items(self._item(name) for name in names)
 
-    def _shown(self, name: str) -> Html:
+    def _item(self, name: str) -> ShownFrame | ShownFigure:
         if name in self.registry.table_ids:
             return self.table(name)
         return self.figure(name) if name in self.registry.figure_ids else self.claims(name)
 
-    def table(self, name: str) -> TableItem:
-        """Return a table by its id; if nothing makes it, an item that says so."""
+    def table(self, name: str) -> ShownFrame:
+        """Return a table by its id: a row for each metric and column, with the paper's number and ours.
+
+        If the table has no data, the frame is empty and its display says why. Raise ValueError for an unknown id.
+        """
+        one_of(f"table of {self.study}", name, self.registry.table_ids)
         entry = next((entry for entry in self.registry.tables if entry.id == name), None)
         if entry is None:
-            return TableItem(self._absent(name), name)
-        result = entry.make(self.results)
+            return shown_frame((), name, self._absent(name))
+        self.tables[name] = result = entry.make(self.results)
         printed = self.paper.table(name) if entry.of_paper else None
-        html = self._item(
+        html = self._made(
             entry,
             result,
             source=self.paper.sources[printed.source] if printed else "",
             body=table_html(result, self.trials) if isinstance(result, TableResult) else "",
         )
-        self.tables[name] = item = TableItem(html, name, result)
-        return item
+        return shown_frame(result.frame() if isinstance(result, TableResult) else (), name, html)
 
-    def figure(self, name: str) -> FigureItem:
-        """Return a figure by its id; if nothing makes it, an item that says so."""
+    def figure(self, name: str) -> ShownFigure:
+        """Return a figure of matplotlib by its id, in the light theme.
+
+        If the figure has no data, it says why, as its attribute `missing` does. Raise ValueError for an unknown id.
+        """
+        from fewbits.analysis.views.shown_figure import shown_figure  # imported here: matplotlib is slow to import
+
+        one_of(f"figure of {self.study}", name, self.registry.figure_ids)
         entry = next((entry for entry in self.registry.figures if entry.id == name), None)
         if entry is None:
-            return FigureItem(self._absent(name), name)
-        result = entry.make(self.results)
+            return shown_figure(None, name, lambda _: self._absent(name), self._drawn(name), NOT_MADE)
+        self.figures[name] = result = entry.make(self.results)
         caption = self.paper.figure(name).caption if entry.of_paper else ""
-        if isinstance(result, FigureResult):
-            drawing = draw(result)
-            html = self._item(entry, result, caption=caption, picture=drawing, notes=result.notes, ids=result.trials)
-        else:
-            drawing, html = None, self._item(entry, result, caption=caption)
-        self.figures[name] = item = FigureItem(html, name, result, drawing)
-        return item
+        if not isinstance(result, FigureResult):
+            html = self._made(entry, result, caption=caption)
+            return shown_figure(None, name, lambda _: html, self._drawn(name), why_missing(result))
 
-    def claims(self, *names: str) -> ClaimsItem:
-        """Return claims in full, with their verdicts; without names, all claims."""
+        def card(drawing: Drawing | None) -> Markup:
+            values = {"caption": caption, "picture": drawing, "notes": result.notes, "ids": result.trials}
+            return self._made(entry, result, **values)
+
+        return shown_figure(result, name, card, self._drawn(name))
+
+    def _drawn(self, name: str) -> Callable[[Figure], Drawing]:
+        return lambda light: self.drawing(name, light)
+
+    def drawing(self, name: str, light: Figure | None = None) -> Drawing:
+        """Return a figure that has been shown, and that has data, as it is in the report's files."""
+        from fewbits.analysis.views.shown_figure import draw
+
+        if name not in self._drawings:
+            self._drawings[name] = draw(cast(FigureResult, self.figures[name]), light)
+        return self._drawings[name]
+
+    def claims(self, *names: str) -> ShownFrame:
+        """Return a row for each comparison of these claims, shown in full; without names, of all claims."""
         names = names or tuple(self.verdicts)
+        for name in names:
+            one_of(f"item of {self.study}", name, dict.fromkeys([*self.verdicts, *claim_ids(self.study)]))
         verdicts = [self.verdicts[name] for name in names if name in self.verdicts]
         self.shown_claims += [verdict.claim.id for verdict in verdicts]
-        cards = [
-            claims.card(self.verdicts[name], self.trials) if name in self.verdicts else self._absent(name)
-            for name in names
-        ]
-        return ClaimsItem(Markup().join(cards), f"claims {', '.join(names)}", tuple(verdicts))
+        rows = [finding_row(verdict, finding) for verdict in verdicts for finding in verdict.findings]
+        return shown_frame(rows, ", ".join(names), Markup().join(map(self._claim_html, names)))
 
-    def own(self) -> Html:
+    def _claim_html(self, name: str) -> Markup:
+        return claims.card(self.verdicts[name], self.trials) if name in self.verdicts else self._absent(name)
+
+    def own(self) -> Items:
         """Return the tables, figures and claims of our own that no earlier cell has shown."""
-        parts = [self.table(e.id).text for e in self.registry.tables if not e.of_paper and e.id not in self.tables]
-        parts += [self.figure(e.id).text for e in self.registry.figures if not e.of_paper and e.id not in self.figures]
+        tables = [self.table(e.id) for e in self.registry.tables if not e.of_paper and e.id not in self.tables]
+        figures = [self.figure(e.id) for e in self.registry.figures if not e.of_paper and e.id not in self.figures]
         ours = [claim.id for claim in self._claims() if claim.ours and claim.id not in self.shown_claims]
-        parts += [self.claims(*ours).text] if ours else []
-        return Html(Markup().join(parts) or render("list", items=["None."]), "findings of our own")
+        items: list[ShownFrame | ShownFigure] = [*tables, *figures, *([self.claims(*ours)] if ours else [])]
+        return Items(items or [shown_frame((), "findings of our own", render("list", items=["None."]))])
 
     def _claims(self) -> Iterator[Claim]:
         yield from (verdict.claim for verdict in self.verdicts.values())
 
-    def _item(self, entry: Entry[Any], result: Table | Picture, **values: object) -> Markup:
+    def _made(self, entry: Entry[Any], result: Table | Picture, **values: object) -> Markup:
         missing = "" if isinstance(result, TableResult | FigureResult) else why_missing(result)
         return self._framed(entry.id, title=entry.title, ours=not entry.of_paper, missing=missing, **values)
 
     def _absent(self, name: str) -> Markup:
-        return self._framed(name, missing=f"{name}: fewbits does not make this item yet.")
+        return self._framed(name, missing=f"{name}: {NOT_MADE}.")
 
     def _framed(self, name: str, **values: object) -> Markup:
         empty = {"title": "", "ours": False, "caption": "", "source": "", "body": "", "picture": None}
@@ -215,21 +250,29 @@ class StudyReport:
 
     # -------------------------------------------------------------------------------- the end of a report
 
-    def remarks(self) -> Html:
-        """Return the remarks on verdicts; fixed rules choose them."""
-        return Html(remarks.remarks(self.verdicts), "remarks")
+    def remarks(self) -> ShownFrame:
+        """Return a row for each remark on the verdicts; fixed rules choose them."""
+        rows = [dict(zip(remarks.COLUMNS, row, strict=True)) for row in remarks.remarks(self.verdicts)]
+        return shown_frame(rows, "remarks", remarks.remarks_html(self.verdicts))
 
-    def not_printed(self) -> Html:
-        """Return the list of the paper's numbers that are inferred or missing."""
-        return Html(remarks.not_printed(self.paper), "numbers that the paper does not print")
+    def not_printed(self) -> ShownFrame:
+        """Return a row for each of the paper's numbers that is inferred or missing."""
+        numbers = remarks.not_printed(self.paper)
+        html = render("list", items=[f"{number}: {source}" for number, source in numbers] or ["Nothing."])
+        rows = [{"number": number, "source": source} for number, source in numbers]
+        return shown_frame(rows, "numbers that the paper does not print", html)
 
-    def unreached(self) -> Html:
-        """Return the claims that are out of reach, with the reasons."""
-        return Html(remarks.unreached(self.verdicts), "out of reach")
+    def unreached(self) -> ShownFrame:
+        """Return a row for each reason why claims are out of reach."""
+        reasons = remarks.unreached(self.verdicts)
+        html = render("remarks", sections=[("", reasons)] if reasons else [])
+        rows = [{"claims": ", ".join(names), "reason": reason} for names, reason in reasons]
+        return shown_frame(rows, "out of reach", html)
 
-    def provenance(self) -> Html:
-        """Return the table of code, data and machines behind the numbers, and the table of all trials."""
-        return Html(self.origin.table() + trials.trial_table(self.trials), "provenance")
+    def provenance(self) -> ShownFrame:
+        """Return the code, data and machines behind the numbers, shown with the table of all trials."""
+        rows = [{"name": name, "value": value} for name, value, _ in self.origin.rows()]
+        return shown_frame(rows, "provenance", self.origin.table() + trials.trial_table(self.trials))
 
     # -------------------------------------------------------------------------------- for programs
 
@@ -245,7 +288,7 @@ class StudyReport:
             "study": self.study,
             "scale": self.scale,
             "size": self.size,
-            "overrides": list(self.overrides),
+            "overrides": [override for override in self.overrides if override.partition("=")[0] != RUNS],
             "counts": claims.counts(self.verdicts),
             "families": FAMILIES,
             "flags": list(self.results.flags),

@@ -3,21 +3,31 @@
 Losses depend on data, tokenizer and model, so our losses and the paper's cannot be compared, and their difference is
 not shown. The changes from a baseline can be compared: every loss has a second row with them in percent, ours paired
 seed by seed. Question answering is out of reach for our small models; it is replaced by the loss on text of another
-kind and, if the scale has one, a cloze task.
+kind and, if the scale has one, a cloze task. Scores of the paper's tasks are shown if `fewbits evaluate` made them.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from fewbits.analysis.engine.results.arms import arm_table
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.pairing import Metric
-from fewbits.analysis.engine.results.paper import Table, paper
+from fewbits.analysis.engine.results.paper import Row, Table, paper
 from fewbits.analysis.engine.results.places import Where
 from fewbits.analysis.report.items import OutOfReach, TableCell, TableResult, TableRow
-from fewbits.analysis.tables.cells import BLANK, PERCENT, change, level
+from fewbits.analysis.tables.cells import BLANK, PERCENT, cell, change, level
+from fewbits.analysis.tables.comparing import own_numbers
+from fewbits.experiments.evaluation.tasks import TASK_GROUPS, Task
+
+
+def _letters(title: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", title.lower())
+
 
 TASKS = OutOfReach("question answering needs models of billions of parameters")
 STAND_INS = {
@@ -25,6 +35,7 @@ STAND_INS = {
     "Cloze": "validation_cloze.accuracy",
     "Cloze on other text": "ood_cloze.accuracy",
 }
+PAPER_TASKS = {_letters(task.title): task for group in TASK_GROUPS.values() for task in reversed(group)}
 NOTES = (
     "Our losses are from other models, data and numbers of tokens than the paper's, so only changes can be compared. "
     "Each is the arm's change from BF16 in the same configuration; ours is paired by seed, and ± is a 95 % interval",
@@ -96,10 +107,30 @@ def loss_table(
     for title, metric in stand_ins.items():
         rows += _stand_in(results, title, metric, columns, baseline)
     for row in (row for row in printed.rows if row.id not in metrics):
-        source = row.source or printed.source
-        cells = (TableCell(TASKS, printed.value(row.id, c.printed), source) if c.printed else BLANK for c in columns)
+        cells = (_score(results, column, row, printed) for column in columns)
         rows.append(TableRow(row.title, tuple(cells), row.unit))
     return TableResult(tuple(column.title for column in columns), tuple(rows), tuple(notes))
+
+
+def _score(results: Results, column: LossColumn, row: Row, printed: Table) -> TableCell:
+    """Return our score of one of the paper's tasks beside the paper's, if the column's trials were evaluated on it."""
+    part, source = column.part or results, row.source or printed.source
+    value = printed.value(row.id, column.printed) if column.printed else None
+    task = PAPER_TASKS.get(_letters(row.title))
+    scores = {} if task is None else _scores(part, task)
+    if column.arm in {each["arm"] for each in part.rows if each["id"] in scores}:
+        ours = own_numbers(part, scores, column.arm, column.where)
+        return cell(ours, PERCENT, value, source, comparable=False)
+    return TableCell(TASKS, value, source) if column.printed else BLANK
+
+
+def _scores(results: Results, task: Task) -> dict[str, float]:
+    """Return the task's score of each trial that was evaluated on all of its parts, by id."""
+    names = [f"tasks.{name}.{task.metric}" for name in task.names]
+    if not set(names) <= set(results.metrics()):
+        return {}
+    scores = {row["id"]: fmean(row[name] for name in names) for row in results.rows}
+    return {trial: score for trial, score in scores.items() if not math.isnan(score)}
 
 
 def _stand_in(

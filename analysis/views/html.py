@@ -1,8 +1,7 @@
-"""Render Jinja templates with autoescape, and wrap HTML so that notebook cells can show it."""
+"""Render Jinja templates with autoescape, for a report's page and for outputs of notebooks."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -14,28 +13,25 @@ from fewbits.analysis.views import numbers
 TEMPLATES = Path(__file__).with_name("templates")
 
 
-@dataclass(frozen=True, repr=False)
-class Html:
-    """HTML that a notebook shows; a terminal shows its name instead."""
-
-    text: Markup
-    name: str
-
-    def _repr_html_(self) -> str:
-        return str(self.text)
-
-    def __repr__(self) -> str:
-        return f"<{self.name}>"
-
-
 def render(template: str, **values: object) -> Markup:
     """Return the rendered template; text in the values is escaped, Markup is not."""
     return Markup(_environment().get_template(f"{template}.html").render(**values))
 
 
 def style() -> Markup:
-    """Return the style sheet of all pages as an HTML element."""
-    return Markup(f"<style>{(TEMPLATES / 'style.css').read_text('utf-8')}</style>")
+    """Return the style sheets of a page as an HTML element."""
+    return Markup(f"<style>{_sheet('page')}{_sheet('items')}</style>")
+
+
+def in_notebook(html: Markup) -> str:
+    """Return the HTML of a notebook's output, whose style must not change the rest of the notebook or of Jupyter."""
+    rules = _sheet("items").replace(":root", "&")
+    return f'<style>.fewbits {{ {rules} }}</style><div class="fewbits">{html}</div>'
+
+
+@cache
+def _sheet(name: str) -> str:
+    return (TEMPLATES / f"{name}.css").read_text("utf-8")
 
 
 @cache

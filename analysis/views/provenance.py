@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -90,7 +91,7 @@ class Provenance:
     def rows(self) -> Iterator[tuple[str, str, bool]]:
         """Yield the rows of the table: name, value, and whether to show the value as code."""
         trials, members = self.results.plan.trials, self.results.members
-        overrides = " ".join(map(_as_typed, self.overrides))
+        overrides = " ".join(filter(None, map(_as_typed, self.overrides)))
         yield "Reproduce with", f"fewbits sweep {overrides}", True
         yield "", f"fewbits report {overrides}", True
         sweeps = ", ".join(dict.fromkeys(member.cell.sweep for member in members))
@@ -131,9 +132,9 @@ class Provenance:
 
 
 def _as_typed(override: str) -> str:
-    """Return an override as a user types it in a shell; the store becomes the option `--runs`."""
+    """Return an override as a user types it in a shell; the store becomes the option `--runs`, the default one ""."""
     key, _, value = override.partition("=")
     if key != "runtime.runs":
         return shlex.quote(override)
-    path = OverridesParser.create().parse_override(override).value() if value else ""
-    return f"--runs {shlex.quote(str(path))}"
+    path = str(OverridesParser.create().parse_override(override).value()) if value else ""
+    return "" if Path(path).resolve() == Path("runs").resolve() else f"--runs {shlex.quote(path)}"

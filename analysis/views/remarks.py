@@ -13,31 +13,40 @@ from fewbits.analysis.views.claims import view
 from fewbits.analysis.views.html import render
 from fewbits.analysis.views.numbers import sentence, size
 
+COLUMNS = ("kind", "claims", "remark")
 Find = Callable[[Verdict], Iterator[str]]  # yields the remarks of one kind on a verdict
 
 
-def remarks(verdicts: Mapping[str, Verdict]) -> Markup:
-    """Return the remarks on the verdicts, by kind; see KINDS."""
-    sections = [(title, _merged(verdicts, find)) for title, find in KINDS.items()]
-    return render("discussion", sections=[(title, items) for title, items in sections if items])
+def remarks(verdicts: Mapping[str, Verdict]) -> Iterator[tuple[str, str, str]]:
+    """Yield the remarks on the verdicts: their kind (see KINDS), the claims that they are about, and the text."""
+    for kind, items in _sections(verdicts):
+        yield from ((kind, ", ".join(claims), text) for claims, text in items)
 
 
-def unreached(verdicts: Mapping[str, Verdict]) -> Markup:
-    """Return the claims that no scale of ours can decide, with the reasons."""
-    reasons = _merged(verdicts, _out_of_reach)
-    return render("remarks", sections=[("", reasons)] if reasons else [])
+def remarks_html(verdicts: Mapping[str, Verdict]) -> Markup:
+    """Return the remarks on the verdicts as HTML."""
+    return render("discussion", sections=_sections(verdicts))
 
 
-def not_printed(own: Paper) -> Markup:
-    """Return the list of the paper's numbers that its text does not print, each with the source of our value."""
+def unreached(verdicts: Mapping[str, Verdict]) -> list[tuple[list[str], str]]:
+    """Return why no scale of ours can decide claims: each reason with its claims."""
+    return _merged(verdicts, _out_of_reach)
+
+
+def not_printed(own: Paper) -> list[tuple[str, str]]:
+    """Return the paper's numbers that its text does not print, each with the source of our value."""
     items = []
     for table in own.tables:
         for row in table.rows:
             if (source := row.source or table.source) != "printed":
-                items.append(f"{table.id}, {row.title}: {own.sources[source]}")
-    items += [f"{f.id}: {own.sources[f.source]}" for f in own.figures if f.source != "printed"]
-    items += [f"{n.about}: {own.sources[n.source]}" for n in own.numbers.values() if n.source != "printed"]
-    return render("list", items=items or ["Nothing."])
+                items.append((f"{table.id}, {row.title}", own.sources[source]))
+    items += [(f.id, own.sources[f.source]) for f in own.figures if f.source != "printed"]
+    return items + [(n.about, own.sources[n.source]) for n in own.numbers.values() if n.source != "printed"]
+
+
+def _sections(verdicts: Mapping[str, Verdict]) -> list[tuple[str, list[tuple[list[str], str]]]]:
+    sections = [(title, _merged(verdicts, find)) for title, find in KINDS.items()]
+    return [(title, items) for title, items in sections if items]
 
 
 def _merged(verdicts: Mapping[str, Verdict], find: Find) -> list[tuple[list[str], str]]:

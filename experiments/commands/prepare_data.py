@@ -175,7 +175,8 @@ def _prepare(out: Path, request: Request, tokenizer: Tokenizer, stream: Document
         shutil.rmtree(unfinished.folder, ignore_errors=True)
         raise ValueError(
             f"data prepare: none of {unfinished.documents} documents is in split {' and '.join(empty)}: "
-            f"set a --validation other than {request.validation}"
+            f"set a --validation other than {request.validation}; one text file, split by position, needs no "
+            "preparation: fewbits train data=text data.path=FILE"
         )
     code = text_folder("python", None, "bytes", default_cache())
     unfinished.finish(out, code.texts("validation"), {"ood": dict(code.meta.source)})

@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser("fewbits probe", __doc__, EXAMPLES)
-    parser.add_argument("run", help="a run folder, its name in --runs, or one of its checkpoints")
+    parser.add_argument("run", help="a run folder, its name or hash in --runs, or a checkpoint")
     parser.add_argument("recipes", nargs="+", metavar="RECIPE", help="a recipe, and KEY=VALUE for its settings")
     parser.add_argument("--step", type=int, help="step of the checkpoint (default: the newest)")
     parser.add_argument("--batches", type=int, default=4, help="number of micro-batches (default: %(default)s)")
@@ -96,8 +96,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run_folder(name: str, runs: Path) -> Path:
+    """Return the folder of a run or of one of its checkpoints."""
+    from fewbits.experiments.storage.run_folder import find_run
+
     path = Path(name).expanduser()
-    return runs / name if not path.is_dir() and (runs / name).is_dir() else path
+    return path if path.is_dir() else find_run(name, runs)
 
 
 def _recipes(arguments: Sequence[str]) -> list[Recipe]:

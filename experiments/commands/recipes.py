@@ -8,10 +8,34 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fewbits.common.arguments import CommandParser
-from fewbits.experiments.config import names, recipe_and_settings
-from fewbits.models.recipe import HIGH, Keep, Recipe, Sampler, Switch
+from fewbits.experiments.config import recipe_and_settings
+from fewbits.experiments.config_files import folders, name_of, names, with_config_dir
+from fewbits.models.recipe import HIGH, PART_GROUPS, PARTS, PASSES, SAMPLERS, SQUARES, Keep, Recipe, Sampler, Switch
 
 WIDTH = 110
+FIELDS = {  # of Recipe, with what each one means
+    "keep": {
+        "first": "number of first blocks whose linear layers get `by` in every slot",
+        "last": "number of last blocks, likewise",
+        "parts": f"parts of all blocks, likewise: {', '.join(PARTS)}, or a group: {', '.join(PART_GROUPS)}",
+        "names": "names of layers, likewise, with * for any characters, such as blocks.0.*",
+        "by": "the quantizer of these layers; high: unquantized",
+    },
+    "sampler": {
+        "kind": f"noise on the weights: {', '.join(SAMPLERS)}",
+        "parts": "the parts whose weights are sampled",
+        "init": "bit width at the start",
+        "target": "bit width towards which weight decay pulls",
+        "penalty": "λ, the weight of the bit widths in the loss",
+        "block": f"side length of the squares that share a bit width: {', '.join(map(str, SQUARES))}",
+        "in_evaluation": "whether evaluation draws noise, too",
+    },
+    "switch": {
+        "at": "fraction of training after which the operands change; 1.0: never",
+        "passes": f"the passes whose operands change: {', '.join(PASSES)}",
+        "to": "their quantizer from then on; high: unquantized",
+    },
+}
 GEMMS = {"fprop": ("x", "w"), "dgrad": ("dy", "w"), "wgrad": ("dy", "x")}
 
 
@@ -21,14 +45,16 @@ def main(argv: Sequence[str]) -> int:
         about="List recipes and the quantizer of each operand of the three GEMMs; for one recipe, its settings too.",
         examples="example: fewbits recipes nvfp4, then fewbits train recipe=nvfp4 recipe.rht=32",
     )
-    parser.add_argument("name", nargs="?", metavar="NAME", help="show this recipe only, for example mor/block")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="show this recipe only: mor/block, or ./mine.yaml")
+    parser.add_argument("-cd", "--config-dir", metavar="DIR", help="also list the recipes of DIR/recipe")
     parser.add_argument("--json", action="store_true", help="print JSON: a list of objects")
     options = parser.parse_args(argv)
-    chosen = names("recipe") if options.name is None else [options.name]
+    searched = with_config_dir([], options.config_dir)
+    chosen = names("recipe", folders(searched)) if options.name is None else [options.name]
     recipes, wrong = {}, []
     for name in chosen:
         try:
-            recipes[name] = recipe_and_settings([f"recipe={name}"])
+            recipes[name] = recipe_and_settings([*searched, f"recipe={name}"])
         except ValueError as error:
             wrong.append(str(error) if options.name else f"recipe {name}: {error}")
     if options.json:
@@ -38,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
         print("\n\n".join(_entry(name, recipe) for name, (recipe, _) in recipes.items()))
     else:
         recipe, settings = recipes[options.name]
-        print("\n".join([_entry(options.name, recipe), *_setting_lines(settings)]))
+        print("\n".join([_entry(str(name_of(options.name)), recipe), *_setting_lines(settings), *_field_lines(recipe)]))
     if wrong:
         raise ValueError("; ".join(wrong))
     return 0
@@ -95,6 +121,19 @@ def _switch_lines(switch: Switch) -> Iterator[str]:
     if switch.at < 1:
         which = "all" if switch.passes == "both" else f"{switch.passes}'s"
         yield f"from {switch.at:.0%} of training on, {which} operands {switch.to}"
+
+
+def _field_lines(recipe: Recipe) -> Iterator[str]:
+    """Yield the fields that every recipe has besides the operands, each with its value and its meaning."""
+    rows = []
+    for key, meanings in FIELDS.items():
+        values = getattr(recipe, key)
+        for field, meaning in meanings.items():
+            value = getattr(values, field)
+            rows.append((f"{key}.{field}", json.dumps(list(value) if isinstance(value, tuple) else value), meaning))
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    yield "  fields of every recipe, changed in the same way; also fprop.x, wgrad.output and the other operands:"
+    yield from (f"    {key:{widths[0]}}  {value:{widths[1]}}  {meaning}" for key, value, meaning in rows)
 
 
 def _setting_lines(settings: Mapping[str, Any]) -> Iterator[str]:

@@ -9,12 +9,16 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fewbits.common import terminal
 from fewbits.common.arguments import CommandParser
 from fewbits.common.progress import clock
 from fewbits.common.redaction import redacted
+from fewbits.experiments.commands.hydra_options import add_hydra_options, show
+
+if TYPE_CHECKING:
+    from fewbits.experiments.storage.run_folder import RunFolder
 
 EXAMPLES = """\
 examples:
@@ -24,7 +28,8 @@ examples:
   torchrun --nproc-per-node 8 -m fewbits.cli train model=gpt2-124m scale=gpu runtime.device=cuda
 
 Hydra overrides: GROUP=NAME chooses a config (of model, recipe, data, scale, optimizer or schedule), KEY.FIELD=VALUE
-sets a field.
+sets a field. GROUP=./mine.yaml chooses a file of your own; a folder ./conf, with conf/recipe/mine.yaml and so on, is
+found without --config-dir. With -m, KEY=A,B trains a grid: `fewbits train -m --help` has its options.
 The same command resumes an interrupted trial; for a finished trial it prints the result."""
 
 
@@ -33,11 +38,20 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="config overrides, see below")
     parser.add_argument("--config", action="store_true", help="print the resolved config and train nothing")
     parser.add_argument("--id", action="store_true", help="print the trial's id and train nothing")
-    options = parser.parse_args(argv)
+    parser.add_argument("-m", "--multirun", action="store_true", help="train a grid of trials: KEY=A,B, and seed=0,1")
+    parser.add_argument("--layers", action="store_true", help="print what the recipe does to each layer, train nothing")
+    add_hydra_options(parser)
+    options = parser.parse_intermixed_args(argv)
+    if options.multirun:  # the command line chooses the command by the whole words
+        raise ValueError("train: write -m or --multirun as a word of its own")
 
     from fewbits.experiments.config import load_trial
+    from fewbits.experiments.config_files import with_config_dir
 
-    trial, runtime = load_trial(options.overrides)
+    overrides = with_config_dir([text for text in options.overrides if text != "hydra.mode=RUN"], options.config_dir)
+    if show(options, overrides):
+        return 0
+    trial, runtime = load_trial(overrides)
     if options.config:
         import yaml
 
@@ -47,22 +61,34 @@ def main(argv: Sequence[str]) -> int:
         print(yaml.safe_dump(plain(settings), sort_keys=False, allow_unicode=True), end="")
         return 0
 
+    if options.layers:
+        from fewbits.experiments.commands.layers import print_layers
+
+        print_layers(trial)
+        return 0
+
     if options.id:
         from fewbits.experiments.training import find_folder
 
         print(find_folder(trial, runtime).id)
         return 0
 
+    from fewbits.experiments.tracking.decisions import add_decisions
     from fewbits.experiments.tracking.tracker import Tracker
     from fewbits.experiments.training import run
 
     tracker = Tracker(runtime)
+
+    def saved(folder: RunFolder) -> None:
+        add_decisions(folder)
+        tracker(folder)
+
     line = LiveLine()
     warnings.showwarning = line.warn  # type: ignore[assignment]  # it takes more, and prints the message alone
     try:
         with Stop() as stop:
             line.then = stop.wait_for_the_step
-            folder, result = run(trial, runtime, line, stop.asked, saved=tracker, tell=line.tell)
+            folder, result = run(trial, runtime, line, stop.asked, saved=saved, tell=line.tell)
     except OSError as error:
         line.end()
         print(f"fewbits: {_reason(error)}; the same command resumes from the last checkpoint", file=sys.stderr)
@@ -81,7 +107,7 @@ def main(argv: Sequence[str]) -> int:
         line.end()
         tracker.left()
     if result:
-        print(f"{folder.path}\n{summary(result)}")
+        print(f"{folder.path}\n{summary(folder.result() or result)}")
     return 0
 
 
@@ -125,10 +151,12 @@ def _out_of_memory(error: Exception) -> bool:
 
 
 def summary(result: dict[str, Any]) -> str:
-    """Return a trial's result in one line: status, losses and cloze accuracy."""
+    """Return a trial's result in one line: status, losses, decisions of mixtures and cloze accuracy."""
     parts = [f"{result['status']} at step {result['step']}"]
     names = (("loss", "loss"), ("validation_loss", "validation"), ("ood_loss", "out of domain"))
     parts += [f"{name} {result[key]:.4f}" for key, name in names if result.get(key) is not None]
+    if (share := result.get("decisions", {}).get("bf16")) is not None:
+        parts.append(f"BF16 in {100 * share:.1f} % of decisions")
     for split in ("validation", "ood"):
         if score := result.get(f"{split}_cloze"):
             parts.append(f"{split} cloze {100 * score['accuracy']:.1f} ± {100 * score['error']:.1f} %")

@@ -9,6 +9,7 @@ from fewbits.experiments.data.config import DataConfig
 from fewbits.experiments.data.corpus import Corpus
 from fewbits.experiments.data.folder import TokenFolder, open_folder
 from fewbits.experiments.data.once import Damaged, opened_or_made
+from fewbits.experiments.data.one_file import text_file_folder
 from fewbits.experiments.data.synthetic import SIZE, write_synthetic
 from fewbits.experiments.data.text import content_key, text_folder
 from fewbits.experiments.data.web import COLLECTIONS
@@ -57,16 +58,25 @@ def _tokens(config: DataConfig, cache: Path) -> TokenFolder:
     elif config.path is None:
         raise ValueError("data.path is missing: data.kind=bin reads a folder of train.bin and val.bin")
     folder = cache / config.kind if config.path is None else Path(config.path)
+    if folder.expanduser().is_file():
+        raise ValueError(f"data.path={folder} is a file: a folder of tokens is expected; data=text reads a text file")
     try:
         return open_folder(folder.expanduser(), survey_cache=cache / "surveys")
     except (FileNotFoundError, Damaged) as error:
         raise ValueError(f"{error}; {remedy}") from None
 
 
+def _text_file(config: DataConfig, cache: Path) -> TokenFolder:
+    if config.path is None:
+        raise ValueError("data.path is missing: data=text reads one text file, data=text data.path=FILE")
+    return text_file_folder(Path(config.path).expanduser(), config.tokenizer, cache)
+
+
 KINDS = {
     "python": Kind("the Python standard library's sources, available without a network", ("tokenizer", "size"), _text),
     "torch": Kind("torch's sources: larger, filtered, mostly annotated; same ood split", ("tokenizer", "size"), _text),
     "synthetic": Kind("a seeded source over bytes whose entropy is known exactly", ("size", "seed"), _synthetic),
+    "text": Kind("one text file of your own; its last tenth is for validation", ("path", "tokenizer"), _text_file),
     "bin": Kind("a folder of tokens as nanoGPT writes them: train.bin and val.bin", ("path",), _tokens),
     **{name: Kind(collection.what, ("path",), _tokens) for name, collection in COLLECTIONS.items()},
 }

@@ -92,6 +92,7 @@ NOT_COMPUTING = {
     "experiments.data.folder": _DATA,
     "experiments.data.load": _DATA,
     "experiments.data.once": _DATA,
+    "experiments.data.one_file": _DATA,
     "experiments.data.python_sources": _DATA,
     "experiments.data.synthetic": _DATA,
     "experiments.data.text": _DATA,

@@ -12,10 +12,11 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
+from fewbits.experiments.data.config import DataConfig
 from fewbits.experiments.data.corpus import Corpus
 from fewbits.experiments.identity import ParentPoint, parent_point
 from fewbits.experiments.storage import checkpoints
-from fewbits.experiments.storage.run_folder import RunFolder, opened, saved_trial
+from fewbits.experiments.storage.run_folder import RunFolder, find_run, opened, saved_trial
 from fewbits.experiments.trial import Branch, Trial
 
 
@@ -37,28 +38,36 @@ class Parent:
 
     def check(self, trial: Trial, corpus: Corpus) -> None:
         """Raise ValueError if the trial cannot start from this checkpoint."""
-        theirs = dict(_inherited(saved_trial(self.folder.path)))
-        differing = [
-            f"{key} {value!r}, not {theirs[key]!r}" for key, value in _inherited(trial) if value != theirs[key]
-        ]
+        saved = saved_trial(self.folder.path)
+        data = self.checkpoint.state["data"]
+        other_data = data["fingerprint"] != corpus.fingerprint
+        if other_data and _spelled(trial.data) != _spelled(saved.data):
+            raise ValueError(
+                f"a branch reads the data of its parent, and {self.folder.path} was trained with "
+                f"{_spelled(saved.data)}, not with {_spelled(trial.data)}"
+            )
+        own, theirs = dict(_inherited(trial)), dict(_inherited(saved))
+        differing = [f"{key} {value!r}, not {theirs[key]!r}" for key, value in own.items() if value != theirs[key]]
+        if other_data:
+            differing.append("the same settings give other data here than where the parent trained")
         if differing:
-            hint = "; to draw other noise, set training.rounding_seed" if trial.seed != theirs["seed"] else ""
+            hint = "; to draw other noise, set training.rounding_seed" if trial.seed != saved.seed else ""
             raise ValueError(
                 f"a branch of {self.folder.path} must have its parent's model and data: {'; '.join(differing)}{hint}"
             )
-        data = self.checkpoint.state["data"]
         corpus.check(data["fingerprint"], data)
 
 
 def find_parent(branch: Branch, runs: Path) -> Parent | None:
-    """Return the parent of a branch, which is named by its path or by its folder in `runs`; None for other trials."""
+    """Return the parent of a branch, which is named like any run of the store `runs`; None for other trials."""
     if branch.parent is None:
         if branch.step is not None:
             raise ValueError(f"branch.step {branch.step} needs branch.parent, a run folder")
         return None
-    path = next((p for p in (Path(branch.parent).expanduser(), runs / branch.parent) if p.is_dir()), None)
-    if path is None:
-        raise ValueError(f"branch.parent {branch.parent}: no such run folder, neither at this path nor in {runs}")
+    try:
+        path = find_run(branch.parent, runs)
+    except ValueError as error:
+        raise ValueError(f"branch.parent: {error}") from None
     folder = opened(path)
     if branch.step is not None:
         return Parent(folder, branch.step)
@@ -68,10 +77,18 @@ def find_parent(branch: Branch, runs: Path) -> Parent | None:
 
 
 def _inherited(trial: Trial) -> Iterator[tuple[str, object]]:
-    """Yield the settings that a branch must share with its parent."""
+    """Yield the settings that a branch must share with its parent, except those of the data."""
     for key, value in asdict(trial.model).items():
         if key != "name":
             yield f"model.{key}", value
     yield "seed", trial.seed  # it decides the order of the data
     yield "training.length", trial.training.length  # a position in the data is counted in sequences of this length
     yield "optimizer.kind", trial.optimizer.kind
+
+
+def _spelled(data: DataConfig) -> str:
+    """Return the overrides that choose the data, as `data=python data.size=200000`."""
+    default = DataConfig()
+    changed = {key: value for key, value in asdict(data).items() if key not in ("kind", "repeat")}
+    fields = (f"data.{key}={value}" for key, value in changed.items() if value != getattr(default, key))
+    return " ".join([f"data={data.kind}", *fields])

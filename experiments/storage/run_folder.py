@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -27,7 +28,9 @@ from fewbits.experiments.storage.checkpoints import Checkpoint, load, newest, st
 from fewbits.experiments.trial import Trial
 
 NO_LOCKS = "leases keep the trials of sweeps apart; do not run the same trial twice with `fewbits train`"
+LOCK = ".lock"  # it contains the id of the process that has locked it
 HASH = 8  # hexadecimal digits of the id in a folder's name
+LEAST = 4  # the fewest digits that are accepted as the name of a run
 
 
 class Busy(ValueError):
@@ -58,9 +61,8 @@ class RunFolder:
         available = {at: path for folder in folders for at, path in steps(folder).items()}
         if step not in available:
             missing = "intact checkpoint" if step is None else f"checkpoint of step {step}"
-            raise ValueError(
-                f"{self.path} has no {missing}; available are {', '.join(map(str, sorted(available))) or 'none'}"
-            )
+            steps_there = f"; available are {', '.join(map(str, sorted(available)))}" if available else ", and no other"
+            raise ValueError(f"{self.path} has no {missing}{steps_there}")
         return load(available[step])
 
     def has(self, wanted: Collection[int]) -> bool:
@@ -122,7 +124,7 @@ class RunFolder:
         """Hold the folder's lock as its only writer. Raise Busy if another live process holds it."""
         self.path.mkdir(parents=True, exist_ok=True)
         with ExitStack() as held:
-            lock = held.enter_context((self.path / ".lock").open("a"))
+            lock = held.enter_context((self.path / LOCK).open("a"))
             try:
                 held.enter_context(locked(lock, NO_LOCKS, wait=False))
             except BlockingIOError:
@@ -169,6 +171,40 @@ def opened(path: Path) -> RunFolder:
     if not isinstance(provenance.get("id"), str):
         raise ValueError(f"{path / 'provenance.json'} has no id, so the run cannot be identified")
     return RunFolder(path, provenance["id"])
+
+
+def find_run(name: str, runs: Path) -> Path:
+    """Return the folder of a run that has started.
+
+    name: its path, its folder in the store `runs`, or the first digits of its hash; `STORE/DIGITS` names a run of
+        another store. Raise ValueError if no run or more than one matches.
+    """
+    paths = (Path(name).expanduser(), runs / name)
+    for path in paths:
+        if name and (path / "provenance.json").is_file():
+            return path
+    store, digits = (paths[0].parent, paths[0].name) if "/" in name else (runs, name)
+    if not re.fullmatch(rf"[0-9a-f]{{{LEAST},64}}", digits):
+        if name and paths[0].is_dir():
+            raise ValueError(f"{paths[0]} is no run folder: it has no provenance.json")
+        raise ValueError(
+            f"no run {name!r} has started in {store}: name a run folder, or {LEAST} or more digits of its hash"
+        )
+    started = sorted(store.glob("*-*/provenance.json")) if store.is_dir() else []
+    matches = [path.parent for path in started if _begins(path.parent, digits)]
+    if not matches:
+        raise ValueError(f"no run in {store} has a hash that begins with {digits!r}")
+    if len(matches) > 1:
+        shown = ", ".join(path.name for path in matches[:3]) + (", …" if len(matches) > 3 else "")
+        raise ValueError(
+            f"{len(matches)} runs in {store} have a hash that begins with {digits!r}: {shown}: give more digits"
+        )
+    return matches[0]
+
+
+def _begins(folder: Path, digits: str) -> bool:
+    short = folder.name.rpartition("-")[2]
+    return short.startswith(digits[:HASH]) and (len(digits) <= HASH or opened(folder).id.startswith(digits))
 
 
 def saved_trial(path: Path) -> Trial:

@@ -1,13 +1,6 @@
-"""Implement `fewbits models`: list the models by name, with parameter counts and a description."""
+"""Describe a model in one line, for lists of models."""
 
-import json
-from collections.abc import Sequence
-
-from fewbits.common.arguments import CommandParser
-from fewbits.common.tables import print_table
 from fewbits.models.networks.decoder import DecoderConfig
-from fewbits.models.networks.presets import MODELS
-from fewbits.models.networks.registry import linear_parameters, parameters
 
 _LABELS = {
     "gelu": "GELU",
@@ -19,31 +12,6 @@ _LABELS = {
     "learned": "learned positions",
     "none": "no positions",
 }
-
-
-def main(argv: Sequence[str]) -> int:
-    parser = CommandParser(
-        "fewbits models",
-        about="List the models with their parameters, those in quantizable linear layers, and a description.",
-        examples="example: fewbits models --json",
-    )
-    parser.add_argument("--json", action="store_true", help="print a JSON list of objects")
-    options = parser.parse_args(argv)
-    rows: list[dict[str, str | int]] = [
-        {
-            "name": name,
-            "parameters": parameters(config),
-            "linear_parameters": linear_parameters(config),
-            "description": describe(config),
-        }
-        for name, config in MODELS.items()
-    ]
-    if options.json:
-        print(json.dumps(rows, indent=2))
-    else:
-        cells = [[f"{value:,}" if isinstance(value, int) else value for value in row.values()] for row in rows]
-        print_table(("name", "parameters", "linear", "description"), cells, right=("parameters", "linear"))
-    return 0
 
 
 def describe(config: DecoderConfig) -> str:

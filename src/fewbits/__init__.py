@@ -8,13 +8,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fewbits.analysis.tidy.runs import Place, Runs, read, runs
     from fewbits.experiments.config import load_recipe, load_trial
+    from fewbits.experiments.evaluation.evaluate import evaluate
     from fewbits.kernels.api import QuantStats, fake_quantize, fake_quantize_both, mix
     from fewbits.kernels.formats import Format
     from fewbits.kernels.noise import gaussian_noise, sample_weight, uniform_noise, unpack_noise
     from fewbits.kernels.packed import Packed, decode, encode
     from fewbits.kernels.quantizer import Mixture, Quantizer
     from fewbits.kernels.seeds import derive_seed
+    from fewbits.models.layer_table import layer_table
     from fewbits.models.networks.registry import build
     from fewbits.models.observer import Observer, ObserverConfig
     from fewbits.models.quantize import Quantization, quantize
@@ -28,32 +31,44 @@ __all__ = [
     "Observer",
     "ObserverConfig",
     "Packed",
+    "Place",
     "QuantStats",
     "Quantization",
     "Quantizer",
     "Recipe",
+    "Runs",
     "build",
     "decode",
     "derive_seed",
     "encode",
+    "evaluate",
     "fake_quantize",
     "fake_quantize_both",
     "gaussian_noise",
+    "layer_table",
     "load_recipe",
     "load_trial",
     "mix",
     "quantize",
+    "read",
+    "runs",
     "sample_weight",
     "uniform_noise",
     "unpack_noise",
 ]
 
 _DEFINED_IN = {
+    "Place": "fewbits.analysis.tidy.runs",
+    "Runs": "fewbits.analysis.tidy.runs",
+    "read": "fewbits.analysis.tidy.runs",
+    "runs": "fewbits.analysis.tidy.runs",
     "Observer": "fewbits.models.observer",
     "ObserverConfig": "fewbits.models.observer",
     "Quantization": "fewbits.models.quantize",
     "Recipe": "fewbits.models.recipe",
     "build": "fewbits.models.networks.registry",
+    "layer_table": "fewbits.models.layer_table",
+    "evaluate": "fewbits.experiments.evaluation.evaluate",
     "load_recipe": "fewbits.experiments.config",
     "load_trial": "fewbits.experiments.config",
     "quantize": "fewbits.models.quantize",

@@ -27,6 +27,7 @@ class Command:
     summary: str
     example: str = ""
     flags: tuple[str, ...] = ()  # the command is chosen only if the command line has one of these options
+    function: str = "main"  # of the module
     after_dry_run: str = ""  # a module whose main(argv) adds to what --dry-run prints
 
     @property
@@ -49,7 +50,7 @@ COMMANDS = (
         "fewbits.sweeps.commands.multirun",
         "run a grid of trials: overrides with several values",
         "recipe.threshold=0.03,0.045",
-        flags=("--multirun", "-m"),
+        flags=("--multirun", "-m", "hydra.mode=MULTIRUN"),
     ),
     Command(
         ("train",),
@@ -71,6 +72,19 @@ COMMANDS = (
         "study=mor scale=smoke",
     ),
     Command(
+        ("logs",),
+        "fewbits.sweeps.live.logs",
+        "print the log of a sweep's trial, and follow it",
+        "RUN --follow",
+    ),
+    Command(("stop",), "fewbits.sweeps.live.stop", "stop running trials at a checkpoint", "RUN"),
+    Command(
+        ("prune",),
+        "fewbits.sweeps.live.prune",
+        "list what can be removed from a store and how much space that frees, and remove it",
+        "--delete",
+    ),
+    Command(
         ("explain",),
         "fewbits.sweeps.commands.explain",
         "show why two trials differ, or why a result is stale, field by field",
@@ -81,6 +95,18 @@ COMMANDS = (
         "fewbits.experiments.commands.probe",
         "compare recipes at a checkpoint: loss, gradients, operands",
         "RUN bf16 mor/block nvfp4",
+    ),
+    Command(
+        ("evaluate",),
+        "fewbits.experiments.commands.evaluate",
+        "evaluate finished runs: loss, other text, cloze items, tasks of lm-eval",
+        "RUN loss --text notes.txt",
+    ),
+    Command(
+        ("export",),
+        "fewbits.experiments.commands.export",
+        "write a run's model as a folder that Hugging Face's transformers loads",
+        "RUN --format huggingface",
     ),
     Command(
         ("sync",),
@@ -101,8 +127,13 @@ COMMANDS = (
         "study=mor scale=cpu",
     ),
     Command(("ui",), "fewbits.sweeps.commands.ui", "show the store's trials in MLflow, in the browser", "--port 5000"),
-    Command(("models",), "fewbits.models.networks.listing", "list the models with their parameters", "--json"),
+    Command(("models",), "fewbits.experiments.commands.models", "list the models with their parameters", "--json"),
     Command(("recipes",), "fewbits.experiments.commands.recipes", "list the recipes with their operands", "--json"),
+    Command(("scales",), "fewbits.experiments.commands.groups", "list the scales", "smoke", function="scales"),
+    Command(("schedules",), "fewbits.experiments.commands.groups", "list the schedules", "wsd", function="schedules"),
+    Command(
+        ("optimizers",), "fewbits.experiments.commands.groups", "list the optimizers", "adamw", function="optimizers"
+    ),
     Command(("studies",), "fewbits.sweeps.commands.studies", "list the studies with their recipes", "--json"),
     Command(
         ("data", "prepare"),
@@ -110,6 +141,7 @@ COMMANDS = (
         "download and tokenize web text: OpenWebText, C4",
         "openwebtext",
     ),
+    Command(("data",), "fewbits.experiments.commands.groups", "list the data", "python", function="data"),
     Command(
         ("bench", "kernels"),
         "fewbits.experiments.bench.generators",
@@ -158,6 +190,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The interpreter flushes stdout again when it exits: discard that output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except RuntimeError as error:
+        if sys.flags.dev_mode or "home directory" not in str(error):  # of Path.expanduser, which many options use
+            raise
+        notice("a path begins with ~NAME, the home folder of a user, but this machine has no user of that name")
+        return 2
     except OSError as error:
         if sys.flags.dev_mode or error.errno is None:
             raise
@@ -193,12 +230,17 @@ def _open_closed_streams() -> None:
 def _dispatch(argv: tuple[str, ...]) -> int:
     for command in COMMANDS:
         if command.called_by(argv):
-            status: int = import_module(command.module).main(argv[len(command.words) :])
+            status: int = getattr(import_module(command.module), command.function)(argv[len(command.words) :])
             if status == 0 and command.after_dry_run and "--dry-run" in argv:
                 status = import_module(command.after_dry_run).main(argv[len(command.words) :])
             return status
     if argv == ("--version",):
         print(f"fewbits {__version__}")
+        return 0
+    if argv[:1] in (("-sc",), ("--shell-completion",)):
+        from fewbits.experiments.commands.completion import complete
+
+        complete(argv[1:], list(dict.fromkeys(command.words[0] for command in COMMANDS)))
         return 0
     words = tuple(takewhile(lambda word: not word.startswith("-"), argv))
     matching = [command for command in COMMANDS if command.words[: len(words)] == words]

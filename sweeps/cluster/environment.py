@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 TRACKING = "MLFLOW_TRACKING_URI"
-PREFIXES = ("FEWBITS_", "HF_", "NCCL_")
+PREFIXES = ("FEWBITS_", "HF_", "NCCL_", "MLFLOW_ENABLE_SYSTEM_METRICS_", "MLFLOW_SYSTEM_METRICS_")
 _CREDENTIAL = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY")
 _JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray in the processes of a job
 

@@ -13,6 +13,7 @@ from io import BytesIO
 from pathlib import Path
 
 LARGEST = 100 * 2**20  # bytes; Ray keeps packages in the memory of its head
+CONF = Path("conf")  # the user's config folder, where fewbits finds it in the job's working directory
 _HERE = Path(__file__).parent
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time a zip can hold
 
@@ -20,7 +21,8 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time a zip can hold
 def pack(package: Path | None = None, beside: Sequence[Path] = ()) -> bytes:
     """Return a zip that contains the folder `package` under its own name. None: the folder of fewbits itself.
 
-    beside: sweep files of the user; the zip also contains these and the files of the folder `scale/` beside each.
+    beside: config files of the user, each with the folder `scale/` beside it, which sweep files include, and config
+        folders, whose files are in `conf/` in the zip; of equal names the first counts, as on Hydra's search path.
     """
     folder = _HERE.parents[1] if package is None else package
     files = _files(folder)
@@ -37,10 +39,22 @@ def pack(package: Path | None = None, beside: Sequence[Path] = ()) -> bytes:
             entry.compress_type = zipfile.ZIP_DEFLATED
             entry.external_attr = 0o644 << 16
             archive.writestr(entry, file.read_bytes())
-        for file in beside:
-            for part in (file, *sorted((file.parent / "scale").glob("*.yaml"))):
-                archive.writestr(zipfile.ZipInfo(part.relative_to(file.parent).as_posix(), _EPOCH), part.read_bytes())
+        for name, part in _users_files(beside).items():
+            archive.writestr(zipfile.ZipInfo(name, _EPOCH), part.read_bytes())
     return buffer.getvalue()
+
+
+def _users_files(beside: Sequence[Path]) -> dict[str, Path]:
+    """Return the user's files by their names in the zip."""
+    parts: dict[str, Path] = {}
+    for path in beside:
+        if path.is_dir():
+            shipped = {(CONF / file.relative_to(path)).as_posix(): file for file in sorted(path.rglob("*.yaml"))}
+        else:
+            files = (path, *sorted((path.parent / "scale").glob("*.yaml")))
+            shipped = {file.relative_to(path.parent).as_posix(): file for file in files}
+        parts = shipped | parts
+    return parts
 
 
 def _files(folder: Path) -> list[Path]:

@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 from fewbits.common.environment import environment
 from fewbits.common.redaction import redacted
 from fewbits.common.terminal import notice
+from fewbits.experiments.config_files import GROUPS, folders, is_path, is_search_path
 from fewbits.experiments.tracking.owner import user
 from fewbits.sweeps.cluster.environment import TRACKING, means_the_same_elsewhere, variables
 from fewbits.sweeps.cluster.shipment import pack
@@ -48,18 +49,33 @@ def submit(arguments: Sequence[str], address: str, named: Sequence[str] = ()) ->
     named: names of environment variables that the job gets in addition to the usual ones (environment.py).
     """
     lasting_store(arguments)
-    files = [Path(arg).expanduser() for arg in arguments if arg.endswith((".yaml", ".yml")) and "=" not in arg]
+    files, passed = _shipped_files(arguments)
     for file in files:
         if not file.is_file():
             raise ValueError(f"no sweep file {file}")
-    passed = [Path(arg).name if Path(arg).expanduser() in files else arg for arg in arguments]
-    return run_job([*FEWBITS, "sweep", "--address", "auto", *passed], address, files, named)
+    own = folders(arguments).paths  # they become the folder `conf` of the job's working directory
+    return run_job([*FEWBITS, "sweep", "--address", "auto", *passed], address, [*files, *own], named)
+
+
+def _shipped_files(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Return the user's files that the arguments name, and the arguments with their names in the job's directory."""
+    files, passed = list[Path](), list[str]()
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        path = value if equals and key in GROUPS and is_path(value) else argument if is_path(argument) else ""
+        if path and (path == value or not equals):
+            files.append(Path(path).expanduser())
+            passed.append(f"{key}={files[-1].name}" if equals else files[-1].name)
+        elif not is_search_path(argument):
+            passed.append(argument)
+    return files, passed
 
 
 def run_job(command: Sequence[str], address: str, files: Sequence[Path] = (), named: Sequence[str] = ()) -> int:
     """Run a command as a job on the cluster, show its log, and return its exit status.
 
-    The job's working directory contains the sources of the running fewbits, and the sweep files `files`.
+    The job's working directory contains the sources of the running fewbits, and `files`: sweep files, other config
+    files and the user's config folders.
     """
     return watch_job(command, address, files, named)[0]
 

@@ -14,7 +14,7 @@ from fewbits.sweeps.planning.plan import Plan, Planned
 from fewbits.sweeps.planning.stored_plans import earlier_runs, place_of
 from fewbits.sweeps.running import store
 from fewbits.sweeps.running.driver import finished
-from fewbits.sweeps.running.trial_status import TrialStatus, counted, is_stale, stale_note, trial_statuses
+from fewbits.sweeps.running.trial_status import HALF_DONE, TrialStatus, counted, is_stale, stale_note, trial_statuses
 
 FEW = 40  # the largest number of places at which each trial is listed without --trials
 
@@ -79,6 +79,8 @@ def _describe_status(planned: Planned, status: TrialStatus) -> str:
     if state in store.OVER:
         return f"{state}, runs again for the checkpoints of steps {', '.join(map(str, sorted(planned.keep)))}"
     step = store.reached(planned.folder)
+    if state is store.State.PLANNED and step:
+        return f"{HALF_DONE}, resumes from step {step}"
     return f"{state}, resumes from step {step}" if step and state is not store.State.RUNNING else str(state)
 
 

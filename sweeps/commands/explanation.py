@@ -10,6 +10,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fewbits.sweeps.planning.overrides import is_location
+
 if TYPE_CHECKING:
     from fewbits.experiments.trial import Trial
     from fewbits.sweeps.planning.expand import Cell
@@ -17,14 +19,61 @@ if TYPE_CHECKING:
 
 SHOWN = 12  # hexadecimal digits of a digest
 MISSING = "(none)"
+ALIKE = 2  # leading parts of a key, such as config.recipe, that fields on one line share
 
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    """Return a line for each field that differs, `key: a → b`."""
+    """Return a line for each change, `key: a → b`; fields of one mapping that change alike share a line."""
     left, right = dict(_flat(a)), dict(_flat(b))
-    keys = [*left, *(key for key in right if key not in left)]
-    pairs = [(key, left.get(key, MISSING), right.get(key, MISSING)) for key in keys]
-    return [f"{key}: {_shown(was)} → {_shown(now)}" for key, was, now in pairs if was != now]
+    changes: dict[tuple[str, str], list[str]] = {}
+    for key in [*left, *(key for key in right if key not in left)]:
+        was, now = left.get(key, MISSING), right.get(key, MISSING)
+        if was != now:
+            node = ".".join(key.split(".")[:ALIKE])
+            changes.setdefault((node, f"{_shown(was)} → {_shown(now)}"), []).append(key)
+    return [f"{_joined(node, keys)}: {change}" for (node, change), keys in changes.items()]
+
+
+def _joined(node: str, keys: list[str]) -> str:
+    """Return keys below `node` as text, with the node written once: `config.recipe.fprop.x, fprop.w`."""
+    return ", ".join([keys[0], *(key.removeprefix(f"{node}.") for key in keys[1:])])
+
+
+def recipe_differences(a: Path, b: Path) -> list[str]:
+    """Return a line for the recipes' names, and for each setting such as `threshold` that an override of one run sets.
+
+    The operands of a recipe are made from its settings, so these lines name the cause of others. No setting is compared
+    if a run's overrides are unknown, or if its recipe is not on this machine.
+    """
+    from fewbits.experiments.config import recipe_and_settings
+    from fewbits.experiments.storage.run_folder import saved_trial
+
+    sides: list[dict[str, Any]] = []
+    named: set[str] = {"name"}
+    for path in (a, b):
+        overrides = _overrides(path)
+        chosen = [text for text in overrides if text.startswith(("recipe=", "recipe."))]
+        named |= {text.partition("=")[0].removeprefix("recipe.") for text in chosen}
+        try:
+            settings = recipe_and_settings([*filter(is_location, overrides), *chosen])[1]
+        except ValueError:
+            settings = {}
+        sides.append({**settings, "name": saved_trial(path).recipe.name})
+    common = [key for key in sides[0] if key in sides[1] and key in named]
+    left, right = ({"recipe": {key: side[key] for key in common}} for side in sides)
+    return differences(left, right)
+
+
+def _overrides(path: Path) -> list[str]:
+    """Return the overrides of a run: those of its place in the newest stored plan, or else of its command."""
+    from fewbits.sweeps.planning.stored_plans import stored_plans
+
+    provenance = _provenance(path)
+    for stored in stored_plans(path.resolve().parent):
+        if cell := next((member.cell for member in stored.plan.members if member.id == provenance["id"]), None):
+            return [*cell.overrides]
+    _, *command = provenance.get("command") or [""]
+    return [text for text in command[1:] if "=" in text and text[0] != "-"] if command[:1] == ["train"] else []
 
 
 def as_computed(path: Path) -> dict[str, Any]:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import shlex
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fewbits.common.arguments import CommandParser, existing
+from fewbits.common.store_folder import store_folder
 from fewbits.common.tables import print_table
 from fewbits.sweeps.commands.sweep import in_store
 
@@ -19,7 +23,14 @@ EXAMPLES = """\
 examples:
   fewbits status study=mor scale=smoke
   fewbits status my-sweep.yaml --json
+  fewbits status my-sweep.yaml --watch                       its progress, as in the sweep's own terminal
+  fewbits status                                             all sweeps of the store
+  fewbits status multirun-1a2b3c4d                           a multirun, by the name that it printed
+  fewbits status -m recipe.threshold=0.03,0.045 seed=0,1     the same, by the arguments of `fewbits train -m`
 """
+
+
+WIDTH = 60  # of a column in the list of sweeps
 
 
 @dataclass(frozen=True)
@@ -38,16 +49,36 @@ class Row:
 
 def main(argv: Sequence[str]) -> int:
     parser = CommandParser("fewbits status", __doc__, EXAMPLES)
-    parser.add_argument("overrides", nargs="+", metavar="OVERRIDE", help="the sweep, as for `fewbits sweep`")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="OVERRIDE", help="the sweep, as for `fewbits sweep`; without it, list all"
+    )
+    parser.add_argument("-m", "--multirun", action="store_true", help="the overrides are those of `fewbits train -m`")
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
+    parser.add_argument("-cd", "--config-dir", metavar="DIR", help="a folder of your own configs, such as DIR/sweep")
     parser.add_argument("--json", action="store_true", help="print a list of JSON objects")
+    parser.add_argument("--watch", action="store_true", help="show the progress until all trials have ended")
     options = parser.parse_intermixed_args(argv)
     overrides = in_store(options.overrides, existing(options.runs))
+    if options.watch and (options.json or not options.overrides):
+        raise ValueError("status: --watch needs a sweep, and cannot be used with --json")
+    if not options.overrides:
+        _print_sweeps(store_folder(options.runs or "runs"), options.json)
+        return 0
 
+    from fewbits.experiments.config_files import with_config_dir
     from fewbits.sweeps.planning.lookup import find_plan, show_notes
+    from fewbits.sweeps.planning.multiruns import multirun_name
+    from fewbits.sweeps.planning.overrides import is_location
 
+    if options.multirun:
+        overrides = [multirun_name(options.overrides), *filter(is_location, overrides)]
+    overrides = with_config_dir(overrides, options.config_dir)
     selected = find_plan(overrides)
     show_notes(selected.notes)
+    if options.watch:
+        from fewbits.sweeps.live.watch import watch
+
+        watch(lambda: find_plan(overrides).plan)
     rows = rows_of(selected)
     if options.json:
         print(json.dumps([vars(row) for row in rows], indent=2))
@@ -59,14 +90,37 @@ def main(argv: Sequence[str]) -> int:
     cells = [[row.sweep, spell(row.place), row.folder, _progress(row), row.kind or "", row.note] for row in rows]
     shown = [number for number in range(6) if number != 4 or len(kinds) > 1]
     print_table([""] * len(shown), ([row[number] for number in shown] for row in cells))
-    distinct = {row.folder: row.state for row in rows}
-    print(f"\n{len(distinct)} trials: {counted(distinct.values())}")
+    distinct = {row.folder: row for row in rows}
+    half_done = sum(row.state == "planned" and row.step > 0 for row in distinct.values())
+    print(f"\n{len(distinct)} trials: {counted((row.state for row in distinct.values()), half_done)}")
     return 0
 
 
+def _print_sweeps(runs: Path, as_json: bool) -> None:
+    """Print the sweeps that a store has plans of, the newest first."""
+    from fewbits.sweeps.planning.stored_plans import stored_plans
+    from fewbits.sweeps.running.trial_status import counted, trial_statuses
+
+    sweeps = []
+    for stored in stored_plans(runs):
+        states = [status.state for status in trial_statuses(stored.plan).values()]
+        axes = dict.fromkeys(axis for sweep in stored.plan.sweeps for group in sweep.groups for axis in group)
+        shown = {"sweep": shlex.join(stored.overrides), "axes": ", ".join(axes)}
+        sweeps.append(shown | {"planned": stored.time, "trials": counted(states)})
+    if as_json:
+        print(json.dumps(sweeps, indent=2))
+    elif sweeps:
+        rows = [[textwrap.shorten(cell, WIDTH, placeholder=" …") for cell in sweep.values()] for sweep in sweeps]
+        print_table(tuple(sweeps[0]), rows)
+    else:
+        print(f"no sweep has run in {runs}")
+
+
 def _progress(row: Row) -> str:
+    from fewbits.sweeps.running.trial_status import HALF_DONE
+
     if row.state == "planned":
-        return f"planned, resumes from step {row.step}/{row.steps}" if row.step else "planned"
+        return f"{HALF_DONE} {row.step}/{row.steps}" if row.step else "planned"
     return row.state if row.state == "blocked" else f"{row.state} {row.step}/{row.steps}"
 
 

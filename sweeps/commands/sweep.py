@@ -30,6 +30,10 @@ Exit status: 0 all trials have ended; 1 some failed, which are named; 2 wrong in
 def main(argv: Sequence[str]) -> int:
     options = parse(argv)
     overrides = in_store(options.overrides, options.runs)
+    if options.config_dir is not None:
+        from fewbits.experiments.config_files import with_config_dir
+
+        overrides = with_config_dir(overrides, options.config_dir)
     return _dry_run(overrides, options) if options.dry_run else sweep(overrides, options)
 
 
@@ -40,12 +44,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         "overrides",
         nargs="*",
         metavar="OVERRIDE",
-        help="study=NAME or FILE.yaml, then changes of its keys and overrides for every trial",
+        help="study=NAME, FILE.yaml, or sweep=NAME for conf/sweep/NAME.yaml; then changes of its keys, and overrides "
+        "for every trial",
     )
     parser.add_argument("--dry-run", action="store_true", help="print the plan and run nothing")
     parser.add_argument("--trials", action="store_true", help="with --dry-run: list each trial of a large sweep, too")
     add_where(parser)
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs); on a cluster, shared by its nodes")
+    parser.add_argument("-cd", "--config-dir", metavar="DIR", help="a folder of your own configs, such as DIR/recipe")
     return parser.parse_intermixed_args(argv)
 
 

@@ -25,6 +25,7 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
 
     from fewbits.sweeps.planning.lookup import find_plan, show_notes
+    from fewbits.sweeps.running.links import link_lines
     from fewbits.sweeps.tracking.mlflow_view import Mirror
 
     warn_in_lines()
@@ -34,6 +35,6 @@ def main(argv: Sequence[str]) -> int:
     if synced.away:
         return 1
     print(f"{synced.sent} runs updated in {redacted(synced.uri)}")
-    for line in synced.lines:
+    for line in link_lines(synced, selected.plan.store):
         print(line)
     return 0

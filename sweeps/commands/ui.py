@@ -54,11 +54,11 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     existing(options.runs)
     hosts = AllowedHosts.of(options.host, options.allowed_hosts)
-    from fewbits.experiments.tracking import tracker as tracking
+    from fewbits.experiments.tracking.connection import tracking_uri
 
     warn_in_lines()
     runs = store_folder(options.runs)
-    uri = tracking.tracking_uri(runs)
+    uri = tracking_uri(runs)
     if uri.startswith(("http://", "https://")):
         raise ValueError(f"ui: MLFLOW_TRACKING_URI {redacted(uri)} is a server: open that address in the browser")
     _check_free(options.host, options.port)
@@ -84,7 +84,7 @@ def _check_free(host: str, port: int) -> None:
 
 
 def _serve(host: str, port: int, runs: Path, uri: str, hosts: AllowedHosts) -> None:
-    from fewbits.experiments.tracking.tracker import ARTIFACTS, connect
+    from fewbits.experiments.tracking.connection import ARTIFACTS, connect
     from fewbits.sweeps.tracking.comparison import views_in
 
     print(f"starting MLflow for {redacted(uri)} …", file=sys.stderr, flush=True)

@@ -111,6 +111,11 @@ def _key(planned: Planned) -> str:
     return f"{device}|{planned.trial.model.name}|{planned.trial.recipe.name}"
 
 
+def checkpoint_bytes(trial: Trial) -> int:
+    """Return the bytes of one checkpoint of the trial."""
+    return STATE_BYTES * parameters_of(trial.model)
+
+
 def disk(planned: Iterable[Planned]) -> int:
     """Return the bytes of the checkpoints that these trials keep. Their tables are small and are not counted."""
     return sum(map(_disk, planned))
@@ -121,4 +126,4 @@ def _disk(planned: Planned) -> int:
     kept = len({*planned.keep, *runtime.keep_steps})
     kept += training.steps // runtime.keep_every if runtime.keep_every else 0
     count = min(runtime.keep_checkpoints, -(-training.steps // training.checkpoint_every))
-    return (count + kept) * STATE_BYTES * parameters_of(planned.trial.model)
+    return (count + kept) * checkpoint_bytes(planned.trial)

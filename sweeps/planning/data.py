@@ -33,14 +33,14 @@ def training_tokens(data: DataConfig, cache_folder: str | None) -> int | None:
 
 
 def missing_folder(data: DataConfig, cache_folder: str | None) -> Path | None:
-    """Return the folder that these data need if it does not exist; None if it exists or the data are generated."""
+    """Return the folder or file that these data need and that does not exist; None if there is none."""
     if data.path:
-        folder = Path(data.path).expanduser()
+        folder = Path(data.path).expanduser()  # for data=text, a file
     elif data.kind in COLLECTIONS:
         folder = _cache(cache_folder) / data.kind
     else:
         return None
-    return None if folder.is_dir() else folder
+    return None if folder.exists() else folder
 
 
 def _cache(folder: str | None) -> Path:

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fewbits.common.terminal import notice
+from fewbits.experiments.composition import nearest_first
 from fewbits.experiments.config import load_trial
 from fewbits.sweeps.planning.expand import expand
-from fewbits.sweeps.planning.overrides import normalised, runs_named, without_sweep
+from fewbits.sweeps.planning.overrides import is_location, normalised, runs_named, without_sweep
 from fewbits.sweeps.planning.plan import Plan, plan
 from fewbits.sweeps.planning.stored_plans import (
     Place,
@@ -24,6 +25,7 @@ from fewbits.sweeps.planning.stored_plans import (
     definition,
     earlier_runs,
     load_plan,
+    stored_plans,
 )
 from fewbits.sweeps.planning.sweep import Sweep, load_sweeps
 
@@ -42,7 +44,11 @@ def find_plan(overrides: Sequence[str]) -> FoundPlan:
     """Return the plan of these overrides: the stored one or, if there is none or the definition has changed, a new one.
 
     If a new plan cannot be made, return the stored one, with a note; without one, raise ValueError.
+    A multirun is found by its name.
     """
+    named = [override for override in overrides if not is_location(override)]
+    if len(named) == 1 and "=" not in named[0] and not named[0].endswith((".yaml", ".yml")):
+        return _multirun(named[0], overrides)
     try:
         sweeps, extra = load_sweeps(overrides)
     except ValueError as error:
@@ -61,6 +67,23 @@ def find_plan(overrides: Sequence[str]) -> FoundPlan:
     except ValueError as error:
         changed += f"; the stored plan is shown, since the new one cannot be made here: {error}"
         return FoundPlan(stored.plan, changed, (*notes, changed))
+
+
+def _multirun(name: str, overrides: Sequence[str]) -> FoundPlan:
+    runs, notes = Path(runs_named(overrides) or "runs").expanduser(), list[str]()
+    stored = _stored(runs, overrides, notes)
+    if stored is None:
+        valid = [stored.overrides[0] for stored in stored_plans(runs) if is_multirun(stored)]
+        raise ValueError(
+            f"no sweep {name!r}: expected study=NAME, a file NAME.yaml, or the name of a multirun in {runs}: "
+            f"{nearest_first(name, valid) or 'it has none'}"
+        )
+    return FoundPlan(stored.plan, notes=tuple(notes))
+
+
+def is_multirun(stored: StoredPlan) -> bool:
+    """Tell whether a stored plan is that of a multirun, which is stored under its name."""
+    return len(stored.overrides) == 1 and stored.overrides[0] == stored.plan.sweeps[0].name
 
 
 def show_notes(notes: Iterable[str]) -> None:
@@ -119,8 +142,16 @@ def _store(overrides: Sequence[str], sweeps: Sequence[Sweep], extra: tuple[str, 
     runs = runs_named(overrides)
     if runs is None:
         cell = next((cell for sweep in sweeps for cell in expand(sweep, extra)), None)
-        runs = "runs" if cell is None else load_trial(cell.overrides)[1].runs
+        runs = "runs" if cell is None else _store_of(cell.overrides)
     return Path(runs).expanduser().resolve()
+
+
+def _store_of(overrides: Sequence[str]) -> str:
+    """Return the store of a trial; if its configs are not on this machine, the store that its overrides name."""
+    try:
+        return load_trial(overrides)[1].runs
+    except ValueError:
+        return runs_named(overrides) or "runs"
 
 
 def _command(overrides: Sequence[str]) -> str:

@@ -12,10 +12,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from fewbits.experiments.composition import spelled
+from fewbits.experiments.config_files import SEARCH_PATH
 from fewbits.sweeps.planning.sweep import Sweep
 
 RUNS = "runtime.runs"
-LOCATIONS = (RUNS, "runtime.cache")  # paths, which do not change what is trained
+# Paths. A sweep is the same one wherever its store, its data and the user's config files are.
+LOCATIONS = (RUNS, "runtime.cache", SEARCH_PATH)
 DEFAULT_SCALE = f"scale={Sweep('').scale}"  # of the sweeps of studies
 
 
@@ -30,6 +32,11 @@ def normalised(overrides: Sequence[str]) -> tuple[str, ...]:
     if any(override.startswith("study=") for override in selection):
         selection.discard(DEFAULT_SCALE)
     return tuple(sorted(selection))
+
+
+def is_location(override: str) -> bool:
+    """Tell whether an override sets a path that does not belong to the selection of trials."""
+    return _key(override) in LOCATIONS
 
 
 def runs_named(overrides: Sequence[str]) -> str | None:

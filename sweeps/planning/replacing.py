@@ -30,8 +30,8 @@ def require_kind(plan: Plan, like: str, machines: Sequence[Machine]) -> Machine:
             if (kind := machine.kind(planned.resources)) is not None:
                 by_kind.setdefault(kind, machine)
     if like not in by_kind:
-        kinds = ", ".join(sorted(by_kind)) or "none"
-        raise ValueError(f"--like {like}: no machine has that kind; valid kinds for this sweep: {kinds}")
+        valid = f"valid kinds for this sweep: {', '.join(sorted(by_kind))}" if by_kind else "no machine's kind is known"
+        raise ValueError(f"--like {like}: no machine has that kind; {valid}")
     return by_kind[like]
 
 

@@ -54,7 +54,7 @@ class StoredPlan:
 def save_plan(plan: Plan, overrides: Sequence[str]) -> Path:
     """Store the plan of these overrides, unless an equal plan is stored already; return the path of its file."""
     selection = normalised(overrides)
-    path = plan.store / FOLDER / f"{_label(plan)}-{_hash(selection)}.json"
+    path = plan.store / FOLDER / f"{_label(plan)}-{selection_hash(selection)}.json"
     content = {"overrides": list(selection), **_encoded(plan)}
     checksum = _checksum(content)
     if (read_json(path) or {}).get("checksum") != checksum:
@@ -71,7 +71,9 @@ def load_plan(runs: Path, overrides: Sequence[str]) -> StoredPlan | None:
     Raise UnusablePlan, with a message of one line, if the plan's file cannot be used.
     """
     selection = normalised(overrides)
-    paths = sorted((runs / FOLDER).glob(f"*-{_hash(selection)}.json"), key=lambda path: path.stat().st_mtime_ns)
+    paths = sorted(
+        (runs / FOLDER).glob(f"*-{selection_hash(selection)}.json"), key=lambda path: path.stat().st_mtime_ns
+    )
     return _loaded(paths[-1], runs.resolve(), selection) if paths else None
 
 
@@ -120,7 +122,8 @@ def _label(plan: Plan) -> str:
     return "-".join(dict.fromkeys((plan.sweeps[0].study, plan.sweeps[0].scale)))
 
 
-def _hash(selection: Sequence[str]) -> str:
+def selection_hash(selection: Sequence[str]) -> str:
+    """Return the digits that the plan file of a normalised selection has in its name."""
     return hashlib.sha256(json.dumps(list(selection)).encode()).hexdigest()[:HASH]
 
 

@@ -30,6 +30,7 @@ from typing import Any
 
 from fewbits.common.from_dict import from_dict, one_of
 from fewbits.experiments.composition import compose_file, nearest_first, spelled
+from fewbits.experiments.config_files import CONF, SWEEPS, Folders, folders, is_search_path, names
 from fewbits.experiments.storage.run_folder import plain
 from fewbits.experiments.trial import SEEDS, Trial
 from fewbits.sweeps.planning.studies import STUDIES
@@ -198,21 +199,25 @@ def load_sweeps(overrides: Sequence[str]) -> tuple[list[Sweep], tuple[str, ...]]
             chosen[key] = value
         elif name in _BASE:
             changes.append(override)
-        elif name in _OF_TRIALS:
+        elif name in _OF_TRIALS or is_search_path(override):
             extra.append(override)
         else:
             valid = nearest_first(name, list(dict.fromkeys((*_WHICH, *sorted(_BASE), *sorted(_OF_TRIALS)))))
             expected = "KEY=VALUE" if "=" in override else "KEY=VALUE, or a sweep file NAME.yaml"
             raise ValueError(f"{override!r}: expected {expected}; valid keys are {valid}")
-    sweeps = _load_chosen(chosen, changes)
+    sweeps = _load_chosen(chosen, changes, folders(extra))
     return sweeps, tuple(extra)
 
 
-def _load_chosen(chosen: Mapping[str, str], changes: Sequence[str]) -> list[Sweep]:
+def _load_chosen(chosen: dict[str, str], changes: Sequence[str], own: Folders) -> list[Sweep]:
+    if "sweep" in chosen and "study" not in chosen and "file" not in chosen:
+        chosen["file"] = str(_own_file(chosen.pop("sweep"), own))
     if "file" in chosen:
         if others := [f"{key}={chosen[key]}" for key in _WHICH if key in chosen and key != "file"]:
             raise ValueError(f"{chosen['file']} and {', '.join(others)}: name a file or a study, not both")
         file = Path(chosen["file"]).expanduser()
+        if not file.is_file() and file == Path(file.name):
+            file = own.file(SWEEPS, file.stem) or file
         if file.suffix != ".yaml" or not file.is_file():
             raise ValueError(f"no sweep file {file}: a file NAME.yaml is expected")
         return [_load(file, file.stem, changes)]
@@ -225,6 +230,14 @@ def _load_chosen(chosen: Mapping[str, str], changes: Sequence[str]) -> list[Swee
         one_of("sweep", chosen["sweep"], [file.stem for file in files])
         files = [file for file in files if file.stem == chosen["sweep"]]
     return [_load(file, chosen["study"], changes) for file in files]
+
+
+def _own_file(name: str, own: Folders) -> Path:
+    """Return the sweep file of this name in the user's config folders, for example conf/sweep/NAME.yaml."""
+    if (file := own.file(SWEEPS, name)) is None:
+        valid = nearest_first(name, names(SWEEPS, own)) or f"none: there is no file {CONF}/{SWEEPS}/{name}.yaml"
+        raise ValueError(f"sweep={name}: name its study, as in study=mor, or a sweep file of your own: {valid}")
+    return file
 
 
 def _load(file: Path, study: str, changes: Sequence[str]) -> Sweep:

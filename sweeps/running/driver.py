@@ -22,6 +22,7 @@ from fewbits.sweeps.running.store import OVER, Failure
 from fewbits.sweeps.running.trial_status import lacks
 
 if TYPE_CHECKING:
+    from fewbits.sweeps.live.disk_space import DiskSpace
     from fewbits.sweeps.running.worker import Job
 
 TURN = 0.5  # seconds between turns of the driver while no trial ends
@@ -33,6 +34,7 @@ class Stage(StrEnum):
     WAITING = "waiting"  # for its parent, for free resources, or for another driver's worker
     STARTED = "started"
     OVER = "over"
+    STOPPED = "stopped"  # by `fewbits stop`; the next sweep resumes it
     FAILED = "failed"
     BLOCKED = "blocked"  # its parent failed, or diverged too early
 
@@ -49,12 +51,13 @@ class Task:
     began: float = 0.0
     rests_until: float = 0.0
     late: bool = False  # killed because it exceeded its time limit
+    paused: bool = False  # asked to stop because the disk is almost full
     speed: float | None = None
     like: str | None = None  # the kind of machine that it was started for
 
     @property
     def ended(self) -> bool:
-        return self.stage in (Stage.OVER, Stage.FAILED, Stage.BLOCKED)
+        return self.stage in (Stage.OVER, Stage.STOPPED, Stage.FAILED, Stage.BLOCKED)
 
 
 @dataclass
@@ -65,6 +68,7 @@ class Driver:
     backend: Backend
     on_turn: Callable[[Driver], None] = lambda driver: None  # called every turn, to show the progress
     placement: Placement | None = None  # None: trials run on any kind of machine
+    space: DiskSpace | None = None  # None: the disk is not checked
     stopping: bool = False
     tasks: dict[str, Task] = field(default_factory=dict)
 
@@ -83,6 +87,7 @@ class Driver:
             for ended in self.backend.wait(TURN):
                 self._handle_end(ended)
             self._kill_late_tasks()
+            self._pause_if_disk_is_low()
             self.on_turn(self)
             if self.stopping and self._stop_tasks():
                 return
@@ -117,6 +122,8 @@ class Driver:
                 continue
             if finished(planned):
                 task.stage = Stage.OVER
+                continue
+            if self.space and not self.space.admits(planned, [other.planned for other in self.of(Stage.STARTED)]):
                 continue
             task.stage, task.began, task.late, task.like = Stage.STARTED, time.monotonic(), False, like
             task.reached = store.reached(planned.folder)
@@ -166,14 +173,15 @@ class Driver:
         if task.stage is not Stage.STARTED:  # the driver has taken it back
             return
         folder = task.planned.folder
-        if self.stopping:  # the driver may have written the stop file again after the worker had removed it
+        if self.stopping or task.paused:  # the driver may have written the stop file after the worker had removed it
             with contextlib.suppress(OSError):
                 (folder.path / store.STOP).unlink(missing_ok=True)
         if outcome is not None and outcome.kind == "over":
             task.stage, task.failure, task.speed = Stage.OVER, None, outcome.speed
             return
         if outcome is not None and outcome.kind in ("busy", "stopped"):
-            task.stage = Stage.WAITING
+            by_user = outcome.kind == "stopped" and not (self.stopping or task.paused)
+            task.stage, task.paused = Stage.STOPPED if by_user else Stage.WAITING, False
             task.rests_until = time.monotonic() + REST if outcome.kind == "busy" else 0.0
             return
         reached = store.reached(folder)
@@ -200,6 +208,15 @@ class Driver:
             elif time.monotonic() - task.began > 3600 * hours:
                 task.late = True
                 self.backend.kill(task.planned.id)
+
+    def _pause_if_disk_is_low(self) -> None:
+        """Stop the running trials at a checkpoint while the disk has room for it; they resume when it has more."""
+        if self.space and self.space.is_low([task.planned for task in self.of(Stage.STARTED)]):
+            for task in self.of(Stage.STARTED):
+                task.paused = True
+                if store.holder(task.planned.folder):
+                    with contextlib.suppress(OSError):
+                        (task.planned.folder.path / store.STOP).touch()
 
     def _stop_tasks(self) -> bool:
         """Ask running trials to end and cancel queued ones; return whether all have stopped or their time is over."""

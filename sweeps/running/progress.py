@@ -8,8 +8,9 @@ from typing import Any, TextIO
 
 from fewbits.common.progress import Bar, Progress, clock
 from fewbits.sweeps.planning.cost import Speeds, tokens_of, work_of
+from fewbits.sweeps.planning.plan import Planned
 from fewbits.sweeps.running import store
-from fewbits.sweeps.running.driver import Driver, Stage, Task
+from fewbits.sweeps.running.driver import Driver, Stage
 from fewbits.sweeps.running.store import Failure, State
 
 WARM = 10.0  # seconds after which the time left follows from the sweep's own pace
@@ -25,6 +26,7 @@ class Display(Progress):
         self._done_before = 0.0  # the work that was done when the first trial began
         self._reached: dict[str, float] = {}  # the fraction of each trial that was done before this sweep
         self._failures: dict[str, Failure] = {}  # the last failure printed of each trial
+        self._stopped: set[str] = set()
         self._stopping = False
 
     def __call__(self, driver: Driver) -> None:
@@ -44,14 +46,19 @@ class Display(Progress):
         if (left := self._seconds_left(driver, reports, len(running))) is not None:
             texts.append(f"{clock(left)} left")
         texts += ["stopping at checkpoints"] if driver.stopping else []
-        self.update("  ".join(texts), [_bar(task, reports[task.planned.id]) for task in running], counts)
+        self.update("  ".join(texts), [bar(task.planned, reports[task.planned.id]) for task in running], counts)
 
     def _print_events(self, driver: Driver) -> None:
-        """Print each new failure of a trial that is tried again, and one line when the sweep begins to stop."""
-        for task in driver.of(Stage.WAITING, Stage.STARTED):
+        """Print each new failure of a trial, each trial that a user stopped, and that the sweep begins to stop."""
+        for task in driver.of(Stage.WAITING, Stage.STARTED, Stage.FAILED, Stage.STOPPED):
+            name = task.planned.folder.path.name
             if task.failure is not None and self._failures.get(task.planned.id) is not task.failure:
                 self._failures[task.planned.id] = task.failure
-                self.print_line(f"{task.planned.folder.path.name}: {task.failure.reason}; trying again")
+                again = "not tried again" if task.stage is Stage.FAILED else "trying again"
+                self.print_line(f"{name}: {task.failure.reason}; {again}")
+            elif task.stage is Stage.STOPPED and task.planned.id not in self._stopped:
+                self._stopped.add(task.planned.id)
+                self.print_line(f"{name}: stopped at step {store.reached(task.planned.folder)} by `fewbits stop`")
         if driver.stopping and not self._stopping:
             self._stopping = True
             self.print_line("fewbits: stopping: trials end at a checkpoint (Ctrl-C again: stop at once)")
@@ -92,6 +99,7 @@ def _counts(driver: Driver, here: int, elsewhere: int) -> tuple[tuple[str, int],
         "done": len(over) - diverged,
         "running": here,
         "running elsewhere": elsewhere,
+        "stopped": len(driver.of(Stage.STOPPED)),
         "failed": len(driver.of(Stage.FAILED)),
         "diverged": diverged,
         "blocked": len(driver.of(Stage.BLOCKED)),
@@ -100,7 +108,8 @@ def _counts(driver: Driver, here: int, elsewhere: int) -> tuple[tuple[str, int],
     return tuple((name, count) for name, count in counts.items() if count or name == "done")
 
 
-def _bar(task: Task, report: Mapping[str, Any]) -> Bar:
-    trial, step, speed = task.planned.trial, int(report.get("step", 0)), report.get("tokens_per_second")
+def bar(planned: Planned, report: Mapping[str, Any]) -> Bar:
+    """Return the bar of a running trial. report: what its worker last wrote, see `store.progress`."""
+    trial, step, speed = planned.trial, int(report.get("step", 0)), report.get("tokens_per_second")
     left = tokens_of(trial) * (1 - step / trial.training.steps) / speed if speed else None
-    return Bar(task.planned.folder.path.name, step, trial.training.steps, report.get("loss"), speed, left)
+    return Bar(planned.folder.path.name, step, trial.training.steps, report.get("loss"), speed, left)

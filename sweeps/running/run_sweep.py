@@ -9,13 +9,18 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 
+from fewbits.common.arguments import warn_in_lines
 from fewbits.common.terminal import notice
+from fewbits.experiments.tracking.decisions import add_decisions
+from fewbits.kernels.quantizer import Mixture
 from fewbits.sweeps.cluster.capacity import Demand
 from fewbits.sweeps.cluster.environment import worker_variables
+from fewbits.sweeps.live.disk_space import DiskSpace, estimate
 from fewbits.sweeps.planning.cost import Speeds
 from fewbits.sweeps.planning.plan import Plan, Planned
 from fewbits.sweeps.planning.replacing import find_unlike, move_aside, reasons_to_rerun, require_kind
@@ -23,6 +28,7 @@ from fewbits.sweeps.planning.stored_plans import save_plan
 from fewbits.sweeps.running import store
 from fewbits.sweeps.running.backend import Backend
 from fewbits.sweeps.running.driver import Driver, Stage, Task, finished
+from fewbits.sweeps.running.links import link_lines
 from fewbits.sweeps.running.placement import Placement
 from fewbits.sweeps.running.progress import Display
 from fewbits.sweeps.running.store import OVER, State
@@ -47,38 +53,84 @@ def run_sweep(
     *,
     overrides: Sequence[str] = (),
 ) -> int:
-    """Store the plan under its overrides, run the missing trials, and return the exit status.
+    """Store the plan under its overrides, run the missing trials, print a summary, and return the exit status.
 
-    Warnings are printed as lines of the progress display.
     variables: names of environment variables that a cluster's workers get in addition to the usual ones. like: the kind
     of machine for all trials; trials that another kind of machine computed run again.
     """
+    store_plan(plan, overrides)
+    mirror = Mirror(plan)
+    driver = run_trials(plan, Where(backend, address, parallel, tuple(variables), like), mirror)
+    return conclude(plan, [driver] if driver else [], mirror)
+
+
+@dataclass(frozen=True)
+class Where:
+    """The options of `add_where`, which say where trials run."""
+
+    backend: str = "ray"
+    address: str | None = None
+    parallel: int | None = None
+    variables: tuple[str, ...] = ()
+    like: str | None = None
+
+    def open(self) -> Backend:
+        """Return the backend, which the caller has to close."""
+        return make_backend(self.backend, self.address, self.parallel, self.variables)
+
+
+def store_plan(plan: Plan, overrides: Sequence[str]) -> None:
+    """Store the plan under its overrides; call it before the first trial starts."""
     try:
-        save_plan(plan, overrides)  # before the first trial starts
+        save_plan(plan, overrides)
     except OSError as error:
         raise ValueError(f"{error.filename or 'the store'} cannot be written: {error.strerror}") from error
-    again = find_unlike(plan, like, address) if like else {}
-    speeds, mirror, driver = Speeds(plan.store), Mirror(plan), None
+
+
+def run_trials(plan: Plan, where: Where, mirror: Mirror, opened: Callable[[], Backend] | None = None) -> Driver | None:
+    """Run the missing trials of a plan, and return the driver when it has ended; None if no trial is missing.
+
+    Warnings are printed as lines of the progress display.
+    opened: returns a backend that stays open for further calls; without it, a backend is opened and closed here.
+    """
+    again = find_unlike(plan, where.like, where.address) if where.like else {}
+    if not (missing := _missing(plan, again)):
+        return None
+    speeds = Speeds(plan.store)
     display = Display(speeds)
     with warnings.catch_warnings():
         warnings.showwarning = display.warn  # type: ignore[assignment]  # it ignores all arguments but the message
-        if missing := _missing(plan, again):
-            start = "; starting Ray" if backend == "ray" else ""
-            display.print_line(f"{len(missing)} of {len(plan.trials)} trials to run{start}")
-            began = time.monotonic()
-            chosen = make_backend(backend, address, parallel, variables)
-            with contextlib.closing(display), contextlib.closing(chosen):
-                driver = _run(plan, chosen, like, display, mirror)
-            with contextlib.suppress(OSError):  # a full disk: later estimates lack these speeds
-                for task in driver.tasks.values():
-                    if task.speed is not None:
-                        speeds.measured(task.planned, task.speed)
-                if display.began is not None and not address:
-                    speeds.started(backend, display.began - began)
-        status = _summary(plan, driver)
+        start = "; starting Ray" if where.backend == "ray" and opened is None else ""
+        space = estimate(missing, plan.store)
+        display.print_line(f"{len(missing)} of {len(plan.trials)} trials to run: {space}{start}")
+        began = time.monotonic()
+        with contextlib.closing(display), contextlib.ExitStack() as closing:
+            chosen = opened() if opened else closing.enter_context(contextlib.closing(where.open()))
+            driver = _run(plan, chosen, where.like, display, mirror)
+        with contextlib.suppress(OSError):  # a full disk: later estimates lack these speeds
+            for task in driver.tasks.values():
+                if task.speed is not None:
+                    speeds.measured(task.planned, task.speed)
+            if display.began is not None and not where.address and opened is None:
+                speeds.started(where.backend, display.began - began)
+    return driver
+
+
+def conclude(plan: Plan, drivers: Sequence[Driver], mirror: Mirror) -> int:
+    """Print the states of a plan's trials and the links to MLflow, and return the exit status.
+
+    drivers: those that have run its trials, or parts of it.
+    """
+    status = _summary(plan, drivers)
+    for planned in plan.trials.values():
+        if any(isinstance(slot.spec, Mixture) for slot in planned.trial.recipe.operands.values()):
+            with contextlib.suppress(OSError, ValueError):  # a full disk; a damaged result, which the summary names
+                add_decisions(planned.folder)
+    with warnings.catch_warnings():
+        warn_in_lines()
         synced = mirror.sync(last=True)
     if status != STOPPED:
-        for line in synced.lines:
+        for line in link_lines(synced, plan.store):
             print(line)
     return status
 
@@ -91,7 +143,8 @@ def _run(plan: Plan, backend: Backend, like: str | None, display: Display, mirro
             display.print_line(f"{len(moved)} run folders from other kinds of machines were moved to {moved[0].parent}")
     demands = [Demand(trial.folder.path.name, trial.resources) for trial in _missing(plan)]
     backend.require(demands, display.print_line)
-    driver = Driver(plan, backend, display, Placement(plan, backend, like, display.print_line))
+    placement = Placement(plan, backend, like, display.print_line)
+    driver = Driver(plan, backend, display, placement, DiskSpace(plan.store, display.print_line))
     with _interruptible(driver), _mirrored(mirror):
         driver.run()
     return driver
@@ -157,9 +210,9 @@ def _interruptible(driver: Driver) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _summary(plan: Plan, driver: Driver | None) -> int:
+def _summary(plan: Plan, drivers: Sequence[Driver]) -> int:
     """Print the states of the trials and what to do about failures, and return the exit status."""
-    failed = driver.of(Stage.FAILED) if driver else []
+    failed = [task for driver in drivers for task in driver.of(Stage.FAILED)]
     statuses = trial_statuses(plan, [task.planned.id for task in failed])
     print(f"{len(statuses)} trials: {counted(status.state for status in statuses.values())}")
     blocked = [status for status in statuses.values() if status.state is State.BLOCKED]
@@ -171,17 +224,20 @@ def _summary(plan: Plan, driver: Driver | None) -> int:
             print(f"blocked: {path}: {status.why}", file=sys.stderr)
     for task in failed:
         print(_failure_lines(task), file=sys.stderr)
-    if driver is not None and driver.stopping:
+    if any(driver.stopping for driver in drivers):
         notice(f"stopped; {AGAIN} to resume")
         return STOPPED
-    named = {task.planned.id for task in failed}
+    stopped = [task for driver in drivers for task in driver.of(Stage.STOPPED)]
+    waiting = [task for driver in drivers for task in driver.of(Stage.BLOCKED) if stopped]
+    named = {task.planned.id for task in [*failed, *stopped, *waiting]}
     gone = [key for key, status in statuses.items() if status.state not in ENDED and key not in named]
-    if failed or blocked or gone:
-        notice(_next_steps(failed, blocked, len(gone)))
-    return 1 if failed or blocked or gone else 0
+    if failed or blocked or gone or stopped:
+        notice(_next_steps(failed, blocked, len(gone), len(stopped)))
+        return 1
+    return 0
 
 
-def _next_steps(failed: Sequence[Task], blocked: Sequence[TrialStatus], gone: int) -> str:
+def _next_steps(failed: Sequence[Task], blocked: Sequence[TrialStatus], gone: int, stopped: int) -> str:
     wrong = [task for task in failed if task.failure is not None and task.failure.wrong_input]
     stuck = sum(status.for_good for status in blocked)
     parts = []
@@ -193,6 +249,8 @@ def _next_steps(failed: Sequence[Task], blocked: Sequence[TrialStatus], gone: in
         parts.append(f"{waiting} blocked by failed trials")
     if stuck:
         parts.append(f"{stuck} blocked permanently: their parent diverged")
+    if stopped:
+        parts.append(f"{stopped} stopped by `fewbits stop`: {AGAIN} to resume them")
     if gone:
         parts.append(f"{gone} finished earlier but missing from the store: {AGAIN}")
     return "; ".join(parts)

@@ -17,6 +17,8 @@ from fewbits.sweeps.planning.plan import Plan, Planned
 from fewbits.sweeps.running import store
 from fewbits.sweeps.running.store import State
 
+HALF_DONE = "half done"  # how a planned trial is shown that resumes from a checkpoint
+
 
 @dataclass(frozen=True)
 class TrialStatus:
@@ -63,10 +65,16 @@ def lacks(parent: Planned, step: int | None) -> bool:
     return step not in {**checkpoints.steps(parent.folder.kept), **checkpoints.steps(parent.folder.checkpoints)}
 
 
-def counted(states: Iterable[State]) -> str:
-    """Return the number of trials in each state, as `3 done, 1 failed`."""
-    counts = Counter(states)
-    return ", ".join(f"{counts[state]} {state}" for state in State if counts[state])
+def counted(states: Iterable[State], half_done: int = 0) -> str:
+    """Return the number of trials in each state, as `3 done, 1 failed`.
+
+    half_done: the number of planned trials that resume from a checkpoint, which are counted apart.
+    """
+    counts: Counter[str] = Counter(states)
+    counts[State.PLANNED] -= half_done
+    counts[HALF_DONE] = half_done
+    names = [State.PLANNED, HALF_DONE, *(state for state in State if state is not State.PLANNED)]
+    return ", ".join(f"{counts[name]} {name}" for name in names if counts[name])
 
 
 def stale_note(planned: Planned, earlier: str) -> str:

@@ -25,6 +25,8 @@ from fewbits.common.atomic import remove_folder
 from fewbits.common.environment import environment
 from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.run_folder import Busy, RunFolder
+from fewbits.experiments.tracking.decisions import add_decisions
+from fewbits.experiments.tracking.system_metrics import sampled
 from fewbits.experiments.training import OtherTrial, Progress, run
 from fewbits.experiments.trial import Runtime, Trial
 from fewbits.sweeps.commands.explanation import differences
@@ -98,7 +100,10 @@ def _lead(job: Job, lost: Callable[[], bool]) -> Outcome:
             report(progress)
 
         try:
-            _, result = run(job.trial, _reopen(job), on_progress, request.exists, expected=job.id)
+            with sampled(job.path):
+                _, result = run(
+                    job.trial, _reopen(job), on_progress, request.exists, expected=job.id, saved=add_decisions
+                )
         except _Lost:
             report.line("the lease is lost: another worker has it, or the run folder was removed")
             return Outcome("busy", "its lease was lost")

@@ -1,19 +1,30 @@
 """Build the comparison view of a sweep in MLflow's page: a row for each swept value, averaged over the seeds.
 
 The page keeps such views as tags of an experiment, `mlflow.sharedViewState.<key>`, for its own "share" button. Their
-format is not documented; it is that of MLflow 3.17 (other versions ignore unknown fields). The charts of the losses
-come first. The page adds a chart for each other metric, under the first part of the metric's name as heading.
+format is not documented; it is that of MLflow 3.10 to 3.18, which are tested (other versions ignore unknown fields).
+With a later version, links also hold the documented parameters `searchFilter` and `orderByKey`: if its page does not
+know the view, it shows the sweep's runs in the order of the swept values.
+
+The charts of the losses come first. The page adds a chart for each other metric, under the part of the metric's name
+before the slash as heading.
 """
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
+from fewbits.experiments.tracking.numerics import entry_names
 from fewbits.experiments.tracking.owner import Owner
+from fewbits.experiments.tracking.points import key_of
+from fewbits.kernels.quantizer import Mixture
+from fewbits.models.recipe import Recipe
 from fewbits.sweeps.planning.expand import Cell
 from fewbits.sweeps.planning.sweep import Sweep
 
@@ -21,10 +32,24 @@ UI = "http://127.0.0.1:5000"  # the default address of `fewbits ui`
 TAG = "mlflow.sharedViewState."
 KEY = "fewbits-"  # prefix of the keys of fewbits' views
 SWEEP, SCALE, CURRENT = "fewbits.sweep", "fewbits.scale", "fewbits.current"  # tags of runs
+KIND = "fewbits.kind"  # a tag of the runs that are no trials: sweep or report
 COMPARED = "compared"  # the parameter by which runs are grouped to rows
 METRICS = ("validation_loss", "ood_loss", "loss")
-FOLDED = 100  # rows whose seeds are hidden at first; a tag has no space for more
+FOLDED = 100  # rows whose seeds are hidden at first
+DEFLATE = "deflate;"  # MLflow's prefix of a compressed view; MLflow 3.10 allows 5,000 characters in a tag
 SECTION, OTHERS = "fewbits-losses", ("optimizer", "speed")  # of the charts
+COMPLETE = {  # without all of these the page of MLflow 3.10 ends in an error
+    "startTime": "ALL",
+    "lifecycleFilter": "Active",
+    "modelVersionFilter": "All Runs",
+    "datasetsFilter": [],
+    "runsExpanded": {},
+    "runsPinned": [],
+    "runsHidden": [],
+    "runsVisibilityMap": {},
+}
+TESTED = (3, 18)  # the last version of MLflow whose page is known to understand the views
+ORDER = f"params.`{COMPARED}`"
 
 
 @dataclass(frozen=True)
@@ -34,15 +59,25 @@ class View:
     name: str
     experiment: str  # its id
     key: str
+    filter: str  # MLflow's search filter for the view's runs
 
     def link(self, base: str = UI) -> str:
         """Return the URL of the view's table."""
-        page = f"{base.rstrip('/')}/#/experiments/{self.experiment}/runs?viewStateShareKey={quote(self.key)}"
-        return f"{page}&workflowType=machine_learning"  # without the page's features for language model applications
+        # workflowType: without the page's features for language model applications
+        parameters = {"viewStateShareKey": self.key, "workflowType": "machine_learning"}
+        if _later_than_tested():
+            parameters |= {"searchFilter": self.filter, "orderByKey": ORDER, "orderByAsc": "true"}
+        page = f"{base.rstrip('/')}/#/experiments/{self.experiment}/runs"
+        return f"{page}?{urlencode(parameters, quote_via=quote)}"
 
     def charts(self, base: str = UI) -> str:
         """Return the URL of the view's charts."""
         return f"{self.link(base)}&compareRunsMode=CHART"
+
+
+def _later_than_tested() -> bool:
+    major, minor, *_ = metadata.version("mlflow").split(".")
+    return (int(major), int(minor)) > TESTED
 
 
 def group_of(sweep: Sweep) -> str:
@@ -52,7 +87,13 @@ def group_of(sweep: Sweep) -> str:
 
 def view_of(sweep: Sweep, experiment: str, owner: Owner) -> View:
     """Return the view that shows the owner's runs of a sweep. An experiment has one such view for each owner."""
-    return View(f"{sweep.name} at scale {sweep.scale}", experiment, f"{KEY}{sweep.name}-{sweep.scale}-{owner.name}")
+    key = f"{KEY}{sweep.name}-{sweep.scale}-{owner.name}"
+    return View(f"{sweep.name} at scale {sweep.scale}", experiment, key, _filter(sweep, owner))
+
+
+def _filter(sweep: Sweep, owner: Owner) -> str:
+    wanted = ((SWEEP, sweep.name), (SCALE, sweep.scale), *owner.key.items(), (CURRENT, "yes"))
+    return " and ".join(f'tags.`{tag}` = "{value}"' for tag, value in wanted)
 
 
 def compared(sweep: Sweep, cell: Cell) -> str:
@@ -63,27 +104,51 @@ def compared(sweep: Sweep, cell: Cell) -> str:
     return " ".join([*([cell.arm] if cell.arm else []), *(f"{short[axis]}={value}" for axis, value in cell.axes)])
 
 
-def view_state(sweep: Sweep, rows: Sequence[str], owner: Owner) -> str:
-    """Return the JSON text of the tag that holds a sweep's view. rows: the names of its rows."""
-    wanted = ((SWEEP, sweep.name), (SCALE, sweep.scale), *owner.key.items(), (CURRENT, "yes"))
-    return json.dumps(
+def view_state(sweep: Sweep, rows: Sequence[str], owner: Owner, numerics: Sequence[str] = ()) -> str:
+    """Return a sweep's view as the value of its tag.
+
+    rows: the names of its rows. numerics: metrics that it shows besides the losses.
+    """
+    shown = (*METRICS, *numerics)
+    text = json.dumps(
         {
-            "searchFilter": " and ".join(f'tags.`{tag}` = "{value}"' for tag, value in wanted),
-            "orderByKey": f"params.`{COMPARED}`",
+            "searchFilter": _filter(sweep, owner),
+            "orderByKey": ORDER,
             "orderByAsc": True,
             "groupBy": {"aggregateFunction": "average", "groupByKeys": [{"mode": "param", "groupByData": COMPARED}]},
+            **COMPLETE,
             "groupsExpanded": {f"param.{COMPARED}.{row}": False for row in rows[:FOLDED]},
             "useGroupedValuesInCharts": True,
             "runsHiddenMode": "SHOW_ALL",
-            "selectedColumns": [*(f"metrics.`{name}`" for name in METRICS), "params.`seed`"],
+            "selectedColumns": [*(f"metrics.`{name}`" for name in shown), "params.`seed`"],
             "columnOrder": ["attributes.`Run Name`"],
             "columnWidths": {"attributes.`Run Name`": 360},
             "compareRunSections": [_section(SECTION, "Model metrics"), *(_section(name, name) for name in OTHERS)],
-            "compareRunCharts": [_chart(name) for name in METRICS],
+            "compareRunCharts": [_chart(name) for name in shown],
             "isAccordionReordered": True,  # keep the sections in this order
             "hideEmptyCharts": True,
         }
     )
+    return DEFLATE + base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+
+
+def read_state(value: str) -> dict[str, Any]:
+    """Return the state in the value of a view's tag; views of earlier versions are not compressed."""
+    if value.startswith(DEFLATE):
+        value = zlib.decompress(base64.b64decode(value.removeprefix(DEFLATE))).decode()
+    return dict(json.loads(value))
+
+
+def numerics_shown(recipes: Iterable[Recipe]) -> tuple[str, ...]:
+    """Return the metrics of numerics that compare these recipes: decisions, gradient errors and bit widths."""
+    shown: dict[str, None] = {}
+    for recipe in recipes:
+        specs = [slot.spec for slot in recipe.operands.values() if slot.spec is not None]
+        mixtures = dict.fromkeys(str(spec) for spec in specs if isinstance(spec, Mixture))
+        shown |= dict.fromkeys(key_of(f"decisions/{name}") for spec in mixtures for name in entry_names(spec))
+        shown |= {"weight_gradient/error": None} if specs else {}
+        shown |= {"bits/mean": None} if recipe.sampler.kind != "none" else {}
+    return tuple(shown)
 
 
 def _section(uuid: str, name: str) -> dict[str, Any]:
@@ -119,8 +184,8 @@ def views_in(client: Any) -> list[View]:
     """Return all comparison views of a tracking store."""
     views = []
     for experiment in client.search_experiments():
-        for tag in experiment.tags:
+        for tag, value in experiment.tags.items():
             if tag.startswith(TAG + KEY):
-                name = f"{experiment.name}: {tag.removeprefix(TAG + KEY)}"
-                views.append(View(name, experiment.experiment_id, tag.removeprefix(TAG)))
+                name, runs = f"{experiment.name}: {tag.removeprefix(TAG + KEY)}", read_state(value)["searchFilter"]
+                views.append(View(name, experiment.experiment_id, tag.removeprefix(TAG), runs))
     return views

@@ -15,39 +15,47 @@ current, and the comparison view shows only current trials.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fewbits.common.redaction import redacted
-from fewbits.common.store_folder import runs_option
 from fewbits.experiments.storage.run_folder import RunFolder
-from fewbits.experiments.tracking import mlflow_database, mlflow_runs
-from fewbits.experiments.tracking import tracker as tracking
+from fewbits.experiments.tracking import connection, mlflow_runs
 from fewbits.experiments.tracking.mlflow_runs import FOLDER, TRIAL, OwnedRuns
 from fewbits.experiments.tracking.owner import STORE, Owner, owner_of
+from fewbits.experiments.tracking.points import began
+from fewbits.experiments.tracking.send import send
+from fewbits.experiments.tracking.tracker import about, reap
 from fewbits.sweeps.planning.expand import Cell
 from fewbits.sweeps.planning.plan import Plan
 from fewbits.sweeps.planning.sweep import Sweep
 from fewbits.sweeps.running import store
 from fewbits.sweeps.running.store import State
 from fewbits.sweeps.running.trial_status import trial_statuses
-from fewbits.sweeps.tracking import comparison
 from fewbits.sweeps.tracking.comparison import (
     COMPARED,
     CURRENT,
+    KIND,
     SCALE,
     SWEEP,
     TAG,
-    View,
     compared,
     group_of,
+    numerics_shown,
     view_of,
 )
-from fewbits.sweeps.tracking.sent import SentSweep, SentTrial, WantedSweep, look_at, place_of, read_sent, write_sent
+from fewbits.sweeps.tracking.reports import send_reports
+from fewbits.sweeps.tracking.sent import (
+    SentSweep,
+    SentTrial,
+    WantedSweep,
+    look_at,
+    look_at_database,
+    place_of,
+    read_sent,
+    write_sent,
+)
+from fewbits.sweeps.tracking.synced import Synced
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -55,7 +63,6 @@ if TYPE_CHECKING:
 
 STATE, PLACE, REASON = "fewbits.state", "fewbits.place", "fewbits.reason"
 PARENT, SOURCE, NOTE = "mlflow.parentRunId", "mlflow.source.name", "mlflow.note.content"
-KIND = "fewbits.kind"  # a tag of parent runs: sweep
 STATUS = {
     State.PLANNED: "KILLED",  # it has started, but no worker has it
     State.RUNNING: "RUNNING",
@@ -65,45 +72,14 @@ STATUS = {
 }
 
 
-@dataclass(frozen=True)
-class Synced:
-    """The result of an update of MLflow."""
-
-    uri: str
-    views: tuple[View, ...]  # of the sweeps that MLflow has runs of
-    sent: int  # runs that were created or changed
-    away: bool  # MLflow did not get everything
-    runs: Path | None = field(default=None, compare=False)  # the store
-
-    @property
-    def links(self) -> tuple[tuple[str, str], ...]:
-        """The names and URLs of the comparison views; without a server, at the address of `fewbits ui`."""
-        base = _without_user(self.uri) if self.uri.startswith("http") else comparison.UI
-        return tuple((view.name, view.link(base)) for view in self.views)
-
-    @property
-    def lines(self) -> list[str]:
-        """The links as lines, and the command that serves them if there is no server."""
-        links = [f"{name}: {link}" for name, link in self.links]
-        return [*links, self._served] if links and self._served else links
-
-    @property
-    def _served(self) -> str:
-        """The line that names the `fewbits ui` command; empty if a server has the runs."""
-        if self.uri.startswith("http"):
-            return ""
-        runs = self.runs or mlflow_database.path_of(self.uri).parent
-        return f"(served by `fewbits ui{'' if os.environ.get('MLFLOW_TRACKING_URI') else runs_option(runs)}`)"
-
-
 class Mirror:
     """The view of one plan in MLflow. `sync` may be called from any thread; each error is reported once."""
 
     def __init__(self, plan: Plan, uri: str | None = None) -> None:
         self._plan = plan
         self._runs = plan.store
-        self.uri = uri or tracking.tracking_uri(self._runs)
-        self._patience = tracking.Patience()
+        self.uri = uri or connection.tracking_uri(self._runs)
+        self._patience = connection.Patience()
         self._client: MlflowClient | None = None
         self._owner: Owner | None = None
 
@@ -117,32 +93,39 @@ class Mirror:
         if self._owner is None:  # the store has no id, and cannot be written
             return Synced(self.uri, (), 0, True, self._runs)
         owner, runs = self._owner, self._runs
-        groups, wanted = read_sent(runs, self.uri, owner), self._wanted(last or afresh, owner)
+        record, wanted = read_sent(runs, self.uri, owner), self._wanted(last or afresh, owner)
         sent = 0
         away = (
             afresh
-            or not all(want.is_sent(groups.get(key)) for key, want in wanted.items())
-            or any(group.orphans(wanted.get(key), runs) for key, group in groups.items())
+            or record.database != look_at_database(self.uri)
+            or not all(want.is_sent(record.sweeps.get(key)) for key, want in wanted.items())
+            or any(group.orphans(wanted.get(key), runs) for key, group in record.sweeps.items())
+            or any(report.unsent for report in record.reports.values())
         )
         if away and (last or afresh or self._patience.over):
             with self._patience.guarding("trials go on"):
                 client, self._client = self._client or self._connect(), None
-                with tracking.locked(runs):
-                    groups = read_sent(runs, self.uri, owner)
+                with connection.locked(runs):
+                    record = read_sent(runs, self.uri, owner)
                     if afresh:
-                        groups = {key: group for key, group in groups.items() if key not in wanted}
+                        record.sweeps = {key: group for key, group in record.sweeps.items() if key not in wanted}
+                    elif record.database != look_at_database(self.uri):
+                        record.sweeps = {key: group for key, group in record.sweeps.items() if _exists(client, group)}
                     try:
-                        sent = self._update(client, owner, wanted, groups)
-                        sent += tracking.reap(client, runs) if afresh else 0
+                        sent = self._update(client, owner, wanted, record.sweeps)
+                        sent += reap(client, runs) if afresh else 0
+                        send_reports(client, runs, self.uri, owner, record)
+                        record.database = look_at_database(self.uri)
                     finally:
-                        write_sent(runs, self.uri, owner, groups)
+                        write_sent(runs, self.uri, owner, record)
                 self._client, away = client, False  # after an error the next attempt connects again
+        groups = record.sweeps
         views = [view_of(want.sweep, groups[key].experiment, owner) for key, want in wanted.items() if key in groups]
         return Synced(self.uri, tuple(views), sent, away, runs)
 
     def _connect(self) -> MlflowClient:
         self._runs.mkdir(parents=True, exist_ok=True)
-        return tracking.connect(self._runs, self.uri)
+        return connection.connect(self._runs, self.uri)
 
     def _wanted(self, over: bool, owner: Owner) -> dict[str, WantedSweep]:
         blocked_keys = (key for key, status in trial_statuses(self._plan).items() if status.state is State.BLOCKED)
@@ -156,7 +139,8 @@ class Mirror:
                     cells.setdefault(member.id, member.cell)
             if cells:
                 status = _status([blocked.get(trial, State(looks[trial][0])) for trial in cells], over)
-                wanted[group_of(sweep)] = WantedSweep(sweep, owner, cells, looks, status)
+                metrics = numerics_shown(self._plan.trials[trial].trial.recipe for trial in cells)
+                wanted[group_of(sweep)] = WantedSweep(sweep, owner, cells, looks, status, metrics)
         return wanted
 
     def _update(
@@ -181,7 +165,7 @@ class Mirror:
 
     def _ask(self, client: MlflowClient, owner: Owner, sweep: Sweep) -> SentSweep:
         """Return what MLflow has of a sweep of this owner; create its experiment and parent run if they are missing."""
-        experiment = tracking.experiment(client, sweep.study, self._runs, self.uri)
+        experiment = connection.experiment(client, sweep.study, self._runs, self.uri)
         key = {SWEEP: sweep.name, SCALE: sweep.scale}
         note = {"mlflow.note.content": sweep.about} if sweep.about else {}
         name = f"{sweep.name} {sweep.scale}"
@@ -224,7 +208,7 @@ class Mirror:
         child = child or group.children.setdefault(trial, SentTrial(str(folder.path), run.info.run_id, place))
         of_trial = self._plan.trials[trial].trial
         params = {
-            **tracking.about(of_trial),
+            **about(of_trial),
             **cell.place,
             COMPARED: compared(want.sweep, cell) or of_trial.recipe.name,
         }
@@ -244,7 +228,7 @@ class Mirror:
         alone = self.uri.startswith("sqlite")  # the store's lock prevents other drivers from creating the run too
         owned = OwnedRuns(client, group.experiment, want.owner)
         make = owned.new if alone else owned.one
-        return make(key, name, {**tags, CURRENT: "yes"}, tracking.began(folder))
+        return make(key, name, {**tags, CURRENT: "yes"}, began(folder))
 
     def _reap(self, client: MlflowClient, group: SentSweep, want: WantedSweep | None) -> int:
         """Update runs that MLflow shows as running, but that do not run and are not planned; return their number."""
@@ -257,9 +241,21 @@ class Mirror:
         return len(orphans)
 
 
+def _exists(client: MlflowClient, group: SentSweep) -> bool:
+    """Tell whether MLflow still has a sweep's run; users may delete it, or the whole database."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return client.get_run(group.parent).info.lifecycle_stage == "active"
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return False
+        raise
+
+
 def _send(client: MlflowClient, run: Run, folder: RunFolder, state: State, params: Mapping[str, str]) -> None:
     tags = {**_tags(folder, state), **({CURRENT: "yes"} if params else {})}
-    tracking.send(client, run, folder, STATUS[state], params, tags)
+    send(client, run, folder, STATUS[state], params, tags)
 
 
 def _tags(folder: RunFolder, state: State) -> dict[str, str | None]:
@@ -286,10 +282,3 @@ def _status(states: list[State], over: bool) -> str:
     if State.FAILED in states or State.BLOCKED in states:
         return "FAILED"
     return "KILLED" if State.PLANNED in states else "FINISHED"
-
-
-def _without_user(uri: str) -> str:
-    """Return a server's address without user and password, since a browser asks for them."""
-    scheme, separator, rest = uri.partition("://")
-    host, slash, path = rest.partition("/")
-    return redacted(f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}")

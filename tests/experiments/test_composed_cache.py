@@ -12,6 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from fewbits.experiments import config as configs
 from fewbits.experiments.composed_cache import digest_of_files, load_or_compose
 from fewbits.experiments.composition import compose, compose_file
+from fewbits.experiments.config_files import FOLDER, ROOT
 
 CHOICES = [(), ("model=hybrid-nano", "recipe=nvfp4"), ("recipe=mor/block", "optimizer=adam-mini", "scale=smoke")]
 
@@ -24,7 +25,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def hydra_composes(choice: tuple[str, ...]) -> Callable[[], DictConfig]:
     configs.prepare()
-    return lambda: compose(configs.FOLDER, configs.ROOT, choice)
+    return lambda: compose(FOLDER, ROOT, choice)
 
 
 def nothing_composes() -> DictConfig:

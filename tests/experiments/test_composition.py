@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from fewbits.experiments.composition import spelled
-from fewbits.experiments.config import FOLDER, ROOT, load_trial, prepare, resolved
+from fewbits.experiments.config import load_trial, prepare, resolved
+from fewbits.experiments.config_files import FOLDER, ROOT
 from tests.effort import examples
 
 

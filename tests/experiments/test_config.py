@@ -7,7 +7,8 @@ import pytest
 import yaml
 
 from fewbits import cli
-from fewbits.experiments.config import FOLDER, GROUPS, load_recipe, load_trial, names, resolved
+from fewbits.experiments.config import load_recipe, load_trial, resolved
+from fewbits.experiments.config_files import FOLDER, GROUPS, names
 from fewbits.experiments.trial import Runtime, Trial
 from fewbits.kernels.quantizer import Mixture, Quantizer
 from fewbits.models.networks.presets import MODELS
@@ -251,7 +252,7 @@ MISTAKES = {
     "recipe=": "no recipe ''",
     "recipe=[mor/block]": "no recipe ['mor/block']",
     "recipe=../trial": "no recipe '../trial'",
-    "data=pile": "no data 'pile'… bin, c4, c4-nemotron, openwebtext, python, synthetic, torch",
+    "data=pile": "no data 'pile'… bin, c4, c4-nemotron, openwebtext, python, synthetic, text, torch",
     "optimizer=sgd": "no optimizer 'sgd'… adam-mini, adamw",
     "schedule=poly": "no schedule 'poly'… constant, cosine, linear, wsd",
     "scale=huge": "no scale 'huge'… cpu, gpu, paper/",
@@ -270,7 +271,7 @@ MISTAKES = {
     "recipe.threshold=0.1": "unknown key 'recipe.threshold': recipe has ",
     "recipe=mor/block recipe.thresold=0.1": "unknown key 'recipe.thresold': recipe has threshold, ",
     "+training.foo=3": "unknown key training.foo… steps, ",
-    "hydra.run.dir=x": "unknown key 'hydra.run.dir'",
+    "hydra.run.dir=x": "hydra.run.dir…runtime.runs=DIR",
     "~training.steps": "training: missing keys: steps",
     "~recipe": "missing keys: recipe",
     # types and ranges
@@ -327,9 +328,12 @@ MISTAKES = {
     "training.length=4000000 model.context=4000000": "tokens are too few for windows of length 4000000",
     "data=bin": "data.path is missing",
     "data=bin data.path=/nowhere": "no folder /nowhere; a folder of train.bin and val.bin is expected",
+    "data=text": "data.path is missing",
+    "data=text data.path=/nowhere.txt": "data.path=/nowhere.txt: No such file",
+    "data=text data.path=/": "is a folder",
     "data=openwebtext": "make it by fewbits data prepare openwebtext",
     "data.path=/nowhere": "data.path=/nowhere with data.kind=python, which takes only",
-    "branch.parent=nowhere": "branch.parent nowhere: no such run folder",
+    "branch.parent=nowhere": "branch.parent: no run 'nowhere' has started in runs",
 }
 
 

@@ -9,7 +9,7 @@ from fewbits.analysis.engine.claims.findings import ControlResult, Finding, Verd
 from fewbits.analysis.engine.claims.formulas import evaluate
 from fewbits.analysis.engine.claims.hooks import hooks_of, load_hooks
 from fewbits.analysis.engine.claims.pairs import Numbers, built_in, data_of
-from fewbits.analysis.engine.claims.schema import Claim, ControlClaim, Part, comparisons, load_claims
+from fewbits.analysis.engine.claims.schema import Claim, ControlClaim, Part, StudyClaims, comparisons, load_claims
 from fewbits.analysis.engine.claims.seeds import shaping
 from fewbits.analysis.engine.claims.tests import judge, judge_exact
 from fewbits.analysis.engine.claims.verdicts import Evidence, conclude
@@ -27,15 +27,23 @@ COVERED = 0.5
 def judge_study(study: str, results: Results) -> dict[str, Verdict]:
     """Return the verdict of every claim, in the order of the data file."""
     load_hooks(study)
-    return conclude({claim.id: evidence_of(study, claim, results) for claim in load_claims(study).claims})
+    return judge_claims(load_claims(study), results)
 
 
-def evidence_of(study: str, claim: Claim, results: Results) -> Evidence:
-    """Return the findings on a claim and its controls, and what a reader has to know of the runs behind them."""
+def judge_claims(of: StudyClaims, results: Results) -> dict[str, Verdict]:
+    """Return the verdict of each of these claims, which are decided together."""
+    return conclude({claim.id: evidence_of(of.study, claim, results, of) for claim in of.claims})
+
+
+def evidence_of(study: str, claim: Claim, results: Results, of: StudyClaims | None = None) -> Evidence:
+    """Return the findings on a claim and its controls, and what a reader has to know of the runs behind them.
+
+    of: the claims and controls that the claim belongs to, if they are not those of the study's file.
+    """
     findings = find(study, claim, results)
     trials = tuple(dict.fromkeys(trial for finding in findings for trial in finding.trials))
     training = training_of(results, trials)
-    controls = [load_claims(study).control(name) for name in claim.control]
+    controls = [(of or load_claims(study)).control(name) for name in claim.control]
     return Evidence(
         claim,
         findings,
@@ -64,6 +72,8 @@ def _findings(study: str, claim: Claim | ControlClaim, results: Results) -> Iter
     measured: Mapping[str, Measured] | None = None
     for comparison in comparisons(claim, arm_table(study)):
         if comparison.test == "exact":
+            if claim.id not in hooks_of(study).exact:
+                raise ValueError(f"claim {claim.id}: the test exact needs a function that is registered for it")
             result = hooks_of(study).exact[claim.id]()
             checks = {"": result} if isinstance(result, Exact) else result
             yield from (judge_exact(name, check) for name, check in checks.items())

@@ -244,6 +244,26 @@ def load_claims(study: str) -> StudyClaims:
         raise ValueError(f"claims/{study}.yaml: {error}") from None
 
 
+def claims_from(file: Path, study: str) -> StudyClaims:
+    """Return the claims and controls of a file of the user's own, for a sweep of this study."""
+    try:
+        content = yaml.safe_load(file.read_text("utf-8"))
+        if not isinstance(content, Mapping):
+            raise ValueError("a mapping with the key claims is expected")
+        listed = content.get("claims")
+        if not isinstance(listed, list) or not all(isinstance(claim, Mapping) for claim in listed):
+            raise ValueError(f"claims: a list of mappings is expected, not {listed!r}")
+        return from_dict(StudyClaims, {"study": study, **content, "claims": [{"ours": True, **one} for one in listed]})
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or " ".join(str(error).split())
+        raise ValueError(f"{file}: {reason}") from None
+
+
+def claim_ids(study: str) -> tuple[str, ...]:
+    """Return the ids of a study's claims; none if it has no file of claims."""
+    return tuple(claim.id for claim in load_claims(study).claims) if study in studies_with_claims() else ()
+
+
 def studies_with_claims() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
 

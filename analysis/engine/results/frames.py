@@ -91,12 +91,11 @@ class Results:
     @cached_property
     def trials(self) -> pd.DataFrame:
         """A table with a row for each place: its labels, the state of its trial and every number of the result."""
-        return pd.DataFrame(
-            [
-                labels(member) | standing(self.plan.trials[member.id], self.earlier.get(place_of(member), ""))
-                for member in self.members
-            ]
-        )
+        return pd.DataFrame([self._row(member) for member in self.members])
+
+    def _row(self, member: Member) -> dict[str, Any]:
+        planned = self.plan.trials[member.id]
+        return labels(member) | standing(planned.folder, planned.trial, self.earlier.get(place_of(member), ""))
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fewbits.experiments.identity import computed_by_todays_sources
+from fewbits.experiments.storage.evaluations import numbers, with_stored
+from fewbits.experiments.storage.run_folder import RunFolder
+from fewbits.experiments.trial import Trial
 from fewbits.sweeps.planning.cost import parameters_of
-from fewbits.sweeps.planning.plan import Member, Planned
+from fewbits.sweeps.planning.plan import Member
 from fewbits.sweeps.running import store
 from fewbits.sweeps.running.machine_kinds import computed
 
@@ -34,45 +37,38 @@ def labels(member: Member) -> dict[str, Any]:
     return columns | {axis: value for axis, value in cell.axes if axis not in columns}
 
 
-def standing(planned: Planned, old: str) -> dict[str, Any]:
-    """Return the state of a trial and every number of its result.
+def standing(folder: RunFolder, trial: Trial, old: str) -> dict[str, Any]:
+    """Return the state of a trial, and every number of its result and of later evaluations.
 
     old: the name of the run folder of another trial that a stored plan had at this place, or "".
     """
-    state = store.state(planned.folder)
+    state = store.state(folder)
     over = state in store.OVER
-    result = (planned.folder.result() or {}) if over else {}
-    failure = store.failure(planned.folder) if state is store.State.FAILED else None
+    result = with_stored(folder.path, folder.result() or {}) if over else {}
+    failure = store.failure(folder) if state is store.State.FAILED else None
     note = failure.reason if failure else ""
     stale = old if old and not over else ""
     if stale:
         note = f"stale: {old} was computed by other code or another config"
-    elif over and not computed_by_todays_sources(planned.folder.provenance() or {}):
+    elif over and not computed_by_todays_sources(folder.provenance() or {}):
         note = OTHER_CODE
     elif state is store.State.PLANNED:
         note = "missing: not run, or not to its end"
-    model = planned.trial.model
+    model = trial.model
     columns = {
-        "folder": str(planned.folder.path),
+        "folder": str(folder.path),
         "state": str(state),
-        "step": int(result.get("step", store.reached(planned.folder))),
-        "steps": planned.trial.training.steps,
+        "step": int(result.get("step", store.reached(folder))),
+        "steps": trial.training.steps,
         "stale": stale,
         "note": note,
         "model": model.name,
         "parameters": parameters_of(model),
-        "recipe": planned.trial.recipe.name,
-        "computed": computed(planned.folder),
+        "recipe": trial.recipe.name,
+        "computed": computed(folder),
     }
-    return columns | dict(_numbers({k: v for k, v in result.items() if k not in _NO_NUMBERS}))
-
-
-def _numbers(value: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, float]]:
-    for key, item in value.items():
-        if isinstance(item, Mapping):
-            yield from _numbers(item, f"{where}{key}.")
-        elif item is None or isinstance(item, int | float):
-            yield f"{where}{key}", float("nan") if item is None else float(item)
+    measured = numbers({k: v for k, v in result.items() if k not in _NO_NUMBERS})
+    return columns | {name: float("nan") if value is None else float(value) for name, value in measured}
 
 
 def treatment(arm: str | None, axes: Iterable[tuple[str, str]]) -> str:

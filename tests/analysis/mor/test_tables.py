@@ -1,5 +1,7 @@
 """MoR's tables on trials whose truth is known: the paper's numbers beside ours, changes in percent, no gap unsaid."""
 
+import json
+import shutil
 from collections.abc import Callable
 from functools import partial
 
@@ -12,6 +14,7 @@ from fewbits.analysis.report.items import OutOfReach, Setting, TableResult, Valu
 from fewbits.analysis.report.registry import study_registry
 from fewbits.analysis.studies.mor.tensors import ONE
 from fewbits.analysis.tables.comparing import compare, pools
+from fewbits.experiments.storage import evaluations
 from fewbits.sweeps.planning.plan import Plan
 from tests.analysis import shown_items
 from tests.analysis.mor.worlds import FLOOR, World, results
@@ -68,6 +71,25 @@ def test_what_cannot_be_had_is_said(found: Results) -> None:
     assert cell(made, "MMLU", "Configuration 1: Block").paper == 45.95
     assert isinstance(cell(made, "Training loss", "Configuration 2: Block").ours, NotPlanned)
     assert mean(cell(made, "Loss on other text (ours, in place of tasks)", "Configuration 1: BF16")) == 3.0
+
+
+def test_scores_of_the_papers_tasks_are_shown_where_runs_were_evaluated(cpu: Plan) -> None:
+    made = results(cpu, World(effect=EFFECT))
+    trials = {str(row["id"]): row for row in made.rows if row["arm"] == "block" and row["state"] == "done"}
+    folders = [cpu.trials[trial].folder.path for trial in trials]
+    for path in folders:
+        key = evaluations.Key("piqa", {}, json.loads((path / "result.json").read_text())["step"], "fingerprint")
+        scores = {"tasks": {"piqa": {"acc_norm,none": 0.75}}}
+        evaluations.write(path, evaluations.Evaluation(key, scores, {}, 1))
+    try:
+        shown = table("Table 2", Results(cpu))
+    finally:
+        for path in folders:
+            shutil.rmtree(path / evaluations.FOLDER)
+    ours = cell(shown, "PIQA", "Configuration 1: Block")
+    assert (mean(ours), ours.paper) == (75.0, 79.16)
+    assert isinstance(cell(shown, "PIQA", "Configuration 1: BF16").ours, OutOfReach)
+    assert isinstance(cell(shown, "MMLU", "Configuration 1: Block").ours, OutOfReach)
 
 
 def test_settings_are_those_of_the_trials_and_assumed_where_the_paper_is_silent(found: Results) -> None:

@@ -79,10 +79,13 @@ def test_a_tables_frame_has_the_papers_number_ours_and_the_reason_where_there_is
         TableCell(Value(2.0, None, 1, ("aa",)), 1.5, "printed"),
         TableCell(NotPlanned("not run at this scale (x)")),
     )
-    (row,) = TableResult(("BF16", "Channel"), (TableRow("Loss", cells, "nats"),)).frame().to_dict("records")
-    assert (row["BF16: paper"], row["BF16: ours"], row["BF16: difference"], row["BF16: seeds"]) == (1.5, 2.0, 0.5, 1)
-    assert row["Channel: ours"] == "not run at this scale (x)"
-    assert list(row)[:5] == ["metric", "unit", "BF16: paper", "BF16: ours", "BF16: difference"]
+    frame = TableResult(("BF16", "Channel"), (TableRow("Loss", cells, "nats"),)).frame()
+    bf16, channel = frame.to_dict("records")
+    assert (bf16["metric"], bf16["unit"], bf16["column"], bf16["note"]) == ("Loss", "nats", "BF16", "")
+    assert (bf16["paper"], bf16["ours"], bf16["difference"], bf16["seeds"]) == (1.5, 2.0, 0.5, 1)
+    assert channel["note"] == "not run at this scale (x)"
+    assert all(frame[name].dtype == float for name in ("paper", "ours", "difference", "low", "high"))
+    assert frame["ours"].isna().to_list() == [False, True]
 
 
 def test_a_figure_is_drawn_when_it_is_asked_for() -> None:

@@ -6,7 +6,7 @@ from fewbits.analysis.engine.claims.findings import ControlResult, Finding, Outc
 from fewbits.analysis.engine.claims.schema import Claim, Margin, Part
 from fewbits.analysis.engine.statistics.estimates import Interval
 from fewbits.analysis.views.numbers import bounds, effect, number
-from fewbits.analysis.views.remarks import remarks, unreached
+from fewbits.analysis.views.remarks import remarks_html, unreached
 
 MARGIN = Margin(0.005, True, "r")
 PART = Part("equivalent", arms=("block",))
@@ -22,7 +22,7 @@ def verdict(name: str, outcome: Outcome, *findings: Finding, **changes: object) 
 
 
 def shown(*verdicts: Verdict) -> str:
-    return str(remarks({one.claim.id: one for one in verdicts}))
+    return str(remarks_html({one.claim.id: one for one in verdicts}))
 
 
 def test_what_is_as_stated_is_no_remark() -> None:

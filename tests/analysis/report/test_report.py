@@ -13,6 +13,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
+from matplotlib.figure import Figure
 
 from fewbits import cli
 from fewbits.analysis.engine.claims.judging import judge_study
@@ -25,9 +26,7 @@ from fewbits.analysis.report.registry import study_registry
 from fewbits.analysis.report.study_report import read_study
 from fewbits.analysis.views.provenance import Provenance
 from fewbits.experiments.storage.run_folder import RunFolder
-from fewbits.sweeps.planning.stored_plans import save_plan
 from fewbits.sweeps.running import store
-from tests.analysis.conftest import SWEEP
 from tests.analysis.report.report_inputs import Made, left, read_page, stand_in
 
 ROOT = Path(__file__).parents[3]
@@ -36,23 +35,6 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture(autouse=True)
 def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch)
-
-
-@pytest.fixture(scope="session")
-def original(trained: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """A report of the room's tiny trials, as a sweep of the study; tests change copies of it."""
-    runs, cache = trained
-    folder = tmp_path_factory.mktemp("report")
-    where = f"overrides:\n  - runtime.cache={cache}\n  - runtime.device=cpu"
-    (folder / "tiny.yaml").write_text("study: mor\n" + SWEEP.replace("overrides:", where, 1))
-    shutil.copytree(runs / "runs", folder / "runs")
-    made = Made(folder / "tiny.yaml", folder / "runs", folder / "reports")
-    words = [str(made.file), f"runtime.runs={made.store}"]
-    save_plan(read_study(words).results.plan, words)
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        stand_in(monkeypatch)
-        assert made.report() == 0
-    return made
 
 
 @pytest.fixture
@@ -202,10 +184,10 @@ def test_tables_are_csv_and_latex(original: Made) -> None:
     assert isinstance(made, TableResult)
     with (original.folder / "tables" / "table-4.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["metric"] for row in rows] == ["Validation loss", "MMLU & more"]
+    assert list(dict.fromkeys(row["metric"] for row in rows)) == ["Validation loss", "MMLU & more"]
     ours = made.rows[0].cells[0].ours
     assert isinstance(ours, Value)
-    assert float(rows[0]["BF16: ours"]) == ours.mean
+    assert (rows[0]["column"], float(rows[0]["ours"])) == ("BF16", ours.mean)
     latex = (original.folder / "tables" / "table-4.tex").read_text()
     lines = [line for line in latex.splitlines() if line.endswith(r"\\")]
     assert {len(re.findall(r"(?<!\\)&", line)) for line in lines} == {4}
@@ -229,6 +211,11 @@ def test_the_notebook_beside_the_page_is_one(original: Made) -> None:
     ids = [cell.id for cell in notebook.cells]
     assert len(set(ids)) == len(ids)
     assert any("Table 2" in cell.source for cell in notebook.cells)
+    (set_in,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
+    values: dict[str, object] = {}
+    exec(set_in.source, values)
+    assert [values[name] for name in ("study", "scale", "overrides")] == [str(original.file), "", ""]
+    assert values["runs"] == str(original.store)
 
 
 def test_a_deleted_trial_is_said_to_be_missing(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
@@ -352,7 +339,7 @@ def test_the_index_says_what_the_reports_say_and_leads_to_them(original: Made, t
         (["study=mor", "--compare", "smoke"], ["--compare smoke"]),
         (["study=mor", "--compare", "smoke", "smoke"], ["--compare smoke smoke"]),
         (["study=mor", "scale=cpu", "--compare", "smoke", "cpu"], ["scale=cpu", "once"]),
-        (["sweep=partitions"], ["study=NAME"]),
+        (["sweep=partitions"], ["study=mor"]),
         ([], ["study=NAME", "--index"]),
         (["--index"], ["no report in", "fewbits report"]),
         (["study=mor", "--index"], ["--index", "no other option"]),
@@ -413,14 +400,29 @@ def test_claims_are_listed_in_the_terminal_as_in_the_report(original: Made, caps
 def test_items_have_frames_and_figures_for_jupyter(original: Made) -> None:
     report = read_study([str(original.file), f"runtime.runs={original.store}"])
     table, figure, claims = report.table("Table 4"), report.figure("Figure 10"), report.claims("M3")
-    assert list(table.frame["metric"]) == ["Validation loss", "MMLU & more"]
-    assert "<table" in table._repr_html_()
-    assert figure.figure.get_figwidth() > 5
-    assert list(claims.frame["claim"]) == ["M3", "M3"]
+    assert isinstance(table, pd.DataFrame)
+    assert list(table["metric"].unique()) == ["Validation loss", "MMLU & more"]
+    assert "<table" in str(table._repr_html_())
+    assert type(table.dropna(subset=["ours"])) is pd.DataFrame
+    assert isinstance(figure, Figure)
+    assert not figure.missing
+    assert {"text/html", "image/png"} <= set(figure._repr_mimebundle_())
+    assert list(claims["claim"]) == ["M3", "M3"]
     missing = report.figure("Figure 6")
-    assert "not run at this scale" in missing._repr_html_()
-    with pytest.raises(ValueError, match="not run at this scale"):
-        missing.figure  # noqa: B018
+    assert "not run at this scale" in missing.missing
+    assert "not run at this scale" in missing._repr_mimebundle_()["text/html"]
+    for item in (report.table, report.figure, report.claims, report.show):
+        with pytest.raises(ValueError, match="Figre 6"):
+            item("Figre 6")
+
+
+def test_a_changed_figure_shows_its_changes(original: Made) -> None:
+    figure = read_study([str(original.file), f"runtime.runs={original.store}"]).figure("Figure 10")
+    before = figure._repr_mimebundle_()
+    figure.axes[0].set_title("changed")
+    after = figure._repr_mimebundle_()
+    assert before["image/png"] != after["image/png"]
+    assert before["text/html"] != after["text/html"]
 
 
 def test_claims_are_grouped_by_reach_with_sizes_beside_the_tally(original: Made) -> None:

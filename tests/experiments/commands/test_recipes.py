@@ -1,16 +1,15 @@
 """`fewbits recipes` lists every recipe, its six operands, and its settings."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fewbits.experiments import config
 from fewbits.experiments.commands.recipes import main
-from fewbits.experiments.config import load_recipe, names
+from fewbits.experiments.config import load_recipe
+from fewbits.experiments.config_files import names
 from fewbits.models.recipe import SLOTS
 
 
@@ -73,12 +72,13 @@ def test_an_unknown_recipe_is_told_with_the_nearest_first() -> None:
 
 @pytest.fixture
 def write_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
-    """Return a function that adds a recipe to a copy of the config folder, which the command then uses."""
-    folder = shutil.copytree(config.FOLDER, tmp_path / "config")
-    monkeypatch.setattr(config, "FOLDER", folder)
+    """Return a function that adds a recipe to the user's own config folder, `./conf`."""
+    folder = tmp_path / "conf" / "recipe"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
 
     def write(name: str, text: str) -> None:
-        (folder / "recipe" / f"{name}.yaml").write_text(text)
+        (folder / f"{name}.yaml").write_text(text)
 
     return write
 

@@ -48,6 +48,7 @@ def test_a_trial_is_one_command(cache: Path, tmp_path: Path) -> None:
     assert tmp_path / path == folder
     assert re.fullmatch(
         r"done at step 40, loss \d\.\d{4}, validation \d\.\d{4}, out of domain \d\.\d{4}, "
+        r"BF16 in \d+\.\d % of decisions, "
         r"validation cloze \d+\.\d ± \d+\.\d %, ood cloze \d+\.\d ± \d+\.\d %",
         summary,
     )

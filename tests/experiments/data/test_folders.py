@@ -168,7 +168,7 @@ def test_the_description_is_json_and_tells_sizes_and_checksums(tmp_path: Path) -
     [
         (
             DataConfig(kind="pile"),
-            r"unknown kind of data 'pile'.*python, torch, synthetic, bin, openwebtext, c4",
+            r"unknown kind of data 'pile'.*python, torch, synthetic, text, bin, openwebtext, c4",
         ),
         (DataConfig(kind="bin"), r"data\.path is missing"),
         (

@@ -1,6 +1,8 @@
 """Models whose answers are known, a tokenizer of bytes, and corpora of text, for the tests of evaluation."""
 
+import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -85,3 +87,26 @@ class Text:
         starts = torch.arange(count)[:, None] * length
         index = starts + torch.arange(length)
         return tokens[index], tokens[index + 1]
+
+
+def toy_tasks(folder: Path) -> Path:
+    """Write a task of lm-eval with three questions, and a copy of it that runs code; return the folder."""
+    folder.mkdir(parents=True)
+    questions = [{"text": "import ", "choices": ["os", "q#"], "answer": answer} for answer in (0, 1, 0)]
+    (folder / "toy.jsonl").write_text("\n".join(map(json.dumps, questions)))
+    (folder / "toy.yaml").write_text(
+        f"""task: toy
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {folder / "toy.jsonl"}}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: text
+doc_to_choice: choices
+doc_to_target: answer
+metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
+"""
+    )
+    (folder / "toy_code.yaml").write_text((folder / "toy.yaml").read_text().replace("toy\n", "toy_code\n", 1))
+    with (folder / "toy_code.yaml").open("a") as file:
+        file.write("unsafe_code: true\n")
+    return folder

@@ -14,6 +14,7 @@ from fewbits.experiments.data.load import load
 from fewbits.experiments.setup import text_tokenizer
 from fewbits.experiments.training import run
 from tests.experiments.data.data_inputs import bin_folder, shared_cache
+from tests.experiments.evaluation.evaluation_inputs import toy_tasks
 
 SUBWORDS = ["data.tokenizer=bpe:512", "data.size=200000"]
 TEXT = "def naïve(x):\n    return '<|endoftext|>' * x  # 日本\n"
@@ -72,26 +73,7 @@ def test_a_tokenizer_that_is_not_that_of_the_tokens_is_refused(cache: Path, tmp_
 @pytest.fixture
 def tasks(tmp_path: Path) -> Path:
     """Return a folder with a task, its questions, and a copy of the task that runs code."""
-    folder = tmp_path / "tasks"
-    folder.mkdir()
-    questions = [{"text": "import ", "choices": ["os", "q#"], "answer": answer} for answer in (0, 1, 0)]
-    (folder / "toy.jsonl").write_text("\n".join(map(json.dumps, questions)))
-    (folder / "toy.yaml").write_text(
-        f"""task: toy
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {folder / "toy.jsonl"}}}}}
-test_split: test
-output_type: multiple_choice
-doc_to_text: text
-doc_to_choice: choices
-doc_to_target: answer
-metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
-"""
-    )
-    (folder / "toy_code.yaml").write_text((folder / "toy.yaml").read_text().replace("toy\n", "toy_code\n", 1))
-    with (folder / "toy_code.yaml").open("a") as file:
-        file.write("unsafe_code: true\n")
-    return folder
+    return toy_tasks(tmp_path / "tasks")
 
 
 def test_a_trial_in_subwords_ends_with_cloze_and_tasks(

@@ -252,7 +252,8 @@ while waiting:
     seen.add(name)
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
-            waiting += [alias.name.removeprefix("fewbits.") for alias in node.names]
+            names = [alias.name for alias in node.names if alias.name.startswith("fewbits.")]
+            waiting += [name.removeprefix("fewbits.") for name in names]
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fewbits"):
             module = node.module.removeprefix("fewbits").removeprefix(".")
             waiting += [module, *(f"{module}.{alias.name}" if module else alias.name for alias in node.names)]
@@ -277,7 +278,9 @@ run(trial, runtime)
 print(*(name.removeprefix("fewbits.") for name in sys.modules if name.startswith("fewbits.")))
 """
 # The result of these modules is the resolved config, which is in the id.
-COMPOSING = {"experiments.composed_cache", "experiments.composition", "experiments.config"}
+COMPOSING = {
+    f"experiments.{name}" for name in ("composed_cache", "composition", "config", "config_files", "hydra_settings")
+}
 
 
 def test_every_module_that_a_trial_loads_is_listed(cache: Path, tmp_path: Path) -> None:

@@ -397,7 +397,7 @@ def test_programs_get_every_number(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere", "bf16"], "nowhere: no such folder"),
+        (["nowhere", "bf16"], "no run .nowhere. has started"),
         ([".", "bf16"], "is no run folder: it has no provenance.json"),
         (["RUN"], "the following arguments are required: RECIPE"),
         (["RUN", "rht=16", "nvfp4"], "rht=16 comes before any recipe"),

@@ -1,10 +1,8 @@
 """Every step is sent to MLflow exactly once, whatever happens, and no failure of MLflow affects the trial."""
 
 import json
-import sqlite3
 import subprocess
 import warnings
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +10,11 @@ import pandas as pd
 import pytest
 
 from fewbits.experiments.storage.run_folder import RunFolder
-from fewbits.experiments.tracking import mlflow_database, mlflow_runs
+from fewbits.experiments.tracking import connection, mlflow_runs, points, send
 from fewbits.experiments.tracking import tracker as tracking
-from fewbits.experiments.tracking.mlflow_database import Point
+from fewbits.experiments.tracking.points import Point
 from fewbits.experiments.training import Progress
-from tests.experiments.trial_inputs import Interrupted, left, metric, train, train_until
+from tests.experiments.trial_inputs import MOR, Interrupted, left, metric, train, train_until
 
 ON = ("runtime.tracking=mlflow", "training.steps=9", "evaluation.every=4")
 
@@ -68,6 +66,73 @@ def test_every_step_is_there_once(mlflow: Any, untracked: RunFolder, cache: Path
     assert history[0].timestamp < history[-1].timestamp
     assert run.data.metrics["validation_loss"] == result["validation_loss"]
     assert mlflow.list_artifacts(run.info.run_id)[0].path == "config.yaml"
+
+
+def histories(client: Any, run: Any) -> dict[str, Any]:
+    return {key: sorted(client.get_metric_history(run.info.run_id, key), key=str) for key in run.data.metrics}
+
+
+def test_a_run_shows_numerics_origin_data_and_tables(mlflow: Any, cache: Path, tmp_path: Path) -> None:
+    folder, result = train(cache, tmp_path, *ON, *MOR, "training.steps=10")
+    run = the_run(mlflow, folder)
+    numerics = pd.read_parquet(folder.path / "numerics.parquet")
+    assert sorted(set(numerics["step"])) == [4, 9]
+    for name in (
+        "decisions/bf16",
+        "decisions_bf16/fprop.x",
+        "error/fprop.x",
+        "flushed/fprop.w",
+        "weight_gradient/error",
+    ):
+        assert steps(mlflow, run, name) == [4, 9]
+    last = numerics[(numerics["step"] == 9) & (numerics["slot"] == "fprop.x")]
+    assert run.data.metrics["error/fprop.x"] == pytest.approx(last["error"].mean())
+    assert run.data.metrics["decisions_bf16/fprop.x"] == pytest.approx(last["share_1"].mean())
+    assert run.data.metrics["validation_loss_unquantized"] == result["validation_loss_unquantized"]
+
+    provenance = folder.provenance() or {}
+    assert run.data.tags["mlflow.source.git.commit"] == provenance["segments"][-1]["git"]
+    assert run.data.tags["mlflow.user"] == run.data.tags["fewbits.user"]
+    assert run.data.tags["provenance.torch"] == provenance["segments"][-1]["environment"]["torch"]
+    inputs = {given.tags[0].value: given.dataset for given in run.inputs.dataset_inputs}
+    assert {context: dataset.name for context, dataset in inputs.items()} == {
+        "training": "synthetic/train",
+        "validation": "synthetic/validation",
+        "out of domain": "synthetic/ood",
+    }
+    assert json.loads(inputs["training"].profile)["sha256"] == provenance["data"]["train.sha256"]
+
+    assert {artifact.path for artifact in mlflow.list_artifacts(run.info.run_id)} == {
+        *(send.CONFIG, *send.AT_END, send.LAST_WINDOW),
+    }
+    kept = Path(mlflow.download_artifacts(run.info.run_id, "numerics.parquet", str(tmp_path)))
+    assert kept.read_bytes() == (folder.path / "numerics.parquet").read_bytes()
+
+
+def test_sending_again_adds_nothing(mlflow: Any, cache: Path, tmp_path: Path) -> None:
+    """The tag that says what was sent may be behind, as after a kill between two requests, or lost."""
+    folder, _ = train(cache, tmp_path, *ON, "recipe=gaussws")
+    run = the_run(mlflow, folder)
+    before = histories(mlflow, run)
+    assert len(before["bits/mean"]) == 2
+    behind = json.dumps(json.loads(run.data.tags[send.SENT]) | {"step": 3})
+    for tag in (run.data.tags[send.SENT], behind, "{}", "not json"):
+        mlflow.set_tag(run.info.run_id, send.SENT, tag)
+        send.send(mlflow, mlflow.get_run(run.info.run_id), folder, "FINISHED", {}, {})
+        assert histories(mlflow, the_run(mlflow, folder)) == before
+        assert the_run(mlflow, folder).data.tags == run.data.tags
+
+
+def test_only_steps_whose_tables_are_complete_are_sent_while_a_trial_runs(cache: Path, tmp_path: Path) -> None:
+    """Training writes timing.parquet last."""
+    folder, _ = train(cache, tmp_path, *ON, "runtime.tracking=none", "seed=6")
+    result, timing = (folder.path / name for name in ("result.json", "timing.parquet"))
+    kept = result.read_bytes()
+    result.unlink()
+    pd.read_parquet(timing).head(4).to_parquet(timing)
+    assert [step for step, _ in points.step_points(folder, after=1)] == [2, 3]
+    result.write_bytes(kept)
+    assert [step for step, _ in points.step_points(folder, after=1)] == list(range(2, 9))
 
 
 def test_an_interrupted_trial_goes_on_in_its_run(
@@ -150,7 +215,7 @@ def test_mlflow_being_away_is_one_warning(
 def test_what_mlflow_missed_while_it_was_away_is_made_up_for(
     mlflow: Any, store: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracking, "SHARE", 0)
+    monkeypatch.setattr(connection, "SHARE", 0)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", nowhere(tmp_path))
 
     def say(progress: Progress) -> None:
@@ -174,35 +239,14 @@ def test_ctrl_c_is_no_fault_of_mlflow(
     monkeypatch.undo()
 
 
-def test_rows_are_sent_whole_in_batches_that_mlflow_takes() -> None:
-    rows = [dict.fromkeys("abcdefgh", float(number)) for number in range(350)]
-    batches = list(tracking._batches(rows))
-    assert [row for batch in batches for row in batch] == rows
-    assert [len(batch) * 10 <= tracking.BATCH for batch in batches] == [True] * 4
-    assert list(tracking._batches([])) == []
-
-
-def test_points_added_in_bulk_are_as_mlflow_writes_them(tmp_path: Path) -> None:
-    """The result is the same in any order and with repetitions."""
-    from mlflow.entities import Metric
-
-    uri = f"sqlite:///{tmp_path / tracking.DATABASE}"
-    client = tracking.connect(tmp_path, uri)
-    ours, theirs = (client.create_run("0").info.run_id for _ in range(2))
-    first = [Point("loss", 1.0 / (step + 1), 1000 + step, step) for step in range(2000)]
-    more = [Point("loss", 7.0, 5000, 3), Point("loss", -0.0, 2999, 1999), Point("a/b", -1e300, 0, -1), *first[:3]]
-    for points in (first, more, more):
-        mlflow_database.add(uri, ours, points)
-        for start in range(0, len(points), tracking.BATCH):
-            client.log_batch(theirs, [Metric(*point) for point in points[start : start + tracking.BATCH]])
-    mlflow_database.add(uri, ours, [])
-    with closing(sqlite3.connect(tmp_path / tracking.DATABASE)) as database:
-        for table in ("metrics", "latest_metrics"):
-            columns = "key, value, timestamp, step, is_nan"
-            query = f"SELECT {columns} FROM {table} WHERE run_uuid = ? ORDER BY {columns}"
-            left, right = (database.execute(query, (run,)).fetchall() for run in (ours, theirs))
-            assert left == right
-            assert len(left) == {"metrics": 2003, "latest_metrics": 2}[table]
+def test_steps_are_sent_whole_in_batches_that_mlflow_takes() -> None:
+    steps = [([Point(name, 1.0, 0, step) for name in "abcdefgh"], step) for step in range(350)]
+    batches = list(send.packed(steps))
+    assert [point for batch, _ in batches for point in batch] == [point for group, _ in steps for point in group]
+    assert [last for _, last in batches] == [batch[-1].step for batch, _ in batches]
+    assert [len(batch) for batch, _ in batches] == [800, 800, 800, 400]
+    assert list(send.packed([])) == []
+    assert list(send.packed([([], "nothing new")])) == [([], "nothing new")]
 
 
 def test_a_table_that_is_replaced_while_it_is_read_is_read_whole(
@@ -217,19 +261,19 @@ def test_a_table_that_is_replaced_while_it_is_read_is_read_whole(
         return read(source)
 
     monkeypatch.setattr(pd, "read_parquet", replaced)
-    assert tracking._table(path) == [{"step": 0}, {"step": 1}, {"step": 2}]
+    assert points._rows(path) == [{"step": 0}, {"step": 1}, {"step": 2}]
 
 
 def test_a_store_that_was_moved_makes_nothing_at_its_old_place(tmp_path: Path) -> None:
     """The old folder may not be writable, and nothing would read files there."""
-    client = tracking.connect(tmp_path / "old", f"sqlite:///{tmp_path / 'old' / tracking.DATABASE}")
-    study = tracking.experiment(client, "study", tmp_path / "old", client.tracking_uri)
+    client = connection.connect(tmp_path / "old", f"sqlite:///{tmp_path / 'old' / connection.DATABASE}")
+    study = connection.experiment(client, "study", tmp_path / "old", client.tracking_uri)
     (tmp_path / "old").rename(tmp_path / "new")
-    moved = tracking.connect(tmp_path / "new", f"sqlite:///{tmp_path / 'new' / tracking.DATABASE}")
+    moved = connection.connect(tmp_path / "new", f"sqlite:///{tmp_path / 'new' / connection.DATABASE}")
     run = moved.create_run(study)
     config = tmp_path / "config.yaml"
     config.write_text("seed: 1")
-    tracking._keep_config(moved, run, config)
+    send._send_artifacts(moved, run, RunFolder(tmp_path, ""), send.Sent())
     assert not (tmp_path / "old").exists()
 
 
@@ -243,10 +287,10 @@ def test_a_database_whose_making_was_cut_short_is_made_anew(tmp_path: Path, monk
 
     monkeypatch.setenv("FEWBITS_CACHE", str(tmp_path / "cache"))
     runs = tmp_path / "runs"
-    uri = f"sqlite:///{runs / tracking.DATABASE}"
+    uri = f"sqlite:///{runs / connection.DATABASE}"
     with monkeypatch.context() as patched:
         patched.setattr(mlflow, "MlflowClient", cut_short)
         with pytest.raises(RuntimeError, match="full"):
-            tracking.connect(runs, uri)
-    assert [path.name for path in runs.iterdir()] == [tracking.LOCK]
-    assert tracking.connect(runs, uri).search_experiments()
+            connection.connect(runs, uri)
+    assert [path.name for path in runs.iterdir()] == [connection.LOCK]
+    assert connection.connect(runs, uri).search_experiments()

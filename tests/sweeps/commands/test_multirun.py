@@ -1,11 +1,15 @@
 """Test `fewbits train --multirun`: trials of Hydra's grid run once, failures are named, wrong input gives one line."""
 
+import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from fewbits import cli
-from fewbits.sweeps.commands.multirun import cells
+from fewbits.sweeps.planning.multiruns import cells, fixed_keys
 from tests.experiments.trial_inputs import MOR
 from tests.sweeps.sweep_inputs import tiny
 
@@ -26,7 +30,8 @@ def test_a_grid_is_run_once(cache: Path, tmp_path: Path, capfd: pytest.CaptureFi
     assert multirun(cache, tmp_path / "runs", *grid) == 0
     shown = capfd.readouterr()
     assert "4 trials: 4 done\n" in shown.out
-    assert "viewStateShareKey=fewbits-multirun-smoke" in shown.out
+    assert "http://" not in shown.out  # no server answers
+    assert "`fewbits ui" in shown.out
     assert "MLflow was not updated" not in shown.err
     first = results(tmp_path / "runs")
     assert len(first) == 4
@@ -38,12 +43,14 @@ def test_a_grid_is_run_once(cache: Path, tmp_path: Path, capfd: pytest.CaptureFi
     assert not (Path.cwd() / "outputs").exists()
 
 
-def test_what_is_swept_are_the_keys_that_vary() -> None:
-    jobs = [["a=1", "seed=0", "b=x"], ["a=2", "seed=0", "b=x"], ["a=1", "seed=1", "b=x"]]
-    found = cells(jobs)
-    assert [cell.axes for cell in found] == [(("a", "1"),), (("a", "2"),), (("a", "1"),)]
-    assert [cell.seed for cell in found] == [0, 0, 1]
-    assert [list(cell.overrides) for cell in found] == jobs
+def test_the_axes_are_the_keys_of_overrides_with_several_values() -> None:
+    """A sweeper that launches one job at a time shows no key with two values, so the command's overrides decide."""
+    fixed = fixed_keys(["a=1,2", "seed=0,1", "b=x", "c=interval(0,1)", "+d=[1,2]"])
+    assert fixed == {"b", "d"}
+    (cell,) = cells("mine", [["a=1", "seed=1", "b=x", "c=0.5", "+d=[1,2]"]], fixed)
+    assert cell.axes == (("a", "1"), ("c", "0.5"))
+    assert cell.seed == 1
+    assert cell.overrides == ("a=1", "seed=1", "b=x", "c=0.5", "+d=[1,2]")
 
 
 def test_a_failure_is_status_1(cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -68,6 +75,11 @@ def test_a_failure_is_status_1(cache: Path, tmp_path: Path, capfd: pytest.Captur
         ("recipe=mor/blok,bf16", "no recipe 'mor/blok'"),
         ("training.steps=1,-1", "training.steps -1: 1 or more is expected"),
         ("nonsense", "is not KEY=VALUE"),
+        ("hydra/launcher=basic", "--backend local"),
+        ("hydra.sweep.dir=elsewhere", "runtime.runs=DIR"),
+        ("seed=one,two", "seed=one"),
+        ("--cfg=job", "--cfg"),
+        ("hydra.job.name=a/b", "'a/b'"),
         ("hydra/sweeper=none", "other sweepers are separate packages: pip install hydra-none-sweeper"),
         ("--address=http://head:8265", "--address http://head:8265 is a Ray dashboard"),
     ],
@@ -82,3 +94,111 @@ def test_wrong_input_is_one_line_and_status_2(
     assert message in shown.err
     assert shown.out == ""
     assert not list(tmp_path.glob("runs/nemotron*"))
+
+
+# -------------------------------------------------------------------------------- sweepers and names
+
+
+def listed(runs: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
+    """Return what `fewbits status` says in JSON."""
+    capsys.readouterr()
+    assert cli.main(["status", *arguments, "--runs", str(runs), "--json"]) == 0
+    rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+    return rows
+
+
+def losses(runs: Path, rows: list[dict[str, Any]]) -> dict[str, float]:
+    return {
+        row["folder"]: json.loads((runs / row["folder"] / "result.json").read_text())["validation_loss"] for row in rows
+    }
+
+
+OPTUNA = (
+    "hydra/sweeper=optuna",
+    "optimizer.lr=tag(log,interval(1e-4,1e-1))",
+    "hydra.sweeper.n_jobs=1",
+    "hydra.sweeper.sampler.seed=1",
+    "hydra.sweeper.n_trials=3",
+)
+
+
+def test_optuna_keeps_every_trial_and_gets_its_validation_loss(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Optuna launches one trial after the other. All of them are in one sweep, and a repetition trains none again."""
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper.optuna_sweeper")
+    runs = tmp_path / "runs"
+    assert multirun(cache, runs, *OPTUNA, "hydra.job.name=rates") == 0
+    assert "3 trials: 3 done" in capsys.readouterr().out
+    rows = listed(runs, capsys, "rates")
+    assert len({row["place"]["optimizer.lr"] for row in rows}) == 3
+    best = yaml.safe_load(next(runs.glob("plans/multirun/rates/optimization_results.yaml")).read_text())
+    assert best["best_value"] == min(losses(runs, rows).values())
+    first = results(runs)
+    assert multirun(cache, runs, *OPTUNA, "hydra.job.name=rates") == 0
+    assert results(runs) == first
+    assert multirun(cache, runs, *OPTUNA, "hydra.sweeper.sampler.seed=2", "hydra.job.name=rates") == 0
+    assert len(listed(runs, capsys, "rates")) > 3  # the earlier trials are still there
+
+
+def test_each_multirun_has_a_name_and_status_finds_it_by_name_and_by_its_overrides(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = tmp_path / "runs"
+    grids: tuple[tuple[str, ...], ...] = (("seed=0,1",), ("seed=0,1", "optimizer.lr=0.001,0.002"))
+    for grid in grids:
+        assert multirun(cache, runs, *grid) == 0
+    capsys.readouterr()
+    sweeps = {row["sweep"]: row for row in listed(runs, capsys)}
+    assert len(sweeps) == 2
+    assert sorted(row["trials"] for row in sweeps.values()) == ["2 done", "4 done"]
+    for grid, count in zip(grids, (2, 4), strict=True):
+        rows = listed(runs, capsys, "-m", *tiny(cache, "training.steps=2", *grid))
+        assert len(rows) == count
+        assert rows == listed(runs, capsys, rows[0]["sweep"])
+        assert rows[0]["sweep"] in sweeps
+    assert cli.main(["status", "no-such-name", "--runs", str(runs)]) == 2
+    assert all(name in capsys.readouterr().err for name in [next(iter(sweeps))])
+
+
+def test_a_multirun_over_ones_own_configs(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Hydra finds configs in the user's folder, by a file's path, and by an experiment (`+experiment=…`)."""
+    monkeypatch.chdir(tmp_path)
+    recipe = "defaults: [mxfp8, _self_]\nkeep: {first: 0, last: 1}\n"
+    experiment = "# @package _global_\ndefaults: [{override /recipe: one}]\noptimizer: {lr: 0.5}\n"
+    for name, text in (
+        ("mine/recipe/one.yaml", recipe),
+        ("two.yaml", recipe.replace("0, last: 1", "1, last: 0")),
+        ("mine/experiment/both.yaml", experiment),
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    runs = tmp_path / "runs"
+    assert multirun(cache, runs, "recipe=bf16,one,./two.yaml", "--config-dir", "mine", "hydra.job.name=grid") == 0
+    rows = listed(runs, capsys, "grid")
+    assert [row["place"]["recipe"] for row in rows] == ["bf16", "one", "./two.yaml"]
+    kept = [yaml.safe_load((runs / row["folder"] / "config.yaml").read_text())["recipe"]["keep"] for row in rows]
+    assert [(keep["first"], keep["last"]) for keep in kept] == [(0, 0), (0, 1), (1, 0)]
+    asked = ("+experiment=both", "hydra.searchpath=[mine]", "seed=0,1", "hydra.job.name=experiment")
+    assert multirun(cache, runs, *asked) == 0
+    for row in listed(runs, capsys, "experiment"):
+        config = yaml.safe_load((runs / row["folder"] / "config.yaml").read_text())
+        assert (config["recipe"]["keep"]["last"], config["optimizer"]["lr"]) == (1, 0.5)
+
+
+def test_a_failed_trial_ends_a_sequential_sweep_with_status_1(
+    cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Batches of one trial stand for a sequential sweeper: the batch after the failed trial is in the summary, too."""
+    runs = tmp_path / "runs"
+    batches = ("seed=0,1", "hydra.sweeper.max_batch_size=1", "hydra.job.name=one-by-one")
+    assert multirun(cache, runs, *batches) == 0
+    assert "2 trials: 2 done\n" in capfd.readouterr().out
+    (folder,) = runs.glob("*-s0-*")
+    shutil.rmtree(folder)
+    folder.mkdir()
+    (folder / "checkpoints").write_text("no folder")
+    assert multirun(cache, runs, *batches) == 1
+    assert "2 trials: 1 done, 1 failed\n" in capfd.readouterr().out

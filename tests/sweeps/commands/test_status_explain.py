@@ -57,10 +57,10 @@ def test_states_follow_from_files(
     assert steps[0] == 5
     assert steps[2] == 3
     assert re.search(rf"{failed.path.name} +failed 0/8 +it broke\n", shown)
-    assert re.search(rf"{stopped.path.name} +planned, resumes from step 6/8\n", shown)
+    assert re.search(rf"{stopped.path.name} +half done 6/8\n", shown)
     table = shown.partition("\n\n")[0].splitlines()
     assert len({line.index("nemotron-nano-") for line in table}) == 1
-    assert "8 trials: 2 planned, 1 running, 1 done, 2 failed, 1 diverged, 1 blocked\n" in shown
+    assert "8 trials: 1 planned, 1 half done, 1 running, 1 done, 2 failed, 1 diverged, 1 blocked\n" in shown
     assert len(planned_ones) == 2
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from fewbits import cli
-from fewbits.experiments.tracking import tracker as tracking
+from fewbits.experiments.tracking import connection
 from fewbits.experiments.tracking.owner import owner_of
 from fewbits.sweeps.commands.ui import LOG
 from fewbits.sweeps.planning.expand import expand
@@ -63,9 +63,9 @@ def test_a_row_is_called_by_its_arm_and_values() -> None:
 def test_the_page_is_served_with_comparison_views_in_the_form_that_it_understands(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    uri = tracking.tracking_uri(tmp_path)
-    client = tracking.connect(tmp_path, uri)
-    study = tracking.experiment(client, SWEEP.study, tmp_path, uri)
+    uri = connection.tracking_uri(tmp_path)
+    client = connection.connect(tmp_path, uri)
+    study = connection.experiment(client, SWEEP.study, tmp_path, uri)
     owner = owner_of(tmp_path)
     view = comparison.view_of(SWEEP, study, owner)
     client.set_experiment_tag(study, comparison.TAG + view.key, comparison.view_state(SWEEP, ["a", "b"], owner))
@@ -83,7 +83,11 @@ def test_the_page_is_served_with_comparison_views_in_the_form_that_it_understand
             origin = f"http://localhost:{port}"
             answer = get(f"{origin}/ajax-api/2.0/mlflow/experiments/get?experiment_id={study}", Origin=origin)
             tags: list[dict[str, Any]] = json.loads(answer)["experiment"]["tags"]
-            (state,) = (json.loads(tag["value"]) for tag in tags if tag["key"] == f"mlflow.sharedViewState.{view.key}")
+            (state,) = (
+                comparison.read_state(tag["value"])
+                for tag in tags
+                if tag["key"] == f"mlflow.sharedViewState.{view.key}"
+            )
             assert "mlflow" in get(base).lower()
             assert understood(state) == set(state)
             (child,) = map(int, Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split())
@@ -149,8 +153,10 @@ def test_a_database_that_mlflow_does_not_open_is_one_line(
 ) -> None:
     """An example is the database of another version of MLflow."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    (tmp_path / tracking.DATABASE).write_bytes(b"of another kind, and longer than nothing")
+    (tmp_path / connection.DATABASE).write_bytes(b"of another kind, and longer than nothing")
     (port,) = free_ports(1)
     assert cli.main(["ui", "--runs", str(tmp_path), "--port", str(port)]) == 2
     error = capfd.readouterr().err.splitlines()[-1]
-    assert error.startswith(f"fewbits: ui: MLflow cannot open sqlite:///{tmp_path / tracking.DATABASE}; move it away, ")
+    assert error.startswith(
+        f"fewbits: ui: MLflow cannot open sqlite:///{tmp_path / connection.DATABASE}; move it away, "
+    )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fewbits.experiments.config import names
+from fewbits.experiments.config_files import names
 from fewbits.sweeps.commands.studies import main
 from fewbits.sweeps.planning.studies import STUDIES, Study
 

@@ -13,9 +13,8 @@ from fewbits import cli
 from fewbits.common import file_systems, locks
 from fewbits.experiments.storage import run_folder
 from fewbits.experiments.storage.run_folder import Busy, RunFolder
-from fewbits.experiments.tracking import owner
-from fewbits.experiments.tracking import tracker as tracking
-from fewbits.sweeps.tracking.mlflow_view import Synced
+from fewbits.experiments.tracking import connection, owner
+from fewbits.sweeps.tracking.synced import Synced
 from tests.experiments.trial_inputs import TINY
 
 URL = "s3://bucket/runs"
@@ -58,7 +57,7 @@ def on_nfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     mounts = tmp_path / "mountinfo"
     mounts.write_text(f"22 1 254:0 / / rw - ext4 /dev/vda rw\n30 22 0:40 / {runs.parent} rw - nfs4 server:/x rw\n")
     monkeypatch.setattr(file_systems, "MOUNTS", mounts)
-    monkeypatch.setattr(tracking, "_warned", set())
+    monkeypatch.setattr(connection, "_warned", set())
     monkeypatch.setenv("FEWBITS_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     return runs
@@ -67,7 +66,7 @@ def on_nfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_on_a_network_file_system_the_database_is_in_the_users_cache_and_one_line_says_so(on_nfs: Path) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        first, second = tracking.tracking_uri(on_nfs), tracking.tracking_uri(on_nfs)
+        first, second = connection.tracking_uri(on_nfs), connection.tracking_uri(on_nfs)
     assert first == second
     path = Path(first.removeprefix("sqlite:///"))
     assert path.is_relative_to(Path(os.environ["FEWBITS_CACHE"]))
@@ -76,22 +75,22 @@ def test_on_a_network_file_system_the_database_is_in_the_users_cache_and_one_lin
     assert "\n" not in message
     for part in ("nfs4", str(on_nfs), str(path), "MLFLOW_TRACKING_URI"):
         assert part in message
-    assert tracking.connect(on_nfs, first).search_experiments()
-    assert not (on_nfs / tracking.DATABASE).exists()
+    assert connection.connect(on_nfs, first).search_experiments()
+    assert not (on_nfs / connection.DATABASE).exists()
     assert Synced(first, (), 0, False, on_nfs)._served.count(str(on_nfs)) == 1  # the store is named, not the cache
 
 
 def test_a_cache_folder_on_a_network_file_system_is_named_too(on_nfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEWBITS_CACHE", str(on_nfs.parent / "cache"))
     with pytest.warns(RuntimeWarning, match="set FEWBITS_CACHE to a local folder"):
-        tracking.tracking_uri(on_nfs)
+        connection.tracking_uri(on_nfs)
 
 
 def test_a_named_database_or_server_is_used_wherever_it_is(on_nfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{on_nfs / 'mine.db'}")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert tracking.tracking_uri(on_nfs) == f"sqlite:///{on_nfs / 'mine.db'}"
+        assert connection.tracking_uri(on_nfs) == f"sqlite:///{on_nfs / 'mine.db'}"
 
 
 def test_sync_and_ui_agree_on_the_database(
@@ -109,7 +108,7 @@ def test_sync_and_ui_agree_on_the_database(
     assert cli.main(["sync", *arguments]) == 0
     shown = capfd.readouterr()
     assert sum("nfs4" in line for line in shown.err.splitlines()) == 1
-    (database,) = (tmp_path / "cache" / "mlflow" / "stores").rglob(tracking.DATABASE)
+    (database,) = (tmp_path / "cache" / "mlflow" / "stores").rglob(connection.DATABASE)
     assert f"sqlite:///{database}" in shown.out
     database.write_bytes(b"no database")  # so that the error of `ui` names the database that it opens
     assert cli.main(["ui", "--runs", str(on_nfs)]) == 2
@@ -129,5 +128,5 @@ def test_a_trial_runs_alone_and_without_file_locks_too(tmp_path: Path, monkeypat
     with pytest.warns(RuntimeWarning, match="no file locks") as warned, folder.alone():
         pass
     assert run_folder.NO_LOCKS in str(warned[0].message)
-    with pytest.warns(RuntimeWarning, match="no file locks"), tracking.locked(tmp_path):
+    with pytest.warns(RuntimeWarning, match="no file locks"), connection.locked(tmp_path):
         pass

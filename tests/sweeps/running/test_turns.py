@@ -21,7 +21,7 @@ from fewbits.sweeps.running.driver import Driver, Stage, job
 from fewbits.sweeps.running.lease import Holder
 from fewbits.sweeps.running.machine_kinds import Machine
 from fewbits.sweeps.running.worker import Job, Outcome
-from fewbits.sweeps.tracking.mlflow_view import Synced
+from fewbits.sweeps.tracking.synced import Synced
 from tests.sweeps.sweep_inputs import planned, tiny_file
 
 BRANCHES = {

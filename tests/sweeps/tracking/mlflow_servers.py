@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-from fewbits.experiments.tracking import tracker as tracking
+from fewbits.experiments.tracking import connection
 from fewbits.sweeps.commands.ui import LIGHT
 from tests.ray_head import free_ports
 
@@ -20,12 +20,12 @@ START = 120.0  # seconds
 
 
 @contextlib.contextmanager
-def mlflow_server(folder: Path) -> Iterator[str]:
-    """Serve a new database in the folder; yield the server's address."""
+def mlflow_server(folder: Path, port: int | None = None) -> Iterator[str]:
+    """Serve a database in the folder, a new one if there is none; yield the server's address."""
     folder.mkdir(parents=True, exist_ok=True)
     uri = f"sqlite:///{folder / 'served.db'}"
-    tracking.connect(folder, uri)  # this creates the database
-    (port,) = free_ports(1)
+    connection.connect(folder, uri)  # this creates the database
+    port = port or free_ports(1)[0]
     arguments = ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     arguments += ["--artifacts-destination", str(folder / "artifacts")]
     with (folder / "server.log").open("w") as log:

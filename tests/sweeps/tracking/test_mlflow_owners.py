@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fewbits.experiments.storage.run_folder import opened
-from fewbits.experiments.tracking import mlflow_runs
+from fewbits.experiments.tracking import connection, mlflow_runs
 from fewbits.experiments.tracking import tracker as tracking
 from fewbits.experiments.tracking.owner import MLFLOW_USER, STORE, USER, Owner, owner_of, store_id
 from fewbits.experiments.tracking.tracker import Tracker
@@ -58,13 +58,13 @@ def uri(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         with mlflow_server(where) as address:
             yield address
     else:
-        tracking.connect(where, f"sqlite:///{where / 'shared.db'}")
+        connection.connect(where, f"sqlite:///{where / 'shared.db'}")
         yield f"sqlite:///{where / 'shared.db'}"
 
 
 def all_runs(uri: str, where: Path) -> dict[str, Any]:
     """Return everything that MLflow has, by run, for comparisons."""
-    client = tracking.connect(where, uri)
+    client = connection.connect(where, uri)
     return {
         run.info.run_id: (run.info.status, run.info.lifecycle_stage, run.data.tags, run.data.params, run.data.metrics)
         for study in client.search_experiments()
@@ -102,12 +102,12 @@ def test_owners_that_sync_at_once_have_runs_of_their_own_and_leave_others_alone(
         assert {run[2][MLFLOW_USER] for run in runs.values()} == {owner.user}
         assert (of_sweep[0], of_trial[0]) == ("FINISHED", "FINISHED")
         assert of_trial[4]["loss"] > 0
-    studies = tracking.connect(tmp_path, uri).search_experiments()
+    studies = connection.connect(tmp_path, uri).search_experiments()
     views = [tag for study in studies for tag in study.tags if tag.startswith(comparison.TAG)]
     assert len(set(views)) == len(cases)  # each owner compares its own runs
 
     # All runs are set to the state after killed drivers. One of the owners, whose cache file is gone, updates MLflow.
-    client = tracking.connect(tmp_path, uri)
+    client = connection.connect(tmp_path, uri)
     for key in found:
         client.update_run(key, status="RUNNING")
     before = all_runs(uri, tmp_path)
@@ -138,7 +138,7 @@ def test_only_ones_own_killed_trials_are_reaped(
     """The runs are those of `fewbits train` of two users, and of another store with the same trial."""
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    client, owners = tracking.connect(tmp_path, uri), []
+    client, owners = connection.connect(tmp_path, uri), []
     for store, user in ((stores.ours, "alice"), (stores.ours, "bob"), (stores.theirs, "alice")):
         monkeypatch.setenv("FEWBITS_USER", user)
         (trial,) = stores.plan(store).trials.values()
@@ -174,7 +174,7 @@ def test_runs_without_an_owner_are_adopted_by_the_store_that_has_their_folder(
     for store in (stores.ours, stores.theirs):
         Mirror(stores.plan(store), uri).sync(last=True)
     Tracker(Runtime(tracking="mlflow"))(opened(trial.folder.path))
-    client = tracking.connect(tmp_path, uri)
+    client = connection.connect(tmp_path, uri)
     as_before_owners(client, uri, tmp_path)
     before = all_runs(uri, tmp_path)
     assert len(before) == 5
@@ -198,7 +198,7 @@ def test_a_parent_with_children_of_another_store_is_not_adopted(
     monkeypatch.setenv("FEWBITS_USER", "alice")
     for store in (stores.ours, stores.theirs):
         Mirror(stores.plan(store), uri).sync(last=True)
-    client = tracking.connect(tmp_path, uri)
+    client = connection.connect(tmp_path, uri)
     ours, theirs = (of(all_runs(uri, tmp_path), stores.owner(one, "alice")) for one in (stores.ours, stores.theirs))
     (shared,) = (key for key, run in theirs.items() if mlflow_runs.TRIAL not in run[2])
     ((parent, child),) = ((run[2][PARENT], key) for key, run in ours.items() if mlflow_runs.TRIAL in run[2])

@@ -16,7 +16,7 @@ import pytest
 
 from fewbits import cli
 from fewbits.experiments.storage.run_folder import RunFolder
-from fewbits.experiments.tracking import mlflow_database, mlflow_runs
+from fewbits.experiments.tracking import connection, mlflow_runs, sqlite_database
 from fewbits.experiments.tracking import tracker as tracking
 from fewbits.experiments.tracking.owner import owner_of
 from fewbits.experiments.training import run as run_trial
@@ -25,8 +25,9 @@ from fewbits.sweeps.planning.sweep import load_sweeps
 from fewbits.sweeps.running import store
 from fewbits.sweeps.running.lease import leased
 from fewbits.sweeps.tracking import comparison
-from fewbits.sweeps.tracking.mlflow_view import Mirror, Synced
+from fewbits.sweeps.tracking.mlflow_view import Mirror
 from fewbits.sweeps.tracking.sent import CACHE
+from fewbits.sweeps.tracking.synced import Synced
 from tests.experiments.trial_inputs import TINY, Interrupted
 
 SWEEP = """
@@ -81,7 +82,7 @@ def copied(folder: RunFolder, path: Path, trial: str) -> RunFolder:
 
 def seen(mirror: Mirror) -> dict[str, Any]:
     """Return the runs of the mirror's owner: those of trials by id, and the sweep's run by its name."""
-    client = tracking.connect(mirror._runs, mirror.uri)
+    client = connection.connect(mirror._runs, mirror.uri)
     found: dict[str, Any] = {}
     for study in client.search_experiments():
         for one in mlflow_runs.search(client, study.experiment_id, (mirror._owner or owner_of(mirror._runs)).key):
@@ -92,13 +93,13 @@ def seen(mirror: Mirror) -> dict[str, Any]:
 
 
 def steps(mirror: Mirror, run: Any, key: str = "loss") -> list[int]:
-    client = tracking.connect(mirror._runs, mirror.uri)
+    client = connection.connect(mirror._runs, mirror.uri)
     return [point.step for point in client.get_metric_history(run.info.run_id, key)]
 
 
 def everything(mirror: Mirror) -> dict[str, Any]:
     """Return everything that MLflow shows, except for values that MLflow itself generates."""
-    client = tracking.connect(mirror._runs, mirror.uri)
+    client = connection.connect(mirror._runs, mirror.uri)
     found = {}
     for key, one in seen(mirror).items():
         history = {
@@ -126,8 +127,8 @@ def done(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Plan:
 def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Create an empty database once, since that takes MLflow seconds."""
     where = tmp_path_factory.mktemp("database")
-    tracking.connect(where, tracking.tracking_uri(where))
-    return where / tracking.DATABASE
+    connection.connect(where, connection.tracking_uri(where))
+    return where / connection.DATABASE
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +180,7 @@ def test_rebuilt_from_nothing_it_equals_the_live_one(
 ) -> None:
     live = everything(mirrored)
     shutil.copy(empty_database, tmp_path)
-    again = Mirror(done, f"sqlite:///{tmp_path / tracking.DATABASE}")
+    again = Mirror(done, f"sqlite:///{tmp_path / connection.DATABASE}")
     assert again.sync(afresh=True).sent == 5
     assert everything(again) == live
     assert again.sync(afresh=True).sent == 5
@@ -202,17 +203,31 @@ def test_neither_a_lost_note_of_what_was_sent_nor_a_lost_database_matters(
     assert everything(mirror) == before
 
 
+def test_runs_that_a_user_has_deleted_are_made_again(one: tuple[Plan, Planned]) -> None:
+    """Only the database's time tells the driver to ask MLflow."""
+    made, trial = one
+    train(trial)
+    mirror = Mirror(made)
+    mirror.sync(last=True)
+    before = everything(mirror)
+    client = connection.connect(mirror._runs, mirror.uri)
+    for run in seen(mirror).values():
+        client.delete_run(run.info.run_id)
+    assert Mirror(made).sync(last=True).sent == 1
+    assert everything(mirror) == before
+
+
 def test_a_database_that_is_deleted_while_a_sweep_runs_is_made_again(
     one: tuple[Plan, Planned], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver that has the database open creates it again."""
-    monkeypatch.setattr(tracking, "SHARE", 0)
+    monkeypatch.setattr(connection, "SHARE", 0)
     made, trial = one
     train(trial)
     mirror = Mirror(made)
     mirror.sync()
     before = everything(mirror)
-    mlflow_database.path_of(mirror.uri).unlink()
+    sqlite_database.path_of(mirror.uri).unlink()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # the first attempt may fail
         mirror.sync()
@@ -302,7 +317,7 @@ def test_what_another_store_runs_is_not_ours_to_end(one: tuple[Plan, Planned], t
 
 def test_a_database_may_be_named_with_options(done: Plan, empty_database: Path, tmp_path: Path) -> None:
     shutil.copy(empty_database, tmp_path)
-    uri = f"sqlite:///{tmp_path / tracking.DATABASE}?timeout=30"
+    uri = f"sqlite:///{tmp_path / connection.DATABASE}?timeout=30"
     assert Mirror(done, uri).sync(last=True).sent == 5
     assert Mirror(done, uri).sync(last=True).sent == 0
 
@@ -341,7 +356,7 @@ def test_of_trials_in_the_same_place_the_newest_plans_is_current(one: tuple[Plan
 
 def test_two_drivers_that_tell_at_once_make_nothing_twice(done: Plan, empty_database: Path, tmp_path: Path) -> None:
     shutil.copy(empty_database, tmp_path)
-    mirrors = [Mirror(done, f"sqlite:///{tmp_path / tracking.DATABASE}") for _ in range(3)]
+    mirrors = [Mirror(done, f"sqlite:///{tmp_path / connection.DATABASE}") for _ in range(3)]
     together = threading.Barrier(len(mirrors))
 
     def tell(mirror: Mirror) -> None:
@@ -363,7 +378,7 @@ def test_of_runs_made_by_two_stores_at_once_one_stays(one: tuple[Plan, Planned])
     train(trial)
     mirror = Mirror(made)
     mirror.sync()
-    client = tracking.connect(mirror._runs, mirror.uri)
+    client = connection.connect(mirror._runs, mirror.uri)
     first = seen(mirror)[trial.id]
     client.create_run(first.info.experiment_id, first.info.start_time + 1, first.data.tags)
     mirror.sync(afresh=True)
@@ -373,7 +388,7 @@ def test_of_runs_made_by_two_stores_at_once_one_stays(one: tuple[Plan, Planned])
 def test_mlflow_being_away_is_said_once_and_made_up_for(
     done: Plan, empty_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracking, "SHARE", 0)
+    monkeypatch.setattr(connection, "SHARE", 0)
     below = tmp_path / "file"
     below.write_text("")
     mirror = Mirror(done, f"sqlite:///{below / 'mlflow.db'}")
@@ -400,8 +415,10 @@ def test_fewbits_sync_says_how_many_and_where_to_look(
     assert cli.main(["sync", *overrides(where, cache)]) == 0
     first_line, *lines = capsys.readouterr().out.splitlines()
     assert first_line == f"5 runs updated in {mirrored.uri}"
-    ((name, link),) = mirrored.sync().links
-    assert lines == [f"{name}: {link}", f"(served by `fewbits ui --runs {where / 'runs'}`)"]
+    ((name, _),) = mirrored.sync().links
+    (line,) = lines  # no server answers at the link
+    assert f"`fewbits ui --runs {where / 'runs'}`" in line
+    assert name in line
     assert everything(mirrored) == before
 
 
@@ -410,7 +427,8 @@ import os, sys
 from pathlib import Path
 import mlflow, pandas
 from fewbits.experiments.storage.run_folder import opened
-from fewbits.experiments.tracking.tracker import Tracker, connect
+from fewbits.experiments.tracking.connection import connect
+from fewbits.experiments.tracking.tracker import Tracker
 from fewbits.experiments.trial import Runtime
 other, *folders = map(Path, sys.argv[1:])
 connect(other, f"sqlite:///{other / 'mlflow.db'}")  # imports the modules that all of them need
@@ -435,7 +453,7 @@ def test_sixteen_processes_at_once_lose_no_metric(done: Plan, empty_database: Pa
     command = [sys.executable, "-W", "error::RuntimeWarning", "-c", MANY, *map(str, [empty_database.parent, *folders])]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert (ended.returncode, ended.stderr) == (0, "")
-    client = tracking.connect(tmp_path / "runs", tracking.tracking_uri(tmp_path / "runs"))
+    client = connection.connect(tmp_path / "runs", connection.tracking_uri(tmp_path / "runs"))
     study = client.get_experiment_by_name(tracking.EXPERIMENT)
     assert study is not None
     runs = client.search_runs([study.experiment_id])

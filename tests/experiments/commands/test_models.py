@@ -1,10 +1,11 @@
 """Test that `fewbits models` lists all models."""
 
 import json
+from pathlib import Path
 
 import pytest
 
-from fewbits.models.networks.listing import main
+from fewbits.experiments.commands.models import main
 from fewbits.models.networks.presets import MODELS
 
 
@@ -37,3 +38,23 @@ def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_unknown_option_is_a_value_error() -> None:
     with pytest.raises(ValueError, match="models: unrecognized arguments: --xml"):
         main(["--xml"])
+
+
+def test_it_lists_the_models_of_the_users_config_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "conf" / "model").mkdir(parents=True)
+    mine = tmp_path / "conf" / "model" / "mine.yaml"
+    mine.write_text("defaults: [gpt2-nano, _self_]\nname: mine\nlayers: 2\n")
+    assert main(["--json"]) == 0
+    *known, own = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in known] == list(MODELS)
+    assert own["name"] == "mine"
+    assert own["description"].startswith("2 blocks of width 256")
+    assert main([str(mine)]) == 0
+    assert "2 blocks of width 256" in capsys.readouterr().out
+    mine.write_text("name: mine\nlayers: two\n")
+    with pytest.raises(ValueError, match="model mine"):
+        main([])
+    assert next(iter(MODELS)) in capsys.readouterr().out

@@ -1,0 +1,86 @@
+"""Make long frames: the tables of run folders with a row for each measured number.
+
+All long frames have the columns of LABELS and COLUMNS in this order, then a column for each axis of the sweep, so that
+frames of several tables, sweeps and stores can be concatenated. A column that does not apply to a row is empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from fewbits.common.from_dict import one_of
+
+# The columns that say which run a row belongs to; the frame of trials has them, too.
+LABELS = {
+    "run": "the name of the run folder",
+    "study": "the study, or the name of the sweep file; empty for the runs of a whole store, like the next three",
+    "scale": "the scale",
+    "sweep": "the sweep",
+    "arm": "the arm",
+    "seed": "the seed of initial weights, data order and noise",
+    "model": "the model",
+    "recipe": "the recipe",
+    "data": "the kind of data",
+}
+COLUMNS = {
+    "table": "metrics, numerics, evaluation or timing: the file of the run folder",
+    "step": "the step, counted from 0; for numerics, the last step of a window",
+    "tokens": "tokens trained until then, those of the trunk included; for evaluation, tokens of the document",
+    "layer": "numerics: the name of the linear layer",
+    "block": "numerics: the number of the layer's block",
+    "part": "numerics: qkv, out, up, down and so on",
+    "slot": "numerics: the operand slot, such as fprop.x, or `weight` for values of the whole layer",
+    "quantizer": "numerics: the quantizer or mixture of the slot",
+    "text": "evaluation: validation or ood",
+    "document": "evaluation: the number of the document in its text",
+    "metric": "the name of the number; `histogram.N` is bin N of a histogram of relative errors",
+    "value": "the number; numbers that are not known (NaN) have no row",
+}
+TABLES = ("metrics", "numerics", "evaluation", "timing")
+_WHOLE = ("step", "tokens", "block", "document")  # columns of whole numbers
+_VALUES = ("metric", "value")
+
+
+def long_frame(folders: Sequence[Path], labels: pd.DataFrame, tables: Sequence[str]) -> pd.DataFrame:
+    """Return the tables of these run folders as one long frame; a folder without a table's file has no rows of it.
+
+    labels: a row for each folder, with the labels and the axes.
+    """
+    for table in tables:
+        one_of("table", table, TABLES)
+    parts, rows = [], []
+    for row, folder in enumerate(folders):
+        for table in tables:
+            if (path := folder / f"{table}.parquet").is_file():
+                parts.append(_melted(_read(path)).assign(table=table))
+                rows += [row] * len(parts[-1])
+    long = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+    long = long.reindex(columns=[*COLUMNS]).astype(dict.fromkeys(_WHOLE, "Int64") | {"value": "float64"})
+    texts = [name for name in COLUMNS if name not in (*_WHOLE, "value")]
+    long = long.astype(dict.fromkeys(texts, "category"))  # a study has millions of rows with few different texts
+    named = labels.astype({name: "category" for name in LABELS if name != "seed"}).iloc[rows].reset_index(drop=True)
+    axes = [name for name in named if name not in LABELS]
+    return pd.concat([named[[*LABELS]], long, named[axes]], axis=1)
+
+
+def _read(path: Path) -> pd.DataFrame:
+    try:
+        return pd.read_parquet(path)
+    except (OSError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"{path} is damaged ({reason}): remove its run folder and run the trial again") from None
+
+
+def _melted(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for each number of a run folder's table."""
+    if "histogram" in frame:
+        known = frame["histogram"].dropna()
+        if not known.empty:
+            frame = frame.join(pd.DataFrame(np.stack(known.to_list()), index=known.index).add_prefix("histogram."))
+        frame = frame.drop(columns="histogram")
+    keys = [name for name in COLUMNS if name in frame]
+    return frame.melt(id_vars=keys, var_name="metric", value_name="value").dropna(subset=["value"])

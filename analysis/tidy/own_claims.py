@@ -1,0 +1,23 @@
+"""Judge claims of the user's own about a sweep, and show them as a report does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from markupsafe import Markup
+
+from fewbits.analysis.engine.claims.judging import judge_claims
+from fewbits.analysis.engine.claims.schema import claims_from
+from fewbits.analysis.engine.results.frames import Results
+from fewbits.analysis.views.claims import card
+from fewbits.analysis.views.shown_frame import ShownFrame, finding_row, shown_frame
+from fewbits.analysis.views.trials import trials_of
+
+
+def judged(file: Path, results: Results) -> ShownFrame:
+    """Return a row for each comparison of the file's claims; raise ValueError if the file is not valid."""
+    verdicts = judge_claims(claims_from(file, results.plan.sweeps[0].study), results)
+    rows = [finding_row(verdict, finding) for verdict in verdicts.values() for finding in verdict.findings]
+    trials = trials_of(results)
+    cards = Markup().join(card(verdict, trials) for verdict in verdicts.values())
+    return shown_frame(rows, ", ".join(verdicts), cards)

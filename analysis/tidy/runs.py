@@ -1,0 +1,209 @@
+"""Read runs as DataFrames: those of a sweep, by its name or file (`read`), or all runs of a store (`runs`).
+
+    sweep = read("my-sweep.yaml")                              # also read("mor", scale="cpu")
+    sweep.trials                                               # a row for each place of the sweep
+    sweep.metrics.query("metric == 'validation_loss'")         # a row for each step
+    sweep.places[0].axes["recipe.threshold"]                   # 0.03, a float
+    sweep.export("my-data", "csv")
+
+Both functions only read the store. long.py documents the columns.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+from markupsafe import escape
+
+from fewbits.analysis.engine.results.frames import Results
+from fewbits.analysis.engine.results.rows import standing
+from fewbits.analysis.tidy.export import write_export
+from fewbits.analysis.tidy.long import LABELS, TABLES, long_frame
+from fewbits.analysis.tidy.selection import PathLike, selection, whole_store
+from fewbits.experiments.composition import parse_override, spelled
+from fewbits.experiments.storage.run_folder import RunFolder, opened, saved_trial
+from fewbits.experiments.trial import Trial
+from fewbits.sweeps.planning.expand import Cell
+from fewbits.sweeps.planning.lookup import FoundPlan, find_plan
+from fewbits.sweeps.planning.stored_plans import place_of
+from fewbits.sweeps.running import store as state_of
+from fewbits.sweeps.running.store import OVER
+
+if TYPE_CHECKING:
+    from fewbits.analysis.report.study_report import StudyReport
+    from fewbits.analysis.views.shown_frame import ShownFrame
+
+
+class PlanWarning(UserWarning):
+    """A note on the plan, for example that the definition of the sweep has changed since it ran."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place in a sweep with its run; or a run of a whole store, whose study, sweep, arm and axes are empty."""
+
+    study: str
+    scale: str
+    sweep: str
+    arm: str
+    axes: Mapping[str, Any]  # each axis with its value: a number, a boolean, a list or text
+    seed: int
+    folder: Path  # the folder of the run, which exists once it has started
+    state: str  # planned, running, done, failed or diverged
+    result: Mapping[str, Any] | None  # the content of result.json
+
+
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """Runs as DataFrames. A file is read when a frame first needs it; read again to see later changes."""
+
+    store: Path
+    places: tuple[Place, ...]
+    trials: pd.DataFrame  # a row for each place: labels, axes, state, the numbers of the result, and all settings
+    found: FoundPlan | None = None  # None for a whole store
+    overrides: tuple[str, ...] = ()
+
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        """A long frame of losses, gradient norms and learning rates, by step."""
+        return self.long("metrics")
+
+    @cached_property
+    def numerics(self) -> pd.DataFrame:
+        """A long frame of statistics of quantization, by window of steps, layer and operand slot."""
+        return self.long("numerics")
+
+    @cached_property
+    def evaluation(self) -> pd.DataFrame:
+        """A long frame of losses at the end of training, by held-out document."""
+        return self.long("evaluation")
+
+    @cached_property
+    def timing(self) -> pd.DataFrame:
+        """A long frame of seconds and tokens per second, by step."""
+        return self.long("timing")
+
+    def long(self, *tables: str) -> pd.DataFrame:
+        """Return some tables of the run folders as one long frame; without names, all of them."""
+        axes = list(dict.fromkeys(axis for place in self.places for axis in place.axes))
+        labels = self.trials[[*LABELS, *axes]]
+        return long_frame([place.folder for place in self.places], labels, tables or TABLES)
+
+    def export(self, folder: PathLike, form: str = "parquet") -> Path:
+        """Write the frame of trials and all long frames into a new folder, and return its path.
+
+        form: `parquet`, `csv`, or `huggingface`: a folder that `datasets.load_dataset(FOLDER, TABLE)` reads.
+        """
+        return write_export({"trials": self.trials, **{name: self.long(name) for name in TABLES}}, Path(folder), form)
+
+    def judge(self, claims: PathLike) -> ShownFrame:
+        """Judge claims of one's own about these runs, as a study's claims are judged.
+
+        claims: a YAML file with the keys `claims` and `controls`; analysis/engine/claims/schema.py documents them.
+        Return a row for each comparison, with the claim's verdict; Jupyter shows the claims in full.
+        """
+        from fewbits.analysis.tidy.own_claims import judged
+
+        if self.found is None:
+            raise ValueError("claims compare the arms of a sweep; read one: fewbits.read('my-sweep.yaml')")
+        return judged(Path(claims).expanduser(), Results(self.found.plan, self.found.earlier))
+
+    @cached_property
+    def report(self) -> StudyReport:
+        """The study's tables, figures and claims; ValueError if the runs are not those of a study."""
+        from fewbits.analysis.report.study_report import report_of
+
+        if self.found is None:
+            raise ValueError("a whole store has no report; read a study: fewbits.read('mor', scale='cpu').report")
+        return report_of(self.found, self.overrides)
+
+    def __repr__(self) -> str:
+        finished = sum(place.state in OVER for place in self.places)
+        return f"<{finished} of {len(self.places)} runs finished, in {self.store}>"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(repr(self)[1:-1])}</p>{self.trials.to_html(max_rows=10, max_cols=20, index=False)}"
+
+
+def read(sweep: PathLike, *overrides: str, scale: str | None = None, runs: PathLike | None = None) -> Runs:
+    """Return the runs of a sweep: a place for every cell of its grid, also for those without a result.
+
+    sweep: a study (`mor`), a sweep file (`my-sweep.yaml`) or the name of a multirun.
+    overrides: as for `fewbits sweep`, for example `seeds=[0,1]`.
+    runs: the store. By default it is the one that the sweep file names, or else the folder `runs` in the working
+        directory or in the nearest folder above.
+    """
+    selected = selection(sweep, overrides, scale, runs)
+    found = find_plan(selected)
+    for note in found.notes:
+        warnings.warn(note, PlanWarning, stacklevel=2)
+    places, rows = [], []
+    for member in found.plan.members:
+        planned, cell = found.plan.trials[member.id], member.cell
+        of_sweep = (member.study, member.scale, cell.sweep, cell.arm)
+        place = _place(planned.folder, cell.seed, of_sweep, _axes(cell))
+        places.append(place)
+        rows.append(_row(place, planned.folder, planned.trial, found.earlier.get(place_of(member), "")))
+    return Runs(found.plan.store, tuple(places), pd.DataFrame(rows), found, tuple(selected))
+
+
+def runs(store: PathLike | None = None) -> Runs:
+    """Return all runs of a store that have started.
+
+    store: its folder. By default it is the folder `runs` in the working directory or in the nearest folder above.
+    """
+    folder = whole_store(store)
+    places, rows = [], []
+    for path in sorted(path.parent for path in folder.glob("*-*/provenance.json")):
+        run, trial = opened(path), saved_trial(path)
+        places.append(_place(run, trial.seed))
+        rows.append(_row(places[-1], run, trial))
+    return Runs(folder, tuple(places), pd.DataFrame(rows, columns=None if rows else [*LABELS]))
+
+
+def _place(
+    folder: RunFolder,
+    seed: int,
+    of_sweep: tuple[str, str, str, str] = ("", "", "", ""),
+    axes: Mapping[str, Any] | None = None,
+) -> Place:
+    """Return the place of a run. of_sweep: the study, the scale, the sweep and the arm."""
+    state = state_of.state(folder)
+    result = folder.result() if state in OVER else None
+    return Place(*of_sweep, axes or {}, seed, folder.path, str(state), result)
+
+
+def _axes(cell: Cell) -> dict[str, Any]:
+    """Return a cell's axes with their values as Hydra reads them; the name of a bundle of overrides stays text."""
+    return {axis: _typed(text) for axis, text in cell.axes}
+
+
+def _typed(text: str) -> Any:
+    try:
+        return parse_override(f"axis={text}").value()
+    except ValueError:  # the name of a bundle, which may be any text
+        return text
+
+
+def _row(place: Place, folder: RunFolder, trial: Trial, old: str = "") -> dict[str, Any]:
+    """Return the row of a place in the frame of trials. old: as in `standing`."""
+    labels = {name: getattr(place, name) for name in ("study", "scale", "sweep", "arm", "seed")}
+    measured = {name: value for name, value in standing(folder, trial, old).items() if name != "computed"}
+    of_trial = {"model": measured.pop("model"), "recipe": measured.pop("recipe"), "data": trial.data.kind}
+    settings = dict(_settings(trial.to_dict()))
+    return {"run": place.folder.name, **labels, **of_trial, **place.axes, "id": folder.id, **measured, **settings}
+
+
+def _settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield all settings with their dotted names, as `fewbits train` takes them; lists as text."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _settings(value, f"{prefix}{key}.")
+        elif prefix:  # others, such as the seed, are labels
+            yield f"{prefix}{key}", spelled(value) if isinstance(value, list | tuple) else value

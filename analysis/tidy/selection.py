@@ -1,0 +1,103 @@
+"""Select a sweep and its store from Python, and turn a command's selection into the parameters of a notebook.
+
+A notebook is opened in any working directory. Therefore its parameters are absolute; and if they do not name the
+store, it is the folder `runs` in the working directory or in the nearest folder above.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from fewbits.common.store_folder import store_folder
+from fewbits.experiments.composition import spelled
+from fewbits.experiments.config_files import folders, is_search_path
+from fewbits.sweeps.planning.overrides import RUNS, runs_named
+from fewbits.sweeps.planning.stored_plans import FOLDER as PLANS
+from fewbits.sweeps.planning.studies import STUDIES
+from fewbits.sweeps.planning.sweep import load_sweeps
+
+PathLike = str | os.PathLike[str]
+STORE = "runs"  # the name of a store, unless another is chosen
+_YAML = (".yaml", ".yml")
+
+
+def selection(sweep: PathLike, overrides: Sequence[str], scale: str | None, runs: PathLike | None) -> list[str]:
+    """Return the overrides of `fewbits sweep` that select this sweep, with its store.
+
+    sweep: a study, a sweep file, or the name of a multirun. scale, runs: None or "" for the defaults.
+    """
+    name = os.fspath(sweep)
+    selected = [f"study={name}" if name in STUDIES else name, *overrides, *([f"scale={scale}"] if scale else [])]
+    if runs:
+        store = store_folder(os.fspath(runs)).absolute()
+    elif _names_store(selected) or (nearest := _nearest_store(selected)) is None:
+        return selected
+    else:
+        store = nearest
+    return [*selected, f"{RUNS}={spelled(str(store))}"]
+
+
+def whole_store(runs: PathLike | None) -> Path:
+    """Return a store as an absolute path, the nearest one if `runs` is None; raise ValueError if there is none."""
+    if not runs:
+        if (nearest := _nearest_store(())) is None:
+            raise ValueError(f"no store: neither {Path.cwd()} nor a folder above has a folder {STORE}/ with runs")
+        return nearest
+    store = store_folder(os.fspath(runs)).absolute()
+    if not store.is_dir():
+        raise ValueError(f"no store {store}: no such folder")
+    return store
+
+
+def notebook_parameters(overrides: Sequence[str], scale: str, store: Path) -> dict[str, Any]:
+    """Return the values of a notebook's parameters that select the same results in any working directory."""
+    own = folders(overrides).overrides
+    rest = [text for text in overrides if text.partition("=")[0] != RUNS and not is_search_path(text)]
+    selecting = next(text for key in ("study=", "") for text in rest if _selects(text) and text.startswith(key))
+    rest.remove(selecting)
+    study = selecting.startswith("study=")
+    if study:
+        rest = [text for text in rest if not text.startswith("scale=")]
+    path = Path(selecting.removeprefix("file=")).expanduser()
+    what = selecting.removeprefix("study=") if study else str(path.absolute()) if path.is_file() else selecting
+    return {
+        "study": what,
+        "scale": scale if study else "",
+        "runs": str(store.absolute()),
+        "overrides": shlex.join((*rest, *own)),
+    }
+
+
+def _selects(override: str) -> bool:
+    return "=" not in override or override.startswith(("study=", "file=", "sweep=")) or override.endswith(_YAML)
+
+
+def _names_store(overrides: Sequence[str]) -> bool:
+    """Tell whether the overrides, or the definition of the sweep that they select, name a store."""
+    if runs_named(overrides) is not None:
+        return True
+    try:
+        sweeps, _ = load_sweeps(overrides)
+    except ValueError:  # a multirun, which is found by its name; other errors are reported later
+        return False
+    return any(runs_named(sweep.overrides) is not None for sweep in sweeps)
+
+
+def _nearest_store(overrides: Sequence[str]) -> Path | None:
+    """Return the store nearest to the working directory, or else to a sweep file; None if there is none."""
+    return next(filter(_is_store, _candidates(overrides)), None)
+
+
+def _candidates(overrides: Sequence[str]) -> Iterator[Path]:
+    files = (Path(text.removeprefix("file=")).expanduser().absolute() for text in overrides if text.endswith(_YAML))
+    for start in (Path.cwd(), *(file.parent for file in files if file.is_file())):
+        yield from (folder / STORE for folder in (start, *start.parents))
+
+
+def _is_store(folder: Path) -> bool:
+    """Tell whether the folder has plans or runs of ours: other tools, too, call their folder `runs`."""
+    return (folder / PLANS).is_dir() or any(folder.glob("*-*/provenance.json"))

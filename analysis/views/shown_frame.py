@@ -1,0 +1,111 @@
+"""Tables and claims as a notebook shows them: DataFrames whose display is the report's.
+
+The display has the numbers with the paper's beside them, captions, notes and the trials behind. What pandas makes of
+such a frame, for example `frame.query(…)`, is an ordinary DataFrame. Figures are in shown_figure.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Union
+
+import pandas as pd
+from markupsafe import Markup
+
+from fewbits.analysis.engine.claims.findings import Finding, Outcome, Verdict
+from fewbits.analysis.views.html import in_notebook
+
+if TYPE_CHECKING:
+    from fewbits.analysis.views.shown_figure import ShownFigure
+
+NUMBERS = ("effect", "low", "high", "relative", "n", "mde", "margin", "p")  # the columns of a comparison
+
+
+class ShownFrame(pd.DataFrame):
+    """A DataFrame that notebooks show as the report does."""
+
+    _metadata = ("_name", "_html")  # pandas would warn that other attributes are no columns
+    _name: str
+    _html: Markup
+
+    @property
+    def _constructor(self) -> Callable[..., pd.DataFrame]:
+        return pd.DataFrame
+
+    @property
+    def report_name(self) -> str:
+        return self._name
+
+    @property
+    def report_html(self) -> Markup:
+        """The HTML of the report's page."""
+        return self._html
+
+    def _repr_html_(self) -> str:
+        return in_notebook(self._html)
+
+
+def shown_frame(rows: pd.DataFrame | Iterable[Mapping[str, Any]], name: str, html: Markup) -> ShownFrame:
+    """Return a frame of these rows that is shown as this HTML. name: its name in plain text."""
+    frame = ShownFrame(rows if isinstance(rows, pd.DataFrame) else list(rows))
+    frame._name, frame._html = name, html
+    return frame
+
+
+class Items(tuple[Union[ShownFrame, "ShownFigure"], ...]):
+    """Several tables, figures and claims; Jupyter shows them one below the other."""
+
+    __slots__ = ()
+
+    @property
+    def report_html(self) -> Markup:
+        return Markup().join(item.report_html for item in self)
+
+    def _ipython_display_(self) -> None:
+        from IPython.display import display  # this method is only called in IPython
+
+        display(*self)
+
+    def __repr__(self) -> str:
+        return f"({', '.join(item.report_name for item in self)})"
+
+
+# -------------------------------------------------------------------------------- the rows of frames
+
+
+def outcome_rows(verdicts: Iterable[Verdict]) -> list[dict[str, Any]]:
+    """Return a row for each outcome, with the number of claims that have it."""
+    outcomes = [verdict.outcome for verdict in verdicts]
+    return [{"verdict": str(outcome), "claims": outcomes.count(outcome)} for outcome in Outcome]
+
+
+def verdict_row(verdict: Verdict) -> dict[str, Any]:
+    """Return the row of a claim: its verdict, the reason, and the numbers of its leading comparison."""
+    return {
+        "claim": verdict.claim.id,
+        "statement": verdict.claim.statement,
+        "ours": verdict.claim.ours,
+        "reach": verdict.claim.reach,
+        "verdict": str(verdict.outcome),
+        "reason": verdict.reason,
+        **_numbers(verdict.leading),
+    }
+
+
+def finding_row(verdict: Verdict, finding: Finding) -> dict[str, Any]:
+    """Return the row of one comparison of a claim."""
+    return {
+        "claim": verdict.claim.id,
+        "verdict": str(verdict.outcome),
+        "comparison": finding.heading,
+        "shows": str(finding.status),
+        **_numbers(finding),
+    }
+
+
+def _numbers(finding: Finding | None) -> dict[str, Any]:
+    if finding is None:
+        return dict.fromkeys(NUMBERS)
+    low, high = (finding.interval.low, finding.interval.high) if finding.interval else (None, None)
+    values = (finding.effect, low, high, finding.relative, finding.n, finding.mde, finding.margin, finding.p_for)
+    return dict(zip(NUMBERS, values, strict=True))

@@ -1,0 +1,35 @@
+"""Sweep thresholds of a recipe of one's own and compare the runs in MLflow: python own_recipe.py [STORE].
+
+conf/recipe/mine.yaml is the recipe, conf/sweep/thresholds.yaml the sweep. The same as commands:
+
+    fewbits sweep sweep=thresholds --config-dir conf
+    fewbits ui
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import mlflow
+
+import fewbits
+
+CONF = Path(__file__).parent / "conf"
+
+
+def main(store: str = "runs") -> None:
+    command = ["sweep", "sweep=thresholds", "--config-dir", str(CONF), "--runs", store, "--backend", "local"]
+    subprocess.run([sys.executable, "-m", "fewbits.cli", *command], check=True)
+
+    # In Python, as DataFrames
+    sweep = fewbits.read("sweep=thresholds", f"hydra.searchpath=[{CONF}]", runs=store)
+    print(sweep.trials.groupby(["arm", "recipe.threshold"], dropna=False)["validation_loss"].agg(["mean", "std"]))
+
+    # In MLflow; `fewbits ui` shows the same runs in a browser, with a view that compares the thresholds
+    mlflow.set_tracking_uri(f"sqlite:///{Path(store).resolve() / 'mlflow.db'}")
+    runs = mlflow.search_runs(experiment_names=["thresholds"], filter_string="params.arm = 'mine'")
+    print(runs[["params.recipe.threshold", "params.seed", "metrics.validation_loss"]].to_string(index=False))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,56 @@
+"""Complete commands and overrides in the shell, with Hydra's own scripts for bash, zsh and fish.
+
+    eval "$(fewbits -sc install=bash)"      in ~/.bashrc; install=fish for fish, and install=bash also for zsh
+
+At each Tab the script runs `fewbits -sc query=bash` with the line so far in the environment variable COMP_LINE. The
+first word is completed with the commands of fewbits, and the arguments of `fewbits train` by Hydra.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from itertools import pairwise
+
+from fewbits.common.environment import environment
+
+LINE = "COMP_LINE"
+CONFIG_DIR = ("--config-dir", "-cd")
+
+
+def complete(arguments: Sequence[str], commands: Sequence[str] = ()) -> None:
+    """Print the script that Hydra's argument `install=SHELL` or `uninstall=SHELL` requests, or answer `query=SHELL`.
+
+    commands: the names of the commands of fewbits, each one a word.
+    """
+    from fewbits.experiments.commands.run_hydra import run_hydra
+
+    if len(arguments) != 1 or arguments[0].partition("=")[0] not in ("install", "uninstall", "query"):
+        raise ValueError('-sc: install=bash is expected, or another shell, as in eval "$(fewbits -sc install=bash)"')
+    if not arguments[0].startswith("query="):
+        run_hydra(["--shell-completion", *arguments], [])
+        return
+    program, _, rest = os.environ.get(LINE, "").lstrip().partition(" ")
+    command, space, line = rest.lstrip().partition(" ")
+    if not space:
+        print(" ".join(name for name in commands if name.startswith(command)))
+    elif command == "train":
+        _complete_train(line, program, arguments[0])
+
+
+def _complete_train(line: str, program: str, query: str) -> None:
+    """Print the completions of the last word of the arguments of `fewbits train`."""
+    from fewbits.experiments.commands.run_hydra import run_hydra
+    from fewbits.experiments.config_files import GROUPS, folders, is_search_path, names, with_config_dir, with_names
+
+    *before, last = line.split(" ")
+    directories = [value for option, value in pairwise(before) if option in CONFIG_DIR]
+    overrides = [word for word in before if "=" in word and not word.startswith("-")]
+    own = folders(with_config_dir(overrides, directories[-1] if directories else None))
+    group, equals, value = last.partition("=")
+    if equals and group in GROUPS and not value.startswith((".", "/")):  # Hydra would leave out names like mor/block
+        print("\n".join(f"{group}={name}" for name in names(group, own) if name.startswith(value)))
+        return
+    words = [*own.overrides, *(with_names(text) for text in overrides if not is_search_path(text)), last]
+    with environment({LINE: " ".join([program, *words])}):
+        run_hydra(["--shell-completion", query], [])

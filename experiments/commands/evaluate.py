@@ -1,0 +1,144 @@
+"""Evaluate finished runs on tasks and on other text, and store the results beside them (`fewbits evaluate`)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fewbits.common import terminal
+from fewbits.common.arguments import CommandParser, existing, positive
+from fewbits.common.store_folder import store_folder
+from fewbits.common.tables import print_table
+
+if TYPE_CHECKING:
+    from fewbits.experiments.storage.evaluations import Evaluation
+
+EXAMPLES = """\
+examples:
+  fewbits evaluate 1a2b3c4d                                  held-out losses of a run, which is named by its hash
+  fewbits evaluate runs/*-mor-* loss cloze --items 1000      of several runs
+  fewbits evaluate 1a2b3c4d --text notes.txt                 the loss on a file of text
+  fewbits evaluate 1a2b3c4d piqa hellaswag --limit 200       tasks of lm-eval (pip install 'fewbits[eval]')
+  fewbits evaluate 1a2b3c4d mor                              all tasks of MoR's tables; also: nvfp4
+
+Results are stored in RUN/evaluations and are computed once. Reports show those of whole tasks with the recipe's
+operands. In lm-eval's own command line, a run is a model: python -m fewbits.lm_eval run --model fewbits --model_args
+run=RUN --tasks piqa"""
+
+_ERRORS = {"accuracy": "error"}  # the name of a number's standard error, where lm-eval's rule does not hold
+
+
+def main(argv: Sequence[str]) -> int:
+    options = _parser().parse_intermixed_args(argv)
+
+    from fewbits.experiments.evaluation.evaluate import Request, evaluations_of
+    from fewbits.experiments.evaluation.finished_run import FinishedRun
+    from fewbits.experiments.trial import Runtime
+
+    runs = store_folder(existing(options.runs) or "runs")
+    folders, tasks = _runs_and_tasks(options.words, runs)
+    request = Request(
+        tasks=tuple(tasks) or (() if options.text else Request.tasks),
+        texts=tuple(options.text),
+        items=options.items,
+        limit=options.limit,
+        include_path=options.include_path,
+        run_code=options.run_code,
+        unquantized=options.unquantized,
+    )
+    request.check()
+    opened = [FinishedRun.open(folder, options.step, options.cache) for folder in folders]
+    runtime = Runtime(device=options.device, threads=options.threads, cache=options.cache)
+    found: list[tuple[str, Evaluation, bool]] = []
+    try:
+        for number, run in enumerate(opened, 1):
+            place = f"{run.name} ({number}/{len(opened)})"
+            report = lambda task, place=place: terminal.show(f"{place}: {task}")  # noqa: E731
+            made = evaluations_of(run, request, runtime, again=options.again, report=report)
+            found += [(run.name, one, was_stored) for one, was_stored in made]
+    finally:
+        terminal.clear()
+    if options.json:
+        print(json.dumps([_plain(*one) for one in found], indent=2, ensure_ascii=False))
+    else:
+        _print(found)
+    return 0
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser("fewbits evaluate", __doc__, EXAMPLES)
+    parser.add_argument(
+        "words",
+        nargs="+",
+        metavar="RUN|TASK",
+        help="runs (folders, names or hashes), and tasks: loss (the default), cloze, tasks of lm-eval, mor, nvfp4",
+    )
+    parser.add_argument("--text", action="append", default=[], type=Path, metavar="FILE", help="the loss on this text")
+    parser.add_argument("--step", type=int, help="step of another checkpoint than the last one")
+    parser.add_argument("--items", type=positive, default=500, help="cloze items of each text (default: %(default)s)")
+    parser.add_argument("--limit", type=positive, metavar="N", help="only the first N questions of each lm-eval task")
+    parser.add_argument("--include-path", metavar="DIR", help="a folder of further lm-eval tasks, as YAML files")
+    parser.add_argument("--run-code", action="store_true", help="let tasks run code that the model writes")
+    parser.add_argument("--unquantized", action="store_true", help="evaluate with unquantized operands")
+    parser.add_argument("--again", action="store_true", help="compute even what is stored")
+    parser.add_argument("--json", action="store_true", help="print a JSON list of objects")
+    parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--threads", type=positive, default=1, help="threads on a CPU (default: %(default)s)")
+    parser.add_argument("--cache", help="folder of corpora (default: the user's cache)")
+    return parser
+
+
+def _runs_and_tasks(words: Sequence[str], runs: Path) -> tuple[list[Path], list[str]]:
+    """Sort the words into folders of runs and names of tasks. A word that looks like a run must be one."""
+    from fewbits.experiments.storage.run_folder import find_run
+
+    folders, tasks = [], []
+    for word in words:
+        try:
+            folders.append(find_run(word, runs))
+        except ValueError:
+            if "/" in word or re.search(r"(^|-)[0-9a-f]{8}$", word):
+                raise
+            tasks.append(word)
+    if not folders:
+        raise ValueError(f"{' '.join(words)}: no run of these names has started in {runs}; name one run or more")
+    return list(dict.fromkeys(folders)), tasks
+
+
+# ------------------------------------------------------------------------------------------------ output
+
+
+def _plain(run: str, one: Evaluation, was_stored: bool) -> dict[str, Any]:
+    key = one.key
+    facts = {"run": run, "step": key.step, "task": key.task, "settings": key.settings, "stored": was_stored}
+    return facts | {"results": one.results, "environment": one.environment}
+
+
+def _print(found: Sequence[tuple[str, Evaluation, bool]]) -> None:
+    """Print a row for each run and number, numbers of one kind together; standard errors follow their numbers."""
+    from fewbits.experiments.storage.evaluations import numbers
+
+    rows: list[tuple[str, str, str, str]] = []
+    for run, one, was_stored in found:
+        values = dict(numbers(one.results))
+        for name, value in values.items():
+            if not _is_error(name, values) and not name.endswith((".items", ".tokens", ".sample_len")):
+                error = values.get(_error_of(name))
+                shown = "not finite" if value is None else f"{value:.4f}" + (f" ± {error:.4f}" if error else "")
+                rows.append((name.removeprefix("tasks."), run, shown, "stored" if was_stored else ""))
+    names = list(dict.fromkeys(row[0] for row in rows))
+    print_table(("number", "run", "value", ""), sorted(rows, key=lambda row: names.index(row[0])), right=("value",))
+
+
+def _error_of(name: str) -> str:
+    head, _, last = name.rpartition(".")
+    metric, comma, name_of_filter = last.partition(",")
+    return f"{head}.{_ERRORS.get(last, f'{metric}_stderr{comma}{name_of_filter}')}"
+
+
+def _is_error(name: str, values: dict[str, float | None]) -> bool:
+    return any(_error_of(other) == name for other in values if other != name)

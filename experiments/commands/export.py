@@ -1,0 +1,45 @@
+"""Write a run's model as a folder that Hugging Face's transformers loads to the same logits (`fewbits export`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fewbits.common.arguments import CommandParser, existing
+from fewbits.common.store_folder import store_folder
+from fewbits.common.terminal import notice
+
+EXAMPLES = """\
+examples:
+  fewbits export 1a2b3c4d --format huggingface                    to ./NAME-of-the-run-huggingface
+  fewbits export runs/RUN --format huggingface --out my-model --step 400
+
+  from transformers import AutoModelForCausalLM, AutoTokenizer
+  model, tokenizer = AutoModelForCausalLM.from_pretrained("my-model"), AutoTokenizer.from_pretrained("my-model")
+
+GPT-2, Llama and Nemotron become transformers' models of these names; the Transformer of NVFP4's ablations becomes
+Arcee. The folder has the master weights in FP32. Models with Mamba-2 layers are refused."""
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = CommandParser("fewbits export", __doc__, EXAMPLES)
+    parser.add_argument("run", metavar="RUN", help="a run: its folder, its name or its hash")
+    parser.add_argument("--format", choices=("huggingface",), required=True, help="the format of the folder")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="the new folder (default: ./RUN-FORMAT)")
+    parser.add_argument("--step", type=int, help="step of another checkpoint than the last one")
+    parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
+    parser.add_argument("--cache", help="folder of corpora, for the tokenizer (default: the user's cache)")
+    options = parser.parse_intermixed_args(argv)
+
+    from fewbits.experiments.evaluation.finished_run import FinishedRun
+    from fewbits.experiments.storage.huggingface import export_huggingface
+    from fewbits.experiments.storage.run_folder import find_run
+
+    folder = find_run(options.run, store_folder(existing(options.runs) or "runs"))
+    run = FinishedRun.open(folder, options.step, options.cache)
+    out = options.out.expanduser() if options.out else Path(f"{run.name}-{options.format}")
+    lines = export_huggingface(run, out)
+    print(out)
+    for line in lines:
+        notice(line)
+    return 0

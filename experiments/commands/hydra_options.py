@@ -1,0 +1,66 @@
+"""Offer Hydra's own options in `fewbits train`, such as `--cfg job`, `--info` and `--config-dir`.
+
+Hydra itself answers those that print something.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from fewbits.common.arguments import CommandParser
+
+INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+_REFUSED = {
+    ("--config-path", "-cp"): "fewbits has its own config files; --config-dir DIR adds yours",
+    ("--config-name", "-cn"): "the config is always `trial`; choose from its groups, such as scale=NAME",
+    ("--experimental-rerun",): "the same command runs a trial again, with the same bits",
+}
+
+
+def add_hydra_options(parser: CommandParser) -> None:
+    """Add Hydra's options to a command whose positional arguments are overrides."""
+    group = parser.add_argument_group("options of Hydra")
+    group.add_argument("-c", "--cfg", choices=("job", "hydra", "all"), help="print the composed config, train nothing")
+    group.add_argument("--resolve", action="store_true", help="with --cfg: resolve interpolations")
+    group.add_argument("-p", "--package", metavar="KEY", help="with --cfg: print this part, for example recipe")
+    group.add_argument("-i", "--info", nargs="?", const="all", choices=INFO, help="print how the config is composed")
+    group.add_argument("-cd", "--config-dir", metavar="DIR", help="a folder of your own configs, such as DIR/recipe")
+    group.add_argument("-sc", "--shell-completion", action="store_true", help='eval "$(fewbits -sc install=bash)"')
+    group.add_argument("--hydra-help", action="store_true", help="print Hydra's own help")
+    group.add_argument("-r", "--run", action="store_true", help=argparse.SUPPRESS)  # what `fewbits train` does anyway
+    for names, way in _REFUSED.items():
+        group.add_argument(*names, action=_Refuse, nargs="?", const=way, help=argparse.SUPPRESS)
+
+
+class _Refuse(argparse.Action):
+    """An option that raises ValueError with what to use instead, which is its `const`."""
+
+    def __call__(self, parser: object, namespace: object, values: object, option_string: str | None = None) -> None:
+        raise ValueError(f"train: {option_string}: {self.const}")
+
+
+def show(options: argparse.Namespace, overrides: Sequence[str]) -> bool:
+    """Let Hydra print what its options request, if any; return whether they do. Call it before anything is trained."""
+    if options.shell_completion:
+        from fewbits.experiments.commands.completion import complete
+
+        complete(overrides)
+        return True
+    if options.cfg is None and (options.resolve or options.package):
+        raise ValueError("train: --resolve and --package belong to --cfg, as in --cfg job --resolve")
+    arguments = [
+        *(["--cfg", options.cfg] if options.cfg else []),
+        *(["--resolve"] if options.resolve else []),
+        *(["--package", options.package] if options.package else []),
+        *(["--info", options.info] if options.info else []),
+        *(["--hydra-help"] if options.hydra_help else []),
+    ]
+    if not arguments:
+        return False
+    if options.cfg and options.info:
+        raise ValueError("train: --cfg and --info: choose one of them")
+    from fewbits.experiments.commands.run_hydra import run_hydra
+
+    run_hydra(arguments, overrides)
+    return True

@@ -1,0 +1,206 @@
+"""Find the config files that overrides can choose: fewbits' own, and those of the user.
+
+    ./conf                       a folder of the user's own: recipes in conf/recipe, models in conf/model, and so on
+    hydra.searchpath=[DIR,…]     further such folders; the option `--config-dir DIR` adds one
+    recipe=./mine.yaml           one file, which needs no folder; every group accepts a path
+
+A folder's file with the name of one of fewbits' own configs is refused where it is chosen: Hydra would use the other
+one without notice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files as package_files
+from pathlib import Path
+from typing import Any, cast
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from fewbits.experiments.composed_cache import digest_of_files, digest_of_texts
+from fewbits.experiments.composition import nearest_first, override_values, parse_override, spelled
+from fewbits.models.networks.presets import MODELS
+
+FOLDER = Path(__file__).parent / "config"
+ROOT = "trial"
+GROUPS = ("model", *sorted(folder.name for folder in FOLDER.iterdir() if folder.is_dir()))
+SWEEPS = "sweep"  # the subfolder of a user's config folder that holds sweep files
+SEARCH_PATH = "hydra.searchpath"
+CONF = "conf"  # in the working directory
+_YAML = (".yaml", ".yml")
+_registered: dict[tuple[str, str], str] = {}  # the files that are registered with Hydra, by group and name
+
+
+@dataclass(frozen=True)
+class Folders:
+    """The user's config folders, in the order of Hydra's search path. `state` changes with the files in them."""
+
+    paths: tuple[Path, ...] = ()
+    state: tuple[tuple[str, int, int], ...] = ()
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """The override that sets Hydra's search path to these folders; none without folders."""
+        return (f"{SEARCH_PATH}={spelled([f'file://{path}' for path in self.paths])}",) if self.paths else ()
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        return tuple(digest_of_files(path) for path in self.paths)
+
+    def file(self, group: str, name: object) -> Path | None:
+        """Return the file of this name in the first folder that has it; None if no folder has it."""
+        candidates = (path / group / f"{name}.yaml" for path in self.paths)
+        return next((path for path in candidates if path.is_file()), None)
+
+
+def folders(overrides: Sequence[str] = ()) -> Folders:
+    """Return the user's config folders: those that the overrides name, then `./conf` if it has config files."""
+    paths = [path for text in overrides if is_search_path(text) for path in _named(text)]
+    conf = Path(CONF).absolute()
+    if any((conf / group).is_dir() for group in (*GROUPS, SWEEPS)):
+        paths.append(conf)
+    paths = list(dict.fromkeys(paths))
+    stats = ((str(file), file.stat()) for path in paths for file in sorted(path.rglob("*.yaml")))
+    return Folders(tuple(paths), tuple((file, stat.st_mtime_ns, stat.st_size) for file, stat in stats))
+
+
+def is_search_path(override: str) -> bool:
+    """Tell whether an override sets Hydra's search path."""
+    return override.partition("=")[0] == SEARCH_PATH
+
+
+def with_config_dir(overrides: Sequence[str], directory: str | None) -> list[str]:
+    """Return the overrides, with the folder of the option `--config-dir` on the search path."""
+    if directory is None:
+        return [*overrides]
+    path = Path(directory).expanduser()
+    if not path.is_dir():
+        raise ValueError(f"--config-dir {directory}: no such folder")
+    return [f"{SEARCH_PATH}={spelled([str(path.absolute())])}", *overrides]
+
+
+def _named(override: str) -> Iterator[Path]:
+    """Yield the folders of an override of Hydra's search path, as absolute paths."""
+    value = parse_override(override).value()
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise ValueError(f"{override!r}: a list of folders is expected, such as {SEARCH_PATH}=[my-configs]")
+    for item in cast(list[str], value):
+        scheme, colon, rest = item.partition("://")
+        if not colon or scheme == "file":
+            path = Path(rest if colon else item).expanduser().absolute()
+        elif scheme == "pkg":
+            path = _package_folder(rest)
+        else:
+            raise ValueError(f"{override!r}: {item}: file:// and pkg:// are supported")
+        if not path.is_dir():
+            raise ValueError(f"{override!r}: no such folder: {path}")
+        yield path
+
+
+def _package_folder(name: str) -> Path:
+    """Return the folder of a path below a Python package, such as `package/configs`."""
+    package, *below = re.split(r"[./]", name)
+    try:
+        return Path(str(package_files(package))).joinpath(*below)
+    except (ModuleNotFoundError, TypeError, ValueError):
+        raise ValueError(f"{SEARCH_PATH}: pkg://{name}: there is no Python package {package!r}") from None
+
+
+def names(group: str, own: Folders | None = None) -> list[str]:
+    """Return the names that a group offers, for example those of all recipes for `recipe`.
+
+    own: the user's config folders, whose files are added. Without it, the names are fewbits' own.
+    """
+    stored = MODELS if group == "model" else ()
+    offered = [*stored, *_files(FOLDER / group)]
+    return [*offered, *(name for path in (own.paths if own else ()) for name in _files(path / group))]
+
+
+@lru_cache(maxsize=64)
+def _own_names(group: str) -> frozenset[str]:
+    return frozenset(names(group))
+
+
+def _files(folder: Path) -> list[str]:
+    return sorted(file.relative_to(folder).with_suffix("").as_posix() for file in folder.rglob("*.yaml"))
+
+
+def is_path(value: object) -> bool:
+    """Tell whether the value of a group is a path of a config file rather than a name."""
+    return isinstance(value, str) and value.endswith(_YAML)
+
+
+def check_choice(group: str, value: object, own: Folders) -> None:
+    """Raise ValueError if the group has no such name, or if fewbits and one of the user's folders have it."""
+    name = str(value)
+    if is_path(value) or (group, name) in _registered:
+        return
+    file = own.file(group, name)
+    if name in _own_names(group):
+        if file is not None:
+            raise ValueError(f"{file}: fewbits has a {group} {name}, which Hydra would use instead; rename the file")
+    elif file is None:
+        valid = nearest_first(name, names(group, own))
+        raise ValueError(f"no {group} {value!r}: valid names are {valid}; a path of a YAML file is valid, too")
+
+
+def register_file(group: str, value: str) -> str:
+    """Register a config file of the user with Hydra and return the name by which Hydra knows it.
+
+    The name contains a digest of the content, so that a file that has changed is another config.
+    """
+    path = Path(value).expanduser()
+    try:
+        text = path.read_text("utf-8")
+        config = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    except OSError as error:
+        raise ValueError(f"{group}={value}: {path.absolute()}: {error.strerror}") from None
+    except (UnicodeError, YAMLError, OmegaConfBaseException) as error:
+        raise ValueError(f"{value}: {' '.join(str(error).split())}") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"{value}: a mapping is expected, as in the files that `fewbits recipes` lists")
+    name = f"{_stem(value)}-{digest_of_texts({group: text})[:16]}"
+    store: Any = ConfigStore.instance()
+    store.store(name, config, group=group, package=_package(text))
+    _registered[group, name] = value
+    return name
+
+
+def with_names(override: str) -> str:
+    """Return an override with the names of registered files instead of their paths, for Hydra's own commands."""
+    group = override.partition("=")[0]
+    if group in GROUPS:
+        for value in override_values(override):
+            if is_path(value):
+                override = override.replace(value, register_file(group, value))
+    return override
+
+
+def with_paths(override: str) -> str:
+    """Return an override with the path of a registered file instead of its name: the inverse of `with_names`."""
+    group, _, value = override.partition("=")
+    if (path := _registered.get((group, value))) is None:
+        return override
+    is_plain = re.fullmatch(r"[./\w-]+", path) is not None
+    return f"{group}={path if is_plain else spelled(path)}"
+
+
+def name_of(value: object) -> object:
+    """Return the name of the config that the value of a group chooses: that of a file is its own, without the path."""
+    return _stem(str(value)) if is_path(value) else value
+
+
+def _stem(path: str) -> str:
+    return re.sub(r"[^\w-]", "-", Path(path).stem)
+
+
+def _package(text: str) -> str | None:
+    """Return the package of a config file's header, such as `# @package _global_`; None if it has no such header."""
+    header = re.match(r"(?:\s*#.*\n)*?\s*#\s*@package[ \t]+(\S+)", text)
+    return header[1] if header else None

@@ -1,0 +1,243 @@
+"""Evaluate finished runs: loss, cloze items, other text and lm-eval's tasks, computed once and stored beside each run.
+
+The numbers are those that training itself would have written, because the model is opened with the recipe's operands,
+noise and batch sizes of the trial's own evaluation (finished_run.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from fewbits.experiments import devices
+from fewbits.experiments.environment import environment
+from fewbits.experiments.evaluation.by_document import LOSS, evaluate_documents, means
+from fewbits.experiments.evaluation.cloze import evaluate_cloze
+from fewbits.experiments.evaluation.finished_run import FinishedRun
+from fewbits.experiments.evaluation.harness import check_tasks, run_tasks
+from fewbits.experiments.evaluation.loss import evaluate_loss
+from fewbits.experiments.evaluation.tasks import shots
+from fewbits.experiments.evaluation.text_loss import text_loss, text_windows
+from fewbits.experiments.fingerprint.numerics import numerics_fingerprint
+from fewbits.experiments.setup import cloze
+from fewbits.experiments.storage import evaluations
+from fewbits.experiments.storage.evaluations import Evaluation, Key
+from fewbits.experiments.storage.run_folder import find_run
+from fewbits.experiments.training import evaluated_windows
+from fewbits.experiments.trial import Runtime
+from fewbits.models.networks.decoder import Decoder
+from fewbits.models.quantize import Quantization, unquantized
+
+CLOZE = "cloze"
+OWN_TASKS = (LOSS, CLOZE)
+ITEMS = 500  # of the cloze task
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """The evaluations to make of each run.
+
+    tasks: loss, cloze, names of lm-eval's tasks and groups, or of our groups (mor, nvfp4).
+    texts: files whose loss is computed, besides the tasks.
+    items: cloze items of each held-out split. limit: questions of each lm-eval task; None: all.
+    include_path: a folder of further lm-eval tasks. run_code: let tasks run code that the model writes.
+    unquantized: compute all operands in the compute dtype instead of with the recipe.
+    """
+
+    tasks: tuple[str, ...] = (LOSS,)
+    texts: tuple[Path, ...] = ()
+    items: int = ITEMS
+    limit: int | None = None
+    include_path: str | None = None
+    run_code: bool = False
+    unquantized: bool = False
+
+    def check(self) -> None:
+        """Raise ValueError if a task or a text does not exist, before anything is computed."""
+        if harness := self.harness_tasks:
+            check_tasks(harness, self.include_path, self.run_code)
+        for path in self.texts:
+            _read_text(path)
+
+    @property
+    def harness_tasks(self) -> tuple[str, ...]:
+        return tuple(task for task in self.tasks if task not in OWN_TASKS)
+
+
+def evaluate(
+    run: str | Path,
+    tasks: Sequence[str] = (LOSS,),
+    *,
+    texts: Sequence[str | Path] = (),
+    runs: str | Path = "runs",
+    step: int | None = None,
+    runtime: Runtime = Runtime(),  # noqa: B008, a frozen value
+    again: bool = False,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Return the results of tasks on a finished run, computed now or earlier, as a nested dictionary.
+
+    run: its folder, or its name or hash in the store `runs`. step: of another checkpoint than the last one.
+    settings: further fields of `Request`, such as limit=100. again: compute even what is stored.
+
+    >>> evaluate("1a2b3c4d", ["loss", "piqa"])["tasks"]["piqa"]["acc,none"]
+    """
+    request = Request(tuple(tasks), tuple(map(Path, texts)), **settings)
+    request.check()
+    opened = FinishedRun.open(find_run(str(run), Path(runs).expanduser()), step, runtime.cache)
+    results: dict[str, Any] = {}
+    for one, _ in evaluations_of(opened, request, runtime, again=again):
+        for name, value in one.results.items():
+            results[name] = {**results[name], **value} if isinstance(results.get(name), dict) else value
+    return results
+
+
+def evaluations_of(
+    run: FinishedRun,
+    request: Request,
+    runtime: Runtime,
+    *,
+    again: bool = False,
+    report: Report = lambda _: None,
+) -> list[tuple[Evaluation, bool]]:
+    """Return the run's evaluations in the order of the request, each with whether it was stored already.
+
+    again: compute even those that are stored. report: called with the name of each task before it is computed.
+    """
+    keys = list(_keys(run, request, devices.kind_of_device(runtime)))
+    stored = {} if again else {key.file: one for key in keys if (one := evaluations.find(run.folder.path, key))}
+    missing = [key for key in keys if key.file not in stored]
+    made = {one.key.file: one for one in (_computed(run, request, runtime, missing, report) if missing else ())}
+    return [((stored | made)[key.file], key.file in stored) for key in keys]
+
+
+def _keys(run: FinishedRun, request: Request, device: str) -> Iterator[Key]:
+    common = {"unquantized": True} if request.unquantized else {}
+    own: Mapping[str, dict[str, Any]] = {LOSS: {}, CLOZE: {"items": request.items}}
+    for task in dict.fromkeys(request.tasks):
+        settings = own[task] if task in own else _harness_settings(request)
+        yield Key(task, common | settings, run.step, numerics_fingerprint(device))
+    for path in request.texts:
+        digest = hashlib.sha256(_read_text(path).encode()).hexdigest()
+        yield Key(path.name, common | {"text": digest}, run.step, numerics_fingerprint(device))
+
+
+def _harness_settings(request: Request) -> dict[str, Any]:
+    folder = request.include_path and Path(request.include_path)
+    files = sorted(folder.rglob("*.yaml")) if folder else []
+    settings = {"lm_eval": _version("lm_eval"), "limit": request.limit}
+    content = hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
+    return settings | ({"include_path": content} if files else {})
+
+
+def _computed(
+    run: FinishedRun, request: Request, runtime: Runtime, keys: Sequence[Key], report: Report
+) -> Iterator[Evaluation]:
+    """Compute and store the evaluations with these keys."""
+    report("loading the checkpoint")
+    model, quantization = run.model(runtime)
+    facts = dict(environment(next(model.parameters()).device)) | {"lm_eval": _version("lm_eval")}
+    texts = {path.name: path for path in request.texts}
+
+    def stored(key: Key, results: dict[str, Any]) -> Evaluation:
+        one = Evaluation(key, results, facts, round(time.time()))
+        evaluations.write(run.folder.path, one)
+        return one
+
+    with unquantized(quantization) if request.unquantized else nullcontext():
+        for key in keys:
+            if "text" in key.settings:
+                report(key.task)
+                yield stored(key, _text(run, model, quantization, texts[key.task]))
+            elif key.task in OWN_TASKS:
+                report(key.task)
+                measure = _loss if key.task == LOSS else _cloze
+                yield stored(key, measure(run, request, model, quantization))
+        if harness := [key for key in keys if key.task not in OWN_TASKS and "text" not in key.settings]:
+            report(", ".join(key.task for key in harness))
+            found = _run_tasks(run, request, model, [key.task for key in harness])
+            for key in harness:
+                names = [name for name in found if name in shots([key.task]) or len(harness) == 1]
+                yield stored(key, {"tasks": {name: found[name] for name in names}})
+
+
+def _loss(run: FinishedRun, request: Request, model: Decoder, quantization: Quantization) -> dict[str, Any]:
+    t, windows = run.trial.training, evaluated_windows(run.trial, run.corpus)
+    sizes = {"length": t.length, "batch": t.micro_batch}
+    losses = {
+        f"{split}_loss": evaluate_loss(model, run.corpus, split, windows=count, **sizes)
+        for split, count in windows.items()
+    }
+    losses |= means(evaluate_documents(model, quantization, run.corpus, windows, **sizes))
+    return {name: _number(value) for name, value in losses.items()}
+
+
+def _cloze(run: FinishedRun, request: Request, model: Decoder, quantization: Quantization) -> dict[str, Any]:
+    trial = replace(run.trial, evaluation=replace(run.trial.evaluation, cloze=request.items))
+    scores = {split: evaluate_cloze(model, items) for split, items in cloze(trial, run.corpus).items()}
+    return {
+        f"{split}_cloze": {"accuracy": score.accuracy, "error": score.standard_error, "items": score.count}
+        for split, score in scores.items()
+    }
+
+
+def _text(run: FinishedRun, model: Decoder, quantization: Quantization, path: Path) -> dict[str, Any]:
+    t, text = run.trial.training, _read_text(path)
+    tokens = run.tokenizer.encode(text)
+    windows = text_windows(tokens, run.separator, t.length)
+    loss = text_loss(model, windows, t.micro_batch)
+    with unquantized(quantization):
+        exact = text_loss(model, windows, t.micro_batch)
+    count = int(windows[2].sum())
+    measured = {
+        "loss": _number(loss),
+        "loss_unquantized": _number(exact),
+        "bits_per_byte": _number(loss * count / math.log(2) / len(text.encode())),
+        "tokens": count,
+    }
+    return {"texts": {path.name: measured}}
+
+
+def _run_tasks(
+    run: FinishedRun, request: Request, model: Decoder, tasks: Sequence[str]
+) -> dict[str, dict[str, float | None]]:
+    scores = run_tasks(
+        model,
+        run.tokenizer,
+        tasks,
+        length=run.trial.training.length,
+        end=run.separator,
+        limit=request.limit,
+        include_path=request.include_path,
+        run_code=request.run_code,
+    )
+    return {task: {name: _number(value) for name, value in metrics.items()} for task, metrics in scores.items()}
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.expanduser().read_text("utf-8")
+    except FileNotFoundError:
+        raise ValueError(f"no file {path}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not text in UTF-8: {error.reason} at byte {error.start}") from None
+
+
+def _number(value: float) -> float | None:
+    """Return the value, or None if it is not finite, which JSON does not have."""
+    return value if math.isfinite(value) else None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

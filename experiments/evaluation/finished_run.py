@@ -1,0 +1,94 @@
+"""Open the model of a finished run as its own evaluation sees it: a checkpoint's weights, the recipe, the noise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from fewbits.experiments import devices
+from fewbits.experiments.data.corpus import Corpus
+from fewbits.experiments.data.load import load
+from fewbits.experiments.data.once import default_cache
+from fewbits.experiments.data.tokenizing import Bytes
+from fewbits.experiments.setup import TextTokenizer, text_tokenizer
+from fewbits.experiments.storage import checkpoints
+from fewbits.experiments.storage.run_folder import RunFolder, opened, saved_trial
+from fewbits.experiments.training import DTYPES, ROUNDING
+from fewbits.experiments.trial import Runtime, Trial
+from fewbits.kernels.seeds import derive_seed
+from fewbits.models.networks.decoder import Decoder
+from fewbits.models.quantize import Quantization, quantize
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run that has ended, and the step of one of its checkpoints; files are read when they are first needed."""
+
+    folder: RunFolder
+    trial: Trial
+    step: int
+    cache: Path  # folder of corpora
+
+    @staticmethod
+    def open(path: Path, step: int | None = None, cache: str | Path | None = None) -> FinishedRun:
+        """Open the run in a folder. step: that of a checkpoint, also of a run that has not ended; None: the last step.
+
+        Raise ValueError if the run has no result and no step is given.
+        """
+        folder, corpora = opened(path), Path(cache).expanduser() if cache else default_cache()
+        if step is None:
+            result = folder.result()
+            if result is None:
+                raise ValueError(f"{path} has not ended: run it to its end, or name the step of a checkpoint")
+            step = int(result["step"])
+        return FinishedRun(folder, saved_trial(path), step, corpora)
+
+    @property
+    def name(self) -> str:
+        return self.folder.path.resolve().name
+
+    @property
+    def is_last(self) -> bool:
+        """True if the step is the one with which the run ended."""
+        return (self.folder.result() or {}).get("step") == self.step
+
+    @cached_property
+    def checkpoint(self) -> checkpoints.Checkpoint:
+        return self.folder.checkpoint(self.step)
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        """The corpus of the run; ValueError if the data differ from those of its checkpoint."""
+        corpus, saved = load(self.trial.data, self.cache), self.checkpoint.state["data"]
+        corpus.check(saved["fingerprint"], saved)
+        return corpus
+
+    @cached_property
+    def tokenizer(self) -> TextTokenizer:
+        """The tokenizer of the run's data, which are not needed if their tokens are bytes."""
+        if self.checkpoint.state["data"].get("tokenizer") == Bytes.spelling:
+            return TextTokenizer(Bytes())
+        tokenizer = text_tokenizer(self.corpus)
+        if tokenizer is None:
+            raise ValueError(f"{self.name} was trained on data.kind={self.trial.data.kind}, whose tokenizer is unknown")
+        return tokenizer
+
+    @property
+    def separator(self) -> int | None:
+        """The token between documents."""
+        return self.checkpoint.state["data"].get("separator")
+
+    def model(self, runtime: Runtime) -> tuple[Decoder, Quantization]:
+        """Return the model with its recipe, ready for evaluation with the operands and noise of the next update."""
+        device = devices.choose(runtime).device
+        t, state = self.trial.training, self.checkpoint.state
+        with torch.device(device):
+            model = Decoder(self.trial.model, DTYPES[t.dtype])
+        rounding = self.trial.seed if t.rounding_seed is None else t.rounding_seed
+        quantization = quantize(model, self.trial.recipe, seed=derive_seed(rounding, ROUNDING))
+        model.load_state_dict(checkpoints.unflatten(self.checkpoint.tensors(device, under="model."), state["model"]))
+        quantization.begin(state["origin"] + state["step"], progress=state["step"] / t.steps)
+        return model, quantization

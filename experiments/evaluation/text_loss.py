@@ -1,0 +1,43 @@
+"""Compute the loss of a model on a text of any length, in which every token is predicted once.
+
+The text is cut into windows that follow one another. The last window ends with the text and begins earlier than the
+others would, so that it is as long as they are; its tokens that another window has predicted do not count again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fewbits.experiments.evaluation.loss import token_losses
+from fewbits.experiments.evaluation.protocols import Model
+
+
+def text_windows(tokens: Sequence[int], separator: int | None, length: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return inputs, targets and which targets count, each [windows, length]; a shorter text is one shorter window.
+
+    separator: the token that precedes a text in training; None: the first token is not predicted.
+    """
+    text = torch.tensor(tokens if separator is None else [separator, *tokens], dtype=torch.int64)
+    count = len(text) - 1
+    if count < 1:
+        raise ValueError("the text has no token to predict")
+    length = min(length, count)
+    starts = torch.arange(0, count - length + 1, length)
+    if rest := count % length:
+        starts = torch.cat((starts, torch.tensor([count - length])))
+    places = starts[:, None] + torch.arange(length)
+    counts = torch.ones_like(places, dtype=torch.bool)
+    if rest:
+        counts[-1, : length - rest] = False
+    return text[places], text[places + 1], counts
+
+
+def text_loss(model: Model, windows: tuple[Tensor, Tensor, Tensor], batch: int) -> float:
+    """Return the mean loss of the text's tokens, in nats per token."""
+    inputs, targets, counts = windows
+    losses = torch.tensor([row for rows in token_losses(model, inputs, targets, batch) for row in rows])
+    return math.fsum(losses[counts].tolist()) / int(counts.sum())

@@ -1,0 +1,40 @@
+"""Name, for each of Hydra's own settings that fewbits does not use, what does the same here."""
+
+from __future__ import annotations
+
+import re
+
+_STORE = "results are in the store: runtime.runs=DIR names another one"
+_MULTIRUN = "only `fewbits train --multirun` uses it"
+_LAUNCHER = (
+    "fewbits runs the trials itself, on all cores through Ray; --backend local runs them without Ray, --parallel N at "
+    "most N at a time, and --address A on a Ray cluster"
+)
+_INSTEAD = {
+    "mode": "--multirun runs several trials, and a command without it runs one",
+    "run": _STORE,
+    "sweep": _STORE,
+    "output_subdir": _STORE,
+    "runtime": _STORE,
+    "launcher": _LAUNCHER,
+    "sweeper": _MULTIRUN,
+    "job.name": _MULTIRUN,
+    "callbacks": _MULTIRUN,
+}
+_OF_MULTIRUN = ("mode", "sweeper", "job.name", "callbacks", "searchpath")
+
+
+def is_hydra_setting(key: str) -> bool:
+    """Tell whether an override's key is one of Hydra's own settings, such as `hydra.run.dir` or `hydra/launcher`."""
+    return re.match(r"[+~]*hydra\b", key) is not None
+
+
+def explain_setting(key: str, multirun: bool = False) -> str | None:
+    """Return why one of Hydra's settings is refused and what to use instead; None if a multirun uses it."""
+    path = re.sub(r"^[+~]*hydra[./]?", "", key).replace("/", ".")
+    matching = (start for start in (*_INSTEAD, *_OF_MULTIRUN) if path == start or path.startswith(f"{start}."))
+    start = next(matching, "")
+    if multirun and start in _OF_MULTIRUN:
+        return None
+    instead = _INSTEAD.get(start, "this setting of Hydra's has no effect on trials")
+    return f"{key} is not used: {instead}"

@@ -1,0 +1,137 @@
+"""Read from a run folder the points (values of metrics) that MLflow shows, step by step.
+
+A step's points come from its row of metrics.parquet, its speed in timing.parquet, and the window of numerics.parquet
+that ends with it. Training writes timing.parquet last, so while a trial runs only the steps in it count: their rows in
+the other tables are complete.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fewbits.experiments.storage.run_folder import RunFolder
+from fewbits.experiments.tracking import numerics
+from fewbits.experiments.tracking.system_metrics import SYSTEM
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SECTIONS = {  # MLflow shows the chart of a metric `section/name` below the heading `section`
+    "gradient_norm": "optimizer",
+    "learning_rate": "optimizer",
+    "parameter_norm": "optimizer",
+    "penalty": "optimizer",
+    "tokens_per_second": "speed",
+    "mfu": "speed",
+}
+_SCORES = re.compile(r"(validation|ood)_loss_\w+|\w*_share")  # numbers of result.json that no table has
+
+
+class Point(NamedTuple):
+    """One value of a metric, in the order of MLflow's `Metric`."""
+
+    key: str
+    value: float  # finite
+    timestamp: int  # milliseconds
+    step: int
+
+
+def step_points(folder: RunFolder, after: int) -> Iterator[tuple[int, list[Point]]]:
+    """Yield the steps after `after` with their points."""
+    timing = {row["step"]: row for row in _rows(folder.path / "timing.parquet")}
+    last = math.inf if folder.over else max(timing, default=-1)
+    rows = [row for row in _rows(folder.path / "metrics.parquet") if after < row["step"] <= last]
+    windows = _windows(folder.path / "numerics.parquet", after) if rows else {}
+    for row in rows:
+        step = int(row["step"])
+        times = timing.get(step, {})
+        values = {key: value for key, value in row.items() if key != "step"}
+        values |= {key: times[key] for key in ("tokens_per_second", "mfu") if key in times}
+        named = {_in_section(key): value for key, value in values.items()} | windows.get(step, {})
+        at = round(1000 * times.get("time", 0.0))
+        yield step, [Point(key_of(key), float(v), at, step) for key, v in named.items() if math.isfinite(v)]
+
+
+def score_points(folder: RunFolder) -> Iterator[Point]:
+    """Yield the scores that are evaluated only at the end of a trial, at the trial's last step."""
+    result = folder.result() or {}
+    if result.get("status") == "done":
+        at = round(1000 * ended(folder))
+        for name, value in _scores(result):
+            if math.isfinite(value):
+                yield Point(key_of(name), float(value), at, int(result["step"]))
+
+
+def system_points(folder: RunFolder, after: int) -> Iterator[tuple[int, list[Point]]]:
+    """Yield the samples after the first `after` ones of the machine's use, with their numbers, counted from 1."""
+    try:
+        lines = (folder.path / SYSTEM).read_text().splitlines()
+    except OSError:
+        return
+    for number, line in enumerate(lines[after:], start=after + 1):
+        try:
+            sample = dict(json.loads(line))
+        except ValueError:  # a worker was killed while it wrote the line
+            continue
+        at = round(1000 * sample.pop("time"))
+        yield number, [Point(key_of(f"system/{name}"), float(v), at, number) for name, v in sample.items()]
+
+
+def began(folder: RunFolder) -> float:
+    """Return when the trial's first step began, or the current time if it has no steps."""
+    first = next(iter(_rows(folder.path / "timing.parquet")), None)
+    return first["time"] - first["seconds"] if first else time.time()
+
+
+def ended(folder: RunFolder) -> float:
+    """Return the time when the trial ended, or when it last wrote its tables."""
+    files = [folder.path / name for name in ("result.json", "failure.json", "timing.parquet")]
+    return next((file.stat().st_mtime for file in files if file.exists()), time.time())
+
+
+def key_of(name: str) -> str:
+    """Replace the characters of a name that MLflow does not allow."""
+    return re.sub(r"[^\w./ -]", "_", name)
+
+
+def table(path: Path) -> pd.DataFrame | None:
+    """Return a table of a run folder, or None if it has no rows yet."""
+    import pandas as pd
+
+    if not path.exists():
+        return None
+    frame = pd.read_parquet(io.BytesIO(path.read_bytes()))  # read at once, because a running trial may replace the file
+    return frame if len(frame) else None
+
+
+def _rows(path: Path) -> list[dict[str, float]]:
+    frame = table(path)
+    return [] if frame is None else [{str(k): v for k, v in row.items()} for row in frame.to_dict("records")]
+
+
+def _windows(path: Path, after: int) -> dict[int, dict[str, float]]:
+    frame = table(path)
+    return {} if frame is None else numerics.metrics_by_step(frame[frame["step"] > after])
+
+
+def _in_section(key: str) -> str:
+    return f"{SECTIONS[key]}/{key}" if key in SECTIONS else key
+
+
+def _scores(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for key, value in result.items():
+        if key.endswith("_cloze"):
+            yield key, value["accuracy"]
+        elif _SCORES.fullmatch(key):
+            yield key, value
+    for task, metrics in result.get("tasks", {}).items():
+        for name, value in metrics.items():
+            if value is not None:
+                yield f"tasks/{task}/{name.replace(',', '.')}", value

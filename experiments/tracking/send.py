@@ -1,0 +1,193 @@
+"""Bring one MLflow run up to date with one run folder, from the folder's files alone and by MLflow's public client.
+
+The tag `fewbits.sent` of the run holds what was sent: the last step and the digests of the artifacts. It is written
+with each batch of points, after them. So sending again sends only what is new, and a batch whose tag was not written is
+sent again, which changes nothing: MLflow's databases keep equal points once. A trial that was killed continues in the
+same run, and a run can be created again from the files.
+
+Artifacts come last, after the run's status, since they may fail alone (no access to an object store).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from fewbits.experiments.storage.run_folder import RunFolder
+from fewbits.experiments.tracking.connection import ARTIFACTS
+from fewbits.experiments.tracking.numerics import last_window
+from fewbits.experiments.tracking.origin import dataset_inputs, origin_tags
+from fewbits.experiments.tracking.points import (
+    Point,
+    ended,
+    key_of,
+    score_points,
+    step_points,
+    system_points,
+    table,
+)
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Param, Run, RunTag
+
+T = TypeVar("T")
+SENT = "fewbits.sent"  # a tag of runs
+BATCH = 800  # metrics in one request: MLflow allows 1,000 values, of which 100 may be parameters and 100 tags
+STATUS = {"done": "FINISHED", "diverged": "FAILED"}  # by status of a result
+CONFIG = "config.yaml"
+NUMERICS = "numerics.parquet"
+TABLES = ("metrics.parquet", NUMERICS, "timing.parquet", "evaluation.parquet")
+AT_END = ("result.json", "provenance.json", *TABLES)
+LAST_WINDOW = "numerics.csv"  # an artifact without a file in the run folder
+
+
+@dataclass(frozen=True)
+class Sent:
+    """The parts of a run folder that MLflow has. The run's tag `fewbits.sent` has these fields as JSON."""
+
+    step: int = -1  # the last step whose points were sent
+    samples: int = 0  # samples of system metrics
+    artifacts: Mapping[str, str] = field(default_factory=dict)  # digest by name
+
+    @classmethod
+    def of(cls, tags: Mapping[str, str]) -> Sent:
+        try:
+            return cls(**json.loads(tags.get(SENT, "{}")))
+        except (ValueError, TypeError):  # a user has edited the tag: send everything again
+            return cls()
+
+    def tag(self) -> RunTag:
+        from mlflow.entities import RunTag
+
+        return RunTag(SENT, json.dumps(asdict(self)))
+
+
+def send(
+    client: MlflowClient,
+    run: Run,  # current state in MLflow
+    folder: RunFolder,
+    status: str,  # MLflow's status
+    params: Mapping[str, str],
+    tags: Mapping[str, str | None],  # None: delete the tag
+) -> None:
+    """Send everything that the folder's files have and the MLflow run does not."""
+    run_id = run.info.run_id
+    if run.info.lifecycle_stage == "deleted":
+        client.restore_run(run_id)
+    tags = {**origin_tags(folder), **tags}
+    for key in tags:
+        if not tags[key] and key in run.data.tags:
+            client.delete_tag(run_id, key)
+    sent = _send_data(client, run, folder, _new_params(run, params), _new_tags(run, tags))
+    if run.info.status != status:
+        if status == "RUNNING":
+            client.update_run(run_id, status=status)
+        else:
+            client.set_terminated(run_id, status, round(1000 * ended(folder)))
+    _send_datasets(client, run, folder)
+    _send_artifacts(client, run, folder, sent)
+
+
+def _new_params(run: Run, params: Mapping[str, str]) -> list[Param]:
+    from mlflow.entities import Param
+
+    named = {key_of(key): value for key, value in params.items()}
+    return [Param(key, value[:6000]) for key, value in named.items() if key not in run.data.params]
+
+
+def _new_tags(run: Run, tags: Mapping[str, str | None]) -> list[RunTag]:
+    from mlflow.entities import RunTag
+
+    texts = {key: value[:5000] for key, value in tags.items() if value}
+    return [RunTag(key, value) for key, value in texts.items() if run.data.tags.get(key) != value]
+
+
+def _send_data(
+    client: MlflowClient, run: Run, folder: RunFolder, params: Sequence[Param], tags: Sequence[RunTag]
+) -> Sent:
+    """Send parameters, tags and points in as few requests as possible; return what MLflow then has."""
+    from mlflow.entities import Metric
+
+    sent = before = Sent.of(run.data.tags)
+    for points, sent in packed(_groups(folder, before, run.data.metrics)):
+        if points or params or tags:
+            metrics = [Metric(*point) for point in points]
+            client.log_batch(run.info.run_id, metrics, params, [*tags, *([sent.tag()] if points else [])])
+            params = tags = ()
+    return sent
+
+
+def _groups(folder: RunFolder, sent: Sent, known: Collection[str]) -> Iterator[tuple[list[Point], Sent]]:
+    """Yield new points in groups that are sent together, each with what MLflow has after it.
+
+    known: the names of the metrics that MLflow has; scores are sent once.
+    """
+    for step, points in step_points(folder, sent.step):
+        sent = replace(sent, step=step)
+        yield points, sent
+    for number, points in system_points(folder, sent.samples):
+        sent = replace(sent, samples=number)
+        yield points, sent
+    yield [point for point in score_points(folder) if point.key not in known], sent
+
+
+def packed(groups: Iterable[tuple[Sequence[Point], T]]) -> Iterator[tuple[list[Point], T]]:
+    """Yield batches of whole groups that fit into one request, each with what came with its last group."""
+    batch: list[Point] = []
+    before: list[T] = []
+    for points, after in groups:
+        if len(batch) + len(points) > BATCH and batch:
+            yield batch, before[-1]
+            batch = []
+        batch += points
+        before = [after]
+    if before:
+        yield batch, before[-1]
+
+
+def _send_datasets(client: MlflowClient, run: Run, folder: RunFolder) -> None:
+    from mlflow.exceptions import MlflowException
+
+    known = run.inputs is not None and run.inputs.dataset_inputs
+    if not known and (inputs := dataset_inputs(folder)):
+        try:
+            client.log_inputs(run.info.run_id, inputs)
+        except MlflowException:  # in MLflow, processes that log the same new data set at once collide
+            client.log_inputs(run.info.run_id, inputs)
+
+
+def _send_artifacts(client: MlflowClient, run: Run, folder: RunFolder, sent: Sent) -> None:
+    """Send the config at once, and the tables and the result when the trial has ended: those that have changed."""
+    digests = dict(sent.artifacts)
+    with TemporaryDirectory(prefix="fewbits-") as staged:
+        for name in (CONFIG, *(AT_END if folder.over else ())):
+            path = folder.path / name
+            if path.exists() and (digest := _digest(path)) != digests.get(name):
+                (Path(staged) / name).symlink_to(path.resolve())
+                digests[name] = digest
+                if name == NUMERICS and (frame := table(path)) is not None:
+                    (Path(staged) / LAST_WINDOW).write_text(last_window(frame))
+        if digests != sent.artifacts and _has_place(run):
+            client.log_artifacts(run.info.run_id, staged)
+            client.log_batch(run.info.run_id, tags=[replace(sent, artifacts=digests).tag()])
+
+
+def _has_place(run: Run) -> bool:
+    """Tell whether the run's artifacts have a place; the old folder of a moved store is not created again."""
+    place = run.info.artifact_uri or ""
+    if not place.startswith("file://"):
+        return True
+    path = Path(url2pathname(urlsplit(place).path))
+    return all(above.name != ARTIFACTS or above.parent.exists() for above in path.parents)
+
+
+def _digest(path: Path) -> str:
+    return hashlib.blake2b(path.read_bytes(), digest_size=6).hexdigest()

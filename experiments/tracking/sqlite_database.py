@@ -1,0 +1,44 @@
+"""Create MLflow's SQLite database, once and faster than MLflow does.
+
+MLflow creates a database with migrations that take seconds, and fails if two processes do that at once. Here this
+happens once for each version of MLflow, in fewbits' cache; then the file is copied.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fewbits.common.atomic import create_once
+from fewbits.experiments.data.once import opened_or_made
+from fewbits.kernels.backends.build import cache_folder
+
+SCHEME = "sqlite:///"
+_EMPTY = "mlflow.db"
+
+
+def path_of(uri: str) -> Path:
+    """Return the path of the SQLite file of an MLflow URI."""
+    return Path(uri.removeprefix(SCHEME).partition("?")[0])
+
+
+def make(path: Path) -> None:
+    """Create the database if it does not exist, atomically: MLflow would refuse an incomplete one for ever."""
+    if path.exists():
+        if path.stat().st_size:
+            return
+        path.unlink()  # SQLite creates an empty file when a deleted database is opened
+    create_once(path, _empty().read_bytes())
+
+
+def _empty() -> Path:
+    import mlflow
+
+    def existing(folder: Path) -> Path:
+        if not (folder / _EMPTY).exists():
+            raise FileNotFoundError(folder)
+        return folder / _EMPTY
+
+    def fill(folder: Path) -> None:
+        mlflow.MlflowClient(tracking_uri=f"{SCHEME}{folder / _EMPTY}")
+
+    return opened_or_made(cache_folder() / "mlflow" / mlflow.__version__, existing, fill)

@@ -1,0 +1,100 @@
+"""Keep a sweep from filling the disk of its store: estimate what trials will write, and pause the sweep before that.
+
+A trial is started only if the disk has room for all checkpoints that it keeps, beside those that the running trials
+still have to write. If other programs fill the disk meanwhile, the running trials are stopped at a checkpoint while
+there is still room for it. The sweep continues when there is room again.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fewbits.sweeps.planning.cost import checkpoint_bytes, disk
+from fewbits.sweeps.planning.plan import Planned
+
+MARGIN = 256 << 20  # bytes that stay free when a trial is started: tables, logs and MLflow's database
+HINT = "`fewbits prune` shows what can go; the sweep continues when there is room"
+RESERVE = 64 << 20  # bytes below which running trials are stopped, in addition to a checkpoint of each
+
+
+def free_bytes(store: Path) -> int:
+    """Return the free bytes of the disk that a store is or will be on."""
+    return shutil.disk_usage(next(path for path in (store.absolute(), *store.absolute().parents) if path.exists())).free
+
+
+def estimate(missing: Sequence[Planned], store: Path) -> str:
+    """Return the disk space that trials still need, and the space that is free, in a few words."""
+    need, free = sum(map(_still_to_write, missing)), free_bytes(store)
+    text = f"{size(need)} of checkpoints, {size(free)} free on the disk"
+    return text if need + MARGIN <= free else f"{text}: too little, so the sweep will pause"
+
+
+@dataclass
+class DiskSpace:
+    """The free disk space of a store, which a driver asks before it starts a trial, and every turn."""
+
+    store: Path
+    log: Callable[[str], None]
+    free: Callable[[Path], int] = free_bytes
+    paused: bool = False
+
+    def admits(self, planned: Planned, running: Sequence[Planned]) -> bool:
+        """Tell whether a trial can start beside the running ones. Log a line when the answer changes."""
+        need, free = _still_to_write(planned), self.free(self.store)
+        room = free - sum(map(_still_to_write, running)) - MARGIN
+        if need <= room and self.paused:
+            self.log(f"the disk has room again ({size(free)} free): the sweep continues")
+        if need > room and not self.paused:
+            begun = f"no trial is started beside the {len(running)} running ones" if running else "paused"
+            self.log(
+                f"{begun}: the disk of {self.store} has {size(free)} free, and {planned.folder.path.name} needs "
+                f"{size(need)}; {HINT}"
+            )
+        self.paused = need > room
+        return not self.paused
+
+    def is_low(self, running: Sequence[Planned]) -> bool:
+        """Tell whether running trials have to stop, because the disk has room for little more than a checkpoint each.
+
+        Log a line when this begins.
+        """
+        free = self.free(self.store)
+        low = bool(running) and free < RESERVE + sum(checkpoint_bytes(planned.trial) for planned in running)
+        if low and not self.paused:
+            self.log(
+                f"paused: the disk of {self.store} has only {size(free)} free: running trials stop at a checkpoint; "
+                f"{HINT}"
+            )
+            self.paused = True
+        return low
+
+
+def size(count: float) -> str:
+    """Return a number of bytes with a unit, as `1.4 GB`."""
+    for unit, bytes_ in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= bytes_:
+            return f"{count / bytes_:.3g} {unit}"
+    return f"{count:.0f} bytes"
+
+
+def bytes_below(path: Path) -> int:
+    """Return the bytes of the files in a folder; files that vanish meanwhile count as nothing."""
+    total = 0
+    for file in path.rglob("*"):
+        try:
+            total += 0 if file.is_dir() else file.lstat().st_size
+        except FileNotFoundError:
+            continue
+    return total
+
+
+def _still_to_write(planned: Planned) -> int:
+    """Return the bytes that a trial's checkpoints still add, and one more, since old ones go last."""
+    folder = planned.folder
+    if folder.over and folder.has(planned.keep):
+        return 0
+    there = bytes_below(folder.checkpoints) + bytes_below(folder.kept)
+    return max(0, disk([planned]) + checkpoint_bytes(planned.trial) - there)

@@ -1,0 +1,62 @@
+"""Print the log of a sweep's trial, and follow it while the trial runs (`fewbits logs`)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from fewbits.common.arguments import CommandParser, existing, positive
+from fewbits.common.store_folder import store_folder
+
+EXAMPLES = """\
+examples:
+  fewbits logs 1a2b3c4d                  the whole log of a trial, which is named by its hash
+  fewbits logs 1a2b3c4d --follow         also the lines to come, until the trial ends or Ctrl-C
+  fewbits logs runs/RUN --lines 20
+
+Trials of a sweep have logs. `fewbits train` prints to its own terminal."""
+POLL = 0.3  # seconds
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = CommandParser("fewbits logs", __doc__, EXAMPLES)
+    parser.add_argument("run", metavar="RUN", help="a run: its folder, its name or its hash")
+    parser.add_argument("-f", "--follow", action="store_true", help="print new lines until the trial ends")
+    parser.add_argument("-n", "--lines", type=positive, metavar="N", help="begin with the last N lines")
+    parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
+    options = parser.parse_intermixed_args(argv)
+
+    from fewbits.experiments.storage.run_folder import find_run, opened
+    from fewbits.sweeps.running import store
+
+    folder = opened(find_run(options.run, store_folder(existing(options.runs) or "runs")))
+    path = folder.path / store.LOG
+    if not path.is_file():
+        raise ValueError(f"{folder.path} has no log: only trials of sweeps have one")
+    position = _position(path, options.lines)
+    for text in _pieces(path, position, lambda: options.follow and store.holder(folder) is not None):
+        print(store.plain(text), end="", flush=True)
+    return 0
+
+
+def _position(path: Path, lines: int | None) -> int:
+    """Return the byte at which the last lines begin; 0 for the whole file."""
+    if lines is None:
+        return 0
+    content = path.read_bytes()
+    return len(content) - sum(map(len, content.splitlines(keepends=True)[-lines:]))
+
+
+def _pieces(path: Path, position: int, goes_on: object) -> Iterator[str]:
+    """Yield the file's text from a byte on, and what is added to it as long as `goes_on()` is true."""
+    assert callable(goes_on)
+    with path.open("rb") as file:
+        file.seek(position)
+        while True:
+            running = goes_on()  # before the file is read, so that the last lines are not missed
+            if added := file.read():
+                yield added.decode(errors="replace")
+            if not running:
+                return
+            time.sleep(POLL)

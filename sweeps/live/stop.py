@@ -1,0 +1,94 @@
+"""Stop running trials at a checkpoint, and leave the others of their sweep running (`fewbits stop`)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from fewbits.common import terminal
+from fewbits.common.arguments import CommandParser, existing
+from fewbits.common.locks import locked
+from fewbits.common.store_folder import store_folder
+from fewbits.experiments.storage.run_folder import LOCK, NO_LOCKS, RunFolder, find_run, opened
+from fewbits.sweeps.running import store
+
+EXAMPLES = """\
+examples:
+  fewbits stop 1a2b3c4d                 end a trial after its current step, with a checkpoint
+  fewbits stop 1a2b3c4d 5e6f7a8b --no-wait
+
+The sweep goes on with its other trials; running its command again resumes the stopped ones. Ctrl-C in the sweep's own
+terminal stops all of them. A trial of `fewbits train` on this machine is stopped in the same way.
+
+Exit status: 0 all have stopped, or were asked to with --no-wait; 1 one was not running, or has not stopped in time."""
+PATIENCE = 300.0  # seconds that a step and a checkpoint may take
+POLL = 0.2
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = CommandParser("fewbits stop", __doc__, EXAMPLES)
+    parser.add_argument("runs_to_stop", nargs="+", metavar="RUN", help="a run: its folder, its name or its hash")
+    parser.add_argument("--no-wait", action="store_true", help="do not wait until the trials have stopped")
+    parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
+    options = parser.parse_intermixed_args(argv)
+
+    runs = store_folder(existing(options.runs) or "runs")
+    folders = [opened(find_run(name, runs)) for name in options.runs_to_stop]
+    asked = [folder for folder in folders if _ask(folder)]
+    if options.no_wait:
+        return 0 if len(asked) == len(folders) else 1
+    stopped = _wait(asked)
+    for folder in asked:
+        if folder not in stopped:
+            terminal.notice(f"{folder.path.name} still runs after {PATIENCE:.0f} s: it stops after its current step")
+        elif folder.over:
+            print(f"{folder.path.name} has ended")
+        else:
+            print(f"{folder.path.name} stopped at step {store.reached(folder)}")
+    return 0 if len(stopped) == len(folders) else 1
+
+
+def _ask(folder: RunFolder) -> bool:
+    """Ask the process that trains a trial to stop, and tell whether there is one."""
+    if store.holder(folder) is not None:
+        (folder.path / store.STOP).touch()
+        return True
+    if (process := _trainer(folder.path)) is not None:
+        os.kill(process, signal.SIGINT)
+        return True
+    terminal.notice(f"{folder.path.name} is not running: it is {store.state(folder)}")
+    return False
+
+
+def _wait(folders: Sequence[RunFolder]) -> list[RunFolder]:
+    """Wait until no process trains these trials, and return those that have stopped in time."""
+    until = time.monotonic() + PATIENCE
+    while (running := [folder for folder in folders if _runs(folder)]) and time.monotonic() < until:
+        terminal.show(f"waiting for {', '.join(folder.path.name for folder in running)}")
+        time.sleep(POLL)
+    terminal.clear()
+    return [folder for folder in folders if folder not in running]
+
+
+def _runs(folder: RunFolder) -> bool:
+    return store.holder(folder) is not None or _trainer(folder.path) is not None
+
+
+def _trainer(path: Path) -> int | None:
+    """Return the id of the process of this machine that has locked the run folder, or None."""
+    lock = path / LOCK
+    try:
+        with lock.open() as file, locked(file, NO_LOCKS, wait=False):
+            return None
+    except BlockingIOError:
+        text = lock.read_text().strip()
+    except OSError:
+        return None
+    try:
+        opened_files = {os.readlink(link) for link in Path(f"/proc/{int(text)}/fd").iterdir()}
+    except (OSError, ValueError):
+        return None
+    return int(text) if str(lock.resolve()) in opened_files else None

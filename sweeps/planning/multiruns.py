@@ -1,0 +1,70 @@
+"""Make the sweep of a multirun: its name, and its trials from the jobs of Hydra's sweeper.
+
+A sweeper may make all jobs at once, like Hydra's own grid, or a few at a time, from earlier results, like Optuna's. In
+both cases they are one sweep, which has its own name, and which the store keeps as one plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fewbits.experiments.composition import override_values
+from fewbits.sweeps.planning.expand import Cell
+from fewbits.sweeps.planning.overrides import normalised
+from fewbits.sweeps.planning.plan import Plan
+from fewbits.sweeps.planning.stored_plans import place_of, selection_hash
+from fewbits.sweeps.planning.sweep import SEED, Sweep
+
+NAME = "hydra.job.name"  # the setting of Hydra's that names a multirun
+MODE = "hydra.mode=MULTIRUN"
+STUDY = "train"  # in MLflow, the experiment of all multiruns
+
+
+def multirun_name(overrides: Sequence[str]) -> str:
+    """Return the name of a multirun: `hydra.job.name`, or `multirun-` and a hash of the overrides without paths."""
+    named = [text.partition("=")[2] for text in overrides if text.partition("=")[0] == NAME]
+    if named:
+        return named[-1].strip("\"'")
+    return f"multirun-{selection_hash(normalised([text for text in overrides if text != MODE]))}"
+
+
+def fixed_keys(overrides: Sequence[str]) -> set[str]:
+    """Return the keys of the overrides that have one value, which all trials share."""
+    return {text.partition("=")[0].lstrip("+") for text in overrides if "=" in text and len(override_values(text)) == 1}
+
+
+def cells(name: str, jobs: Sequence[Sequence[str]], fixed: set[str], always: Sequence[str] = ()) -> list[Cell]:
+    """Return a cell for each of Hydra's jobs, whose axes are the keys that are not fixed.
+
+    always: overrides of every trial that Hydra does not pass to jobs.
+    """
+    made = []
+    for job in jobs:
+        keyed = dict(override.partition("=")[::2] for override in job)
+        seed = keyed.get(SEED, "0")
+        if not seed.isdecimal():
+            raise ValueError(f"{SEED}={seed}: a whole number is expected, 0 or more")
+        axes = tuple((key, value) for key, value in keyed.items() if key.lstrip("+") not in {*fixed, SEED})
+        overrides = (*always, *(f"{key}={value}" for key, value in keyed.items()))
+        made.append(Cell(name, "", axes, int(seed), overrides))
+    return made
+
+
+def sweep_of(name: str, grid: Sequence[Cell]) -> Sweep:
+    """Return the sweep of these cells, with all values of its axes."""
+    axes: dict[str, dict[str, list[str]]] = {}
+    for key, value in (axis for cell in grid for axis in cell.axes):
+        axes.setdefault(key, {})[value] = [f"{key}={value}"]
+    return Sweep(name, study=STUDY, axes=axes)
+
+
+def joined(earlier: Plan | None, now: Plan) -> Plan:
+    """Return one plan with the trials of both. At a place that both have, only the trial of `now` counts."""
+    if earlier is None:
+        return now
+    members = {place_of(member): member for plan in (earlier, now) for member in plan.members}
+    wanted = {member.id for member in members.values()}
+    trials = {key: planned for plan in (earlier, now) for key, planned in plan.trials.items() if key in wanted}
+    sweep = sweep_of(now.sweeps[0].name, [member.cell for member in members.values()])
+    return replace(now, sweeps=(sweep,), members=tuple(members.values()), trials=trials)

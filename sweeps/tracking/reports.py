@@ -1,0 +1,68 @@
+"""Send reports to MLflow: each is the artifact `report/` of a run of its study's experiment, one run for each scale.
+
+A report belongs to a study at a scale, hence to several sweeps. It is sent only if this store and user have sweeps of
+that study and scale in MLflow. The cache file (sent.py) names it before it is sent, so if MLflow is away, the next
+driver or `fewbits sync` sends it.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fewbits.experiments.tracking.connection import Patience, connect, experiment, locked, tracking_uri
+from fewbits.experiments.tracking.mlflow_runs import OwnedRuns
+from fewbits.experiments.tracking.owner import Owner, owner_of
+from fewbits.sweeps.tracking.comparison import KIND, SCALE
+from fewbits.sweeps.tracking.sent import CACHE, SentReport, SentStore, look_at_database, read_sent, write_sent
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+ARTIFACT = "report"  # the folder of the run's artifacts
+
+
+def track_report(runs: Path, study: str, scale: str, folder: Path) -> None:
+    """Send a report that `fewbits report` has written, unless MLflow has it already."""
+    if not (runs / CACHE).exists():  # nothing of this store is in MLflow; it may be mounted read-only
+        return
+    with Patience().guarding("the next `fewbits sync` sends the report"):
+        uri, owner = tracking_uri(runs), owner_of(runs)
+        if not _remember(runs, uri, owner, f"{study}/{scale}", folder.resolve()):
+            return
+        client = connect(runs, uri)
+        with locked(runs):
+            sent = read_sent(runs, uri, owner)
+            alone = sent.database == look_at_database(uri)  # no other process has changed the database
+            try:
+                send_reports(client, runs, uri, owner, sent)
+            finally:
+                sent.database = look_at_database(uri) if alone else sent.database
+                write_sent(runs, uri, owner, sent)
+
+
+def _remember(runs: Path, uri: str, owner: Owner, key: str, folder: Path) -> bool:
+    """Note the report's folder in the cache file; return whether MLflow lacks the report."""
+    with locked(runs):
+        sent = read_sent(runs, uri, owner)
+        study, _, scale = key.partition("/")
+        if not any(sweep.startswith(f"{study}/") and sweep.endswith(f"/{scale}") for sweep in sent.sweeps):
+            return False
+        if key not in sent.reports or sent.reports[key].folder != str(folder):
+            sent.reports[key] = SentReport(str(folder))
+            write_sent(runs, uri, owner, sent)
+        return sent.reports[key].unsent is not None
+
+
+def send_reports(client: MlflowClient, runs: Path, uri: str, owner: Owner, sent: SentStore) -> None:
+    """Send the reports in `sent` that have changed since they were sent."""
+    for key, report in sent.reports.items():
+        if (look := report.unsent) is None:
+            continue
+        study, _, scale = key.partition("/")
+        owned = OwnedRuns(client, experiment(client, study, runs, uri), owner)
+        run = owned.one({KIND: "report", SCALE: scale}, f"report {scale}", {}, time.time())
+        client.log_artifacts(run.info.run_id, report.folder, ARTIFACT)
+        client.set_terminated(run.info.run_id)
+        report.look = look

@@ -1,0 +1,143 @@
+"""Runs as DataFrames: places with typed axes, one schema of long frames, and exports that other tools read."""
+
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import fewbits
+from fewbits.analysis.tidy.long import COLUMNS, LABELS
+from fewbits.analysis.tidy.runs import PlanWarning, Runs
+from fewbits.sweeps.planning.lookup import find_plan
+from fewbits.sweeps.planning.stored_plans import save_plan
+
+
+@pytest.fixture(scope="module")
+def project(trained: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with tiny.yaml and its finished store `runs`."""
+    folder = tmp_path_factory.mktemp("project")
+    shutil.copytree(trained[0] / "runs", folder / "runs")
+    where = f"overrides:\n  - runtime.cache={trained[1]}\n  - runtime.device=cpu"
+    text = (trained[0] / "tiny.yaml").read_text()
+    (folder / "tiny.yaml").write_text("study: mor\n" + text.replace("overrides:", where, 1))
+    words = [str(folder / "tiny.yaml"), f"runtime.runs={folder / 'runs'}"]
+    save_plan(find_plan(words).plan, words)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sweep(project: Path) -> Runs:
+    return fewbits.read(project / "tiny.yaml", runs=project / "runs")
+
+
+def test_a_sweep_is_read_by_its_file_with_typed_places(sweep: Runs, project: Path) -> None:
+    assert sweep.store == project / "runs"
+    place = next(place for place in sweep.places if place.arm == "mor" and place.seed == 1)
+    assert place.axes == {"recipe.threshold": 0.0001}
+    assert (place.study, place.scale, place.sweep, place.state) == ("mor", "smoke", "tiny", "done")
+    assert place.folder.parent == project / "runs"
+    assert place.result is not None
+    assert place.result["step"] == 4
+    assert {place.state for place in sweep.places if place.arm == "wild"} == {"diverged"}
+
+
+def test_the_frame_of_trials_has_axes_results_and_settings(sweep: Runs) -> None:
+    trials = sweep.trials
+    assert list(trials)[: len(LABELS)] == list(LABELS)
+    assert trials["recipe.threshold"].dtype == float
+    assert len(trials) == len(sweep.places) == 8
+    assert set(trials["training.steps"]) == {4}
+    done = trials[trials["state"] == "done"]
+    assert done["validation_loss"].between(0, 10).all()
+    assert done.groupby(["arm", "recipe.threshold"], dropna=False, sort=False)["loss"].count().to_list() == [2, 2, 2]
+
+
+def test_long_frames_share_one_schema(sweep: Runs) -> None:
+    frames = [sweep.metrics, sweep.numerics, sweep.evaluation, sweep.timing]
+    for frame in frames:
+        assert list(frame) == [*LABELS, *COLUMNS, "recipe.threshold"]
+        assert len(frame)
+        assert frame["value"].notna().all()
+    together = sweep.long()
+    assert len(together) == sum(map(len, frames))
+    assert pd.concat(frames)["value"].sum() == pytest.approx(together["value"].sum())
+
+
+def test_a_long_frame_has_the_numbers_of_the_run_folders(sweep: Runs) -> None:
+    place = next(place for place in sweep.places if place.arm == "mor")
+    of_run = sweep.metrics.query("run == @place.folder.name and metric == 'loss'")
+    written = pd.read_parquet(place.folder / "metrics.parquet")
+    assert of_run["value"].to_list() == written["loss"].to_list()
+    assert of_run["step"].to_list() == written["step"].to_list()
+    bins = sweep.numerics[sweep.numerics["metric"].astype(str).str.startswith("histogram.")]
+    assert set(bins["slot"]) <= {"fprop.x", "fprop.w", "dgrad.dy", "dgrad.w", "wgrad.dy", "wgrad.x"}
+    assert (bins["value"] >= 0).all()
+
+
+def test_the_runs_of_a_store_are_read_without_a_sweep(project: Path) -> None:
+    runs = fewbits.runs(project / "runs")
+    assert len(runs.trials) == 8
+    assert set(runs.trials["arm"]) == {""}
+    assert set(runs.trials["data.size"]) == {65536}
+    assert set(runs.metrics["run"]) == {path.parent.name for path in runs.store.glob("*/metrics.parquet")}
+    with pytest.raises(ValueError, match=r"fewbits\.read"):
+        runs.report  # noqa: B018
+
+
+def test_the_nearest_store_is_used(project: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    below = project / "notebooks" / "deep"
+    (below / "runs").mkdir(parents=True)  # of TensorBoard, for example
+    monkeypatch.chdir(below)
+    assert fewbits.runs().store == project / "runs"
+    assert fewbits.read("../../tiny.yaml").store == project / "runs"
+    monkeypatch.chdir(tmp_path)
+    assert fewbits.read(project / "tiny.yaml").store == project / "runs", "beside the sweep's file"
+    with pytest.raises(ValueError, match="no store"):
+        fewbits.runs()
+    with pytest.raises(ValueError, match="no such folder"):
+        fewbits.runs("elsewhere")
+
+
+def test_a_changed_sweep_warns_and_places_without_a_run_are_planned(project: Path, tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text((project / "tiny.yaml").read_text().replace("[0, 1]", "[0, 1, 2]"))
+    with pytest.warns(PlanWarning, match="has changed"):
+        sweep = fewbits.read(tmp_path / "tiny.yaml", runs=project / "runs")
+    assert sweep.trials["state"].value_counts()["planned"] == 4
+    assert not any(place.folder.exists() or place.result for place in sweep.places if place.seed == 2)
+    assert "8 of 12" in repr(sweep)
+    assert "8 of 12" in sweep._repr_html_()
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv"])
+def test_an_export_holds_the_frames(sweep: Runs, tmp_path: Path, form: str) -> None:
+    folder = sweep.export(tmp_path / "out", form)
+    load = pd.read_csv if form == "csv" else pd.read_parquet
+    metrics = load(folder / f"metrics.{form}")
+    assert list(metrics) == list(sweep.metrics)
+    assert metrics["value"].to_list() == pytest.approx(sweep.metrics["value"].to_list())
+    assert len(load(folder / f"trials.{form}")) == 8
+    assert "`metric`" in (folder / "README.md").read_text()
+    with pytest.raises(ValueError, match="new folder"):
+        sweep.export(folder)
+    with pytest.raises(ValueError, match=r"'xlsx'.*huggingface"):
+        sweep.export(tmp_path / "other", "xlsx")
+
+
+def test_an_export_loads_as_a_data_set(sweep: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    import datasets
+
+    folder = sweep.export(tmp_path / "out", "huggingface")
+    loaded = datasets.load_dataset(str(folder), "metrics", split="train", cache_dir=str(tmp_path / "cache"))
+    assert loaded.num_rows == len(sweep.metrics)
+    assert loaded[0]["metric"] == sweep.metrics["metric"].iloc[0]
+    assert datasets.get_dataset_config_names(str(folder)) == ["trials", "metrics", "numerics", "evaluation", "timing"]
+
+
+def test_a_study_is_read_by_its_name_and_has_its_report(tmp_path: Path) -> None:
+    mor = fewbits.read("mor", "sweep=ablations", scale="smoke", runs=tmp_path / "runs")
+    assert mor.report.study == "mor"
+    assert {place.state for place in mor.places} == {"planned"}
+    assert mor.metrics.empty
+    assert list(mor.metrics)[: len(LABELS)] == list(LABELS)

@@ -1,0 +1,126 @@
+"""Hydra's own options in `fewbits train`: each prints what Hydra prints, or names what does the same here."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fewbits import cli
+from tests.messages import names
+
+RECIPE = "defaults: [fp8, _self_]\nkeep: {first: 0, last: 1}\n"
+
+
+@pytest.fixture(autouse=True)
+def _own_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine/recipe/one.yaml", "two.yaml"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(RECIPE)
+
+
+def shown(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    capsys.readouterr()
+    assert cli.main(["train", *argv]) == 0
+    assert not (Path.cwd() / "runs").exists()
+    return capsys.readouterr().out
+
+
+def test_cfg_prints_the_composed_config(capsys: pytest.CaptureFixture[str]) -> None:
+    config = yaml.safe_load(shown(capsys, "--cfg", "job", "recipe=nvfp4", "seed=3"))
+    assert (config["recipe"]["name"], config["seed"]) == ("nvfp4", 3)
+    assert config["recipe"]["operand"] == "${.element}:${.block}:${.scaling}"
+    resolved = yaml.safe_load(shown(capsys, "recipe=nvfp4", "-c", "job", "--resolve", "-p", "recipe"))
+    assert resolved["operand"] == "e2m1:1x16:nvfp4"
+    assert yaml.safe_load(shown(capsys, "--cfg", "hydra"))["hydra"]["runtime"]["choices"]["recipe"] == "bf16"
+
+
+@pytest.mark.parametrize(
+    "overrides", [("--config-dir", "mine", "recipe=one"), ("-cd", "mine", "recipe=one"), ("recipe=./two.yaml",)]
+)
+def test_cfg_shows_ones_own_configs(overrides: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = yaml.safe_load(shown(capsys, "--cfg", "job", "-p", "recipe", *overrides))
+    assert recipe["keep"]["last"] == 1
+
+
+def test_info_shows_how_a_config_is_composed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert str(Path.cwd() / "mine") in shown(capsys, "--info", "searchpath", "--config-dir", "mine")
+    assert "recipe: nvfp4" in shown(capsys, "recipe=nvfp4", "--info", "defaults-tree")
+    assert names(shown(capsys, "--hydra-help"), "--cfg,-c")
+
+
+def test_options_and_overrides_come_in_any_order(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = {shown(capsys, *argv) for argv in (("--config", "seed=1"), ("seed=1", "--config"))}
+    assert texts == {shown(capsys, "seed=1", "hydra.mode=RUN", "--config", "--run")}
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("--resolve",), "--cfg"),
+        (("--cfg", "job", "--info"), "--info"),
+        (("--cfg", "job", "recipe=nvfp5"), "nvfp4"),
+        (("--cfg", "job", "training.stpes=5"), "steps"),
+        (("--config-name", "other"), "scale=NAME"),
+        (("-cp", "other"), "--config-dir"),
+        (("--config-dir", "nowhere"), "nowhere"),
+        (("hydra/launcher=basic",), "--backend"),
+        (("hydra/sweeper=optuna",), "--multirun"),
+        (("hydra.run.dir=x",), "runtime.runs=DIR"),
+        (("-sc",), "install=bash"),
+        (("--shell-completion", "install=tcsh"), "tcsh"),
+    ],
+)
+def test_what_is_refused_is_one_line(argv: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", *argv]) == 2
+    told = capsys.readouterr()
+    assert names(told.err, message)
+    assert told.err.count("\n") == 1
+    assert told.out == ""
+
+
+@pytest.mark.parametrize("command", [("-sc",), ("train", "-sc")])
+def test_the_completion_script_is_hydras(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*command, "install=bash"]) == 0
+    assert "complete -o nospace -o default -F hydra_bash_completion" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("fewbits tr", {"train"}),
+        ("fewbits train rec", {"recipe", "recipe.", "recipe_base="}),
+        ("fewbits train recipe=mor/sub", {"recipe=mor/sub-channel"}),
+        ("fewbits train recipe=./tw", {"recipe=./two.yaml"}),
+        ("fewbits train recipe=nvfp4-u", {"recipe=nvfp4-ue5m3"}),
+        ("fewbits train --backend local seed=1 recipe=mxfp4-", {"recipe=mxfp4-ocp"}),
+        ("fewbits train recipe=nvfp4 recipe.rh", {"recipe.rht="}),
+        ("fewbits train -cd mine recipe=on", {"recipe=one"}),
+        ("fewbits train recipe=./two.yaml recipe.keep.la", {"recipe.keep.last="}),
+        ("fewbits status my", set()),
+    ],
+)
+def test_the_word_at_the_cursor_is_completed(
+    line: str, expected: set[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMP_LINE", line)
+    assert cli.main(["-sc", "query=bash"]) == 0
+    assert set(capsys.readouterr().out.split()) == expected
+
+
+def test_bash_completes_with_the_script(tmp_path: Path) -> None:
+    """A real bash evaluates the script and calls the completion function as it does at Tab."""
+    program = tmp_path / "fewbits"
+    program.write_text(
+        f"#!/bin/sh\nexec {sys.executable} -c 'import sys; from fewbits import cli; "
+        'sys.argv[0] = "fewbits"; sys.exit(cli.main())\' "$@"\n'
+    )
+    program.chmod(0o755)
+    script = 'eval "$(fewbits -sc install=bash)"; COMP_LINE="fewbits train recipe=nvfp4-u"; COMP_CWORD=2; '
+    script += 'hydra_bash_completion; echo "${COMPREPLY[@]}"'
+    path = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", script], env=path, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["recipe=nvfp4-ue5m3"], done.stderr

@@ -1,0 +1,112 @@
+"""Configs of the user's own: in ./conf, in folders on Hydra's search path, and in single files."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fewbits import cli
+from fewbits.experiments.config import load_recipe, load_trial
+from fewbits.experiments.config_files import CONF, folders, names
+from tests.messages import naming
+
+RECIPE = (
+    "defaults: [/recipe_base/base@_here_, _self_]\nlevel: 4\nfprop: {{x: 'e4m3:1x128:amax'}}\nkeep: {{last: {last}}}\n"
+)
+MODEL = "defaults: [nemotron-nano, _self_]\nname: small\nwidth: 64\n"
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
+    """Return a function that writes a file below the working directory, which is empty at first."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(name: str, text: str) -> Path:
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        return file
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("folder", "overrides"),
+    [
+        (CONF, []),
+        ("mine", ["hydra.searchpath=[mine]"]),
+        ("mine", ["hydra.searchpath=['file://mine']"]),
+        ("mine", ["hydra.searchpath=[elsewhere,mine]"]),
+    ],
+)
+def test_a_folder_offers_its_recipes_and_models(
+    folder: str, overrides: list[str], write: Callable[[str, str], Path]
+) -> None:
+    write(f"{folder}/recipe/ours/r.yaml", f"# @package recipe\n{RECIPE.format(last=1)}")
+    write(f"{folder}/model/small.yaml", MODEL)
+    write("elsewhere/data/unused.yaml", "kind: python\n")
+    trial, _ = load_trial([*overrides, "recipe=ours/r", "model=small", "seed=3"])
+    assert (trial.recipe.name, trial.recipe.keep.last) == ("ours/r", 1)
+    assert (trial.model.name, trial.model.width, trial.seed) == ("small", 64, 3)
+    assert "ours/r" in names("recipe", folders(overrides))
+    assert "ours/r" not in names("recipe")
+
+
+def test_an_edit_of_a_file_counts_at_once(write: Callable[[str, str], Path]) -> None:
+    """A notebook loads a recipe again after an edit; neither memory nor the cache on disk may return the old one."""
+    for last in (1, 2):
+        write("conf/recipe/own.yaml", RECIPE.format(last=last))
+        write("one.yaml", RECIPE.format(last=last))
+        assert load_recipe("own").keep.last == last
+        assert load_recipe("./one.yaml").keep.last == last
+
+
+def test_a_recipe_is_loaded_from_a_file_with_settings(write: Callable[[str, str], Path]) -> None:
+    file = write("some where/one.yaml", RECIPE.format(last=1))
+    assert load_recipe(str(file)).name == "one"
+    assert load_recipe(str(file), {"keep": {"last": 2}}).keep.last == 2
+    assert load_trial([f"recipe='{file}'", "recipe.level=5"])[0].recipe.name == "one"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["recipe=./none.yaml"], "none.yaml: No such file"),
+        (["recipe=./list.yaml"], "./list.yaml: a mapping is expected"),
+        (["recipe=./broken.yaml"], "./broken.yaml: "),
+        (["hydra.searchpath=[none]"], "no such folder: "),
+        (["hydra.searchpath=none"], "a list of folders is expected"),
+        (["hydra.searchpath=['s3://a/b']"], "file:// and pkg:// are supported"),
+        (["hydra.searchpath=['pkg://no_such_package']"], "no_such_package"),
+        (["recipe=nvfp4"], "rename the file"),
+        (["model=gpt2-nano"], "rename the file"),
+    ],
+)
+def test_a_mistake_in_ones_own_configs_is_one_line(
+    overrides: list[str], message: str, write: Callable[[str, str], Path]
+) -> None:
+    write("list.yaml", "[1, 2]\n")
+    write("broken.yaml", "a: [\n")
+    write("conf/recipe/nvfp4.yaml", RECIPE.format(last=1))  # Hydra would use fewbits' own without notice
+    write("conf/model/gpt2-nano.yaml", MODEL)
+    with pytest.raises(ValueError, match=naming(message)) as error:
+        load_trial(overrides)
+    assert "\n" not in str(error.value)
+
+
+def test_a_folder_named_conf_without_configs_is_not_searched(write: Callable[[str, str], Path]) -> None:
+    write("conf/nginx.yaml", "a: 1\n")
+    assert folders().paths == ()
+
+
+def test_sweep_files_are_found_by_name(
+    write: Callable[[str, str], Path], cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write("mine/sweep/rates.yaml", "overrides: [recipe=own, data=synthetic]\naxes: {optimizer.lr: [0.1, 0.2]}\n")
+    write("mine/recipe/own.yaml", RECIPE.format(last=1))
+    asked = ["--dry-run", "--config-dir", "mine", f"runtime.cache={cache}"]
+    for name in ("sweep=rates", "rates.yaml"):
+        assert cli.main(["sweep", name, *asked]) == 0
+        assert "2 trials: 2 planned" in capsys.readouterr().out
+    assert cli.main(["sweep", "sweep=rate", *asked]) == 2
+    assert "rates" in capsys.readouterr().err

@@ -1,0 +1,104 @@
+"""`fewbits prune` lists what can go, removes it only on request, and nothing that a run, a branch or a user needs."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fewbits import cli
+from fewbits.experiments.storage import checkpoints
+from fewbits.experiments.storage.run_folder import RunFolder
+from fewbits.sweeps.live.disk_space import bytes_below
+from fewbits.sweeps.running.lease import leased
+from tests.messages import names
+from tests.sweeps.conftest import Undisturbed
+from tests.sweeps.sweep_inputs import all_left, folders, planned
+
+
+@pytest.fixture
+def store(undisturbed: Undisturbed, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(undisturbed.store, tmp_path / "runs"))
+
+
+def found(store: Path, capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
+    capsys.readouterr()
+    assert cli.main(["prune", *words, "--runs", str(store), "--json"]) == 0
+    rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+    return rows
+
+
+def test_it_removes_older_checkpoints_of_ended_trials_and_the_sweep_stays_finished(
+    undisturbed: Undisturbed, store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = planned(undisturbed.file, f"runtime.runs={store}")
+    before = bytes_below(store)
+    rows = found(store, capsys)
+    assert {row["kind"] for row in rows} == {"checkpoints"}
+    assert {Path(row["path"]).parents[1].name for row in rows} == {folder.path.name for folder in folders(plan)}
+    assert bytes_below(store) == before
+    assert found(store, capsys, "--delete") == rows
+    freed = sum(row["bytes"] for row in rows)
+    assert bytes_below(store) <= before - freed < before
+    assert found(store, capsys) == []
+    for folder in folders(plan):
+        assert [*checkpoints.steps(folder.checkpoints)] == [8]
+        assert folder.has(plan.trials[folder.id].keep)
+    assert all_left(plan) == undisturbed.left
+    capsys.readouterr()
+    assert cli.main(["sweep", str(undisturbed.file), "--runs", str(store), "--backend", "local"]) == 0
+    assert names(capsys.readouterr().out, "8 done")
+
+
+def test_what_is_left_of_killed_processes_goes_and_what_runs_stays(
+    undisturbed: Undisturbed, store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = folders(planned(undisturbed.file, f"runtime.runs={store}"))[:2]
+    for folder in (one, other):
+        (folder.checkpoints / ".step-00000009.abcd.partial").mkdir()
+        (folder.path / ".metrics.parquet.abcd.partial").write_text("x")
+    (store / "replaced" / "old.1").mkdir(parents=True)
+    (store / "replaced" / "old.1" / "file").write_text("12345")
+    with leased(other.path):
+        rows = found(store, capsys, "leftovers", "replaced", "--delete")
+    assert sorted((row["kind"], Path(row["path"]).name) for row in rows) == [
+        ("leftovers", ".metrics.parquet.abcd.partial"),
+        ("leftovers", ".step-00000009.abcd.partial"),
+        ("replaced", "old.1"),
+    ]
+    assert not (store / "replaced" / "old.1").exists()
+    assert not list(one.path.rglob("*.abcd.partial"))
+    assert len(list(other.path.rglob("*.abcd.partial"))) == 2
+    with one.alone():
+        (one.path / ".metrics.parquet.abcd.partial").write_text("x")
+        assert found(store, capsys, "leftovers", "--delete")[0]["path"].startswith(str(other.path))
+    assert (one.path / ".metrics.parquet.abcd.partial").exists()
+
+
+def test_stale_runs_go_only_by_name_and_unless_something_needs_them(
+    undisturbed: Undisturbed, store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = planned(undisturbed.file, f"runtime.runs={store}")
+    branch = next(trial for trial in plan.trials.values() if trial.parent is not None)
+    for folder in folders(plan):
+        age(folder)
+    assert found(store, capsys, "stale") == [], "a stored plan has them"
+    shutil.rmtree(store / "plans")
+    rows = found(store, capsys, "stale")
+    parents = {plan.trials[trial.parent].folder.path.name for trial in plan.trials.values() if trial.parent}
+    assert {Path(row["path"]).name for row in rows} == {folder.path.name for folder in folders(plan)} - parents
+    assert "stale" not in {row["kind"] for row in found(store, capsys)}
+    found(store, capsys, "stale", "--delete")
+    assert not branch.folder.path.exists()
+    assert all((store / name).is_dir() for name in parents)
+    assert cli.main(["prune", "stlae", "--runs", str(store)]) == 2
+    assert names(capsys.readouterr().err, "stlae", "stale", "checkpoints")
+
+
+def age(folder: RunFolder) -> None:
+    """Make a run one of another version of the code."""
+    path = folder.path / "provenance.json"
+    provenance = json.loads(path.read_text())
+    provenance["identity"]["numerics"][0] = "0" * 64
+    path.write_text(json.dumps(provenance))

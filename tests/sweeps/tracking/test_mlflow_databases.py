@@ -1,0 +1,111 @@
+"""Test that MLflow shows the same runs of a sweep whatever it stores them in, also if it was away meanwhile."""
+
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fewbits.experiments.tracking import connection, mlflow_runs
+from fewbits.experiments.tracking.tracker import EXPERIMENT
+from fewbits.sweeps.planning.plan import Plan
+from fewbits.sweeps.running.lease import leased
+from fewbits.sweeps.tracking.mlflow_view import Mirror
+from tests.sweeps.tracking.mlflow_servers import mlflow_server
+from tests.sweeps.tracking.postgres_server import needs_postgres, postgres_server
+from tests.sweeps.tracking.test_mlflow_view import MANY, ONE, STEPS, copied, everything, planned, seen, train
+
+
+@dataclass(frozen=True)
+class Place:
+    """An MLflow, and what it needs to be reached."""
+
+    kind: str
+    uri: str
+
+
+@pytest.fixture(scope="module", params=["server", pytest.param("postgres", marks=needs_postgres)])
+def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    if request.param == "server":
+        with mlflow_server(tmp_path_factory.mktemp("server")) as address:
+            yield Place("server", address)
+    else:
+        with postgres_server() as uri:
+            connection.connect(tmp_path_factory.mktemp("client"), uri)  # creates the tables, before processes need them
+            yield Place("postgres", uri)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Plan:
+    """Train two trials, without MLflow."""
+    made = planned(tmp_path_factory.mktemp("done"), cache, f"seeds: [0, 1]{ONE}")
+    for trial in made.trials.values():
+        train(trial)
+    return made
+
+
+def test_the_same_sweep_gives_the_same_runs_as_in_sqlite(place: Place, done: Plan, tmp_path: Path) -> None:
+    local = Mirror(done, f"sqlite:///{tmp_path / 'mlflow.db'}")
+    there = Mirror(done, place.uri)
+    for mirror in (local, there):
+        assert mirror.sync(last=True).sent == 2
+    assert everything(there) == everything(local)
+    assert Mirror(done, place.uri).sync(afresh=True).sent == 2  # asks MLflow, and finds all of it there
+    assert everything(there) == everything(local)
+
+
+def test_the_run_of_a_killed_trial_is_ended(place: Place, cache: Path, tmp_path: Path) -> None:
+    made = planned(tmp_path, cache, ONE)
+    (trial,) = made.trials.values()
+    train(trial, until=3)
+    mirror = Mirror(made, place.uri)
+    with leased(trial.folder.path):
+        mirror.sync()
+        assert seen(mirror)[trial.id].info.status == "RUNNING"
+    Mirror(made, place.uri).sync(last=True)
+    assert seen(mirror)[trial.id].info.status == "KILLED"
+
+
+def test_sixteen_processes_at_once_lose_no_metric(place: Place, done: Plan, tmp_path: Path) -> None:
+    original = next(iter(done.trials.values())).folder
+    named = ((tmp_path / "runs" / f"trial-{number:08x}", f"{number:064x}") for number in range(16))
+    folders = [copied(original, path, trial).path for path, trial in named]
+    command = [sys.executable, "-W", "error::RuntimeWarning", "-c", MANY, *map(str, [tmp_path, *folders])]
+    environment = os.environ | {"MLFLOW_TRACKING_URI": place.uri, "MLFLOW_HTTP_REQUEST_TIMEOUT": "100"}
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    client = connection.connect(tmp_path, place.uri)
+    study = client.get_experiment_by_name(EXPERIMENT)
+    assert study is not None
+    runs = client.search_runs([study.experiment_id])
+    assert sorted(run.data.tags[mlflow_runs.TRIAL] for run in runs) == [f"{number:064x}" for number in range(16)]
+    for run in runs:
+        assert run.info.status == "FINISHED"
+        assert [point.step for point in client.get_metric_history(run.info.run_id, "loss")] == list(range(STEPS))
+
+
+def test_a_server_that_was_away_gets_everything_when_it_is_back(
+    done: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server stops after the first trial and starts again at the same address; nothing is there twice."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setattr(connection, "SHARE", 0)
+    member, _ = done.members
+    some = Plan(done.sweeps, (member,), {member.id: done.trials[member.id]})
+    with mlflow_server(tmp_path) as address:
+        mirror = Mirror(done, address)
+        assert Mirror(some, address).sync().sent == 1
+    with pytest.warns(RuntimeWarning, match="MLflow was not updated"):
+        assert mirror.sync(last=True).away
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        with mlflow_server(tmp_path, port=int(address.rpartition(":")[2])):
+            assert mirror.sync(last=True).sent == 2  # after an error, MLflow is asked what it has, and all is compared
+            local: Any = Mirror(done, f"sqlite:///{tmp_path / 'other.db'}")
+            assert local.sync(last=True).sent == 2
+            assert everything(mirror) == everything(local)

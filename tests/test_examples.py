@@ -1,0 +1,75 @@
+"""The scripts in examples/ run as they are, and are short."""
+
+import importlib.util
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fewbits
+from fewbits.sweeps.running.store import State
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+SCRIPTS = sorted(EXAMPLES.glob("*.py"))
+
+
+def run(name: str, *words: str) -> Any:
+    """Run a script's main function in this process."""
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.main(*words)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_is_short_and_listed(script: Path) -> None:
+    assert len(script.read_text().splitlines()) <= 60
+    assert f"{script.name}](" in (EXAMPLES / "README.md").read_text()
+
+
+@pytest.mark.parametrize("recipe", ["mor/block", "gaussws"])
+def test_a_model_of_ones_own_trains_on_a_text_file(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    loss = run("own_model", str(EXAMPLES / "README.md"), recipe)
+    assert loss < math.log(256), "worse than guessing bytes"
+    assert capsys.readouterr().out.count("loss") == 20
+
+
+def test_a_hugging_face_model_trains_and_is_saved(capsys: pytest.CaptureFixture[str]) -> None:
+    loss = run("hugging_face")
+    assert loss < math.log(256)
+    out = capsys.readouterr().out
+    assert re.search(r"nvfp4 on 21 linear layers, 7 of them kept high", out)
+    again = float(out.rstrip().rpartition(" ")[2])
+    assert again < math.log(256)
+
+
+def test_kernels_are_used_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    run("kernels")
+    out = capsys.readouterr().out
+    stochastic, nearest = map(float, re.findall(r"(?:stochastic|nearest) ([\d.]+)", out))
+    assert stochastic < nearest / 2
+    assert "4.50 bits" in out
+
+
+def test_a_recipe_is_swept_compared_in_mlflow_and_judged(tmp_path: Path) -> None:
+    def printed(script: str) -> str:
+        """Run a script in a process of its own, since it sets MLflow's tracking server."""
+        command = [sys.executable, str(EXAMPLES / script), str(tmp_path / "runs")]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+        assert answer.returncode == 0, answer.stderr[-2000:]
+        return answer.stdout
+
+    compared = printed("own_recipe.py")
+    rows = re.findall(r"^ *(0\.0001|0\.02|0\.03) +([012]) +(\d\.\d+)$", compared, re.MULTILINE)
+    assert len(set(rows)) == 9, compared
+    runs = fewbits.runs(tmp_path / "runs")
+    assert set(runs.trials["state"]) == {State.DONE}
+    assert len(runs.trials) == 15
+    judged = printed("own_claim.py")
+    assert len(re.findall(r"^ *(same-loss|lower-loss) +(reproduced|contradicted|inconclusive)", judged, re.M)) == 2
