@@ -27,6 +27,7 @@ from fewbits.sweeps.planning.sweep import Resources
 JOIN = 60.0  # seconds that nodes of a young cluster may take to join; FEWBITS_JOIN_SECONDS overrides it
 POLL = 0.5
 JUDGED = 3  # states of the cluster that the autoscaler has to evaluate before its answer counts
+UNLISTED = 15.0  # seconds after which a demand that the cluster's state does not list is taken as listed
 SHOWN = 3  # names of trials in a message
 _EPSILON = 1e-9
 _READ_ONLY = re.compile(r"node_[0-9a-f]{56}")  # names of node types in a cluster without an autoscaler (v1)
@@ -54,6 +55,7 @@ class Autoscaler(NamedTuple):
     exists: bool | None  # None: not reported
     infeasible: tuple[dict[str, float], ...] | None = None  # bundles that no node type can hold; None: not reported
     seen: int = 0  # the number of the newest state of the cluster that the autoscaler has evaluated
+    present: int = 0  # the number of the cluster's present state; each question gives the state a new number
     waiting: tuple[dict[str, float], ...] = ()  # bundles of placement groups in the cluster's present state
 
 
@@ -133,7 +135,7 @@ class _Probe:
     def __init__(self, demand: Demand, autoscaler: Autoscaler) -> None:
         # An autoscaler is asked for one rank only: other work may use up its limits at present.
         self._bundles = [demand.bundle] * (1 if autoscaler.exists else demand.resources.ranks)
-        self._began, self._after = autoscaler.seen, 0  # 0: the demand is not in the cluster's state yet
+        self._began, self._after = time.monotonic(), 0  # 0: the demand is not in the cluster's state yet
 
     def __enter__(self) -> _Probe:
         from ray.util.placement_group import placement_group
@@ -152,9 +154,9 @@ class _Probe:
         Its report counts only after it has evaluated JUDGED states of the cluster that contain this demand. Until then
         the result is False.
         """
-        late = autoscaler.seen >= self._began + 3 * JUDGED  # an unknown form of state may not list the demand
+        late = time.monotonic() - self._began >= UNLISTED  # an unknown form of state may not list the demand
         if not self._after and (late or self._bundles[0] in autoscaler.waiting):
-            self._after = autoscaler.seen + JUDGED
+            self._after = autoscaler.present + JUDGED
         if not self._after or autoscaler.seen < self._after or autoscaler.infeasible is None:
             return False
         return self._bundles[0] not in autoscaler.infeasible
@@ -182,7 +184,8 @@ def ask_autoscaler() -> Autoscaler:
             infeasible = _bundles(state.infeasible_gang_resource_requests, state.infeasible_resource_requests)
             waiting = _bundles(cluster.pending_gang_resource_requests)
             named = any(node.ray_node_type_name for node in cluster.node_states)
-            return Autoscaler(named, infeasible, state.last_seen_cluster_resource_state_version, waiting)
+            seen, present = state.last_seen_cluster_resource_state_version, cluster.cluster_resource_state_version
+            return Autoscaler(named, infeasible, seen, present, waiting)
         report = json.loads(_internal_kv_get("__autoscaling_status") or b"{}").get("autoscaler_report") or {}
         types = [*(report.get("active_nodes") or {}), *(report.get("idle_nodes") or {})]
         return Autoscaler(not all(_READ_ONLY.fullmatch(name) for name in types) if types else None)
