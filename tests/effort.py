@@ -1,4 +1,4 @@
-"""How much the tests try: `make test` a small number of new random examples, `make test-deep` all of them.
+"""Set how much the tests try: `make test` a small number of new random examples, `make test-deep` all of them.
 
 FEWBITS_TESTS=deep also runs the tests marked `deep`: repetitions of a mechanism that another test covers, and checks
 whose cost is out of proportion to what they have found.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fewbits.common import terminal
-from fewbits.common.arguments import CommandParser, existing, positive
+from fewbits.common.arguments import CommandParser, existing, positive, runtime_options
 from fewbits.common.store_folder import store_folder
 from fewbits.common.tables import print_table
 
@@ -86,9 +86,7 @@ def _parser() -> CommandParser:
     parser.add_argument("--again", action="store_true", help="compute even what is stored")
     parser.add_argument("--json", action="store_true", help="print a JSON list of objects")
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    parser.add_argument("--threads", type=positive, default=1, help="threads on a CPU (default: %(default)s)")
-    parser.add_argument("--cache", help="folder of corpora (default: the user's cache)")
+    runtime_options(parser)
     return parser
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fewbits.common import terminal
-from fewbits.common.arguments import CommandParser
+from fewbits.common.arguments import CommandParser, runtime_options
 from fewbits.common.store_folder import store_folder
 from fewbits.common.tables import print_table
 
@@ -89,9 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="print the summary and the layers as JSON")
     parser.add_argument("--runs", default="runs", help="folder of runs (default: %(default)s)")
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    parser.add_argument("--threads", type=int, default=1, help="threads on a CPU (default: %(default)s)")
-    parser.add_argument("--cache", help="folder of corpora (default: the user's cache)")
+    runtime_options(parser)
     return parser
 
 

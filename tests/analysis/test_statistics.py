@@ -401,7 +401,7 @@ def test_the_interval_of_a_median_is_of_order_statistics_and_holds_it_as_often_a
 
 
 def test_a_planned_effect_is_detected_as_often_as_it_says() -> None:
-    """With the spread of earlier runs, and the pairs' own where that is larger, as `estimate` does it."""
+    """The spread is that of earlier runs, or the pairs' own where that is larger, as in `estimate`."""
     effect = planned_effect(1.0, 20, 3)
     assert effect is not None
     values = effect + np.random.default_rng(0).standard_normal((10_000, 3))

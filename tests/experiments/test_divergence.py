@@ -49,7 +49,7 @@ def test_a_model_that_is_ruined_by_its_last_update_has_diverged(cache: Path, tmp
 
 
 def test_a_diverging_trial_that_is_interrupted_gives_the_same_bytes(cache: Path, tmp_path: Path) -> None:
-    """At a growing rate some steps succeed. Twelve other trials (seeds, instruction sets) diverged in steps 2 to 5."""
+    """Some steps succeed as the rate grows. Twelve other trials (seeds, instruction sets) diverged in steps 2 to 5."""
     growing = ("optimizer.lr=0.2", "schedule=linear", "schedule.warmup_steps=11", "optimizer.clip=null")
     asked = (*growing, "training.blow_up=1.03", "recipe=nvfp4", "training.checkpoint_every=1")
     undisturbed, result = train(cache, tmp_path / "undisturbed", *asked)

@@ -196,7 +196,7 @@ def test_evaluation_is_of_each_split_with_the_operands_and_noise_of_its_step(cac
 
 
 def test_the_samplers_penalty_is_part_of_what_is_minimised(cache: Path, tmp_path: Path) -> None:
-    """At the start b_t = init everywhere, so ∂(λ Σ mean |b_t − target|)/∂b_i = λ (init − target) / squares."""
+    """b_t = init everywhere at the start, so ∂(λ Σ mean |b_t − target|)/∂b_i = λ (init − target) / squares."""
     penalty = 1e6  # so large that the loss's own gradient is negligible
     asked = ("recipe=gaussws", f"recipe.sampler.penalty={penalty}", "training.steps=6", "observer.window=1")
     folder, _ = train(cache, tmp_path, *asked)

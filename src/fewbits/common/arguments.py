@@ -40,6 +40,13 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def runtime_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options for where a command computes and where it finds its data."""
+    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help="default: %(default)s")
+    parser.add_argument("--threads", type=positive, default=1, help="threads on a CPU (default: %(default)s)")
+    parser.add_argument("--cache", metavar="DIR", help="folder of corpora (default: the user's cache)")
+
+
 def warn_in_lines() -> None:
     """Print each warning as one line on stderr from now on."""
     warnings.showwarning = lambda message, *_: notice(message)

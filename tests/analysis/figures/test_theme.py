@@ -46,7 +46,7 @@ themes = pytest.mark.parametrize("theme", THEMES.values(), ids=THEMES)
 
 
 def luminance(colour: str) -> float:
-    """As the web's accessibility guidelines define it."""
+    """The contrast of two colours, as the web's accessibility guidelines define it."""
     parts = np.array(to_rgb(colour))
     linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
     return float(linear @ [0.2126, 0.7152, 0.0722])
@@ -72,7 +72,7 @@ def test_text_is_read_on_what_formats_are_filled_with(theme: Theme) -> None:
 @themes
 @pytest.mark.parametrize("blind", BLIND, ids=["red", "green"])
 def test_series_differ_for_the_colour_blind_too(theme: Theme, blind: np.ndarray) -> None:
-    """In what colour is left, or else in dashes and markers both."""
+    """Two series that look alike without red or green have other dashes and other markers."""
     seen = [blind @ np.array(to_rgb(theme.series[int(style.colour)])) for style in STYLES]
     for (i, a), (j, b) in combinations(enumerate(seen), 2):
         alike = np.linalg.norm(a - b) < 0.12
@@ -120,7 +120,7 @@ def test_two_themes_in_one_page_share_no_ids(picture: FigureResult) -> None:
 @pictures
 @themes
 def test_letters_are_read_on_a_telephone(picture: FigureResult, theme: Theme) -> None:
-    """At 360 pixels the smallest is above seven of them."""
+    """The smallest letter has more than seven pixels on a screen of 360."""
     figure = themed(picture, theme.name)
     sizes = [float(size) for size in re.findall(r"(?:font|font-size): (?:\d+ )?([\d.]+)px", svg(figure))]
     assert sizes

@@ -18,7 +18,7 @@ SMALL = (
 
 @pytest.fixture(scope="session")
 def cpu(tmp_path_factory: pytest.TempPathFactory) -> Plan:
-    """At cpu scale, of three seeds."""
+    """The plan at cpu scale, with three seeds."""
     return plan(*_sweeps(tmp_path_factory, "scale=cpu"))
 
 

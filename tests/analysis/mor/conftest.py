@@ -11,7 +11,7 @@ from tests.experiments.data.data_inputs import shared_cache
 
 @pytest.fixture(scope="session")
 def plans(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Plan]:
-    """By words; each with a store of its own."""
+    """Plans by their words; each has a store of its own."""
     made: dict[tuple[str, ...], Plan] = {}
 
     def of(*words: str) -> Plan:

@@ -17,7 +17,7 @@ def holds(found: Mapping[str, Exact]) -> bool:
 
 @pytest.fixture(autouse=True)
 def _afresh(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Nothing that a broken encoder left, and nothing from before it was broken."""
+    """Clear the caches before and after a test that breaks an encoder, so that it sees its own results only."""
     computed = (arithmetic.quantized, arithmetic.scaled, arithmetic.metadata)
     broken = "monkeypatch" in request.fixturenames
     for one in computed * broken:

@@ -18,7 +18,7 @@ EFFECTS = ("M8", "M18")
 
 
 def paper_error(arm: str, configuration: str, block: int, part: str, slot: str, end: bool) -> float:
-    """As the paper has it: FC2's input, FC1's gradient in block 1, the last block's gradients."""
+    """Errors as the paper reports them: high in FC2's input, FC1's gradient in block 1, the last block's gradients."""
     less = 0.0005 if arm == "block-64" else 0.0
     if slot == "wgrad.x":
         return FLOOR

@@ -93,7 +93,7 @@ def _gradients(planned: Planned, steps: int) -> Iterator[dict[str, Any]]:
 
 @cache
 def parts_of(model: DecoderConfig) -> list[list[str]]:
-    """Of each block, the parts of its linear layers."""
+    """Return the parts of the linear layers of each block."""
     blocks = on_meta(model).blocks
     assert isinstance(blocks, Iterable)
     return [[str(m.part) for m in block.modules() if isinstance(m, Linear)] for block in blocks]

@@ -109,7 +109,7 @@ def _figure_10(results: Results) -> FigureResult:
 
 @dataclass
 class Page(HTMLParser):
-    """What a page refers to, what can be referred to in it, its headings and its words."""
+    """The references of a page, the places that others can refer to, its headings and its words."""
 
     links: list[str] = field(default_factory=list)
     loaded: list[str] = field(default_factory=list)  # what a browser would fetch
@@ -154,7 +154,7 @@ def read_page(path: Path) -> Page:
 
 @dataclass(frozen=True)
 class Made:
-    """What it takes to write a report."""
+    """The sweep and the folders that a report is written from and to."""
 
     file: Path  # the sweep
     store: Path

@@ -39,7 +39,7 @@ def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def made(original: Made, tmp_path: Path) -> Made:
-    """To be changed."""
+    """A copy of the store that a test may change."""
     shutil.copytree(original.store, tmp_path / "runs")
     return Made(original.file, tmp_path / "runs", tmp_path / "reports")
 

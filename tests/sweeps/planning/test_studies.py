@@ -31,7 +31,7 @@ def test_studies_are_told_apart() -> None:
 
 
 def test_sweeps_name_neither_claims_nor_figures() -> None:
-    """Which claim or figure reads a sweep is knowledge of analysis."""
+    """Only `analysis` knows which claim or figure reads a sweep."""
     root = Path(__file__).parents[3] / "sweeps"
     files = [*root.rglob("*.py"), *root.rglob("*.yaml")]
     assert len(files) > 50

@@ -374,7 +374,7 @@ def test_what_this_machine_has_not_is_told(
     "closed", ["both", *(pytest.param(each, marks=pytest.mark.deep) for each in (">&- 2>&-", ">&-", "2>&-"))]
 )
 def test_a_sweep_needs_no_stdout_and_no_stderr(closed: str, cache: Path, tmp_path: Path) -> None:
-    """In a forked process without both, as Python leaves it to a command that a shell starts so; deep: in a shell."""
+    """The forked process has both closed, as Python finds them under a shell that closed them; deep: a real shell."""
     file = tiny_file(tmp_path, cache, {"overrides": ["training.steps=1"]})
     (folder,) = folders(plan_of(file, tmp_path / "runs"))
     arguments = ["sweep", str(file), "--runs", str(tmp_path / "runs"), *LOCAL]
