@@ -1,5 +1,7 @@
 // The entry points of causal attention for the CPU backend.
 #include "attention_backward.h"
+#include "orders.h"
+#include "pair_blocks.h"
 #include "parallel.h"
 #include "tile_blocks.h"
 
@@ -58,21 +60,45 @@ template <class P> void backward(const AttentionCall &c) {
   });
 }
 
+// Return the order in which the products of blocks are added here.
+Order block_order() {
+#ifdef FB_TILES
+  if (tiles::permitted()) return TILES;
+#endif
+#ifdef __AVX512BF16__
+  return PAIRS;
+#else
+  return ONE_BY_ONE;
+#endif
+}
+
+template <class F> void with_blocks(F f) {
+  switch (block_order()) {
+#ifdef FB_TILES
+    case TILES:
+      return f(TileBlocks());
+#endif
+#ifdef __AVX512BF16__
+    case PAIRS:
+      return f(PairBlocks());
+#endif
+    default:
+      return f(VectorBlocks());
+  }
+}
+
 }  // namespace
 }  // namespace fb
 
 extern "C" {
 
+// Return the order in which attention on this processor adds the products of a sum.
+int fb_attention_order() { return fb::block_order(); }
+
 void fb_attention(const fb::AttentionCall *c) {
-#ifdef FB_TILES
-  if (fb::tiles::permitted()) return fb::forward<fb::TileBlocks>(*c);
-#endif
-  fb::forward<fb::VectorBlocks>(*c);
+  fb::with_blocks([&](auto blocks) { fb::forward<decltype(blocks)>(*c); });
 }
 void fb_attention_backward(const fb::AttentionCall *c) {
-#ifdef FB_TILES
-  if (fb::tiles::permitted()) return fb::backward<fb::TileBlocks>(*c);
-#endif
-  fb::backward<fb::VectorBlocks>(*c);
+  fb::with_blocks([&](auto blocks) { fb::backward<decltype(blocks)>(*c); });
 }
 }

@@ -1,15 +1,16 @@
 // The entry points of products of BF16 matrices with an FP32 result for the CPU backend.
 #include "gemm_blocks.h"
 #include "gemm_pairs.h"
+#include "orders.h"
 #include "tile_blocks.h"
 
 namespace {
 
-enum Order { ONE_BY_ONE, PAIRS, TILES };  // which README.md defines under "Products"
+using namespace fb;
 
 Order order() {
 #ifdef FB_TILES
-  if (fb::tiles::permitted()) return TILES;
+  if (tiles::permitted()) return TILES;
 #endif
 #ifdef __AVX512BW__
   return PAIRS;

@@ -32,7 +32,7 @@ def tiles(a: Tensor, b: Tensor) -> Tensor:
 
 
 Order = Callable[[Tensor, Tensor], Tensor]
-ORDERS: tuple[Order, ...] = (one_by_one, pairs, tiles)  # enum Order of csrc/cpu_gemm.cpp
+ORDERS: tuple[Order, ...] = (one_by_one, pairs, tiles)  # enum Order of csrc/orders.h
 
 
 def _nothing(a: Tensor, b: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from fewbits.kernels.backends import cpu, reference
 from fewbits.kernels.backends.processor import instruction_set
 from fewbits.kernels.reference import attention
 from tests.experiments.trial_inputs import MOR, left, metric, overrides, train, train_until
-from tests.kernels.orders import ORDERS, one_by_one, tiles
+from tests.kernels.orders import ORDERS
 
 DEFAULTS = Path(__file__).with_name("setting_defaults.json")
 
@@ -292,7 +292,7 @@ def test_backends_are_provenance_and_give_the_same_numbers(
 ) -> None:
     """The reference is made to add the products of a sum in the order of the compiled library."""
     order = ORDERS[cpu.library().fb_matmul_order()]
-    monkeypatch.setattr(attention, "product", tiles if order is tiles else one_by_one)
+    monkeypatch.setattr(attention, "product", ORDERS[cpu.library().fb_attention_order()])
     monkeypatch.setattr(reference, "matmul_fp32", order)
     asked = (*recipe, "training.steps=3", "evaluation.every=3", "observer.every=1")
     runs = {}

@@ -16,7 +16,7 @@ from fewbits.kernels.layers.library import is_compiled
 from fewbits.kernels.reference import attention as reference
 from tests.kernels.emulation import library_with_tiles
 from tests.kernels.inputs import assert_same, generator
-from tests.kernels.orders import ORDERS, one_by_one, tiles
+from tests.kernels.orders import ORDERS, tiles
 
 # Batch, tokens, heads, key and value heads, size of a head, rotated dimensions.
 SHAPES = (
@@ -69,8 +69,8 @@ def error(got: Tensor, want: Tensor) -> float:
 def test_results_and_gradients_are_those_of_the_definition_bit_for_bit(
     implementation: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    has_tiles = implementation == "tiles" or ORDERS[cpu.library().fb_matmul_order()] is tiles
-    monkeypatch.setattr(reference, "product", tiles if has_tiles else one_by_one)
+    order = tiles if implementation == "tiles" else ORDERS[cpu.library().fb_attention_order()]
+    monkeypatch.setattr(reference, "product", order)
     q, k, v, turns, dy = inputs(shape)
     want = reference.attention(q, k, v, turns)
     for one, other in zip(torch.ops.fewbits.attention(q, k, v, turns), want, strict=True):
