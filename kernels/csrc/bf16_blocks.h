@@ -1,4 +1,5 @@
-// What the products of 32 x 32 blocks share that store BF16 values as such, in pairs of rows: tile_blocks.h, pair_blocks.h.
+// What the products of 32 x 32 blocks share that store BF16 values as such, in pairs of rows: tile_blocks.h,
+// pair_blocks.h.
 #pragma once
 #include "blocks.h"
 

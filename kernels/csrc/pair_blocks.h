@@ -52,8 +52,7 @@ struct PairBlocks : Bf16Blocks {
   // k is a multiple of 32.
   template <bool ADD>
   static void multiply(const bf16 *a, int64_t stride, const bf16 *panel, int64_t k, float *c, int64_t c_stride) {
-    for (int64_t m = 0; m < BLOCK; m += ROWS)
-      strip<ADD>(a + m * stride, stride, panel, k, c + m * c_stride, c_stride);
+    for (int64_t m = 0; m < BLOCK; m += ROWS) strip<ADD>(a + m * stride, stride, panel, k, c + m * c_stride, c_stride);
   }
 };
 
