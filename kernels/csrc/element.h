@@ -73,10 +73,14 @@ struct FourOverSix {
   float amax;
 };
 FB_HD float scaled(float size, const Grid &g, const Scale &s) { return bounded(size * s.encode, g); }
-FB_HD int64_t squared_error(float size, float q, const Grid &g, const Scale &s, float amax) {
+// Return an error in units of 2^-16 of the block's amax, at most 2^16 of them.
+FB_HD int32_t error_units(float size, float q, const Grid &g, const Scale &s, float amax) {
   float y = smaller((smaller(q, g.max) * s.decode) * s.outer, FLOAT_MAX);
   float error = magnitude(size - y) / amax;
-  int64_t units = int64_t(bits((error < 1.0f ? error : 1.0f) + 128.0f) - 0x43000000u);  // 128's last place is 2^-16
+  return int32_t(bits((error < 1.0f ? error : 1.0f) + 128.0f) - 0x43000000u);  // 128's last place is 2^-16
+}
+FB_HD int64_t squared_error(float size, float q, const Grid &g, const Scale &s, float amax) {
+  int64_t units = error_units(size, q, g, s, amax);
   return units * units;
 }
 FB_HD int64_t four_less_six(float size, const Grid &g, const FourOverSix &b, float four, float six) {

@@ -59,24 +59,54 @@ inline __attribute__((always_inline)) void narrow_run(const float *__restrict v,
   for (; i < n; i++) y[i] = S(D::narrow(v[i]) | (x[i] & S(~D::magnitude_mask)));
 }
 
-// Return Four Over Six's sum over a run of elements of one block; `high` are the first 16 bits of each element's draw.
+// The two scales that Four Over Six compares and the amax of the block, for each column.
+struct Candidates {
+  const float *four_encode, *four_decode, *six_encode, *six_decode, *amax;
+  float outer;
+
+  FourOverSix at(int64_t i) const {
+    return FourOverSix{Scale{six_encode[i], six_decode[i], outer, 0}, Scale{four_encode[i], four_decode[i], outer, 0},
+                       amax[i]};
+  }
+};
+
+// Compute `four_less_six` of n elements; `high` are the first 16 bits of each element's draw. *ask becomes nonzero if
+// these do not decide. The loops are separate because the first has 32-bit lanes only.
 template <class D, bool STOCHASTIC>
-inline int64_t weigh_run(const typename D::Storage *__restrict x, int64_t n, const Grid &grid,
-                         const FourOverSix &scales, const uint16_t *__restrict high, uint64_t index, uint64_t seed) {
+FB_INLINE void weigh_run(const typename D::Storage *__restrict x, int64_t n, const Grid &grid,
+                         const Candidates &columns, const uint16_t *__restrict high, int64_t *__restrict out,
+                         uint32_t *ask) {
   typedef typename D::Storage S;
   const Grid g = grid;
-  const FourOverSix b = scales;
-  int64_t sum = 0;
-  uint32_t ask = 0;
+  const float *__restrict four_encode = columns.four_encode, *__restrict four_decode = columns.four_decode;
+  const float *__restrict six_encode = columns.six_encode, *__restrict six_decode = columns.six_decode;
+  const float *__restrict amax = columns.amax, outer = columns.outer;
+  int32_t less[PIECE], sum[PIECE];
+  uint32_t undecided = 0;
   for (int64_t i = 0; i < n; i++) {
-    float size = D::widen(S(x[i] & D::magnitude_mask));
-    sum += four_less_six_at_once<STOCHASTIC>(size, g, b, STOCHASTIC ? high[i] : 0, &ask);
+    const float size = D::widen(S(x[i] & D::magnitude_mask));
+    const uint32_t draw = STOCHASTIC ? high[i] : 0;
+    const Scale four{four_encode[i], four_decode[i], outer, 0}, six{six_encode[i], six_decode[i], outer, 0};
+    const float by_four = rounded_at_once<false, STOCHASTIC>(scaled(size, g, four), g, draw, &undecided);
+    const float by_six = rounded_at_once<false, STOCHASTIC>(scaled(size, g, six), g, draw, &undecided);
+    const int32_t a = error_units(size, by_four, g, four, amax[i]), b = error_units(size, by_six, g, six, amax[i]);
+    less[i] = a - b, sum[i] = a + b;
   }
-  if (!ask) return sum;
-  sum = 0;  // the first 16 bits of a draw do not decide
-  for (int64_t i = 0; i < n; i++)
-    sum += four_less_six(D::widen(S(x[i] & D::magnitude_mask)), g, b, true, high[i], index + uint64_t(i), seed);
-  return sum;
+  *ask |= undecided;
+  for (int64_t i = 0; i < n; i++) out[i] = int64_t(less[i]) * int64_t(sum[i]);
+}
+
+// Compute `four_less_six` of n elements, at most PIECE. index: of the first element, in the stream of draws.
+template <class D, bool STOCHASTIC>
+inline void weigh_piece(const typename D::Storage *x, int64_t n, const Grid &g, const Candidates &columns,
+                        const uint16_t *high, uint64_t index, uint64_t seed, int64_t *out) {
+  uint32_t ask = 0;
+  n == PIECE ? weigh_run<D, STOCHASTIC>(x, PIECE, g, columns, high, out, &ask)
+             : weigh_run<D, STOCHASTIC>(x, n, g, columns, high, out, &ask);
+  for (int64_t i = 0; ask && i < n; i++) {  // the first 16 bits of a draw do not decide
+    const float size = D::widen(typename D::Storage(x[i] & D::magnitude_mask));
+    out[i] = four_less_six(size, g, columns.at(i), true, high[i], index + uint64_t(i), seed);
+  }
 }
 
 // Compute MS-EDEN's sums over a run of elements of one block (`products_run`), or of elements that each belong to

@@ -14,10 +14,25 @@ struct Tile {
   int64_t r0, r1, c0, c1;
 };
 
+// One of the two scales that Four Over Six compares, for a row of blocks.
+struct Candidate {
+  std::vector<float> encode, decode;
+  std::vector<uint32_t> code, care;
+
+  void compute(const Quant &q, const uint32_t *amax, int64_t n, const Group &group, float expansion) {
+    encode.resize(size_t(n)), decode.resize(size_t(n)), code.resize(size_t(n)), care.resize(size_t(n));
+    const BlockScales to{encode.data(), decode.data(), code.data(), care.data()};
+    scales<TWO_LEVEL>(q.scaling, amax, n, q.grid.max, group, Bounds{}, to, expansion);
+  }
+};
+
 template <class D> struct Scratch {  // one per thread
   std::vector<Cell<D>> rotated, maxima;
   std::vector<uint32_t> amax, code, care, squares, products;
   std::vector<float> block_encode, block_decode, block_outer, encode, decode;
+  Candidate six, four;
+  std::vector<float> columns[5];  // what weigh_run reads: encode and decode of four and of six, and the blocks' amaxes
+  std::vector<int64_t> weights;   // of elements, for Four Over Six
 };
 
 template <class D> struct Plan {
@@ -91,6 +106,8 @@ template <class D> struct Plan {
 
   // plan_scales.h
   void weigh(const Tile &t, Scratch<D> &s);
+  void spread(const float *blocks, int64_t c0, int64_t c1, float *to) const;
+  void add_blocks(const int64_t *from, int64_t c0, int64_t c1, int64_t *sums) const;
   void correct(const Cell<D> *from, int64_t stride, int64_t height, int64_t block_row, const Tile &t,
                Scratch<D> &s) const;
   void find_scales(const Cell<D> *from, int64_t stride, int64_t height, int64_t block_row, const Tile &t,

@@ -7,37 +7,73 @@ namespace fb {
 
 // Compare the two candidate scales of each block, for Four Over Six, between the first and the second pass.
 template <class D> void Plan<D>::weigh(const Tile &t, Scratch<D> &s) {
-  int64_t stride, first = t.c0 / C, count = (t.c1 - 1) / C - first + 1;
+  int64_t stride, first = t.c0 / C, count = (t.c1 - 1) / C - first + 1, width = t.c1 - t.c0;
   const Cell<D> *from = source(t, s, &stride, true);
   Group group = make_group(q.scaling, q.grid.max, value(group_amax[0]));
-  std::vector<FourOverSix> blocks(static_cast<size_t>(count));
   std::vector<int64_t> sums(static_cast<size_t>(count));
-  uint16_t high[CHUNK + 2 * PIECE];
+  std::vector<float> amaxes(static_cast<size_t>(count));
+  const bool whole_columns = t.c0 % C == 0 && (t.c1 % C == 0 || t.c1 == cols);
+  uint16_t high[3 * PIECE];  // draws are made in groups of up to PIECE
+  for (auto &column : s.columns) column.resize(size_t(width));
+  s.weights.resize(size_t(width));
   for (int64_t r = t.r0; r < t.r1;) {
-    int64_t block_row = r / R, end = std::min(t.r1, (block_row + 1) * R), at = block_row * block_count_cols + first;
-    for (int64_t b = 0; b < count; b++) {
-      blocks[size_t(b)] = four_over_six(q.scaling, q.grid.max, group, value(block_amax[size_t(at + b)]));
-      sums[size_t(b)] = 0;
-    }
+    const int64_t block_row = r / R, bottom = std::min(rows, (block_row + 1) * R), end = std::min(t.r1, bottom);
+    const bool whole = whole_columns && r == block_row * R && end == bottom;
+    const int64_t at = block_row * block_count_cols + first;
+    const uint32_t *amax = &block_amax[size_t(at)];
+    s.six.compute(q, amax, count, group, 1.0f);
+    s.four.compute(q, amax, count, group, value(q.scaling.expansion));
+    for (size_t b = 0; b < size_t(count); b++) amaxes[b] = value(amax[b]);
+    const float *known[] = {s.four.encode.data(), s.four.decode.data(), s.six.encode.data(), s.six.decode.data(),
+                            amaxes.data()};
+    for (int k = 0; k < 5; k++) spread(known[k], t.c0, t.c1, s.columns[k].data());
+    std::fill(sums.begin(), sums.end(), 0);
     for (; r < end; r++) {
-      for (int64_t c0 = t.c0; c0 < t.c1; c0 += CHUNK) {
-        int64_t c1 = std::min(t.c1, c0 + CHUNK);
-        uint64_t index = uint64_t(r * cols + c0), skipped = index % 8;
-        if (q.stochastic) fill_high(index - skipped, c1 - c0 + int64_t(skipped), q.seed, high);
-        for (int64_t c = c0; c < c1;) {
-          size_t b = size_t(c / C - first);
-          int64_t stop = std::min((c / C + 1) * C, c1), i = c - c0;
-          const Cell<D> *x = from + (r - t.r0) * stride + c - t.c0;
-          sums[b] += q.stochastic ? weigh_run<D, true>(x, stop - c, q.grid, blocks[b], high + skipped + i,
-                                                       index + uint64_t(i), q.seed)
-                                  : weigh_run<D, false>(x, stop - c, q.grid, blocks[b], high, 0, 0);
-          c = stop;
+      const Cell<D> *x = from + (r - t.r0) * stride;
+      for (int64_t i = 0; i < width; i += PIECE) {
+        const int64_t n = std::min(int64_t(PIECE), width - i);
+        const uint64_t index = uint64_t(r * cols + t.c0 + i), skipped = index % 8;
+        const Candidates columns{s.columns[0].data() + i, s.columns[1].data() + i, s.columns[2].data() + i,
+                                 s.columns[3].data() + i, s.columns[4].data() + i, group.decode};
+        int64_t *out = s.weights.data() + i;
+        if (q.stochastic) {
+          fill_high(index - skipped, n + int64_t(skipped), q.seed, high);
+          weigh_piece<D, true>(x + i, n, q.grid, columns, high + skipped, index, q.seed, out);
+        } else {
+          weigh_piece<D, false>(x + i, n, q.grid, columns, high, index, 0, out);
         }
       }
+      add_blocks(s.weights.data(), t.c0, t.c1, sums.data());
     }
-    for (int64_t b = 0; b < count; b++)
-      __atomic_fetch_add(&four_less_six[size_t(at + b)], sums[size_t(b)], __ATOMIC_RELAXED);
+    int64_t *to = &four_less_six[size_t(at)];
+    if (whole) {
+      std::copy(sums.begin(), sums.end(), to);
+      continue;
+    }
+    for (int64_t b = 0; b < count; b++) __atomic_fetch_add(to + b, sums[size_t(b)], __ATOMIC_RELAXED);
   }
+}
+
+// Call f with the first column and the number of columns of each block in [c0, c1). Whole blocks of GROUP columns pass
+// their number as a constant.
+template <class F> FB_INLINE void each_block(int64_t c0, int64_t c1, int64_t C, F f) {
+  int64_t end = (c0 / C + 1) * C;
+  for (int64_t c = c0; c < c1; c = end, end += C)
+    c1 - c >= GROUP &&end - c == GROUP ? f(c - c0, int64_t(GROUP)) : f(c - c0, std::min(end, c1) - c);
+}
+
+// Write the value of each block to its columns in [c0, c1).
+template <class D> void Plan<D>::spread(const float *blocks, int64_t c0, int64_t c1, float *to) const {
+  each_block(c0, c1, C, [&](int64_t first, int64_t n) FB_INLINED { std::fill_n(to + first, n, *blocks++); });
+}
+
+// Add the values of the columns [c0, c1) to the sums of their blocks.
+template <class D> void Plan<D>::add_blocks(const int64_t *from, int64_t c0, int64_t c1, int64_t *sums) const {
+  each_block(c0, c1, C, [&](int64_t first, int64_t n) FB_INLINED {
+    int64_t sum = 0;
+    for (int64_t i = 0; i < n; i++) sum += from[first + i];
+    *sums++ += sum;
+  });
 }
 
 // Replace the scales by MS-EDEN's, which correct for the rounding of elements with the former scales. Rotated chunks
@@ -109,11 +145,16 @@ void Plan<D>::find_scales(const Cell<D> *from, int64_t stride, int64_t height, i
       default:
         scales<NONE>(q.scaling, amax, m, max, g, ordinary, to);
     }
-    for (int64_t k = 0; weighs() && k < m; k++)
-      if (four_less_six[size_t(block_row * block_count_cols + first + k)] < 0) {
-        Scale four = make_scale(q.scaling, max, value(amax[k]), g, value(q.scaling.expansion));
-        to.encode[k] = four.encode, to.decode[k] = four.decode, to.code[k] = four.code;
+    if (weighs()) {
+      s.four.compute(q, amax, m, g, value(q.scaling.expansion));
+      const int64_t *__restrict less = &four_less_six[size_t(block_row * block_count_cols + first) + b];
+      for (int64_t k = 0; k < m; k++) {
+        const bool four = less[k] < 0;
+        to.encode[k] = four ? s.four.encode[size_t(k)] : to.encode[k];
+        to.decode[k] = four ? s.four.decode[size_t(k)] : to.decode[k];
+        to.code[k] = four ? s.four.code[size_t(k)] : to.code[k];
       }
+    }
     std::fill(s.block_outer.begin() + int64_t(b), s.block_outer.begin() + int64_t(b) + m,
               q.scaling.two_levels() ? g.decode : 1.0f);
   }
