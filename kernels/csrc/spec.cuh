@@ -3,7 +3,7 @@
 //
 // A kernel is compiled for one Variant: the shape of its tiles, and one or two quantizers. All of these are constants,
 // so the compiler omits code that a variant does not use. In tests the same sources run on the CPU with variants as
-// run-time data (FB_SIMT, tests/kernels/backends/simt/), so the code tests the constants with ordinary ifs.
+// run-time data (FB_SIMT, tests/kernels/backends/gpu/simt/), so the code tests the constants with ordinary ifs.
 #pragma once
 #include "element.h"
 #include "hadamard.h"
