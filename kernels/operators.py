@@ -1,9 +1,10 @@
-"""Register torch operators of the library `fewbits`, which `torch.ops.fewbits` contains."""
+"""Register and call torch operators of the library `fewbits`, which `torch.ops.fewbits` contains."""
 
 from collections.abc import Callable
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 
 LIBRARY: Final = torch.library.Library("fewbits", "DEF")
 
@@ -17,3 +18,14 @@ def define(
     for key in devices:
         LIBRARY.impl(name, run, key)
     torch.library.register_fake(f"fewbits::{name}", fake, lib=LIBRARY)
+
+
+def call(operator: Callable[..., Any], x: Tensor, *arguments: Any) -> Any:
+    """Call an operator of which only x may need a gradient; skip autograd's layer, which is in Python, if it does not.
+
+    That layer takes as long as the launch of a kernel.
+    """
+    if torch.compiler.is_compiling() or (x.requires_grad and torch.is_grad_enabled()):
+        return operator(x, *arguments)
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator(x, *arguments)

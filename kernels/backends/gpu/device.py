@@ -100,7 +100,7 @@ class Device(Compiled):
     def _launch_plan(self, plan: Plan, x: Tensor, start: int, jobs: tuple[Job, ...], addresses: list[Any]) -> None:
         scratch = torch.zeros(plan.words, dtype=torch.int64, device=x.device) if plan.words else ABSENT
         base = scratch.data_ptr()
-        arguments = ctypes.create_string_buffer(plan.template, len(plan.template))
+        arguments = plan.room.from_buffer_copy(plan.template)
         at = ctypes.addressof(arguments)
         FIRST.pack_into(arguments, 0, at + HEAD, start)
         for job, request, own, packed, (out, counts, amax, skip, codes, scales, groups) in zip(

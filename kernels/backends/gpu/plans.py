@@ -64,6 +64,7 @@ class Plan(NamedTuple):
     blocks: int  # the number of CTAs
     passes: tuple[Pass, ...]
     template: bytes  # room for the address of the arguments, then the arguments
+    room: type[ctypes.Array[ctypes.c_char]]  # the type of a copy
     words: int  # the size of the scratch memory, in int64
     scratches: tuple[Scratch, ...]  # one for each job
     packed: tuple[tuple[int, int], ...]  # for each job, the constant fields of its packed codes
@@ -80,10 +81,12 @@ def prepare(launcher: Launcher, x: Tensor, jobs: tuple[Job, ...], aligned: bool)
         _fill(call.requests[i], x, job, shape)
         scratches.append(_scratch(x, job, spec, words))
         words = scratches[-1].groups.stop
+    template = bytes(HEAD) + bytes(call)
     return Plan(
         tile_count(x, shape),
         tuple(_passes(launcher, x, jobs, specs, shape)),
-        bytes(HEAD) + bytes(call),
+        template,
+        ctypes.c_char * len(template),
         words,
         tuple(scratches),
         tuple((call.requests[i].codes.row_bytes, call.requests[i].codes.aligned) for i in range(len(jobs))),
