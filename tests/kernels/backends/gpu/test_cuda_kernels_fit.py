@@ -18,21 +18,12 @@ from fewbits.common.atomic import write_atomically
 from fewbits.kernels.backends.build import BuildError
 from fewbits.kernels.backends.gpu import cubins
 from fewbits.kernels.backends.gpu.device import Device
-from fewbits.kernels.backends.gpu.variants import Kernel, Variant
+from fewbits.kernels.backends.gpu.variants import Variant
+from fewbits.kernels.backends.gpu.warm import Recorder
 from fewbits.kernels.quantizer import Quantizer
 from tests.kernels.backends.gpu.device_checks import any_bytes
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-
-
-class Recorder:
-    """A launcher that records launches and runs nothing."""
-
-    def __init__(self) -> None:
-        self.variants: list[Variant] = []
-
-    def kernel(self, variant: Variant, device: torch.device) -> Kernel:
-        return lambda blocks, arguments: self.variants.append(variant)
 
 
 Ask = Callable[[Device, Tensor], object]

@@ -17,10 +17,11 @@ from fewbits.kernels.backends.build import BuildError
 from fewbits.kernels.backends.gpu import cubins, cuda
 from fewbits.kernels.backends.gpu.calls import Call, DecodeCall, WeightCall
 from fewbits.kernels.backends.gpu.device import Device
+from fewbits.kernels.backends.gpu.warm import Recorder
 from fewbits.kernels.quantizer import Quantizer
 from tests.kernels.backends.gpu import stubbed
 from tests.kernels.backends.gpu.stubbed import Stub
-from tests.kernels.backends.gpu.test_cuda_kernels_fit import CLASSES, Recorder
+from tests.kernels.backends.gpu.test_cuda_kernels_fit import CLASSES
 from tests.kernels.inputs import assert_same, make
 
 reason = stubbed.unavailable()
