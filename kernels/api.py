@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from fewbits.kernels import ops  # noqa: F401, registers the operators
 from fewbits.kernels.backends import protocol as backends
 from fewbits.kernels.counts import CAPPED, ERROR, ERROR_ONE, FLUSHED, LOST, NONFINITE, NONZEROS, SATURATED
-from fewbits.kernels.operators import call
+from fewbits.kernels.operators import call, refuse_distributed
 from fewbits.kernels.quantizer import Mixture, Quantizer
 
 DTYPES = (*backends.DTYPES, torch.float64)
@@ -269,6 +269,7 @@ def check_tensor(x: Tensor, axis: int) -> None:
     if not isinstance(x, Tensor):
         hint = ": convert it by torch.from_numpy" if type(x).__module__ == "numpy" else ""
         raise ValueError(f"expected a tensor, not {type(x).__name__}{hint}")
+    refuse_distributed(x)
     if x.dtype not in DTYPES:
         raise ValueError(f"dtype {x.dtype}: valid dtypes are {', '.join(map(str, DTYPES))}")
     if isinstance(axis, (bool, float)) or axis not in (-1, 0):

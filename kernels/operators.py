@@ -25,7 +25,17 @@ def call(operator: Callable[..., Any], x: Tensor, *arguments: Any) -> Any:
 
     That layer takes as long as the launch of a kernel.
     """
+    refuse_distributed(x)
     if torch.compiler.is_compiling() or (x.requires_grad and torch.is_grad_enabled()):
         return operator(x, *arguments)
     with torch._C._AutoDispatchBelowAutograd():
         return operator(x, *arguments)
+
+
+def refuse_distributed(x: Tensor) -> None:
+    """Raise ValueError for a DTensor: a shard's blocks and scales are not those of the whole tensor."""
+    if type(x).__name__ == "DTensor":
+        raise ValueError(
+            "expected an ordinary tensor, not a DTensor, whose shards would get scales of their own: pass "
+            "x.full_tensor(), or x.to_local() if no block extends beyond a shard"
+        )

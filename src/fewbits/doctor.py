@@ -80,7 +80,8 @@ def main(argv: Sequence[str]) -> int:
     )
     options = parser.parse_args(argv)
     if options.warm:
-        return warm(*options.warm, options.architecture, options.tokens)
+        recipe, model = options.warm
+        return warm(recipe, model, options.architecture, options.tokens)
 
     listed = facts()
     checks = self_test() if options.test else None
