@@ -16,10 +16,12 @@ from fewbits.kernels.backends.compiled import Job
 from fewbits.kernels.backends.constants import inf_code, nan_code
 from fewbits.kernels.backends.gpu.calls import Call, Request, packed_at
 from fewbits.kernels.backends.gpu.tiles import (
+    COLUMNS,
     EDGE,
     MOST,
     Shape,
     block_on_chip,
+    covers_columns,
     fitting_shape,
     parts_in,
     tile_count,
@@ -119,6 +121,12 @@ def _passes(launcher: Launcher, x: Tensor, jobs: tuple[Job, ...], specs: tuple[S
 def _spec_for(job: Job, x: Tensor, shape: Shape) -> Spec:
     block = block_on_chip(job.q, job.axis, x, shape)
     rows, cols = block or (EDGE, EDGE)
+    block_piece = 0
+    if block is None:
+        part = job.q.block.resolve(x.shape, job.axis)
+        block_piece = parts_in(x, part, shape)[0]
+        if covers_columns(x, part, shape) and not job.q.traits.compares:
+            cols, block_piece = 1, COLUMNS
     counted = job.counts is not ABSENT or job.skip is not ABSENT
     return spec_of(job.q, job.axis)._replace(
         ragged=int(job.q.hadamard is not None and x.shape[0 if job.axis == 0 else 1] % job.q.hadamard != 0),
@@ -130,7 +138,7 @@ def _spec_for(job: Job, x: Tensor, shape: Shape) -> Spec:
         skips=int(job.skip is not ABSENT),
         encodes=job.q.format.bits if job.stored else 0,
         piece=parts_in(x, job.partition or (MOST, MOST), shape)[0] if counted else 0,
-        block_piece=0 if block else parts_in(x, job.q.block.resolve(x.shape, job.axis), shape)[0],
+        block_piece=block_piece,
     )
 
 
