@@ -66,7 +66,7 @@ lint: style types ## Check style, format and types
 style: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror kernels/csrc/*.h kernels/csrc/*.cpp kernels/csrc/*.cu kernels/csrc/*.cuh tests/kernels/backends/simt/*
+	$(BIN)/clang-format --dry-run --Werror kernels/csrc/*.h kernels/csrc/*.cpp kernels/csrc/*.cu kernels/csrc/*.cuh tests/kernels/backends/gpu/simt/* tests/kernels/backends/gpu/stub/*
 
 types: setup
 	$(BIN)/mypy

@@ -115,6 +115,9 @@ def check_openmp(threads: int) -> None:
 
 def _be_deterministic() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # Products on GPUs are summed in FP32 and rounded once.
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     torch.set_deterministic_debug_mode(
         "error"
     )  # use_deterministic_algorithms(True) does the same but loads the compiler

@@ -41,11 +41,14 @@ def environment(device: torch.device) -> dict[str, str | None]:
         "cupy": None,
         "compiler": None,
         "limits": None,
+        "sums": None,  # of BF16 products: fp32, or reduced if the GPU may round partial sums
     }
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         name = torch.cuda.get_device_name(device)
         facts |= {"kind": gpu_kind(name), "instruction_set": f"sm{major}{minor}", "gpu": name}
+        reduced = torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+        facts |= {"sums": "reduced" if reduced else "fp32"}
         facts |= {"cupy": _package_version("cupy-cuda13x", "cupy-cuda12x", "cupy")}
     else:
         facts |= {"kind": processor_kind(), "instruction_set": instruction_set()}

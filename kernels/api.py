@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from fewbits.kernels import ops  # noqa: F401, registers the operators
 from fewbits.kernels.backends import protocol as backends
 from fewbits.kernels.counts import CAPPED, ERROR, ERROR_ONE, FLUSHED, LOST, NONFINITE, NONZEROS, SATURATED
+from fewbits.kernels.operators import call, refuse_distributed
 from fewbits.kernels.quantizer import Mixture, Quantizer
 
 DTYPES = (*backends.DTYPES, torch.float64)
@@ -134,11 +135,11 @@ def fake_quantize(
         _check_result(x, out)
     if not stats:
         if out is None:
-            return torch.ops.fewbits.quantize(x, spec, axis, seed)
+            return call(torch.ops.fewbits.quantize, x, spec, axis, seed)
         torch.ops.fewbits.quantize_out(x, spec, axis, seed, out)
         return out
     if out is None:
-        values, counts, amax = torch.ops.fewbits.quantize_stats(x, spec, axis, seed, stats == "block")
+        values, counts, amax = call(torch.ops.fewbits.quantize_stats, x, spec, axis, seed, stats == "block")
     else:
         values = out
         counts, amax = torch.ops.fewbits.quantize_stats_out(x, spec, axis, seed, stats == "block", out)
@@ -168,7 +169,7 @@ def fake_quantize_both(
         *(seed_or_unset(row_seed), seed_or_unset(column_seed)),
     )
     if out is None:
-        return torch.ops.fewbits.quantize_both(*arguments)
+        return call(torch.ops.fewbits.quantize_both, *arguments)
     along, down = out
     _check_result(x, along, apart=True)
     _check_result(x, down, apart=True)
@@ -227,14 +228,15 @@ def mix(
     if stats not in (False, True):
         raise ValueError(f"stats={stats!r}: valid values are False and True (statistics of each decision block)")
     if out is None:
-        values, choice, counts, amax = torch.ops.fewbits.mix(x, spec, axis, seed)
+        values, choice, counts, amax = call(torch.ops.fewbits.mix, x, spec, axis, seed)
     else:
         _check_result(x, out, apart=True)
         values = out
         choice, counts, amax = torch.ops.fewbits.mix_out(x, spec, axis, seed, out)
     if "per=" not in spec:  # one decision for the tensor
-        choice = choice.flatten()[0] if choice.numel() else choice.new_zeros(())
-        counts, amax = counts.sum((0, 1)), amax.sum()
+        choice = choice.view(()) if choice.numel() else choice.new_zeros(())
+        if stats:
+            counts, amax = counts.sum((0, 1)), amax.sum()
     return (values, choice, QuantStats(counts, amax)) if stats else (values, choice)
 
 
@@ -267,6 +269,7 @@ def check_tensor(x: Tensor, axis: int) -> None:
     if not isinstance(x, Tensor):
         hint = ": convert it by torch.from_numpy" if type(x).__module__ == "numpy" else ""
         raise ValueError(f"expected a tensor, not {type(x).__name__}{hint}")
+    refuse_distributed(x)
     if x.dtype not in DTYPES:
         raise ValueError(f"dtype {x.dtype}: valid dtypes are {', '.join(map(str, DTYPES))}")
     if isinstance(axis, (bool, float)) or axis not in (-1, 0):

@@ -28,19 +28,22 @@ def mix_matrix(
     )
     if not last:
         return out, torch.zeros(amax.shape, dtype=torch.int8, device=x.device), first_counts, amax
-    undecided = ~_passes(backend, x, mixture.entries[0], first_counts, axis, seed, partition, None)
-    choice = undecided.to(torch.int8) * last
+    skip = _passes(backend, x, mixture.entries[0], first_counts, axis, seed, partition, None)
+    undecided = ~skip
+    choice = undecided.to(torch.int8)
+    if last > 1:
+        choice *= last
     for index, entry in enumerate(mixture.entries[1:], 1):
         if not _any_undecided(backend, undecided):
             break
-        skip = ~undecided
         _, counts, _ = backend.quantize(
             *(x, entry.quantizer, axis, seed), out=out, want_stats=index != last, partition=partition, skip=skip
         )
         if index < last:
             accepted = undecided & _passes(backend, x, entry, counts, axis, seed, partition, skip)
             choice.masked_fill_(accepted, index)
-            undecided &= ~accepted
+            skip = skip | accepted
+            undecided = ~skip
     return out, choice, first_counts, amax
 
 
@@ -55,9 +58,11 @@ def _passes(
     skip: Tensor | None,
 ) -> Tensor:
     """Return True for the decision blocks that pass the entry's test, which all backends compute exactly."""
-    error, finite = counts[..., ERROR], counts[..., LOST] == 0
+    each = counts.unbind(-1)
+    error, finite = each[ERROR], each[LOST] == 0
     if isinstance(entry.test, ErrorBelow):
-        accepted = error.double() < entry.test.threshold * counts[..., NONZEROS].double() * ERROR_ONE
+        # ERROR_ONE is a power of two, so the order of the two products changes no bit.
+        accepted = error < each[NONZEROS].double() * (entry.test.threshold * ERROR_ONE)
     elif isinstance(entry.test, ErrorBelowOther):
         _, other_counts, _ = backend.quantize(
             *(x, entry.test.other, axis, seed), want_values=False, want_stats=True, partition=partition, skip=skip

@@ -21,11 +21,15 @@ from fewbits.kernels.quantizer import Block, Mixture, Quantizer, parts_of
 
 def matrix(x: Tensor) -> Tensor:
     """Return x as a contiguous matrix (−1, last dim) that the backends accept; float64 is rounded to float32."""
+    if x.dim() == 2 and x.dtype != torch.float64 and x.is_contiguous():
+        return x
     return (x.to(torch.float32) if x.dtype == torch.float64 else x).reshape(_shape(x)).contiguous()
 
 
 def like(values: Tensor, x: Tensor) -> Tensor:
     """Return a backend's matrix in x's shape and dtype."""
+    if values.shape == x.shape and values.dtype == x.dtype:
+        return values
     return values.to(x.dtype).view(x.shape)
 
 

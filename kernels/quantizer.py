@@ -280,7 +280,10 @@ class Mixture:
 
     entries: tuple[Entry, ...]
     per: str = "tensor"
+    # Computed once, because every call on a tensor needs them.
     spelling: str = field(init=False, compare=False, repr=False)
+    quantizers: tuple[Quantizer, ...] = field(init=False, compare=False, repr=False)
+    decision_block: Block = field(init=False, compare=False, repr=False)  # the part that one decision covers
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "entries", tuple(self.entries))
@@ -298,6 +301,7 @@ class Mixture:
             raise ValueError(
                 f"the last entry, {str(self.entries[-1])!r}, is used where all tests fail: remove its own test"
             )
+        object.__setattr__(self, "quantizers", self._quantizers())
         first, *others = self.quantizers
         for other in others:
             if (other.hadamard, other.signs) != (first.hadamard, first.signs):
@@ -305,7 +309,7 @@ class Mixture:
                     f"{str(other)!r} and {str(first)!r} differ in hadamard or signs: values in different bases can be "
                     "neither mixed nor compared, so use the same in every entry and test"
                 )
-        _ = self.decision_block  # raises here, at construction, if per is invalid
+        object.__setattr__(self, "decision_block", self._decision_block())
         object.__setattr__(self, "spelling", self._spell())
 
     def __str__(self) -> str:
@@ -332,9 +336,8 @@ class Mixture:
             )
         return _parse_mixture(text)
 
-    @property
-    def quantizers(self) -> tuple[Quantizer, ...]:
-        """The quantizers of the mixture, those in its tests included, each once, in order of appearance."""
+    def _quantizers(self) -> tuple[Quantizer, ...]:
+        """Return the quantizers of the mixture, those in its tests included, each once, in order of appearance."""
         quantizers: dict[Quantizer, None] = {}
         for entry in self.entries:
             quantizers[entry.quantizer] = None
@@ -342,9 +345,7 @@ class Mixture:
                 quantizers[entry.test.other] = None
         return tuple(quantizers)
 
-    @property
-    def decision_block(self) -> Block:
-        """The part of the tensor that one decision covers."""
+    def _decision_block(self) -> Block:
         if self.per != "block":
             try:
                 return Block.parse(self.per)

@@ -3,8 +3,9 @@
 The observer collects statistics over a window of steps and then returns rows: one for each layer and slot, and one for
 each layer's weight. If the recipe switches within the window, a slot has two rows, one for each of its quantizers. The
 statistics of mixtures are recorded for every micro-batch, because mixtures compute the error anyway. Those of plain
-quantizers, and the error of the weight gradient, cost extra time and are measured only at some steps. The values stay
-on the device until `settle` reads them.
+quantizers, and the error of the weight gradient, cost extra time and are measured only at some steps. All values stay
+on the device, where choices are counted, until the end of the window, when one copy brings them to the host: a training
+step does not wait for the device.
 
 The errors of a mixture are those of its first entry, before the decision; `share_i` is the share of decisions for entry
 i.
@@ -28,7 +29,7 @@ ERROR_ONE = 1 << 23
 # Bins of the mean relative error of a micro-batch; MoR's bins are unknown.
 BINS = np.append(np.arange(0, 0.1001, 0.005), np.inf)
 ENTRIES = 4  # entries of a mixture that are counted separately; further entries count as the last of these
-PENDING = 512  # the number of observations that are kept on the device before they are read
+PENDING = 512  # the number of observations that are kept as tensors of their own before they become rows of one
 TIERS = (5, 9, 12)  # GaussWS Fig. 5: the largest bit widths for which FP8, BF16 and FP16 hold a sampled weight
 
 _ERROR, _NONZERO, _FLUSHED, _SATURATED, _CAPPED, _NONFINITE, _LOST = range(COUNTS)
@@ -55,6 +56,8 @@ class Observer:
         """Set the number of layers to observe."""
         self.layers = layers
         self._pending: list[tuple[int, Tensor, Tensor | None]] = []
+        self._compacted: list[Tensor] = []  # rows of counts and of choices
+        self._keys: list[int] = []  # of these rows
         self._gradients: list[tuple[int, Tensor]] = []
         self._clear()
 
@@ -77,7 +80,7 @@ class Observer:
     def record(self, layer: int, slot: str, counts: Tensor, choice: Tensor | None, *, switched: bool = False) -> None:
         self._pending.append((_key(layer, SLOTS.index(slot), switched), counts, choice))
         if len(self._pending) >= PENDING:
-            self.settle()
+            self._compact()
 
     def record_weight_gradient(self, layer: int, quantized: Tensor, exact: Tensor) -> None:
         """Record how the weight gradient from quantized operands differs from that of the unquantized operands."""
@@ -88,24 +91,44 @@ class Observer:
         measured = torch.stack((torch.ones_like(error), error, cosine.clamp(-1, 1)))  # rounding may make it exceed 1
         self._gradients.append((layer, torch.where(norm == 0, 0, measured)))  # a gradient of zeros has no direction
 
-    def settle(self) -> None:
-        """Read all pending values from the device."""
-        if self._pending:
-            keys = np.array([key for key, _, _ in self._pending])
-            counts = torch.stack([c.reshape(-1, COUNTS).sum(0) for _, c, _ in self._pending]).cpu().numpy()
-            errors = counts[:, _ERROR] / ERROR_ONE / np.maximum(counts[:, _NONZERO], 1)
-            np.add.at(self._counts, keys, counts)
-            np.add.at(self._histogram, (keys, np.searchsorted(BINS, errors, side="right") - 1), 1)
-            np.add.at(self._errors[:, 0], keys, errors)
-            np.maximum.at(self._errors[:, 1], keys, errors)
-            for key, _, choice in self._pending:
-                if choice is not None:
-                    taken = torch.bincount(choice.flatten().clamp(max=ENTRIES - 1), minlength=ENTRIES)
-                    self._choices[key] += taken.cpu().numpy()
-            self._pending = []
-        for layer, values in self._gradients:
-            self._gradient[layer] += values.double().cpu().numpy()
-        self._gradients = []
+    def _compact(self) -> None:
+        """Make the pending observations rows of one tensor, on the device."""
+        if not self._pending:
+            return
+        counts = torch.stack([counts.reshape(-1, COUNTS).sum(0) for _, counts, _ in self._pending])
+        none = counts.new_zeros(ENTRIES)
+        entries = torch.arange(ENTRIES, device=counts.device)
+        choices = [none if choice is None else _count_choices(choice, entries) for _, _, choice in self._pending]
+        self._keys += [key for key, _, _ in self._pending]
+        self._compacted.append(torch.cat((counts, torch.stack(choices)), 1))
+        self._pending = []
+
+    def settle(self, values: Sequence[Tensor] = ()) -> list[float]:
+        """Read all observations, and the given scalars, from the device in one copy; return the scalars."""
+        self._compact()
+        gradients = [values for _, values in self._gradients]
+        floats = torch.cat([v.reshape(-1).double() for v in (*gradients, *values)]) if gradients or values else None
+        integers = [rows.flatten() for rows in self._compacted]
+        everything = [*integers, *([] if floats is None else [floats.view(torch.int64)])]
+        if not everything:
+            return []
+        host = torch.cat(everything).cpu()
+        split = len(self._keys) * (COUNTS + ENTRIES)
+        rows, numbers = host[:split].view(-1, COUNTS + ENTRIES).numpy(), host[split:].view(torch.float64).numpy()
+        self._add(np.array(self._keys, np.int64), rows[:, :COUNTS], rows[:, COUNTS:])
+        for (layer, _), measured in zip(self._gradients, numbers[: 3 * len(gradients)].reshape(-1, 3), strict=True):
+            self._gradient[layer] += measured
+        self._compacted, self._keys, self._gradients = [], [], []
+        scalars: list[float] = numbers[3 * len(gradients) :].tolist()
+        return scalars
+
+    def _add(self, keys: np.ndarray, counts: np.ndarray, choices: np.ndarray) -> None:
+        errors = counts[:, _ERROR] / ERROR_ONE / np.maximum(counts[:, _NONZERO], 1)
+        np.add.at(self._counts, keys, counts)
+        np.add.at(self._choices, keys, choices)
+        np.add.at(self._histogram, (keys, np.searchsorted(BINS, errors, side="right") - 1), 1)
+        np.add.at(self._errors[:, 0], keys, errors)
+        np.maximum.at(self._errors[:, 1], keys, errors)
 
     # ---- results
 
@@ -118,11 +141,12 @@ class Observer:
         The gradients of `step` must not be cleared yet. weights=False omits the rows of the weights, for processes that
         hold only a shard of each weight.
         """
-        self.settle()
+        measured = [_measure_weight(layer) if weights else {} for layer in layers]
+        numbers = iter(self.settle([value for values in measured for value in values.values()]))
         rows: list[dict[str, Any]] = []
-        for layer in layers:
+        for layer, values in zip(layers, measured, strict=True):
             rows += self._slot_rows(step, layer)
-            rows += [self._weight_row(step, layer)] if weights else []
+            rows += [self._weight_row(step, layer, {name: next(numbers) for name in values})] if weights else []
         self._clear()
         return rows
 
@@ -150,18 +174,11 @@ class Observer:
             row |= {f"share_{entry}": float(n / decisions) for entry, n in enumerate(self._choices[key])}
         return row
 
-    def _weight_row(self, step: int, layer: QuantizedLinear) -> dict[str, Any]:
+    def _weight_row(self, step: int, layer: QuantizedLinear, measured: dict[str, float]) -> dict[str, Any]:
         times, error, cosine = self._gradient[layer.index]
-        row = self._labels(step, layer, "weight") | {"weight_norm": float(layer.weight.detach().norm())}
-        if layer.weight.grad is not None:
-            row["gradient_norm"] = float(layer.weight.grad.norm())
+        row = self._labels(step, layer, "weight") | measured
         if times:
             row |= {"gradient_error": float(error / times), "gradient_cosine": float(cosine / times)}
-        if (bits := layer.bits) is not None:
-            bits = bits.detach()
-            row |= {"bits_mean": float(bits.mean()), "bits_std": float(bits.std(correction=0))}
-            row |= {"bits_min": float(bits.min()), "bits_max": float(bits.max())}
-            row |= {f"bits_to_{tier}": float((bits <= tier).double().mean()) for tier in TIERS}
         return row
 
     def _labels(self, step: int, layer: QuantizedLinear, slot: str) -> dict[str, Any]:
@@ -185,3 +202,21 @@ class Observer:
 
 def _key(layer: int, slot: int, switched: bool) -> int:
     return (layer * len(SLOTS) + slot) * 2 + switched
+
+
+def _count_choices(choice: Tensor, entries: Tensor) -> Tensor:
+    """Return the number of decisions for each entry; torch.bincount would wait for the device."""
+    return (choice.reshape(-1, 1).clamp(max=ENTRIES - 1) == entries).sum(0)
+
+
+def _measure_weight(layer: QuantizedLinear) -> dict[str, Tensor]:
+    """Return scalars on the device: the norms of a weight and its gradient, and the bit widths of its sampler."""
+    measured = {"weight_norm": layer.weight.detach().norm()}
+    if layer.weight.grad is not None:
+        measured["gradient_norm"] = layer.weight.grad.norm()
+    if (bits := layer.bits) is not None:
+        bits = bits.detach()
+        measured |= {"bits_mean": bits.mean(), "bits_std": bits.std(correction=0)}
+        measured |= {"bits_min": bits.min(), "bits_max": bits.max()}
+        measured |= {f"bits_to_{tier}": (bits <= tier).double().mean() for tier in TIERS}
+    return measured

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from fewbits.kernels.operators import call
 from fewbits.kernels.quantizer import Mixture, Quantizer, with_signs
 from fewbits.models.recipe import Slot
 
@@ -37,7 +38,7 @@ class OperandPair:
     ) -> tuple[Tensor, Tensor]:
         if self._in_one_read and not watch:
             spellings = map(_resolve_spelling, self._in_one_read, self.names, (seed, seed))
-            return torch.ops.fewbits.quantize_both(x, *spellings, *map(seed, self.names))
+            return call(torch.ops.fewbits.quantize_both, x, *spellings, *map(seed, self.names))
         values = self.quantize_one(0, x, seed, statistics, watch=watch)
         return values, values if self.shared else self.quantize_one(1, x, seed, statistics, watch=watch)
 
@@ -51,13 +52,13 @@ class OperandPair:
             return x
         spelling, choice = _resolve_spelling(spec, name, seed), None
         if isinstance(spec, Mixture):
-            values, choice, counts, _ = torch.ops.fewbits.mix(x, spelling, slot.axis, seed(name))
+            values, choice, counts, _ = call(torch.ops.fewbits.mix, x, spelling, slot.axis, seed(name))
         elif spelling == "bf16" and x.dtype == torch.bfloat16:
             return x  # a cast from bf16 to bf16 changes nothing
         elif watch:
-            values, counts, _ = torch.ops.fewbits.quantize_stats(x, spelling, slot.axis, seed(name), False)
+            values, counts, _ = call(torch.ops.fewbits.quantize_stats, x, spelling, slot.axis, seed(name), False)
         else:
-            return torch.ops.fewbits.quantize(x, spelling, slot.axis, seed(name))
+            return call(torch.ops.fewbits.quantize, x, spelling, slot.axis, seed(name))
         if statistics is not None:
             statistics.append((name, counts, choice))
         return values

@@ -27,6 +27,7 @@ from fewbits.kernels.products import linear, matmul, matmul_fp32
 from fewbits.kernels.seeds import derive_seed
 from fewbits.models.operand_pair import OperandPair, Seed, Statistics
 from fewbits.models.recipe import GEMMS, SLOTS, Operands, Recipe, Sampler
+from fewbits.models.streams import current_stream, refuse_capture
 from fewbits.models.untraced import untraced
 from fewbits.models.updates import version
 
@@ -54,7 +55,7 @@ class _Input:
     """The input that was quantized last."""
 
     x: Tensor
-    version: int
+    version: tuple[int, int]  # of the values, and the stream that quantized them
     pair: OperandPair
     values: tuple[Tensor, Tensor]
     statistics: list[Statistics]
@@ -161,6 +162,7 @@ class QuantizedLinear(nn.Linear):
 
     @untraced  # the operations of a forward pass depend on the step
     def forward(self, x: Tensor) -> Tensor:
+        refuse_capture(x.device)
         owner, context = self.owner[0], self.owner[0].context
         rows = x.reshape(-1, self.in_features)
         if torch.is_autocast_enabled(x.device.type):
@@ -204,15 +206,15 @@ class QuantizedLinear(nn.Linear):
         them quantizes it.
         """
         owner, pair = self.owner[0], self.plans[context.switched].x
-        last = owner.last_input
+        last, version = owner.last_input, (x._version, current_stream(x.device))
         if (
             last is None
             or (last.pair is not pair or last.values[0].dtype != rows.dtype)
-            or (last.x is not x or last.version != x._version)
+            or (last.x is not x or last.version != version)
         ):
             statistics: list[Statistics] = []
             values = pair(rows, self._seeds(context), statistics, watch=owner.watching)
-            last = _Input(x, x._version, pair, values, statistics)
+            last = _Input(x, version, pair, values, statistics)
             owner.last_input = None if pair.needs_seed else last
         if not self._recomputes():
             owner.recorded.add(self.index)
@@ -226,6 +228,7 @@ class QuantizedLinear(nn.Linear):
 
         for_x: whether the gradient of x, and so dgrad, is needed. for_weight: the same for the weight and wgrad.
         """
+        refuse_capture(dy.device)
         owner, pair = self.owner[0], self.plans[context.switched].dy
         owner.last_input = None  # the forward pass is over
         statistics: list[Statistics] = []

@@ -7,6 +7,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from fewbits.models.streams import current_stream
+
 _ORDINARY: Final = (Tensor, nn.Parameter)  # not DTensors, whose owners must not keep copies, nor fake tensors
 
 
@@ -26,12 +28,13 @@ class _Updates:
 register_optimizer_step_post_hook(_Updates.add)
 
 
-def version(w: Tensor) -> tuple[int, int, int]:
+def version(w: Tensor) -> tuple[int, int, int, int]:
     """Return a value that differs after an update of an optimizer, a change in place, or a move to other memory.
 
-    It contains the address, so what is kept under it must keep w alive, else another weight may get the address.
+    It differs between streams too, because one stream does not wait for what another computes. It contains the address,
+    so what is kept under it must keep w alive, else another weight may get the address.
     """
-    return _Updates.count, w._version, w.data_ptr()
+    return _Updates.count, w._version, w.data_ptr(), current_stream(w.device)
 
 
 class KeptCast:

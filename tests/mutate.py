@@ -48,7 +48,7 @@ class Target:
 CHECKS_THE_SYNTAX = """
 import shlex, subprocess, sys
 from fewbits.kernels.backends import build, compilation
-from tests.kernels.backends.emulated import FLAGS, SIMT
+from tests.kernels.backends.gpu.emulated import FLAGS, SIMT
 command = [*build.compiler(), *shlex.split(FLAGS), "-fsyntax-only", f"-I{compilation.SOURCES}", f"-I{SIMT}"]
 sys.exit(subprocess.run([*command, str(SIMT / "emulate.cpp")]).returncode)
 """
@@ -66,7 +66,7 @@ TARGETS = {
     ),
     "cuda": Target(
         ("kernels/csrc/*.cuh", "kernels/csrc/*.cu"),
-        ("tests/kernels/backends/test_cuda_emulated.py",),
+        ("tests/kernels/backends/gpu/test_cuda_emulated.py",),
         ("-c", CHECKS_THE_SYNTAX),
     ),
     "verdicts": Target(

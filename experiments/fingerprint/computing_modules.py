@@ -15,6 +15,7 @@ COMPUTING = {
     "kernels.backends.gpu.cuda": "cuda",
     "kernels.backends.gpu.device": "cuda",
     "kernels.backends.protocol": "any",
+    "kernels.backends.gpu.plans": "cuda",
     "kernels.backends.gpu.tiles": "cuda",
     "kernels.backends.gpu.variants": "cuda",  # NVRTC's options too
     "kernels.counts": "any",
@@ -58,6 +59,7 @@ COMPUTING = {
     "models.recipe": "any",
     "models.networks.registry": "any",
     "models.operand_pair": "any",
+    "models.streams": "any",
     "models.untraced": "any",
     "models.updates": "any",
     "experiments.optimization.adam_mini": "any",

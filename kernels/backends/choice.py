@@ -6,6 +6,8 @@ used, and one warning says why.
 
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 from fewbits.kernels.backends import build, reference
@@ -14,8 +16,24 @@ from fewbits.kernels.backends.protocol import Backend
 NAMES = ("reference", "cpu", "cuda")
 
 
+_replacement: Backend | None = None
+
+
 def backend_for(device_type: str) -> Backend:
+    if _replacement is not None:
+        return _replacement
     return _choose(os.environ.get("FEWBITS_BACKEND") or None, device_type)
+
+
+@contextmanager
+def replaced_by(backend: Backend) -> Iterator[None]:
+    """Use this backend for all devices and threads while the `with` block runs."""
+    global _replacement
+    before, _replacement = _replacement, backend
+    try:
+        yield
+    finally:
+        _replacement = before
 
 
 @cache

@@ -15,23 +15,35 @@ FB_D bool quickly(const Spec &s, const Vector<D> &x, const Block (&blocks)[WIDTH
   Words draws{};
   if (s.stochastic) draws = eight_draws(first, ROUND_HIGH, seed);
   Counts now = *counts;
-  float on_grid[WIDTH];
+  float on_grid[WIDTH], back[WIDTH];
+  bool over[WIDTH];
   uint32_t ask = 0;
 #pragma unroll
   for (int i = 0; i < WIDTH; i++) {
     const Scale &scale = blocks[split.col(i)].scale;
     S was = x.get(i);
-    float size = D::widen(S(was & D::magnitude_mask)), v = size * scale.encode, q;
+    float v = fabsf(D::widen(was)) * scale.encode, q;
     uint32_t high = (draws.w[i / 2] >> (16 * (i % 2))) & 0xffffu;
     q = s.stochastic ? rounded_at_once<WIDE, true>(v, g, high, &ask) : rounded_at_once<WIDE, false>(v, g, high, &ask);
-    bool over = q > g.max;
+    over[i] = q > g.max;
     q = smaller(q, g.max);
     on_grid[i] = value(bits(q) | uint32_t(was & S(~D::magnitude_mask)) << (32 - 8 * sizeof(S)));
     if (s.encodes) continue;
-    float back = s.scaling.divides() ? quotient(q, scale.encode, scale.decode) : (q * scale.decode) * scale.outer;
-    S narrow = D::narrow(back);
-    y->set(i, S(narrow | (was & S(~D::magnitude_mask))));
-    if (s.stats) now.count(size, D::widen(narrow), over);
+    back[i] = s.scaling.divides() ? quotient(q, scale.encode, scale.decode) : (q * scale.decode) * scale.outer;
+  }
+  if (!s.encodes) {
+#pragma unroll
+    for (int j = 0; j < Vector<D>::WORDS; j++)
+      if (sizeof(S) == 2) {
+        y->w[j] = narrow_two<D>(back[2 * j], back[2 * j + 1]) | (x.w[j] & 0x80008000u);
+      } else {
+        y->w[j] = uint32_t(D::narrow(back[j])) | (x.w[j] & SIGN);
+      }
+    if (s.stats) {
+#pragma unroll
+      for (int i = 0; i < WIDTH; i++)
+        now.count(fabsf(D::widen(x.get(i))), D::widen(S(y->get(i) & D::magnitude_mask)), over[i]);
+    }
   }
   if (!ask) *counts = now;
   if (s.encodes) *codes = codes_of(s, on_grid);

@@ -28,7 +28,15 @@ template <class D> FB_D void quantize_tile(const Spec &s, const Request &r, cons
     bool inside = t.valid(k) > 0, plain = true;
     if (s.source == LOOKUP) {
       plain = s.block_piece != ELEMENTS;
-      if (inside && plain && (k == 0 || s.block_piece == VECTORS)) {
+      if (s.block_piece == COLUMNS) {
+#pragma unroll
+        for (int i = 0; i < WIDTH; i++)
+          if (inside && k == 0) {
+            const int col = t.col(0) + i < t.cols ? t.col(0) + i : t.cols - 1;
+            blocks[i] = looked_up<D>(s, r, t.row(0), col);
+            if (s.encodes && t.valid(0) > i) store_scale(s, r, blocks[i], t.row(0), col);
+          }
+      } else if (inside && plain && (k == 0 || s.block_piece == VECTORS)) {
         blocks[0] = looked_up<D>(s, r, t.row(k), t.col(k));
         if (s.encodes) store_scale(s, r, blocks[0], t.row(k), t.col(k));
       }
@@ -87,9 +95,38 @@ template <class D> FB_D void quantize(const Call &call) {
   }
 }
 
+// Compute the largest magnitude of each column of a tile: of a thread's rows in registers, of a warp's by shuffles, of
+// the tile in shared memory. Then one thread for each column adds it to its block.
+template <class D> FB_D void measure_columns(const Request &r, const Tile &t, const Vector<D> (&x)[SLOTS]) {
+  __shared__ uint32_t tops[2 * SLOTS * WIDTH];  // the columns of the widest tile
+  const int lanes = shape().lanes, tile_cols = lanes * WIDTH, own = t.thread % lanes * WIDTH;
+  for (int c = t.thread; c < tile_cols; c += shape().threads) tops[c] = 0;
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < WIDTH; i++) {
+    uint32_t top = 0;
+#pragma unroll
+    for (int k = 0; k < SLOTS; k++) top = larger(top, uint32_t(x[k].get(i) & D::magnitude_mask));
+#pragma unroll
+    for (int d = 1; d < WARP; d *= 2)
+      if (d >= lanes) top = larger(top, __shfl_xor_sync(ALL, top, d));
+    if (t.thread % WARP < lanes) atomicMax(&tops[own + i], top);
+  }
+  __syncthreads();
+  const int first_row = t.row0 - t.thread / lanes * SLOTS, first_col = t.col0 - own;
+  for (int c = t.thread; c < tile_cols; c += shape().threads)
+    if (first_col + c < t.cols)
+      atomicMax(&r.block_amax[r.blocks.at(first_row, first_col + c)], bits(D::widen(typename D::Storage(tops[c]))));
+  __syncthreads();  // before the shared memory is written again
+}
+
 template <class D> FB_D void measure_tile(const Spec &s, const Request &r, const Tile &t, Vector<D> (&x)[SLOTS]) {
   if (s.source == ON_CHIP && !s.scaling.grouped()) return;
   rotate<D>(s, r.signs, t, x);
+  if (s.source == LOOKUP && s.block_piece == COLUMNS) {
+    measure_columns<D>(r, t, x);
+    return;
+  }
   if (s.source == LOOKUP) {
     Gathering<Maximum> blocks(s.block_piece, r.blocks, t, r.block_amax);
 #pragma unroll

@@ -3,7 +3,7 @@
 //
 // A kernel is compiled for one Variant: the shape of its tiles, and one or two quantizers. All of these are constants,
 // so the compiler omits code that a variant does not use. In tests the same sources run on the CPU with variants as
-// run-time data (FB_SIMT, tests/kernels/backends/simt/), so the code tests the constants with ordinary ifs.
+// run-time data (FB_SIMT, tests/kernels/backends/gpu/simt/), so the code tests the constants with ordinary ifs.
 #pragma once
 #include "element.h"
 #include "hadamard.h"
@@ -22,8 +22,9 @@ namespace fb {
 enum Source { ON_CHIP = 0, LOOKUP = 1 };
 
 // The largest piece of work that always lies inside one part of the matrix (a block, or a part for which statistics are
-// counted). It decides how often a thread must hand in the values that it has accumulated.
-enum Piece { TILES = 0, PATCHES = 1, VECTORS = 2, ELEMENTS = 3 };
+// counted). It decides how often a thread must hand in the values that it has accumulated. COLUMNS is only for blocks:
+// each column of a tile lies within one block, and belongs to no other column's block.
+enum Piece { TILES = 0, PATCHES = 1, VECTORS = 2, ELEMENTS = 3, COLUMNS = 4 };
 
 struct Spec {
   GridWords grid;

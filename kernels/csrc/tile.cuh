@@ -32,6 +32,23 @@ template <class D> struct Vector {
   }
 };
 
+// Two values of 16 bits in one word, the first in its lower half; GPUs have an instruction for both at once.
+template <class D> FB_D uint32_t narrow_two(float first, float second) {
+  return uint32_t(D::narrow(first)) | uint32_t(D::narrow(second)) << 16;
+}
+#ifdef __CUDA_ARCH__
+template <> FB_D uint32_t narrow_two<Bf16>(float first, float second) {
+  uint32_t two;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(second), "f"(first));
+  return two;
+}
+template <> FB_D uint32_t narrow_two<Fp16>(float first, float second) {
+  uint32_t two;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(second), "f"(first));
+  return two;
+}
+#endif
+
 struct Tile {
   int rows, cols, row0, col0;  // size of the matrix; position of this thread's first slot
   int thread, columns_apart, rows_apart;
@@ -60,6 +77,11 @@ struct Tile {
   FB_D bool all_whole() const {  // every slot is entirely inside the matrix or entirely beyond it
     return cols % WIDTH == 0;
   }
+  FB_D bool whole() const {  // every slot of this thread is a whole vector, and can be loaded and stored at once
+    return aligned && row(SLOTS - 1) < rows && col(SLOTS - 1) + WIDTH <= cols;
+  }
+  // The distance in bytes between this thread's slots in a matrix with elements of this size.
+  FB_D int64_t step(int bytes) const { return int64_t(shape().along ? columns_apart : cols) * bytes; }
   FB_D uint64_t index(int k) const { return uint64_t(int64_t(row(k)) * cols + col(k)); }
 };
 
@@ -67,6 +89,19 @@ struct Tile {
 // more, so caches should keep it.
 template <class D> FB_D void load(const void *from, const Tile &t, bool again, Vector<D> (&x)[SLOTS]) {
   typedef typename D::Storage S;
+  if (t.whole()) {  // one branch for all slots
+    const char *first = (const char *)((const S *)from + t.index(0));
+#pragma unroll
+    for (int k = 0; k < SLOTS; k++) {
+      const uint4 *at = (const uint4 *)(first + k * t.step(sizeof(S)));
+#pragma unroll
+      for (int i = 0; i < Vector<D>::WORDS; i += 4) {
+        uint4 q = again ? __ldca(at + i / 4) : __ldcs(at + i / 4);
+        x[k].w[i] = q.x, x[k].w[i + 1] = q.y, x[k].w[i + 2] = q.z, x[k].w[i + 3] = q.w;
+      }
+    }
+    return;
+  }
 #pragma unroll
   for (int k = 0; k < SLOTS; k++) {
     x[k] = Vector<D>{};
@@ -92,6 +127,17 @@ template <class D> FB_D void load(const void *from, const Tile &t, bool again, V
 // Store the slots whose bits in `wanted` are set.
 template <class D> FB_D void store(void *to, const Tile &t, const Vector<D> (&x)[SLOTS], uint32_t wanted) {
   typedef typename D::Storage S;
+  if (t.whole() && wanted == (1u << SLOTS) - 1) {
+    char *first = (char *)((S *)to + t.index(0));
+#pragma unroll
+    for (int k = 0; k < SLOTS; k++) {
+      uint4 *at = (uint4 *)(first + k * t.step(sizeof(S)));
+#pragma unroll
+      for (int i = 0; i < Vector<D>::WORDS; i += 4)
+        __stcs(at + i / 4, uint4{x[k].w[i], x[k].w[i + 1], x[k].w[i + 2], x[k].w[i + 3]});
+    }
+    return;
+  }
 #pragma unroll
   for (int k = 0; k < SLOTS; k++)
     if (t.aligned && t.valid(k) == WIDTH && (wanted >> k & 1)) {
@@ -135,14 +181,23 @@ template <class D>
 FB_D void block_amaxes(const Spec &s, const Tile &t, const Vector<D> (&x)[SLOTS], uint32_t (&amax)[SLOTS][WIDTH]) {
   const Split split(s);
   const Shape sh = shape();
+  if (sizeof(typename D::Storage) == 2 && split.rows == SLOTS && split.cols == WIDTH) {  // two elements at once
+    uint32_t top = 0;
 #pragma unroll
-  for (int k = 0; k < SLOTS; k++)
+    for (int k = 0; k < SLOTS; k++)
 #pragma unroll
-    for (int i = 0; i < WIDTH; i++) {
-      if (split.starts(k, i)) amax[k][i] = 0;
-      uint32_t &m = amax[split.row(k)][split.col(i)];
-      m = larger(m, uint32_t(x[k].get(i) & D::magnitude_mask));
-    }
+      for (int i = 0; i < Vector<D>::WORDS; i++) top = __vmaxu2(top, x[k].w[i] & 0x7fff7fffu);
+    amax[0][0] = larger(top & 0xffffu, top >> 16);
+  } else {
+#pragma unroll
+    for (int k = 0; k < SLOTS; k++)
+#pragma unroll
+      for (int i = 0; i < WIDTH; i++) {
+        if (split.starts(k, i)) amax[k][i] = 0;
+        uint32_t &m = amax[split.row(k)][split.col(i)];
+        m = larger(m, uint32_t(x[k].get(i) & D::magnitude_mask));
+      }
+  }
   if (s.scaling.kind == NONE) return;
 
   int across = sh.along ? sh.threads : s.block_cols / WIDTH;  // number of threads that share a block across

@@ -79,7 +79,7 @@ def ssd(x_BTHP: Tensor, dt_BTH: Tensor, a_H: Tensor, b_BTGN: Tensor, c_BTGN: Ten
     x_BCGRQP = x_BTHP.unflatten(2, (groups, -1)).unflatten(1, (-1, size)).permute(0, 1, 3, 4, 2, 5)
     x_BCGRQP = x_BCGRQP * dt_BCGRQ[..., None]
 
-    sums_BCGRQ = (dt_BCGRQ * a_H.view(groups, -1, 1)).cumsum(-1)
+    sums_BCGRQ = running_sum(dt_BCGRQ * a_H.view(groups, -1, 1))
     y_BCGRQP = _Decayed.apply(c_BCGQN @ b_BCGQN.mT, sums_BCGRQ) @ x_BCGRQP
 
     if x_BCGRQP.shape[1] > 1:
@@ -92,6 +92,26 @@ def ssd(x_BTHP: Tensor, dt_BTH: Tensor, a_H: Tensor, b_BTGN: Tensor, c_BTGN: Ten
         before_BCGRQP = before_BCGRQP * sums_BCGRQ[:, 1:].exp()[..., None]
         y_BCGRQP = torch.cat((y_BCGRQP[:, :1], y_BCGRQP[:, 1:] + before_BCGRQP), 1)
     return y_BCGRQP.permute(0, 1, 4, 2, 3, 5).flatten(3, 4).flatten(1, 2)[:, :tokens]
+
+
+def running_sum(x: Tensor) -> Tensor:
+    """Return the sums of each row up to each element.
+
+    torch has no deterministic sum of floats on CUDA, so where determinism is requested, pairs of elements whose
+    distance doubles are added.
+    """
+    if not (x.is_cuda and torch.are_deterministic_algorithms_enabled()):
+        return x.cumsum(-1)
+    return sum_by_doubling(x)
+
+
+def sum_by_doubling(x: Tensor) -> Tensor:
+    size, distance = x.shape[-1], 1
+    while distance < size:
+        rest = size - distance
+        x = torch.cat((x.narrow(-1, 0, distance), x.narrow(-1, distance, rest) + x.narrow(-1, 0, rest)), -1)
+        distance *= 2
+    return x
 
 
 class _Decayed(Function):

@@ -11,6 +11,7 @@ import platform
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -62,11 +63,25 @@ def main(argv: Sequence[str]) -> int:
         "fewbits doctor",
         about="Show this machine's hardware and software, the kernel backend in use with the reason, and how to fix "
         "problems. Exit status 1 if there is a problem.",
-        examples="example: fewbits doctor --test",
+        examples="examples: fewbits doctor --test\n"
+        "          fewbits doctor --warm nvfp4 llama2-134m --architecture sm_90",
     )
     parser.add_argument("--json", action="store_true", help="print the facts as JSON")
     parser.add_argument("--test", action="store_true", help="also run the kernels' self-test (loads torch)")
+    parser.add_argument(
+        "--warm",
+        nargs=2,
+        metavar=("RECIPE", "MODEL"),
+        help="only compile the CUDA kernels that training the model with the recipe needs; no GPU is needed",
+    )
+    parser.add_argument("--architecture", help="with --warm: such as sm_90 or sm_100a; default: that of this GPU")
+    parser.add_argument(
+        "--tokens", type=int, default=8192, help="with --warm: tokens of a micro-batch (default %(default)s)"
+    )
     options = parser.parse_args(argv)
+    if options.warm:
+        recipe, model = options.warm
+        return warm(recipe, model, options.architecture, options.tokens)
 
     listed = facts()
     checks = self_test() if options.test else None
@@ -105,6 +120,33 @@ def self_test() -> list[Check]:
         return [Check("import torch", False, str(error))]
     devices = ("cpu", "cuda") if is_available() else ("cpu",)
     return [Check(*result) for device in devices for result in selftest.run(device)]
+
+
+def warm(recipe: str, model: str, architecture: str | None, tokens: int) -> int:
+    """Compile the CUDA kernels of a recipe and a model side by side, and print their number and the time."""
+    import torch
+
+    from fewbits.experiments.config import load_recipe
+    from fewbits.kernels.backends.gpu import cuda
+    from fewbits.kernels.backends.gpu.warm import compile_all, kernels_of
+    from fewbits.models.kernel_calls import calls_of
+    from fewbits.models.networks.registry import model as config_of
+    from fewbits.models.networks.registry import on_meta
+    from fewbits.models.quantize import quantize
+
+    if architecture is None:
+        if not torch.cuda.is_available():
+            raise ValueError("there is no GPU here: name the one to compile for by --architecture, such as sm_90")
+        architecture = cuda.architecture_of(torch.cuda.current_device())
+    start = time.monotonic()
+    quantization = quantize(on_meta(config_of(model)), load_recipe(recipe))
+    variants = kernels_of(calls_of(quantization, tokens, torch.bfloat16))
+    try:
+        count = compile_all(variants, architecture)
+    except build.BuildError as error:
+        raise ValueError(str(error)) from None
+    print(f"{count} kernels for {architecture} are in {build.cache_folder()} ({time.monotonic() - start:.0f} s)")
+    return 0
 
 
 def facts() -> list[Fact]:

@@ -244,3 +244,13 @@ def test_statistics_are_printed_as_errors_and_counts() -> None:
     assert "blocks=(1, 2)" in repr(fake_quantize(x, "e4m3:1x2:amax", stats="block")[1])
     assert repr(fake_quantize(x[:0], "e4m3:1x2:amax", stats="block")[1])
     assert repr(fake_quantize(torch.empty(4, 4, device="meta"), "e4m3", stats=True)[1])
+
+
+def test_a_distributed_tensor_is_refused_by_name() -> None:
+    class DTensor(torch.Tensor):
+        """Stands for torch.distributed.tensor.DTensor, which needs a process group."""
+
+    x = torch.ones(16, 32).as_subclass(DTensor)
+    for use in (lambda: fake_quantize(x, "e4m3:1x16:amax"), lambda: mix(x, "e4m3 @ error<0.1 | bf16")):
+        with pytest.raises(ValueError, match="full_tensor"):
+            use()

@@ -19,7 +19,10 @@ from fewbits.kernels.backends.build import BuildError, cache_folder, cached
 from fewbits.kernels.backends.compilation import SOURCES
 from fewbits.kernels.backends.gpu.variants import OPTIONS
 
-INSTALL = "pip install nvidia-cuda-nvrtc"
+
+def install(major: int) -> str:
+    """Return the command that installs NVRTC for a version of CUDA; up to 12, the package's name has a suffix."""
+    return f"pip install nvidia-cuda-nvrtc{f'-cu{major}' if major < 13 else f'=={major}.*'}"
 
 
 def cubin(source: str, architecture: str) -> bytes:
@@ -28,6 +31,11 @@ def cubin(source: str, architecture: str) -> bytes:
     Raise BuildError if NVRTC is missing or fails.
     """
     return cached(_path(source, architecture), lambda: compile_now(source, architecture)[0]).read_bytes()[:-32]
+
+
+def discard(source: str, architecture: str) -> None:
+    """Delete the cached machine code, which a driver has rejected."""
+    _path(source, architecture).unlink(missing_ok=True)
 
 
 def compile_now(source: str, architecture: str) -> tuple[bytes, str]:
@@ -55,7 +63,7 @@ def nvrtc() -> ctypes.CDLL:
                 return ctypes.CDLL(str(candidate))
             except OSError:
                 continue
-    raise BuildError(f"NVRTC, which compiles the CUDA kernels, is missing: {INSTALL}")
+    raise BuildError(f"NVRTC, which compiles the CUDA kernels, is missing: {install(13)}")
 
 
 def _packaged() -> list[Path]:
@@ -65,7 +73,7 @@ def _packaged() -> list[Path]:
 
 
 def _path(source: str, architecture: str) -> Path:
-    parts = [source, architecture, _version(), *OPTIONS, _sources()]
+    parts = [source, architecture, "{}.{}".format(*version()), *OPTIONS, _sources()]
     return cache_folder() / f"cuda-{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:16]}.cubin"
 
 
@@ -77,10 +85,11 @@ def _sources() -> str:
 
 
 @cache
-def _version() -> str:
+def version() -> tuple[int, int]:
+    """Return the version of NVRTC."""
     major, minor = ctypes.c_int(), ctypes.c_int()
     _check(nvrtc(), nvrtc().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
-    return f"{major.value}.{minor.value}"
+    return major.value, minor.value
 
 
 def _text(library: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:

@@ -7,6 +7,8 @@ the device, so they can be captured in a CUDA graph (after a first call, which c
 
 import ctypes
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -16,7 +18,7 @@ import torch
 from fewbits.kernels.backends.build import BuildError, cache_folder, open_lock
 from fewbits.kernels.backends.gpu import cubins
 from fewbits.kernels.backends.gpu.device import Device
-from fewbits.kernels.backends.gpu.variants import Variant
+from fewbits.kernels.backends.gpu.variants import Kernel, Variant
 from fewbits.kernels.backends.protocol import Backend
 
 OLDEST = (8, 0)  # compute capability: bf16 conversion needs Ampere
@@ -38,16 +40,21 @@ def complaint() -> str | None:
         return f"CuPy, which launches the kernels, is missing: pip install {package}"
     try:
         import cupy  # noqa: F401, locates the libraries that its parts need
-        from cupy_backends.cuda.api import driver, runtime
+        from cupy_backends.cuda.api import driver
 
-        installed, wanted = runtime.driverGetVersion(), driver.get_build_version()
+        installed, wanted = _driver_version(), driver.get_build_version()
     except Exception as error:  # a broken installation can raise any exception
         return f"CuPy does not work ({' '.join(str(error).split())}): pip install {package}"
     if installed // 1000 < wanted // 1000:
         has, needs = f"{installed // 1000}.{installed % 1000 // 10}", wanted // 1000
         return f"the driver is for CUDA {has}, CuPy for {needs}: update the driver, or pip install cupy-cuda{has[:2]}x"
     try:
-        cubins.nvrtc()
+        compiler = cubins.version()
+        if compiler[0] > installed // 1000:
+            return (
+                f"the driver is for CUDA {installed // 1000}.{installed % 1000 // 10}, and cannot load what NVRTC "
+                f"{compiler[0]}.{compiler[1]} compiles: update the driver, or {cubins.install(installed // 1000)}"
+            )
         open_lock(cache_folder() / "cuda.lock").close()
     except BuildError as error:
         return str(error)
@@ -58,33 +65,105 @@ class CupyLauncher:
     """A launcher that loads each cubin once per device and launches its kernel through CuPy's binding of the driver."""
 
     def __init__(self) -> None:
-        self._kernels: dict[tuple[Variant, int], int] = {}
+        self._kernels: dict[tuple[Variant, int], Kernel] = {}
         self._modules: list[int] = []  # never unloaded: a CUDA graph may use their kernels
         self._lock = threading.Lock()
 
-    def launch(self, variant: Variant, blocks: int, call: ctypes.Structure, device: torch.device) -> None:
+    def kernel(self, variant: Variant, device: torch.device) -> Kernel:
         index = torch.cuda.current_device() if device.index is None else device.index
-        with torch.cuda.device(index):
-            # In a new thread, torch's guard does not make the CUDA context current.
-            if not _driver().ctxGetCurrent():
-                _runtime().setDevice(index)
-            kernel = self._kernels.get((variant, index)) or self._load(variant, index)
-            arguments = (ctypes.c_void_p * 1)(ctypes.addressof(call))
-            stream = torch.cuda.current_stream(index).cuda_stream
-            grid, threads = (blocks, 1, 1), (variant.shape.threads, 1, 1)
-            _driver().launchKernel(kernel, *grid, *threads, 0, stream, ctypes.addressof(arguments), 0)
+        return self._kernels.get((variant, index)) or self._load(variant, index)
 
-    def _load(self, variant: Variant, index: int) -> int:
+    def _load(self, variant: Variant, index: int) -> Kernel:
         with self._lock:
             if (variant, index) not in self._kernels:
-                major, minor = torch.cuda.get_device_capability(index)
-                # The suffix `a` also allows features that only this architecture has.
-                architecture = f"sm_{major}{minor}{'a' if major >= 10 else ''}"
-                code = cubins.cubin(variant.source(), architecture)
-                module = _driver().moduleLoadData(code)
-                self._modules.append(module)
-                self._kernels[variant, index] = _driver().moduleGetFunction(module, "run")
+                if torch.cuda.is_current_stream_capturing():
+                    raise RuntimeError(
+                        f"the kernel {variant.kernel} is not loaded, and no kernel can be loaded while a CUDA graph is "
+                        "captured: call the function once before the capture, with the same shape and dtype"
+                    )
+                context = _context(index)
+                with _current(context):
+                    function = _driver().moduleGetFunction(self._load_module(variant, index), "run")
+                self._kernels[variant, index] = _launching(function, variant.shape.threads, index, context)
             return self._kernels[variant, index]
+
+    def _load_module(self, variant: Variant, index: int) -> int:
+        """Load a cubin; if the driver rejects the cached one, compile it again, once."""
+        source, architecture = variant.source(), architecture_of(index)
+        try:
+            module: int = _driver().moduleLoadData(cubins.cubin(source, architecture))
+        except _driver().CUDADriverError:
+            cubins.discard(source, architecture)
+            module = _driver().moduleLoadData(cubins.cubin(source, architecture))
+        self._modules.append(module)
+        return module
+
+
+def architecture_of(index: int) -> str:
+    """Return the architecture for which kernels of a device are compiled, such as sm_90."""
+    major, minor = torch.cuda.get_device_capability(index)
+    # The suffix `a` also allows features that only this architecture has.
+    return f"sm_{major}{minor}{'a' if major >= 10 else ''}"
+
+
+def _launching(function: int, threads: int, index: int, context: int) -> Kernel:
+    """Return the function that queues a loaded kernel on torch's current stream of its device.
+
+    A stream belongs to a context, so the context of the device is made current, and afterwards the one before it. In a
+    new thread, such as one of autograd's, none is current: then that of the device stays.
+    """
+    driver = _driver()
+    launch, current, make_current = driver.launchKernel, driver.ctxGetCurrent, driver.ctxSetCurrent
+    stream_of = torch._C._cuda_getCurrentRawStream
+
+    def run(blocks: int, arguments: int) -> None:
+        before = current()
+        if before == context:
+            launch(function, blocks, 1, 1, threads, 1, 1, 0, stream_of(index), arguments, 0)
+            return
+        make_current(context)
+        try:
+            launch(function, blocks, 1, 1, threads, 1, 1, 0, stream_of(index), arguments, 0)
+        finally:
+            if before:
+                make_current(before)
+
+    return run
+
+
+@contextmanager
+def _current(context: int) -> Iterator[None]:
+    """Make a context current, and afterwards the one before it, if there was one."""
+    before = _driver().ctxGetCurrent()
+    _driver().ctxSetCurrent(context)
+    try:
+        yield
+    finally:
+        if before:
+            _driver().ctxSetCurrent(before)
+
+
+@cache
+def _context(index: int) -> int:
+    """Return the primary context of a device, which torch uses too, and keep it alive."""
+    library, device, context = _library(), ctypes.c_int(), ctypes.c_void_p()
+    status = library.cuInit(0) or library.cuDeviceGet(ctypes.byref(device), index)
+    status = status or library.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+    if status or not context.value:
+        raise RuntimeError(f"the CUDA driver gives no context for device {index}: error {status}")
+    return context.value
+
+
+def _driver_version() -> int:
+    """Return the latest version of CUDA that the driver supports, such as 12040 for 12.4."""
+    version = ctypes.c_int()
+    _library().cuDriverGetVersion(ctypes.byref(version))
+    return version.value
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
 
 
 @cache
@@ -92,13 +171,6 @@ def _driver() -> Any:
     from cupy_backends.cuda.api import driver
 
     return driver
-
-
-@cache
-def _runtime() -> Any:
-    from cupy_backends.cuda.api import runtime
-
-    return runtime
 
 
 BACKEND: Backend = Device(CupyLauncher())

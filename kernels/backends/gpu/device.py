@@ -5,32 +5,36 @@ emulator runs the same sources on the CPU. This module contains no arithmetic, a
 all decisions that depend on data are made on the device.
 """
 
+import ctypes
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fewbits.kernels.backends import reference
-from fewbits.kernels.backends.compiled import Compiled, Job, pointer
-from fewbits.kernels.backends.constants import inf_code, nan_code, sign_words
-from fewbits.kernels.backends.gpu.calls import Call, DecodeCall, Request, WeightCall, aligned, packed_at
-from fewbits.kernels.backends.gpu.tiles import (
-    EDGE,
-    MOST,
-    THREADS,
-    Shape,
-    block_on_chip,
-    fitting_shape,
-    parts_in,
-    tile_count,
-    usual_shape,
+from fewbits.kernels.backends.compiled import Compiled, Job
+from fewbits.kernels.backends.constants import sign_words
+from fewbits.kernels.backends.gpu.calls import Call, DecodeCall, WeightCall, aligned, packed_at
+from fewbits.kernels.backends.gpu.plans import (
+    ADDRESSES,
+    BACKWARDS,
+    FIRST,
+    HEAD,
+    REQUESTS,
+    SIGNS,
+    Plan,
+    prepare,
+    without_signs,
 )
+from fewbits.kernels.backends.gpu.tiles import EDGE, MOST, THREADS, Shape, parts_in, tile_count, usual_shape
 from fewbits.kernels.backends.gpu.variants import DTYPE_NAMES, Launcher, Spec, Variant, spec_of
 from fewbits.kernels.backends.protocol import ABSENT, Noise, Part, Stored
 from fewbits.kernels.quantizer import Quantizer, parts_of
 
 INFINITE = 0x7F800000
 NOISE_EACH = {"gaussian": 4, "uniform": 8}  # packed words (gaussian) or elements (uniform) that one thread draws
+MOST_PLANS = 4096  # the number of plans that are kept; a training step needs a few for each kind of layer
 FLAT = Shape(THREADS, 2 * EDGE)  # the shape for kernels that do not divide a matrix into tiles
 NO_SPEC = spec_of(Quantizer("fp32"), -1)  # the spec for kernels that do not quantize
 
@@ -41,13 +45,13 @@ class Device(Compiled):
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
+        self._plans: dict[tuple[Any, ...], Plan] = {}
 
     def rotate(self, x: Tensor, q: Quantizer, axis: int, inverse: bool = False) -> Tensor:
         if q.hadamard is None:
             return x
         out = torch.empty_like(x)
-        turn = Quantizer("fp32", hadamard=q.hadamard, signs=q.signs)  # rotates, and rounds only to the dtype
-        self._run(x, Job(turn, axis, 0, out, inverse=inverse))
+        self._run(x, Job(_rotation_of(q), axis, 0, out, inverse=inverse))
         return out
 
     def sample_weight(self, w: Tensor, bits: Tensor, seed: int, noise: Noise, block: int, dtype: torch.dtype) -> Tensor:
@@ -71,34 +75,63 @@ class Device(Compiled):
         return reference.matmul_fp32(a, b)  # products.py calls torch directly on CUDA
 
     def _run(self, x: Tensor, *jobs: Job) -> None:
-        _check_size(x)
         if not x.numel():
+            _check_size(x)
             return
-        shape = fitting_shape(x, jobs[0].q, jobs[0].axis) if len(jobs) == 1 else usual_shape(x)
-        specs = tuple(_spec_for(job, x, shape) for job in jobs)
-        call = Call(x.data_ptr(), *x.shape)
-        call.aligned = aligned(x, *(job.out for job in jobs if job.out is not ABSENT))
-        buffers = [
-            _fill(call.requests[i], x, job, spec, shape) for i, (job, spec) in enumerate(zip(jobs, specs, strict=True))
-        ]
+        start = x.data_ptr()
+        every_address, addresses = start, []
+        key: list[Any] = [x.shape, x.dtype, x.get_device()]
+        for job in jobs:
+            out, counts, skip = job.out.data_ptr(), job.counts.data_ptr(), job.skip.data_ptr()
+            codes, scales, groups = (0, 0, 0) if job.stored is None else (t.data_ptr() for t in job.stored)
+            every_address |= out
+            addresses.append((out, counts, job.amax.data_ptr(), skip, codes, scales, groups))
+            name = job.q.spelling if job.q.hadamard is None else without_signs(job.q.spelling)
+            wanted = bool(out), bool(counts), bool(skip), bool(codes), codes & 15
+            key += (name, job.axis, job.partition, job.inverse, wanted)
+        aligned = every_address & 15 == 0
+        key.append(aligned)
+        plan = self._plans.get(tuple(key))
+        if plan is None:
+            _check_size(x)
+            plan = self._keep(tuple(key), prepare(self._launcher, x, jobs, aligned))
+        self._launch_plan(plan, x, start, jobs, addresses)
 
-        def launch(kernel: str, **leave_out: Any) -> None:
-            # The fields that this pass does not use become 0, so quantizers that differ only in them share its kernel.
-            needed = tuple(spec._replace(**leave_out) for spec in specs)
-            variant = Variant("quantize.cu", kernel, (DTYPE_NAMES[x.dtype],), shape, needed)
-            self._launcher.launch(variant, tile_count(x, shape), call, x.device)
+    def _launch_plan(self, plan: Plan, x: Tensor, start: int, jobs: tuple[Job, ...], addresses: list[Any]) -> None:
+        scratch = torch.zeros(plan.words, dtype=torch.int64, device=x.device) if plan.words else ABSENT
+        base = scratch.data_ptr()
+        arguments = plan.room.from_buffer_copy(plan.template)
+        at = ctypes.addressof(arguments)
+        FIRST.pack_into(arguments, 0, at + HEAD, start)
+        for job, request, own, packed, (out, counts, amax, skip, codes, scales, groups) in zip(
+            jobs, REQUESTS, plan.scratches, plan.packed, addresses, strict=False
+        ):
+            block_amax, group_amax = base + 8 * own.blocks.start, base + 8 * own.groups.start
+            ADDRESSES.pack_into(
+                *(arguments, request, out, counts, amax, skip, codes, *packed, scales, groups),
+                *(block_amax, group_amax, base + 8 * own.differences.start, job.seed),
+            )
+            if job.q.hadamard is not None:
+                SIGNS.pack_into(arguments, request + ADDRESSES.size, *sign_words(job.q))
+        for kernel, backwards, groups_after in plan.passes:
+            if backwards:
+                BACKWARDS.pack_into(arguments, HEAD + Call.backwards.offset, backwards)
+            kernel(plan.blocks, at)
+            if groups_after:
+                for job, own in zip(jobs, plan.scratches, strict=True):
+                    if own.group_count and own.grid[0]:
+                        _group_amaxes(job, own.block_amax(scratch), own.group_amax(scratch))
 
-        traits = [job.q.traits for job in jobs]
-        measured = any(spec.lookup or row.groups for spec, row in zip(specs, traits, strict=True))
-        if measured:
-            launch("measure", stochastic=0, stats=0, skips=0, encodes=0, piece=0)
-            for job, spec, (block_amax, group_amax, _) in zip(jobs, specs, buffers, strict=True):
-                if spec.lookup and job.q.traits.groups:
-                    _group_amaxes(job, block_amax, group_amax)
-        if any(spec.lookup and row.compares for spec, row in zip(specs, traits, strict=True)):
-            launch("weigh", stats=0, skips=0, encodes=0, piece=0)
-        call.backwards = measured
-        launch("quantize")
+    def _keep(self, key: tuple[Any, ...], plan: Plan) -> Plan:
+        if len(self._plans) >= MOST_PLANS:
+            self._plans.clear()
+        self._plans[key] = plan
+        return plan
+
+    def _launch(self, variant: Variant, blocks: int, call: ctypes.Structure, device: torch.device) -> None:
+        """Launch a kernel whose call has no plan."""
+        arguments = ctypes.c_void_p(ctypes.addressof(call))
+        self._launcher.kernel(variant, device)(blocks, ctypes.addressof(arguments))
 
     def _decode(self, stored: Stored, q: Quantizer, axis: int, out: Tensor) -> None:
         _check_size(out)
@@ -107,7 +140,7 @@ class Device(Compiled):
         call.across, call.aligned = parts_of(out.shape, q.block.resolve(out.shape, axis))[1], aligned(out)
         shape = usual_shape(out)
         variant = Variant("decode.cu", "decode", (DTYPE_NAMES[out.dtype],), shape, (_decoding(q, axis),))
-        self._launcher.launch(variant, tile_count(out, shape), call, out.device)
+        self._launch(variant, tile_count(out, shape), call, out.device)
 
     def _extent(self, x: Tensor, partition: Part, amax: Tensor, amin: Tensor) -> None:
         _check_size(x)
@@ -116,14 +149,14 @@ class Device(Compiled):
         request.block_amax, request.group_amax = amax.data_ptr(), amin.data_ptr()
         piece, request.parts = parts_in(x, partition, shape)
         variant = Variant("quantize.cu", "extent", (DTYPE_NAMES[x.dtype],), shape, (NO_SPEC._replace(piece=piece),))
-        self._launcher.launch(variant, tile_count(x, shape), call, x.device)
+        self._launch(variant, tile_count(x, shape), call, x.device)
 
     def _draw(self, noise: Noise, out: Tensor, seed: int) -> None:
         call = WeightCall(out=out.data_ptr(), count=out.numel(), seed=seed)
         variant = Variant("weights.cu", f"{noise}_noise", ("Bf16", "Bf16"), FLAT, (NO_SPEC,))
         if out.numel():
             blocks = -(-out.numel() // (NOISE_EACH[noise] * THREADS))
-            self._launcher.launch(variant, blocks, call, out.device)
+            self._launch(variant, blocks, call, out.device)
 
     def _launch_weights(
         self,
@@ -144,25 +177,13 @@ class Device(Compiled):
         call = WeightCall(w=w.data_ptr(), bits=bits.data_ptr(), noise=drawn.data_ptr(), out=out.data_ptr(), **own)
         call.rows, call.cols, call.block, call.uniform = *w.shape, block, noise == "uniform"
         if blocks:
-            self._launcher.launch(variant, blocks, call, w.device)
+            self._launch(variant, blocks, call, w.device)
 
 
-def _spec_for(job: Job, x: Tensor, shape: Shape) -> Spec:
-    block = block_on_chip(job.q, job.axis, x, shape)
-    rows, cols = block or (EDGE, EDGE)
-    counted = job.counts is not ABSENT or job.skip is not ABSENT
-    return spec_of(job.q, job.axis)._replace(
-        ragged=int(job.q.hadamard is not None and x.shape[0 if job.axis == 0 else 1] % job.q.hadamard != 0),
-        inverse=int(job.inverse),
-        lookup=int(block is None),
-        block_rows=rows,
-        block_cols=cols,
-        stats=int(job.counts is not ABSENT),
-        skips=int(job.skip is not ABSENT),
-        encodes=job.q.format.bits if job.stored else 0,
-        piece=parts_in(x, job.partition or (MOST, MOST), shape)[0] if counted else 0,
-        block_piece=0 if block else parts_in(x, job.q.block.resolve(x.shape, job.axis), shape)[0],
-    )
+@lru_cache(maxsize=1024)
+def _rotation_of(q: Quantizer) -> Quantizer:
+    """Return the quantizer that rotates like q and rounds only to the dtype."""
+    return Quantizer("fp32", hadamard=q.hadamard, signs=q.signs)
 
 
 def _decoding(q: Quantizer, axis: int) -> Spec:
@@ -182,34 +203,6 @@ def _decoding(q: Quantizer, axis: int) -> Spec:
         block_rows=rows,
         block_cols=cols,
     )
-
-
-def _fill(request: Request, x: Tensor, job: Job, spec: Spec, shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
-    """Write one job into a request of a kernel's call, and return the buffers to which the request points.
-
-    The buffers are for the amaxes of blocks, the amaxes of groups, and the difference between the errors of Four Over
-    Six's two candidates. They start as 0, and the first passes fill them. The caller must keep them until all kernels
-    are queued.
-    """
-    block = (1, x.shape[1]) if job.q.scaling == "none" else job.q.block.resolve(x.shape, job.axis)
-    grid = parts_of(x.shape, block)
-    block_amax = torch.zeros(grid if spec.lookup else 0, dtype=torch.int32, device=x.device)
-    group_amax = torch.zeros(job.q.groups(grid, job.axis), dtype=torch.int32, device=x.device)
-
-    request.out, request.tally, request.part_amax = pointer(job.out), pointer(job.counts), pointer(job.amax)
-    request.skip = pointer(job.skip)
-    weighed = torch.zeros(grid if spec.lookup and job.q.traits.compares else 0, dtype=torch.int64, device=x.device)
-    request.block_amax, request.group_amax = block_amax.data_ptr(), group_amax.data_ptr()
-    request.four_less_six = weighed.data_ptr()
-    request.seed, request.signs = job.seed, sign_words(job.q)
-    _, request.parts = parts_in(x, job.partition or (MOST, MOST), shape)
-    _, request.blocks = parts_in(x, block, shape)
-    if job.stored:
-        codes, scales, group_scales = job.stored
-        request.codes = packed_at(codes, job.q)
-        request.scales, request.group_scales = scales.data_ptr(), group_scales.data_ptr()
-        request.nan_code, request.inf_code = nan_code(job.q.format), inf_code(job.q.format)
-    return block_amax, group_amax, weighed
 
 
 def _group_amaxes(job: Job, block_amax: Tensor, group_amax: Tensor) -> None:

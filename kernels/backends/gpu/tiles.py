@@ -10,6 +10,7 @@ from fewbits.kernels.quantizer import Quantizer, parts_of
 
 EDGE = 8  # rows, and also columns, of the patch that one thread holds
 WARP = 32
+COLUMNS = 4  # a Piece of csrc/spec.cuh
 THREADS = 256
 LONGEST_ROW = 64 * THREADS  # the longest row, in columns, that the threads of a CTA can hold
 TALL_THREADS = 512  # threads of the largest CTA that holds whole columns, sixteen side by side
@@ -85,6 +86,12 @@ def fitting_shape(x: Tensor, q: Quantizer, axis: int) -> Shape:
     if c == 1 and r >= rows and tall.threads <= TALL_THREADS:
         return tall
     return usual
+
+
+def covers_columns(x: Tensor, part: Part, shape: Shape) -> bool:
+    """Tell whether each column of a tile lies within one part, which is one column wide (csrc/spec.cuh, COLUMNS)."""
+    rows, cols = part
+    return cols == 1 and not shape.along and (rows >= x.shape[0] or rows % shape.rows == 0)
 
 
 def tile_count(x: Tensor, shape: Shape) -> int:

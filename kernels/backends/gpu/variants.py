@@ -3,8 +3,7 @@
 Spec mirrors the structure of csrc/spec.cuh field by field.
 """
 
-import ctypes
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -82,9 +81,14 @@ class Variant:
         return "".join(f"#define {name} {value}\n" for name, value in macros.items()) + f'#include "{self.file}"\n'
 
 
+# Queues a kernel on the device's current stream. Its arguments are the number of CTAs, and the address of an array that
+# holds the address of the kernel's call, which is copied before the function returns.
+Kernel = Callable[[int, int], None]
+
+
 class Launcher(Protocol):
-    def launch(self, variant: Variant, blocks: int, call: ctypes.Structure, device: torch.device) -> None:
-        """Queue the kernel with `blocks` CTAs on the device's current stream."""
+    def kernel(self, variant: Variant, device: torch.device) -> Kernel:
+        """Return the kernel, loaded on the device; it is loaded once."""
 
 
 def _listed(constants: Iterable[object]) -> str:

@@ -26,7 +26,7 @@ from fewbits.kernels.quantizer import HADAMARD_SIZES, Quantizer
 from fewbits.kernels.reference.noise import uniform
 from fewbits.kernels.scalings import ROUNDINGS, SCALINGS
 from tests.effort import examples
-from tests.kernels.backends.device_checks import DRAWN, Checks, any_bytes, decided_late, undecided, unstorable
+from tests.kernels.backends.gpu.device_checks import DRAWN, Checks, any_bytes, decided_late, undecided, unstorable
 from tests.kernels.inputs import DTYPES, EMPTY, KINDS, ODD, assert_same, generator, make
 
 pytestmark = pytest.mark.skipif(build.compiler() is None, reason="there is no C++ compiler, hence no cpu backend")

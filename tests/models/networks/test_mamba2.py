@@ -1,6 +1,6 @@
 """Check that Mamba-2 in chunks computes the recurrence token by token, gradients included."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -8,8 +8,10 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from fewbits.models.networks.mamba2 import Mamba2, causal_conv, ssd
+from fewbits.models.networks.mamba2 import Mamba2, causal_conv, running_sum, ssd, sum_by_doubling
 from fewbits.models.networks.presets import MODELS
 from fewbits.models.networks.registry import build
 from tests.effort import examples
@@ -120,3 +122,34 @@ def test_linear_layers_compute_in_bf16_and_all_between_in_fp32() -> None:
     y = mixer(x.bfloat16())
     assert seen == [(torch.bfloat16, torch.bfloat16)] * 2
     torch.testing.assert_close(y.float(), mixer(x), rtol=0.05, atol=2e-3)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 64, 100])
+def test_running_sums_without_cumsum(size: int) -> None:
+    """Check exactly with integers, and the gradient, which is the running sum from the end."""
+    x = torch.randint(-100, 100, (3, 2, size), generator=torch.Generator().manual_seed(size)).double().requires_grad_()
+    y = sum_by_doubling(x)
+    assert torch.equal(y, x.cumsum(-1))
+    (dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    assert torch.equal(dx, torch.arange(size, 0, -1).double().expand_as(x))
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_cumsum_is_not_used_on_a_gpu_where_determinism_is_on(deterministic: bool) -> None:
+    used = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            used.append(func.overloadpacket.__name__)
+            return func(*args, **(kwargs or {}))
+
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        with FakeTensorMode(), Watch():
+            running_sum(torch.empty(2, 64, device="cuda"))
+            assert ("cumsum" in used) != deterministic
+            running_sum(torch.empty(2, 64))
+            assert "cumsum" in used
+    finally:
+        torch.use_deterministic_algorithms(before)

@@ -1,4 +1,4 @@
-// The CUDA kernels as functions of a CPU library, which tests/kernels/backends/emulated.py calls through ctypes.
+// The CUDA kernels as functions of a CPU library, which tests/kernels/backends/gpu/emulated.py calls through ctypes.
 #include "simt.h"
 
 #include "decode.cu"

@@ -7,6 +7,7 @@
 #pragma once
 #define FB_SIMT
 #define __shared__ static
+#include <math.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -225,6 +226,11 @@ inline float __shfl_down_sync(uint32_t, float v, int d) {
   u = simt::shuffled(u, simt::running % simt::WARP + d);
   memcpy(&v, &u, 4);
   return v;
+}
+// The larger of each pair of halves.
+inline uint32_t __vmaxu2(uint32_t a, uint32_t b) {
+  uint32_t low = (a & 0xffffu) > (b & 0xffffu) ? a : b, high = (a >> 16) > (b >> 16) ? a : b;
+  return (low & 0xffffu) | (high & 0xffff0000u);
 }
 inline void atomicMax(uint32_t *p, uint32_t v) { *p = *p > v ? *p : v; }
 inline void atomicMin(uint32_t *p, uint32_t v) { *p = *p < v ? *p : v; }

@@ -16,8 +16,8 @@ from torch import Tensor
 from fewbits.kernels.backends import build
 from fewbits.kernels.quantizer import HADAMARD_SIZES, Mixture, Quantizer
 from tests.effort import examples
-from tests.kernels.backends.device_checks import DRAWN, Checks, any_bytes, undecided
-from tests.kernels.backends.emulated import emulated_device
+from tests.kernels.backends.gpu.device_checks import DRAWN, Checks, any_bytes, undecided
+from tests.kernels.backends.gpu.emulated import emulated_device
 from tests.kernels.backends.test_parity import FAMILIES, MS_EDEN, STORED, VARIANTS, matrices, parts, quantizers
 from tests.kernels.inputs import DTYPES, EMPTY, KINDS, ODD, generator, make
 from tests.kernels.test_mix import MIXTURES
@@ -26,8 +26,8 @@ pytestmark = pytest.mark.skipif(build.compiler() is None, reason="there is no C+
 
 
 @pytest.fixture(scope="module")
-def checks(tmp_path_factory: pytest.TempPathFactory) -> Checks:
-    device, _ = emulated_device(tmp_path_factory.mktemp("simt"))
+def checks() -> Checks:
+    device, _ = emulated_device()
     return Checks(device, lambda t: t)
 
 
@@ -109,6 +109,11 @@ CLASSES = (
     ("e4m3:channel:amax:rht64", (3, 2500)),
     ("e4m3:channel:gam:stochastic", (2, 16384)),
     ("e4m3:channel:gam:rht128", (2040, 24)),
+    ("e4m3:channel:amax", (2060, 20)),
+    ("e2m1:channel:gam:stochastic:rht16", (2064, 9)),
+    ("e5m2:128x1:amax", (300, 140)),
+    ("e4m3:256x1:mx:stochastic", (2600, 3)),
+    ("e4m3:channel:gam:group=row", (2100, 33)),
     ("e2m1:16x16:nvfp4:rht16", (136, 264)),
     ("e2m1:1x16:eden:rht128", (136, 264)),
     ("e2m1:1x16:fouroversix:stochastic", (136, 264)),

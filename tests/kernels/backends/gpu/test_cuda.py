@@ -18,8 +18,8 @@ from fewbits import fake_quantize, mix
 from fewbits.kernels.backends.gpu import cuda
 from fewbits.kernels.quantizer import HADAMARD_SIZES, Mixture, Quantizer
 from tests.effort import examples
-from tests.kernels.backends.device_checks import DRAWN, Checks, any_bytes, undecided
-from tests.kernels.backends.test_cuda_emulated import CLASSES
+from tests.kernels.backends.gpu.device_checks import DRAWN, Checks, any_bytes, undecided
+from tests.kernels.backends.gpu.test_cuda_emulated import CLASSES
 from tests.kernels.backends.test_parity import FAMILIES, STORED, VARIANTS, matrices, parts, quantizers
 from tests.kernels.inputs import DTYPES, EMPTY, KINDS, ODD, assert_same, generator, make
 from tests.kernels.test_mix import MIXTURES

@@ -1,20 +1,19 @@
 """Check that the emulator, which runs CUDA kernels on the CPU, reveals errors of a wrong kernel."""
 
 import ctypes
-from pathlib import Path
 
 import pytest
 
 from fewbits.kernels.backends import build
-from tests.kernels.backends.emulated import SIMT, compiled
+from tests.kernels.backends.gpu.emulated import SIMT, compiled
 
 pytestmark = pytest.mark.skipif(build.compiler() is None, reason="there is no C++ compiler for the emulator")
 ORDERS = range(8)  # the first is the numeric order of threads
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return compiled(SIMT / "race.cpp", Path(tmp_path_factory.mktemp("simt")))
+def library() -> ctypes.CDLL:
+    return compiled(SIMT / "race.cpp")
 
 
 def passed_on(library: ctypes.CDLL, order: int, *, barrier: bool) -> list[int]:

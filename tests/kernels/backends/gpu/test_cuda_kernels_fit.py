@@ -5,7 +5,6 @@ The kernels are those that the host code launches, recorded as it launches them.
 kind for the other architectures. What the compiler says of a source is kept in the user's cache.
 """
 
-import ctypes
 import re
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -16,24 +15,15 @@ import torch
 from torch import Tensor
 
 from fewbits.common.atomic import write_atomically
-from fewbits.kernels.backends.build import BuildError
+from fewbits.kernels.backends.build import BuildError, cached
 from fewbits.kernels.backends.gpu import cubins
 from fewbits.kernels.backends.gpu.device import Device
 from fewbits.kernels.backends.gpu.variants import Variant
-from fewbits.kernels.packing import allocate
+from fewbits.kernels.backends.gpu.warm import Recorder
 from fewbits.kernels.quantizer import Quantizer
+from tests.kernels.backends.gpu.device_checks import any_bytes
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-
-
-class Recorder:
-    """A launcher that records launches and runs nothing."""
-
-    def __init__(self) -> None:
-        self.variants: list[Variant] = []
-
-    def launch(self, variant: Variant, blocks: int, call: ctypes.Structure, device: torch.device) -> None:
-        self.variants.append(variant)
 
 
 Ask = Callable[[Device, Tensor], object]
@@ -53,7 +43,13 @@ def encode(text: str) -> Ask:
 
 def decode(text: str, axis: int = -1) -> Ask:
     q = Quantizer.parse(text)
-    return lambda device, x: device.decode(*allocate(q, axis, x), q, axis, x.shape[1], x.dtype)
+    return lambda device, x: device.decode(
+        *any_bytes(q, axis, (x.shape[0], x.shape[1]), 0), q, axis, x.shape[1], x.dtype
+    )
+
+
+def bits(x: Tensor) -> Tensor:
+    return torch.ones(-(-x.shape[0] // 32), -(-x.shape[1] // 32))
 
 
 def skip(x: Tensor, part: tuple[int, int]) -> Tensor:
@@ -93,6 +89,7 @@ CLASSES: dict[str, tuple[Ask, torch.dtype, tuple[int, int]]] = {
     "tensor, amax, with statistics": (quantize("e4m3:tensor:amax", want_stats=True), FP32, USUAL),
     "channel": (quantize("e4m3:channel:amax"), BF16, (16, 8192)),
     "channel down": (quantize("e4m3:channel:amax", axis=0), BF16, (2048, 64)),
+    "channel down, many rows": (quantize("e4m3:channel:amax", axis=0), BF16, (4096, 64)),
     "odd blocks": (quantize("e4m3:3x5:amax"), BF16, USUAL),
     "odd partition, parts left out": (
         lambda device, x: quantize("e4m3", want_stats=True, partition=(7, 40), skip=skip(x, (7, 40)))(device, x),
@@ -119,17 +116,17 @@ CLASSES: dict[str, tuple[Ask, torch.dtype, tuple[int, int]]] = {
     "rotate": (lambda device, x: device.rotate(x, Quantizer("fp32", hadamard=16), -1, inverse=True), BF16, USUAL),
     "extent": (lambda device, x: device.extent(x, (128, 128)), BF16, USUAL),
     "sampled weight": (
-        lambda device, x: device.sample_weight(x, torch.ones(16, 16), 1, "gaussian", 32, BF16),
+        lambda device, x: device.sample_weight(x, bits(x), 1, "gaussian", 32, BF16),
         FP32,
         USUAL,
     ),
     "sampled weight, uniform": (
-        lambda device, x: device.sample_weight(x, torch.ones(16, 16), 1, "uniform", 32, BF16),
+        lambda device, x: device.sample_weight(x, bits(x), 1, "uniform", 32, BF16),
         BF16,
         USUAL,
     ),
     "gradient of bits": (
-        lambda device, x: device.sample_weight_backward(x, x, torch.ones(16, 16), 1, "gaussian", 32),
+        lambda device, x: device.sample_weight_backward(x, x, bits(x), 1, "gaussian", 32),
         BF16,
         USUAL,
     ),
@@ -190,8 +187,7 @@ def log_of(source: str, architecture: str) -> str:
     kept = cubins._path(source, architecture).with_suffix(".log")
     if not kept.exists():
         code, log = cubins.compile_now(source, architecture)
-        assert code
-        kept.parent.mkdir(parents=True, exist_ok=True)
+        cached(cubins._path(source, architecture), lambda: code)  # for those that disassemble it
         write_atomically(kept, log.encode())
     return kept.read_text()
 

@@ -1,0 +1,167 @@
+"""Prepare the launches of calls that differ only in their addresses, seeds and signs.
+
+A Plan holds the kernels of a call, their grid, and the arguments with all fields but those three filled in. Device
+(device.py) caches plans, so a repeated call only copies the arguments, writes the addresses and launches.
+"""
+
+import ctypes
+import struct
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fewbits.kernels.backends.compiled import Job
+from fewbits.kernels.backends.constants import inf_code, nan_code
+from fewbits.kernels.backends.gpu.calls import Call, Request, packed_at
+from fewbits.kernels.backends.gpu.tiles import (
+    COLUMNS,
+    EDGE,
+    MOST,
+    Shape,
+    block_on_chip,
+    covers_columns,
+    fitting_shape,
+    parts_in,
+    tile_count,
+    usual_shape,
+)
+from fewbits.kernels.backends.gpu.variants import DTYPE_NAMES, Kernel, Launcher, Spec, Variant, spec_of
+from fewbits.kernels.backends.protocol import ABSENT
+from fewbits.kernels.quantizer import parts_of
+
+# The fields of a Request from `out` to `seed`: four addresses, the packed codes, five addresses, the seed.
+ADDRESSES = struct.Struct("=5Q2I6Q")
+SIGNS = struct.Struct("=4I")
+FIRST = struct.Struct("=2Q")  # the address of the arguments, which a launch takes by reference, and their first field
+BACKWARDS = struct.Struct("=i")
+HEAD = ctypes.sizeof(ctypes.c_void_p)  # the bytes before the arguments
+REQUESTS = tuple(HEAD + Call.requests.offset + i * ctypes.sizeof(Request) for i in range(2))
+
+
+class Scratch(NamedTuple):
+    """The integers that the first passes compute for one job, as slices of the call's scratch memory of int64."""
+
+    differences: slice  # of the errors of Four Over Six's two candidates, one int64 for each block
+    blocks: slice  # the amaxes of blocks, two in each int64
+    groups: slice  # the amaxes of groups, two in each int64
+    grid: tuple[int, int]  # the number of blocks; (0, 0) if no pass looks them up
+    group_count: int
+
+    def block_amax(self, scratch: Tensor) -> Tensor:
+        return scratch[self.blocks].view(torch.int32)[: self.grid[0] * self.grid[1]].view(self.grid)
+
+    def group_amax(self, scratch: Tensor) -> Tensor:
+        return scratch[self.groups].view(torch.int32)[: self.group_count]
+
+
+class Pass(NamedTuple):
+    kernel: Kernel
+    backwards: int
+    groups_after: bool  # the amaxes of groups are computed from those of blocks after this pass
+
+
+class Plan(NamedTuple):
+    blocks: int  # the number of CTAs
+    passes: tuple[Pass, ...]
+    template: bytes  # room for the address of the arguments, then the arguments
+    room: type[ctypes.Array[ctypes.c_char]]  # the type of a copy
+    words: int  # the size of the scratch memory, in int64
+    scratches: tuple[Scratch, ...]  # one for each job
+    packed: tuple[tuple[int, int], ...]  # for each job, the constant fields of its packed codes
+
+
+def prepare(launcher: Launcher, x: Tensor, jobs: tuple[Job, ...], aligned: bool) -> Plan:
+    """Prepare a plan; `aligned` tells whether all matrices of values start at multiples of 16 bytes."""
+    shape = fitting_shape(x, jobs[0].q, jobs[0].axis) if len(jobs) == 1 else usual_shape(x)
+    specs = tuple(_spec_for(job, x, shape) for job in jobs)
+    call = Call(None, *x.shape)
+    call.aligned = aligned and x.shape[1] * x.itemsize % 16 == 0
+    words, scratches = 0, []
+    for i, (job, spec) in enumerate(zip(jobs, specs, strict=True)):
+        _fill(call.requests[i], x, job, shape)
+        scratches.append(_scratch(x, job, spec, words))
+        words = scratches[-1].groups.stop
+    template = bytes(HEAD) + bytes(call)
+    return Plan(
+        tile_count(x, shape),
+        tuple(_passes(launcher, x, jobs, specs, shape)),
+        template,
+        ctypes.c_char * len(template),
+        words,
+        tuple(scratches),
+        tuple((call.requests[i].codes.row_bytes, call.requests[i].codes.aligned) for i in range(len(jobs))),
+    )
+
+
+@lru_cache(maxsize=4096)
+def without_signs(spelling: str) -> str:
+    """Return a quantizer's string form without its signs, which are arguments of the kernel and not constants."""
+    return ":".join(part for part in spelling.split(":") if not part.startswith("signs="))
+
+
+def _passes(launcher: Launcher, x: Tensor, jobs: tuple[Job, ...], specs: tuple[Spec, ...], shape: Shape) -> list[Pass]:
+    def kernel(name: str, **leave_out: Any) -> Kernel:
+        # The fields that this pass does not use become 0, so quantizers that differ only in them share its kernel.
+        needed = tuple(spec._replace(**leave_out) for spec in specs)
+        return launcher.kernel(Variant("quantize.cu", name, (DTYPE_NAMES[x.dtype],), shape, needed), x.device)
+
+    traits, passes = [job.q.traits for job in jobs], []
+    measured = any(spec.lookup or row.groups for spec, row in zip(specs, traits, strict=True))
+    if measured:
+        grouped = any(spec.lookup and row.groups for spec, row in zip(specs, traits, strict=True))
+        measure = kernel("measure", stochastic=0, stats=0, skips=0, encodes=0, piece=0)
+        passes.append(Pass(measure, 0, grouped))
+    if any(spec.lookup and row.compares for spec, row in zip(specs, traits, strict=True)):
+        passes.append(Pass(kernel("weigh", stats=0, skips=0, encodes=0, piece=0), 0, False))
+    return [*passes, Pass(kernel("quantize"), int(measured), False)]
+
+
+def _spec_for(job: Job, x: Tensor, shape: Shape) -> Spec:
+    block = block_on_chip(job.q, job.axis, x, shape)
+    rows, cols = block or (EDGE, EDGE)
+    block_piece = 0
+    if block is None:
+        part = job.q.block.resolve(x.shape, job.axis)
+        block_piece = parts_in(x, part, shape)[0]
+        if covers_columns(x, part, shape) and not job.q.traits.compares:
+            cols, block_piece = 1, COLUMNS
+    counted = job.counts is not ABSENT or job.skip is not ABSENT
+    return spec_of(job.q, job.axis)._replace(
+        ragged=int(job.q.hadamard is not None and x.shape[0 if job.axis == 0 else 1] % job.q.hadamard != 0),
+        inverse=int(job.inverse),
+        lookup=int(block is None),
+        block_rows=rows,
+        block_cols=cols,
+        stats=int(job.counts is not ABSENT),
+        skips=int(job.skip is not ABSENT),
+        encodes=job.q.format.bits if job.stored else 0,
+        piece=parts_in(x, job.partition or (MOST, MOST), shape)[0] if counted else 0,
+        block_piece=block_piece,
+    )
+
+
+def _fill(request: Request, x: Tensor, job: Job, shape: Shape) -> None:
+    """Write the constant fields of one job's request."""
+    _, request.parts = parts_in(x, job.partition or (MOST, MOST), shape)
+    _, request.blocks = parts_in(x, _block(x, job), shape)
+    if job.stored:
+        request.codes = packed_at(job.stored[0], job.q)
+        request.nan_code, request.inf_code = nan_code(job.q.format), inf_code(job.q.format)
+
+
+def _block(x: Tensor, job: Job) -> tuple[int, int]:
+    return (1, x.shape[1]) if job.q.scaling == "none" else job.q.block.resolve(x.shape, job.axis)
+
+
+def _scratch(x: Tensor, job: Job, spec: Spec, start: int) -> Scratch:
+    grid = parts_of(x.shape, _block(x, job))
+    groups = job.q.groups(grid, job.axis)
+    looked_up = grid if spec.lookup else (0, 0)
+    count = looked_up[0] * looked_up[1]
+    blocks = start + (count if job.q.traits.compares else 0)
+    after = blocks + (count + 1) // 2
+    return Scratch(
+        slice(start, blocks), slice(blocks, after), slice(after, after + (groups + 1) // 2), looked_up, groups
+    )

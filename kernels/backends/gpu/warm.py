@@ -1,0 +1,48 @@
+"""Find the kernels that calls need without running them, and compile them side by side, before a training run.
+
+No GPU is needed for a known architecture. A kernel takes half a second of one core, a training run needs some dozens.
+"""
+
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from fewbits.kernels.backends.choice import replaced_by
+from fewbits.kernels.backends.gpu import cubins
+from fewbits.kernels.backends.gpu.device import Device
+from fewbits.kernels.backends.gpu.variants import Kernel, Variant
+
+
+class Recorder:
+    """A launcher that records the kernels to launch, and runs nothing."""
+
+    def __init__(self) -> None:
+        self.variants: list[Variant] = []
+
+    def kernel(self, variant: Variant, device: torch.device) -> Kernel:
+        return lambda blocks, arguments: self.variants.append(variant)
+
+
+def kernels_of(calls: Iterable[Callable[[], object]]) -> list[Variant]:
+    """Return the kernels that these calls of public functions or operators would launch on a GPU, each once.
+
+    The calls use tensors on the CPU; their results are undefined.
+    """
+    recorder = Recorder()
+    with replaced_by(Device(recorder)):
+        for call in calls:
+            call()
+    return list(dict.fromkeys(recorder.variants))
+
+
+def compile_all(variants: Iterable[Variant], architecture: str) -> int:
+    """Compile kernels that are not in the cache, one in each core at a time; return the number of all.
+
+    Raise BuildError if NVRTC is missing or fails.
+    """
+    cubins.nvrtc()
+    sources = dict.fromkeys(variant.source() for variant in variants)
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # NVRTC runs without Python's lock
+        return len(list(pool.map(lambda source: len(cubins.cubin(source, architecture)), sources)))

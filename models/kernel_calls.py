@@ -1,0 +1,52 @@
+"""List the calls of kernels that a training step of a quantized model makes, to compile these kernels beforehand."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from fewbits.models.operand_pair import OperandPair
+from fewbits.models.quantize import Quantization
+from fewbits.models.quantized_linear import NOISE, QuantizedLinear
+
+Call = Callable[[], object]
+
+
+def calls_of(quantization: Quantization, tokens: int, dtype: torch.dtype) -> Iterator[Call]:
+    """Yield calls with the shapes of a micro-batch of this many tokens, on undefined values; each shape once.
+
+    The layers may be on the meta device. dtype: the dtype in which the layers compute.
+    """
+    seen = set()
+    for layer in quantization.layers:
+        out, inner = layer.weight.shape
+        for plan in layer.plans:
+            for pair, shape in ((plan.x, (tokens, inner)), (plan.w, (out, inner)), (plan.dy, (tokens, out))):
+                if (pair, shape) not in seen:
+                    seen.add((pair, shape))
+                    yield from _calls_of_pair(pair, torch.empty(shape, dtype=dtype))
+        if layer.sampler is not None:
+            yield from _calls_of_sampler(layer, dtype)
+
+
+def _calls_of_pair(pair: OperandPair, x: Tensor) -> Iterator[Call]:
+    for watch in (False, True):
+        yield partial(pair, x, _seed, [], watch=watch)
+        for which in (0, 1):
+            yield partial(pair.quantize_one, which, x, _seed, [], watch=watch)
+
+
+def _calls_of_sampler(layer: QuantizedLinear, dtype: torch.dtype) -> Iterator[Call]:
+    assert layer.sampler is not None
+    assert layer.bit_scale is not None
+    noise, block = NOISE[layer.sampler.kind], layer.sampler.block
+    w, bits = torch.empty(layer.weight.shape, dtype=layer.weight.dtype), torch.empty(layer.bit_scale.shape)
+    yield partial(torch.ops.fewbits.sample_weight, w, bits, 0, noise, block, dtype)
+    for gradient in (dtype, torch.float32):
+        grad = torch.empty(w.shape, dtype=gradient)
+        yield partial(torch.ops.fewbits.sample_weight_backward, grad, w, bits, 0, noise, block)
+
+
+def _seed(name: str) -> int:
+    return 0

@@ -1,0 +1,93 @@
+"""Run the CUDA backend on the CPU: its real host code, and its kernel sources on the SIMT emulator of simt/."""
+
+import ctypes
+import hashlib
+import shlex
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from fewbits.kernels.backends import build, compilation
+from fewbits.kernels.backends.constants import flat
+from fewbits.kernels.backends.gpu.device import Device
+from fewbits.kernels.backends.gpu.variants import DTYPE_NAMES, Kernel, Variant, spec_of
+from fewbits.kernels.quantizer import Quantizer
+
+SIMT = Path(__file__).parent / "simt"
+KERNELS = {
+    "quantize.cu": ("quantize", "measure", "extent", "weigh"),
+    "decode.cu": ("decode",),
+    "weights.cu": ("gaussian_noise", "uniform_noise", "sample_weight", "sample_weight_backward"),
+}
+NAMES = tuple(DTYPE_NAMES.values())
+SPEC = ctypes.c_uint32 * len(flat(spec_of(Quantizer(), -1)))
+FLAGS = "-std=c++17 -O1 -fPIC -shared -ffp-contract=off -fno-trapping-math -fno-math-errno"
+# Several such libraries are loaded in one process; each must use its own inline variables.
+FLAGS += " -fno-gnu-unique -Wl,-Bsymbolic"
+
+
+class _Variant(ctypes.Structure):  # csrc/spec.cuh
+    _fields_ = [
+        ("shape", ctypes.c_int32 * 3),
+        ("count", ctypes.c_int32),
+        ("specs", SPEC * 2),
+    ]
+
+
+class EmulatedLauncher:
+    """A launcher that runs each launch at once, without streams, and records it in `launches`.
+
+    Each launch runs its threads in a different order, so that a race changes the result.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        self.launches: list[Variant] = []
+
+    def kernel(self, variant: Variant, device: torch.device) -> Kernel:
+        assert device.type == "cpu"
+        data = _Variant((ctypes.c_int32 * 3)(*variant.shape), len(variant.specs))
+        for i, spec in enumerate(variant.specs):
+            data.specs[i] = SPEC(*flat(spec))
+        run = getattr(self._library, f"simt_{variant.file.removesuffix('.cu')}")
+        kernel = KERNELS[variant.file].index(variant.kernel)
+        dtypes = [NAMES.index(name) for name in variant.dtypes]
+
+        def launch(blocks: int, arguments: int) -> None:
+            self.launches.append(variant)
+            self._library.simt_shuffle(ctypes.c_uint64(len(self.launches)))
+            call = ctypes.c_void_p.from_address(arguments)
+            run(kernel, *dtypes, ctypes.byref(data), blocks, call)
+
+        return launch
+
+
+@cache
+def compiled(source: Path, *options: str) -> ctypes.CDLL:
+    """Compile a library of kernels for the emulator, and load it; it is kept in the user's cache."""
+    return ctypes.CDLL(str(library(source, *options)))
+
+
+def library(source: Path, *options: str) -> Path:
+    command = build.compiler()
+    assert command is not None
+    flags = [*shlex.split(FLAGS), f"-I{compilation.SOURCES}", f"-I{SIMT}", str(source), *options]
+    sources = [*compilation.SOURCES.glob("*"), *SIMT.glob("*"), *source.parent.glob("*")]
+    content = [f"{path.name}\n{path.read_text()}" for path in sorted(set(sources)) if path.is_file()]
+    key = hashlib.sha256("|".join([*content, *flags]).encode()).hexdigest()[:16]
+
+    def make() -> bytes:
+        with tempfile.TemporaryDirectory() as folder:
+            result = Path(folder, "library.so")
+            subprocess.run([*command, *flags, "-o", str(result)], check=True)
+            return result.read_bytes()
+
+    return build.cached(build.cache_folder() / f"simt-{source.stem}-{key}.so", make)
+
+
+def emulated_device() -> tuple[Device, EmulatedLauncher]:
+    launcher = EmulatedLauncher(compiled(SIMT / "emulate.cpp"))
+    return Device(launcher), launcher

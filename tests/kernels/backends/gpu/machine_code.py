@@ -1,0 +1,231 @@
+"""Read the machine code of a kernel (SASS, by nvdisasm) and count what a thread executes on the common path.
+
+The common path is the longest path without cycles through the control flow that avoids calls, accesses to global memory
+for single elements, and, if a block accesses all vectors of a thread, blocks that access one: such code serves ragged
+edges, misaligned matrices and rare elements. Loops count as nothing. The count is an upper bound, because the path
+takes the longer side of every other branch.
+"""
+
+import re
+import struct
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+
+INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]+)\*/\s+(?:(@!?U?P\w+)\s+)?([A-Z][\w.]*)\s*([^;]*);")
+LABEL = re.compile(r"^(\.L_x_\d+|\.text\.\w+|[$.\w]+):")
+TARGET = re.compile(r"`\((\.L_x_\d+)\)")
+GLOBAL = ("LDG", "STG")
+# Instructions that a multiprocessor issues at 16 or at 64 a clock; of others it issues 128. The CUDA Programming Guide,
+# "Arithmetic Instructions", compute capability 9.0.
+SIXTEEN = ("MUFU", "F2F", "F2I", "I2F", "FLO", "POPC", "BREV")
+SIXTY_FOUR = (
+    "LOP3",
+    "SHF",
+    "SHL",
+    "SHR",
+    "ISETP",
+    "FSETP",
+    "FMNMX",
+    "IMNMX",
+    "VIMNMX",
+    "SEL",
+    "FSEL",
+    "PRMT",
+    "F2FP",
+    "IMAD",
+    "LEA",
+    "IABS",
+    "ISCADD",
+    "PLOP3",
+    "R2P",
+)
+
+
+@dataclass
+class Block:
+    """Instructions without a branch in between, as (predicate, operation, operands)."""
+
+    instructions: list[tuple[str, str, str]] = field(default_factory=list)
+    successors: list[int] = field(default_factory=list)
+    exits: bool = False  # the thread may end after the last instruction
+
+    @property
+    def rare(self) -> bool:
+        """Tell whether this code serves few elements: single elements, or operands of which a quotient is subnormal."""
+        return any(_of_one_element(op) or op.startswith("CALL") for _, op, _ in self.instructions)
+
+    @property
+    def wide(self) -> int:
+        return sum(op.startswith(GLOBAL) and ".128" in op for _, op, _ in self.instructions)
+
+
+def _of_one_element(op: str) -> bool:
+    """Tell whether this accesses global memory for one element of 16 bits or one code of a byte."""
+    return op.startswith(GLOBAL) and bool({"U16", "U8", "S8", "S16"} & set(op.split(".")))
+
+
+@dataclass(frozen=True)
+class Code:
+    """The machine code of one kernel."""
+
+    blocks: tuple[Block, ...]
+
+    def everything(self) -> Iterator[str]:
+        for block in self.blocks:
+            for _, op, _ in block.instructions:
+                yield op
+
+    def common_path(self) -> Counter[str]:
+        """Return how often each operation is executed on the common path."""
+        components = _in_cycles(self.blocks)
+        best: dict[int, Counter[str] | None] = {}  # from the start of a block or a loop; None: there is no such path
+
+        def members(index: int) -> set[int]:
+            return components.get(index, {index})
+
+        order, seen = [], set()
+        stack = [(0, False)]
+        while stack:  # depth first, without recursion: kernels have hundreds of blocks
+            index, done = stack.pop()
+            key = min(members(index))
+            if done:
+                order.append(key)
+            elif key not in seen:
+                seen.add(key)
+                stack.append((key, True))
+                stack += [(after, False) for after in self._after(members(key))]
+        for key in order:
+            nodes = members(key)
+            following = [best[min(members(after))] for after in self._after(nodes)]
+            possible = [path for path in following if path is not None]
+            if any(self._is_rare(node) for node in nodes) or not (possible or self._exits(nodes)):
+                best[key] = None
+                continue
+            own = Counter() if key in components else Counter(op for _, op, _ in self.blocks[key].instructions)
+            best[key] = own + max(possible, key=_length, default=Counter())
+        return best[min(members(0))] or Counter()
+
+    def _is_rare(self, node: int) -> bool:
+        """Tell whether a block is no part of the common path.
+
+        If a block accesses several vectors at once, one that accesses few of them serves threads at an edge.
+        """
+        most = max(block.wide for block in self.blocks)
+        return self.blocks[node].rare or 0 < self.blocks[node].wide < most // 2
+
+    def _exits(self, nodes: set[int]) -> bool:
+        return any(self.blocks[node].exits for node in nodes)
+
+    def _after(self, nodes: set[int]) -> list[int]:
+        return [after for node in nodes for after in self.blocks[node].successors if after not in nodes]
+
+
+def _length(path: Counter[str]) -> tuple[int, int]:
+    """Order paths: first by the vectors that they access, then by their instructions."""
+    return sum(n for op, n in path.items() if op.startswith(GLOBAL) and ".128" in op), path.total()
+
+
+def _in_cycles(blocks: tuple[Block, ...]) -> dict[int, set[int]]:
+    """Return the strongly connected component of each block that lies in a loop (Tarjan's algorithm)."""
+    index: dict[int, int] = {}
+    low: dict[int, int] = {}
+    stack: list[int] = []
+    found: dict[int, set[int]] = {}
+    for root in range(len(blocks)):
+        if root in index:
+            continue
+        work = [(root, iter(blocks[root].successors))]
+        index[root] = low[root] = len(index)
+        stack.append(root)
+        while work:
+            node, successors = work[-1]
+            for nxt in successors:
+                if nxt not in index:
+                    index[nxt] = low[nxt] = len(index)
+                    stack.append(nxt)
+                    work.append((nxt, iter(blocks[nxt].successors)))
+                    break
+                if nxt in stack:
+                    low[node] = min(low[node], index[nxt])
+            else:
+                work.pop()
+                if work:
+                    low[work[-1][0]] = min(low[work[-1][0]], low[node])
+                if low[node] == index[node]:
+                    component = set()
+                    while True:
+                        member = stack.pop()
+                        component.add(member)
+                        if member == node:
+                            break
+                    if len(component) > 1 or node in blocks[node].successors:
+                        found |= dict.fromkeys(component, component)
+    return found
+
+
+def disassemble(cubin: bytes) -> Code:
+    """Disassemble a cubin with nvdisasm."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        done = subprocess.run([str(nvdisasm()), "-c", file.name], capture_output=True, text=True, check=True)
+    return parse(done.stdout)
+
+
+def nvdisasm() -> Path | None:
+    """Return the program's path: nvidia-cuda-nvdisasm installs it."""
+    spec = find_spec("nvidia")
+    folders = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
+    return next((path for folder in folders for path in sorted(folder.rglob("bin/nvdisasm"))), None)
+
+
+def parse(text: str) -> Code:
+    blocks, names, ends = [Block()], {}, {}
+    for line in text.splitlines():
+        if label := LABEL.match(line.strip()):
+            if blocks[-1].instructions:
+                blocks.append(Block())
+            names[label[1]] = len(blocks) - 1
+            continue
+        if not (found := INSTRUCTION.match(line)):
+            continue
+        predicate, op, operands = found[2] or "", found[3], found[4]
+        blocks[-1].instructions.append((predicate, op, operands))
+        if op.split(".")[0] in ("BRA", "EXIT", "RET", "BRX", "JMP"):
+            ends[len(blocks) - 1] = (predicate or ("U" if ".DIV" in op else ""), op, operands)
+            blocks.append(Block())
+    for i, block in enumerate(blocks):
+        predicate, op, operands = ends.get(i, ("fall", "", ""))
+        block.exits = op.startswith("EXIT")
+        if op.startswith("BRA") and (target := TARGET.search(operands)):
+            block.successors.append(names[target[1]])
+        conditional = predicate or (op.startswith("BRA") and operands.strip().startswith(("P", "!P", "UP", "!UP")))
+        if conditional and i + 1 < len(blocks):
+            block.successors.append(i + 1)
+    return Code(tuple(blocks))
+
+
+PARAMETERS_START = 0x210  # of the constant bank of a kernel, on sm_90
+
+
+def parameter_bytes(cubin: bytes) -> int:
+    """Return the size of a kernel's parameters: that of its constant bank, without what precedes them."""
+    start, size, count, names = (*struct.unpack_from("<Q", cubin, 40), *struct.unpack_from("<HHH", cubin, 58))
+    sections = [struct.unpack_from("<IIQQQQ", cubin, start + i * size) for i in range(count)]
+    table = sections[names][4]
+    for name, _, _, _, _, length in sections:
+        end = cubin.index(b"\0", table + name)
+        if cubin[table + name : end] == b".nv.constant0.run":
+            return length - PARAMETERS_START
+    raise ValueError("the cubin has no kernel `run`")
+
+
+def resident_ctas(registers: int, threads: int, shared: int) -> int:
+    """Return how many CTAs a multiprocessor of sm_90 holds: 65,536 registers, 2,048 threads, 227 KiB shared memory."""
+    per_warp = -(-registers // 8) * 8 * 32
+    return min(65536 // (per_warp * -(-threads // 32)), 2048 // threads, 227 * 1024 // (shared + 1024), 32)

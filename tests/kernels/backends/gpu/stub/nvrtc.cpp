@@ -1,0 +1,53 @@
+// A stand-in for NVRTC: what it "compiles" is the source after a header. The stand-in for the driver reads it.
+#include <string.h>
+#include <string>
+
+namespace {
+const char HEADER[] =
+    "\x7f"
+    "ELF stand-in ";
+int major_version = 13, compiled;
+}  // namespace
+
+extern "C" {
+int nvrtcVersion(int *major, int *minor) {
+  *major = major_version, *minor = 0;
+  return 0;
+}
+int nvrtcCreateProgram(std::string **program, const char *source, const char *, int, const char **, const char **) {
+  *program = new std::string(source);
+  return 0;
+}
+int nvrtcCompileProgram(std::string *program, int count, const char **options) {
+  std::string header = HEADER;
+  for (int i = 0; i < count; i++) header += std::string(options[i]) + " ";
+  *program = header + "\n" + *program;
+  compiled++;
+  return 0;
+}
+int nvrtcGetProgramLogSize(std::string *, size_t *size) {
+  *size = 1;
+  return 0;
+}
+int nvrtcGetProgramLog(std::string *, char *log) {
+  *log = 0;
+  return 0;
+}
+int nvrtcGetCUBINSize(std::string *program, size_t *size) {
+  *size = program->size() + 1;
+  return 0;
+}
+int nvrtcGetCUBIN(std::string *program, char *code) {
+  memcpy(code, program->c_str(), program->size() + 1);
+  return 0;
+}
+int nvrtcDestroyProgram(std::string **program) {
+  delete *program;
+  return 0;
+}
+const char *nvrtcGetErrorString(int) { return "an error of the stand-in"; }
+
+// For tests.
+void stub_set_major(int major) { major_version = major; }
+int stub_compiled() { return compiled; }
+}

@@ -1,0 +1,100 @@
+"""Check the machine code of kernels for Hopper: what a thread executes for a whole tile, by disassembly.
+
+In a short run a few classes are compiled; in a deep run all.
+"""
+
+import ctypes
+
+import pytest
+import torch
+
+from fewbits.kernels.backends.build import BuildError
+from fewbits.kernels.backends.gpu import cubins
+from fewbits.kernels.backends.gpu.calls import Call, DecodeCall, WeightCall
+from fewbits.kernels.backends.gpu.device import Device
+from fewbits.kernels.backends.gpu.variants import Variant
+from fewbits.kernels.backends.gpu.warm import Recorder
+from tests.kernels.backends.gpu.machine_code import Code, disassemble, nvdisasm, parameter_bytes, parse, resident_ctas
+from tests.kernels.backends.gpu.test_cuda_kernels_fit import CLASSES, Usage, usage
+
+ELEMENTS = 64  # of a thread
+# The most instructions for an element, by class and kernel: the count when this was written, and a few percent.
+CEILINGS = {
+    ("128x128, amax", "quantize"): 18.5,
+    ("channel down, many rows", "measure"): 7.0,
+    ("channel down, many rows", "quantize"): 30.0,
+}
+STRUCTS = {"quantize.cu": Call, "decode.cu": DecodeCall, "weights.cu": WeightCall}
+SHORT = tuple(dict.fromkeys(name for name, _ in CEILINGS))
+# Processed element by element by design (docs/measured/cuda-kernels.md).
+BY_ELEMENT = ("odd blocks", "odd partition, parts left out", "overflow to inf", "nvfp4, stochastic, ragged rht16")
+
+
+def variants_of(name: str) -> list[Variant]:
+    ask, dtype, shape = CLASSES[name]
+    recorder = Recorder()
+    ask(Device(recorder), torch.empty(shape, dtype=dtype))
+    return recorder.variants
+
+
+def resources(variant: Variant) -> Usage:
+    """Compile a kernel, and return what it uses."""
+    try:
+        cubins.nvrtc()
+    except BuildError as missing:
+        pytest.skip(str(missing))
+    return usage(variant, "sm_90")
+
+
+def compiled(variant: Variant) -> tuple[bytes, Code]:
+    if nvdisasm() is None:
+        pytest.skip("nvdisasm is missing: pip install nvidia-cuda-nvdisasm")
+    cubin = cubins.cubin(variant.source(), "sm_90")
+    return cubin, disassemble(cubin)
+
+
+def test_the_common_path_avoids_rare_code() -> None:
+    """Check a listing with a loop over single elements, a call, and a branch whose longer side is common."""
+    code = parse(
+        """
+    /*0000*/ LDG.E.128 R4, [R2] ;
+    /*0010*/ @P0 BRA `(.L_x_1) ;
+    /*0020*/ CALL.REL.NOINC `(slow) ;
+    .L_x_1:
+    /*0030*/ @P1 BRA `(.L_x_3) ;
+    /*0040*/ FMUL R4, R4, R5 ;
+    /*0050*/ FADD R4, R4, R5 ;
+    .L_x_3:
+    /*0060*/ STG.E.128 [R2], R4 ;
+    /*0070*/ @!P2 EXIT ;
+    .L_x_4:
+    /*0080*/ STG.E.U16 [R2], R4 ;
+    /*0090*/ @P3 BRA `(.L_x_4) ;
+    /*00a0*/ EXIT ;
+    """
+    )
+    assert code.common_path() == {
+        "LDG.E.128": 1, "BRA": 2, "FMUL": 1, "FADD": 1, "STG.E.128": 1, "EXIT": 1
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in SHORT else pytest.mark.deep) for n in CLASSES])
+def test_machine_code(name: str) -> None:
+    for variant in variants_of(name):
+        used = resources(variant)
+        cubin, code = compiled(variant)
+        assert parameter_bytes(cubin) == ctypes.sizeof(STRUCTS[variant.file])
+        assert resident_ctas(used.registers, variant.shape.threads, used.shared_bytes) * variant.shape.threads >= 256
+        if variant.file != "quantize.cu" or name in BY_ELEMENT:
+            continue
+        path = code.common_path()
+        reads = sum(n for op, n in path.items() if op.startswith("LDG") and ".128" in op)
+        assert reads >= 8 * len(variant.specs), "not every vector is loaded at once"
+        if variant.kernel == "quantize" and not variant.specs[0].encodes:
+            assert sum(n for op, n in path.items() if op.startswith("STG") and ".128" in op) >= 8
+        atomics = sum(n for op, n in path.items() if op.startswith(("RED", "ATOMG", "ATOM.")))
+        assert atomics <= 8, "a thread hands in more than one part"
+        if variant.dtypes[0] != "Fp32" and variant.kernel == "quantize":
+            assert not any(op.split(".")[0] == "F2F" for op in path), "elements are narrowed one at a time"
+        if ceiling := CEILINGS.get((name, variant.kernel)):
+            assert path.total() / ELEMENTS <= ceiling

@@ -1,0 +1,225 @@
+"""Check the CUDA backend on real CuPy without a GPU: every kernel class, and the failures that a launch can have."""
+
+import ctypes
+import errno
+import fcntl
+import threading
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fewbits.kernels.backends import reference
+from fewbits.kernels.backends.build import BuildError
+from fewbits.kernels.backends.gpu import cubins, cuda
+from fewbits.kernels.backends.gpu.calls import Call, DecodeCall, WeightCall
+from fewbits.kernels.backends.gpu.device import Device
+from fewbits.kernels.backends.gpu.warm import Recorder
+from fewbits.kernels.quantizer import Quantizer
+from tests.kernels.backends.gpu import stubbed
+from tests.kernels.backends.gpu.stubbed import Stub
+from tests.kernels.backends.gpu.test_cuda_kernels_fit import CLASSES
+from tests.kernels.inputs import assert_same, make
+
+reason = stubbed.unavailable()
+pytestmark = pytest.mark.skipif(reason is not None, reason=str(reason))
+SMALL = Quantizer.parse("e4m3:128x128:amax")
+
+
+@pytest.fixture
+def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
+    with stubbed.stubbed(monkeypatch, tmp_path / "cache") as stub:
+        yield stub
+
+
+def small(q: Quantizer, stub: Stub) -> Tensor:
+    """Check that a quantizer of a small matrix gives the reference's bits; return the matrix."""
+    x = make("lognormal", (40, 72), torch.bfloat16)
+    assert_same(stub.device.quantize(x, q, -1, 3)[0], reference.quantize(x, q, -1, 3)[0], str(q))
+    return x
+
+
+SIZES = {"channel": (3, 2056), "encode, e5m2, channel, fp32": (3, 2056), "channel down": (2048, 24)}
+SIZES["channel down, many rows"] = (2056, 24)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_each_class_gives_the_references_bits(stub: Stub, name: str) -> None:
+    ask, dtype, shape = CLASSES[name]
+    rows, cols = SIZES.get(name, (136, 264))
+    x = make("lognormal", (rows, cols - 1) if shape[1] % 2 else (rows, cols), dtype)
+    got, want = ask(stub.device, x), ask(reference, x)  # type: ignore[arg-type]  # a module with the same functions
+    for a, b in zip(*(r if isinstance(r, tuple) else (r,) for r in (got, want)), strict=True):
+        assert_same(a, b, name)
+    structs = {"decode": DecodeCall, "gaussian_noise": WeightCall, "uniform_noise": WeightCall}
+    structs |= {"sample_weight": WeightCall, "sample_weight_backward": WeightCall}
+    assert stub.launches
+    for launch in stub.launches:
+        struct = structs.get(launch.kernel.decode(), Call)
+        assert launch.bytes == ctypes.sizeof(struct)
+        assert launch.grid[1] == launch.grid[2] == launch.threads[1] == launch.threads[2] == 1
+        assert launch.shared == 0
+    assert stub.driver.stub_loads() == len({launch.kernel for launch in stub.launches})
+
+
+def test_a_launch_has_a_block_for_each_tile_and_the_current_stream(stub: Stub) -> None:
+    stub.torch.streams[0] = 7
+    x = torch.zeros(300, 264, dtype=torch.bfloat16)
+    stub.device.quantize(x, SMALL, -1, 0)
+    (launch,) = stub.launches
+    assert (launch.grid[0], launch.threads[0], launch.stream) == (9, 256, 7)
+    stub.torch.streams[0] = 9
+    stub.device.quantize(x, SMALL, -1, 0)
+    assert [launch.stream for launch in stub.launches] == [7, 9]
+
+
+def test_a_kernel_is_compiled_and_loaded_once(stub: Stub) -> None:
+    before = stub.nvrtc.stub_compiled()
+    for seed in range(3):
+        stub.device.quantize(torch.zeros(128, 128, dtype=torch.bfloat16), SMALL, -1, seed)
+    assert stub.driver.stub_loads() == stub.nvrtc.stub_compiled() - before == 1
+    other = cuda.CupyLauncher()  # another process finds the cubin in the cache
+    stub.device.__init__(other)  # type: ignore[misc]
+    stub.device.quantize(torch.zeros(128, 128, dtype=torch.bfloat16), SMALL, -1, 0)
+    assert stub.driver.stub_loads() == 2
+    assert stub.nvrtc.stub_compiled() - before == 1
+
+
+def test_a_repeated_call_with_other_memory_seed_and_signs(stub: Stub) -> None:
+    """Check that what is kept of a call holds nothing that differs between calls."""
+    for seed in (1, 2, 2**62):
+        for text in ("e2m1:1x16:nvfp4:stochastic", f"e2m1:1x16:nvfp4:stochastic:rht16:signs={seed}"):
+            q = Quantizer.parse(text)
+            for start in (0, 1):  # at an address that is a multiple of 16, and beside it
+                x = make("lognormal", (1, 40 * 72 + 1), torch.bfloat16, seed=seed % 7)[0, start : start + 40 * 72]
+                x = x.view(40, 72)
+                want = reference.quantize(x, q, -1, seed, want_stats=True)
+                got = stub.device.quantize(x, q, -1, seed, want_stats=True)
+                for a, b in zip(got, want, strict=True):
+                    assert_same(a, b, f"{q}, {seed=}, {start=}")
+
+
+def run_in_thread(stub: Stub, device: int) -> list[BaseException]:
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            if device >= 0:
+                stub.driver.stub_make_current(device)
+            small(SMALL, stub)
+        except BaseException as failure:
+            failures.append(failure)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    return failures
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_thread_without_a_context(stub: Stub, known: bool) -> None:
+    """Check threads like autograd's, before and after the kernel is loaded."""
+    if known:
+        small(SMALL, stub)
+    assert not run_in_thread(stub, -1)
+    assert len({launch.thread for launch in stub.launches}) == 1 + known
+
+
+def test_the_tensors_device_is_used_not_the_current_one(stub: Stub) -> None:
+    """Check a tensor of the second device, while the first is current; a stream belongs to one device."""
+    stub.torch.streams = {0: 5, 1: 256 + 6}
+    recorder = Recorder()
+    Device(recorder).quantize(torch.zeros(40, 72, dtype=torch.bfloat16), SMALL, -1, 0)
+    stub.driver.stub_set_executes(0)
+    launcher = stub.device._launcher
+    for current in (0, 1):
+        stub.driver.stub_make_current(current)
+        for index in (0, 1):
+            arguments = ctypes.c_void_p(ctypes.addressof(Call()))
+            launcher.kernel(recorder.variants[0], torch.device("cuda", index))(1, ctypes.addressof(arguments))
+            assert stub.driver.stub_current_device() == current
+    assert [(launch.device, launch.stream) for launch in stub.launches] == [(0, 5), (1, 262)] * 2
+    assert stub.driver.stub_loads() == 2
+
+
+def test_a_first_use_inside_a_capture_says_what_to_do(stub: Stub) -> None:
+    with stub.capture(), pytest.raises(RuntimeError, match="call the function once before the capture"):
+        small(SMALL, stub)
+    small(SMALL, stub)
+    x = torch.zeros(40, 72, dtype=torch.bfloat16)
+    with stub.capture():
+        stub.device.quantize(x, SMALL, -1, 0)
+    assert stub.launches[-1].captured
+
+
+def test_a_driver_error_while_another_thread_captures_is_raised(stub: Stub) -> None:
+    """Check a capture that torch does not see from this thread: the driver refuses to load, and says why."""
+    stub.driver.stub_set_capturing(1)
+    with pytest.raises(Exception, match="900"):
+        small(SMALL, stub)
+    stub.driver.stub_set_capturing(0)
+    small(SMALL, stub)
+
+
+def test_a_driver_that_is_older_than_nvrtc(stub: Stub) -> None:
+    assert cuda.complaint() is None
+    stub.nvrtc.stub_set_major(14)
+    cubins.version.cache_clear()
+    assert str(cuda.complaint()).endswith("update the driver, or pip install nvidia-cuda-nvrtc==13.*")
+    stub.nvrtc.stub_set_major(12)
+    cubins.version.cache_clear()
+    assert cuda.complaint() is None
+
+
+def test_a_driver_that_is_older_than_cupy(stub: Stub) -> None:
+    stub.driver.stub_set_version(12040)
+    assert "12.4" in str(cuda.complaint())
+    assert "cupy-cuda12x" in str(cuda.complaint())
+
+
+def test_a_gpu_that_is_too_old(stub: Stub) -> None:
+    stub.torch.capability = (7, 5)
+    assert "compute capability 8.0" in str(cuda.complaint())
+
+
+def test_a_file_system_without_locks(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with pytest.warns(RuntimeWarning, match="no file locks"):
+        small(SMALL, stub)
+
+
+def test_a_cache_that_cannot_be_written(stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setenv("FEWBITS_CACHE", str(file / "cache"))
+    assert "FEWBITS_CACHE" in str(cuda.complaint())
+    with pytest.raises(BuildError, match="FEWBITS_CACHE"):
+        small(SMALL, stub)
+
+
+def cached_cubin(tmp_path: Path) -> Path:
+    (file,) = (tmp_path / "cache").glob("cuda-*.cubin")
+    return file
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_poisoned_cubin_is_compiled_again(stub: Stub, tmp_path: Path, whole: bool) -> None:
+    """Check a cached file that is damaged, and one that is whole but that the driver rejects."""
+    small(SMALL, stub)
+    good, content = cached_cubin(tmp_path).read_bytes(), b"\x7fELF of another world"
+    cached_cubin(tmp_path).write_bytes(content + (sha256(content).digest() if whole else b""))
+    stub.device.__init__(cuda.CupyLauncher())  # type: ignore[misc]
+    small(SMALL, stub)
+    assert cached_cubin(tmp_path).read_bytes() == good
+
+
+def test_what_the_driver_rejects_twice_is_an_error(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cubins, "compile_now", lambda *_: (b"\x7fELF of another world\0", ""))
+    with pytest.raises(Exception, match="200"):
+        small(SMALL, stub)

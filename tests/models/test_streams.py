@@ -1,0 +1,53 @@
+"""Test what quantized layers do on CUDA streams: they refuse to be captured, and keep nothing for another stream.
+
+The CUDA tensors are torch's fake ones, which have a device and no memory; torch.cuda's two questions get test answers.
+"""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fewbits.models.quantize import quantize
+from fewbits.models.streams import current_stream, refuse_capture
+from tests.models.quantized import E4M3, linear, noisy, one_layer, recipe
+
+CUDA = torch.device("cuda", 0)
+
+
+def test_a_captured_layer_says_why_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, quantization = one_layer(recipe(E4M3), 32, 64)
+    quantization.begin(0)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with FakeTensorMode():
+        x = torch.empty(4, 32, device=CUDA)
+    with pytest.raises(RuntimeError, match="same random bits"):
+        layer(x)
+    with pytest.raises(RuntimeError, match="same random bits"):
+        layer.quantize_gradient(quantization.context, x, True, True)
+    refuse_capture(torch.device("cpu"))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    refuse_capture(CUDA)
+
+
+def test_the_stream_is_that_of_the_tensors_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", {0: 7, 1: 9}.get, raising=False)
+    assert [current_stream(torch.device("cuda", i)) for i in (0, 1)] == [7, 9]
+    assert current_stream(torch.device("cpu")) == 0
+
+
+def test_another_stream_quantizes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch.nn.Sequential(linear(32, 32, draw=noisy), linear(32, 32, draw=noisy))
+    quantization = quantize(model, recipe(E4M3))
+    quantization.begin(0)
+    layer, x, streams = quantization.layers[0], noisy(16, 32, seed=1, dtype=torch.bfloat16).requires_grad_(), [1]
+    for module in ("fewbits.models.updates", "fewbits.models.quantized_linear"):
+        monkeypatch.setattr(f"{module}.current_stream", lambda device: streams[0])
+    first = layer(x)
+    weights, read = layer._weights, quantization.last_input
+    assert torch.equal(layer(x), first)
+    assert layer._weights is weights
+    assert quantization.last_input is read
+    streams[0] = 2
+    assert torch.equal(layer(x), first)
+    assert layer._weights is not weights
+    assert quantization.last_input is not read
