@@ -140,6 +140,13 @@ COMMANDS = (
     Command(
         ("optimizers",), "fewbits.experiments.commands.groups", "list the optimizers", "adamw", function="optimizers"
     ),
+    Command(
+        ("precisions",),
+        "fewbits.experiments.commands.groups",
+        "list the precision policies",
+        "fp16",
+        function="precisions",
+    ),
     Command(("studies",), "fewbits.sweeps.commands.studies", "list the studies with their recipes", "--json"),
     Command(
         ("data", "prepare"),
