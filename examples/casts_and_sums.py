@@ -2,7 +2,7 @@
 
     python examples/casts_and_sums.py
 
-A cast to E4M3 beyond 464 is NaN or 448, depending on torch's version; fewbits saturates, or gives NaN if it is asked to.
+A cast to E4M3 beyond 464 is NaN or 448, depending on the version of torch; fewbits saturates, or gives NaN if asked.
 """
 
 import torch

@@ -57,7 +57,7 @@ def test_kernels_are_used_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert "4.50 bits" in out
 
 
-def test_scaled_losses_keep_small_gradients_and_master_weights_small_updates(
+def test_scaled_losses_keep_small_gradients(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run("loss_scaling")

@@ -88,6 +88,12 @@ primer.show("Table K", "B4", "C7", "C8")
 primer.show("C2", "B2", "C4", "C5", "B3", "B9", "C3")
 
 # %% [markdown]
+# ## More of our own measurements
+
+# %%
+primer.own()
+
+# %% [markdown]
 # ## Discussion
 
 # %%
