@@ -24,7 +24,7 @@ SEEDS ?=
 ADDRESS ?=
 RUNS ?=
 OUT ?=
-STUDIES := mor nvfp4 gaussws
+STUDIES := mor nvfp4 gaussws primer
 REPRODUCE := $(STUDIES:%=reproduce-%)
 TO := $(if $(OUT),--out $(OUT))
 
@@ -80,6 +80,7 @@ ui: setup ## Show the trials of runs/ in MLflow, on 127.0.0.1:5000
 reproduce-mor: ## Run the missing trials of the MoR study and write its report: SCALE, SEEDS, ADDRESS, RUNS, OUT
 reproduce-nvfp4: ## Do the same for the NVFP4 study
 reproduce-gaussws: ## Do the same for the GaussWS study, and measure training and generators once per store
+reproduce-primer: ## Do the same for the primer of number formats and mixed precision
 
 MEASURED = $(BIN)/fewbits sweep $$of; swept=$$?; if [ $$swept -gt 1 ]; then exit $$swept; fi; $(MEASURE_$*) \
 	$(BIN)/fewbits report $$of $(TO); reported=$$?; if [ $$swept -ne 0 ]; then exit $$swept; fi; exit $$reported

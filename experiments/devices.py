@@ -121,6 +121,7 @@ def _be_deterministic() -> None:
     torch.set_deterministic_debug_mode(
         "error"
     )  # use_deterministic_algorithms(True) does the same but loads the compiler
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False  # sums of FP16 products are FP32
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # saves writing each new tensor
 
 

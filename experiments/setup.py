@@ -56,6 +56,7 @@ def check(trial: Trial, ranks: int = 1) -> None:
             "length, another model or, where positions are rotary, a larger model.context"
         )
     phases(trial.schedule, t.steps)
+    trial.precision.check_ranks(ranks)
     model = on_meta(trial.model)
     layers = list(linear_layers(model))  # before `quantize`, which replaces them in the model
     quantize(model, trial.recipe, observer=Observer(trial.observer))

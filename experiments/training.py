@@ -38,6 +38,7 @@ from fewbits.experiments.optimization.optimizers import (
     optimizer_state,
     set_learning_rate,
 )
+from fewbits.experiments.optimization.precision import DTYPES, Policy
 from fewbits.experiments.optimization.schedules import factor
 from fewbits.experiments.setup import check, check_data, check_evaluation, cloze, corpus_model, text_tokenizer
 from fewbits.experiments.storage import checkpoints, run_folder
@@ -50,8 +51,7 @@ from fewbits.models.networks.registry import build, linear_parameters
 from fewbits.models.observer import Observer
 from fewbits.models.quantize import Quantization, quantize
 
-INITIAL, ORDER, ROUNDING = range(3)  # purposes for which seeds are derived from the trial's seed
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+INITIAL, ORDER, ROUNDING, UPDATES = range(4)  # purposes for which seeds are derived from the trial's seed
 DONE = "already done"
 Say = Callable[["Progress"], None]
 Saved = Callable[[run_folder.RunFolder], None]
@@ -84,6 +84,7 @@ class State:
     model: Decoder
     optimizer: torch.optim.Optimizer
     quantization: Quantization
+    policy: Policy
     step: int = 0  # number of updates done
     position: int = 0  # sequences of the corpus consumed, including the parent's
     origin: int = 0  # updates done by the parents, so that a branch never draws their noise again
@@ -163,7 +164,7 @@ def _train(
         folder.add_segment(segment(state.step, devices.kind_of_device(runtime), world.device))
         if state.step:
             tell(f"resuming from step {state.step}")
-    model, optimizer, observer = state.model, state.optimizer, state.quantization.observer
+    model, optimizer, policy, observer = state.model, state.optimizer, state.policy, state.quantization.observer
     loss_of = _loss_module(model, trial, world)
     hopeless = t.blow_up * math.log(trial.model.vocab) if t.blow_up else math.inf
     peak = devices.peak_flops(world.device)
@@ -180,7 +181,8 @@ def _train(
 
         if healthy:
             set_learning_rate(optimizer, factor(trial.schedule, step, t.steps))
-            optimizer.step()
+            policy.update(state.origin + step, row)
+            healthy = policy.complaint is None
             state.step, state.position = step + 1, state.position + t.batch
         optimizer.zero_grad(set_to_none=True)
         seconds = time.perf_counter() - began
@@ -215,6 +217,7 @@ def _train(
         write_tables(state, timing, folder.path)
         status = "done" if healthy else "diverged"
         result = {"id": folder.id, "name": trial.name, "status": status, "step": state.step} | _final(state)
+        result |= policy.results()
         if healthy:
             result |= evaluate_last(state, trial, corpus, folder.path) | final_evaluation(state, trial, corpus)
         write_json(folder.path / "result.json", result)
@@ -229,6 +232,7 @@ def gradients(state: State, trial: Trial, corpus: Corpus, world: devices.World, 
     accumulation = t.batch // t.micro_batch // world.ranks
     order_seed = derive_seed(trial.seed, ORDER)
     losses = []
+    state.policy.begin(state.step)
     for micro in range(accumulation):
         first = state.position + (micro * world.ranks + world.rank) * t.micro_batch
         inputs, targets = corpus.batch("train", first, t.micro_batch, t.length, order_seed)
@@ -237,10 +241,12 @@ def gradients(state: State, trial: Trial, corpus: Corpus, world: devices.World, 
         with contextlib.nullcontext() if last or world.ranks == 1 else loss_of.no_sync():  # type: ignore[operator]
             loss = loss_of(inputs.to(world.device), targets.to(world.device))
             penalty = quantization.penalty()
-            ((loss if penalty is None else loss + penalty) / accumulation).backward()
+            state.policy.scaled((loss if penalty is None else loss + penalty) / accumulation).backward()
+            state.policy.add_up()
         losses.append(loss.detach())
     loss = world.mean(torch.stack(losses).mean())
     loss_max = world.greatest(torch.stack(losses).max())
+    state.policy.finish(state.step)
     norm = clip_gradients(state.model.parameters(), trial.optimizer.clip)
     row = {
         "step": state.step,
@@ -250,7 +256,7 @@ def gradients(state: State, trial: Trial, corpus: Corpus, world: devices.World, 
         "gradient_norm": norm.item(),
         "learning_rate": trial.optimizer.lr * factor(trial.schedule, state.step, t.steps),
     }
-    return row if penalty is None else row | {"penalty": penalty.item()}
+    return state.policy.judge(row if penalty is None else row | {"penalty": penalty.item()})
 
 
 # ------------------------------------------------------------------------------------------------ before and between
@@ -292,7 +298,9 @@ def set_up(trial: Trial, device: torch.device) -> State:
     rounding = trial.seed if trial.training.rounding_seed is None else trial.training.rounding_seed
     observer = Observer(trial.observer) if trial.observer.enabled else None
     quantization = quantize(model, trial.recipe, seed=derive_seed(rounding, ROUNDING), observer=observer)
-    return State(model, make_optimizer(model, trial.optimizer, partition=partition), quantization)
+    optimizer = make_optimizer(model, trial.optimizer, partition=partition)
+    policy = Policy(trial.precision, model, optimizer, seed=derive_seed(rounding, UPDATES))
+    return State(model, optimizer, quantization, policy)
 
 
 def resume(state: State, corpus: Corpus, folder: run_folder.RunFolder, parent: Parent | None) -> None:
@@ -305,6 +313,7 @@ def resume(state: State, corpus: Corpus, folder: run_folder.RunFolder, parent: P
     corpus.check(saved["data"]["fingerprint"], saved["data"])
     _load_weights(state.model, saved["model"], strict=own is not None)
     load_optimizer_state(state.optimizer, saved["optimizer"])
+    state.policy.load_state(saved.get("precision", {}), branch=own is None)
     state.position = saved["position"]
     if own is None:
         state.origin = saved["origin"] + saved["step"]
@@ -325,6 +334,7 @@ def save(state: State, corpus: Corpus, folder: Path, *, keep: int) -> Path:
             "model": state.model.state_dict(),
             "optimizer": optimizer_state(state.optimizer),
             "observer": observer.state() if observer else {},
+            "precision": state.policy.state(),
             "rng": torch.get_rng_state(),
             "step": state.step,
             "position": state.position,
@@ -341,6 +351,8 @@ def write_tables(state: State, timing: Sequence[Mapping[str, float]], folder: Pa
     """Write the tables. Timing is separate because only it differs between runs of a trial."""
     write_parquet(folder / "metrics.parquet", pd.DataFrame(state.metrics))
     write_parquet(folder / "numerics.parquet", pd.DataFrame(state.numerics))
+    if rows := state.policy.rows():
+        write_parquet(folder / "precision.parquet", pd.DataFrame(rows))
     write_parquet(folder / "timing.parquet", pd.DataFrame(timing))
 
 

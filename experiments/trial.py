@@ -13,12 +13,13 @@ from fewbits.common.from_dict import from_dict, one_of
 from fewbits.common.store_folder import store_folder
 from fewbits.experiments.data.config import DataConfig
 from fewbits.experiments.optimization.optimizers import OptimizerConfig
+from fewbits.experiments.optimization.precision import Precision
 from fewbits.experiments.optimization.schedules import ScheduleConfig
 from fewbits.models.networks.decoder import DecoderConfig
 from fewbits.models.observer import ObserverConfig
 from fewbits.models.recipe import Recipe
 
-DTYPES = ("bf16", "fp32")
+DTYPES = ("bf16", "fp16", "fp32")
 TRACKING = ("none", "mlflow")
 SEEDS = 1 << 63
 
@@ -31,7 +32,7 @@ class Training:
     batch: int  # sequences per update, over all ranks
     micro_batch: int  # sequences that one rank processes at once
     length: int  # tokens per sequence
-    dtype: str = "bf16"  # in which the model computes; its parameters are FP32
+    dtype: str = "bf16"  # in which the model computes; `precision` says in which its parameters are stored
     checkpoint_every: int = 100  # steps
     blow_up: float = 3.0  # a loss above this multiple of the loss of guessing ends the trial as diverged (assumed)
     rounding_seed: int | None = None  # for stochastic rounding and samplers; None: the trial's seed
@@ -96,6 +97,7 @@ class Trial:
     seed: int = 0
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    precision: Precision = field(default_factory=Precision)
     evaluation: Evaluation = field(default_factory=Evaluation)
     observer: ObserverConfig = field(default_factory=ObserverConfig)
     branch: Branch = field(default_factory=Branch)
@@ -103,6 +105,7 @@ class Trial:
     def __post_init__(self) -> None:
         if not 0 <= self.seed < SEEDS:
             raise ValueError(f"seed {self.seed}: valid values are 0 to 2^63 - 1")
+        self.precision.check(self.training.dtype, self.recipe.sampler.kind, self.training.compile)
         if self.model.positions == "learned" and self.training.length > self.model.context:
             raise ValueError(
                 f"training.length {self.training.length}: model {self.model.name} has {self.model.context} positions"

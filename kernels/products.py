@@ -19,11 +19,12 @@ WIDENS = not has_fast_bf16_products()
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """Return a · b in a's dtype, summed in FP32 and rounded once.
 
-    Where torch has only scalar loops for BF16, the operands are widened and multiplied in FP32, which is faster.
+    On a CPU, FP16 operands are widened and multiplied in FP32, because torch's own product may sum in FP16. So are BF16
+    operands where torch has only scalar loops for them, because that is faster.
     """
     if _is_widened(a):
         with torch.autocast("cpu", enabled=False):  # autocast would round the operands again
-            return torch.matmul(a.float(), b.float()).to(torch.bfloat16)
+            return torch.matmul(a.float(), b.float()).to(a.dtype)
     return torch.matmul(a, b)
 
 
@@ -33,13 +34,13 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class _WidenedLinear(Function):
-    """Computes `linear` and its gradients in FP32, and keeps its operands for the backward pass in BF16."""
+    """Computes `linear` and its gradients in FP32, and keeps its operands for the backward pass in their dtype."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, w)
         with torch.autocast("cpu", enabled=False):
-            return F.linear(x.float(), w.float(), None if bias is None else bias.float()).to(torch.bfloat16)
+            return F.linear(x.float(), w.float(), None if bias is None else bias.float()).to(x.dtype)
 
     @staticmethod
     @once_differentiable
@@ -52,7 +53,7 @@ class _WidenedLinear(Function):
 
 
 def _is_widened(x: Tensor) -> bool:
-    return x.dtype == torch.bfloat16 and x.device.type == "cpu" and WIDENS
+    return x.device.type == "cpu" and (x.dtype == torch.float16 or (x.dtype == torch.bfloat16 and WIDENS))
 
 
 def matmul_fp32(a: Tensor, b: Tensor) -> Tensor:

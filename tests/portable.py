@@ -61,6 +61,7 @@ FILES = (
     "models/networks/test_huggingface.py",
     "experiments/fingerprint/test_identity.py",
     "experiments/optimization/test_optimizers.py",
+    "experiments/optimization/test_precision.py",
     "experiments/probes/test_probe.py",
     "experiments/storage/test_resume.py",
     "experiments/test_titan.py",

@@ -57,6 +57,21 @@ def test_kernels_are_used_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert "4.50 bits" in out
 
 
+def test_scaled_losses_keep_small_gradients(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run("loss_scaling")
+    rows = re.findall(r"loss ([\d.]+), zero gradients ([\d.]+)%", capsys.readouterr().out)
+    (_, kept), _, (_, flushed) = rows
+    assert float(kept) < float(flushed) / 2
+
+
+def test_sums_of_few_bits_err_and_promoted_ones_do_not(capsys: pytest.CaptureFixture[str]) -> None:
+    run("casts_and_sums")
+    errors = dict(re.findall(r"products, (\S+) +largest error ([\d.]+)%", capsys.readouterr().out))
+    assert float(errors["hopper-fp8"]) > 1 > 10 * float(errors["hopper-fp8-promoted"])
+
+
 def test_a_recipe_is_swept_compared_in_mlflow_and_judged(tmp_path: Path) -> None:
     def printed(script: str) -> str:
         """Run a script in a process of its own, since it sets MLflow's tracking server."""

@@ -1,6 +1,7 @@
 """Write frames of runs as Parquet, CSV, or a data set of Hugging Face's `datasets`.
 
-    FOLDER/trials.parquet  metrics.parquet  numerics.parquet  evaluation.parquet  timing.parquet  README.md
+    FOLDER/trials.parquet  metrics.parquet  numerics.parquet  precision.parquet  evaluation.parquet  timing.parquet
+    README.md
 
 README.md has the schema. For Hugging Face it is a dataset card, whose header makes each table a configuration.
 """

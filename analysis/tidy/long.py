@@ -27,20 +27,21 @@ LABELS = {
     "data": "the kind of data",
 }
 COLUMNS = {
-    "table": "metrics, numerics, evaluation or timing: the file of the run folder",
+    "table": "metrics, numerics, precision, evaluation or timing: the file of the run folder",
     "step": "the step, counted from 0; for numerics, the last step of a window",
     "tokens": "tokens trained until then, those of the trunk included; for evaluation, tokens of the document",
-    "layer": "numerics: the name of the linear layer",
+    "layer": "numerics: the name of the linear layer; precision: that of the parameter or the linear layer",
     "block": "numerics: the number of the layer's block",
     "part": "numerics: qkv, out, up, down and so on",
-    "slot": "numerics: the operand slot, such as fprop.x, or `weight` for values of the whole layer",
+    "slot": "numerics: the operand slot, such as fprop.x, or `weight` for values of the whole layer; precision: parameter "
+    "or dy",
     "quantizer": "numerics: the quantizer or mixture of the slot",
     "text": "evaluation: validation or ood",
     "document": "evaluation: the number of the document in its text",
-    "metric": "the name of the number; `histogram.N` is bin N of a histogram of relative errors",
+    "metric": "the name of the number; `histogram.N` is bin N of a histogram of relative errors or of exponents",
     "value": "the number; numbers that are not known (NaN) have no row",
 }
-TABLES = ("metrics", "numerics", "evaluation", "timing")
+TABLES = ("metrics", "numerics", "precision", "evaluation", "timing")
 _WHOLE = ("step", "tokens", "block", "document")  # columns of whole numbers
 _VALUES = ("metric", "value")
 

@@ -80,6 +80,11 @@ class Runs:
         return self.long("numerics")
 
     @cached_property
+    def precision(self) -> pd.DataFrame:
+        """A long frame of lost updates and of gradients that are 0, by measured step and parameter."""
+        return self.long("precision")
+
+    @cached_property
     def evaluation(self) -> pd.DataFrame:
         """A long frame of losses at the end of training, by held-out document."""
         return self.long("evaluation")

@@ -1,4 +1,4 @@
-"""List what a group of configs offers (`fewbits scales`, `schedules`, `optimizers`, `data`), like `fewbits recipes`."""
+"""List what a group of configs offers (`fewbits scales`, `schedules`, `optimizers`, `precisions`, `data`)."""
 
 from __future__ import annotations
 
@@ -37,6 +37,10 @@ def schedules(argv: Sequence[str]) -> int:
 
 def optimizers(argv: Sequence[str]) -> int:
     return _list("optimizer", "optimizers", argv)
+
+
+def precisions(argv: Sequence[str]) -> int:
+    return _list("precision", "precisions", argv)
 
 
 def data(argv: Sequence[str]) -> int:
@@ -87,7 +91,9 @@ def _file(group: str, name: str, own: Folders) -> Path:
 def _settings(group: str, name: str, searched: Sequence[str], own: Folders) -> dict[str, Any]:
     """Return the settings of a config by the override that changes each; for a scale, what its file sets."""
     if group != GLOBAL:
-        return dict(_flat(resolved([*searched, f"{group}={name}"])[group], group))
+        config = resolved([*searched, f"{group}={name}"])
+        also = {"training.dtype": config["training"]["dtype"]} if group == "precision" else {}
+        return also | dict(_flat(config[group], group))
     content = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(_file(group, name, own))))
     items = [item for item in content.pop("defaults", []) if isinstance(item, Mapping)]
     choices = {str(key).removeprefix("override").strip(" /"): value for item in items for key, value in item.items()}

@@ -69,7 +69,9 @@ COMPUTING = {
     "experiments.evaluation.loss": "any",
     "experiments.evaluation.protocols": "any",
     "experiments.optimization.optimizers": "any",
+    "experiments.optimization.precision": "any",
     "experiments.optimization.schedules": "any",
+    "experiments.optimization.update_records": "any",
     "experiments.training": "any",
 }
 
@@ -144,5 +146,6 @@ CONFIG_CLASSES = {
     "models.observer": ("ObserverConfig",),
     "models.recipe": ("Dgrad", "Fprop", "Keep", "Recipe", "Sampler", "Switch", "Wgrad"),
     "experiments.optimization.optimizers": ("OptimizerConfig",),
+    "experiments.optimization.precision": ("Precision",),
     "experiments.optimization.schedules": ("ScheduleConfig",),
 }

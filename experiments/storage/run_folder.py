@@ -1,7 +1,7 @@
 """Manage the folder of one run: its files, its lock, and its result.
 
     RUNS/<slug>-<hash8>/  config.yaml  provenance.json  metrics.parquet  numerics.parquet  checkpoints/
-                          evaluation.parquet  result.json
+                          precision.parquet  evaluation.parquet  result.json
 
 A trial's folder is found by `hash8`, the start of its id, so that equal trials with different names share it. One
 process writes at a time. `result.json` is written last: if it exists, the trial has ended, with status done or

@@ -1,8 +1,8 @@
 """Read from a run folder the points (values of metrics) that MLflow shows, step by step.
 
-A step's points come from its row of metrics.parquet, its speed in timing.parquet, and the window of numerics.parquet
-that ends with it. Training writes timing.parquet last, so while a trial runs only the steps in it count: their rows in
-the other tables are complete.
+A step's points come from its row of metrics.parquet, its speed in timing.parquet, the window of numerics.parquet that
+ends with it, and its rows of precision.parquet. Training writes timing.parquet last, so while a trial runs only the
+steps in it count: their rows in the other tables are complete.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import json
 import math
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fewbits.experiments.storage.run_folder import RunFolder
-from fewbits.experiments.tracking import numerics
+from fewbits.experiments.tracking import numerics, precision
 from fewbits.experiments.tracking.system_metrics import SYSTEM
 
 if TYPE_CHECKING:
@@ -28,10 +28,15 @@ SECTIONS = {  # MLflow shows the chart of a metric `section/name` below the head
     "learning_rate": "optimizer",
     "parameter_norm": "optimizer",
     "penalty": "optimizer",
+    "loss_scale": "precision",
+    "skipped": "precision",
     "tokens_per_second": "speed",
     "mfu": "speed",
 }
 _SCORES = re.compile(r"(validation|ood)_loss_\w+|\w*_share")  # numbers of result.json that no table has
+
+
+Summary = dict[int, dict[str, float]]  # metrics by step
 
 
 class Point(NamedTuple):
@@ -48,13 +53,15 @@ def step_points(folder: RunFolder, after: int) -> Iterator[tuple[int, list[Point
     timing = {row["step"]: row for row in _rows(folder.path / "timing.parquet")}
     last = math.inf if folder.over else max(timing, default=-1)
     rows = [row for row in _rows(folder.path / "metrics.parquet") if after < row["step"] <= last]
-    windows = _windows(folder.path / "numerics.parquet", after) if rows else {}
+    windows = _summary(folder.path / "numerics.parquet", after, numerics.metrics_by_step) if rows else {}
+    measured = _summary(folder.path / "precision.parquet", after, precision.metrics_by_step) if rows else {}
     for row in rows:
         step = int(row["step"])
         times = timing.get(step, {})
         values = {key: value for key, value in row.items() if key != "step"}
         values |= {key: times[key] for key in ("tokens_per_second", "mfu") if key in times}
-        named = {_in_section(key): value for key, value in values.items()} | windows.get(step, {})
+        named = {_in_section(key): value for key, value in values.items()}
+        named |= windows.get(step, {}) | measured.get(step, {})
         at = round(1000 * times.get("time", 0.0))
         yield step, [Point(key_of(key), float(v), at, step) for key, v in named.items() if math.isfinite(v)]
 
@@ -116,9 +123,9 @@ def _rows(path: Path) -> list[dict[str, float]]:
     return [] if frame is None else [{str(k): v for k, v in row.items()} for row in frame.to_dict("records")]
 
 
-def _windows(path: Path, after: int) -> dict[int, dict[str, float]]:
+def _summary(path: Path, after: int, metrics_by_step: Callable[[pd.DataFrame], Summary]) -> Summary:
     frame = table(path)
-    return {} if frame is None else numerics.metrics_by_step(frame[frame["step"] > after])
+    return {} if frame is None else metrics_by_step(frame[frame["step"] > after])
 
 
 def _in_section(key: str) -> str:

@@ -44,7 +44,7 @@ BATCH = 800  # metrics in one request: MLflow allows 1,000 values, of which 100 
 STATUS = {"done": "FINISHED", "diverged": "FAILED"}  # by status of a result
 CONFIG = "config.yaml"
 NUMERICS = "numerics.parquet"
-TABLES = ("metrics.parquet", NUMERICS, "timing.parquet", "evaluation.parquet")
+TABLES = ("metrics.parquet", NUMERICS, "precision.parquet", "timing.parquet", "evaluation.parquet")
 AT_END = ("result.json", "provenance.json", *TABLES)
 LAST_WINDOW = "numerics.csv"  # an artifact without a file in the run folder
 

@@ -1,7 +1,8 @@
 """Compute causal attention with rotary positions, for training.
 
 On a CPU one operator rotates, multiplies and normalises in BF16, block by block, and computes the scores again in the
-backward pass; its gradient of a fused q, k and v is one tensor. Everything else is computed by torch.
+backward pass; its gradient of a fused q, k and v is one tensor. FP16 on a CPU uses the operator's reference, because
+torch's own products may sum in FP16. Everything else is computed by torch.
 
 Shape suffixes: B batch, T token, H head, K key and value head, E head's dimension.
 """
@@ -55,7 +56,11 @@ def rotate(x_BTHE: Tensor, turns: Tensor) -> Tensor:
 
 
 def _takes(*tensors: Tensor) -> bool:
-    return all(x.device.type == "cpu" and x.dtype == torch.bfloat16 for x in tensors)
+    return all(x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16) for x in tensors)
+
+
+def _in_library(q: Tensor) -> bool:
+    return q.dtype == torch.bfloat16 and is_compiled()
 
 
 # ------------------------------------------------------------------------------------------------ calls of the library
@@ -133,7 +138,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, turns: Tensor | None) -> tuple[T
     turns = _checked(turns, q)
     if not q.numel():
         return _fake(q)
-    return _run(q, k, v, turns) if is_compiled() else reference.attention(q, k, v, turns)
+    return _run(q, k, v, turns) if _in_library(q) else reference.attention(q, k, v, turns)
 
 
 def _attention_backward(
@@ -142,7 +147,7 @@ def _attention_backward(
     turns, grads = _checked(turns, q), (_empty(q), _empty(k), _empty(v))
     if not q.numel():
         return grads
-    if not is_compiled():
+    if not _in_library(q):
         return reference.attention_backward(q, k, v, turns, out, log_sums, d_out)
     _run_backward(q, k, v, turns, (out, log_sums, d_out), grads)
     return grads
@@ -158,7 +163,7 @@ def _fused_attention_backward(
     turns, dx = _checked(turns, x), _empty(x)
     if not x.numel():
         return dx
-    if not is_compiled():
+    if not _in_library(x):
         return torch.cat(reference.attention_backward(*_split(x, heads), turns, out, log_sums, d_out), 2)
     _run_backward(*_split(x, heads), turns, (out, log_sums, d_out), _split(dx, heads))
     return dx

@@ -1,7 +1,8 @@
 """Define causal attention with rotary positions, forward and backward.
 
-The operands of matrix products are BF16 values; products, softmax and rotations are FP32. Only the order in which
-`product` adds differs between backends: if it is replaced by their order, their results have the same bits.
+The operands of matrix products have values of the dtype of q, BF16 or FP16; products, softmax and rotations are FP32.
+Only the order in which `product` adds differs between backends: if it is replaced by their order, their results have
+the same bits.
 
 Shape suffixes: B batch, T token, H head, K key and value head, E head's dimension.
 """
@@ -19,7 +20,7 @@ BLOCK = 32  # backends divide tokens into blocks of this size, and fill the last
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """Return the product of matrices of BF16 values, with FP32 sums."""
+    """Return the product of matrices of BF16 or FP16 values, with FP32 sums."""
     return a @ b
 
 
@@ -46,7 +47,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, turns: Tensor | None) -> tuple[Te
     top = scores.amax(-1, keepdim=True)
     p = exponential(scores - top)
     total = along_rows(p)
-    y_BHTE = product(_rounded(p), v_BHTE) * (1 / total)[..., None]
+    y_BHTE = product(_rounded(p, q.dtype), v_BHTE) * (1 / total)[..., None]
     log_sums = (top[..., 0].double() + total.double().log()).float()
     return y_BHTE.transpose(1, 2).to(q.dtype).contiguous(), log_sums
 
@@ -59,18 +60,18 @@ def attention_backward(
     dy_BHTE = dy.transpose(1, 2).float()
     p = exponential(_scores(q_BHTE, k_BHTE) - log_sums[..., None])
     inner = along_rows(y.transpose(1, 2).float() * dy_BHTE)
-    ds = _rounded(p * (product(dy_BHTE, v_BHTE.mT) - inner[..., None]))
+    ds = _rounded(p * (product(dy_BHTE, v_BHTE.mT) - inner[..., None]), q.dtype)
     dq = product(ds, k_BHTE) * _scale(q)
-    dk, dv = (_summed(x, y, k.shape[2]) for x, y in ((ds, q_BHTE), (_rounded(p), dy_BHTE)))
+    dk, dv = (_summed(x, y, k.shape[2]) for x, y in ((ds, q_BHTE), (_rounded(p, q.dtype), dy_BHTE)))
     dq, dk = (rotate(x.transpose(1, 2), turns, -1) for x in (dq, dk))
     return dq.to(q.dtype), dk.to(k.dtype), dv.transpose(1, 2).to(v.dtype)
 
 
 def _operands(q: Tensor, k: Tensor, v: Tensor, turns: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the scaled queries, the keys and the values, [B, H, T, E], with BF16 values in FP32."""
-    queries = _rounded(_rounded(rotate(q, turns)) * _scale(q))
+    """Return the scaled queries, the keys and the values, [B, H, T, E], with values of their dtype in FP32."""
+    queries = _rounded(_rounded(rotate(q, turns), q.dtype) * _scale(q), q.dtype)
     shared = q.shape[2] // k.shape[2]
-    keys, values = (_rounded(x).repeat_interleave(shared, 2) for x in (rotate(k, turns), v))
+    keys, values = (_rounded(x, q.dtype).repeat_interleave(shared, 2) for x in (rotate(k, turns), v))
     return queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2)
 
 
@@ -90,5 +91,5 @@ def _summed(x_BHTT: Tensor, y_BHTE: Tensor, kv_heads: int) -> Tensor:
     return product(x.mT, y)
 
 
-def _rounded(x: Tensor) -> Tensor:
-    return x.bfloat16().float()
+def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.to(dtype).float()

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from fewbits.analysis.tidy.runs import Place, Runs, read, runs
     from fewbits.experiments.config import load_recipe, load_trial
     from fewbits.experiments.evaluation.evaluate import evaluate
+    from fewbits.kernels.accumulators import product
     from fewbits.kernels.api import QuantStats, fake_quantize, fake_quantize_both, mix
     from fewbits.kernels.formats import Format
     from fewbits.kernels.noise import gaussian_noise, sample_weight, uniform_noise, unpack_noise
@@ -49,6 +50,7 @@ __all__ = [
     "load_recipe",
     "load_trial",
     "mix",
+    "product",
     "quantize",
     "read",
     "runs",
@@ -84,6 +86,7 @@ _DEFINED_IN = {
     "fake_quantize_both": "fewbits.kernels.api",
     "gaussian_noise": "fewbits.kernels.noise",
     "mix": "fewbits.kernels.api",
+    "product": "fewbits.kernels.accumulators",
     "sample_weight": "fewbits.kernels.noise",
     "uniform_noise": "fewbits.kernels.noise",
     "unpack_noise": "fewbits.kernels.noise",

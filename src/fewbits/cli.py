@@ -127,12 +127,25 @@ COMMANDS = (
         "study=mor scale=cpu",
     ),
     Command(("ui",), "fewbits.sweeps.commands.ui", "show the store's trials in MLflow, in the browser", "--port 5000"),
+    Command(
+        ("number",),
+        "fewbits.kernels.commands.number",
+        "show a number's code, value and neighbours in every format",
+        "0.3",
+    ),
     Command(("models",), "fewbits.experiments.commands.models", "list the models with their parameters", "--json"),
     Command(("recipes",), "fewbits.experiments.commands.recipes", "list the recipes with their operands", "--json"),
     Command(("scales",), "fewbits.experiments.commands.groups", "list the scales", "smoke", function="scales"),
     Command(("schedules",), "fewbits.experiments.commands.groups", "list the schedules", "wsd", function="schedules"),
     Command(
         ("optimizers",), "fewbits.experiments.commands.groups", "list the optimizers", "adamw", function="optimizers"
+    ),
+    Command(
+        ("precisions",),
+        "fewbits.experiments.commands.groups",
+        "list the precision policies",
+        "fp16",
+        function="precisions",
     ),
     Command(("studies",), "fewbits.sweeps.commands.studies", "list the studies with their recipes", "--json"),
     Command(

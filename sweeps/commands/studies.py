@@ -26,5 +26,5 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _entry(study: Study) -> str:
-    title = f"{study.title} (arXiv {study.arxiv})"
+    title = f"{study.title} (arXiv {study.arxiv})" if study.arxiv else study.title
     return "\n  ".join([study.name, title, study.about, f"recipes {', '.join(study.recipes)}"])

@@ -15,7 +15,7 @@ class Study:
 
     name: str
     title: str  # of the paper
-    arxiv: str
+    arxiv: str  # empty for texts without a number
     about: str
 
     @cached_property
@@ -44,6 +44,12 @@ _ALL = (
         title="Gaussian Weight Sampling for Scalable, Efficient and Stable Pseudo-Quantization Training",
         arxiv="2505.11170",
         about="rounded Gaussian noise on the weights, its width learned, in place of quantizing them",
+    ),
+    Study(
+        name="primer",
+        title="Number formats and mixed precision: two primers",
+        arxiv="",
+        about="casts, scales, blocks, sums and precision policies, each sentence of two introductory texts recomputed",
     ),
 )
 

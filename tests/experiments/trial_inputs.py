@@ -88,7 +88,8 @@ def train_until(step: int, cache: Path, runs: Path, *more: str) -> None:
 
 def left(folder: Path) -> dict[str, bytes]:
     """Return the bytes that must be the same for every run of a finished trial."""
-    return {name: (folder / name).read_bytes() for name in FILES} | {"tensors": _newest(folder).read_bytes()}
+    tables = {path.name: path.read_bytes() for path in folder.glob("precision.parquet")}  # only some trials have it
+    return tables | {name: (folder / name).read_bytes() for name in FILES} | {"tensors": _newest(folder).read_bytes()}
 
 
 def only_run(runs: Path) -> Path:

@@ -219,13 +219,14 @@ def test_a_forked_child_works_without_the_parents_threads() -> None:
 
 @pytest.mark.parametrize("shape", [(7,), (5, 7), (2, 3, 7), (0, 7)])
 @pytest.mark.parametrize("biased", [True, False])
-def test_a_widened_linear_layer_is_that_of_float32_and_keeps_its_operands_in_bf16(
-    shape: tuple[int, ...], biased: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_widened_linear_layer_is_that_of_float32_and_keeps_its_operands_narrow(
+    shape: tuple[int, ...], biased: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(products, "WIDENS", True)
     g = generator(3)
     made = (torch.randn(shape, generator=g), torch.randn(4, 7, generator=g), torch.randn(4, generator=g))
-    leaves = [t.bfloat16().requires_grad_() for t in made[: 3 if biased else 2]]
+    leaves = [t.to(dtype).requires_grad_() for t in made[: 3 if biased else 2]]
     wide = [t.detach().float().requires_grad_() for t in leaves]
     kept: list[Tensor] = []
 
@@ -236,13 +237,25 @@ def test_a_widened_linear_layer_is_that_of_float32_and_keeps_its_operands_in_bf1
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
         y = products.linear(*leaves)
     want = torch.nn.functional.linear(*wide)
-    assert_same(y, want.bfloat16())
-    assert {t.dtype for t in kept} == {torch.bfloat16}
-    dy = torch.randn(y.shape, generator=g).bfloat16()
+    assert_same(y, want.to(dtype))
+    assert {t.dtype for t in kept} == {dtype}
+    dy = torch.randn(y.shape, generator=g).to(dtype)
     for got, expected in zip(
         torch.autograd.grad(y, leaves, dy), torch.autograd.grad(want, wide, dy.float()), strict=True
     ):
-        assert_same(got, expected.bfloat16())
+        assert_same(got, expected.to(dtype))
+
+
+def test_fp16_products_are_summed_in_fp32() -> None:
+    """In FP16, 2048 + 1 is 2048, in whatever order the other terms are added to the first."""
+    a, b = torch.ones(1, 1025, dtype=torch.float16), torch.ones(1025, 1, dtype=torch.float16)
+    a[0, 0] = 2048 + 2048
+    assert products.matmul(a, b).item() == 4096 + 1024
+    assert products.linear(a, b.t().contiguous()).item() == 4096 + 1024
+    b[1:] = 2.0**-12
+    assert products.matmul(a, b).item() == 4096
+    a[0, 0] = 1
+    assert products.matmul(a, b).item() == 1.25
 
 
 # As a torch operator

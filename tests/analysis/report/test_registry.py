@@ -50,7 +50,7 @@ def test_what_the_paper_has_not_needs_a_title_and_nothing_is_there_twice() -> No
         study_registry("moar")
 
 
-@pytest.mark.parametrize("study", ["mor", "nvfp4", "gaussws"])
+@pytest.mark.parametrize("study", ["mor", "nvfp4", "gaussws", "primer"])
 def test_a_study_is_complete_without_anybody_importing_its_modules(study: str) -> None:
     code = f"from fewbits.analysis.report.registry import study_registry; print(study_registry({study!r}).missing)"
     done = subprocess.run((sys.executable, "-c", code), capture_output=True, text=True, check=True)

@@ -132,7 +132,8 @@ def test_an_export_loads_as_a_data_set(sweep: Runs, tmp_path: Path, monkeypatch:
     loaded = datasets.load_dataset(str(folder), "metrics", split="train", cache_dir=str(tmp_path / "cache"))
     assert loaded.num_rows == len(sweep.metrics)
     assert loaded[0]["metric"] == sweep.metrics["metric"].iloc[0]
-    assert datasets.get_dataset_config_names(str(folder)) == ["trials", "metrics", "numerics", "evaluation", "timing"]
+    tables = ["trials", "metrics", "numerics", "precision", "evaluation", "timing"]
+    assert datasets.get_dataset_config_names(str(folder)) == tables
 
 
 def test_a_study_is_read_by_its_name_and_has_its_report(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_four_processes_at_once_build_one_library_and_all_work(quick: Quick, dig
     answers = [json.loads(out) for out, _ in outputs]
     assert [answer["digest"] for answer in answers] == [digest] * 4
     assert not any(answer["warnings"] for answer in answers)
-    assert quick.compilations() == Counter([*compilation.UNITS, "-shared"])
+    assert quick.compilations() == Counter([*build.UNITS, "-shared"])
     left = sorted(path.suffix for path in quick.cache.iterdir())
     assert left == [".lock", ".so"]
     assert {answer["library"] for answer in answers} == {str(next(quick.cache.glob("*.so")))}

@@ -80,6 +80,22 @@ def test_results_and_gradients_are_those_of_the_definition_bit_for_bit(
         assert_same(one, other)
 
 
+@pytest.mark.parametrize("shape", SHAPES[3:6], ids=str)
+def test_fp16_is_closer_to_the_exact_values_than_bf16(shape: tuple[int, ...]) -> None:
+    """FP16 has three bits more, so errors are about an eighth; a product summed in FP16 would lose them again."""
+    q, k, v, turns, dy = inputs(shape)
+    errors = {}
+    for dtype in (torch.float16, torch.bfloat16):
+        leaves = [x.to(dtype).requires_grad_() for x in (q, k, v)]
+        wide = [x.double().requires_grad_() for x in (q, k, v)]
+        y, want = layer.causal_attention(*leaves, turns), exact(*wide, turns)
+        assert y.dtype == dtype
+        gradients = torch.autograd.grad(y, leaves, dy.to(dtype))
+        expected = torch.autograd.grad(want, wide, dy.double())
+        errors[dtype] = [error(y, want), *(error(*pair) for pair in zip(gradients, expected, strict=True))]
+    assert all(fp16 < bf16 / 3 for fp16, bf16 in zip(*errors.values(), strict=True))
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_fused_tensor_gives_the_bits_of_its_parts(implementation: str, shape: tuple[int, ...]) -> None:
     q, k, v, turns, dy = inputs(shape)

@@ -1,0 +1,122 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %%
+import shlex
+
+from fewbits import read
+
+# %% tags=["parameters"]
+study: str = "primer"  # the study, or a sweep file of your own whose `study` is primer
+scale: str = "smoke"  # smoke or cpu; "" for the scale of a sweep file
+runs: str = ""  # the store; "": the nearest folder `runs`, here or above
+overrides: str = ""  # further overrides, as one types them after `fewbits sweep`
+
+# %%
+primer = read(study, *shlex.split(overrides), scale=scale, runs=runs).report
+primer.opening()
+
+# %% [markdown]
+# ## Verdicts
+
+# %%
+primer.summary()
+
+# %% [markdown]
+# ## A number in few bits
+#
+# A format ExMy has one sign bit, x bits of exponent and y bits of mantissa. Between two powers of two its values have
+# the same distance, the step; each binade further from zero doubles it. Below the smallest normal number the leading 1
+# is dropped, and the subnormals continue to zero with the same step. What the highest codes mean is a choice of each
+# format.
+
+# %%
+primer.show("Table F", "A1", "A2", "A3", "C1")
+
+# %% [markdown]
+# Rounding replaces a number by the nearest value of the grid, and by the one with an even mantissa if two are equally
+# near.
+
+# %%
+primer.show("Table N", "A4", "C6")
+
+# %% [markdown]
+# ## Casts
+#
+# A cast without a scale loses precision, turns small numbers into zero, and saturates or gives NaN beyond the range.
+
+# %%
+primer.show("Table 1", "B1", "B5")
+
+# %% [markdown]
+# ## Scales for blocks
+#
+# MX gives 32 elements one power of two; NVFP4 gives 16 elements an E4M3 scale, and the tensor one in FP32. The first
+# text states MX's rule twice, and the two differ.
+
+# %%
+primer.show("Table S", "A5", "A6", "A7", "B6", "B7", "B8")
+
+# %% [markdown]
+# ## Rotation and stochastic rounding
+
+# %%
+primer.show("A8", "A9", "A10")
+
+# %% [markdown]
+# ## Sums
+#
+# A product of matrices adds thousands of numbers. Tensor cores align the products with the largest one, drop what is
+# below its last bit, and add the rest. The errors below are those of the sums alone; our sums have the bits of the
+# published models of the hardware.
+
+# %%
+primer.show("Table K", "B4", "C7", "C8")
+
+# %% [markdown]
+# ## Training
+#
+# Master weights keep updates that are smaller than a step of the weight's format. A scaled loss keeps small gradients
+# in FP16's range.
+
+# %%
+primer.show("C2", "B2", "C4", "C5", "B3", "B9", "C3")
+
+# %% [markdown]
+# ## More of our own measurements
+
+# %%
+primer.own()
+
+# %% [markdown]
+# ## Discussion
+
+# %%
+primer.remarks()
+
+# %% [markdown]
+# ## Assumptions
+#
+# Formulas are lost from the first text as we have it. The mean number of bits of NVFP4 and the value that MX gives to
+# numbers below its smallest normal one are inferred. The second text does not seed its examples, so tables with
+# printed inputs are recomputed exactly, and the others are not compared.
+
+# %%
+primer.not_printed()
+
+# %% [markdown]
+# ## Out of reach
+
+# %%
+primer.unreached()
+
+# %% [markdown]
+# ## Provenance
+
+# %%
+primer.provenance()

@@ -1,0 +1,153 @@
+"""Compute what the primers say about blocks that share a scale: MX, NVFP4, outliers, transposes, rotation, rounding."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from fewbits.kernels.api import fake_quantize
+from fewbits.kernels.formats import TABLE
+from fewbits.kernels.packed import encode
+
+SHAPE = (512, 1024)
+SEED = 7
+
+
+@cache
+def samples() -> dict[str, Tensor]:
+    """Return tensors of several distributions, from a fixed seed."""
+    drawn = torch.Generator().manual_seed(SEED)
+    normal = torch.randn(SHAPE, generator=drawn)
+    uniform = torch.rand(SHAPE, generator=drawn) * 2 - 1
+    laplace = torch.empty(SHAPE).exponential_(generator=drawn) * torch.sign(uniform)
+    chi = torch.randn((4, *SHAPE), generator=drawn).square().sum(0)
+    outliers = torch.randn(SHAPE, generator=drawn)
+    outliers[torch.rand(SHAPE, generator=drawn) < 0.001] *= 1000
+    return {
+        "normal": normal,
+        "uniform": uniform,
+        "Laplace": laplace,
+        "t(4)": torch.randn(SHAPE, generator=drawn) / torch.sqrt(chi / 4),
+        "lognormal": torch.exp(2 * torch.randn(SHAPE, generator=drawn)) * torch.sign(normal),
+        "outliers": outliers,
+    }
+
+
+def relative_mse(x: Tensor, y: Tensor) -> float:
+    """Return E(x − y)² / E x²."""
+    return float((x.double() - y.double()).square().mean() / x.double().square().mean())
+
+
+def error(x: Tensor, quantizer: str, seed: int = 0) -> float:
+    """Return the relative squared error of a quantizer."""
+    return relative_mse(x, fake_quantize(x, quantizer, seed=seed))
+
+
+def error_of(distribution: str, quantizer: str, seed: int = 0) -> float:
+    return error(samples()[distribution], quantizer, seed)
+
+
+def error_of_small(distribution: str, quantizer: str, below: float = 10.0) -> float:
+    """Return the relative squared error of the values that are no outliers."""
+    x = samples()[distribution]
+    ordinary = x.abs() < below
+    return relative_mse(x[ordinary], fake_quantize(x, quantizer)[ordinary])
+
+
+def bits_per_element(quantizer: str, cols: int, tensor_scale: int = 0) -> float:
+    """Return the bits of an element as they are stored: codes, block scales and the tensor's scale."""
+    packed = encode(torch.ones(16, cols), quantizer)
+    stored = packed.codes.numel() * packed.codes.element_size() + packed.scales.numel() * packed.scales.element_size()
+    return (8 * stored + tensor_scale) / (16 * cols)
+
+
+def mx_scale(amax: float, emax: int, rule: str) -> int:
+    """Return the exponent of MX's scale, by 001's first statement (floor) or by its second (nearest power of two).
+
+    The second statement gives no target; the scale nearest to amax / 2^emax is the closest reading. `up` is the
+    smallest scale for which nothing saturates, for a largest element of 6 (E2M1).
+    """
+    exact = math.log2(amax) - emax
+    if rule == "floor":
+        return math.frexp(amax)[1] - 1 - emax
+    if rule == "up":
+        fraction, exponent = math.frexp(amax / TABLE["e2m1"].max)
+        return exponent - (fraction == 0.5)
+    return math.floor(exact + 0.5)
+
+
+@cache
+def mx_rules(distribution: str) -> dict[str, tuple[float, float]]:
+    """Return for each rule the relative squared error of MXFP4 and the share of elements that saturate."""
+    x, f = samples()[distribution].view(-1, 32), TABLE["e2m1"]
+    amax = x.abs().amax(1).tolist()
+    found = {}
+    for rule in ("floor", "nearest", "up"):
+        scale = torch.tensor([2.0 ** mx_scale(a, f.emax, rule) for a in amax])[:, None]
+        scaled = x / scale
+        found[rule] = (
+            relative_mse(x, fake_quantize(scaled, "e2m1") * scale),
+            float((scaled.abs() > f.max).float().mean()),
+        )
+    return found
+
+
+def flushed_subnormals(quantizer: str) -> tuple[float, float]:
+    """Return MX's relative squared error with subnormals, and without them, as in 001's map."""
+    x, f = samples()["normal"], TABLE[quantizer.partition(":")[0]]
+    y = fake_quantize(x, quantizer)
+    blocks = x.view(-1, 32).abs().amax(1)
+    scale = torch.tensor([2.0 ** mx_scale(a, f.emax, "floor") for a in blocks.tolist()])[:, None]
+    normal = (x.view(-1, 32) / scale).abs() >= f.min_normal
+    return relative_mse(x, y), relative_mse(x, torch.where(normal.view(SHAPE), y, 0.0))
+
+
+def transpose_difference(quantizer: str) -> float:
+    """Return ‖Q(w) − Q(wᵀ)ᵀ‖ / ‖w‖ of a normal matrix."""
+    w = samples()["normal"]
+    other = fake_quantize(w.T.contiguous(), quantizer).T
+    return float((fake_quantize(w, quantizer) - other).norm() / w.norm())
+
+
+def padded_dot(length: int) -> tuple[float, float]:
+    """Return the dot product of two MXFP8 vectors of any length, and that of the vectors padded to whole blocks."""
+    a, b = (samples()["normal"][i, :length] for i in (0, 1))
+    whole = -(-length // 32) * 32
+    dots = []
+    for size in (length, whole):
+        x, y = (torch.nn.functional.pad(v, (0, size - length)) for v in (a, b))
+        qx, qy = (fake_quantize(v[None], "e4m3:1x32:mx")[0].double() for v in (x, y))
+        dots.append(float((qx * qy).sum()))
+    return dots[0], dots[1]
+
+
+def stochastic(seeds: int = 64) -> dict[str, tuple[float, float]]:
+    """Return the bias and the standard deviation of nearest and stochastic rounding, in root mean squares of x.
+
+    The bias is what remains after averaging over seeds, less the part that the seeds' noise explains.
+    """
+    x = samples()["normal"][:64]
+    found = {}
+    for name, count in (("nearest", 1), ("stochastic", seeds)):
+        option = ":stochastic" if name == "stochastic" else ""
+        drawn = torch.stack([fake_quantize(x, f"e2m1:1x16:e8m0{option}", seed=s) for s in range(count)]).double()
+        mean = drawn.mean(0)
+        variance = drawn.var(0).mean() if count > 1 else torch.zeros(())
+        bias = float((mean - x).square().mean() - variance / count)
+        found[name] = math.sqrt(max(bias, 0.0)) / float(x.norm()) * x.numel() ** 0.5, float(variance.sqrt())
+    return found
+
+
+def kurtosis(rotated: bool) -> float:
+    """Return the kurtosis of the tensor with outliers, before or after a Hadamard transform of 16 values."""
+    x = samples()["outliers"].double()
+    if rotated:
+        h = torch.ones(1, 1, dtype=torch.float64)
+        for _ in range(4):
+            h = torch.cat([torch.cat([h, h], 1), torch.cat([h, -h], 1)])
+        x = (x.view(-1, 16) @ h / 4).view(SHAPE)
+    x = x - x.mean()
+    return float(x.pow(4).mean() / x.square().mean() ** 2)

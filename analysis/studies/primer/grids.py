@@ -1,0 +1,86 @@
+"""Compute what the primers say about formats, casts and integer codes, with our own formats and kernels."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fewbits.kernels.api import fake_quantize
+from fewbits.kernels.formats import TABLE
+
+# The three tables of 002, as printed: FP32 input and, by format, the printed results.
+LOSS_OF_PRECISION = {
+    "fp32": (-1.51039, 0.412776, -0.348471, -1.17588),
+    "bf16": (-1.50781, 0.412109, -0.347656, -1.17969),
+    "fp16": (-1.51074, 0.412842, -0.348389, -1.17578),
+    "e4m3": (-1.5, 0.40625, -0.34375, -1.125),
+}
+OVERFLOW = {"fp32": (2438.37, -440.6, 857.116, 129.765), "e4m3": (math.nan, -448.0, math.nan, 128.0)}
+UNDERFLOW = {
+    "fp32": (0.000719602, -0.000107368, 0.000573265, 0.00208493),
+    "e4m3": (0.0, -0.0, 0.0, 0.00195312),
+}
+TABLES = {"loss of precision": LOSS_OF_PRECISION, "overflow": OVERFLOW, "underflow": UNDERFLOW}
+
+
+def cast(values: tuple[float, ...], name: str, overflow: str = "saturate") -> tuple[float, ...]:
+    """Return the values cast to a format by our kernels, without scales."""
+    option = f":overflow={overflow}" if overflow != "saturate" else ""
+    return tuple(fake_quantize(torch.tensor(values), f"{name}{option}").tolist())
+
+
+def as_printed(value: float) -> str:
+    """Return a number with six significant digits, as the text's tables have them."""
+    return f"{value:.6g}"
+
+
+def compared() -> list[tuple[str, str, str, str]]:
+    """Return table, format, printed and our entry for every entry of the three tables; NaN is the overflow rule."""
+    rows = []
+    for table, lines in TABLES.items():
+        for name, printed in lines.items():
+            if name == "fp32":
+                continue
+            ours = cast(lines["fp32"], name, "nan" if table == "overflow" else "saturate")
+            rows += [(table, name, as_printed(a), as_printed(b)) for a, b in zip(printed, ours, strict=True)]
+    return rows
+
+
+def relative_errors(name: str, mode: str) -> float:
+    """Return the largest error in steps of a value's own binade, of values between the points of the grid.
+
+    mode: nearest, or truncated (the text's construction, which takes the lower of two halves).
+    """
+    f = TABLE[name]
+    points = torch.tensor(
+        sorted({v for v in f.values() if math.isfinite(v) and v >= f.min_normal}), dtype=torch.float64
+    )
+    between = (
+        points[:-1, None] + (points[1:] - points[:-1])[:, None] * torch.arange(8, dtype=torch.float64) / 8
+    ).flatten()
+    lower = points[torch.searchsorted(points, between, right=True) - 1]
+    upper = points[(torch.searchsorted(points, between)).clamp(max=len(points) - 1)]
+    step = torch.exp2(torch.frexp(between)[1] - 1.0 - f.mantissa_bits)
+    error = between - lower if mode == "truncated" else torch.minimum(between - lower, (upper - between).abs())
+    return float((error / step).max())
+
+
+def special_codes(name: str) -> tuple[int, int]:
+    """Return the number of codes of infinities and of NaN."""
+    values = TABLE[name].values()
+    return sum(math.isinf(v) for v in values), sum(math.isnan(v) for v in values)
+
+
+def lost_updates(weight: float, name: str, updates: Tensor) -> Tensor:
+    """Tell for each update whether a weight of that format, rounded to nearest, stays unchanged."""
+    start = fake_quantize(torch.tensor([weight]), name)
+    return fake_quantize(start + updates, name) == start
+
+
+def integers(x: Tensor, bits: int) -> tuple[Tensor, Tensor, float]:
+    """Return 001's integer code of x, the values it stands for, and the scale (2^(b−1) − 1) / max|x|."""
+    scale = (2 ** (bits - 1) - 1) / float(x.abs().max())
+    codes = torch.round(x * scale)
+    return codes, codes / scale, scale

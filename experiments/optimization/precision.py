@@ -1,0 +1,276 @@
+"""Define a trial's precision policy: the scale of its loss, and the formats of its weights, states and gradients.
+
+`training.dtype` says in which dtype the model computes. The policy says the rest:
+
+    loss        scaled by a power of two before the backward pass, so that small gradients do not become 0 in FP16
+    gradients   summed over micro-batches in FP32, or in BF16: each sum is rounded
+    weights     FP32 (master weights), or BF16 or FP16 without master weights: each update is rounded to the format
+    states      those of the optimizer, in FP32, or rounded to BF16 after each update
+
+Values of a narrower format are held in FP32 tensors. The optimizer computes an update in FP32 from the stored values
+and the results are rounded once, as a fused optimizer does with tensors of the narrower dtype. So the numbers are those
+of narrow storage, with any optimizer, but no memory is saved.
+
+Dynamic loss scaling follows torch's GradScaler. An update whose gradients are not finite is skipped and the scale
+halves; after `growth_interval` updates without overflow the scale doubles. A skipped update consumes its batch and its
+step of the schedule, but changes neither weights nor states. A static scale stays; such updates are skipped, too.
+Scales are powers of two, so that scaling and unscaling round nothing.
+
+The noise of stochastic rounding is keyed by seed, step and parameter, like all other noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fewbits.common.from_dict import one_of
+from fewbits.experiments.optimization.update_records import UpdateRecords
+from fewbits.kernels import ops  # noqa: F401, registers the operators
+from fewbits.kernels.seeds import derive_seed
+
+LOSS_SCALING = ("none", "static", "dynamic")
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+ROUNDING = ("nearest", "stochastic")
+NARROW = ("fp32", "bf16")  # for states and sums of gradients; second moments would underflow in FP16
+GROWTH, BACKOFF = 2.0, 0.5
+PATIENCE = 32  # updates skipped in a row, after which the trial ends as diverged
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The settings of a trial's precision policy."""
+
+    loss_scaling: str = "none"
+    loss_scale: float = 65536.0  # at the start
+    growth_interval: int = 2000  # dynamic: updates without overflow after which the scale doubles
+    weights: str = "fp32"  # the format in which weights are stored; fp32: master weights
+    rounding: str = "nearest"  # of updated weights
+    states: str = "fp32"  # the format of the optimizer's states
+    accumulation: str = "fp32"  # the format in which gradients are summed over micro-batches
+    every: int = 0  # updates between measurements of updates and gradients; 0: never
+
+    def __post_init__(self) -> None:
+        one_of("precision.loss_scaling", self.loss_scaling, LOSS_SCALING)
+        one_of("precision.weights", self.weights, DTYPES)
+        one_of("precision.rounding", self.rounding, ROUNDING)
+        one_of("precision.states", self.states, NARROW)
+        one_of("precision.accumulation", self.accumulation, NARROW)
+        if not 0 < self.loss_scale < math.inf or math.frexp(self.loss_scale)[0] != 0.5:
+            raise ValueError(f"precision.loss_scale {self.loss_scale}: a power of two is expected, such as 65536")
+        if self.growth_interval < 1:
+            raise ValueError(f"precision.growth_interval {self.growth_interval}: 1 or more is expected")
+        if self.every < 0:
+            raise ValueError(f"precision.every {self.every}: 0 (never) or more is expected")
+        if self.loss_scaling == "none" and self.loss_scale != Precision.loss_scale:
+            raise ValueError(
+                f"precision.loss_scale {self.loss_scale}: has no effect with precision.loss_scaling none; "
+                "set that to static or dynamic"
+            )
+        if self.rounding == "stochastic" and self.weights == "fp32":
+            raise ValueError(
+                "precision.rounding stochastic: FP32 master weights are not rounded; set precision.weights to bf16 or "
+                "fp16"
+            )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether training needs none of the policy's mechanisms: FP32 master weights, states and sums, no scaling."""
+        return self == Precision(growth_interval=self.growth_interval)
+
+    def check(self, dtype: str, sampler: str, compiled: bool) -> None:
+        """Raise ValueError if the policy does not fit the other settings of a trial."""
+        if self.weights not in ("fp32", dtype) and dtype != "fp32":
+            raise ValueError(
+                f"precision.weights {self.weights}: with training.dtype {dtype} weights are fp32 or {dtype}, because "
+                "the model would round them again"
+            )
+        if self.weights != "fp32" and sampler != "none":
+            raise ValueError(
+                f"precision.weights {self.weights}: sampler {sampler} adds its noise to FP32 master weights; set "
+                "precision.weights=fp32"
+            )
+        if self.every and compiled:
+            raise ValueError(
+                f"precision.every {self.every}: gradients cannot be measured inside a compiled model; set "
+                "training.compile=false or precision.every=0"
+            )
+
+    def check_ranks(self, ranks: int) -> None:
+        """Raise ValueError if the policy cannot run on several ranks."""
+        if ranks > 1 and not self.is_plain:
+            raise ValueError(
+                f"precision: {ranks} ranks train with FP32 weights, states and sums of gradients, without loss scaling "
+                "and with precision.every=0; use one rank, or precision=mixed"
+            )
+
+
+class LossScaler:
+    """The factor of the loss, and what its rule counts."""
+
+    def __init__(self, config: Precision) -> None:
+        self.dynamic, self.growth_interval = config.loss_scaling == "dynamic", config.growth_interval
+        self.scale = config.loss_scale
+        self.clean = 0  # updates without overflow since the scale last changed
+        self.skipped = 0  # updates
+        self.in_a_row = 0  # updates skipped since the last one that was not
+
+    def adjust(self, overflowed: bool) -> None:
+        """Count an update, and change a dynamic scale by the rule."""
+        self.skipped += overflowed
+        self.in_a_row = self.in_a_row + 1 if overflowed else 0
+        self.clean = 0 if overflowed else self.clean + 1
+        if not self.dynamic:
+            return
+        if overflowed:
+            self.scale *= BACKOFF
+        elif self.clean == self.growth_interval:
+            self.scale, self.clean = self.scale * GROWTH, 0
+
+    def state(self) -> dict[str, float]:
+        return {name: getattr(self, name) for name in _SCALER_STATE}
+
+    def load_state(self, state: Mapping[str, float], *, branch: bool) -> None:
+        """Restore a saved state; a branch takes only the scale from its parent."""
+        for name in ("scale",) if branch else _SCALER_STATE:
+            setattr(self, name, state[name])
+
+
+_SCALER_STATE = ("scale", "clean", "skipped", "in_a_row")
+
+
+class Policy:
+    """Applies a precision policy to one model and its optimizer.
+
+    A training loop calls `begin` at the start of an update, `scaled` and `add_up` for every micro-batch, and then
+    `finish`, `judge` and `update`.
+    """
+
+    def __init__(self, config: Precision, model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
+        self.config, self.optimizer, self.seed = config, optimizer, seed
+        self.params = {name: param for name, param in model.named_parameters() if param.requires_grad}
+        self.scaler = LossScaler(config) if config.loss_scaling != "none" else None
+        self.records = UpdateRecords(model, config.every) if config.every else None
+        self.store()
+
+    # ---- an update, in the order of calls
+
+    def begin(self, step: int) -> None:
+        """Start an update, before its first forward pass."""
+        if self.records is not None:
+            self.records.begin(step, 1.0 if self.scaler is None else self.scaler.scale)
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """Return the loss to call backward on."""
+        return loss if self.scaler is None else loss * self.scaler.scale
+
+    def add_up(self) -> None:
+        """Round the sums of gradients after a micro-batch was added to them."""
+        if self.config.accumulation != "fp32":
+            for param in self.params.values():
+                if param.grad is not None:
+                    param.grad.copy_(param.grad.to(DTYPES[self.config.accumulation]))
+
+    def finish(self, step: int) -> None:
+        """Unscale the gradients of an update and measure them, before they are clipped."""
+        if self.scaler is not None:
+            grads = [param.grad for param in self.params.values() if param.grad is not None]
+            torch._foreach_mul_(grads, 1 / self.scaler.scale)
+        if self.records is not None:
+            self.records.add_gradients(step, self.params)
+
+    def judge(self, row: dict[str, float]) -> dict[str, float]:
+        """Return the update's metrics with `loss_scale` and `skipped`; an overflow has no gradient norm."""
+        if self.scaler is None:
+            return row
+        overflowed = not math.isfinite(row["gradient_norm"])
+        kept = {key: value for key, value in row.items() if not (overflowed and key == "gradient_norm")}
+        return kept | {"loss_scale": self.scaler.scale, "skipped": float(overflowed)}
+
+    def update(self, step: int, row: Mapping[str, float]) -> None:
+        """Update the weights, or skip the update if its gradients overflowed; then adjust the scale of the loss.
+
+        step: counted from the start of the trunk, so that a branch does not draw its noise again.
+        row: the update's metrics, from `judge`.
+        """
+        overflowed = bool(row.get("skipped"))
+        if not overflowed:
+            self._update(step, int(row["step"]))
+        if self.scaler is not None:
+            self.scaler.adjust(overflowed)
+
+    def _update(self, seed_step: int, step: int) -> None:
+        measured = self.records is not None and self.records.due(step)
+        before = {name: param.detach().clone() for name, param in self.params.items()} if measured else {}
+        self.optimizer.step()
+        exact = {name: param.detach().clone() for name, param in self.params.items()} if measured else {}
+        self.store(seed_step if self.config.rounding == "stochastic" else None)
+        if self.records is not None and measured:
+            self.records.add_updates(step, before, exact, self.params)
+
+    @torch.no_grad()
+    def store(self, step: int | None = None) -> None:
+        """Round weights and states to the formats in which they are stored.
+
+        step: for stochastic rounding of the weights; None rounds to nearest, as for initial weights.
+        """
+        if self.config.weights != "fp32":
+            for index, param in enumerate(self.params.values()):
+                cast = self._nearest if step is None else partial(self._stochastic, step=step, index=index)
+                param.copy_(cast(param))
+        if self.config.states != "fp32":
+            for param in self.params.values():
+                for name, state in self.optimizer.state.get(param, {}).items():
+                    if name != "step":
+                        state.copy_(state.to(DTYPES[self.config.states]))
+
+    def _nearest(self, param: Tensor) -> Tensor:
+        return param.to(DTYPES[self.config.weights])
+
+    def _stochastic(self, param: Tensor, *, step: int, index: int) -> Tensor:
+        """Return the weights rounded stochastically; like nearest, FP16 overflows to infinity."""
+        spec = f"{self.config.weights}:stochastic:overflow=inf"
+        return torch.ops.fewbits.quantize(param, spec, -1, derive_seed(self.seed, step, index))
+
+    # ---- state
+
+    @property
+    def complaint(self) -> str | None:
+        """Why training cannot go on, or None if it can."""
+        if self.scaler is None or self.scaler.in_a_row < PATIENCE:
+            return None
+        return (
+            f"{PATIENCE} updates in a row were skipped because gradients overflowed; the loss scale is "
+            f"{self.scaler.scale:g}"
+        )
+
+    def results(self) -> dict[str, Any]:
+        """Return what the trial's result says about the policy: the skipped updates, and why training ended early."""
+        skipped = {} if self.scaler is None else {"skipped_updates": self.scaler.skipped}
+        return skipped if self.complaint is None else skipped | {"reason": self.complaint}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the rows of precision.parquet."""
+        return [] if self.records is None else self.records.rows
+
+    def state(self) -> dict[str, Any]:
+        """Return the policy's state for a checkpoint: empty for a plain policy."""
+        scaler = {} if self.scaler is None else {"scaler": self.scaler.state()}
+        return scaler | ({} if self.records is None else {"records": self.records.state()})
+
+    def load_state(self, state: Mapping[str, Any], *, branch: bool) -> None:
+        """Restore a state that `state()` returned, after weights and optimizer were loaded.
+
+        branch: the state is that of the parent, whose policy may be another one.
+        """
+        if self.scaler is not None and "scaler" in state:
+            self.scaler.load_state(state["scaler"], branch=branch)
+        if self.records is not None and "records" in state and not branch:
+            self.records.load_state(state["records"])
+        self.store()

@@ -1,0 +1,53 @@
+"""Print a number's code and neighbours in every format (`fewbits number`)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from fewbits.common.arguments import CommandParser
+from fewbits.common.tables import print_table
+from fewbits.kernels.number import Rounded, parse_number, rounded
+
+ABSENT = "–"
+NUMBERS = ("code", "value", "below", "above", "error %")
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = CommandParser(
+        "fewbits number",
+        about="Round a number to every format: its bits (sign, exponent, mantissa), its code, its value and the "
+        "values beside it. Rounding is to nearest, ties to even, and saturates; blocks have no scale here.",
+        examples="example: fewbits number 0.3, fewbits number 1/3 --json, fewbits number -- -448.5",
+    )
+    parser.add_argument("number", help="0.3, 0x1.8p-3, 1/3, inf or nan; write -- before a negative number")
+    parser.add_argument("--json", action="store_true", help="print JSON: a list of objects")
+    options = parser.parse_args(argv)
+    number = parse_number(options.number)
+    rows = rounded(number)
+    if options.json:
+        print(json.dumps([_plain(row) for row in rows], indent=2))
+    else:
+        print_table(("format", "bits", *NUMBERS, "kind"), [_cells(row, number) for row in rows], right=NUMBERS)
+    return 0
+
+
+def _plain(row: Rounded) -> dict[str, Any]:
+    """Return the row for JSON, which has no infinity and NaN: they become None."""
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in asdict(row).items()}
+
+
+def _cells(row: Rounded, number: float) -> tuple[str, ...]:
+    relative = abs(row.error / number) if number and math.isfinite(number) else math.nan
+    return (
+        row.format,
+        row.bits,
+        f"0x{row.code:x}",
+        f"{row.value:.9g}",
+        *(ABSENT if value is None else f"{value:.9g}" for value in (row.below, row.above)),
+        f"{100 * relative:.4g}" if math.isfinite(relative) else ABSENT,
+        row.kind,
+    )

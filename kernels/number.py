@@ -1,0 +1,120 @@
+"""Round one number to every format: the code that it gets, the value of that code, and the neighbours of that value.
+
+The integer formats int8 and int4 are symmetric (−127 to 127 and −7 to 7, two's complement) with a scale of 1; mxint8,
+the element of MXINT8, is int8 with a scale of 1/64 (OCP MX v1.0).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fewbits.kernels.formats import TABLE, Format
+
+INTEGERS = {"int8": (8, 1.0), "int4": (4, 1.0), "mxint8": (8, 1 / 64)}  # bits, and the value of one step
+
+
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """A number in one format. A neighbour that does not exist is None; a value that is not finite has none."""
+
+    format: str
+    bits: str  # the code's fields: sign exponent mantissa, separated by blanks; of an integer all bits together
+    code: int
+    value: float
+    below: float | None  # the next smaller finite value
+    above: float | None  # the next larger finite value
+    error: float  # value − number
+    kind: str  # zero, subnormal, normal, saturated, nan; of integers integer or saturated
+
+
+def rounded(number: float) -> tuple[Rounded, ...]:
+    """Return the number in every format, rounded to nearest with ties to even; beyond the largest value it saturates.
+
+    Formats that cannot hold it (NaN, or the sign of a negative number) are left out.
+    """
+    rows = [_in_format(number, f) for f in TABLE.values() if _can_hold(number, f)]
+    if not math.isnan(number):
+        rows += [_in_integers(number, name, *facts) for name, facts in INTEGERS.items()]
+    return tuple(rows)
+
+
+def _can_hold(number: float, f: Format) -> bool:
+    if math.isnan(number):
+        return f.has_nan
+    return f.signed or math.copysign(1, number) > 0
+
+
+def _in_format(number: float, f: Format) -> Rounded:
+    code = f.code_of(number)
+    value = f.decode(code)
+    magnitude = code & (1 << f.exponent_bits + f.mantissa_bits) - 1
+    below, above = _neighbours(f, value, magnitude)
+    if math.isnan(value):
+        kind = "nan"
+    elif _overflows(number, f):
+        kind = "saturated"
+    elif value == 0:
+        kind = "zero"
+    else:
+        kind = "subnormal" if abs(value) < f.min_normal else "normal"
+    return Rounded(f.name, _fields(code, f), code, value, below, above, value - number, kind)
+
+
+def _overflows(number: float, f: Format) -> bool:
+    """Tell whether the number would round beyond the largest value if codes had no upper limit."""
+    if f.has_nan:
+        return f.code_of(number, f.overflows[-1]) != f.code_of(number)
+    half = (f.max - f.decode(f.max_code - 1)) / 2
+    return abs(number) >= f.max + half  # all bits of the largest value are 1, so a tie goes beyond it
+
+
+def _neighbours(f: Format, value: float, magnitude: int) -> tuple[float | None, float | None]:
+    """Return the next finite values below and above; codes number the magnitudes in ascending order."""
+    if math.isnan(value):
+        return None, None
+    outer = f.decode(magnitude + 1) if magnitude < f.max_code else None
+    inner: float | None
+    if magnitude == 0:
+        inner = -f.min_subnormal if f.signed and f.has_zero else None
+        return inner, outer
+    inner = f.decode(magnitude - 1)
+    return (inner, outer) if value > 0 else (None if outer is None else -outer, -inner)
+
+
+def _fields(code: int, f: Format) -> str:
+    text = f"{code:0{f.bits}b}"
+    sign, rest = text[: f.signed], text[f.signed :]
+    return " ".join(part for part in (sign, rest[: f.exponent_bits], rest[f.exponent_bits :]) if part)
+
+
+def _in_integers(number: float, name: str, bits: int, step: float) -> Rounded:
+    largest = (1 << bits - 1) - 1
+    # An infinity is beyond every integer; round() takes ties to even.
+    whole = largest + 1 if math.isinf(number) else round(abs(number) / step)
+    integer = int(math.copysign(min(whole, largest), number))
+    value = integer * step
+    return Rounded(
+        format=name,
+        bits=f"{integer & (1 << bits) - 1:0{bits}b}",
+        code=integer & (1 << bits) - 1,
+        value=value,
+        below=(integer - 1) * step if integer > -largest else None,
+        above=(integer + 1) * step if integer < largest else None,
+        error=value - number,
+        kind="saturated" if whole > largest else "integer",
+    )
+
+
+def parse_number(text: str) -> float:
+    """Return the number that a user wrote: decimal, hexadecimal (0x1.8p-3), a fraction (1/3), inf or nan."""
+    try:
+        if "/" in text:
+            top, _, bottom = text.partition("/")
+            return float(top) / float(bottom)
+        if "0x" in text.lower():
+            return float.fromhex(text)
+        return float(text)
+    except (ValueError, ZeroDivisionError, OverflowError):
+        valid = "a decimal (0.3), hexadecimal (0x1.8p-3), fraction (1/3), inf or nan is expected"
+        raise ValueError(f"number {text!r}: {valid}") from None

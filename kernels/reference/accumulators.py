@@ -1,0 +1,117 @@
+"""Define products with a chosen accumulator, in plain torch and exact float64 arithmetic.
+
+Every step below is exact in float64 (at most 53 bits are needed) except where a comment says that it rounds.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fewbits.kernels.formats import Format
+
+LOWEST = -126  # a sum is never aligned to a smaller exponent
+NAN_BITS = 0x7FFFFFFF  # NaN of the tensor cores
+
+
+def fused_sum(
+    a: Tensor, b: Tensor, emin: tuple[int, int], length: int, fraction: int, kept: int, promote: int
+) -> Tensor:
+    """Return a · b, with `length` products at a time aligned to the largest exponent, truncated and added at once."""
+    c = outside = torch.zeros(a.shape[0], b.shape[1], device=a.device)
+    for start in range(0, a.shape[1], length):
+        block = slice(start, start + length)
+        (sa, ea), (sb, eb) = _parted(a[:, block], emin[0]), _parted(b[block].T, emin[1])
+        significands, exponents = sa[:, None] * sb[None], ea[:, None] + eb[None]
+        c = _added(c, significands, exponents, fraction, kept, a[:, block].double() @ b[block].double())
+        if promote and (start + length) % promote == 0:
+            outside, c = outside + c, torch.zeros_like(c)  # rounds to nearest
+    return _with_one_nan(outside + c if promote else c)
+
+
+def grouped_sum(
+    a: Tensor,
+    b: Tensor,
+    a_scales: Tensor,
+    b_scales: Tensor,
+    emin: tuple[int, int],
+    length: int,
+    fraction: int,
+    kept: int,
+) -> Tensor:
+    """Return a · b of E2M1 values with scales for groups along K; `length` groups are added at once.
+
+    The sum of a group is exact. It is aligned by the exponents of its two scales, whatever its own exponent is.
+    """
+    m, n, groups = a.shape[0], b.shape[1], a_scales.shape[1]
+    sums = torch.einsum("mgk,gkn->mng", a.view(m, groups, -1).double(), b.view(groups, -1, n).double())
+    (sa, ea), (sb, eb) = _parted(a_scales, emin[0]), _parted(b_scales.T, emin[1])
+    significands, exponents = sums * sa[:, None] * sb[None], ea[:, None] + eb[None]
+    c = torch.zeros(m, n, device=a.device)
+    for start in range(0, groups, length):
+        block = slice(start, start + length)
+        terms = significands[..., block]
+        c = _added(c, terms, exponents[..., block], fraction, kept, terms.sum(-1))
+    return _with_one_nan(c)
+
+
+def sum_in_format(a: Tensor, b: Tensor, f: Format) -> Tensor:
+    """Return a · b, adding one float32 product after the other; each sum is rounded once to the format."""
+    c = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64, device=a.device)
+    for k in range(a.shape[1]):
+        p = (a[:, k, None] * b[None, k]).double()  # rounds to nearest in float32
+        c = _nearest(_sum_to_odd(c, p), f)
+    return _with_one_nan(c.float())
+
+
+def _parted(x: Tensor, emin: int) -> tuple[Tensor, Tensor]:
+    """Return significands and exponents, x = significand · 2^exponent with 1 ≤ |significand| < 2.
+
+    Subnormals of the format have its smallest exponent, and smaller significands.
+    """
+    exponent = (torch.frexp(x.double())[1] - 1).clamp(min=emin)
+    return torch.where(x.isfinite(), _scaled(x.double(), -exponent), x.double()), exponent
+
+
+def _scaled(x: Tensor, exponent: Tensor) -> Tensor:
+    """Return x · 2^exponent. torch.ldexp computes the power in float32, whose range is too small."""
+    return x * (exponent.long() + 1023 << 52).view(torch.float64)
+
+
+def _added(c: Tensor, significands: Tensor, exponents: Tensor, fraction: int, kept: int, plain: Tensor) -> Tensor:
+    """Return c plus the terms, which lie along the last axis; `plain` is their ordinary sum, for inf and NaN."""
+    sc, ec = _parted(c, LOWEST)
+    s, e = torch.cat([significands, sc[..., None]], -1), torch.cat([exponents, ec[..., None]], -1)
+    top = e.where(s != 0, LOWEST).amax(-1, keepdim=True).clamp(min=LOWEST)
+    steps = torch.trunc(_scaled(s.nan_to_num(0, 0, 0), fraction + e - top))  # truncates each term
+    total = _scaled(steps.sum(-1), top[..., 0] - fraction)
+    special = plain + c
+    return torch.where(special.isfinite(), _truncated(total, kept), special).float()
+
+
+def _truncated(v: Tensor, kept: int) -> Tensor:
+    """Round toward zero to float32 numbers with `kept` fraction bits; beyond float32 the result becomes ±inf."""
+    significand, exponent = _parted(v, LOWEST)
+    return _scaled(torch.trunc(significand * 2**kept), exponent - kept)
+
+
+def _sum_to_odd(a: Tensor, b: Tensor) -> Tensor:
+    """Return a + b; if it is not exact, the neighbour with the odd last bit, so that a later rounding sees the rest."""
+    s = a + b
+    from_b = s - a
+    error = (a - (s - from_b)) + (b - from_b)
+    bits = s.view(torch.int64)
+    toward_zero = bits - ((error * s) < 0).long()
+    return torch.where((error != 0) & error.isfinite(), toward_zero | 1, bits).view(torch.float64)
+
+
+def _nearest(v: Tensor, f: Format) -> Tensor:
+    """Round to the format, ties to even; a result beyond its largest value becomes ±inf."""
+    step = torch.frexp(v)[1].sub(1).clamp(min=f.emin).sub(f.mantissa_bits)
+    rounded = _scaled(torch.round(_scaled(v, -step)), step)
+    return torch.where(rounded.abs() > f.max, torch.copysign(torch.full_like(v, torch.inf), v), rounded)
+
+
+def _with_one_nan(c: Tensor) -> Tensor:
+    nan = torch.tensor(NAN_BITS, dtype=torch.int32, device=c.device).view(torch.float32)
+    return torch.where(c.isnan(), nan, c)

@@ -1,0 +1,77 @@
+"""`fewbits number`: a number's code and neighbours in every format."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from fewbits import cli
+from fewbits.kernels.formats import TABLE, Format
+from fewbits.kernels.number import Rounded, parse_number, rounded
+
+
+def _in(number: float, name: str) -> Rounded:
+    return next(row for row in rounded(number) if row.format == name)
+
+
+@pytest.mark.parametrize("f", [f for f in TABLE.values() if f.bits <= 8], ids=str)
+def test_every_value_has_itself_and_its_neighbours(f: Format) -> None:
+    values = sorted({v for v in f.values() if math.isfinite(v)})
+    for i, value in enumerate(values):
+        row = _in(value, f.name)
+        assert row.value == value
+        assert row.below == (values[i - 1] if i else None)
+        assert row.above == (values[i + 1] if i + 1 < len(values) else None)
+        assert f.decode(row.code) == value
+
+
+def test_the_bits_are_sign_exponent_and_mantissa() -> None:
+    assert _in(0.3, "e4m3").bits == "0 0101 010"  # 1.25 · 2^-2
+    assert _in(0.3, "e2m1").bits == "0 00 1"
+    assert _in(0.3, "e8m0").bits == "01111101"  # 2^-2
+    assert _in(-0.3, "mxint8").bits == f"{-19 & 255:08b}"
+    assert _in(0.3, "bf16").value == 0.30078125
+
+
+@pytest.mark.parametrize(
+    ("number", "name", "kind"),
+    [
+        (500, "e4m3", "saturated"),
+        (464, "e4m3", "normal"),  # a tie, whose even neighbour is 448
+        (465, "e4m3", "saturated"),
+        (6.9, "e2m1", "normal"),
+        (7, "e2m1", "saturated"),
+        (math.inf, "e5m2", "saturated"),
+        (2**-9, "e4m3", "subnormal"),
+        (0, "e2m1", "zero"),
+        (math.nan, "e4m3", "nan"),
+        (-200, "int8", "saturated"),
+        (6.5, "int4", "integer"),
+    ],
+)
+def test_the_kind_says_how_the_format_holds_the_number(number: float, name: str, kind: str) -> None:
+    assert _in(number, name).kind == kind
+
+
+def test_formats_that_cannot_hold_a_number_are_left_out() -> None:
+    assert "e8m0" not in {row.format for row in rounded(-1)}
+    assert {row.format for row in rounded(math.nan)} == {f.name for f in TABLE.values() if f.has_nan}
+
+
+def test_numbers_are_decimal_hexadecimal_or_fractions() -> None:
+    assert [parse_number(text) for text in ("0.5", "0x1p-1", "1/2", "5e-1")] == [0.5] * 4
+    for wrong in ("half", "1/0", "1/2/3"):
+        with pytest.raises(ValueError, match="1/3"):
+            parse_number(wrong)
+
+
+def test_the_command_prints_a_table_or_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["number", "0.3"]) == 0
+    assert "0 0101 010" in capsys.readouterr().out
+    assert cli.main(["number", "--json", "--", "-448"]) == 0
+    rows = {row["format"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["e4m3"]["value"] == -448
+    assert rows["e4m3"]["below"] is None
+    assert cli.main(["number", "x"]) == 2
