@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from fewbits.kernels.counts import COUNTS
+from fewbits.models.networks.sharded import whole
 from fewbits.models.quantized_linear import QuantizedLinear
 from fewbits.models.recipe import SLOTS
 
@@ -152,13 +153,13 @@ class Observer:
 
     def _weight_row(self, step: int, layer: QuantizedLinear) -> dict[str, Any]:
         times, error, cosine = self._gradient[layer.index]
-        row = self._labels(step, layer, "weight") | {"weight_norm": float(layer.weight.detach().norm())}
+        row = self._labels(step, layer, "weight") | {"weight_norm": float(whole(layer.weight.detach()).norm())}
         if layer.weight.grad is not None:
-            row["gradient_norm"] = float(layer.weight.grad.norm())
+            row["gradient_norm"] = float(whole(layer.weight.grad).norm())
         if times:
             row |= {"gradient_error": float(error / times), "gradient_cosine": float(cosine / times)}
         if (bits := layer.bits) is not None:
-            bits = bits.detach()
+            bits = whole(bits.detach())
             row |= {"bits_mean": float(bits.mean()), "bits_std": float(bits.std(correction=0))}
             row |= {"bits_min": float(bits.min()), "bits_max": float(bits.max())}
             row |= {f"bits_to_{tier}": float((bits <= tier).double().mean()) for tier in TIERS}
