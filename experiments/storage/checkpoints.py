@@ -3,7 +3,7 @@
     FOLDER/step-00001234/tensors.safetensors      every tensor
     FOLDER/step-00001234/state.json               everything else, the SHA-256 of the tensors and its own
 
-Several ranks write a file each, tensors-00000-of-00002.safetensors and so on (`fewbits.experiments.distributed.saving`).
+Several ranks write a file each, tensors-00000-of-00002.safetensors and so on (fewbits.experiments.distributed.saving).
 state.json then has the SHA-256 of each file, and the names of the tensors that are split: these consist of the rows in
 all files. Other tensors belong to the rank whose file has them; those that only the first file has, to all ranks.
 
@@ -91,7 +91,7 @@ class Checkpoint:
         with ExitStack() as stack:
             files = [stack.enter_context(safe_open(self.path / name, "pt", device=str(device))) for name in self.files]
             own = files[rank] if len(files) == ranks else files[0]
-            names = [name for name in files[0].keys() if name.startswith(under)]
+            names = [name for name in files[0].keys() if name.startswith(under)]  # noqa: SIM118
             own_names = set(own.keys())
             return {
                 name: _joined(files, name, rank, ranks)

@@ -187,7 +187,7 @@ def server() -> multiprocessing.context.ForkServerContext:
     costly = [
         "mlflow",
         "mlflow.store.tracking.sqlalchemy_store",
-        "torch._dynamo",
+        "torch.distributed.fsdp",
     ]  # the last one is for trials of several ranks
     context.set_forkserver_preload(
         ["fewbits.sweeps.running.preload", "fewbits.sweeps.running.run_sweep", *costly, __name__]
