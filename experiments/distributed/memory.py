@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -104,8 +104,9 @@ def complaint(trial: Trial, ranks: int, device_bytes: float) -> str | None:
     advice = f"{least} ranks would fit"
     if least is None:
         advice = "no number of ranks fits: lower training.micro_batch or training.length"
-        if not trial.training.recompute:
-            advice += ", or set training.recompute=true"
+    recomputing = replace(trial, training=replace(trial.training, recompute=True))
+    if fits(recomputing, ranks, device_bytes):
+        advice += "; so would training.recompute=true"
     return (
         f"{ranks} rank{'s' if ranks > 1 else ''} need {needed / 1e9:.1f} GB each, but {MARGIN:.0%} of "
         f"{device_bytes / 1e9:.0f} GB may be used; {advice}"

@@ -61,19 +61,19 @@ def build_sharded(
 def recompute_blocks(model: Decoder) -> None:
     """Make every block compute its forward pass again in the backward pass, instead of keeping its activations."""
     for block in model.blocks:
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)  # type: ignore[method-assign]
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
 
 
 def synchronize_gradients(model: nn.Module, now: bool) -> None:
     """Set whether the next backward pass reduces gradients over ranks, as only the last of a step must."""
-    if hasattr(model, "set_requires_gradient_sync"):
-        model.set_requires_gradient_sync(now)
+    if callable(set_sync := getattr(model, "set_requires_gradient_sync", None)):
+        set_sync(now)
 
 
 def reshard(model: nn.Module) -> None:
     """Free gathered parameters, which after a forward pass without a backward pass remain outside the blocks."""
-    if hasattr(model, "reshard"):
-        model.reshard()
+    if callable(free := getattr(model, "reshard", None)):
+        free()
 
 
 def _materialise_rest(model: Decoder, device: torch.device) -> None:
