@@ -130,6 +130,8 @@ class Stop:
         self._training = True
 
     def asked(self) -> bool:
+        """Tell whether Ctrl-C was pressed; called after every step, on ranks without a progress line too."""
+        self._training = True
         return self._asked
 
     def _interrupt(self, *_: object) -> None:

@@ -13,7 +13,10 @@ from fewbits.experiments import training
 from fewbits.experiments.config import load_trial
 from fewbits.experiments.data.corpus import Corpus
 from fewbits.experiments.devices import World
+from fewbits.experiments.optimization.optimizers import set_learning_rate
+from fewbits.experiments.optimization.schedules import factor
 from fewbits.experiments.trial import Trial
+from fewbits.kernels.seeds import derive_seed
 from fewbits.models.networks.sharded import local, whole
 from tests.experiments.distributed.ranks import on_ranks
 from tests.experiments.trial_inputs import MOR, overrides
@@ -51,7 +54,7 @@ def replicated(trial: Trial, corpus: Corpus, world: World) -> tuple[dict[str, Te
     for step in range(t.steps):
         for micro in range(accumulation):
             first = step * t.batch + (micro * world.ranks + world.rank) * t.micro_batch
-            order = training.derive_seed(trial.seed, training.ORDER)
+            order = derive_seed(trial.seed, training.ORDER)
             inputs, targets = corpus.batch("train", first, t.micro_batch, t.length, order)
             state.quantization.begin(step, micro, rank=world.rank, progress=step / t.steps)
             with contextlib.nullcontext() if micro == accumulation - 1 else loss_of.no_sync():
@@ -62,7 +65,7 @@ def replicated(trial: Trial, corpus: Corpus, world: World) -> tuple[dict[str, Te
         norms.append(norm.item())
         if trial.optimizer.clip is not None:
             torch.nn.utils.clip_grads_with_norm_(state.model.parameters(), trial.optimizer.clip, norm)
-        training.set_learning_rate(state.optimizer, training.factor(trial.schedule, step, t.steps))
+        set_learning_rate(state.optimizer, factor(trial.schedule, step, t.steps))
         state.optimizer.step()
         state.optimizer.zero_grad()
     return dict(state.model.named_parameters()), norms
@@ -73,7 +76,7 @@ def sharded(trial: Trial, corpus: Corpus, world: World) -> tuple[dict[str, Tenso
     loss_of = training._loss_module(state.model, trial)
     for step in range(trial.training.steps):
         norms.append(training.gradients(state, trial, corpus, world, loss_of)["gradient_norm"])
-        training.set_learning_rate(state.optimizer, training.factor(trial.schedule, step, trial.training.steps))
+        set_learning_rate(state.optimizer, factor(trial.schedule, step, trial.training.steps))
         state.optimizer.step()
         state.optimizer.zero_grad()
         state.step, state.position = step + 1, state.position + trial.training.batch
