@@ -1,6 +1,7 @@
 """The estimate of memory follows from the sizes of tensors, and tells which trials fit."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from fewbits.experiments.trial import Trial
 from fewbits.models.networks.registry import parameters
 
 
-def tiny(**training: object) -> Trial:
+def tiny(**training: Any) -> Trial:
     asked = [
         "model=nemotron-nano",
         "model.layers=2",
