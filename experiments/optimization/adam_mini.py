@@ -62,6 +62,9 @@ class AdamMini(UntracedOptimizer):
         runs = self._runs[param]
         return tuple(param.shape) if runs is None else (runs[-1].parts.stop,)
 
+    def is_by_element(self, param: Tensor) -> bool:
+        return self._runs[param] is None
+
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         loss = None

@@ -156,6 +156,11 @@ def clip_gradients(params: Iterable[Tensor], max_norm: float | None) -> Tensor:
     return norm
 
 
+def _is_by_part(optimizer: torch.optim.Optimizer, param: Tensor) -> bool:
+    """Tell whether a second moment has a value for each part, all of which every rank holds."""
+    return isinstance(optimizer, AdamMini) and not optimizer.is_by_element(param)
+
+
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
     """Return the optimizer's state by parameter name, to save it; empty before the first update. Nothing is copied."""
     return {
@@ -174,7 +179,10 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, states: Mapping[str, 
     if alone and states:
         raise ValueError(f"the saved optimizer and this one do not have the same parameters: {', '.join(alone)}")
     copies = {
-        name: {key: copy_like(value, param) for key, value in states[name].items()}
+        name: {
+            key: value.clone() if key == "exp_avg_sq" and _is_by_part(optimizer, param) else copy_like(value, param)
+            for key, value in states[name].items()
+        }
         for name, param in params.items()
         if name in states
     }
