@@ -38,6 +38,13 @@ class World:
             dist.all_reduce(value, dist.ReduceOp.MAX)
         return value
 
+    def agree(self, *requests: bool) -> tuple[bool, ...]:
+        """Return, for each request, whether any rank makes it; all ranks must call this together and do the same."""
+        if self.ranks == 1:
+            return requests
+        flags = self.greatest(torch.tensor(requests, dtype=torch.int32, device=self.device))
+        return tuple(map(bool, flags.tolist()))
+
     def wait(self) -> None:
         if self.ranks > 1:
             dist.barrier()

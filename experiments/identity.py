@@ -38,6 +38,7 @@ FREE = {
     "recipe.name",
     "recipe.about",
     "training.checkpoint_every",
+    "training.recompute",
     "evaluation.cloze",
     "evaluation.tasks",
     "evaluation.tasks_path",

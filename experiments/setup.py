@@ -50,6 +50,8 @@ def check(trial: Trial, ranks: int = 1) -> None:
             f"training.batch {t.batch}: {ranks} ranks of training.micro_batch {t.micro_batch} need a multiple of "
             f"{ranks * t.micro_batch}"
         )
+    if t.compile and (ranks > 1 or t.recompute):
+        raise ValueError("training.compile true: supported for one rank without training.recompute; set it to false")
     if trial.model.positions != "none" and t.length > trial.model.context:
         raise ValueError(
             f"training.length {t.length}: model {trial.model.name} has {trial.model.context} positions; use a shorter "

@@ -7,25 +7,27 @@ observer has recorded. A trial that is interrupted anywhere and run again gives 
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import pandas as pd
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from fewbits.common.atomic import write_json, write_parquet
 from fewbits.experiments import devices
 from fewbits.experiments.data.corpus import Corpus, describe
 from fewbits.experiments.data.load import load
 from fewbits.experiments.data.once import default_cache
+from fewbits.experiments.distributed import saving
+from fewbits.experiments.distributed.penalties import Penalties
+from fewbits.experiments.distributed.sharding import build_sharded, recompute_blocks, reshard, synchronize_gradients
 from fewbits.experiments.evaluation.by_document import evaluate_documents, means
 from fewbits.experiments.evaluation.cloze import evaluate_cloze
 from fewbits.experiments.evaluation.harness import run_tasks
@@ -47,7 +49,8 @@ from fewbits.experiments.trial import Runtime, Trial
 from fewbits.kernels.seeds import derive_seed
 from fewbits.models.networks.decoder import Decoder
 from fewbits.models.networks.partition import adam_mini_partition
-from fewbits.models.networks.registry import build, linear_parameters
+from fewbits.models.networks.registry import build, linear_parameters, on_meta
+from fewbits.models.networks.sharded import fill, whole
 from fewbits.models.observer import Observer
 from fewbits.models.quantize import Quantization, quantize
 
@@ -85,6 +88,7 @@ class State:
     optimizer: torch.optim.Optimizer
     quantization: Quantization
     policy: Policy
+    penalty: Callable[[], Tensor | None]  # of the last forward pass
     step: int = 0  # number of updates done
     position: int = 0  # sequences of the corpus consumed, including the parent's
     origin: int = 0  # updates done by the parents, so that a branch never draws their noise again
@@ -103,8 +107,9 @@ def run(
 ) -> tuple[run_folder.RunFolder, dict[str, Any]]:
     """Train or resume a trial unless it is done; return its folder and its result. Ranks above 0 get no result.
 
-    say: called with the progress after every step.
-    stop: called after every step; when it returns true, the trial saves a checkpoint and raises KeyboardInterrupt.
+    say: called with the progress after every step, on rank 0 like `saved` and `tell`.
+    stop: called after every step; when it returns true on any rank, the trial saves a checkpoint and raises
+        KeyboardInterrupt on all.
     expected: the id that the trial was planned with; raises OtherTrial if the id on this machine differs.
     saved: called with the folder after its config, a checkpoint or the result was written.
     tell: called with a message if the trial is resumed, evaluated again or already done.
@@ -119,7 +124,9 @@ def run(
         folder = run_folder.find(runs, trial.name, made_of, expected)
         if expected not in (None, folder.id):
             raise OtherTrial(made_of)
-        if (done := folder.result()) is not None and folder.has(runtime.keep_steps):
+        done = folder.result()
+        (finished,) = world.agree(not world.rank and done is not None and folder.has(runtime.keep_steps))
+        if finished and done is not None:
             if not world.rank:
                 done = with_evaluation(done, trial, world, corpus, folder, tell)
                 saved(folder)
@@ -129,10 +136,14 @@ def run(
         if parent is not None and not checkpoints.steps(folder.checkpoints):
             parent.check(trial, corpus)
         if world.rank:
+            (finished,) = world.agree(False)
+            if finished:
+                return folder, {}
             return folder, _train(trial, runtime, world, corpus, folder, parent, say, stop, saved, tell)
         with folder.alone():
             if (done := folder.result()) is not None:  # another process has finished it meanwhile
                 if folder.has(runtime.keep_steps) and not trial.evaluation.missing_from(done):
+                    world.agree(True)
                     tell(DONE)
                     return folder, done
                 folder.reopen(runtime.keep_steps)
@@ -140,6 +151,7 @@ def run(
             (own,) = [possible for possible in possible_identities(made_of) if trial_id(possible) == folder.id]
             folder.begin(trial, provenance(own, facts))
             saved(folder)
+            world.agree(False)
             return folder, _train(trial, runtime, world, corpus, folder, parent, say, stop, saved, tell)
     finally:
         devices.leave(world)
@@ -158,14 +170,14 @@ def _train(
     tell: Callable[[str], None],
 ) -> dict[str, Any]:
     t, leads = trial.training, world.rank == 0
-    state = set_up(trial, world.device)
-    resume(state, corpus, folder, parent)
+    state = set_up(trial, world.device, world.ranks)
+    resume(state, corpus, folder, parent, world)
     if leads:
         folder.add_segment(segment(state.step, devices.kind_of_device(runtime), world.device))
         if state.step:
             tell(f"resuming from step {state.step}")
     model, optimizer, policy, observer = state.model, state.optimizer, state.policy, state.quantization.observer
-    loss_of = _loss_module(model, trial, world)
+    loss_of = _loss_module(model, trial)
     hopeless = t.blow_up * math.log(trial.model.vocab) if t.blow_up else math.inf
     peak = devices.peak_flops(world.device)
     timing = read_timing(folder.path, state.step)
@@ -191,23 +203,24 @@ def _train(
             row |= evaluate(state, trial, corpus)
             healthy = _finite(row)
         state.metrics.append(row)
-        if not leads:
-            continue
-
-        speed = t.batch * t.length / seconds
-        timing.append({"step": step, "time": time.time(), "seconds": seconds, "tokens_per_second": speed})
-        if peak:
-            timing[-1]["mfu"] = speed * flops_a_token(trial) / peak / world.ranks
-        say(Progress(step + 1, t.steps, row["loss"], speed, seconds, row.get("validation_loss")))
+        if leads:
+            speed = t.batch * t.length / seconds
+            timing.append({"step": step, "time": time.time(), "seconds": seconds, "tokens_per_second": speed})
+            if peak:
+                timing[-1]["mfu"] = speed * flops_a_token(trial) / peak / world.ranks
+            say(Progress(step + 1, t.steps, row["loss"], speed, seconds, row.get("validation_loss")))
         kept = state.step in runtime.keep_steps or (runtime.keep_every and state.step % runtime.keep_every == 0)
+        stopping, diverged = world.agree(stop(), not healthy)
+        healthy = not diverged
+        due = state.step % t.checkpoint_every == 0 or state.step == t.steps or stopping
+        if leads and healthy and (kept or due):
+            write_tables(state, timing, folder.path)
         if healthy and kept:
-            write_tables(state, timing, folder.path)
-            save(state, corpus, folder.kept, keep=10**6)
-        stopping = stop()
-        if healthy and (state.step % t.checkpoint_every == 0 or state.step == t.steps or stopping):
-            write_tables(state, timing, folder.path)
-            save(state, corpus, folder.checkpoints, keep=runtime.keep_checkpoints)
-            saved(folder)
+            save(state, corpus, folder.kept, world, keep=10**6)
+        if healthy and due:
+            save(state, corpus, folder.checkpoints, world, keep=runtime.keep_checkpoints)
+            if leads:
+                saved(folder)
         if stopping and healthy and state.step < t.steps:
             raise KeyboardInterrupt
 
@@ -215,11 +228,14 @@ def _train(
     if leads:
         corpus.folder.check_unchanged()
         write_tables(state, timing, folder.path)
+    evaluated: dict[str, Any] = {}
+    if healthy:
+        evaluated = evaluate_last(state, trial, corpus, folder.path if leads else None)
+        evaluated |= final_evaluation(state, trial, corpus)
+    if leads:
         status = "done" if healthy else "diverged"
         result = {"id": folder.id, "name": trial.name, "status": status, "step": state.step} | _final(state)
-        result |= policy.results()
-        if healthy:
-            result |= evaluate_last(state, trial, corpus, folder.path) | final_evaluation(state, trial, corpus)
+        result |= policy.results() | evaluated
         write_json(folder.path / "result.json", result)
         saved(folder)
     world.wait()
@@ -237,12 +253,11 @@ def gradients(state: State, trial: Trial, corpus: Corpus, world: devices.World, 
         first = state.position + (micro * world.ranks + world.rank) * t.micro_batch
         inputs, targets = corpus.batch("train", first, t.micro_batch, t.length, order_seed)
         quantization.begin(state.origin + state.step, micro, rank=world.rank, progress=state.step / t.steps)
-        last = micro == accumulation - 1
-        with contextlib.nullcontext() if last or world.ranks == 1 else loss_of.no_sync():  # type: ignore[operator]
-            loss = loss_of(inputs.to(world.device), targets.to(world.device))
-            penalty = quantization.penalty()
-            state.policy.scaled((loss if penalty is None else loss + penalty) / accumulation).backward()
-            state.policy.add_up()
+        synchronize_gradients(state.model, micro == accumulation - 1)
+        loss = loss_of(inputs.to(world.device), targets.to(world.device))
+        penalty = state.penalty()
+        state.policy.scaled((loss if penalty is None else loss + penalty) / accumulation).backward()
+        state.policy.add_up()
         losses.append(loss.detach())
     loss = world.mean(torch.stack(losses).mean())
     loss_max = world.greatest(torch.stack(losses).max())
@@ -288,28 +303,44 @@ def find_folder(trial: Trial, runtime: Runtime) -> run_folder.RunFolder:
     return run_folder.find(runs, trial.name, made_of)
 
 
-def set_up(trial: Trial, device: torch.device) -> State:
-    """Return the initial state: model, quantizers and optimizer."""
+def set_up(trial: Trial, device: torch.device, ranks: int = 1) -> State:
+    """Return the initial state: model, quantizers and optimizer, sharded if there are several ranks."""
     torch.manual_seed(trial.seed)  # our code does not use torch's generator, but a user's code may
-    model = build(
-        trial.model, seed=derive_seed(trial.seed, INITIAL), device=device, compute_dtype=DTYPES[trial.training.dtype]
-    )
-    partition = adam_mini_partition(model)
     rounding = trial.seed if trial.training.rounding_seed is None else trial.training.rounding_seed
     observer = Observer(trial.observer) if trial.observer.enabled else None
-    quantization = quantize(model, trial.recipe, seed=derive_seed(rounding, ROUNDING), observer=observer)
+    quantized = partial(quantize, recipe=trial.recipe, seed=derive_seed(rounding, ROUNDING), observer=observer)
+    seed, dtype = derive_seed(trial.seed, INITIAL), DTYPES[trial.training.dtype]
+    if ranks == 1:
+        model = build(trial.model, seed=seed, device=device, compute_dtype=dtype)
+        quantization = quantized(model)
+        penalty = quantization.penalty
+    else:
+        whole_weights = partial(quantized, keep_weights=False)
+        model, quantization = build_sharded(
+            trial.model, seed=seed, device=device, ranks=ranks, compute_dtype=dtype, quantized=whole_weights
+        )
+        penalty = Penalties(quantization).take
+    if trial.training.recompute:
+        recompute_blocks(model)
+    partition = adam_mini_partition(on_meta(trial.model))
     optimizer = make_optimizer(model, trial.optimizer, partition=partition)
     policy = Policy(trial.precision, model, optimizer, seed=derive_seed(rounding, UPDATES))
-    return State(model, optimizer, quantization, policy)
+    return State(model, optimizer, quantization, policy, penalty)
 
 
-def resume(state: State, corpus: Corpus, folder: run_folder.RunFolder, parent: Parent | None) -> None:
+def resume(
+    state: State,
+    corpus: Corpus,
+    folder: run_folder.RunFolder,
+    parent: Parent | None,
+    world: devices.World,
+) -> None:
     """Restore the trial's newest intact checkpoint; a branch that has none yet starts from its parent's checkpoint."""
-    own = checkpoints.newest(folder.checkpoints, folder.kept)
+    own = saving.newest(world, folder.checkpoints, folder.kept)
     checkpoint = own or (parent.checkpoint if parent else None)
     if checkpoint is None:
         return
-    saved = checkpoints.unflatten(checkpoint.tensors(), checkpoint.state)
+    saved = checkpoints.unflatten(checkpoint.tensors(part=(world.rank, world.ranks)), checkpoint.state)
     corpus.check(saved["data"]["fingerprint"], saved["data"])
     _load_weights(state.model, saved["model"], strict=own is not None)
     load_optimizer_state(state.optimizer, saved["optimizer"])
@@ -325,26 +356,24 @@ def resume(state: State, corpus: Corpus, folder: run_folder.RunFolder, parent: P
         state.quantization.observer.load_state(saved["observer"])
 
 
-def save(state: State, corpus: Corpus, folder: Path, *, keep: int) -> Path:
-    """Save a checkpoint of the state into a folder; return its path."""
+def save(state: State, corpus: Corpus, folder: Path, world: devices.World, *, keep: int) -> None:
+    """Save a checkpoint of the state into a folder; all ranks call this together."""
     corpus.folder.check_unchanged()
     observer = state.quantization.observer
-    tensors, rest = checkpoints.flatten(
-        {
-            "model": state.model.state_dict(),
-            "optimizer": optimizer_state(state.optimizer),
-            "observer": observer.state() if observer else {},
-            "precision": state.policy.state(),
-            "rng": torch.get_rng_state(),
-            "step": state.step,
-            "position": state.position,
-            "origin": state.origin,
-            "metrics": _columns(state.metrics),
-            "numerics": state.numerics,
-            "data": describe(corpus),
-        }
-    )
-    return checkpoints.save(folder, state.step, tensors, rest, keep=keep)
+    content = {
+        "model": state.model.state_dict(),
+        "optimizer": optimizer_state(state.optimizer),
+        "observer": observer.state() if observer else {},
+        "precision": state.policy.state(),
+        "rng": torch.get_rng_state(),
+        "step": state.step,
+        "position": state.position,
+        "origin": state.origin,
+        "metrics": _columns(state.metrics),
+        "numerics": state.numerics,
+        "data": describe(corpus),
+    }
+    saving.save(folder, state.step, content, world, keep=keep)
 
 
 def write_tables(state: State, timing: Sequence[Mapping[str, float]], folder: Path) -> None:
@@ -380,7 +409,8 @@ def evaluate(state: State, trial: Trial, corpus: Corpus) -> dict[str, float]:
         f"{name}_loss": evaluate_loss(state.model, corpus, name, windows=windows, length=t.length, batch=t.micro_batch)
         for name, windows in evaluated_windows(trial, corpus).items()
     }
-    norms = [parameter.detach().norm() for parameter in state.model.parameters()]
+    reshard(state.model)
+    norms = [whole(parameter.detach()).norm() for parameter in state.model.parameters()]
     return losses | {"parameter_norm": float(torch.stack(norms).norm())}
 
 
@@ -391,13 +421,14 @@ def evaluated_windows(trial: Trial, corpus: Corpus) -> dict[str, int]:
     return {name: window_count(name, e.windows, e.ood_windows) for name in splits}
 
 
-def evaluate_last(state: State, trial: Trial, corpus: Corpus, folder: Path) -> dict[str, float]:
+def evaluate_last(state: State, trial: Trial, corpus: Corpus, folder: Path | None) -> dict[str, float]:
     """Write each document's losses at the end to evaluation.parquet; return the means that `evaluate` does not give."""
     t = trial.training
     _begin_evaluation(state, trial)
     windows = evaluated_windows(trial, corpus)
     frame = evaluate_documents(state.model, state.quantization, corpus, windows, length=t.length, batch=t.micro_batch)
-    write_parquet(folder / "evaluation.parquet", frame)
+    if folder is not None:
+        write_parquet(folder / "evaluation.parquet", frame)
     return means(frame)
 
 
@@ -457,8 +488,11 @@ def _begin_evaluation(state: State, trial: Trial) -> None:
 
 def _load_weights(model: nn.Module, saved: dict[str, Tensor], *, strict: bool) -> None:
     """Load the weights. A branch's recipe may add or drop samplers; all other weights must match."""
-    missing, unexpected = model.load_state_dict(saved, strict=False)
-    wrong = [name for name in (*missing, *unexpected) if strict or not name.endswith(".bit_scale")]
+    own = model.state_dict()
+    missing, unexpected = own.keys() - saved.keys(), saved.keys() - own.keys()
+    for name in own.keys() & saved.keys():
+        fill(own[name], saved[name])
+    wrong = [name for name in (*sorted(missing), *sorted(unexpected)) if strict or not name.endswith(".bit_scale")]
     if wrong:
         raise ValueError(f"the checkpoint belongs to another model: only one of the two has {', '.join(wrong[:5])}")
 
@@ -477,7 +511,7 @@ def _rows(columns: Mapping[str, Tensor]) -> list[dict[str, float]]:
 
 
 class _Loss(nn.Module):
-    """A module whose forward is the model's loss, for DistributedDataParallel and torch.compile."""
+    """A module whose forward is the model's loss, for torch.compile."""
 
     def __init__(self, model: Decoder) -> None:
         super().__init__()
@@ -487,15 +521,11 @@ class _Loss(nn.Module):
         return self.model.loss(inputs, targets)
 
 
-def _loss_module(model: Decoder, trial: Trial, world: devices.World) -> nn.Module:
+def _loss_module(model: Decoder, trial: Trial) -> nn.Module:
     module: nn.Module = _Loss(model)
     if trial.training.compile:
         torch.use_deterministic_algorithms(True)  # already set, but the compiler reads it from here
         module = torch.compile(module)  # type: ignore[assignment]
-    if world.ranks > 1:
-        module = DistributedDataParallel(
-            module, device_ids=[world.device.index] if world.device.type == "cuda" else None
-        )
     return module
 
 

@@ -37,6 +37,7 @@ class Training:
     blow_up: float = 3.0  # a loss above this multiple of the loss of guessing ends the trial as diverged (assumed)
     rounding_seed: int | None = None  # for stochastic rounding and samplers; None: the trial's seed
     compile: bool = False
+    recompute: bool = False  # compute each block again in the backward pass instead of keeping its activations
 
     def __post_init__(self) -> None:
         one_of("training.dtype", self.dtype, DTYPES)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fewbits.kernels.api import fake_quantize
+from fewbits.models.networks.sharded import fill, is_sharded, local, whole
 from fewbits.models.quantize import Quantization
 from fewbits.models.quantized_linear import QuantizedLinear
 
@@ -54,14 +55,27 @@ def weights_cast(quantization: Quantization, width: int | None = None) -> Iterat
     """
     layers = list(sampled_layers(quantization))
     saved = [layer.weight.data for layer in layers]
+    if any(map(is_sharded, saved)):
+        saved = [weight.clone() for weight in saved]
     try:
         for layer in layers:
             bits, sampler = layer.bits, layer.sampler
             assert bits is not None
             assert sampler is not None
-            widths = bits.detach() if width is None else torch.full_like(bits, width)
-            layer.weight.data = cast(layer.weight.data, widths, sampler.block)
+            bits = whole(bits.detach())
+            widths = bits if width is None else torch.full_like(bits, width)
+            _set(layer, cast(whole(layer.weight.data), widths, sampler.block))
         yield
     finally:
         for layer, weight in zip(layers, saved, strict=True):
-            layer.weight.data = weight
+            _set(layer, weight)
+
+
+def _set(layer: QuantizedLinear, weight: Tensor) -> None:
+    """Replace a layer's weight; a sharded one is overwritten, because its owner gathers from that memory."""
+    if not is_sharded(layer.weight):
+        layer.weight.data = weight
+    elif is_sharded(weight):
+        local(layer.weight.data).copy_(local(weight))
+    else:
+        fill(layer.weight.data, weight)

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from fewbits.kernels.counts import COUNTS
+from fewbits.models.networks.sharded import whole
 from fewbits.models.quantized_linear import QuantizedLinear
 from fewbits.models.recipe import SLOTS
 
@@ -211,11 +212,11 @@ def _count_choices(choice: Tensor, entries: Tensor) -> Tensor:
 
 def _measure_weight(layer: QuantizedLinear) -> dict[str, Tensor]:
     """Return scalars on the device: the norms of a weight and its gradient, and the bit widths of its sampler."""
-    measured = {"weight_norm": layer.weight.detach().norm()}
+    measured = {"weight_norm": whole(layer.weight.detach()).norm()}
     if layer.weight.grad is not None:
-        measured["gradient_norm"] = layer.weight.grad.norm()
+        measured["gradient_norm"] = whole(layer.weight.grad).norm()
     if (bits := layer.bits) is not None:
-        bits = bits.detach()
+        bits = whole(bits.detach())
         measured |= {"bits_mean": bits.mean(), "bits_std": bits.std(correction=0)}
         measured |= {"bits_min": bits.min(), "bits_max": bits.max()}
         measured |= {f"bits_to_{tier}": (bits <= tier).double().mean() for tier in TIERS}

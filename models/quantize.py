@@ -91,13 +91,19 @@ class Quantization(Shared):
 
     def penalty(self) -> Tensor | None:
         """Return λ Σ mean |b_t − b_target| over layers (GaussWS eq. 12), to add to the loss; None if λ is 0."""
-        sampler = self.recipe.sampler
-        if not sampler.penalty:
+        if not self.recipe.sampler.penalty:
             return None
-        terms = [
-            (bits - sampler.target).abs().mean() for bits in (layer.bits for layer in self.layers) if bits is not None
-        ]
-        return sampler.penalty * torch.stack(terms).sum() if terms else None
+        terms = (self.penalty_term(layer) for layer in self.layers)
+        return self.weighted([term for term in terms if term is not None])
+
+    def penalty_term(self, layer: QuantizedLinear) -> Tensor | None:
+        """Return a layer's mean |b_t − b_target|; None if the layer has no learned bit widths."""
+        bits = layer.bits
+        return None if bits is None else (bits - self.recipe.sampler.target).abs().mean()
+
+    def weighted(self, terms: list[Tensor]) -> Tensor | None:
+        """Return λ times the sum of the layers' terms; None if there are none."""
+        return self.recipe.sampler.penalty * torch.stack(terms).sum() if terms else None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for copies and pickles, without the input that was quantized last."""

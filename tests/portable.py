@@ -49,6 +49,7 @@ FILES = (
     "experiments/optimization/test_adam_mini.py",
     "experiments/bench/test_bench_train.py",
     "experiments/storage/test_branches.py",
+    "experiments/distributed/test_sharding.py",
     "experiments/test_distributed.py",
     "experiments/test_divergence.py",
     "experiments/evaluation/test_by_document.py",

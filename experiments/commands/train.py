@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import time
@@ -128,9 +127,11 @@ class Stop:
         signal.signal(signal.SIGINT, self._before)
 
     def wait_for_the_step(self) -> None:
-        self._training = "RANK" not in os.environ  # with several ranks, those that wait for the stopped one would hang
+        self._training = True
 
     def asked(self) -> bool:
+        """Tell whether Ctrl-C was pressed; called after every step, on ranks without a progress line too."""
+        self._training = True
         return self._asked
 
     def _interrupt(self, *_: object) -> None:

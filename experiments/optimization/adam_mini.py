@@ -9,6 +9,10 @@ A partition says how a parameter is split into parts; fewbits.models.networks.pa
     "element"      every element is its own part: AdamW, for embeddings and the output head
     "tensor"       the whole tensor is one part
     (64, 64, 1, …) numbers of consecutive rows, which add up to all rows: 64 for a head's rows, 1 for a neuron's row
+
+If ranks hold a parameter in shards of rows, every rank has all of its second moments (except by "element"). A rank
+computes the means of its own rows' parts. Where shards cut a part, the gradient is gathered first, so the bits are
+those of one process.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ import torch
 from torch import Tensor
 
 from fewbits.models.networks.partition import Partition
+from fewbits.models.networks.sharded import is_sharded, local, local_rows, whole
 from fewbits.models.untraced import UntracedOptimizer
 
 
@@ -57,6 +62,9 @@ class AdamMini(UntracedOptimizer):
         runs = self._runs[param]
         return tuple(param.shape) if runs is None else (runs[-1].parts.stop,)
 
+    def is_by_element(self, param: Tensor) -> bool:
+        return self._runs[param] is None
+
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         loss = None
@@ -75,7 +83,9 @@ class AdamMini(UntracedOptimizer):
         if not state:
             state["step"] = torch.zeros(())
             state["exp_avg"] = torch.zeros_like(param)
-            state["exp_avg_sq"] = param.new_zeros(self.second_moment_shape(param))
+            state["exp_avg_sq"] = (
+                torch.zeros_like(param) if runs is None else local(param).new_zeros(self.second_moment_shape(param))
+            )
         state["step"] += 1  # on the CPU, as in AdamW, so that reading it does not wait for the device
         m, v, step = state["exp_avg"], state["exp_avg_sq"], state["step"].item()
         (beta1, beta2), lr = group["betas"], group["lr"]
@@ -88,11 +98,53 @@ class AdamMini(UntracedOptimizer):
             v.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
             param.addcdiv_(m, (v.sqrt() / correction).add_(group["eps"]), value=-step_size)
             return
+        if is_sharded(param):
+            v.mul_(beta2).add_(_sharded_means(grad, runs), alpha=1 - beta2)
+            denominator = _by_row((v.sqrt() / correction).add_(group["eps"]), runs)[slice(*local_rows(param))]
+            own, shape = local(param), (-1, *[1] * (param.ndim - 1))
+            own.addcdiv_(local(m), denominator.view(shape), value=-step_size)
+            return
         grad = grad.contiguous()
         for run in runs:
             part = v[run.parts].mul_(beta2).add_(run.view(grad).square().mean(1), alpha=1 - beta2)
             denominator = (part.sqrt() / correction).add_(group["eps"])
             run.view(param).addcdiv_(run.view(m), denominator[:, None], value=-step_size)
+
+
+def _sharded_means(grad: Tensor, runs: tuple[_Run, ...]) -> Tensor:
+    """Return the mean g² of each part of a sharded gradient, on every rank."""
+    import torch.distributed as dist
+
+    if any(_is_cut(grad, run) for run in runs):
+        gathered = whole(grad).contiguous()
+        return torch.cat([run.view(gathered).square().mean(1) for run in runs])
+    rows, (first, last) = local(grad).contiguous(), local_rows(grad)
+    means = rows.new_zeros(runs[-1].parts.stop)
+    for run in runs:
+        size = (run.rows.stop - run.rows.start) // run.count
+        begin, end = max(first, run.rows.start), min(last, run.rows.stop)
+        if begin < end:
+            part = run.parts.start + (begin - run.rows.start) // size
+            count = (end - begin) // size
+            own = rows[begin - first : end - first].view(count, -1)
+            means[part : part + count] = own.square().mean(1)
+    dist.all_reduce(means)  # each part is computed by one rank, and 0 elsewhere
+    return means
+
+
+def _is_cut(x: Tensor, run: _Run) -> bool:
+    """Tell whether any rank's shard of x begins inside a part of this run."""
+    ranks = x.device_mesh.size()  # type: ignore[attr-defined]  # of a DTensor
+    chunk, size = -(-x.shape[0] // ranks), (run.rows.stop - run.rows.start) // run.count
+    borders = range(chunk, x.shape[0], chunk)
+    return any(run.rows.start < at < run.rows.stop and (at - run.rows.start) % size for at in borders)
+
+
+def _by_row(values: Tensor, runs: tuple[_Run, ...]) -> Tensor:
+    """Return one value for each row from one value for each part."""
+    return torch.cat(
+        [values[run.parts].repeat_interleave((run.rows.stop - run.rows.start) // run.count) for run in runs]
+    )
 
 
 def _runs(partition: Partition, shape: torch.Size) -> tuple[_Run, ...] | None:

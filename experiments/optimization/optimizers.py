@@ -26,8 +26,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from fewbits.experiments.distributed.clipping import clip_sharded
 from fewbits.experiments.optimization.adam_mini import AdamMini
 from fewbits.models.networks.partition import Partition
+from fewbits.models.networks.sharded import copy_like, is_sharded
 from fewbits.models.untraced import UntracedOptimizer
 
 BITS = "bit_scale"
@@ -146,10 +148,17 @@ def clip_gradients(params: Iterable[Tensor], max_norm: float | None) -> Tensor:
     divergence.
     """
     params = list(params)
+    if any(map(is_sharded, params)):
+        return clip_sharded(params, max_norm)
     norm = get_total_norm([param.grad for param in params if param.grad is not None])
     if max_norm is not None:
         clip_grads_with_norm_(params, max_norm, norm)
     return norm
+
+
+def _is_by_part(optimizer: torch.optim.Optimizer, param: Tensor) -> bool:
+    """Tell whether a second moment has a value for each part, all of which every rank holds."""
+    return isinstance(optimizer, AdamMini) and not optimizer.is_by_element(param)
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
@@ -169,15 +178,19 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, states: Mapping[str, 
     alone = sorted(name for name in states.keys() ^ params.keys() if name.rpartition(".")[2] != BITS)
     if alone and states:
         raise ValueError(f"the saved optimizer and this one do not have the same parameters: {', '.join(alone)}")
+    copies = {
+        name: {
+            key: value.clone() if key == "exp_avg_sq" and _is_by_part(optimizer, param) else copy_like(value, param)
+            for key, value in states[name].items()
+        }
+        for name, param in params.items()
+        if name in states
+    }
     for name, param in params.items():
         second = optimizer.second_moment_shape(param) if isinstance(optimizer, AdamMini) else tuple(param.shape)
-        saved = {key: tuple(value.shape) for key, value in states.get(name, {}).items()}
+        saved = {key: tuple(value.shape) for key, value in copies.get(name, {}).items()}
         if saved and saved != {"step": (), "exp_avg": tuple(param.shape), "exp_avg_sq": second}:
             raise ValueError(f"the saved state of {name} belongs to another optimizer or partition: {saved}")
     state = optimizer.state_dict()
-    state["state"] = {
-        index: {key: value.clone() for key, value in states[name].items()}
-        for index, name in enumerate(params)
-        if name in states
-    }
+    state["state"] = {index: copies[name] for index, name in enumerate(params) if name in copies}
     optimizer.load_state_dict(state)

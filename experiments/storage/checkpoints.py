@@ -3,6 +3,10 @@
     FOLDER/step-00001234/tensors.safetensors      every tensor
     FOLDER/step-00001234/state.json               everything else, the SHA-256 of the tensors and its own
 
+Several ranks write a file each, tensors-00000-of-00002.safetensors and so on (fewbits.experiments.distributed.saving).
+state.json then has the SHA-256 of each file, and the names of the tensors that are split: these consist of the rows in
+all files. Other tensors belong to the rank whose file has them; those that only the first file has, to all ranks.
+
 A checkpoint is written under a temporary name, flushed to the disk and renamed into place. So after any failure it is
 either complete or missing, and the older ones stay until it is complete. `newest` checks every checkpoint that it
 returns; it skips a damaged one with a warning, so that the steps since the one before it have to be trained again.
@@ -24,6 +28,7 @@ import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -34,7 +39,7 @@ from torch import Tensor
 
 from fewbits.common.atomic import folder_atomically, remove_folder, remove_leftovers, synced_file
 
-FORMAT = 1
+FORMAT, SHARDED = 1, 2  # one file of tensors, and one for each rank
 TENSORS, STATE = "tensors.safetensors", "state.json"
 
 # If a damaged or foreign checkpoint of the same step exists, the step is saved as a second edition, step-00001234.2.
@@ -72,11 +77,28 @@ class Checkpoint:
     path: Path
     step: int
     state: dict[str, Any]
+    files: tuple[str, ...] = (TENSORS,)
+    split: frozenset[str] = frozenset()
 
-    def tensors(self, device: str | torch.device = "cpu", *, under: str = "") -> dict[str, Tensor]:
-        """Return the tensors whose names begin with `under`; for example `model.` skips the optimizer's."""
-        with safe_open(self.path / TENSORS, "pt", device=str(device)) as file:
-            return {name: file.get_tensor(name) for name in file.keys() if name.startswith(under)}  # noqa: SIM118
+    def tensors(
+        self, device: str | torch.device = "cpu", *, under: str = "", part: tuple[int, int] = (0, 1)
+    ) -> dict[str, Tensor]:
+        """Return the tensors whose names begin with `under`; for example `model.` skips the optimizer's.
+
+        part: (rank, ranks), to read of split tensors only this rank's rows, and of the others those of this rank.
+        """
+        rank, ranks = part
+        with ExitStack() as stack:
+            files = [stack.enter_context(safe_open(self.path / name, "pt", device=str(device))) for name in self.files]
+            own = files[rank] if len(files) == ranks else files[0]
+            names = [name for name in files[0].keys() if name.startswith(under)]  # noqa: SIM118
+            own_names = set(own.keys())
+            return {
+                name: _joined(files, name, rank, ranks)
+                if name in self.split
+                else (own if name in own_names else files[0]).get_tensor(name)
+                for name in names
+            }
 
 
 def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], *, keep: int = 2) -> Path:
@@ -91,27 +113,53 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[
         raise ValueError(f"step={step}, keep={keep}: step has to be 0 or more, and keep 1 or more")
     layout, size = _layout(tensors)
     _check_json(state)
-    folder.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(folder)
-    edition = max((edition for (at, edition), _ in _list(folder) if at == step), default=0) + 1
-    path = folder / (f"step-{step:08d}" + (f".{edition}" if edition > 1 else ""))
+    path = next_path(folder, step)
     try:
         with folder_atomically(path) as partial:
             with synced_file(partial / TENSORS) as file:
                 digest = _write(file, layout)
-            with synced_file(partial / STATE) as file:
-                file.write(_sealed({"format": FORMAT, "step": step, "bytes": size, "sha256": digest, "state": state}))
+            write_state(partial, {"format": FORMAT, "step": step, "bytes": size, "sha256": digest, "state": state})
     except OSError as error:
-        free = shutil.disk_usage(folder).free
-        reason = f"checkpoint not written, {error.strerror}: {path} needs {size:,} bytes, {free:,} are free"
-        raise OSError(error.errno, reason) from error
-    _retain(folder, step, edition, keep)
+        raise lacking(error, path, size) from error
+    retain(path, keep)
     return path
+
+
+def next_path(folder: Path, step: int) -> Path:
+    """Return where the checkpoint of a step will be, in a folder that is created and cleared of partial ones."""
+    folder.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(folder)
+    edition = max((edition for (at, edition), _ in _list(folder) if at == step), default=0) + 1
+    return folder / (f"step-{step:08d}" + (f".{edition}" if edition > 1 else ""))
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
+    """Write a file of tensors; return its bytes and its SHA-256."""
+    layout, size = _layout(tensors)
+    try:
+        with synced_file(path) as file:
+            return size, _write(file, layout)
+    except OSError as error:
+        raise lacking(error, path, size) from error
+
+
+def write_state(partial: Path, content: dict[str, Any]) -> None:
+    """Write the state of a checkpoint that is not complete yet."""
+    _check_json(content["state"])
+    with synced_file(partial / STATE) as file:
+        file.write(_sealed(content))
+
+
+def lacking(error: OSError, path: Path, size: int) -> OSError:
+    """Return the error with the bytes that writing needs, and those that are free."""
+    free = shutil.disk_usage(path.parent).free
+    reason = f"checkpoint not written, {error.strerror}: {path} needs {size:,} bytes, {free:,} are free"
+    return OSError(error.errno, reason)
 
 
 def newest(*folders: Path) -> Checkpoint | None:
     """Return the newest intact checkpoint of all folders, or None; warn about each damaged one that is skipped."""
-    for _, path in sorted((entry for folder in folders for entry in _list(folder)), reverse=True):
+    for path in newest_first(*folders):
         try:
             return load(path)
         except DamagedCheckpoint as error:
@@ -119,26 +167,38 @@ def newest(*folders: Path) -> Checkpoint | None:
     return None
 
 
+def newest_first(*folders: Path) -> list[Path]:
+    """Return the paths of the checkpoints of all folders, damaged ones included."""
+    return [path for _, path in sorted((entry for folder in folders for entry in _list(folder)), reverse=True)]
+
+
 def steps(folder: Path) -> dict[int, Path]:
     """Return the paths of a folder's checkpoints by step, damaged ones included."""
     return {step: path for (step, _), path in _list(folder)}
 
 
-def load(path: Path) -> Checkpoint:
-    """Return a checkpoint after checking all its bytes; raise DamagedCheckpoint if they differ from what was saved."""
+def load(path: Path, part: tuple[int, int] = (0, 1)) -> Checkpoint:
+    """Return a checkpoint after checking all its bytes; raise DamagedCheckpoint if they differ from what was saved.
+
+    part: (rank, ranks), to check only this rank's share of the files; together the ranks check all.
+    """
+    rank, ranks = part
     try:
         sealed = _unsealed(path / STATE)
-        tensors = path / TENSORS
-        if (size := tensors.stat().st_size) != sealed["bytes"]:
-            raise DamagedCheckpoint(f"{tensors} has {size:,} bytes, but {sealed['bytes']:,} were saved")
-        with tensors.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != sealed["sha256"]:
-                raise DamagedCheckpoint(f"{tensors} is not what was saved: its SHA-256 differs")
+        files = sealed["files"] if sealed["format"] == SHARDED else [{"name": TENSORS, **sealed}]
+        for saved in files[rank::ranks]:
+            tensors = path / saved["name"]
+            if (size := tensors.stat().st_size) != saved["bytes"]:
+                raise DamagedCheckpoint(f"{tensors} has {size:,} bytes, but {saved['bytes']:,} were saved")
+            with tensors.open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != saved["sha256"]:
+                    raise DamagedCheckpoint(f"{tensors} is not what was saved: its SHA-256 differs")
     except OSError as error:  # a missing or unreadable file is damage, a lack of permission is not
         if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO):
             raise
         raise DamagedCheckpoint(f"{error.filename or path}: {error.strerror}") from error
-    return Checkpoint(path, sealed["step"], sealed["state"])
+    names = tuple(saved["name"] for saved in files)
+    return Checkpoint(path, sealed["step"], sealed["state"], names, frozenset(sealed.get("split", ())))
 
 
 def flatten(tree: Any) -> tuple[dict[str, Tensor], Any]:
@@ -209,9 +269,24 @@ def _list(folder: Path) -> list[tuple[tuple[int, int], Path]]:
     return sorted(((int(match[1]), int(match[2] or 1)), path) for match, path in matches if match)
 
 
-def _retain(folder: Path, step: int, edition: int, keep: int) -> None:
+def _joined(files: list[Any], name: str, rank: int, ranks: int) -> Tensor:
+    """Return the rows of a split tensor that one of `ranks` ranks holds, from the files that contain them."""
+    slices = [file.get_slice(name) for file in files]
+    counts = [rows.get_shape()[0] for rows in slices]
+    chunk = -(-sum(counts) // ranks)
+    first, last = rank * chunk, min((rank + 1) * chunk, sum(counts))
+    parts, at = [], 0
+    for rows, count in zip(slices, counts, strict=True):
+        if max(first, at) < min(last, at + count):
+            parts.append(rows[max(first - at, 0) : min(last - at, count)])
+        at += count
+    return torch.cat(parts) if parts else slices[0][:0]
+
+
+def retain(newest: Path, keep: int) -> None:
     """Remove checkpoints of later steps, other copies of this step, and older checkpoints beyond the number to keep."""
-    others = [(at, path) for (at, number), path in _list(folder) if (at, number) != (step, edition)]
+    ((step, edition),) = [entry for entry, path in _list(newest.parent) if path == newest]
+    others = [(at, path) for (at, number), path in _list(newest.parent) if (at, number) != (step, edition)]
     older = [path for at, path in others if at < step]
     later = [path for at, path in others if at >= step]
     for path in later + older[: max(len(older) - (keep - 1), 0)]:
@@ -290,8 +365,8 @@ def _unsealed(path: Path) -> dict[str, Any]:
         raise DamagedCheckpoint(f"{path} is not what was saved: {error!r}") from error
     if not intact:
         raise DamagedCheckpoint(f"{path} is not what was saved: its SHA-256 differs")
-    if content["format"] != FORMAT:
-        raise DamagedCheckpoint(f"{path} has format {content['format']}, but this version reads {FORMAT}")
+    if content["format"] not in (FORMAT, SHARDED):
+        raise DamagedCheckpoint(f"{path} has format {content['format']}, but this version reads {FORMAT} and {SHARDED}")
     return content
 
 

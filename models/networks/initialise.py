@@ -26,8 +26,9 @@ from torch import Tensor, nn
 
 from fewbits.kernels.seeds import derive_seed
 from fewbits.models.networks.decoder import Decoder, DecoderConfig
-from fewbits.models.networks.layers import Linear
+from fewbits.models.networks.layers import Linear, Norm, Rope
 from fewbits.models.networks.mamba2 import Mamba2
+from fewbits.models.quantized_linear import QuantizedLinear
 
 Draw = Callable[[Tensor, torch.Generator], object]  # fills an FP32 CPU tensor
 
@@ -38,7 +39,15 @@ DT_FLOOR: Final = 1e-4
 
 @torch.no_grad()
 def initialise(model: Decoder, seed: int) -> None:
-    """Fill all parameters of a model, except those of norms, which have their initial values from construction."""
+    """Fill all parameters of a model."""
+    initialise_outside_blocks(model, seed)
+    for number in range(len(model.blocks)):
+        initialise_block(model, number, seed)
+
+
+@torch.no_grad()
+def initialise_outside_blocks(model: Decoder, seed: int) -> None:
+    """Fill the embeddings, the last norm and the head."""
     config = model.config
     llama = config.init == "llama"
     _fill(model.embed.weight, "embed.weight", seed, _normal(1.0 if llama else config.init_std))
@@ -47,17 +56,33 @@ def initialise(model: Decoder, seed: int) -> None:
     if not config.tied:
         draw = _truncated_normal(config.width**-0.5) if llama else _normal(config.init_std)
         _fill(model.head.weight, "head.weight", seed, draw)
-    for number, block in enumerate(model.blocks):
-        for name, module in block.named_modules(prefix=f"blocks.{number}"):
-            if isinstance(module, Linear):
-                _fill(module.weight, f"{name}.weight", seed, _normal(_deviation(config, number, name, module)))
-                if module.bias is not None:
-                    module.bias.zero_()
-            elif isinstance(module, Mamba2):
-                _mamba2(module, name, seed)
+    model.norm.reset_parameters()
 
 
-def _deviation(config: DecoderConfig, number: int, name: str, linear: Linear) -> float:
+@torch.no_grad()
+def initialise_block(model: Decoder, number: int, seed: int) -> None:
+    """Fill the parameters of one block, whose linear layers may be quantized already."""
+    for name, module in model.blocks[number].named_modules(prefix=f"blocks.{number}"):
+        if isinstance(module, Norm):
+            module.reset_parameters()
+        elif isinstance(module, Linear | QuantizedLinear):
+            _fill(module.weight, f"{name}.weight", seed, _normal(_deviation(model.config, number, name, module)))
+            if module.bias is not None:
+                module.bias.zero_()
+            if isinstance(module, QuantizedLinear) and module.bit_scale is not None:
+                module.bit_scale.fill_(1.0)
+        elif isinstance(module, Mamba2):
+            _mamba2(module, name, seed)
+
+
+def initialise_positions(model: Decoder, device: torch.device) -> None:
+    """Compute the rotary angles of a model that was built on the meta device."""
+    for module in model.modules():
+        if isinstance(module, Rope):
+            module.reset(device)
+
+
+def _deviation(config: DecoderConfig, number: int, name: str, linear: Linear | QuantizedLinear) -> float:
     if config.init == "llama":
         scaled, terms = name.rpartition(".")[2] in ("out", "up", "down"), 2 * (number + 1)
     else:

@@ -54,8 +54,16 @@ class Norm(nn.Module):
     def __init__(self, width: int, eps: float, bias: bool) -> None:
         super().__init__()
         self.eps = eps
-        self.weight = nn.Parameter(torch.full((width,), 1.0 - self.offset))
-        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
+        self.weight = nn.Parameter(torch.empty(width))
+        self.bias = nn.Parameter(torch.empty(width)) if bias else None
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Set the initial values: a factor of 1, and no bias."""
+        self.weight.fill_(1.0 - self.offset)
+        if self.bias is not None:
+            self.bias.zero_()
 
     def forward(self, x: Tensor) -> Tensor:
         return norm(x, self.weight, self.bias, eps=self.eps, centered=self.centered, offset=self.offset)
@@ -124,12 +132,16 @@ class Rope(nn.Module):
     def __init__(self, head_dim: int, fraction: float, theta: float, context: int) -> None:
         super().__init__()
         self.rotated = int(head_dim * fraction)
-        device = torch.get_default_device()
+        self.theta, self.context = theta, context
+        self.register_buffer("turns", None, persistent=False)
+        self.reset(torch.get_default_device())
+
+    def reset(self, device: torch.device) -> None:
+        """Compute the angles on a device; on the meta device they have a shape only."""
         if device.type == "meta":
-            turns = torch.empty(context, self.rotated // 2, 2)
+            self.turns = torch.empty(self.context, self.rotated // 2, 2, device=device)
         else:
-            turns = _turns(self.rotated, theta, context).to(device)
-        self.register_buffer("turns", turns, persistent=False)
+            self.turns = _turns(self.rotated, self.theta, self.context).to(device)
 
 
 # ------------------------------------------------------------------------------------------------ activations

@@ -127,9 +127,9 @@ class OnRay:
         first = self._ray.remote(max_retries=0, **_options(resources, group, 0))(_rendezvous).remote()
         self._running[job.id] = _Running(
             [
-                self._ray.remote(max_retries=0, **_options(resources, group, rank))(_rank).remote(
-                    job, first, rank, resources.ranks
-                )
+                self._ray.remote(max_retries=0, **_options(resources, group, rank))(_rank)
+                .options(name=f"{job.path.name} rank {rank}")
+                .remote(job, first, rank, resources.ranks)
                 for rank in range(resources.ranks)
             ],
             group,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from fewbits.common.progress import clock
 from fewbits.common.tables import print_table
-from fewbits.sweeps.planning import arms, outline
+from fewbits.sweeps.planning import arms, memory, outline
 from fewbits.sweeps.planning.cost import Speeds, disk, work_of
 from fewbits.sweeps.planning.expand import spell
 from fewbits.sweeps.planning.plan import Plan, Planned
@@ -56,6 +57,19 @@ def print_plan(
         print(f"{sum(work_of(planned.trial) for planned in plan.trials.values()):.2e} FLOPs")
         print(f"these data are not on this machine: {', '.join(map(str, missing))}")
         print("".join(f"{line}\n" for line in outline.preparations(missing)), end="")
+
+
+def print_memory(plan: Plan, device_bytes: float) -> int:
+    """Print the memory that each arm needs on a GPU; return the exit status, 2 if an arm does not fit."""
+    estimates = list(memory.memory_of_arms(plan))
+    if not estimates:
+        return 0
+    print()
+    print_table(memory.COLUMNS, [arm.row() for arm in estimates])
+    complaints = [text for arm in estimates if (text := arm.complaint(device_bytes)) is not None]
+    for text in complaints:
+        print(f"fewbits: {text}", file=sys.stderr)
+    return 2 if complaints else 0
 
 
 def _trial_rows(

@@ -49,6 +49,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--dry-run", action="store_true", help="print the plan and run nothing")
     parser.add_argument("--trials", action="store_true", help="with --dry-run: list each trial of a large sweep, too")
+    parser.add_argument(
+        "--gpu-memory",
+        type=float,
+        default=80.0,
+        metavar="GB",
+        help="with --dry-run: the memory of a GPU (default: 80), which the trials of every arm have to fit",
+    )
     add_where(parser)
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs); on a cluster, shared by its nodes")
     parser.add_argument("-cd", "--config-dir", metavar="DIR", help="a folder of your own configs, such as DIR/recipe")
@@ -75,14 +82,14 @@ def _dry_run(overrides: Sequence[str], options: argparse.Namespace) -> int:
     if is_dashboard(options.address):
         return _submit(overrides, options)
 
-    from fewbits.sweeps.commands.dry_run import print_plan
+    from fewbits.sweeps.commands.dry_run import print_memory, print_plan
     from fewbits.sweeps.planning.outline import plan_without_missing_data
     from fewbits.sweeps.planning.replacing import find_unlike
 
     planned = plan_without_missing_data(overrides)
     again = find_unlike(planned, options.like, options.address) if options.like else {}
     print_plan(planned, options.parallel, options.backend, options.trials, again)
-    return 0
+    return print_memory(planned, options.gpu_memory * 1e9)
 
 
 def check_cluster(options: argparse.Namespace) -> None:

@@ -76,7 +76,7 @@ class Local:
         return not self._running or used + _cpus(resources) <= self._cpus
 
     def start(self, job: Job, resources: Resources, like: str | None = None) -> None:
-        of_ranks = ["torch._dynamo"] if resources.ranks > 1 else []  # imported by torch's DistributedDataParallel
+        of_ranks = ["torch.distributed.fsdp"] if resources.ranks > 1 else []  # slow to import
         # This takes effect only before the first process is started.
         self._context.set_forkserver_preload(["fewbits.sweeps.running.preload", *of_ranks])
         ours, theirs = self._context.Pipe(duplex=False)

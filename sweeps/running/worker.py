@@ -77,7 +77,10 @@ def work(job: Job) -> Outcome:
         if not job.leads:
             job.path.mkdir(parents=True, exist_ok=True)
             with _logged(job.path / LOG):
-                run(job.trial, job.runtime, expected=job.id)
+                try:
+                    run(job.trial, job.runtime, expected=job.id)
+                except KeyboardInterrupt:  # rank 0 was requested to stop
+                    return Outcome("stopped")
             return Outcome("over")
         try:
             with lease.leased(job.path) as lost:

@@ -1,23 +1,49 @@
-"""One trial runs over two processes, as torchrun starts them; here with gloo, on a CPU."""
+"""One trial runs over several processes, as torchrun starts them; here with gloo, on a CPU."""
 
 import os
+import signal
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from fewbits.experiments.distributed import saving
+from fewbits.experiments.storage.run_folder import opened
 from fewbits.sweeps.running.local import environments_at, meeting_place
-from tests.experiments.trial_inputs import ended, ending, left, leftovers, metric, only_run, overrides, started, train
+from tests.experiments.trial_inputs import (
+    ended,
+    ending,
+    left,
+    leftovers,
+    metric,
+    only_run,
+    overrides,
+    result_of,
+    started,
+    train,
+)
 
 NOISY = ("recipe=nvfp4", "recipe.sampler.kind=gaussws", "recipe.sampler.penalty=0.0001", "training.steps=8")
 
 
-def two_processes(cache: Path, runs: Path, *more: str, stop: int | None = None) -> list[int]:
-    """Run the trial; return the exit statuses. `stop` kills both processes once the checkpoint of that step exists."""
+def two_processes(
+    cache: Path,
+    runs: Path,
+    *more: str,
+    stop: int | None = None,
+    ranks: int = 2,
+    victims: Sequence[int] | None = None,
+    by: signal.Signals = signal.SIGKILL,
+) -> list[int]:
+    """Run the trial on two ranks, or on `ranks`; return the exit statuses.
+
+    stop: send the signal `by` to the ranks `victims`, or all, once the checkpoint of that step exists.
+    """
     store = meeting_place()
     with ExitStack() as stack:
         processes = []
-        for rank, environment in enumerate(environments_at(store, 2)):
+        for rank, environment in enumerate(environments_at(store, ranks)):
             process = started(
                 ["train", *overrides(cache, runs, *more)], runs.with_name(f"output-{rank}"), environment=environment
             )
@@ -25,8 +51,10 @@ def two_processes(cache: Path, runs: Path, *more: str, stop: int | None = None) 
         if stop is not None:
             while processes[0].is_alive() and not list(runs.glob(f"*/checkpoints/step-{stop:08d}")):
                 processes[0].join(0.01)
-            for process in processes:
-                process.kill()
+            for rank in range(ranks) if victims is None else victims:
+                pid = processes[rank].pid
+                assert pid is not None
+                os.kill(pid, by)
         return [ended(process) for process in processes]
 
 
@@ -40,8 +68,14 @@ def whole(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_killed_trial_over_two_processes_gives_the_same_bytes(whole: Path, cache: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
-    assert two_processes(cache, runs, *NOISY, stop=3) == [-9, -9]
+    statuses = two_processes(cache, runs, *NOISY, stop=3, victims=[1])
+    assert statuses[1] == -9
+    assert statuses[0] not in (0, -9)  # it loses its connection, and ends by itself
+    (newest,) = sorted(runs.glob("*/checkpoints/step-*"))[-1:]
+    shard = newest / saving.file_name(1, 2)
+    flip(shard, -1)
     assert two_processes(cache, runs, *NOISY) == [0, 0]
+    assert f"damaged checkpoint skipped: {shard}" in (tmp_path / "output-1").read_text()
     assert left(only_run(runs)) == left(whole)
     assert not leftovers(runs)
     assert two_processes(cache, runs, *NOISY) == [0, 0]  # it is finished, and both report it
@@ -77,3 +111,55 @@ def test_a_batch_that_two_processes_cannot_share_is_refused_by_both(cache: Path,
     assert said == ("fewbits: training.batch 2: 2 ranks of training.micro_batch 2 need a multiple of 4\n")
     assert not (tmp_path / "runs").exists()
     assert "RANK" not in os.environ
+
+
+def test_three_ranks_stop_together_when_one_is_asked_and_resume_to_the_same_bytes(cache: Path, tmp_path: Path) -> None:
+    """The last of three ranks has no rows of some parameters."""
+    asked = (
+        *NOISY,
+        "model=hybrid-nano",
+        "model.layers=3",
+        "model.pattern=M-*",
+        "training.batch=6",
+        "optimizer=adam-mini",
+    )
+    (tmp_path / "whole").mkdir()
+    assert two_processes(cache, tmp_path / "whole" / "runs", *asked, ranks=3) == [0, 0, 0]
+    runs = tmp_path / "runs"
+    assert two_processes(cache, runs, *asked, ranks=3, stop=3, victims=[2], by=signal.SIGINT) == [130, 130, 130]
+    assert two_processes(cache, runs, *asked, ranks=3) == [0, 0, 0]
+    assert left(only_run(runs)) == left(only_run(tmp_path / "whole" / "runs"))
+
+
+def test_a_branch_of_another_number_of_ranks_starts_from_its_parents_weights(
+    whole: Path, cache: Path, tmp_path: Path
+) -> None:
+    """Both ways: from two ranks to one, and from one to two; a learning rate of 0 changes no weight."""
+    still = ("optimizer.lr=1e-30", "optimizer.weight_decay=0", "training.steps=1", *NOISY[1:3])
+    down, _ = train(cache, tmp_path / "one", *still, "recipe=nvfp4", f"branch.parent={whole}")
+    parent = opened(whole).checkpoint().tensors(under="model.")
+    assert sum(name.endswith("weight") for name in parent) > 4
+    assert {name: x.tolist() for name, x in down.checkpoint().tensors(under="model.").items()} == {
+        name: x.tolist() for name, x in parent.items()
+    }
+    up = tmp_path / "two"
+    assert two_processes(cache, up, *still, "recipe=nvfp4", f"branch.parent={down.path}") == [0, 0]
+    again = opened(only_run(up)).checkpoint()
+    assert len(again.files) == 2
+    assert {name: x.tolist() for name, x in again.tensors(under="model.").items()} == {
+        name: x.tolist() for name, x in parent.items()
+    }
+
+
+def test_all_ranks_end_a_trial_that_diverges(cache: Path, tmp_path: Path) -> None:
+    asked = ("optimizer.lr=1e4", "optimizer.clip=null", "training.blow_up=1.2")
+    assert two_processes(cache, tmp_path / "runs", *asked) == [0, 0]
+    result = result_of(only_run(tmp_path / "runs"))
+    assert result["status"] == "diverged"
+    assert result["step"] < 12
+
+
+def flip(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from safetensors.torch import load_file
 from torch import Tensor
 
 from fewbits import cli
@@ -89,7 +88,9 @@ def train_until(step: int, cache: Path, runs: Path, *more: str) -> None:
 def left(folder: Path) -> dict[str, bytes]:
     """Return the bytes that must be the same for every run of a finished trial."""
     tables = {path.name: path.read_bytes() for path in folder.glob("precision.parquet")}  # only some trials have it
-    return tables | {name: (folder / name).read_bytes() for name in FILES} | {"tensors": _newest(folder).read_bytes()}
+    newest = _newest(folder)
+    shards = {name: (newest.path / name).read_bytes() for name in newest.files}
+    return tables | {name: (folder / name).read_bytes() for name in FILES} | shards
 
 
 def only_run(runs: Path) -> Path:
@@ -99,7 +100,7 @@ def only_run(runs: Path) -> Path:
 
 def tensors(folder: Path) -> dict[str, Tensor]:
     """Return the tensors of the last checkpoint."""
-    return load_file(_newest(folder))
+    return _newest(folder).tensors()
 
 
 def metric(folder: RunFolder | Path, name: str) -> list[float]:
@@ -116,10 +117,10 @@ def leftovers(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if ".partial" in path.name]
 
 
-def _newest(folder: Path) -> Path:
+def _newest(folder: Path) -> checkpoints.Checkpoint:
     newest = checkpoints.newest(folder / "checkpoints")
     assert newest is not None
-    return newest.path / checkpoints.TENSORS
+    return newest
 
 
 # ------------------------------------------------------------------------------------------------ other processes
@@ -187,7 +188,7 @@ def server() -> multiprocessing.context.ForkServerContext:
     costly = [
         "mlflow",
         "mlflow.store.tracking.sqlalchemy_store",
-        "torch._dynamo",
+        "torch.distributed.fsdp",
     ]  # the last one is for trials of several ranks
     context.set_forkserver_preload(
         ["fewbits.sweeps.running.preload", "fewbits.sweeps.running.run_sweep", *costly, __name__]

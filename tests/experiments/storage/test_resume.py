@@ -18,6 +18,7 @@ import torch
 from fewbits.experiments import training
 from fewbits.experiments.config import load_trial
 from fewbits.experiments.data.load import load
+from fewbits.experiments.devices import World
 from fewbits.experiments.identity import identity, trial_id
 from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.run_folder import find, opened, saved_trial
@@ -39,6 +40,7 @@ from tests.experiments.trial_inputs import (
 )
 from tests.messages import naming
 
+ALONE = World(torch.device("cpu"))
 TRIALS = {
     "mor, accumulated": MOR,
     "nvfp4, rounded stochastically": ("recipe=nvfp4",),
@@ -284,7 +286,7 @@ def test_a_checkpoint_of_other_data_is_refused(cache: Path, tmp_path: Path) -> N
     trial, _ = load_trial(overrides(cache, tmp_path, "data.seed=1"))
     state = training.set_up(trial, torch.device("cpu"))
     with pytest.raises(ValueError, match="these are not the data of the checkpoint"):
-        training.resume(state, load(trial.data, cache), opened(only_run(tmp_path)), None)
+        training.resume(state, load(trial.data, cache), opened(only_run(tmp_path)), None, ALONE)
 
 
 def test_data_that_are_written_to_under_a_trial_end_it_before_its_next_checkpoint(cache: Path, tmp_path: Path) -> None:
@@ -353,14 +355,14 @@ def test_what_is_not_finite_in_a_row_comes_back_from_a_checkpoint(cache: Path, t
     folder, _ = training.run(trial, runtime)
     corpus = load(trial.data, cache)
     state = training.set_up(trial, torch.device("cpu"))
-    training.resume(state, corpus, folder, None)
+    training.resume(state, corpus, folder, None, ALONE)
     state.numerics[-1] |= {"gradient_error": float("nan"), "gradient_norm": float("inf")}
     recorded = repr((state.metrics, state.numerics))
     state.step = 4
-    training.save(state, corpus, folder.checkpoints, keep=1)
+    training.save(state, corpus, folder.checkpoints, ALONE, keep=1)
     training.write_tables(state, [], folder.path)
     again = training.set_up(trial, torch.device("cpu"))
-    training.resume(again, corpus, folder, None)
+    training.resume(again, corpus, folder, None, ALONE)
     assert repr((again.metrics, again.numerics)) == recorded
 
 

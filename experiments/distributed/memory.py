@@ -1,0 +1,218 @@
+"""Estimate the memory that a trial needs on each rank, without allocating any of it.
+
+    weights       FP32, this rank's rows of every parameter
+    gradients     the same; with several micro-batches per rank, all rows, which are reduced only at the last one
+    states        the optimizer's moments
+    gathered      with several ranks: parameters outside the blocks, and two blocks (the one that computes and the next)
+                  with their gradients
+    quantized     weights that are kept quantized or cast: on one rank all of them, else those of one block
+    activations   what the forward pass saves for the backward pass: measured by running it with fake tensors;
+                  with training.recompute the inputs of all blocks, and everything in the largest block
+
+Temporary tensors inside a layer, the logits of one part of the loss, and the allocator's fragmentation are not
+included; `MARGIN` allows for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass, replace
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from fewbits.experiments.trial import Trial
+from fewbits.models.networks.decoder import LOGITS_AT_ONCE, Decoder, DecoderConfig
+from fewbits.models.networks.partition import adam_mini_partition
+from fewbits.models.networks.registry import on_meta
+from fewbits.models.quantize import quantize
+from fewbits.models.recipe import Recipe
+
+FP32 = 4  # bytes
+MARGIN = 0.9  # the fraction of a device's memory that an estimate may use
+MOST_RANKS = 4096
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one rank, the one with the most rows."""
+
+    weights: int
+    gradients: int
+    states: int
+    gathered: int
+    quantized: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        return sum(astuple(self))
+
+
+def estimate(trial: Trial, ranks: int = 1) -> Memory:
+    """Return the memory that a trial needs on each of its ranks."""
+    model = _model(trial.model, trial.recipe, _dtype(trial))
+    t = trial.training
+    units = [list(block.parameters()) for block in model.blocks]
+    inside = {id(parameter) for unit in units for parameter in unit}
+    outside = [parameter for parameter in model.parameters() if id(parameter) not in inside]
+    every, blocks = list(model.parameters()), [_bytes(unit) for unit in units]
+    own, all_rows = sum(_rows_bytes(parameter, ranks) for parameter in every), _bytes(every)
+    several = t.batch // (t.micro_batch * ranks) > 1
+    saved = _saved(trial.model, trial.recipe, _dtype(trial), t.micro_batch, t.length)
+    compute = 2 if _dtype(trial) is torch.bfloat16 else FP32
+    linear = [_bytes([m.weight for m in block.modules() if isinstance(m, nn.Linear)]) for block in model.blocks]
+    copies = 2 * compute if trial.recipe.operands else compute
+    shared = ranks == 1
+    return Memory(
+        weights=own,
+        gradients=own + (all_rows if several and not shared else 0),
+        states=_states(trial, model, ranks),
+        gathered=0 if shared else _bytes(outside) * 2 + 4 * max(blocks),
+        quantized=(sum(linear) if shared else max(linear)) // FP32 * copies,
+        activations=(
+            saved.inputs + max(saved.blocks) + saved.outside if t.recompute else sum(saved.blocks) + saved.outside
+        ),
+    )
+
+
+def least_ranks(trial: Trial, device_bytes: float) -> int | None:
+    """Return the smallest number of ranks, a divisor of the micro-batches of a step, that fits; None if there is none.
+
+    device_bytes: the memory of one device.
+    """
+    micro_batches = trial.training.batch // trial.training.micro_batch
+    for ranks in range(1, min(micro_batches, MOST_RANKS) + 1):
+        if micro_batches % ranks == 0 and fits(trial, ranks, device_bytes):
+            return ranks
+    return None
+
+
+def fits(trial: Trial, ranks: int, device_bytes: float) -> bool:
+    return estimate(trial, ranks).total <= MARGIN * device_bytes
+
+
+def complaint(trial: Trial, ranks: int, device_bytes: float) -> str | None:
+    """Return why a trial does not fit, with the number of ranks or the setting that would help; None if it fits."""
+    needed = estimate(trial, ranks).total
+    if needed <= MARGIN * device_bytes:
+        return None
+    least = least_ranks(trial, device_bytes)
+    advice = f"{least} ranks would fit"
+    if least is None:
+        advice = "no number of ranks fits: lower training.micro_batch or training.length"
+    recomputing = replace(trial, training=replace(trial.training, recompute=True))
+    if fits(recomputing, ranks, device_bytes):
+        advice += "; so would training.recompute=true"
+    return (
+        f"{ranks} rank{'s' if ranks > 1 else ''} need {needed / 1e9:.1f} GB each, but {MARGIN:.0%} of "
+        f"{device_bytes / 1e9:.0f} GB may be used; {advice}"
+    )
+
+
+# ------------------------------------------------------------------------------------------------ details
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """Bytes of activations that one micro-batch saves."""
+
+    inputs: int  # of all blocks together
+    blocks: tuple[int, ...]
+    outside: int  # in the embedding, the last norm and the loss
+
+
+def _dtype(trial: Trial) -> torch.dtype:
+    return torch.bfloat16 if trial.training.dtype == "bf16" else torch.float32
+
+
+def _model(config: DecoderConfig, recipe: Recipe, dtype: torch.dtype, device: str = "meta") -> Decoder:
+    with torch.device(device):
+        model = Decoder(config, dtype)
+    quantize(model, recipe, keep_weights=False)
+    return model
+
+
+@lru_cache(256)
+def _saved(config: DecoderConfig, recipe: Recipe, dtype: torch.dtype, sequences: int, length: int) -> _Saved:
+    """Run a forward pass with torch's fake tensors, and add up what it saves, block by block."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        return _saved_by_forward(config, recipe, dtype, sequences, length)
+
+
+def _saved_by_forward(config: DecoderConfig, recipe: Recipe, dtype: torch.dtype, sequences: int, length: int) -> _Saved:
+    model = _model(config, recipe, dtype, "cpu")
+    parameters = {_storage(parameter) for parameter in model.parameters()}
+    counts: list[int] = []
+    seen: set[int] = set(parameters)
+    keep: list[Tensor] = []  # storages of freed tensors would be counted as the same one
+
+    @contextmanager
+    def counting() -> Iterator[None]:
+        total = 0
+
+        def pack(x: Tensor) -> Tensor:
+            nonlocal total
+            if _storage(x) not in seen:
+                seen.add(_storage(x))
+                keep.append(x)
+                total += x.untyped_storage().nbytes()
+            return x
+
+        with saved_tensors_hooks(pack, lambda x: x):
+            yield
+        counts.append(total)
+
+    tokens = torch.zeros(sequences, length, dtype=torch.int64)
+    model.train()
+    with counting():
+        x = model.embed(tokens)
+        if model.positions is not None:
+            x = x + model.positions.weight[:length]
+        x = x.to(dtype)
+    y = None
+    for block in model.blocks:
+        with counting():
+            x, y = block(x, y)
+    assert y is not None
+    with counting():
+        hidden = model.norm.add(x, y)[1]
+    logits = min(LOGITS_AT_ONCE, sequences * length * config.vocab) * FP32
+    outside = counts[0] + counts[-1] + hidden.numel() * hidden.itemsize + 2 * logits
+    return _Saved(2 * x.numel() * x.itemsize * len(model.blocks), tuple(counts[1:-1]), outside)
+
+
+def _storage(x: Tensor) -> int:
+    return x.untyped_storage()._cdata
+
+
+def _bytes(parameters: Iterable[Tensor]) -> int:
+    return sum(parameter.numel() * FP32 for parameter in parameters)
+
+
+def _rows_bytes(parameter: Tensor, ranks: int) -> int:
+    rows = parameter.shape[0]
+    return -(-rows // ranks) * (parameter.numel() // rows) * FP32
+
+
+def _states(trial: Trial, model: Decoder, ranks: int) -> int:
+    own = {name: _rows_bytes(parameter, ranks) for name, parameter in model.named_parameters()}
+    if trial.optimizer.kind == "adamw":
+        return 2 * sum(own.values())
+    partition = adam_mini_partition(on_meta(trial.model))
+    second = 0
+    for name, size in own.items():
+        parts = partition.get(name, "tensor")
+        second += size if parts == "element" else FP32 * (1 if isinstance(parts, str) else len(parts))
+    return sum(own.values()) + second
+
+
+def gigabytes(memory: Memory) -> str:
+    """Return the parts of an estimate as text."""
+    names = ("weights", "gradients", "states", "gathered", "quantized", "activations")
+    return ", ".join(f"{name} {value / 1e9:.1f}" for name, value in zip(names, astuple(memory), strict=True))

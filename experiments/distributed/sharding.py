@@ -1,0 +1,85 @@
+"""Distribute a model over the ranks of a trial: torch's `fully_shard`, one unit per block.
+
+Every rank holds a part of each parameter, and so of its gradient and of the optimizer's state. A block's parameters
+are gathered before its forward and backward pass and freed afterwards; gradients are reduced to the mean over ranks.
+Both happen in FP32; layers cast and quantize what they have gathered.
+
+The model is built on torch's meta device and filled block by block, so that a device holds at most one block as a
+whole (and the embedding and the head) before they are sharded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from fewbits.models.networks.decoder import Decoder, DecoderConfig
+from fewbits.models.networks.initialise import initialise_block, initialise_outside_blocks, initialise_positions
+from fewbits.models.quantize import Quantization
+
+
+def build_sharded(
+    config: DecoderConfig,
+    *,
+    seed: int,
+    device: torch.device,
+    ranks: int,
+    compute_dtype: torch.dtype,
+    quantized: Callable[[Decoder], Quantization],
+) -> tuple[Decoder, Quantization]:
+    """Return a model with its initial parameters sharded over all ranks, and its quantization.
+
+    quantized: called with the model on the meta device, before its parameters exist. It must not keep weights.
+    The parameters have the bits of `fewbits.models.networks.registry.build` with this seed.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+
+    with torch.device("meta"):
+        model = Decoder(config, compute_dtype)
+    quantization = quantized(model)
+    mesh = init_device_mesh(device.type, (ranks,))
+    for number, block in enumerate(model.blocks):
+        block.to_empty(device=device)
+        initialise_block(model, number, seed)
+        fully_shard(block, mesh=mesh)
+    _materialise_rest(model, device)
+    initialise_outside_blocks(model, seed)
+    initialise_positions(model, device)
+    fully_shard(model, mesh=mesh)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no mean; the sum is divided afterwards
+    register_fsdp_forward_method(model, "loss")
+    return model, quantization
+
+
+def recompute_blocks(model: Decoder) -> None:
+    """Make every block compute its forward pass again in the backward pass, instead of keeping its activations."""
+    for block in model.blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
+
+
+def synchronize_gradients(model: nn.Module, now: bool) -> None:
+    """Set whether the next backward pass reduces gradients over ranks, as only the last of a step must."""
+    if callable(set_sync := getattr(model, "set_requires_gradient_sync", None)):
+        set_sync(now)
+
+
+def reshard(model: nn.Module) -> None:
+    """Free gathered parameters, which after a forward pass without a backward pass remain outside the blocks."""
+    if callable(free := getattr(model, "reshard", None)):
+        free()
+
+
+def _materialise_rest(model: Decoder, device: torch.device) -> None:
+    """Allocate what is outside the blocks; a tied head keeps the embedding's weight."""
+    for module in (model.embed, model.positions, model.norm, model.head):
+        if module is not None:
+            module.to_empty(device=device)
+    if model.config.tied:
+        model.head.weight = model.embed.weight

@@ -1,0 +1,54 @@
+"""Tabulate the memory that each arm's trials need on a GPU, and name the arms that do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fewbits.experiments.distributed.memory import Memory, complaint, estimate
+from fewbits.sweeps.planning.plan import Plan, Planned
+
+COLUMNS = (
+    "sweep",
+    "arm",
+    "ranks",
+    "GB a rank",
+    "weights",
+    "gradients",
+    "states",
+    "gathered",
+    "quantized",
+    "activations",
+)
+
+
+@dataclass(frozen=True)
+class ArmMemory:
+    """The estimate for an arm, from its first trial."""
+
+    sweep: str
+    arm: str
+    planned: Planned
+    memory: Memory
+
+    def complaint(self, device_bytes: float) -> str | None:
+        """Return why the arm's trials do not fit on devices with this memory, or None."""
+        reason = complaint(self.planned.trial, self.planned.resources.ranks, device_bytes)
+        return reason and f"{self.sweep}/{self.arm}: {reason}"
+
+    def row(self) -> tuple[str, ...]:
+        m = self.memory
+        parts = (m.total, m.weights, m.gradients, m.states, m.gathered, m.quantized, m.activations)
+        return self.sweep, self.arm, str(self.planned.resources.ranks), *(f"{part / 1e9:.1f}" for part in parts)
+
+
+def memory_of_arms(plan: Plan) -> Iterator[ArmMemory]:
+    """Yield the estimate of each arm whose trials use GPUs."""
+    seen = set()
+    for member in plan.members:
+        planned, cell = plan.trials[member.id], member.cell
+        key = cell.sweep, cell.arm, planned.trial.model
+        if planned.resources.gpus and key not in seen:
+            seen.add(key)
+            memory = estimate(planned.trial, planned.resources.ranks)
+            yield ArmMemory(cell.sweep, cell.arm or "-", planned, memory)

@@ -1,0 +1,47 @@
+"""Run a function of a test in several processes that meet as the ranks of one trial do."""
+
+import os
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from fewbits.experiments import devices
+from fewbits.experiments.devices import World
+from fewbits.experiments.trial import Runtime
+from fewbits.sweeps.running.local import environments_at, meeting_place
+from tests.experiments.trial_inputs import ended, ending, server
+
+Task = Callable[..., None]  # called with the world and further arguments, in every process
+
+
+def _main(task: Task, environment: Mapping[str, str], output: Path, arguments: tuple[Any, ...]) -> None:
+    os.environ.update(environment)
+    try:
+        world = devices.choose(Runtime(device="cpu"))
+        task(world, *arguments)
+        devices.leave(world)
+    except BaseException:
+        output.write_text(traceback.format_exc())
+        os._exit(1)
+    os._exit(0)
+
+
+def on_ranks(ranks: int, folder: Path, task: Task, *arguments: object) -> None:
+    """Call a function of a module on several ranks; fail with what a rank that fails reports."""
+    store = meeting_place()
+    with ExitStack() as stack:
+        processes = []
+        for rank, environment in enumerate(environments_at(store, ranks)):
+            output = folder / f"rank-{rank}"
+            process = server().Process(target=_main, args=(task, environment, output, arguments))
+            process.start()
+            processes.append(stack.enter_context(ending(process)))
+        statuses = [ended(process, 240) for process in processes]
+    reports = "\n".join(path.read_text() for path in sorted(folder.glob("rank-*")))
+    assert statuses == [0] * ranks, reports
+
+
+def world_of_one() -> World:
+    return devices.choose(Runtime(device="cpu"))

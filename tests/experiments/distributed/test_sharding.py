@@ -1,0 +1,104 @@
+"""A model that is sharded over ranks trains to the bits of one that every rank holds as a whole."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from fewbits.experiments import training
+from fewbits.experiments.config import load_trial
+from fewbits.experiments.data.corpus import Corpus
+from fewbits.experiments.devices import World
+from fewbits.experiments.optimization.optimizers import set_learning_rate
+from fewbits.experiments.optimization.schedules import factor
+from fewbits.experiments.trial import Trial
+from fewbits.kernels.seeds import derive_seed
+from fewbits.models.networks.sharded import local, whole
+from tests.experiments.distributed.ranks import on_ranks
+from tests.experiments.trial_inputs import MOR, overrides
+
+SMALL = ("training.steps=3", "training.length=64", "training.batch=12")
+GPT2 = ("model=gpt2-nano", "model.ffn=128", "model.width=64", "model.heads=2", "model.kv_heads=2")
+HYBRID = (
+    *("model=hybrid-nano", "model.layers=4", "model.pattern=M-M*", "model.mamba_groups=2", "model.mamba_state=16"),
+    *("model.mamba_head_dim=32",),
+)
+# Every model and every way of computing that the papers need; both ends of clipping.
+SCENARIOS: dict[str, tuple[str, ...]] = {
+    "bf16": ("recipe=bf16",),
+    "tied gpt2": (*GPT2, "recipe=bf16", "optimizer.clip=0.01"),
+    "mor": (*MOR, "model=llama2-nano", "model.ffn=96"),
+    "nvfp4 hybrid": (*HYBRID, "recipe=nvfp4", "recipe.keep.last=0", "recipe.keep.first=0", "recipe.wgrad.output=fp32"),
+    "gaussws": ("recipe=gaussws", "recipe.sampler.penalty=0.01", "optimizer.clip=null"),
+    "adam-mini": ("recipe=bf16", "optimizer=adam-mini"),
+    "adam-mini gaussws hybrid": (*HYBRID, "recipe=gaussws", "recipe.sampler.penalty=0.01", "optimizer=adam-mini"),
+}
+
+
+def _trials(cache: Path, runs: Path) -> Iterator[tuple[str, Trial, Corpus]]:
+    for name, asked in SCENARIOS.items():
+        trial, runtime = load_trial(overrides(cache, runs, *SMALL, *asked))
+        yield name, *training.with_data(trial, runtime)
+
+
+def replicated(trial: Trial, corpus: Corpus, world: World) -> tuple[dict[str, Tensor], list[float]]:
+    """Train with DistributedDataParallel and the norm of gradients in FP64; return the parameters and the norms."""
+    state, norms = training.set_up(trial, world.device), []
+    loss_of = DistributedDataParallel(training._Loss(state.model))
+    t = trial.training
+    accumulation = t.batch // t.micro_batch // world.ranks
+    for step in range(t.steps):
+        for micro in range(accumulation):
+            first = step * t.batch + (micro * world.ranks + world.rank) * t.micro_batch
+            order = derive_seed(trial.seed, training.ORDER)
+            inputs, targets = corpus.batch("train", first, t.micro_batch, t.length, order)
+            state.quantization.begin(step, micro, rank=world.rank, progress=step / t.steps)
+            with contextlib.nullcontext() if micro == accumulation - 1 else loss_of.no_sync():
+                loss, penalty = loss_of(inputs, targets), state.quantization.penalty()
+                ((loss if penalty is None else loss + penalty) / accumulation).backward()
+        grads = [parameter.grad for parameter in state.model.parameters() if parameter.grad is not None]
+        norm = torch.stack([grad.double().norm() ** 2 for grad in grads]).sum().sqrt().float()
+        norms.append(norm.item())
+        if trial.optimizer.clip is not None:
+            torch.nn.utils.clip_grads_with_norm_(state.model.parameters(), trial.optimizer.clip, norm)
+        set_learning_rate(state.optimizer, factor(trial.schedule, step, t.steps))
+        state.optimizer.step()
+        state.optimizer.zero_grad()
+    return dict(state.model.named_parameters()), norms
+
+
+def sharded(trial: Trial, corpus: Corpus, world: World) -> tuple[dict[str, Tensor], list[float]]:
+    state, norms = training.set_up(trial, world.device, world.ranks), []
+    loss_of = training._loss_module(state.model, trial)
+    for step in range(trial.training.steps):
+        norms.append(training.gradients(state, trial, corpus, world, loss_of)["gradient_norm"])
+        set_learning_rate(state.optimizer, factor(trial.schedule, step, trial.training.steps))
+        state.optimizer.step()
+        state.optimizer.zero_grad()
+        state.step, state.position = step + 1, state.position + trial.training.batch
+    held = sum(local(parameter).numel() for parameter in state.model.parameters())
+    total = sum(parameter.numel() for parameter in state.model.parameters())
+    assert held <= 0.6 * total
+    return {name: whole(parameter.detach()) for name, parameter in state.model.named_parameters()}, norms
+
+
+def _compare(world: World, cache: Path, runs: Path) -> None:
+    wrong = []
+    for name, trial, corpus in _trials(cache, runs):
+        expected, norms = replicated(trial, corpus, world)
+        for recompute in (False, True):
+            settings = replace(trial, training=replace(trial.training, recompute=recompute))
+            parameters, own_norms = sharded(settings, corpus, world)
+            same = parameters.keys() == expected.keys() and own_norms == norms
+            different = [key for key in expected if not torch.equal(parameters[key], expected[key])]
+            if not same or different:
+                wrong.append(f"{name}, recompute {recompute}: {norms} {own_norms} {different}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_two_ranks_with_shards_give_the_bits_of_two_that_hold_everything(cache: Path, tmp_path: Path) -> None:
+    on_ranks(2, tmp_path, _compare, cache, tmp_path / "runs")
