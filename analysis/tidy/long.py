@@ -33,8 +33,7 @@ COLUMNS = {
     "layer": "numerics: the name of the linear layer; precision: that of the parameter or the linear layer",
     "block": "numerics: the number of the layer's block",
     "part": "numerics: qkv, out, up, down and so on",
-    "slot": "numerics: the operand slot, such as fprop.x, or `weight` for values of the whole layer; precision: parameter "
-    "or dy",
+    "slot": "numerics: the operand slot, such as fprop.x, or `weight` for the whole layer; precision: parameter or dy",
     "quantizer": "numerics: the quantizer or mixture of the slot",
     "text": "evaluation: validation or ood",
     "document": "evaluation: the number of the document in its text",
