@@ -50,7 +50,7 @@ TRIALS = {
     # The first updates overflow, and the scale grows again before the end.
     "fp16, scaled dynamically, weights rounded stochastically": (
         *("precision=fp16-weights", "precision.rounding=stochastic", "precision.states=bf16"),
-        *("precision.loss_scale=67108864.0", "precision.growth_interval=2", "precision.every=2"),
+        *("precision.loss_scale=2097152.0", "precision.growth_interval=2", "precision.every=2"),
     ),
     "unobserved, stochastic forward, late switch": (
         "recipe=nvfp4",
@@ -127,7 +127,7 @@ def test_timing_goes_on_too(cache: Path, tmp_path: Path) -> None:
 
 KILLED = (
     *("recipe=nvfp4", "recipe.sampler.kind=gaussws", "recipe.sampler.penalty=0.0001"),
-    *("precision=fp16", "precision.loss_scale=67108864.0", "precision.growth_interval=2", "precision.every=2"),
+    *("precision=fp16", "precision.loss_scale=2097152.0", "precision.growth_interval=2", "precision.every=2"),
     *("training.checkpoint_every=2", "evaluation.every=2", "evaluation.windows=8"),  # these take most of the time
 )
 
