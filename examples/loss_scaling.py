@@ -22,16 +22,17 @@ def train(scale: float, master: bool) -> tuple[float, float]:
     for _ in range(STEPS):
         loss = torch.nn.functional.mse_loss(model(x).float(), target)
         (loss * scale).backward()
-        zeros = float((weights[0].grad == 0).float().mean())
+        gradients = [w.grad for w in weights if w.grad is not None]
+        zeros = 1 - float(gradients[0].count_nonzero()) / gradients[0].numel()
         with torch.no_grad():
-            for w, m in zip(weights, masters, strict=True):
-                gradient = w.grad.float() / scale  # unscaled in FP32, where nothing underflows
+            for w, m, g in zip(weights, masters, gradients, strict=True):
+                gradient = g.float() / scale  # unscaled in FP32, where nothing underflows
                 w.grad = None
                 if master:
                     m -= RATE * gradient
                     w.copy_(m)  # rounds the master weight to FP16
                 else:
-                    w -= (RATE * gradient).half()  # lost if it is below half a step of w
+                    w.sub_((RATE * gradient).half())  # lost if it is below half a step of w
     return loss.item(), zeros
 
 

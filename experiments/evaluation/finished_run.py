@@ -13,10 +13,11 @@ from fewbits.experiments.data.corpus import Corpus
 from fewbits.experiments.data.load import load
 from fewbits.experiments.data.once import default_cache
 from fewbits.experiments.data.tokenizing import Bytes
+from fewbits.experiments.optimization.precision import DTYPES
 from fewbits.experiments.setup import TextTokenizer, text_tokenizer
 from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.run_folder import RunFolder, opened, saved_trial
-from fewbits.experiments.training import DTYPES, ROUNDING
+from fewbits.experiments.training import ROUNDING
 from fewbits.experiments.trial import Runtime, Trial
 from fewbits.kernels.seeds import derive_seed
 from fewbits.models.networks.decoder import Decoder

@@ -42,11 +42,12 @@ from fewbits.experiments.config import load_recipe
 from fewbits.experiments.data.corpus import Corpus
 from fewbits.experiments.data.load import load
 from fewbits.experiments.data.once import default_cache
+from fewbits.experiments.optimization.precision import DTYPES
 from fewbits.experiments.probes.gradient_errors import GradientErrors
 from fewbits.experiments.probes.tables import KEYS, WHOLE, Probe
 from fewbits.experiments.setup import check
 from fewbits.experiments.storage import checkpoints, run_folder
-from fewbits.experiments.training import DTYPES, ORDER, ROUNDING
+from fewbits.experiments.training import ORDER, ROUNDING
 from fewbits.experiments.trial import Runtime, Trial
 from fewbits.kernels.seeds import derive_seed
 from fewbits.models.networks.decoder import Decoder

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 
 import pytest
 import torch
@@ -74,7 +75,7 @@ def test_compiled_sums_have_the_bits_of_the_reference(
         for i, (a, b) in enumerate(_operands(dtype, k, k)):
             for x, y in ((a, b), (_with_specials(a, i), b), (a, _with_specials(b, i))):
                 ours = product(x, y, name)
-                assert _same(ours, _reference(monkeypatch, lambda x=x, y=y: product(x, y, name))), (k, i)
+                assert _same(ours, _reference(monkeypatch, partial(product, x, y, name))), (k, i)
 
 
 @pytest.mark.parametrize("block", [16, 32])
@@ -140,7 +141,7 @@ def test_sums_are_those_of_exact_fractions(name: str, monkeypatch: pytest.Monkey
     for k in (1, 31, 33, 130):
         for dtype, grid in DTYPES.items():
             for a, b in _operands(dtype, k, k + 1):
-                ours = _reference(monkeypatch, lambda a=a, b=b: product(a[:2], b[:, :2], name))
+                ours = _reference(monkeypatch, partial(product, a[:2], b[:, :2], name))
                 emin = TABLE[grid].emin
                 for i in range(2):
                     for j in range(2):
@@ -157,7 +158,7 @@ def test_sums_in_a_format_round_each_addition_once(name: str, monkeypatch: pytes
     for k in (1, 7, 50):
         for dtype in (torch.float16, torch.bfloat16):
             for a, b in _operands(dtype, k, k):
-                ours = _reference(monkeypatch, lambda a=a, b=b: product(a[:1], b[:, :3], name))
+                ours = _reference(monkeypatch, partial(product, a[:1], b[:, :3], name))
                 for j in range(3):
                     exact = _sequential((a[0].float() * b[:, j].float()).tolist(), f)
                     assert float(ours[0, j]) == exact or (math.isnan(ours[0, j]) and math.isnan(exact))
@@ -219,7 +220,10 @@ def test_the_result_does_not_depend_on_the_number_of_threads() -> None:
     a, b = torch.randn(64, 256).to(FP8), torch.randn(256, 70).to(FP8)
     before = torch.get_num_threads()
     try:
-        results = [(torch.set_num_threads(n), product(a, b, "hopper-fp8"))[1] for n in (1, 2)]
+        results = []
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            results.append(product(a, b, "hopper-fp8"))
     finally:
         torch.set_num_threads(before)
     assert torch.equal(*results)

@@ -60,6 +60,7 @@ def error_of_small(distribution: str, quantizer: str, below: float = 10.0) -> fl
 def bits_per_element(quantizer: str, cols: int, tensor_scale: int = 0) -> float:
     """Return the bits of an element as they are stored: codes, block scales and the tensor's scale."""
     packed = encode(torch.ones(16, cols), quantizer)
+    assert packed.scales is not None
     stored = packed.codes.numel() * packed.codes.element_size() + packed.scales.numel() * packed.scales.element_size()
     return (8 * stored + tensor_scale) / (16 * cols)
 

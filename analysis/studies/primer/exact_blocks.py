@@ -7,6 +7,7 @@ from itertools import pairwise
 from fewbits.analysis.engine.claims.hooks import exact
 from fewbits.analysis.engine.results.data import Exact
 from fewbits.analysis.studies.primer import blocks, sums
+from fewbits.kernels.api import fake_quantize
 
 ACCUMULATED = ("fp16", "bf16", "hopper-fp8")
 
@@ -59,9 +60,7 @@ def b5() -> Exact:
     scaled = {}
     for factor in (1e-4, 1e4):
         x = blocks.samples()["normal"] * factor
-        naive, fitted = (
-            blocks.relative_mse(x, blocks.fake_quantize(x, f"e4m3{scale}")) for scale in ("", ":tensor:amax")
-        )
+        naive, fitted = (blocks.relative_mse(x, fake_quantize(x, f"e4m3{scale}")) for scale in ("", ":tensor:amax"))
         scaled[factor] = naive, fitted
     parts = {q: blocks.error_of("outliers", f"e4m3:{q}:amax") for q in ("tensor", "128x128", "1x128")}
     integer = {q: blocks.error_of_small("outliers", f"e1m6finite:{q}:amax") for q in ("tensor", "1x128")}

@@ -37,7 +37,7 @@ def _own(columns: tuple[str, ...], rows: dict[str, tuple[str, ...]], notes: tupl
 
 @table("primer", "Table F", title="Formats: range, steps, subnormals and special codes")
 def formats(results: Results) -> TableResult:
-    rows = {}
+    rows: dict[str, tuple[str, ...]] = {}
     for name in FORMATS:
         f = TABLE[name]
         infinities, nans = grids.special_codes(name)
@@ -55,7 +55,7 @@ def formats(results: Results) -> TableResult:
 
 @table("primer", "Table N", title="The number 0.3 in every format")
 def number(results: Results) -> TableResult:
-    rows = {
+    rows: dict[str, tuple[str, ...]] = {
         row.format.upper(): (
             row.bits,
             f"{row.value:.9g}",

@@ -86,9 +86,10 @@ def test_fp16_is_closer_to_the_exact_values_than_bf16(shape: tuple[int, ...]) ->
     q, k, v, turns, dy = inputs(shape)
     errors = {}
     for dtype in (torch.float16, torch.bfloat16):
-        leaves = [x.to(dtype).requires_grad_() for x in (q, k, v)]
-        wide = [x.double().requires_grad_() for x in (q, k, v)]
-        y, want = layer.causal_attention(*leaves, turns), exact(*wide, turns)
+        leaves = tuple(x.to(dtype).requires_grad_() for x in (q, k, v))
+        wide = tuple(x.double().requires_grad_() for x in (q, k, v))
+        y = layer.causal_attention(leaves[0], leaves[1], leaves[2], turns)
+        want = exact(wide[0], wide[1], wide[2], turns)
         assert y.dtype == dtype
         gradients = torch.autograd.grad(y, leaves, dy.to(dtype))
         expected = torch.autograd.grad(want, wide, dy.double())
