@@ -17,11 +17,13 @@ HAVE := $(if $(wildcard $(INSTALLED)),$(shell cat $(VENV)/.extras 2>/dev/null))
 WANTED := $(sort $(HAVE) $(subst $(comma), ,$(EXTRAS)))
 
 # Options of a study: make reproduce-mor SCALE=smoke SEEDS=0,1,2 ADDRESS=http://head:8265 RUNS=/shared/runs
+# BACKEND=local trains without Ray.
 # OUT=DIR is the folder for reports. Reports of two stores have the same name: without OUT=, the later one replaces the
 # earlier one.
 SCALE ?= cpu
 SEEDS ?=
 ADDRESS ?=
+BACKEND ?=
 RUNS ?=
 OUT ?=
 STUDIES := mor nvfp4 gaussws primer
@@ -77,7 +79,7 @@ bench: setup ## Measure the speed and memory of the kernels and of other librari
 ui: setup ## Show the trials of runs/ in MLflow, on 127.0.0.1:5000
 	$(BIN)/fewbits ui
 
-reproduce-mor: ## Run the missing trials of the MoR study and write its report: SCALE, SEEDS, ADDRESS, RUNS, OUT
+reproduce-mor: ## Run the missing trials of the MoR study and write its report: SCALE, SEEDS, BACKEND, ADDRESS, RUNS, OUT
 reproduce-nvfp4: ## Do the same for the NVFP4 study
 reproduce-gaussws: ## Do the same for the GaussWS study, and measure training and generators once per store
 reproduce-primer: ## Do the same for the primer of number formats and mixed precision
@@ -87,7 +89,7 @@ MEASURED = $(BIN)/fewbits sweep $$of; swept=$$?; if [ $$swept -gt 1 ]; then exit
 
 # If trials fail, the report is still written and names them; make then ends with the sweep's exit status.
 $(REPRODUCE): reproduce-%: setup
-	@of="study=$* scale=$(SCALE) $(if $(SEEDS),seeds=[$(SEEDS)]) $(if $(RUNS),--runs $(RUNS)) $(if $(ADDRESS),--address $(ADDRESS))"; \
+	@of="study=$* scale=$(SCALE) $(if $(SEEDS),seeds=[$(SEEDS)]) $(if $(RUNS),--runs $(RUNS)) $(if $(ADDRESS),--address $(ADDRESS)) $(if $(BACKEND),--backend $(BACKEND))"; \
 	$(if $(if $(ADDRESS),,$(MEASURE_$*)),$(MEASURED),$(BIN)/fewbits report $$of $(TO) --sweep)
 
 # If a study fails, the others still run; the index contains the reports that exist.

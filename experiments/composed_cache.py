@@ -23,9 +23,21 @@ from fewbits.kernels.backends.build import cache_folder
 
 
 def digest_of_files(folder: Path, *more: object) -> str:
-    """Return a digest of all YAML files in the folder and of `more`, as `digest_of_texts` does."""
-    files = {file.relative_to(folder).as_posix(): file.read_text("utf-8") for file in folder.rglob("*.yaml")}
-    return digest_of_texts(files, *more)
+    """Return a digest of all config files in the folder and of `more`, as `digest_of_texts` does."""
+    files = {file.relative_to(folder).as_posix(): file.read_bytes() for file in yaml_files(folder)}
+    return digest_of_texts({name: data.decode("utf-8", "surrogateescape") for name, data in files.items()}, *more)
+
+
+def yaml_files(folder: Path) -> list[Path]:
+    """Return the config files in a folder and its subfolders, without hidden files and what is no regular file.
+
+    Editors leave such files, for example Emacs the link `.#mine.yaml`, which leads nowhere.
+    """
+    return [
+        file
+        for file in sorted(folder.rglob("*.yaml"))
+        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(folder).parts)
+    ]
 
 
 def digest_of_texts(files: Mapping[str, str], *more: object) -> str:

@@ -23,7 +23,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from fewbits.experiments.composed_cache import digest_of_files, digest_of_texts
+from fewbits.experiments.composed_cache import digest_of_files, digest_of_texts, yaml_files
 from fewbits.experiments.composition import nearest_first, override_values, parse_override, spelled
 from fewbits.models.networks.presets import MODELS
 
@@ -66,7 +66,7 @@ def folders(overrides: Sequence[str] = ()) -> Folders:
     if any((conf / group).is_dir() for group in (*GROUPS, SWEEPS)):
         paths.append(conf)
     paths = list(dict.fromkeys(paths))
-    stats = ((str(file), file.stat()) for path in paths for file in sorted(path.rglob("*.yaml")))
+    stats = ((str(file), file.stat()) for path in paths for file in yaml_files(path))
     return Folders(tuple(paths), tuple((file, stat.st_mtime_ns, stat.st_size) for file, stat in stats))
 
 
@@ -128,7 +128,7 @@ def _own_names(group: str) -> frozenset[str]:
 
 
 def _files(folder: Path) -> list[str]:
-    return sorted(file.relative_to(folder).with_suffix("").as_posix() for file in folder.rglob("*.yaml"))
+    return sorted(file.relative_to(folder).with_suffix("").as_posix() for file in yaml_files(folder))
 
 
 def is_path(value: object) -> bool:
@@ -148,6 +148,16 @@ def check_choice(group: str, value: object, own: Folders) -> None:
     elif file is None:
         valid = nearest_first(name, names(group, own))
         raise ValueError(f"no {group} {value!r}: valid names are {valid}; a path of a YAML file is valid, too")
+    else:
+        _check_utf8(file)
+
+
+def _check_utf8(file: Path) -> None:
+    """Raise ValueError with the file's name, which is missing in Hydra's error, if a file is not text in UTF-8."""
+    try:
+        file.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not text in UTF-8: {error.reason} at byte {error.start}") from None
 
 
 def register_file(group: str, value: str) -> str:
@@ -176,9 +186,10 @@ def with_names(override: str) -> str:
     """Return an override with the names of registered files instead of their paths, for Hydra's own commands."""
     group = override.partition("=")[0]
     if group in GROUPS:
-        for value in override_values(override):
-            if is_path(value):
-                override = override.replace(value, register_file(group, value))
+        registered = {value: register_file(group, value) for value in override_values(override) if is_path(value)}
+        longest_first = sorted(registered, key=len, reverse=True)  # one path may end with another
+        if registered:
+            return re.sub("|".join(map(re.escape, longest_first)), lambda match: registered[match[0]], override)
     return override
 
 

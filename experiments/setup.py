@@ -106,7 +106,9 @@ def check_data(trial: Trial, corpus: Corpus) -> None:
             except ValueError as error:
                 own = split == "ood" and e.ood_windows is not None
                 name = "ood_windows" if own else "windows"
-                raise ValueError(f"evaluation.{name}: {error} in split {split}") from None
+                fitting = (corpus.tokens_in(split) - 1) // t.length
+                way = f"set evaluation.{name}={fitting}" if fitting else "set a shorter training.length"
+                raise ValueError(f"evaluation.{name}: {error} in split {split}: {way}, or use more data") from None
     check_evaluation(trial, corpus)
 
 

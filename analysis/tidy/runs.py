@@ -12,7 +12,7 @@ Both functions only read the store. long.py documents the columns.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -44,6 +44,10 @@ class PlanWarning(UserWarning):
     """A note on the plan, for example that the definition of the sweep has changed since it ran."""
 
 
+class UnreadableRunWarning(UserWarning):
+    """A run of the store that is left out, because its config or provenance cannot be read."""
+
+
 @dataclass(frozen=True)
 class Place:
     """A place in a sweep with its run; or a run of a whole store, whose study, sweep, arm and axes are empty."""
@@ -65,9 +69,14 @@ class Runs:
 
     store: Path
     places: tuple[Place, ...]
-    trials: pd.DataFrame  # a row for each place: labels, axes, state, the numbers of the result, and all settings
+    trials: pd.DataFrame  # a row for each place: run, axes, labels, state, the numbers of the result, and all settings
     found: FoundPlan | None = None  # None for a whole store
     overrides: tuple[str, ...] = ()
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The names of the axes of all places."""
+        return _axes_of(self.places)
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
@@ -96,8 +105,7 @@ class Runs:
 
     def long(self, *tables: str) -> pd.DataFrame:
         """Return some tables of the run folders as one long frame; without names, all of them."""
-        axes = list(dict.fromkeys(axis for place in self.places for axis in place.axes))
-        labels = self.trials[[*LABELS, *axes]]
+        labels = self.trials[list(dict.fromkeys([*LABELS, *self.axes]))]
         return long_frame([place.folder for place in self.places], labels, tables or TABLES)
 
     def export(self, folder: PathLike, form: str = "parquet") -> Path:
@@ -130,7 +138,10 @@ class Runs:
 
     def __repr__(self) -> str:
         finished = sum(place.state in OVER for place in self.places)
-        return f"<{finished} of {len(self.places)} runs finished, in {self.store}>"
+        sweeps = ", ".join(dict.fromkeys(place.sweep for place in self.places if place.sweep))
+        axes = f" over {', '.join(self.axes)}" if self.axes else ""
+        name = f"{sweeps}{axes}: " if sweeps else ""
+        return f"<{name}{finished} of {len(self.places)} runs finished, in {self.store}>"
 
     def _repr_html_(self) -> str:
         return f"<p>{escape(repr(self)[1:-1])}</p>{self.trials.to_html(max_rows=10, max_cols=20, index=False)}"
@@ -155,7 +166,8 @@ def read(sweep: PathLike, *overrides: str, scale: str | None = None, runs: PathL
         place = _place(planned.folder, cell.seed, of_sweep, _axes(cell))
         places.append(place)
         rows.append(_row(place, planned.folder, planned.trial, found.earlier.get(place_of(member), "")))
-    return Runs(found.plan.store, tuple(places), pd.DataFrame(rows), found, tuple(selected))
+    trials = _axes_first(pd.DataFrame(rows), places)
+    return Runs(found.plan.store, tuple(places), trials, found, tuple(selected))
 
 
 def runs(store: PathLike | None = None) -> Runs:
@@ -166,7 +178,11 @@ def runs(store: PathLike | None = None) -> Runs:
     folder = whole_store(store)
     places, rows = [], []
     for path in sorted(path.parent for path in folder.glob("*-*/provenance.json")):
-        run, trial = opened(path), saved_trial(path)
+        try:
+            run, trial = opened(path), saved_trial(path)
+        except (OSError, ValueError) as error:
+            warnings.warn(f"{error}; the run is left out", UnreadableRunWarning, stacklevel=2)
+            continue
         places.append(_place(run, trial.seed))
         rows.append(_row(places[-1], run, trial))
     return Runs(folder, tuple(places), pd.DataFrame(rows, columns=None if rows else [*LABELS]))
@@ -202,7 +218,18 @@ def _row(place: Place, folder: RunFolder, trial: Trial, old: str = "") -> dict[s
     measured = {name: value for name, value in standing(folder, trial, old).items() if name != "computed"}
     of_trial = {"model": measured.pop("model"), "recipe": measured.pop("recipe"), "data": trial.data.kind}
     settings = dict(_settings(trial.to_dict()))
-    return {"run": place.folder.name, **labels, **of_trial, **place.axes, "id": folder.id, **measured, **settings}
+    of_run = {**labels, **of_trial}
+    axes = {axis: value for axis, value in place.axes.items() if axis not in of_run}  # one may be the recipe
+    return {"run": place.folder.name, **of_run, **axes, "id": folder.id, **measured, **settings}
+
+
+def _axes_first(trials: pd.DataFrame, places: Sequence[Place]) -> pd.DataFrame:
+    """Return the frame of trials with the axes next to the name of the run."""
+    return trials[list(dict.fromkeys(["run", *_axes_of(places), *trials]))]
+
+
+def _axes_of(places: Sequence[Place]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(axis for place in places for axis in place.axes))
 
 
 def _settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -70,6 +70,11 @@ def means(frame: pd.DataFrame) -> dict[str, float]:
     return losses
 
 
+def loss_count(quantization: Quantization) -> int:
+    """Return how many losses `evaluate_documents` computes of each window."""
+    return sum(1 for _ in _formats(quantization))
+
+
 def _mean(losses: pd.Series) -> float:
     return math.fsum(losses) / len(losses)
 

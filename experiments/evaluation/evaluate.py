@@ -7,18 +7,22 @@ noise and batch sizes of the trial's own evaluation (finished_run.py).
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+from torch.nn import Module
+
 from fewbits.experiments import devices
 from fewbits.experiments.environment import environment
-from fewbits.experiments.evaluation.by_document import LOSS, evaluate_documents, means
+from fewbits.experiments.evaluation.by_document import LOSS, evaluate_documents, loss_count, means
 from fewbits.experiments.evaluation.cloze import evaluate_cloze
 from fewbits.experiments.evaluation.finished_run import FinishedRun
 from fewbits.experiments.evaluation.harness import check_tasks, run_tasks
@@ -39,6 +43,7 @@ CLOZE = "cloze"
 OWN_TASKS = (LOSS, CLOZE)
 ITEMS = 500  # of the cloze task
 Report = Callable[[str], None]
+Progress = Callable[[int], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
@@ -64,8 +69,7 @@ class Request:
         """Raise ValueError if a task or a text does not exist, before anything is computed."""
         if harness := self.harness_tasks:
             check_tasks(harness, self.include_path, self.run_code)
-        for path in self.texts:
-            _read_text(path)
+        _texts(self)
 
     @property
     def harness_tasks(self) -> tuple[str, ...]:
@@ -110,7 +114,8 @@ def evaluations_of(
 ) -> list[tuple[Evaluation, bool]]:
     """Return the run's evaluations in the order of the request, each with whether it was stored already.
 
-    again: compute even those that are stored. report: called with the name of each task before it is computed.
+    again: compute even those that are stored. report: called with the name of each task before it is computed, and with
+    the number of windows that are done.
     """
     keys = list(_keys(run, request, devices.kind_of_device(runtime)))
     stored = {} if again else {key.file: one for key in keys if (one := evaluations.find(run.folder.path, key))}
@@ -125,17 +130,21 @@ def _keys(run: FinishedRun, request: Request, device: str) -> Iterator[Key]:
     for task in dict.fromkeys(request.tasks):
         settings = own[task] if task in own else _harness_settings(request)
         yield Key(task, common | settings, run.step, numerics_fingerprint(device))
-    for path in request.texts:
-        digest = hashlib.sha256(_read_text(path).encode()).hexdigest()
-        yield Key(path.name, common | {"text": digest}, run.step, numerics_fingerprint(device))
+    for name, text in _texts(request).items():
+        yield Key(name, common | {"text": _digest(text)}, run.step, numerics_fingerprint(device))
 
 
 def _harness_settings(request: Request) -> dict[str, Any]:
     folder = request.include_path and Path(request.include_path)
-    files = sorted(folder.rglob("*.yaml")) if folder else []
     settings = {"lm_eval": _version("lm_eval"), "limit": request.limit}
-    content = hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
-    return settings | ({"include_path": content} if files else {})
+    return settings | ({"include_path": _digest_of_folder(folder)} if folder else {})
+
+
+def _digest_of_folder(folder: Path) -> str:
+    """Return a hash of all files of a folder of tasks: a task also reads data files and Python modules beside it."""
+    files = (file for file in sorted(folder.rglob("*")) if file.is_file() and file.suffix != ".pyc")
+    contents = ((str(file.relative_to(folder)), hashlib.sha256(file.read_bytes()).hexdigest()) for file in files)
+    return _digest(json.dumps([*contents]))
 
 
 def _computed(
@@ -145,7 +154,7 @@ def _computed(
     report("loading the checkpoint")
     model, quantization = run.model(runtime)
     facts = dict(environment(next(model.parameters()).device)) | {"lm_eval": _version("lm_eval")}
-    texts = {path.name: path for path in request.texts}
+    texts = _texts(request)
 
     def stored(key: Key, results: dict[str, Any]) -> Evaluation:
         one = Evaluation(key, results, facts, round(time.time()))
@@ -155,12 +164,11 @@ def _computed(
     with unquantized(quantization) if request.unquantized else nullcontext():
         for key in keys:
             if "text" in key.settings:
-                report(key.task)
-                yield stored(key, _text(run, model, quantization, texts[key.task]))
+                measured = _text(run, model, quantization, texts[key.task], _progress(key.task, model, report))
+                yield stored(key, {"texts": {key.task: measured}})
             elif key.task in OWN_TASKS:
-                report(key.task)
                 measure = _loss if key.task == LOSS else _cloze
-                yield stored(key, measure(run, request, model, quantization))
+                yield stored(key, measure(run, request, model, quantization, _progress(key.task, model, report)))
         if harness := [key for key in keys if key.task not in OWN_TASKS and "text" not in key.settings]:
             report(", ".join(key.task for key in harness))
             found = _run_tasks(run, request, model, [key.task for key in harness])
@@ -169,41 +177,68 @@ def _computed(
                 yield stored(key, {"tasks": {name: found[name] for name in names}})
 
 
-def _loss(run: FinishedRun, request: Request, model: Decoder, quantization: Quantization) -> dict[str, Any]:
+def _progress(task: str, model: Decoder, report: Report) -> Progress:
+    """Return a context manager that reports how many of `total` windows the model has evaluated."""
+    report(task)
+
+    @contextmanager
+    def counting(total: int) -> Iterator[None]:
+        done = 0
+
+        def count(module: Module, arguments: tuple[Tensor, ...], _: Tensor) -> None:
+            nonlocal done
+            report(f"{task}: {done} of {total} windows")
+            done += len(arguments[0])
+
+        with model.embed.register_forward_hook(count):
+            yield
+
+    return counting
+
+
+def _loss(
+    run: FinishedRun, request: Request, model: Decoder, quantization: Quantization, progress: Progress
+) -> dict[str, Any]:
     t, windows = run.trial.training, evaluated_windows(run.trial, run.corpus)
     sizes = {"length": t.length, "batch": t.micro_batch}
-    losses = {
-        f"{split}_loss": evaluate_loss(model, run.corpus, split, windows=count, **sizes)
-        for split, count in windows.items()
-    }
-    losses |= means(evaluate_documents(model, quantization, run.corpus, windows, **sizes))
+    with progress(sum(windows.values()) * (1 + loss_count(quantization))):
+        losses = {
+            f"{split}_loss": evaluate_loss(model, run.corpus, split, windows=count, **sizes)
+            for split, count in windows.items()
+        }
+        losses |= means(evaluate_documents(model, quantization, run.corpus, windows, **sizes))
     return {name: _number(value) for name, value in losses.items()}
 
 
-def _cloze(run: FinishedRun, request: Request, model: Decoder, quantization: Quantization) -> dict[str, Any]:
+def _cloze(
+    run: FinishedRun, request: Request, model: Decoder, quantization: Quantization, progress: Progress
+) -> dict[str, Any]:
     trial = replace(run.trial, evaluation=replace(run.trial.evaluation, cloze=request.items))
-    scores = {split: evaluate_cloze(model, items) for split, items in cloze(trial, run.corpus).items()}
+    items_by_split = cloze(trial, run.corpus)
+    with progress(sum(items.choices[:, :, 0].numel() for items in items_by_split.values())):
+        scores = {split: evaluate_cloze(model, items) for split, items in items_by_split.items()}
     return {
         f"{split}_cloze": {"accuracy": score.accuracy, "error": score.standard_error, "items": score.count}
         for split, score in scores.items()
     }
 
 
-def _text(run: FinishedRun, model: Decoder, quantization: Quantization, path: Path) -> dict[str, Any]:
-    t, text = run.trial.training, _read_text(path)
-    tokens = run.tokenizer.encode(text)
+def _text(
+    run: FinishedRun, model: Decoder, quantization: Quantization, text: str, progress: Progress
+) -> dict[str, Any]:
+    t, tokens = run.trial.training, run.tokenizer.encode(text)
     windows = text_windows(tokens, run.separator, t.length)
-    loss = text_loss(model, windows, t.micro_batch)
-    with unquantized(quantization):
-        exact = text_loss(model, windows, t.micro_batch)
+    with progress(2 * len(windows[0])):
+        loss = text_loss(model, windows, t.micro_batch)
+        with unquantized(quantization):
+            exact = text_loss(model, windows, t.micro_batch)
     count = int(windows[2].sum())
-    measured = {
+    return {
         "loss": _number(loss),
         "loss_unquantized": _number(exact),
         "bits_per_byte": _number(loss * count / math.log(2) / len(text.encode())),
         "tokens": count,
     }
-    return {"texts": {path.name: measured}}
 
 
 def _run_tasks(
@@ -222,9 +257,30 @@ def _run_tasks(
     return {task: {name: _number(value) for name, value in metrics.items()} for task, metrics in scores.items()}
 
 
+def _texts(request: Request) -> dict[str, str]:
+    """Return the requested texts by the names of their results.
+
+    The name is the file's; different texts in files of one name get a part of their digests as well.
+    """
+    paths: dict[str, dict[str, str]] = {}  # contents by file name and digest
+    for path in request.texts:
+        text = _read_text(path)
+        paths.setdefault(path.name, {})[_digest(text)] = text
+    return {
+        name if len(contents) == 1 else f"{name}-{digest[:8]}": text
+        for name, contents in paths.items()
+        for digest, text in contents.items()
+    }
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def _read_text(path: Path) -> str:
+    """Return the text of a file, with its line ends and without a byte order mark, as `data=text` reads it."""
     try:
-        return path.expanduser().read_text("utf-8")
+        return path.expanduser().read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
         raise ValueError(f"no file {path}") from None
     except UnicodeDecodeError as error:

@@ -128,7 +128,11 @@ def _load(manager: "TaskManager", wanted: Mapping[str, int | None]) -> dict[str,
     """Return the tasks, with their data and numbers of few-shot examples, as lm-eval's `evaluate` expects them."""
     loaded: dict[str, dict[str, Any]] = {"tasks": {}, "groups": {}, "group_map": {}}
     for name, few_shot in wanted.items():
-        one: dict[str, Any] = manager.load([name])
+        try:
+            one: dict[str, Any] = manager.load([name])
+        except OSError as error:  # of the file system, or of `datasets` without a network
+            reason = " ".join(str(error).split())
+            raise ValueError(f"task {name!r}: its data cannot be loaded: {reason}") from error
         if twice := loaded["tasks"].keys() & one["tasks"].keys():
             raise ValueError(f"task {min(twice)} is requested twice, by {name!r} and by one of {', '.join(wanted)}")
         for task in one["tasks"].values():

@@ -109,12 +109,17 @@ def key_of(name: str) -> str:
 
 
 def table(path: Path) -> pd.DataFrame | None:
-    """Return a table of a run folder, or None if it has no rows yet."""
+    """Return a table of a run folder, or None if it has no rows yet; raise ValueError if it is damaged."""
     import pandas as pd
 
     if not path.exists():
         return None
-    frame = pd.read_parquet(io.BytesIO(path.read_bytes()))  # read at once, because a running trial may replace the file
+    content = io.BytesIO(path.read_bytes())  # read at once, because a running trial may replace the file
+    try:
+        frame = pd.read_parquet(content)
+    except (OSError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"{path} is damaged ({reason}): remove its run folder and run the trial again") from None
     return frame if len(frame) else None
 
 

@@ -15,10 +15,13 @@ import contextlib
 import logging
 import os
 import re
+import shlex
 import socket
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from fewbits.sweeps.cluster.address import check_reachable
@@ -78,8 +81,11 @@ class OnRay:
                     address, log_to_driver=False, logging_level=logging.ERROR, namespace="fewbits", **options
                 )
             )
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise ValueError(f"no Ray at {address}: {' '.join(str(error).split())[:300]}") from error
+        except (OSError, RuntimeError, ValueError) as error:
+            reason = " ".join(str(error).split())[:300]
+            if self.alone:
+                raise ValueError(f"Ray did not start on this machine: {reason}; without Ray: {_local()}") from error
+            raise ValueError(f"no Ray at {address}: {reason}") from error
         # Ray prints a paragraph on stdout for each worker that dies; the driver reports that in one line on stderr.
         self._silenced = contextlib.ExitStack()
         null = self._silenced.enter_context(open(os.devnull, "w"))  # noqa: SIM115, closed with the stack
@@ -226,10 +232,13 @@ def _start(init: Callable[[], object]) -> None:
             if "timed out" not in str(error):
                 raise
             if attempt == STARTS:
-                raise ValueError(
-                    f"Ray did not start on this machine in {STARTS} attempts ({error}): the machine may be too busy; "
-                    "--backend local trains without Ray"
-                ) from error
+                raise ValueError(f"{STARTS} attempts took too long ({error}): the machine may be too busy") from error
+
+
+def _local() -> str:
+    """Return the command of this process with the option that trains without Ray."""
+    command = sys.argv if Path(sys.argv[0]).name in ("fewbits", "cli.py") else ["fewbits", "sweep", "…"]
+    return f"`fewbits {shlex.join(command[1:])} --backend local`"
 
 
 def _rendezvous() -> tuple[str, int]:

@@ -15,7 +15,15 @@ from fewbits.sweeps.planning.plan import Plan, Planned
 from fewbits.sweeps.planning.stored_plans import earlier_runs, place_of
 from fewbits.sweeps.running import store
 from fewbits.sweeps.running.driver import finished
-from fewbits.sweeps.running.trial_status import HALF_DONE, TrialStatus, counted, is_stale, stale_note, trial_statuses
+from fewbits.sweeps.running.trial_status import (
+    HALF_DONE,
+    TrialStatus,
+    counted,
+    half_done,
+    is_stale,
+    stale_note,
+    trial_statuses,
+)
 
 FEW = 40  # the largest number of places at which each trial is listed without --trials
 
@@ -107,7 +115,8 @@ def totals(
         for key, trial in plan.trials.items()
         if key in rerun or (not finished(trial) and not statuses[key].for_good)
     ]
-    lines = [f"{len(plan.trials)} trials: {counted(status.state for status in statuses.values())}"]
+    states = counted((status.state for status in statuses.values()), half_done(plan, statuses))
+    lines = [f"{len(plan.trials)} trials: {states}"]
     if not missing:
         return [*lines, "nothing to run"]
     slots, speeds = parallel or _slots(missing), Speeds(plan.store)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from fewbits.common.arguments import CommandParser
 from fewbits.common.store_folder import store_folder
@@ -33,8 +34,10 @@ def main(argv: Sequence[str]) -> int:
     from fewbits.sweeps.commands.explanation import as_computed, compared_with_today, differences, recipe_differences
 
     a = find_run(options.a, runs)
+    _name(options.a, a)
     if options.b:
         b = find_run(options.b, runs)
+        _name(options.b, b)
         lines, same = differences(as_computed(a), as_computed(b)), "the same trial"
         if lines:
             lines = [*recipe_differences(a, b), *lines]
@@ -44,3 +47,9 @@ def main(argv: Sequence[str]) -> int:
     if not options.b and any(line.startswith("sources.") for line in lines):
         print(STALE)
     return 0
+
+
+def _name(word: str, run: Path) -> None:
+    """Print the name of a run that was found by the digits of its hash."""
+    if run.name not in word:
+        print(f"{word}: {run.name}")

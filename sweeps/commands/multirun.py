@@ -134,7 +134,8 @@ def _run(name: str, earlier: Plan | None, overrides: Sequence[str], where: Where
 def _check(options: argparse.Namespace, overrides: Sequence[str]) -> None:
     """Raise ValueError for options and overrides that a multirun does not accept."""
     if refused := [name for name in ("cfg", "info", "hydra_help", "shell_completion", "run") if getattr(options, name)]:
-        raise ValueError(f"train --multirun: --{refused[0].replace('_', '-')} is an option without --multirun")
+        typed = "--multirun" if options.multirun else MODE
+        raise ValueError(f"train: --{refused[0].replace('_', '-')} belongs to one trial: leave out {typed}")
     if is_dashboard(options.address):
         raise ValueError(
             f"train --multirun: --address {options.address} is a Ray dashboard, which only `fewbits sweep FILE` can "

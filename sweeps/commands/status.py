@@ -99,14 +99,15 @@ def main(argv: Sequence[str]) -> int:
 def _print_sweeps(runs: Path, as_json: bool) -> None:
     """Print the sweeps that a store has plans of, the newest first."""
     from fewbits.sweeps.planning.stored_plans import stored_plans
-    from fewbits.sweeps.running.trial_status import counted, trial_statuses
+    from fewbits.sweeps.running.trial_status import counted, half_done, trial_statuses
 
     sweeps = []
     for stored in stored_plans(runs):
-        states = [status.state for status in trial_statuses(stored.plan).values()]
+        statuses = trial_statuses(stored.plan)
+        states = counted((status.state for status in statuses.values()), half_done(stored.plan, statuses))
         axes = dict.fromkeys(axis for sweep in stored.plan.sweeps for group in sweep.groups for axis in group)
         shown = {"sweep": shlex.join(stored.overrides), "axes": ", ".join(axes)}
-        sweeps.append(shown | {"planned": stored.time, "trials": counted(states)})
+        sweeps.append(shown | {"planned": stored.time, "trials": states})
     if as_json:
         print(json.dumps(sweeps, indent=2))
     elif sweeps:

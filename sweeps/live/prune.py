@@ -20,7 +20,7 @@ from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.run_folder import Busy, RunFolder, opened
 from fewbits.sweeps.live.disk_space import bytes_below, free_bytes, size
 from fewbits.sweeps.planning.replacing import FOLDER as REPLACED
-from fewbits.sweeps.planning.stored_plans import stored_plans
+from fewbits.sweeps.planning.stored_plans import UnusablePlan, stored_plans
 from fewbits.sweeps.running import store
 
 KINDS = {
@@ -88,17 +88,20 @@ def main(argv: Sequence[str]) -> int:
 
 def removable(runs: Path) -> Iterator[Item]:
     """Yield what can be removed from a store, without that of trials that run."""
-    needed, planned = _needed(runs)
-    for path in sorted(runs.glob("*/provenance.json")):
-        run = opened(path.parent)
+    started = [*_started(runs)]
+    needs = _needs(runs, started)
+    for run in started:
         if store.holder(run) is not None:
             continue
         for folder in (run.path, run.checkpoints, run.kept):
             yield from (Item("leftovers", file, run) for file in sorted(folder.glob(".*.partial")))
-        if run.over and run.path.name not in planned and run.path.name not in needed and _is_stale(run):
+        if needs is None or not _has_ended(run):
+            continue
+        needed, planned = needs
+        if run.path.name not in planned and run.path.name not in needed and _is_stale(run):
             yield Item("stale", run.path, run)
-        elif run.over:
-            older = sorted(checkpoints.steps(run.checkpoints).items())[:-1]
+        else:
+            older = [*checkpoints.steps(run.checkpoints).items()][:-1]
             steps = needed.get(run.path.name, set())
             yield from (Item("checkpoints", folder, run) for step, folder in older if step not in steps)
     for file in sorted(runs.glob(".*.partial")):
@@ -107,20 +110,43 @@ def removable(runs: Path) -> Iterator[Item]:
     yield from (Item("replaced", folder) for folder in sorted((runs / REPLACED).glob("*")))
 
 
-def _needed(runs: Path) -> tuple[dict[str, set[int]], set[str]]:
-    """Return the steps from which branches start, by run folder, and the run folders of stored plans."""
+def _started(runs: Path) -> Iterator[RunFolder]:
+    """Yield the runs of a store; a line names each one that cannot be read."""
+    for path in sorted(runs.glob("*/provenance.json")):
+        try:
+            yield opened(path.parent)
+        except (OSError, ValueError) as error:
+            notice(f"{error}; {path.parent.name} is left out")
+
+
+def _has_ended(run: RunFolder) -> bool:
+    """Tell whether a run has an intact result: one that is damaged has to be repaired from the checkpoints."""
+    try:
+        return run.result() is not None
+    except ValueError:
+        return False
+
+
+def _needs(runs: Path, started: Sequence[RunFolder]) -> tuple[dict[str, set[int]], set[str]] | None:
+    """Return the steps from which branches start, by run folder, and the run folders of stored plans.
+
+    Return None if a plan cannot be read, since it may need any run.
+    """
     needed: dict[str, set[int]] = {}
     planned: set[str] = set()
-    for stored in stored_plans(runs):
+    unusable: list[UnusablePlan] = []
+    for stored in stored_plans(runs, unusable.append):
         for trial in stored.plan.trials.values():
             planned.add(trial.folder.path.name)
             needed.setdefault(trial.folder.path.name, set()).update(trial.keep, trial.runtime.keep_steps)
-    for path in runs.glob("*/provenance.json"):
-        provenance = opened(path.parent).provenance() or {}
+    for error in unusable:
+        notice(f"{error}: runs and checkpoints that it may need are kept; run its sweep again, or remove the file")
+    for run in started:
+        provenance = run.provenance() or {}
         parent = (provenance.get("identity") or {}).get("parent")
         if parent and provenance.get("parent"):
             needed.setdefault(Path(provenance["parent"]).name, set()).add(int(parent["step"]))
-    return needed, planned
+    return None if unusable else (needed, planned)
 
 
 def _is_stale(run: RunFolder) -> bool:
@@ -128,17 +154,37 @@ def _is_stale(run: RunFolder) -> bool:
 
 
 def _remove(item: Item) -> bool:
-    """Remove an item, and tell whether it is gone; parts of a run that another process uses are left alone."""
+    """Remove an item, and tell whether it is gone.
+
+    Parts of a run that another process uses are kept, and so is a run's last intact checkpoint.
+    """
     try:
         if item.run is None:
             _discard(item.path)
         else:
             with item.run.alone():
+                if item.kind == "checkpoints" and not _has_later_checkpoint(item.run, item.path):
+                    notice(f"{item.path} is not removed: no later checkpoint is intact")
+                    return False
                 _discard(item.path)
     except Busy as error:
         notice(f"{error}: {item.path.name} is not removed")
         return False
     return True
+
+
+def _has_later_checkpoint(run: RunFolder, path: Path) -> bool:
+    """Tell whether a run has an intact checkpoint that is newer than the one at the path."""
+    for later in reversed(checkpoints.steps(run.checkpoints).values()):
+        if later == path:
+            return False
+        try:
+            checkpoints.load(later)
+        except checkpoints.DamagedCheckpoint as error:
+            notice(error)
+        else:
+            return True
+    return False
 
 
 def _discard(path: Path) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -77,13 +77,16 @@ def load_plan(runs: Path, overrides: Sequence[str]) -> StoredPlan | None:
     return _loaded(paths[-1], runs.resolve(), selection) if paths else None
 
 
-def stored_plans(runs: Path) -> Iterator[StoredPlan]:
-    """Yield the usable plans of the store, the newest first."""
+def stored_plans(runs: Path, unusable: Callable[[UnusablePlan], None] = lambda _: None) -> Iterator[StoredPlan]:
+    """Yield the usable plans of the store, the newest first.
+
+    unusable: called with the error of each other plan file.
+    """
     for path in _newest_first(runs, "*"):
         try:
             yield _loaded(path, runs.resolve())
-        except UnusablePlan:
-            continue
+        except UnusablePlan as error:
+            unusable(error)
 
 
 def earlier_runs(plan: Plan) -> dict[Place, str]:

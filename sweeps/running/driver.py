@@ -184,6 +184,9 @@ class Driver:
             task.stage, task.paused = Stage.STOPPED if by_user else Stage.WAITING, False
             task.rests_until = time.monotonic() + REST if outcome.kind == "busy" else 0.0
             return
+        if outcome is None and self.stopping:  # what stopped the driver, such as a shutdown, ended its worker as well
+            task.stage = Stage.WAITING
+            return
         reached = store.reached(folder)
         reason = ended.why if outcome is None else outcome.reason
         if task.late:

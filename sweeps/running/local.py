@@ -145,6 +145,7 @@ class Local:
 def _child(job: Job, answer: Connection | None, lifeline: Connection) -> None:
     # Also done in fewbits.sweeps.running.preload, but the fork server may have been started by other code.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _die_with_parent()
     threading.Thread(target=_die_with_driver, args=(lifeline,), daemon=True).start()
     outcome = work(job)

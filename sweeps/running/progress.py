@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from fewbits.common.progress import Bar, Progress, clock
 from fewbits.sweeps.planning.cost import Speeds, tokens_of, work_of
 from fewbits.sweeps.planning.plan import Planned
 from fewbits.sweeps.running import store
-from fewbits.sweeps.running.driver import Driver, Stage
+from fewbits.sweeps.running.driver import Driver, Stage, Task
 from fewbits.sweeps.running.store import Failure, State
+from fewbits.sweeps.running.trial_status import HALF_DONE
 
 WARM = 10.0  # seconds after which the time left follows from the sweep's own pace
 
@@ -39,7 +40,7 @@ class Display(Progress):
         )
         begun = {task.planned.id: task for task in [*driver.of(Stage.STARTED), *elsewhere]}
         reports = {key: store.progress(task.planned.folder) or {} for key, task in begun.items()}
-        running, counts = [*here, *elsewhere], _counts(driver, len(here), len(elsewhere))
+        running, counts = [*here, *elsewhere], _counts(driver, here, elsewhere)
         texts = [f"{len(driver.tasks)} trials: " + ", ".join(f"{count} {name}" for name, count in counts)]
         if speed := sum(reports[task.planned.id].get("tokens_per_second", 0.0) for task in running):
             texts.append(f"{speed:,.0f} tokens/s")
@@ -88,23 +89,27 @@ class Display(Progress):
         return sum(known) / slots if len(known) == len(seconds) else None
 
 
-def _counts(driver: Driver, here: int, elsewhere: int) -> tuple[tuple[str, int], ...]:
+def _counts(driver: Driver, here: Sequence[Task], elsewhere: Sequence[Task]) -> tuple[tuple[str, int], ...]:
     """Return the number of trials in each state, without states that no trial has, except done.
 
-    here, elsewhere: the numbers of trials that run for this driver and for other drivers.
+    here, elsewhere: the trials that run for this driver and for other drivers.
+    The names of the states are those of `fewbits status`.
     """
     over = driver.of(Stage.OVER)
     diverged = sum(store.state(task.planned.folder) is State.DIVERGED for task in over)
     counts = {
         "done": len(over) - diverged,
-        "running": here,
-        "running elsewhere": elsewhere,
+        "running": len(here),
+        "running elsewhere": len(elsewhere),
         "stopped": len(driver.of(Stage.STOPPED)),
         "failed": len(driver.of(Stage.FAILED)),
         "diverged": diverged,
         "blocked": len(driver.of(Stage.BLOCKED)),
     }
-    counts["waiting"] = len(driver.tasks) - sum(counts.values())
+    running = {task.planned.id for task in [*here, *elsewhere]}
+    others = [task for task in driver.of(Stage.WAITING, Stage.STARTED) if task.planned.id not in running]
+    counts[HALF_DONE] = sum(store.reached(task.planned.folder) > 0 for task in others)
+    counts[State.PLANNED] = len(others) - counts[HALF_DONE]
     return tuple((name, count) for name, count in counts.items() if count or name == "done")
 
 

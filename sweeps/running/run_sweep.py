@@ -32,7 +32,7 @@ from fewbits.sweeps.running.links import link_lines
 from fewbits.sweeps.running.placement import Placement
 from fewbits.sweeps.running.progress import Display
 from fewbits.sweeps.running.store import OVER, State
-from fewbits.sweeps.running.trial_status import TrialStatus, counted, trial_statuses
+from fewbits.sweeps.running.trial_status import TrialStatus, counted, half_done, trial_statuses
 from fewbits.sweeps.tracking.mlflow_view import Mirror
 
 SHOWN = 8  # lines of a failed trial's log
@@ -214,7 +214,8 @@ def _summary(plan: Plan, drivers: Sequence[Driver]) -> int:
     """Print the states of the trials and what to do about failures, and return the exit status."""
     failed = [task for driver in drivers for task in driver.of(Stage.FAILED)]
     statuses = trial_statuses(plan, [task.planned.id for task in failed])
-    print(f"{len(statuses)} trials: {counted(status.state for status in statuses.values())}")
+    states = counted((status.state for status in statuses.values()), half_done(plan, statuses))
+    print(f"{len(statuses)} trials: {states}")
     blocked = [status for status in statuses.values() if status.state is State.BLOCKED]
     for key, status in statuses.items():
         path = plan.trials[key].folder.path

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from fewbits.common.store_folder import runs_option
@@ -46,6 +46,12 @@ def trial_statuses(plan: Plan, failed: Collection[str] = ()) -> dict[str, TrialS
         else:
             statuses[key] = TrialStatus(state)
     return statuses
+
+
+def half_done(plan: Plan, statuses: Mapping[str, TrialStatus]) -> int:
+    """Return the number of planned trials that resume from a checkpoint."""
+    planned = (plan.trials[key].folder for key, status in statuses.items() if status.state is State.PLANNED)
+    return sum(store.reached(folder) > 0 for folder in planned)
 
 
 def _branch_status(planned: Planned, parent: Planned, of_parent: TrialStatus) -> TrialStatus:

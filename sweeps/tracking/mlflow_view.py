@@ -16,7 +16,9 @@ current, and the comparison view shows only current trials.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from fewbits.experiments.storage.run_folder import RunFolder
@@ -46,6 +48,7 @@ from fewbits.sweeps.tracking.comparison import (
 )
 from fewbits.sweeps.tracking.reports import send_reports
 from fewbits.sweeps.tracking.sent import (
+    Look,
     SentSweep,
     SentTrial,
     WantedSweep,
@@ -155,13 +158,25 @@ class Mirror:
                 client.set_experiment_tag(group.experiment, TAG + key_of_view, want.view)
                 group.view = want.view
             for trial in want.unsent(group):
-                self._send_child(client, want, group, trial)
-                sent += 1
+                with self._skipping_damage(client, group, trial, want.looks[trial]):
+                    self._send_child(client, want, group, trial)
+                    sent += 1
             if group.status != want.status:
                 client.update_run(group.parent, status=want.status)
                 group.status = want.status
             groups[key] = group
         return sent + sum(self._reap(client, group, wanted.get(key)) for key, group in groups.items())
+
+    @contextmanager
+    def _skipping_damage(self, client: MlflowClient, group: SentSweep, trial: str, look: Look) -> Iterator[None]:
+        """Report a trial whose files are damaged, and go on with the others; end its run, which lacks data."""
+        try:
+            yield
+        except ValueError as error:
+            name = self._plan.trials[trial].folder.path.name
+            warnings.warn(f"{name} was not sent to MLflow: {error}", RuntimeWarning, stacklevel=4)
+            if (child := group.children.pop(trial, None)) is not None:  # the next update tries again
+                client.update_run(child.run, status=STATUS[State(look[0])])
 
     def _ask(self, client: MlflowClient, owner: Owner, sweep: Sweep) -> SentSweep:
         """Return what MLflow has of a sweep of this owner; create its experiment and parent run if they are missing."""

@@ -334,7 +334,7 @@ MISTAKES = {
     "schedule.warmup_steps=3": "warmup_steps=3 and warmup_fraction=0.05: set only one",
     "schedule.warmup_steps=9 schedule.warmup_fraction=0": "schedule.warmup 9 updates in a trial of 2",
     "model.vocab=10": "model.vocab 10: …256 tokens",
-    "evaluation.windows=100000": "evaluation.windows: 100000 windows of length 256 do not fit into",
+    "evaluation.windows=100000": "evaluation.windows: 100000 windows of length 256 …set evaluation.windows=",
     "training.length=4000000 model.context=4000000": "tokens are too few for windows of length 4000000",
     "data=bin": "data.path is missing",
     "data=bin data.path=/nowhere": "no folder /nowhere; a folder of train.bin and val.bin is expected",

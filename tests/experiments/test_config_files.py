@@ -7,7 +7,7 @@ import pytest
 
 from fewbits import cli
 from fewbits.experiments.config import load_recipe, load_trial
-from fewbits.experiments.config_files import CONF, folders, names
+from fewbits.experiments.config_files import CONF, folders, names, with_names, with_paths
 from tests.messages import naming
 
 RECIPE = (
@@ -92,6 +92,38 @@ def test_a_mistake_in_ones_own_configs_is_one_line(
     with pytest.raises(ValueError, match=naming(message)) as error:
         load_trial(overrides)
     assert "\n" not in str(error.value)
+
+
+def test_a_bad_file_stops_only_what_uses_it(
+    write: Callable[[str, str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write("conf/recipe/own.yaml", RECIPE.format(last=1))
+    (Path(CONF) / "recipe" / ".#own.yaml").symlink_to("nobody@nowhere.1")
+    write("conf/recipe/.ipynb_checkpoints/own-checkpoint.yaml", "{")
+    (Path(CONF) / "recipe" / "folder.yaml").mkdir()
+    bad = write("conf/recipe/latin.yaml", "")
+    bad.write_bytes("about: é\n".encode("latin-1"))
+    assert load_recipe("own").keep.last == 1
+    assert [name for name in names("recipe", folders()) if name not in names("recipe")] == ["latin", "own"]
+    assert cli.main(["recipes"]) == 2
+    printed = capsys.readouterr()
+    assert "own\n" in printed.out
+    assert printed.err.count("UTF-8") == 1
+    assert printed.err.count("latin.yaml") == 1
+    with pytest.raises(ValueError, match=naming("latin.yaml", "UTF-8")):
+        load_recipe("latin")
+
+
+def test_a_grid_of_files_whose_names_end_alike(write: Callable[[str, str], Path]) -> None:
+    for name in ("mine", "notmine"):
+        write(f"{name}.yaml", RECIPE.format(last=1))
+    grid = with_names("recipe=mine.yaml,notmine.yaml,bf16")
+    chosen = grid.removeprefix("recipe=").split(",")
+    assert [with_paths(f"recipe={name}") for name in chosen] == [
+        "recipe=mine.yaml",
+        "recipe=notmine.yaml",
+        "recipe=bf16",
+    ]
 
 
 def test_a_folder_named_conf_without_configs_is_not_searched(write: Callable[[str, str], Path]) -> None:

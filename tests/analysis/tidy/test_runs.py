@@ -8,9 +8,10 @@ import pytest
 
 import fewbits
 from fewbits.analysis.tidy.long import COLUMNS, LABELS
-from fewbits.analysis.tidy.runs import PlanWarning, Runs
+from fewbits.analysis.tidy.runs import PlanWarning, Runs, UnreadableRunWarning
 from fewbits.sweeps.planning.lookup import find_plan
 from fewbits.sweeps.planning.stored_plans import save_plan
+from tests.messages import names
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def test_a_sweep_is_read_by_its_file_with_typed_places(sweep: Runs, project: Pat
 
 def test_the_frame_of_trials_has_axes_results_and_settings(sweep: Runs) -> None:
     trials = sweep.trials
-    assert list(trials)[: len(LABELS)] == list(LABELS)
+    assert list(trials)[: len(LABELS) + 1] == ["run", "recipe.threshold", *list(LABELS)[1:]]
     assert trials["recipe.threshold"].dtype == float
     assert len(trials) == len(sweep.places) == 8
     assert set(trials["training.steps"]) == {4}
@@ -105,8 +106,36 @@ def test_a_changed_sweep_warns_and_places_without_a_run_are_planned(project: Pat
         sweep = fewbits.read(tmp_path / "tiny.yaml", runs=project / "runs")
     assert sweep.trials["state"].value_counts()["planned"] == 4
     assert not any(place.folder.exists() or place.result for place in sweep.places if place.seed == 2)
-    assert "8 of 12" in repr(sweep)
+    assert names(repr(sweep), "tiny", "recipe.threshold", "8 of 12")
     assert "8 of 12" in sweep._repr_html_()
+
+
+def test_a_run_that_cannot_be_read_is_named_and_left_out(project: Path, tmp_path: Path) -> None:
+    store = Path(shutil.copytree(project / "runs", tmp_path / "runs"))
+    damaged, other = sorted(path.parent for path in store.glob("*/provenance.json"))[:2]
+    (damaged / "provenance.json").write_text("{")
+    (other / "config.yaml").unlink()
+    with pytest.warns(UnreadableRunWarning) as warned:
+        runs = fewbits.runs(store)
+    assert len(runs.places) == 6
+    texts = sorted(str(warning.message) for warning in warned)
+    assert names(texts[0], str(damaged / "provenance.json"))
+    assert names(texts[1], str(other), "config.yaml")
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv", "huggingface"])
+def test_an_axis_may_be_a_label(project: Path, tmp_path: Path, form: str) -> None:
+    text = (project / "tiny.yaml").read_text().partition("axes:")[0]
+    (project / "recipes.yaml").write_text(f"{text}axes: {{recipe: [bf16, mor/tensor], data: [synthetic]}}\n")
+    sweep = fewbits.read(project / "recipes.yaml", runs=project / "runs")
+    assert list(sweep.trials)[:3] == ["run", "recipe", "data"]
+    assert list(sweep.trials["recipe"]) == ["bf16", "bf16", "mor/tensor", "mor/tensor"]
+    assert list(sweep.metrics) == [*LABELS, *COLUMNS]
+    assert set(sweep.metrics["recipe"]) >= {"bf16"}
+    folder = sweep.export(tmp_path / "out", form)
+    load, suffix = (pd.read_csv, "csv") if form == "csv" else (pd.read_parquet, "parquet")
+    assert list(load(folder / f"metrics.{suffix}")) == list(sweep.metrics)
+    assert list(load(folder / f"trials.{suffix}")) == list(sweep.trials)
 
 
 @pytest.mark.parametrize("form", ["parquet", "csv"])

@@ -1,7 +1,9 @@
 """Finished runs are evaluated as training itself would have done it, once, and the results are stored beside them."""
 
+import hashlib
 import json
 import math
+import re
 import shutil
 import sys
 import tomllib
@@ -13,9 +15,11 @@ import pytest
 import torch
 
 from fewbits import cli
-from fewbits.experiments.evaluation.evaluate import evaluate
+from fewbits.experiments.evaluation.evaluate import Request, evaluate, evaluations_of
+from fewbits.experiments.evaluation.finished_run import FinishedRun
 from fewbits.experiments.evaluation.text_loss import text_windows
 from fewbits.experiments.storage import evaluations
+from fewbits.experiments.trial import Runtime
 from tests.experiments.data.data_inputs import shared_cache
 from tests.experiments.evaluation.evaluation_inputs import toy_tasks
 from tests.experiments.trial_inputs import GAUSSWS_MOR, result_of, train, train_until
@@ -105,6 +109,42 @@ def test_the_loss_of_a_text_predicts_every_byte_once(
     assert other["results"]["texts"]["notes.txt"]["tokens"] == len(text.encode()) + 4
 
 
+def test_texts_of_one_file_name_are_told_apart_by_their_contents(
+    run: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = {"a": "def one():\n    pass\n" * 5, "b": "class Two: ...\r\n" * 9, "c": "def one():\n    pass\n" * 5}
+    for folder, text in texts.items():
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "x.txt").write_bytes(text.encode("utf-8-sig"))
+    words = [word for folder in texts for word in ("--text", str(tmp_path / folder / "x.txt"))]
+    both = printed(run, cache, capsys, *words)
+    assert len(both) == 2, "equal texts are evaluated once"
+    for one, text in zip(both, texts.values(), strict=False):
+        ((name, values),) = one["results"]["texts"].items()
+        assert values["tokens"] == len(text.encode())
+        assert one["settings"]["text"] == hashlib.sha256(text.encode()).hexdigest()
+        assert one["settings"]["text"][:8] in name
+    (alone,) = printed(run, cache, capsys, *words[2:4])
+    assert alone["results"]["texts"]["x.txt"] == next(iter(both[1]["results"]["texts"].values()))
+    assert alone["results"]["texts"]["x.txt"] != next(iter(both[0]["results"]["texts"].values()))
+
+
+def test_long_evaluations_report_the_windows_that_are_done(run: Path, cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("x = 1\n" * 100)
+    shown: list[str] = []
+    opened = FinishedRun.open(run, cache=cache)
+    request = Request(("loss", "cloze"), (tmp_path / "notes.txt",), items=4)
+    evaluations_of(opened, request, Runtime(), report=shown.append)
+    for task in ("loss", "cloze", "notes.txt"):
+        counts = [re.findall(r"\d+", text) for text in shown if text.startswith(f"{task}: ")]
+        assert len(counts) > 1
+        (total,) = {int(all_) for _, all_ in counts}
+        done = [int(count) for count, _ in counts]
+        assert done == sorted(done)
+        assert done[0] == 0
+        assert done[-1] < total <= done[-1] + (done[1] - done[0])
+
+
 @pytest.mark.parametrize(("count", "separator", "length"), [(10, 0, 4), (8, 0, 4), (3, 0, 4), (9, None, 4)])
 def test_windows_cover_a_text(count: int, separator: int | None, length: int) -> None:
     tokens = list(range(1, count + 1))
@@ -127,6 +167,34 @@ def test_tasks_of_lm_eval(run: Path, cache: Path, tmp_path: Path, capsys: pytest
         file.write("num_fewshot: 0\n")
     (changed,) = printed(run, cache, capsys, "toy", "--include-path", str(tasks))
     assert not changed["stored"]
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize("name", ["toy.jsonl", "questions.py"])
+def test_a_task_is_evaluated_again_after_a_change_of_any_of_its_files(
+    run: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    tasks = toy_tasks(tmp_path / "tasks")
+    (tasks / "questions.py").write_text("SHOWN = 1\n")
+    (first,) = printed(run, cache, capsys, "toy", "--include-path", str(tasks))
+    assert printed(run, cache, capsys, "toy", "--include-path", str(tasks))[0]["stored"]
+    with (tasks / name).open("a") as file:
+        file.write("\n")
+    (second,) = printed(run, cache, capsys, "toy", "--include-path", str(tasks))
+    assert (first["stored"], second["stored"]) == (False, False)
+
+
+@pytest.mark.usefixtures("offline")
+def test_a_task_whose_data_cannot_be_downloaded_is_one_line(
+    run: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks = toy_tasks(tmp_path / "tasks")
+    text = (tasks / "toy.yaml").read_text()
+    start, end = text.index("dataset_path"), text.index("test_split")
+    (tasks / "toy.yaml").write_text(f"{text[:start]}dataset_path: nobody/toy-questions\n{text[end:]}")
+    assert cli.main(command(run, cache, "toy", "--include-path", str(tasks))) == 2
+    error = capsys.readouterr().err
+    assert names(error.splitlines()[-1], "toy", "nobody/toy-questions")
 
 
 @pytest.mark.usefixtures("offline")

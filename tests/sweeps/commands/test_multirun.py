@@ -78,7 +78,7 @@ def test_a_failure_is_status_1(cache: Path, tmp_path: Path, capfd: pytest.Captur
         ("hydra/launcher=basic", "--backend local"),
         ("hydra.sweep.dir=elsewhere", "runtime.runs=DIR"),
         ("seed=one,two", "seed=one"),
-        ("--cfg=job", "--cfg"),
+        ("--cfg=job", "leave out --multirun"),
         ("hydra.job.name=a/b", "'a/b'"),
         ("hydra/sweeper=none", "other sweepers are separate packages: pip install hydra-none-sweeper"),
         ("--address=http://head:8265", "--address http://head:8265 is a Ray dashboard"),

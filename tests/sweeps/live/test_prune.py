@@ -96,6 +96,57 @@ def test_stale_runs_go_only_by_name_and_unless_something_needs_them(
     assert names(capsys.readouterr().err, "stlae", "stale", "checkpoints")
 
 
+@pytest.mark.parametrize("old_format", [False, True])
+def test_no_run_goes_while_a_plan_cannot_be_read(
+    undisturbed: Undisturbed, store: Path, capsys: pytest.CaptureFixture[str], old_format: bool
+) -> None:
+    plan = planned(undisturbed.file, f"runtime.runs={store}")
+    for folder in folders(plan):
+        age(folder)
+    (file,) = (store / "plans").glob("*.json")
+    file.write_text(json.dumps({**json.loads(file.read_text()), "format": 2}) if old_format else "{")
+    capsys.readouterr()
+    assert cli.main(["prune", "stale", "checkpoints", "--delete", "--runs", str(store), "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == []
+    assert printed.err.count("\n") == 1
+    assert names(printed.err, str(file))
+    assert all(folder.over for folder in folders(plan))
+    file.unlink()
+    assert found(store, capsys, "stale")
+
+
+def test_the_last_intact_checkpoint_stays(
+    undisturbed: Undisturbed, store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = folders(planned(undisturbed.file, f"runtime.runs={store}"))[:2]
+    *_, before, newest = checkpoints.steps(one.checkpoints).values()
+    (newest / checkpoints.TENSORS).write_bytes(b"damaged")
+    (other.path / "result.json").write_text("{")
+    capsys.readouterr()
+    assert cli.main(["prune", "checkpoints", "--delete", "--runs", str(store), "--json"]) == 0
+    printed = capsys.readouterr()
+    removed = {Path(row["path"]).parents[1].name for row in json.loads(printed.out)}
+    assert one.path.name not in removed
+    assert other.path.name not in removed, "a damaged result does not count as the end"
+    assert len(removed) == 6
+    assert one.checkpoint().path == before
+    assert names(printed.err, str(newest / checkpoints.TENSORS), str(before))
+
+
+def test_a_run_that_cannot_be_read_is_named_and_left_alone(
+    undisturbed: Undisturbed, store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged = folders(planned(undisturbed.file, f"runtime.runs={store}"))[0].path / "provenance.json"
+    damaged.write_text("{")
+    capsys.readouterr()
+    assert cli.main(["prune", "checkpoints", "--delete", "--runs", str(store), "--json"]) == 0
+    printed = capsys.readouterr()
+    assert {Path(row["path"]).parents[1].name for row in json.loads(printed.out)}.isdisjoint({damaged.parent.name})
+    assert len(json.loads(printed.out)) == 7
+    assert names(printed.err, str(damaged))
+
+
 def age(folder: RunFolder) -> None:
     """Make a run one of another version of the code."""
     path = folder.path / "provenance.json"

@@ -129,7 +129,7 @@ def test_workers_their_server_and_the_driver_are_killed_and_the_same_command_fin
                 killed += 1
                 command.until(lambda: attempts(hit) > before)  # noqa: B023, called at once
     workers = command.until(lambda: [pid for folder in running(plan) if (pid := holder_of(folder))])
-    server = int(Path(f"/proc/{workers[0]}/stat").read_text().rpartition(")")[2].split()[1])
+    server = server_of(workers[0])
     assert server != command.pid
     os.kill(server, signal.SIGKILL)
     command.until(lambda: not {*workers}.intersection(map(holder_of, running(plan))) and bool(running(plan)))
@@ -169,6 +169,28 @@ def test_a_stopped_sweep_is_at_checkpoints_and_goes_on(
     if number == signal.SIGINT:
         assert sweep(undisturbed.file, runs, *SOME) == 0
         assert all_left(plan) == undisturbed.of(plan)
+
+
+def test_a_sigterm_to_the_process_group_before_the_first_step_fails_no_trial(
+    undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    """`timeout` and job schedulers send it to all processes of a sweep."""
+    runs = tmp_path / "runs"
+    plan = planned(undisturbed.file, f"runtime.runs={runs}", *SOME)
+    command = started(tmp_path / "output", "sweep", undisturbed.file, "--runs", runs, *LOCAL, *SOME)
+    worker = command.until(lambda: next(map(holder_of, running(plan)), None))
+    assert worker is not None
+    assert not any(map(steps_done, folders(plan)))
+    for pid in (worker, server_of(worker), command.pid):  # the workers first, which is the worst order
+        os.kill(pid, signal.SIGTERM)
+    assert command.end() == 130
+    assert not any((folder.path / store.FAILURE).exists() for folder in folders(plan))
+    assert "failed" not in command.printed
+
+
+def server_of(worker: int) -> int:
+    """Return the process from which a worker was forked."""
+    return int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def test_asked_twice_a_sweep_stops_at_once(undisturbed: Undisturbed, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fewbits import cli
 from fewbits.sweeps.planning.cost import Speeds, tokens_of
 from fewbits.sweeps.planning.plan import Plan
 from fewbits.sweeps.planning.sweep import Resources
@@ -18,6 +19,7 @@ from fewbits.sweeps.running.machine_kinds import Machine
 from fewbits.sweeps.running.progress import Display
 from fewbits.sweeps.running.store import Failure
 from fewbits.sweeps.running.worker import Job
+from tests.messages import names
 from tests.sweeps.sweep_inputs import planned, tiny_file
 
 
@@ -133,6 +135,21 @@ def test_steps_of_an_earlier_run_are_not_taken_for_this_ones_pace(
         (first.folder.path / store.PROGRESS).write_text(json.dumps(progress))
         display(driver)
     assert stream.getvalue().endswith("1,234 tokens/s  44:00 left\n")  # 3 × 8 + 3 × 16 steps, less 6, of 40 s
+
+
+def test_trials_that_do_not_run_are_counted_in_the_words_of_status(
+    sweep: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second, *_ = sweep.trials.values()
+    for trial in (first, second):
+        (trial.folder.checkpoints / "step-00000004").mkdir(parents=True)
+    driver, stream = Driver(sweep, Nowhere()), io.StringIO()
+    driver.tasks[first.id].stage = Stage.STARTED
+    with leased(first.folder.path):
+        Display(Speeds(tmp_path / "runs"), stream)(driver)
+    assert names(stream.getvalue(), "0 done", "1 running", "1 half done", "4 planned")
+    assert cli.main(["sweep", str(tmp_path / "tiny.yaml"), "--runs", str(tmp_path / "runs"), "--dry-run"]) == 0
+    assert names(capsys.readouterr().out, "6 trials: 4 planned, 2 half done")
 
 
 def test_a_second_attempt_is_said_once_and_what_is_live_is_wiped_out_at_the_end(sweep: Plan, tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ import os
 import random
 import re
 import secrets
+import shlex
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +20,7 @@ import pytest
 from fewbits import cli
 from fewbits.sweeps.running import store
 from tests.effort import DEEP
+from tests.messages import names
 from tests.ray_head import MARK, kill_all, marked, short_folder
 from tests.sweeps.conftest import Undisturbed
 from tests.sweeps.sweep_inputs import (
@@ -156,6 +159,19 @@ def test_an_address_where_no_ray_is_is_one_line(
     assert cli.main(["sweep", str(file), "--runs", str(tmp_path / "runs"), "--address", "127.0.0.1:9"]) == 2
     shown = capsys.readouterr().err.splitlines()[-1]
     assert shown.startswith("fewbits: no Ray at 127.0.0.1:9")
+
+
+def test_a_ray_that_does_not_start_is_one_line_with_the_command_that_needs_none(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["sweep", str(tiny_file(tmp_path, cache, {})), "--runs", str(tmp_path / "runs")]
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/fewbits", *command])
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", "/proc/none")
+    assert cli.main(command) == 2
+    shown = capsys.readouterr().err.splitlines()[-1]
+    assert names(shown, "on this machine", f"`fewbits {shlex.join(command)} --backend local`")
+    assert "None" not in shown
 
 
 def test_no_process_of_ray_stays_behind_a_driver_that_ended_or_was_killed(environments: list[dict[str, str]]) -> None:

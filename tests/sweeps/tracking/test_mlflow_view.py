@@ -29,6 +29,7 @@ from fewbits.sweeps.tracking.mlflow_view import Mirror
 from fewbits.sweeps.tracking.sent import CACHE
 from fewbits.sweeps.tracking.synced import Synced
 from tests.experiments.trial_inputs import TINY, Interrupted
+from tests.messages import names
 
 SWEEP = """
 about: what a recipe costs
@@ -405,6 +406,26 @@ def test_mlflow_being_away_is_said_once_and_made_up_for(
         shutil.copy(empty_database, below / "mlflow.db")
         assert mirror.sync(last=True).sent == 5
     assert len(seen(mirror)) == 6
+
+
+def test_a_damaged_table_is_named_and_the_other_trials_are_sent(
+    done: Plan, empty_database: Path, tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = next(iter(done.trials.values())).folder.path.parent.parent
+    shutil.copytree(where / "runs", tmp_path / "runs", ignore=shutil.ignore_patterns("mlflow.db", ".mlflow*"))
+    shutil.copy(empty_database, tmp_path / "runs")
+    tables = [tmp_path / "runs" / trial.folder.path.name / "metrics.parquet" for trial in done.trials.values()]
+    content = tables[0].read_bytes()
+    tables[0].write_bytes(content[: len(content) // 2])
+    assert cli.main(["sync", *overrides(tmp_path, cache)]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith("4 runs updated")
+    assert printed.err.count("\n") == 1
+    assert names(printed.err, tables[0].parent.name, str(tables[0]))
+    tables[0].write_bytes(content)
+    assert cli.main(["sync", *overrides(tmp_path, cache)]) == 0
+    assert capsys.readouterr().out.startswith("5 runs updated")
+    assert len(seen(Mirror(planned(tmp_path, cache)))) == 6
 
 
 def test_fewbits_sync_says_how_many_and_where_to_look(
