@@ -24,11 +24,13 @@ examples:
   fewbits train model=nemotron-nano recipe=mor/block data=python scale=cpu seed=1
   fewbits train recipe=nvfp4 recipe.keep.last=2 recipe.rht=32 training.steps=500
   fewbits train branch.parent=nemotron-nano-bf16-python-s0-1a2b3c4d recipe=mxfp4 schedule=linear
+  fewbits train recipe=fp8 precision=bf16-weights-stochastic precision.every=10
   torchrun --nproc-per-node 8 -m fewbits.cli train model=gpt2-124m scale=gpu runtime.device=cuda
 
-Hydra overrides: GROUP=NAME chooses a config (of model, recipe, data, scale, optimizer or schedule), KEY.FIELD=VALUE
-sets a field. GROUP=./mine.yaml chooses a file of your own; a folder ./conf, with conf/recipe/mine.yaml and so on, is
-found without --config-dir. With -m, KEY=A,B trains a grid: `fewbits train -m --help` has its options.
+Hydra overrides: GROUP=NAME chooses a config (of model, recipe, data, scale, optimizer, schedule or precision),
+KEY.FIELD=VALUE sets a field. GROUP=./mine.yaml chooses a file of your own; a folder ./conf, with conf/recipe/mine.yaml
+and so on, is found without --config-dir. With -m, KEY=A,B trains a grid: `fewbits train -m --help` has its options.
+precision=NAME chooses loss scaling and the formats of weights, states and gradients: `fewbits precisions` lists them.
 The same command resumes an interrupted trial; for a finished trial it prints the result."""
 
 

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from fewbits.experiments.optimization.precision import DTYPES
 from fewbits.experiments.trial import Trial
 from fewbits.models.networks.decoder import LOGITS_AT_ONCE, Decoder, DecoderConfig
 from fewbits.models.networks.partition import adam_mini_partition
@@ -54,7 +55,7 @@ class Memory:
 
 def estimate(trial: Trial, ranks: int = 1) -> Memory:
     """Return the memory that a trial needs on each of its ranks."""
-    model = _model(trial.model, trial.recipe, _dtype(trial))
+    model = _on_meta(trial.model, trial.recipe, _dtype(trial))
     t = trial.training
     units = [list(block.parameters()) for block in model.blocks]
     inside = {id(parameter) for unit in units for parameter in unit}
@@ -63,7 +64,7 @@ def estimate(trial: Trial, ranks: int = 1) -> Memory:
     own, all_rows = sum(_rows_bytes(parameter, ranks) for parameter in every), _bytes(every)
     several = t.batch // (t.micro_batch * ranks) > 1
     saved = _saved(trial.model, trial.recipe, _dtype(trial), t.micro_batch, t.length)
-    compute = 2 if _dtype(trial) is torch.bfloat16 else FP32
+    compute = _dtype(trial).itemsize
     linear = [_bytes([m.weight for m in block.modules() if isinstance(m, nn.Linear)]) for block in model.blocks]
     copies = 2 * compute if trial.recipe.operands else compute
     shared = ranks == 1
@@ -126,10 +127,15 @@ class _Saved:
 
 
 def _dtype(trial: Trial) -> torch.dtype:
-    return torch.bfloat16 if trial.training.dtype == "bf16" else torch.float32
+    return DTYPES[trial.training.dtype]
 
 
-def _model(config: DecoderConfig, recipe: Recipe, dtype: torch.dtype, device: str = "meta") -> Decoder:
+@lru_cache(4)  # `least_ranks` tries many numbers of ranks
+def _on_meta(config: DecoderConfig, recipe: Recipe, dtype: torch.dtype) -> Decoder:
+    return _model(config, recipe, dtype, "meta")
+
+
+def _model(config: DecoderConfig, recipe: Recipe, dtype: torch.dtype, device: str) -> Decoder:
     with torch.device(device):
         model = Decoder(config, dtype)
     quantize(model, recipe, keep_weights=False)

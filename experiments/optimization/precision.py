@@ -81,7 +81,7 @@ class Precision:
 
     @property
     def is_plain(self) -> bool:
-        """Whether training needs none of the policy's mechanisms: FP32 master weights, states and sums, no scaling."""
+        """True if training needs none of the policy's mechanisms: FP32 master weights, states and sums, no scaling."""
         return self == Precision(growth_interval=self.growth_interval)
 
     def check(self, dtype: str, sampler: str, compiled: bool) -> None:
@@ -242,7 +242,7 @@ class Policy:
 
     @property
     def complaint(self) -> str | None:
-        """Why training cannot go on, or None if it can."""
+        """The reason why training cannot go on, or None if it can."""
         if self.scaler is None or self.scaler.in_a_row < PATIENCE:
             return None
         return (

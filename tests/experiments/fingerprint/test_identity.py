@@ -27,6 +27,7 @@ from fewbits.experiments.identity import (
     parent_point,
     trial_id,
 )
+from fewbits.experiments.storage.checkpoints import TENSORS
 from fewbits.experiments.trial import Runtime, Trial
 from fewbits.kernels.backends import cpu, reference
 from fewbits.kernels.backends.processor import instruction_set
@@ -44,6 +45,7 @@ def the_id(*overrides: str, data: str = "data", device: str = "cpu", **more: Any
 def test_names_intervals_and_extra_evaluation_are_no_part_of_an_id() -> None:
     overrides = ("recipe=nvfp4", "model=gpt2-nano")
     free = ["model.name=mine", "recipe.name=mine", "recipe.about=mine", "training.checkpoint_every=7"]
+    free += ["training.recompute=true"]
     free += ["evaluation.cloze=8", "evaluation.tasks=[mor]", "evaluation.tasks_path=x", "evaluation.run_code=true"]
     assert {override.partition("=")[0] for override in free} == FREE
     assert the_id(*overrides, *free) == the_id(*overrides)
@@ -310,12 +312,12 @@ def test_evaluation_asked_for_later_is_added_to_a_finished_trial(cache: Path, tm
     asked = ("training.steps=2", "evaluation.windows=2", "data=python", "data.size=65536")
     first, result = train(cache, tmp_path, *asked)
     assert "validation_cloze" not in result
-    weights = left(first.path)["tensors"]
+    weights = left(first.path)[TENSORS]
     same, later = train(cache, tmp_path, *asked, "evaluation.cloze=8")
     assert same == first
     assert later["validation_cloze"]["items"] == 8
     assert {key: later[key] for key in result} == result
-    assert left(first.path)["tensors"] == weights
+    assert left(first.path)[TENSORS] == weights
     at_once, whole = train(cache, tmp_path / "else", *asked, "evaluation.cloze=8")
     assert at_once.id == first.id
     assert whole == later

@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import time
+from itertools import pairwise
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from fewbits.experiments.data.load import load
 from fewbits.experiments.devices import World
 from fewbits.experiments.identity import identity, trial_id
 from fewbits.experiments.storage import checkpoints
-from fewbits.experiments.storage.run_folder import find, opened, saved_trial
+from fewbits.experiments.storage.run_folder import RunFolder, find, opened, saved_trial
 from tests.effort import DEEP
 from tests.experiments.data.data_inputs import bin_folder
 from tests.experiments.trial_inputs import (
@@ -32,6 +33,7 @@ from tests.experiments.trial_inputs import (
     ending,
     left,
     leftovers,
+    metric,
     only_run,
     overrides,
     started,
@@ -70,10 +72,20 @@ def test_a_trial_gives_the_same_bytes_when_it_is_interrupted(
     trial = ("training.steps=8", *trial)
     undisturbed, result = train(cache, tmp_path / "undisturbed", *trial)
     assert result["status"] == "done"
+    if "precision.growth_interval=2" in trial:
+        _check_overflow_and_recovery(undisturbed)
     for step in (2, 5):
         train_until(step, cache, tmp_path / "broken", *trial)
     resumed, _ = train(cache, tmp_path / "broken", *trial)
     assert left(resumed.path) == left(undisturbed.path)
+
+
+def _check_overflow_and_recovery(folder: RunFolder) -> None:
+    """Assert that the first update overflowed, that later ones did not, and that the scale grew again."""
+    skipped, scales = metric(folder, "skipped"), metric(folder, "loss_scale")
+    assert skipped[0] == 1
+    assert skipped[-1] == 0
+    assert any(later > earlier for earlier, later in pairwise(scales)), scales
 
 
 def test_a_trial_gives_the_same_bytes_twice(cache: Path, tmp_path: Path) -> None:
@@ -147,6 +159,7 @@ def test_a_trial_killed_at_random_moments_gives_the_same_bytes(cache: Path, tmp_
         began = time.monotonic()
         assert ended(process) == 0, output.read_text()
         whole = time.monotonic() - began
+    _check_overflow_and_recovery(opened(only_run(undisturbed)))
     expected = left(only_run(undisturbed))
 
     moments, kills, ends = random.Random(), 0, 0
