@@ -160,6 +160,14 @@ def error_of_mean(count: int) -> float:
     return float((y - x).norm() / x.norm())
 
 
+@cache
+def with_outliers(factor: float) -> Tensor:
+    """Return normal numbers of which 0.1 % are multiplied by a factor; the numbers are the same for each factor."""
+    drawn = torch.Generator().manual_seed(SEED)
+    x = torch.randn((128, 1024), generator=drawn)
+    return torch.where(torch.rand(x.shape, generator=drawn) < 0.001, factor * x, x)
+
+
 def rotated(x: Tensor) -> Tensor:
     """Return x after a Hadamard transform of each 16 values of a row."""
     h = torch.ones(1, 1, dtype=torch.float64)

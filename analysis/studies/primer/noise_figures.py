@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.figures.curves import Line, Panel, draw_panel, keys
 from fewbits.analysis.figures.panels import legend, panels
-from fewbits.analysis.figures.theme import BASELINE, NOISE, QUIET, STYLES, Style
+from fewbits.analysis.figures.theme import BASELINE, NOISE, QUIET, SMALL, STYLES
 from fewbits.analysis.report.items import FigureResult, Picture
 from fewbits.analysis.report.registry import figure
 from fewbits.analysis.studies.primer import blocks, sums
@@ -19,20 +19,25 @@ from fewbits.kernels.api import fake_quantize
 
 # -------------------------------------------------------------------------------- rotation
 
-BINS = np.linspace(0, 12, 49)
+BINS = np.linspace(0, 16, 65)
+FACTORS = (1, 2, 4, 8, 16, 32, 64, 128)
+TYPICAL = 16  # the factor of the left panel
+ROTATED_CASTS = {"one scale": "e2m1:tensor:amax", "NVFP4": "e2m1:1x16:nvfp4"}
 
 
 @figure("primer", "Figure R", title="A Hadamard transform of 16 values, and outliers")
 def rotation(results: Results) -> Picture:
-    """Show the distribution of magnitudes before and after the transform, and the errors of casts of both."""
-    x = blocks.samples()["outliers"]
-    parts = {"before": x.double(), "rotated": blocks.rotated(x)}
-    normal = blocks.samples()["normal"].double()
-    centres = (BINS[1:] + BINS[:-1]) / 2
-    shares = {name: _shares(part) for name, part in {**parts, "normal numbers": normal}.items()}
+    """Show magnitudes before and after the transform, and errors of casts against the size of outliers."""
+    x = blocks.with_outliers(TYPICAL)
     looks = {"before": STYLES[1], "rotated": STYLES[0], "normal numbers": NOISE}
+    shares = {
+        "before": _shares(x),
+        "rotated": _shares(blocks.rotated(x)),
+        "normal numbers": _shares(blocks.with_outliers(1)),
+    }
+    centres = (BINS[1:] + BINS[:-1]) / 2
     histogram = Panel(
-        "Share of the elements",
+        f"Share of the elements, outliers × {TYPICAL}",
         tuple(
             Line(centres[share > 0], share[share > 0], looks[name], name, points=False)
             for name, share in shares.items()
@@ -40,46 +45,57 @@ def rotation(results: Results) -> Picture:
         x_label="magnitude, in medians",
     )
     errors = {
-        name: [blocks.error(part.float(), spec) for spec in ROTATED_CASTS.values()] for name, part in parts.items()
+        (title, name): np.array([blocks.error(_part(name, factor), spec) for factor in FACTORS])
+        for title, spec in ROTATED_CASTS.items()
+        for name in ("before", "rotated")
     }
-    places = np.arange(len(ROTATED_CASTS), dtype=float)
+    factors = np.array(FACTORS, float)
     cast = Panel(
-        "Relative squared error",
-        tuple(Line(places, np.array(errors[name]), Style(looks[name].colour, (0, 1), looks[name].marker)) for name in errors),
+        "Relative squared error of E2M1",
+        tuple(Line(factors, error, looks[name]) for (_, name), error in errors.items()),
+        x_label="factor of the outliers",
     )
 
     def draw() -> Figure:
-        figure, [row] = panels(1, 2, 2.7)
+        figure, [row] = panels(1, 2, 2.9)
         for axes, panel in zip(row, (histogram, cast), strict=True):
             draw_panel(axes, panel)
             axes.set_yscale("log")
-        row[1].set_xticks(places, list(ROTATED_CASTS))
-        row[1].margins(x=0.15)
+        row[1].set_xscale("log", base=2)
+        row[1].minorticks_off()
+        row[1].set_xticks(factors, [f"{factor:g}" for factor in factors])
+        for title, height in (("one scale", 1.15), ("NVFP4", 1.25)):
+            last = max(errors[title, name][4] for name in ("before", "rotated"))
+            row[1].text(16, last * height, title, ha="center", va="bottom", fontsize=SMALL)
+        row[1].set_ylim(top=1.5)
         legend(figure, keys([histogram]))
         return figure
 
-    worse = [name for i, name in enumerate(ROTATED_CASTS) if errors["rotated"][i] > errors["before"][i]]
-    ordinary = parts["before"].abs() < 10
-    spread = {
-        name: float(part.abs().median()) for name, part in parts.items()
+    at = FACTORS.index(TYPICAL)
+    pairs = "; ".join(
+        f"{title}: {errors[title, 'before'][at]:.2g} before and {errors[title, 'rotated'][at]:.2g} after"
+        for title in ROTATED_CASTS
+    )
+    helped = {
+        title: [f for f, a, b in zip(FACTORS, errors[title, "before"], errors[title, "rotated"], strict=True) if b < a]
+        for title in ROTATED_CASTS
     }
+    ranges = "; ".join(f"{title}: {_list(found)}" for title, found in helped.items())
     notes = (
-        f"Normal numbers with 0.1 % outliers: kurtosis {blocks.kurtosis(False):.0f} before and "
-        f"{blocks.kurtosis(True):.0f} after (3 for normal numbers). {float((~ordinary).double().mean()):.1%} of the "
-        f"numbers are large before; the transform spreads each over 16 (median magnitude {spread['before']:.2g} "
-        f"and {spread['rotated']:.2g}).",
-        "Errors relative to all numbers, outliers included. "
-        + (
-            f"The transform makes it larger for {' and '.join(worse)}: an outlier alone is the block's largest value "
-            "and is stored well"
-            if worse
-            else "The transform makes it smaller in all of these casts"
-        ),
+        f"Normal numbers, 0.1 % of which are multiplied by a factor. Errors with outliers × {TYPICAL}, {pairs}.",
+        f"The transform makes the error smaller for these factors, {ranges}. It spreads an outlier over 16 values: a "
+        "scale for the whole tensor can be smaller then, but a block of 16 stores one outlier well without it.",
     )
     return FigureResult(draw, (), notes)
 
 
-ROTATED_CASTS = {"tensor": "e2m1:tensor:amax", "1x32 MX": "e2m1:1x32:mx", "1x16 NVFP4": "e2m1:1x16:nvfp4"}
+def _part(name: str, factor: float) -> torch.Tensor:
+    x = blocks.with_outliers(factor)
+    return blocks.rotated(x).float() if name == "rotated" else x
+
+
+def _list(factors: list[int]) -> str:
+    return ", ".join(map(str, factors)) or "none"
 
 
 def _shares(x: torch.Tensor) -> np.ndarray:
@@ -91,7 +107,7 @@ def _shares(x: torch.Tensor) -> np.ndarray:
 # -------------------------------------------------------------------------------- stochastic rounding
 
 DRAWS = 256
-POINT = (1.0, 2.0)  # the interval of the left panel: one step and a half of E2M1 around 1.5
+POINT = (1.0, 2.0)  # the interval of the left panel: two steps of E2M1
 
 
 @figure("primer", "Figure N", title="Bias and variance of stochastic rounding")
@@ -159,7 +175,7 @@ def accumulators(results: Results) -> Picture:
         lines = []
         for name in sums.SUMS:
             found = np.array([sums.errors(name, distribution, k) for k in sums.LENGTHS])
-            if (found[:, 0] > 0).all():
+            if (found[:, 0] > 0).all():  # a logarithmic axis has no place for sums without an error
                 band = (np.maximum(found[:, 0] - found[:, 1], found[:, 0] / 10), found[:, 0] + found[:, 1])
                 lines.append(Line(lengths, found[:, 0], looks[name], name, band))
         shown.append(Panel(f"{distribution.capitalize()} numbers", tuple(lines), x_label="products K"))
@@ -178,7 +194,9 @@ def accumulators(results: Results) -> Picture:
     rows = ", ".join(f"{name} {_growth(name):.2f}" for name in ("fp16", "bf16", "hopper-fp8"))
     notes = (
         f"Bars are 95 % intervals over {sums.SIDE} rows. Slopes of uniform numbers, in powers of K: {rows}. Promotion "
-        "every 128 products stops the growth.",
+        "every 128 products stops the growth. Blackwell's FP8 sums err by at most "
+        f"{max(sums.errors('blackwell-fp8', d, k)[0] for d in ('uniform', 'normal') for k in sums.LENGTHS):.0e} and are "
+        "not drawn.",
     )
     return FigureResult(draw, (), notes)
 
