@@ -75,7 +75,13 @@ def _key(label: str, place: int) -> Line2D:
     return key
 
 
-CASTS = {"naive": "", "tensor": ":tensor:amax", "128x128": ":128x128:amax", "1x128": ":1x128:amax", "1x32, MX": ":1x32:mx"}
+CASTS = {
+    "naive": "",
+    "tensor": ":tensor:amax",
+    "128x128": ":128x128:amax",
+    "1x128": ":1x128:amax",
+    "1x32, MX": ":1x32:mx",
+}
 
 
 @figure("primer", "Figure O", title="Naive, scaled and per-block casts of numbers with outliers")
@@ -131,11 +137,21 @@ def block_sizes(results: Results) -> Picture:
     bits = {
         name: np.array([blocks.bits_per_element(spec.format(n), 1024) for n in SIZES]) for name, spec in STORED.items()
     }
-    errors = {name: np.array([blocks.error_of("normal", spec.format(n)) for n in SIZES]) for name, spec in STORED.items()}
+    errors = {
+        name: np.array([blocks.error_of("normal", spec.format(n)) for n in SIZES]) for name, spec in STORED.items()
+    }
     marks = dict(zip(STORED, STYLES, strict=False))
     shown = [
-        Panel("Bits of an element", tuple(Line(sizes, bits[n], marks[n], n) for n in STORED), x_label="elements of a block"),
-        Panel("Relative squared error", tuple(Line(sizes, errors[n], marks[n], n) for n in STORED), x_label="elements of a block"),
+        Panel(
+            "Bits of an element",
+            tuple(Line(sizes, bits[n], marks[n], n) for n in STORED),
+            x_label="elements of a block",
+        ),
+        Panel(
+            "Relative squared error",
+            tuple(Line(sizes, errors[n], marks[n], n) for n in STORED),
+            x_label="elements of a block",
+        ),
     ]
 
     def draw() -> Figure:
@@ -173,7 +189,7 @@ def transposes(results: Results) -> Picture:
     shares = ", ".join(f"{float((gap > 0).float().mean()):.0%} with {title}" for title, gap in found.items())
     norms = ", ".join(f"{blocks.transpose_difference(spec):.3f} ({title})" for title, spec in specs.items())
     notes = (
-        f"The first 16 rows of a 32×32 normal matrix; empty cells are equal. Cells that differ: {shares}. ‖Q(w) − Q(wᵀ)ᵀ‖ / ‖w‖ of a "
-        f"large matrix: {norms}.",
+        f"The first 16 rows of a 32×32 normal matrix; empty cells are equal. Cells that differ: {shares}. "
+        f"‖Q(w) − Q(wᵀ)ᵀ‖ / ‖w‖ of a large matrix: {norms}.",
     )
     return FigureResult(lambda: heat_map_figure(maps, key=f"difference, of {most:.2g}", beside=True), (), notes)

@@ -77,7 +77,9 @@ def _ends(axes: Axes, y: int, grid: grids.Grid) -> None:
         (SHOWN[1], everything.max() > SHOWN[1], -1),
     ):
         if beyond:
-            axes.annotate("", (edge - 0.7 * inward, y), (edge + 0.1 * inward, y), arrowprops=arrow, annotation_clip=False)
+            axes.annotate(
+                "", (edge - 0.7 * inward, y), (edge + 0.1 * inward, y), arrowprops=arrow, annotation_clip=False
+            )
 
 
 def _ends_text(grid: grids.Grid) -> str:
@@ -180,7 +182,13 @@ def _cast_panel(axes: Axes, title: str, inputs: Sequence[float]) -> None:
         special = "NaN" if math.isnan(end) else "0" if end == 0 else ""
         place = (high * 0.93 if special == "NaN" else low * 1.08) if special else end
         if abs(math.log(place / start)) > 0.02 * math.log(high / low):
-            arrow = {"arrowstyle": "-|>", "color": theme().quiet, "linewidth": 0.9, "shrinkA": 3, "shrinkB": 13 if special == "NaN" else 5}
+            arrow = {
+                "arrowstyle": "-|>",
+                "color": theme().quiet,
+                "linewidth": 0.9,
+                "shrinkA": 3,
+                "shrinkB": 13 if special == "NaN" else 5,
+            }
             axes.annotate("", (place, y), (start, y), arrowprops=arrow)
         if special:
             axes.text(place, y, special, color=RESULT.shade, ha="center", va="center", fontsize=SMALL, weight="bold")

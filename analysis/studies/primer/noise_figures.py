@@ -191,12 +191,12 @@ def accumulators(results: Results) -> Picture:
         legend(figure, keys(shown))
         return figure
 
+    most = max(sums.errors("blackwell-fp8", d, k)[0] for d in ("uniform", "normal") for k in sums.LENGTHS)
     rows = ", ".join(f"{name} {_growth(name):.2f}" for name in ("fp16", "bf16", "hopper-fp8"))
     notes = (
-        f"Bars are 95 % intervals over {sums.SIDE} rows. Slopes of uniform numbers, in powers of K: {rows}. Promotion "
-        "every 128 products stops the growth. Blackwell's FP8 sums err by at most "
-        f"{max(sums.errors('blackwell-fp8', d, k)[0] for d in ('uniform', 'normal') for k in sums.LENGTHS):.0e} and are "
-        "not drawn.",
+        f"Bars are 95 % intervals over {sums.SIDE} rows. Uniform numbers' errors grow with these powers of K: {rows}. "
+        "Promotion every 128 products stops the growth. Blackwell's FP8 sums err by at most "
+        f"{most:.0e} and are not drawn.",
     )
     return FigureResult(draw, (), notes)
 

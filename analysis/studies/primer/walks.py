@@ -11,7 +11,7 @@ import torch
 from fewbits.kernels.formats import TABLE, Format
 from fewbits.kernels.number import rounded
 
-NUMBER, LARGEST = 0.3, 2.6  # the number, and the largest magnitude of its block and of the tensor
+NUMBER, LARGEST, BEYOND = 0.3, 2.6, 6.5  # the number, and the largest magnitudes of its block and of the tensor
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class Walk:
     value: float
 
 
-def block(size: int) -> torch.Tensor:
-    """Return a block whose first element is the number and whose last has the largest magnitude."""
-    x = torch.linspace(-1, 1, size)
-    x[0], x[-1] = NUMBER, LARGEST
+def tensor(size: int) -> torch.Tensor:
+    """Return two blocks: the first starts with the number and ends with its largest magnitude."""
+    x = torch.linspace(-1, 1, 2 * size)
+    x[0], x[size - 1], x[-1] = NUMBER, LARGEST, BEYOND
     return x[None]
 
 
@@ -54,17 +54,17 @@ def _mx(element: str, size: int) -> Walk:
 
 def _nvfp4() -> Walk:
     e2m1, e4m3 = TABLE["e2m1"], TABLE["e4m3"]
-    tensor = _float32(_float32(LARGEST) / (e2m1.max * e4m3.max))
+    tensor = _float32(BEYOND / (e2m1.max * e4m3.max))
     wanted = _float32(LARGEST) / e2m1.max / tensor
     scale = e4m3.decode(e4m3.code_of(wanted))
     scaled = _float32(NUMBER) / (scale * tensor)
     code, bits, inner = _element(scaled, "e2m1")
     steps = {
         "the number in FP32": _float32_bits(NUMBER),
-        "block": f"16 elements, largest magnitude {LARGEST:g}",
+        "block": f"16 elements, largest magnitude {LARGEST:g}; of the tensor {BEYOND:g}",
         "scale": f"{LARGEST:g} / 6 / tensor scale = {wanted:.6g}, in E4M3 {scale:g}",
         "code of the scale": _code(scale, "e4m3"),
-        "second scale": f"of the tensor, FP32: {LARGEST:g} / (6 · 448) = {tensor:.6g}",
+        "second scale": f"of the tensor, FP32: {BEYOND:g} / (6 · 448) = {tensor:.6g}",
         "number / scale": f"{scaled:.6g}",
         "nearest element": f"{inner:g}",
         "code of the element": f"{bits} = {code:#03x}",
