@@ -36,7 +36,7 @@ primer.summary()
 # format.
 
 # %%
-primer.show("Table F", "A1", "A2", "A3", "C1")
+primer.show("Table F", "Figure G", "Figure H", "A1", "A2", "A3", "C1")
 
 # %% [markdown]
 # Rounding replaces a number by the nearest value of the grid, and by the one with an even mantissa if two are equally
@@ -51,7 +51,15 @@ primer.show("Table N", "A4", "C6")
 # A cast without a scale loses precision, turns small numbers into zero, and saturates or gives NaN beyond the range.
 
 # %%
-primer.show("Table 1", "B1", "B5")
+primer.show("Figure C", "Table 1", "Table 2", "Table 3", "B1", "Table L")
+
+# %% [markdown]
+# ## Scales
+#
+# A scale moves the numbers into the format's range: it fits the largest magnitude of a tensor, or of each block of it.
+
+# %%
+primer.show("B5", "Figure O")
 
 # %% [markdown]
 # ## Scales for blocks
@@ -60,13 +68,26 @@ primer.show("Table 1", "B1", "B5")
 # text states MX's rule twice, and the two differ.
 
 # %%
-primer.show("Table S", "A5", "A6", "A7", "B6", "B7", "B8")
+primer.show("Table W", "A5", "A7", "B7", "Figure B")
+
+# %% [markdown]
+# Which power of two is best depends on the distribution.
+
+# %%
+primer.show("Table S", "Figure S", "A6", "B6")
+
+# %% [markdown]
+# A weight and an activation are summed over one axis in the forward pass and over the other in the backward pass.
+# Blocks of one row follow the sum, so the two passes see different values of the same tensor.
+
+# %%
+primer.show("B8", "Figure T")
 
 # %% [markdown]
 # ## Rotation and stochastic rounding
 
 # %%
-primer.show("A8", "A9", "A10")
+primer.show("A8", "Figure N", "A9", "Figure R", "A10")
 
 # %% [markdown]
 # ## Sums
@@ -76,7 +97,7 @@ primer.show("A8", "A9", "A10")
 # published models of the hardware.
 
 # %%
-primer.show("Table K", "B4", "C7", "C8")
+primer.show("Table K", "Figure K", "B4", "C7", "C8")
 
 # %% [markdown]
 # ## Training
@@ -85,7 +106,7 @@ primer.show("Table K", "B4", "C7", "C8")
 # in FP16's range.
 
 # %%
-primer.show("C2", "B2", "C4", "C5", "B3", "B9", "C3")
+primer.show("C2", "B2", "C4", "C5", "B3", "B9", "Figure F", "C3", "Table M", "Figure M")
 
 # %% [markdown]
 # ## More of our own measurements

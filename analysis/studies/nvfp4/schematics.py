@@ -15,16 +15,16 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from fewbits.analysis.engine.results.frames import Results
-from fewbits.analysis.figures.drawing import POINTS, TEXT, Drawing
-from fewbits.analysis.figures.theme import ink, shades, theme
+from fewbits.analysis.figures.drawing import POINTS, Drawing
+from fewbits.analysis.figures.gemm_flow import draw_flow, kept_text, products, scalings_text
+from fewbits.analysis.figures.theme import ink, shades
 from fewbits.analysis.report.items import FigureResult, Picture
 from fewbits.analysis.report.registry import figure
 from fewbits.experiments.config import load_recipe
 from fewbits.kernels.formats import Format
 from fewbits.kernels.packed import Packed, decode, encode
 from fewbits.kernels.packing import unpack
-from fewbits.kernels.quantizer import Quantizer
-from fewbits.models.recipe import Recipe, Slot
+from fewbits.models.recipe import Recipe
 from fewbits.sweeps.planning.plan import Plan
 
 SPELLED = "e2m1:1x16:nvfp4"
@@ -164,61 +164,6 @@ def _one_block(drawing: Drawing, y: float, of: Matrix) -> None:
 
 # -------------------------------------------------------------------------------- Figure 5
 
-BAND = 78.0  # the height of a product's part
-TRANSFORM, ELEMENTS, ROUNDING = 44.0, 116.0, 234.0  # left edges of the boxes of an operand's processing
-PRODUCT, RESULT = 308.0, 366.0
-DIMENSIONS = {"x": ("tokens", "inputs"), "w": ("outputs", "inputs"), "dy": ("tokens", "outputs")}
-
-
-@dataclass(frozen=True)
-class Operand:
-    """The processing of one operand of a product, as text."""
-
-    tensor: str
-    transform: str = ""
-    elements: str = ""  # the format and block; empty if the operand is not quantized
-    rounding: str = ""
-    same: bool = False  # whether the values are those of the same tensor in the product before
-
-
-@dataclass(frozen=True)
-class Product:
-    name: str
-    formula: str
-    operands: tuple[Operand, Operand]
-    result: str
-    dtype: str
-
-
-def products(recipe: Recipe, dtype: str) -> tuple[Product, ...]:
-    """Return the three products of a linear layer; equal tensors are neighbours in the order of operands.
-
-    dtype: the dtype in which the model computes.
-    """
-    o = recipe.operands
-    last = dtype if recipe.wgrad.output == "compute" else recipe.wgrad.output
-    fprop = (_operand("x", o["fprop.x"]), _operand("w", o["fprop.w"]))
-    dgrad = (_operand("w", o["dgrad.w"], o["fprop.w"]), _operand("dy", o["dgrad.dy"]))
-    wgrad = (_operand("dy", o["wgrad.dy"], o["dgrad.dy"]), _operand("x", o["wgrad.x"]))
-    return (
-        Product("Fprop", "y = x · wᵀ", fprop, "y", dtype.upper()),
-        Product("Dgrad", "dx = dy · w", dgrad, "dx", dtype.upper()),
-        Product("Wgrad", "dw = dyᵀ · x", wgrad, "dw", last.upper()),
-    )
-
-
-def _operand(tensor: str, slot: Slot, before: Slot | None = None) -> Operand:
-    same = before is not None and slot.equals(before)
-    if slot.spec is None:
-        return Operand(tensor, same=same)
-    if not isinstance(slot.spec, Quantizer):
-        return Operand(tensor, elements="a mixture", same=same)
-    q = slot.spec
-    along = "" if q.block.rows == q.block.cols else f", {DIMENSIONS[tensor][slot.axis]}"
-    transform = f"Hadamard {q.hadamard}" if q.hadamard else ""
-    block = str(q.block).replace("x", "×")
-    return Operand(tensor, transform, f"{str(q.format).upper()} {block}{along}", q.rounding, same)
-
 
 @figure("nvfp4", "Figure 5")
 def figure_5(results: Results) -> Picture:
@@ -226,20 +171,11 @@ def figure_5(results: Results) -> Picture:
     recipe, dtype = recipe_of(results.plan)
     flow = products(recipe, dtype)
 
-    def draw() -> Figure:
-        drawing = Drawing(20 + BAND * len(flow))
-        heads = {TRANSFORM: "transform", ELEMENTS: "elements, blocks", ROUNDING: "rounding"}
-        for x, words in heads.items():
-            drawing.text(x, drawing.height - 10, words, quiet=True)
-        for i, product in enumerate(flow):
-            _product(drawing, product, drawing.height - 24 - i * BAND)
-        return drawing.figure
-
     notes = (
-        f"Drawn from the recipe {recipe.name}, with scales {_scalings(recipe)}. {_kept(recipe)} Blocks of one row are "
-        "along the named dimension, over which their product sums.",
+        f"Drawn from the recipe {recipe.name}, with scales {scalings_text(recipe)}. {kept_text(recipe)} Blocks of one "
+        "row are along the named dimension, over which their product sums.",
     )
-    return FigureResult(draw, (), notes)
+    return FigureResult(lambda: draw_flow(flow), (), notes)
 
 
 def recipe_of(plan: Plan) -> tuple[Recipe, str]:
@@ -249,46 +185,3 @@ def recipe_of(plan: Plan) -> tuple[Recipe, str]:
             trial = plan.trials[member.id].trial
             return trial.recipe, trial.training.dtype
     return load_recipe("nvfp4"), "bf16"
-
-
-def _product(drawing: Drawing, product: Product, top: float) -> None:
-    drawing.text(4, top - 4, f"{product.name}:  {product.formula}", bold=True, size=TEXT)
-    lines = (top - 24, top - 50)
-    for y, operand in zip(lines, product.operands, strict=True):
-        _operand_line(drawing, operand, y)
-    middle = sum(lines) / 2
-    drawing.box(PRODUCT, lines[1] - 9, 40, lines[0] - lines[1] + 18, "GEMM", edge="text", line=1, bold=True)
-    drawing.arrow((PRODUCT + 40, middle), (RESULT, middle))
-    drawing.text(RESULT + 18, middle + 6, product.result, at="center", bold=True, size=TEXT)
-    drawing.text(RESULT + 18, middle - 7, product.dtype, at="center", quiet=True)
-
-
-def _operand_line(drawing: Drawing, operand: Operand, y: float) -> None:
-    """Draw an operand and an arrow through the boxes of its processing."""
-    fills = theme().formats
-    drawing.text(20, y, operand.tensor, at="center", bold=True, size=TEXT)
-    drawing.arrow((32, y), (PRODUCT, y))
-    boxes = (
-        (TRANSFORM, 64, operand.transform, fills[0]),
-        (ELEMENTS, 110, operand.elements or "as it is", "" if operand.elements else fills[2]),
-        (ROUNDING, 64, operand.rounding, fills[1] if operand.rounding == "stochastic" else ""),
-    )
-    for x, width, words, fill in boxes:
-        if words:
-            drawing.box(x, y - 8.5, width, 17, words, fill=fill or theme().background, edge="quiet", line=0.8)
-    if operand.same:
-        x, bottom, top = ELEMENTS + 55, y + 9, y + 9 + BAND - 44
-        drawing.arrow((x, bottom), (x, top), style="<->", edge="line")
-        drawing.text(x + 6, (bottom + top) / 2, "the same values", color=theme().line)
-
-
-def _scalings(recipe: Recipe) -> str:
-    found = [str(slot.spec.scaling) for _, slot in recipe.operands.items() if isinstance(slot.spec, Quantizer)]
-    return " and ".join(dict.fromkeys(found)) or "none"
-
-
-def _kept(recipe: Recipe) -> str:
-    """Return a sentence that says which blocks stay in high precision."""
-    keep = recipe.keep
-    ends = [f"the {name} {n}" for name, n in (("first", keep.first), ("last", keep.last)) if n]
-    return f"Blocks that stay {keep.by}: {' and '.join(ends)}." if ends else "No block stays high."

@@ -46,10 +46,12 @@ def error(x: Tensor, quantizer: str, seed: int = 0) -> float:
     return relative_mse(x, fake_quantize(x, quantizer, seed=seed))
 
 
+@cache
 def error_of(distribution: str, quantizer: str, seed: int = 0) -> float:
     return error(samples()[distribution], quantizer, seed)
 
 
+@cache
 def error_of_small(distribution: str, quantizer: str, below: float = 10.0) -> float:
     """Return the relative squared error of the values that are no outliers."""
     x = samples()[distribution]
@@ -106,11 +108,15 @@ def flushed_subnormals(quantizer: str) -> tuple[float, float]:
     return relative_mse(x, y), relative_mse(x, torch.where(normal.view(SHAPE), y, 0.0))
 
 
+def transpose_gap(quantizer: str, size: int | None = None) -> Tensor:
+    """Return |Q(w) − Q(wᵀ)ᵀ| of a normal matrix, or of its first `size` rows and columns."""
+    w = samples()["normal"][:size, :size]
+    return (fake_quantize(w, quantizer) - fake_quantize(w.T.contiguous(), quantizer).T).abs()
+
+
 def transpose_difference(quantizer: str) -> float:
     """Return ‖Q(w) − Q(wᵀ)ᵀ‖ / ‖w‖ of a normal matrix."""
-    w = samples()["normal"]
-    other = fake_quantize(w.T.contiguous(), quantizer).T
-    return float((fake_quantize(w, quantizer) - other).norm() / w.norm())
+    return float(transpose_gap(quantizer).norm() / samples()["normal"].norm())
 
 
 def padded_dot(length: int) -> tuple[float, float]:
@@ -125,16 +131,21 @@ def padded_dot(length: int) -> tuple[float, float]:
     return dots[0], dots[1]
 
 
+def draws(seeds: int) -> Tensor:
+    """Return a normal tensor rounded stochastically to E2M1 with each of so many seeds."""
+    x = samples()["normal"][:64]
+    return torch.stack([fake_quantize(x, "e2m1:1x16:e8m0:stochastic", seed=s) for s in range(seeds)]).double()
+
+
 def stochastic(seeds: int = 64) -> dict[str, tuple[float, float]]:
     """Return the bias and the standard deviation of nearest and stochastic rounding, in root mean squares of x.
 
     The bias is what remains after averaging over seeds, less the part that the seeds' noise explains.
     """
     x = samples()["normal"][:64]
+    nearest = fake_quantize(x, "e2m1:1x16:e8m0").double()[None]
     found = {}
-    for name, count in (("nearest", 1), ("stochastic", seeds)):
-        option = ":stochastic" if name == "stochastic" else ""
-        drawn = torch.stack([fake_quantize(x, f"e2m1:1x16:e8m0{option}", seed=s) for s in range(count)]).double()
+    for name, count, drawn in (("nearest", 1, nearest), ("stochastic", seeds, draws(seeds))):
         mean = drawn.mean(0)
         variance = drawn.var(0).mean() if count > 1 else torch.zeros(())
         bias = float((mean - x).square().mean() - variance / count)
@@ -142,13 +153,32 @@ def stochastic(seeds: int = 64) -> dict[str, tuple[float, float]]:
     return found
 
 
-def kurtosis(rotated: bool) -> float:
+def error_of_mean(count: int) -> float:
+    """Return the relative error of the mean of so many stochastic roundings, or for 0 of one rounding to nearest."""
+    x = samples()["normal"][:64].double()
+    y = draws(count).mean(0) if count else fake_quantize(x.float(), "e2m1:1x16:e8m0").double()
+    return float((y - x).norm() / x.norm())
+
+
+@cache
+def with_outliers(factor: float) -> Tensor:
+    """Return normal numbers of which 0.1 % are multiplied by a factor; the numbers are the same for each factor."""
+    drawn = torch.Generator().manual_seed(SEED)
+    x = torch.randn((128, 1024), generator=drawn)
+    return torch.where(torch.rand(x.shape, generator=drawn) < 0.001, factor * x, x)
+
+
+def rotated(x: Tensor) -> Tensor:
+    """Return x after a Hadamard transform of each 16 values of a row."""
+    h = torch.ones(1, 1, dtype=torch.float64)
+    for _ in range(4):
+        h = torch.cat([torch.cat([h, h], 1), torch.cat([h, -h], 1)])
+    return (x.double().view(-1, 16) @ h / 4).view(x.shape)
+
+
+def kurtosis(rotate: bool) -> float:
     """Return the kurtosis of the tensor with outliers, before or after a Hadamard transform of 16 values."""
     x = samples()["outliers"].double()
-    if rotated:
-        h = torch.ones(1, 1, dtype=torch.float64)
-        for _ in range(4):
-            h = torch.cat([torch.cat([h, h], 1), torch.cat([h, -h], 1)])
-        x = (x.view(-1, 16) @ h / 4).view(SHAPE)
+    x = rotated(x) if rotate else x
     x = x - x.mean()
     return float(x.pow(4).mean() / x.square().mean() ** 2)

@@ -88,7 +88,7 @@ def c3() -> Exact:
     return Exact(
         len(named) == 5,
         f"the list has {len(named)} entries: {', '.join(named)}",
-        ("what the text leaves out is open; temporary buffers and fragmentation are common as a fifth entry",),
+        ("what the text leaves out is open; Table M has low-precision copies of the weights as a fifth",),
     )
 
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fewbits.kernels.api import fake_quantize
 from fewbits.kernels.formats import TABLE
+from fewbits.kernels.number import INTEGERS
+
+DRAWN = ("e2m1", "e2m3", "e3m2", "e4m3", "e5m2", "fp16", "bf16", "e8m0", "int4", "int8")
 
 # The three tables of 002, as printed: FP32 input and, by format, the printed results.
 LOSS_OF_PRECISION = {
@@ -23,6 +29,27 @@ UNDERFLOW = {
     "e4m3": (0.0, -0.0, 0.0, 0.00195312),
 }
 TABLES = {"loss of precision": LOSS_OF_PRECISION, "overflow": OVERFLOW, "underflow": UNDERFLOW}
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The positive values of a format in ascending order."""
+
+    subnormal: np.ndarray
+    normal: np.ndarray
+    per_binade: int  # values in a binade, at most
+
+
+@cache
+def grid(name: str) -> Grid:
+    """Return the grid of a format of `TABLE`, or of int4 or int8 with a scale of 1."""
+    if name in INTEGERS:
+        bits, step = INTEGERS[name]
+        return Grid(np.empty(0), np.arange(1, 1 << bits - 1) * step, 1 << bits - 2)
+    f = TABLE[name]
+    finite = np.array([f.decode(code) for code in range(f.max_code + 1)])
+    positive = finite[finite > 0]
+    return Grid(positive[positive < f.min_normal], positive[positive >= f.min_normal], 1 << f.mantissa_bits)
 
 
 def cast(values: tuple[float, ...], name: str, overflow: str = "saturate") -> tuple[float, ...]:

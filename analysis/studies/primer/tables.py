@@ -1,31 +1,52 @@
-"""The primer's printed cast table, and our own tables of formats, of rules for MX's scale, and of sums."""
+"""The primer's printed cast tables, and our own tables: formats, encodings, libraries, rules for scales, and sums."""
 
 from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
 
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.report.items import Setting, TableCell, TableResult, TableRow
 from fewbits.analysis.report.registry import table
-from fewbits.analysis.studies.primer import blocks, grids, sums
+from fewbits.analysis.studies.primer import blocks, grids, sums, walks
 from fewbits.kernels.formats import TABLE
 from fewbits.kernels.number import rounded
 
 FORMATS = ("e4m3", "e5m2", "e2m1", "e2m3", "e3m2", "e8m0", "bf16", "fp16")
 
 
-@table("primer", "Table 1")
-def table_1(results: Results) -> TableResult:
-    """Compare our casts of the printed numbers with the printed results."""
-    printed = paper("primer").table("Table 1")
+def _printed(name: str, kind: str) -> TableResult:
+    """Compare our casts of the printed inputs with the printed results; beyond the range they are NaN."""
+    printed = paper("primer").table(name)
+    inputs = grids.TABLES[kind]["fp32"]
     rows = []
     for row in printed.rows:
-        ours = grids.cast(grids.LOSS_OF_PRECISION["fp32"], row.id)
+        ours = grids.cast(inputs, row.id, "nan" if kind == "overflow" else "saturate")
         cells = [
-            TableCell(Setting(grids.as_printed(value)), f"{there:g}", printed.source)
-            for value, there in zip(ours, row.values, strict=True)
+            TableCell(Setting(grids.as_printed(value)), there, printed.source)
+            for value, there in zip(ours, row.text, strict=True)
         ]
         rows.append(TableRow(row.title, tuple(cells)))
-    return TableResult(tuple(column.title for column in printed.columns), tuple(rows))
+    shown = ", ".join(map(grids.as_printed, inputs))
+    return TableResult(tuple(column.title for column in printed.columns), tuple(rows), (f"FP32 inputs: {shown}",))
+
+
+@table("primer", "Table 1")
+def table_1(results: Results) -> TableResult:
+    return _printed("Table 1", "loss of precision")
+
+
+@table("primer", "Table 2")
+def table_2(results: Results) -> TableResult:
+    return _printed("Table 2", "overflow")
+
+
+@table("primer", "Table 3")
+def table_3(results: Results) -> TableResult:
+    return _printed("Table 3", "underflow")
 
 
 def _own(columns: tuple[str, ...], rows: dict[str, tuple[str, ...]], notes: tuple[str, ...] = ()) -> TableResult:
@@ -88,3 +109,37 @@ def accumulators(results: Results) -> TableResult:
             found = [sums.errors(name, distribution, k) for k in sums.LENGTHS]
             rows[f"{name}, {distribution}"] = tuple(f"{mean:.2%} ± {half:.2%}" for mean, half in found)
     return _own(tuple(f"K = {k}" for k in sums.LENGTHS), rows, ("± is a 95 % interval over rows",))
+
+
+BEYOND = (448.0, 460.0, 464.0, 465.0, 2438.37, math.inf, math.nan)
+
+
+@table("primer", "Table L", title="What libraries make of numbers beyond E4M3's largest value, 448")
+def libraries(results: Results) -> TableResult:
+    x = torch.tensor(BEYOND)
+    found = {f"torch {torch.__version__.partition('+')[0]}": x.to(torch.float8_e4m3fn).float().tolist()}
+    try:
+        import ml_dtypes
+    except ModuleNotFoundError:
+        notes: tuple[str, ...] = ("ml_dtypes is not installed here, so its line is missing",)
+    else:
+        with np.errstate(invalid="ignore"):
+            cast = x.numpy().astype(ml_dtypes.float8_e4m3fn).astype(np.float32).tolist()
+        found[f"ml_dtypes {ml_dtypes.__version__}"] = cast
+        notes = ()
+    found |= {f"fewbits, overflow={rule}": list(grids.cast(BEYOND, "e4m3", rule)) for rule in TABLE["e4m3"].overflows}
+    rows = {name: tuple(f"{value:g}" for value in values) for name, values in found.items()}
+    notes += ("464 is halfway between 448 and 480, the next value if codes had no limit, and ties go to the even 448",)
+    return _own(tuple(f"{value:g}" for value in BEYOND), rows, notes)
+
+
+@table("primer", "Table W", title=f"The number {walks.NUMBER:g} in a block, walked through three encodings")
+def walk(results: Results) -> TableResult:
+    found = walks.walks()
+    steps = next(iter(found.values())).steps
+    rows = {step: tuple(one.steps[step] for one in found.values()) for step in steps}
+    notes = (
+        "codes are in binary: sign, exponent and mantissa; MXINT8's is two's complement in steps of 1/64",
+        "scales of MX are OCP's (floor). Bits an element are without NVFP4's one FP32 number for a tensor",
+    )
+    return _own(tuple(found), rows, notes)

@@ -21,6 +21,7 @@ from fewbits.analysis.figures.training import assign_styles
 from fewbits.analysis.report.declared import declared
 from fewbits.analysis.report.items import FigureResult, MakeFigure
 from fewbits.analysis.report.registry import Entry, study_registry
+from fewbits.analysis.figures import gemm_flow
 from fewbits.analysis.studies.nvfp4 import block_maxima, gradient_errors, mxfp4_tokens, schematics
 from fewbits.analysis.tables.comparing import compare
 from fewbits.experiments.config import load_recipe
@@ -308,7 +309,7 @@ def test_a_matrix_is_shown_as_its_codes_and_scales_make_it() -> None:
 
 
 def test_a_linear_layer_is_shown_as_its_recipe_has_it() -> None:
-    fprop, dgrad, wgrad = schematics.products(load_recipe("nvfp4"), "bf16")
+    fprop, dgrad, wgrad = gemm_flow.products(load_recipe("nvfp4"), "bf16")
     x, w = fprop.operands
     assert (x.elements, x.rounding, x.transform) == ("E2M1 1×16, inputs", "nearest", "")
     w_again, dy = dgrad.operands
@@ -317,9 +318,9 @@ def test_a_linear_layer_is_shown_as_its_recipe_has_it() -> None:
     assert [one.transform for one in wgrad.operands] == ["Hadamard 16"] * 2
     assert [one.elements for one in wgrad.operands] == ["E2M1 1×16, tokens"] * 2
     assert (fprop.dtype, wgrad.dtype) == ("BF16", "FP32")
-    plain = schematics.products(load_recipe("nvfp4-base"), "bf16")
+    plain = gemm_flow.products(load_recipe("nvfp4-base"), "bf16")
     assert not any(one.transform or one.same or one.rounding != "nearest" for p in plain for one in p.operands)
-    high = schematics.products(load_recipe("bf16"), "bf16")
+    high = gemm_flow.products(load_recipe("bf16"), "bf16")
     assert {one.elements for p in high for one in p.operands} == {""}
 
 

@@ -1,0 +1,195 @@
+"""Draw what blocks that share a scale cost and gain: rules for scales, outliers, the size of blocks, transposes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from fewbits.analysis.engine.results.frames import Results
+from fewbits.analysis.figures.curves import Line, Panel, draw_panel, keys
+from fewbits.analysis.figures.heat_map import HeatMap, HeatRow, heat_map_figure
+from fewbits.analysis.figures.panels import legend, line_key, panels, percent, rows_of_labels
+from fewbits.analysis.figures.theme import STYLES, Style
+from fewbits.analysis.report.items import FigureResult, Picture
+from fewbits.analysis.report.registry import figure
+from fewbits.analysis.studies.primer import blocks
+
+RULES = {"floor": "floor (OCP)", "nearest": "nearest power", "up": "up, nothing saturates"}
+MARKS = tuple(Style(style.colour, (), style.marker) for style in STYLES)
+
+
+def _dots(axes: Axes, title: str, rows: Sequence[str], series: Mapping[str, Sequence[float]]) -> None:
+    """Draw a mark of each series in each row; rows are read from the top."""
+    axes.set_title(title)
+    for i, values in enumerate(series.values()):
+        ys = np.arange(len(rows)) + 0.16 * (i - (len(series) - 1) / 2)
+        axes.plot(values, ys, linestyle="", marker=MARKS[i].marker, color=MARKS[i].shade, ms=5)
+    rows_of_labels(axes, rows)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.grid(visible=True, axis="x")
+    for y in range(1, len(rows)):
+        axes.axhline(y - 0.5, color=axes.spines["left"].get_edgecolor(), linewidth=0.2)
+
+
+def _log_ticks(axes: Axes, ticks: Sequence[float]) -> None:
+    axes.set_xscale("log")
+    axes.minorticks_off()
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+
+
+@figure("primer", "Figure S", title="Rules for the scale of a block, over distributions")
+def scale_rules(results: Results) -> Picture:
+    """Compare the squared errors of three powers of two, and of E4M3 and E8M0 scales."""
+    found = {name: blocks.mx_rules(name) for name in blocks.samples()}
+    rules = {title: [found[name][rule][0] for name in found] for rule, title in RULES.items()}
+    saturating = {title: [found[name][rule][1] for name in found] for rule, title in RULES.items()}
+    small = {
+        "E4M3 scale, 1x16": [blocks.error_of(name, "e2m1:1x16:nvfp4") for name in found],
+        "E8M0 scale, 1x16": [blocks.error_of(name, "e2m1:1x16:e8m0") for name in found],
+    }
+
+    def draw() -> Figure:
+        figure, [[left, right]] = panels(1, 2, 3.0, sharey=True, width_ratios=[3, 2])
+        _dots(left, "Relative squared error", list(found), {**rules, **small})
+        _dots(right, "Share that saturates, %", list(found), saturating)
+        _log_ticks(left, (0.001, 0.003, 0.01, 0.03))
+        right.xaxis.set_major_formatter(percent())
+        legend(figure, [_key(name, i) for i, name in enumerate({**rules, **small})])
+        return figure
+
+    best = {name: min(rules, key=lambda title: rules[title][i]) for i, name in enumerate(found)}
+    notes = (
+        "E2M1 in blocks of 32 with powers of two, and of 16 with NVFP4's scales and with powers of two. The smallest "
+        "error of the three powers: " + "; ".join(f"{name}: {title}" for name, title in best.items()),
+    )
+    return FigureResult(draw, (), notes)
+
+
+def _key(label: str, place: int) -> Line2D:
+    key = line_key(label, MARKS[place])
+    key.set_linestyle("")
+    return key
+
+
+CASTS = {
+    "naive": "",
+    "tensor": ":tensor:amax",
+    "128x128": ":128x128:amax",
+    "1x128": ":1x128:amax",
+    "1x32, MX": ":1x32:mx",
+}
+
+
+@figure("primer", "Figure O", title="Naive, scaled and per-block casts of numbers with outliers")
+def outliers(results: Results) -> Picture:
+    """Compare casts of all numbers, and of those that are no outliers."""
+    formats = {"E4M3": "e4m3", "INT8": "e1m6finite"}
+    everything = {
+        title: [_unless_naive(name, cast, blocks.error_of) for cast in CASTS.values()]
+        for title, name in formats.items()
+    }
+    ordinary = {
+        title: [_unless_naive(name, cast, blocks.error_of_small) for cast in CASTS.values()]
+        for title, name in formats.items()
+    }
+
+    def draw() -> Figure:
+        figure, [[left, right]] = panels(1, 2, 2.7, sharey=True)
+        _dots(left, "All numbers", list(CASTS), everything)
+        _dots(right, "Numbers below 10", list(CASTS), ordinary)
+        for axes in (left, right):
+            _log_ticks(axes, (1e-5, 1e-3, 1e-1, 10))
+            axes.set_xlabel("relative squared error")
+        legend(figure, [_key(name, i) for i, name in enumerate(formats)])
+        return figure
+
+    count = int((blocks.samples()["outliers"].abs() > 10).sum())
+    notes = (
+        f"Normal numbers of which {count} of {blocks.samples()['outliers'].numel():,} are multiplied by 1000. A naive "
+        "cast has no scale and saturates at 448; INT8 always has one.",
+        "E4M3 has its relative precision at any scale, so a tensor's scale flushes only small numbers; INT8 has one "
+        "step for all, which the outliers set.",
+    )
+    return FigureResult(draw, (), notes)
+
+
+def _unless_naive(name: str, cast: str, error: Callable[[str, str], float]) -> float:
+    return float("nan") if name != "e4m3" and not cast else error("outliers", f"{name}{cast}")
+
+
+SIZES = (4, 8, 16, 32, 64, 128, 256)
+STORED = {
+    "E2M1, E4M3 scale": "e2m1:1x{}:nvfp4",
+    "E2M1, E8M0 scale": "e2m1:1x{}:mx",
+    "E2M3, E8M0 scale": "e2m3:1x{}:mx",
+    "E4M3, E8M0 scale": "e4m3:1x{}:mx",
+}
+
+
+@figure("primer", "Figure B", title="Stored bits of an element and its error, by the size of blocks")
+def block_sizes(results: Results) -> Picture:
+    """Show both sides of the choice of a block's size."""
+    sizes = np.array(SIZES, float)
+    bits = {
+        name: np.array([blocks.bits_per_element(spec.format(n), 1024) for n in SIZES]) for name, spec in STORED.items()
+    }
+    errors = {
+        name: np.array([blocks.error_of("normal", spec.format(n)) for n in SIZES]) for name, spec in STORED.items()
+    }
+    marks = dict(zip(STORED, STYLES, strict=False))
+    shown = [
+        Panel(
+            "Bits of an element",
+            tuple(Line(sizes, bits[n], marks[n], n) for n in STORED),
+            x_label="elements of a block",
+        ),
+        Panel(
+            "Relative squared error",
+            tuple(Line(sizes, errors[n], marks[n], n) for n in STORED),
+            x_label="elements of a block",
+        ),
+    ]
+
+    def draw() -> Figure:
+        figure, [row] = panels(1, 2, 2.7)
+        for axes, panel in zip(row, shown, strict=True):
+            draw_panel(axes, panel)
+            _log_ticks(axes, SIZES)
+        row[1].set_yscale("log")
+        legend(figure, keys(shown), 2)
+        return figure
+
+    notes = (
+        "Bits are those of packed tensors of 16,384 elements, with all scales. Errors are of normal numbers: NVFP4 has "
+        f"{bits['E2M1, E4M3 scale'][2]:.4g} bits and {errors['E2M1, E4M3 scale'][2]:.2g}, MXFP4 "
+        f"{bits['E2M1, E8M0 scale'][3]:.4g} and {errors['E2M1, E8M0 scale'][3]:.2g}.",
+    )
+    return FigureResult(draw, (), notes)
+
+
+@figure("primer", "Figure T", title="Where a quantized matrix differs from its quantized transpose")
+def transposes(results: Results) -> Picture:
+    """Show |Q(w) − Q(wᵀ)ᵀ| of the same matrix for blocks of one row and for square blocks."""
+    specs = {"1x16 blocks": "e2m1:1x16:nvfp4", "16x16 blocks": "e2m1:16x16:nvfp4"}
+    found = {title: blocks.transpose_gap(spec, 32) for title, spec in specs.items()}
+    most = float(max(gap.max() for gap in found.values()))
+    maps = [
+        HeatMap(
+            tuple(HeatRow(f"{i}" if i % 16 == 0 else "", row) for i, row in enumerate(gap.numpy()[:16])),
+            tuple(f"{j}" if j % 16 == 0 else "" for j in range(32)),
+            title,
+            most=most,
+        )
+        for title, gap in found.items()
+    ]
+    shares = ", ".join(f"{float((gap > 0).float().mean()):.0%} with {title}" for title, gap in found.items())
+    norms = ", ".join(f"{blocks.transpose_difference(spec):.3f} ({title})" for title, spec in specs.items())
+    notes = (
+        f"The first 16 rows of a 32×32 normal matrix; empty cells are equal. Cells that differ: {shares}. "
+        f"‖Q(w) − Q(wᵀ)ᵀ‖ / ‖w‖ of a large matrix: {norms}.",
+    )
+    return FigureResult(lambda: heat_map_figure(maps, key=f"difference, of {most:.2g}", beside=True), (), notes)

@@ -1,0 +1,106 @@
+"""Show the fine-grained cast flow of FP8 training, the modules it keeps high, and memory by component."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from fewbits.analysis.engine.results.frames import Results
+from fewbits.analysis.figures.gemm_flow import draw_flow, products, scalings_text
+from fewbits.analysis.figures.panels import legend, panels, rows_of_labels
+from fewbits.analysis.figures.theme import theme
+from fewbits.analysis.report.items import FigureResult, Picture, Setting, TableCell, TableResult, TableRow
+from fewbits.analysis.report.registry import figure, table
+from fewbits.experiments.config import load_recipe, load_trial
+from fewbits.experiments.distributed.memory import Memory, estimate
+from fewbits.models.networks.registry import parameters
+
+# DeepSeek-V3, section 3.3.1, as 002 quotes it
+KEPT = ("the embedding", "the output head", "MoE gating", "normalization", "attention")
+
+
+@figure("primer", "Figure F", title="The fine-grained cast flow: blocks of 1x128 and 128x128")
+def flow(results: Results) -> Picture:
+    """Draw the three products of a linear layer by our recipe `fp8`, whose casts are those of DeepSeek-V3."""
+    recipe = load_recipe("fp8")
+    shown = products(recipe, "bf16")
+    notes = (
+        f"Drawn from the recipe {recipe.name}, with scales {scalings_text(recipe)}.",
+        f"Kept in BF16 or FP32 by DeepSeek-V3, as the text quotes: {', '.join(KEPT)}. Master weights and sums of "
+        "gradients are FP32; sums of products move to FP32 every 128 elements (Figure K).",
+        "Recipes here quantize linear layers inside blocks only, so embedding, output head, norms and the products of "
+        "attention stay high; our models have no MoE gating.",
+    )
+    return FigureResult(lambda: draw_flow(shown), (), notes)
+
+
+# -------------------------------------------------------------------------------- memory
+
+PRESETS = ("gpt2-124m", "llama2-134m", "llama2-1b", "nvfp4-1.2b", "llama2-3b", "nemotron3-8b")
+COMPONENTS = {
+    "weights": "weights (FP32 master)",
+    "gradients": "gradients (FP32)",
+    "states": "optimizer states (FP32)",
+    "activations": "activations",
+    "quantized": "BF16 copies of weights",
+}
+TOKENS = 1024
+
+
+@cache
+def memory(model: str) -> Memory:
+    """Return the estimate for a preset on one device, with one sequence of TOKENS tokens and AdamW."""
+    training = ["training.batch=1", "training.micro_batch=1", f"training.length={TOKENS}"]
+    trial, _ = load_trial([f"model={model}", "recipe=bf16", *training])
+    return estimate(trial)
+
+
+@cache
+def size(model: str) -> int:
+    trial, _ = load_trial([f"model={model}"])
+    return parameters(trial.model)
+
+
+@table("primer", "Table M", title="Memory by component, in GB")
+def memory_table(results: Results) -> TableResult:
+    rows = []
+    for model in PRESETS:
+        parts = memory(model)
+        values = [getattr(parts, name) for name in COMPONENTS] + [parts.total]
+        cells = [*(f"{value / 1e9:.3g}" for value in values), f"{parts.total / size(model):.3g}"]
+        rows.append(TableRow(model, tuple(TableCell(Setting(text), "", "") for text in cells)))
+    columns = (*COMPONENTS.values(), "together", "bytes a parameter")
+    return TableResult(columns, tuple(rows), MEMORY_NOTES)
+
+
+MEMORY_NOTES = (
+    f"One device, one sequence of {TOKENS:,} tokens, AdamW, BF16 products, no recomputation; the estimate of "
+    "`fewbits sweep --dry-run`, without temporary tensors and the allocator's fragmentation.",
+    "The text announces five components and lists four: weights, gradients, optimizer states and activations. With "
+    "master weights there is a fifth, their low-precision copies (for the forward and the backward pass).",
+)
+
+
+@figure("primer", "Figure M", title="Bytes a parameter by component")
+def memory_figure(results: Results) -> Picture:
+    """Stack the components of each preset, divided by its parameters."""
+    found = {model: memory(model) for model in PRESETS}
+
+    def draw() -> Figure:
+        figure, [[axes]] = panels(1, 1, 2.6)
+        for y, (model, parts) in enumerate(found.items()):
+            left = 0.0
+            for i, name in enumerate(COMPONENTS):
+                width = getattr(parts, name) / size(model)
+                axes.barh(y, width, 0.62, left, color=theme().series[i], edgecolor=theme().background, linewidth=0.8)
+                left += width
+        rows_of_labels(axes, list(found))
+        axes.set_ylim(len(found) - 0.4, -0.6)
+        axes.set_xlabel("bytes a parameter")
+        axes.grid(visible=True, axis="x")
+        legend(figure, [Patch(color=theme().series[i], label=title) for i, title in enumerate(COMPONENTS.values())])
+        return figure
+
+    return FigureResult(draw, (), MEMORY_NOTES)
