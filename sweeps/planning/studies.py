@@ -18,6 +18,11 @@ class Study:
     arxiv: str  # empty for texts without a number
     about: str
 
+    @property
+    def scales(self) -> tuple[str, ...]:
+        """The names of the scales at which the study can run."""
+        return tuple(sorted(path.stem for path in (CONFIG / self.name / "scale").glob("*.yaml")))
+
     @cached_property
     def recipes(self) -> tuple[str, ...]:
         """The names of the recipes in the study's sweep files, in alphabetical order after the baseline bf16."""

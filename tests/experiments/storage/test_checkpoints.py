@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from fewbits.common.atomic import write_atomically, write_json, write_parquet
 from fewbits.experiments.storage.checkpoints import (
     FORMAT,
+    SHARDED,
     STATE,
     TENSORS,
     DamagedCheckpoint,
@@ -431,8 +432,8 @@ def test_a_checkpoint_of_another_format_is_not_read(tmp_path: Path) -> None:
         seal = hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
         (path / STATE).write_text(json.dumps({"seal": seal} | content))
 
-    write_as(FORMAT + 1)
-    with pytest.raises(DamagedCheckpoint, match=naming("state.json", FORMAT + 1, FORMAT)):
+    write_as(SHARDED + 1)
+    with pytest.raises(DamagedCheckpoint, match=naming("state.json", SHARDED + 1, FORMAT)):
         load(path)
     write_as(FORMAT)
     assert load(path).step == 1
