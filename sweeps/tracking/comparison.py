@@ -6,7 +6,7 @@ With a later version, links also hold the documented parameters `searchFilter` a
 know the view, it shows the sweep's runs in the order of the swept values.
 
 The charts of the losses come first. The page adds a chart for each other metric, under the part of the metric's name
-before the slash as heading.
+before the slash as heading. The table always has the page's columns Created and Duration, which no view can hide.
 """
 
 from __future__ import annotations

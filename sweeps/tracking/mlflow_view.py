@@ -158,7 +158,8 @@ class Mirror:
                 client.set_experiment_tag(group.experiment, TAG + key_of_view, want.view)
                 group.view = want.view
             for trial in want.unsent(group):
-                with self._skipping_damage(client, group, trial, want.looks[trial]):
+                folder = self._plan.trials[trial].folder
+                with _skipping_damage(client, group, folder, want.looks[trial]):
                     self._send_child(client, want, group, trial)
                     sent += 1
             if group.status != want.status:
@@ -166,17 +167,6 @@ class Mirror:
                 group.status = want.status
             groups[key] = group
         return sent + sum(self._reap(client, group, wanted.get(key)) for key, group in groups.items())
-
-    @contextmanager
-    def _skipping_damage(self, client: MlflowClient, group: SentSweep, trial: str, look: Look) -> Iterator[None]:
-        """Report a trial whose files are damaged, and go on with the others; end its run, which lacks data."""
-        try:
-            yield
-        except ValueError as error:
-            name = self._plan.trials[trial].folder.path.name
-            warnings.warn(f"{name} was not sent to MLflow: {error}", RuntimeWarning, stacklevel=4)
-            if (child := group.children.pop(trial, None)) is not None:  # the next update tries again
-                client.update_run(child.run, status=STATUS[State(look[0])])
 
     def _ask(self, client: MlflowClient, owner: Owner, sweep: Sweep) -> SentSweep:
         """Return what MLflow has of a sweep of this owner; create its experiment and parent run if they are missing."""
@@ -251,9 +241,21 @@ class Mirror:
         for folder in orphans:
             child = group.children[folder.id]
             look = look_at(folder)
-            _send(client, client.get_run(child.run), folder, State(look[0]), {})
+            with _skipping_damage(client, group, folder, look):
+                _send(client, client.get_run(child.run), folder, State(look[0]), {})
             child.look = look
         return len(orphans)
+
+
+@contextmanager
+def _skipping_damage(client: MlflowClient, group: SentSweep, folder: RunFolder, look: Look) -> Iterator[None]:
+    """Report a trial whose files are damaged, and go on with the others; end its run, which lacks data."""
+    try:
+        yield
+    except ValueError as error:
+        warnings.warn(f"{folder.path.name} was not sent to MLflow: {error}", RuntimeWarning, stacklevel=4)
+        if (child := group.children.pop(folder.id, None)) is not None:  # the next update tries again
+            client.update_run(child.run, status=STATUS[State(look[0])])
 
 
 def _exists(client: MlflowClient, group: SentSweep) -> bool:

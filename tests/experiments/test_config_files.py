@@ -115,8 +115,8 @@ def test_a_bad_file_stops_only_what_uses_it(
 
 
 def test_a_grid_of_files_whose_names_end_alike(write: Callable[[str, str], Path]) -> None:
-    for name in ("mine", "notmine"):
-        write(f"{name}.yaml", RECIPE.format(last=1))
+    for last, name in enumerate(("mine", "notmine")):
+        write(f"{name}.yaml", RECIPE.format(last=last))
     grid = with_names("recipe=mine.yaml,notmine.yaml,bf16")
     chosen = grid.removeprefix("recipe=").split(",")
     assert [with_paths(f"recipe={name}") for name in chosen] == [
