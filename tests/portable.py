@@ -46,6 +46,7 @@ FILES = (
     "models/networks/test_registry.py",
     "models/test_updates.py",
     "models/test_samplers.py",
+    "models/test_streams.py",
     "experiments/optimization/test_adam_mini.py",
     "experiments/bench/test_bench_train.py",
     "experiments/storage/test_branches.py",

@@ -119,3 +119,21 @@ def test_a_stale_result_is_named_beside_the_trial_that_takes_its_place(
     shown = dry_run(undisturbed.file, runs, capsys, "training.blow_up=2")
     assert shown.count(f"stale: {run.name}") == 1
     assert re.search(r"^1 planned trials .* not used \(--trials", shown, re.MULTILINE)
+
+
+def test_arms_that_do_not_fit_on_a_gpu_are_named_with_the_ranks_that_would(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arms = {"small": {}, "wide": {"overrides": ["model.ffn=65536"]}}
+    file = tiny_file(tmp_path, cache, {"arms": arms, "resources": {"gpus": 1, "ranks": 1}})
+    command = ["sweep", str(file), "--runs", str(tmp_path / "runs"), "--dry-run"]
+    assert cli.main(command) == 0
+    shown = capsys.readouterr()
+    table = [line.split() for line in shown.out.partition("GB a rank")[2].splitlines()[1:]]
+    assert [row[1:3] for row in table] == [["small", "1"], ["wide", "1"]]
+    small, wide = (float(row[3]) for row in table)
+    assert small < wide
+    assert cli.main([*command, "--gpu-memory", str(wide)]) == 2  # 90 % of it may be used
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 1
+    assert re.match(r"fewbits: .+/wide: 1 rank need.+; 2 ranks would fit", errors[0])
