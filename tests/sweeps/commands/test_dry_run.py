@@ -124,16 +124,17 @@ def test_a_stale_result_is_named_beside_the_trial_that_takes_its_place(
 def test_arms_that_do_not_fit_on_a_gpu_are_named_with_the_ranks_that_would(
     cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arms = {"small": {}, "wide": {"overrides": ["model.ffn=65536"]}}
+    deep_model = ["model.layers=16", "model.width=1024", "model.ffn=4096", "training.batch=2", "training.micro_batch=1"]
+    arms = {"small": {}, "deep": {"overrides": deep_model}}
     file = tiny_file(tmp_path, cache, {"arms": arms, "resources": {"gpus": 1, "ranks": 1}})
     command = ["sweep", str(file), "--runs", str(tmp_path / "runs"), "--dry-run"]
     assert cli.main(command) == 0
     shown = capsys.readouterr()
     table = [line.split() for line in shown.out.partition("GB a rank")[2].splitlines()[1:]]
-    assert [row[1:3] for row in table] == [["small", "1"], ["wide", "1"]]
-    small, wide = (float(row[3]) for row in table)
-    assert small < wide
-    assert cli.main([*command, "--gpu-memory", str(wide)]) == 2  # 90 % of it may be used
+    assert [row[1:3] for row in table] == [["small", "1"], ["deep", "1"]]
+    small, deep = (float(row[3]) for row in table)
+    assert small < deep
+    assert cli.main([*command, "--gpu-memory", str(deep)]) == 2  # 90 % of it may be used
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 1
-    assert re.match(r"fewbits: .+/wide: 1 rank need.+; 2 ranks would fit", errors[0])
+    assert re.match(r"fewbits: \w+/deep: 1 rank needs .+; 2 ranks would fit", errors[0])
