@@ -36,6 +36,7 @@ WITHOUT_PRODUCTS = {  # files that import such a module, but assert nothing that
     "experiments/fingerprint/test_fingerprint.py": "hashes of sources",
     "experiments/fingerprint/test_same_bits.py": "trials of two versions on one processor",
     "kernels/test_bad_use.py": "arguments that are refused",
+    "models/test_kernel_calls.py": "which kernels are launched",
     "models/test_layer_table.py": "the layers' quantizers as data",
     "models/test_recipe.py": "recipes as data",
 }

@@ -101,16 +101,15 @@ def complaint(trial: Trial, ranks: int, device_bytes: float) -> str | None:
     needed = estimate(trial, ranks).total
     if needed <= MARGIN * device_bytes:
         return None
-    least = least_ranks(trial, device_bytes)
-    advice = f"{least} ranks would fit"
-    if least is None:
-        advice = "no number of ranks fits: lower training.micro_batch or training.length"
-    recomputing = replace(trial, training=replace(trial.training, recompute=True))
-    if fits(recomputing, ranks, device_bytes):
-        advice += "; so would training.recompute=true"
+    helps = []
+    if (least := least_ranks(trial, device_bytes)) is not None:
+        helps.append(f"{least} ranks would fit")
+    if fits(replace(trial, training=replace(trial.training, recompute=True)), ranks, device_bytes):
+        helps.append("training.recompute=true would fit")
+    subject = f"{ranks} ranks need {needed / 1e9:.1f} GB each" if ranks > 1 else f"1 rank needs {needed / 1e9:.1f} GB"
     return (
-        f"{ranks} rank{'s' if ranks > 1 else ''} need {needed / 1e9:.1f} GB each, but {MARGIN:.0%} of "
-        f"{device_bytes / 1e9:.0f} GB may be used; {advice}"
+        f"{subject}, but {MARGIN:.0%} of {device_bytes / 1e9:.4g} GB may be used; "
+        f"{', or '.join(helps) or 'lower training.micro_batch or training.length'}"
     )
 
 

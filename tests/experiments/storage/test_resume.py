@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import time
-from itertools import pairwise
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
@@ -52,7 +51,7 @@ TRIALS = {
     # The first updates overflow, and the scale grows again before the end.
     "fp16, scaled dynamically, weights rounded stochastically": (
         *("precision=fp16-weights", "precision.rounding=stochastic", "precision.states=bf16"),
-        *("precision.loss_scale=2097152.0", "precision.growth_interval=2", "precision.every=2"),
+        *("precision.loss_scale=8388608.0", "precision.growth_interval=2", "precision.every=2"),
     ),
     "unobserved, stochastic forward, late switch": (
         "recipe=nvfp4",
@@ -81,11 +80,11 @@ def test_a_trial_gives_the_same_bytes_when_it_is_interrupted(
 
 
 def _check_overflow_and_recovery(folder: RunFolder) -> None:
-    """Assert that the first update overflowed, that later ones did not, and that the scale grew again."""
+    """Assert that the first update was skipped, and that the scale fell and later grew."""
     skipped, scales = metric(folder, "skipped"), metric(folder, "loss_scale")
     assert skipped[0] == 1
-    assert skipped[-1] == 0
-    assert any(later > earlier for earlier, later in pairwise(scales)), scales
+    lowest = scales.index(min(scales))
+    assert scales[0] > scales[lowest] < max(scales[lowest:]), scales
 
 
 def test_a_trial_gives_the_same_bytes_twice(cache: Path, tmp_path: Path) -> None:
@@ -139,7 +138,7 @@ def test_timing_goes_on_too(cache: Path, tmp_path: Path) -> None:
 
 KILLED = (
     *("recipe=nvfp4", "recipe.sampler.kind=gaussws", "recipe.sampler.penalty=0.0001"),
-    *("precision=fp16", "precision.loss_scale=2097152.0", "precision.growth_interval=2", "precision.every=2"),
+    *("precision=fp16", "precision.loss_scale=4194304.0", "precision.growth_interval=2", "precision.every=2"),
     *("training.checkpoint_every=2", "evaluation.every=2", "evaluation.windows=8"),  # these take most of the time
 )
 

@@ -119,3 +119,22 @@ def test_a_stale_result_is_named_beside_the_trial_that_takes_its_place(
     shown = dry_run(undisturbed.file, runs, capsys, "training.blow_up=2")
     assert shown.count(f"stale: {run.name}") == 1
     assert re.search(r"^1 planned trials .* not used \(--trials", shown, re.MULTILINE)
+
+
+def test_arms_that_do_not_fit_on_a_gpu_are_named_with_the_ranks_that_would(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deep_model = ["model.layers=16", "model.width=1024", "model.ffn=4096", "training.batch=2", "training.micro_batch=1"]
+    arms = {"small": {}, "deep": {"overrides": deep_model}}
+    file = tiny_file(tmp_path, cache, {"arms": arms, "resources": {"gpus": 1, "ranks": 1}})
+    command = ["sweep", str(file), "--runs", str(tmp_path / "runs"), "--dry-run"]
+    assert cli.main(command) == 0
+    shown = capsys.readouterr()
+    table = [line.split() for line in shown.out.partition("GB a rank")[2].splitlines()[1:]]
+    assert [row[1:3] for row in table] == [["small", "1"], ["deep", "1"]]
+    small, deep = (float(row[3]) for row in table)
+    assert small < deep
+    assert cli.main([*command, "--gpu-memory", str(deep)]) == 2  # 90 % of it may be used
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 1
+    assert re.match(r"fewbits: \w+/deep: 1 rank needs .+; 2 ranks would fit", errors[0])

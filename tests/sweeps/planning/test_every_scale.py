@@ -7,6 +7,7 @@ import pytest
 
 from fewbits.experiments.data.python_sources import PYTHON, TORCH
 from fewbits.experiments.data.web import COLLECTIONS
+from fewbits.experiments.distributed.memory import fits
 from fewbits.sweeps.planning.data import check_repeats
 from fewbits.sweeps.planning.plan import Plan, plan
 from fewbits.sweeps.planning.studies import STUDIES
@@ -47,3 +48,10 @@ def test_what_switches_in_nvfp4_trains_after_its_switch(scale: str) -> None:
         assert 0 < math.ceil(trial.recipe.switch.at * steps) < steps, arm
     if after is not None:
         assert math.ceil(after.recipe.switch.at * after.training.steps) == after.training.steps, "evaluation alone"
+
+
+@pytest.mark.parametrize(("study", "too_large"), [("mor", set()), ("nvfp4", {"hybrid-12b"})])
+def test_the_papers_models_fit_on_their_gpus_or_are_known_not_to(study: str, too_large: set[str]) -> None:
+    """The first arm of a model stands for all, whose memory differs little; the dry run names arms that do not fit."""
+    models = {one.trial.model.name: one for one in reversed(planned(study, "paper").trials.values())}
+    assert {name for name, one in models.items() if not fits(one.trial, one.resources.ranks, 80e9)} == too_large
