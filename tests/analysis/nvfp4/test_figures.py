@@ -14,6 +14,7 @@ from fewbits.analysis.engine.results.arms import arm_table
 from fewbits.analysis.engine.results.data import Differences, NoData, NotPlanned
 from fewbits.analysis.engine.results.frames import Damaged, Results
 from fewbits.analysis.engine.results.paper import paper
+from fewbits.analysis.figures import gemm_flow
 from fewbits.analysis.figures.effects import EffectsFigure, effects_of
 from fewbits.analysis.figures.series import switches
 from fewbits.analysis.figures.theme import THEMES, WIDTH, svg, themed
@@ -21,7 +22,6 @@ from fewbits.analysis.figures.training import assign_styles
 from fewbits.analysis.report.declared import declared
 from fewbits.analysis.report.items import FigureResult, MakeFigure
 from fewbits.analysis.report.registry import Entry, study_registry
-from fewbits.analysis.figures import gemm_flow
 from fewbits.analysis.studies.nvfp4 import block_maxima, gradient_errors, mxfp4_tokens, schematics
 from fewbits.analysis.tables.comparing import compare
 from fewbits.experiments.config import load_recipe
