@@ -56,7 +56,8 @@ def table(found: Iterable[Mapping[str, Any]]) -> str:
     outcomes = [outcome for outcome in Outcome if outcome in (*ALWAYS, *had)]
     lines = [f"| study | runs | {' | '.join(outcomes)} |", "|---" * (2 + len(outcomes)) + "|"]
     for study in STUDIES.values():
-        link = f"[{study.title.partition(':')[0]}](https://arxiv.org/abs/{study.arxiv})"
+        title = study.title.partition(":")[0]
+        link = f"[{title}](https://arxiv.org/abs/{study.arxiv})" if study.arxiv else title
         own = [record for record in rows if record["study"] == study.name]
         lines += [f"| {link} | {_runs(record)} | {_cells(record['verdicts'], outcomes)} |" for record in own]
         if not own:
