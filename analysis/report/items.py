@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+from markupsafe import Markup
 
 from fewbits.analysis.engine.results.data import Differences, NoData, NotPlanned
 from fewbits.analysis.engine.statistics.estimates import LEVEL, Interval, estimate
@@ -115,6 +116,7 @@ class TableResult:
     columns: tuple[str, ...]
     rows: tuple[TableRow, ...]
     notes: tuple[str, ...] = ()
+    control: Markup | None = None  # HTML above the table that changes its cells; the table is complete without it
 
     def __post_init__(self) -> None:
         for row in self.rows:

@@ -1,4 +1,6 @@
-"""Turn an executed notebook into one self-contained HTML page, without scripts and without external fonts or images.
+"""Turn an executed notebook into one self-contained HTML page, without external scripts, fonts or images.
+
+Only a table with a control (`TableResult.control`) has an inline script; without scripts the page shows the table.
 
 The page has the notebook's prose and results, without the code of its cells.
 """

@@ -48,7 +48,7 @@ class LineView:
 
 def table_html(result: TableResult, trials: Trials) -> Markup:
     """Return the table with its notes and the trials behind each number."""
-    return render(
+    return (result.control or Markup()) + render(
         "table",
         groups=list(_groups(result.columns)),
         heads=_heads(result.columns),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -12,8 +13,9 @@ from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.report.items import Setting, TableCell, TableResult, TableRow
 from fewbits.analysis.report.registry import table
 from fewbits.analysis.studies.primer import blocks, grids, sums, walks
+from fewbits.analysis.views.html import render
 from fewbits.kernels.formats import TABLE
-from fewbits.kernels.number import rounded
+from fewbits.kernels.number import INTEGERS, rounded
 
 FORMATS = ("e4m3", "e5m2", "e2m1", "e2m3", "e3m2", "e8m0", "bf16", "fp16")
 
@@ -85,7 +87,32 @@ def number(results: Results) -> TableResult:
         )
         for row in rounded(0.3)
     }
-    return _own(("bits", "value", "below", "above"), rows, ("`fewbits number 0.3` prints the same for any number",))
+    made = _own(("bits", "value", "below", "above"), rows, ("`fewbits number 0.3` prints the same for any number",))
+    return replace(made, control=render("number", number="0.3", formats=number_formats()))
+
+
+def number_formats() -> dict[str, dict[str, int | float | bool | None]]:
+    """Return what the page's script has to know of each format."""
+    facts: dict[str, dict[str, int | float | bool | None]] = {
+        name: {
+            "integer": False,
+            "bits": f.bits,
+            "exponent": f.exponent_bits,
+            "mantissa": f.mantissa_bits,
+            "bias": f.bias,
+            "emin": f.emin,
+            "zero": f.has_zero,
+            "signed": f.signed,
+            "max": f.max_code,
+            "nan": f.code_of(math.nan) if f.has_nan else None,
+        }
+        for name, f in TABLE.items()
+    }
+    for name, (bits, step) in INTEGERS.items():
+        largest = (1 << bits - 1) - 1
+        facts[name] = {"integer": True, "bits": bits, "step": step, "max": largest, "nan": None}
+        facts[name] |= {"zero": True, "signed": True}
+    return facts
 
 
 @table(
