@@ -145,12 +145,12 @@ def test_tables_and_result_say_what_happened(cache: Path, tmp_path: Path) -> Non
 
 
 def test_every_column_of_the_tables_is_explained(cache: Path, tmp_path: Path) -> None:
-    folder, _ = train(cache, tmp_path, *GAUSSWS_MOR)
+    folder, _ = train(cache, tmp_path, *GAUSSWS_MOR, "precision.loss_scaling=static", "precision.every=1")
     text = (Path(training.__file__).resolve().parent / "README.md").read_text("utf-8").partition("## Columns")[2]
-    for table in ("metrics", "numerics", "timing"):
+    for table in ("metrics", "numerics", "precision", "timing"):
         about = text.partition(f"| `{table}.parquet` |")[2].partition("\n\n")[0]
         columns = set(pd.read_parquet(folder.path / f"{table}.parquet").columns) - {"share_1", "share_2"}
-        assert set(re.findall(r"`(\w+)`", about)) - {"weight", "loss", "mfu"} == columns - {"loss"}, table
+        assert set(re.findall(r"`(\w+)`", about)) - {"weight", "loss", "mfu", "parameter", "dy"} == columns - {"loss"}, table
 
 
 def test_a_trial_without_observer_or_out_of_domain_text_leaves_readable_tables(cache: Path, tmp_path: Path) -> None:

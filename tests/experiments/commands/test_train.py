@@ -186,7 +186,7 @@ def test_help_shows_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
     assert not stop.value.code
     output = capsys.readouterr().out
     examples = [line.split()[2:] for line in output.splitlines() if line.startswith("  fewbits train ")]
-    assert len(examples) == 3
+    assert len(examples) >= 3
     for example in examples:
         load_trial(example)
     assert "torchrun" in output
