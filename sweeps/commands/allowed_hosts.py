@@ -38,11 +38,11 @@ class AllowedHosts:
         own = [] if loopback else _own_names(host)
         return AllowedHosts(loopback, tuple(dict.fromkeys([*LOOPBACK, *own, *extra])) if own or extra else ())
 
-    def options(self) -> list[str]:
-        """Return the options of `mlflow server` that allow these names."""
+    def options(self, port: int) -> list[str]:
+        """Return the options of `mlflow server`, which listens at `port`, that allow these names."""
         if not self.names:
             return []
-        hosts = [form for name in self.names for form in _with_port(name)]
+        hosts = [form for name in self.names for form in _with_port(name, port)]
         origins = [f"{scheme}://{form}" for scheme in ("http", "https") for form in hosts]
         return ["--allowed-hosts", ",".join(hosts), "--cors-allowed-origins", ",".join(origins)]
 
@@ -54,12 +54,15 @@ def address_of(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _with_port(name: str) -> tuple[str, ...]:
-    """Return two patterns: the name without a port and with any port. A name that has a port is returned as it is."""
+def _with_port(name: str, port: int) -> tuple[str, ...]:
+    """Return the name without a port, with this port and, as a pattern, with any port; as it is if it has a port.
+
+    MLflow 3.10 compares origins with names only, later versions with patterns too.
+    """
     if re.search(r":[\d*]+$", name):
         return (name,)
     pattern = name.replace("[", "[[]")  # in a pattern with a *, the server reads [ as the start of a set
-    return name, f"{pattern}:*"
+    return name, f"{name}:{port}", f"{pattern}:*"
 
 
 def _is_loopback(host: str) -> bool:

@@ -15,7 +15,7 @@ def accepted(hosts: AllowedHosts, host: str) -> bool:
         should_block_cors_request,
     )
 
-    options = hosts.options()
+    options = hosts.options(5000)
     named = options[1].split(",") if options else get_default_allowed_hosts()
     origins = options[3].split(",") if options else []
     allowed = is_allowed_host_header(named, host)
