@@ -247,7 +247,7 @@ def test_a_widened_linear_layer_is_that_of_float32_and_keeps_its_operands_narrow
 
 
 def test_fp16_products_are_summed_in_fp32() -> None:
-    """In FP16, 2048 + 1 is 2048, in whatever order the other terms are added to the first."""
+    """2048 + 1 is 2048 in FP16, in whatever order the other terms are added to the first."""
     a, b = torch.ones(1, 1025, dtype=torch.float16), torch.ones(1025, 1, dtype=torch.float16)
     a[0, 0] = 2048 + 2048
     assert products.matmul(a, b).item() == 4096 + 1024
