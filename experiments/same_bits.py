@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Any
 
 from fewbits.common.atomic import write_json
-from fewbits.experiments.commits import commit_name, unpack
 from fewbits.experiments.fingerprint.changed_lines import Statement, only_in_first, read_sources, untried
+from fewbits.experiments.fingerprint.commits import commit_name, unpack
 from fewbits.experiments.fingerprint.equal_bits import EqualPair, add_pairs
 from fewbits.experiments.fingerprint.numerics import ROOT, computing_files, numerics_fingerprint
 from fewbits.kernels.backends.build import cache_folder

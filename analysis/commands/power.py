@@ -20,7 +20,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     from fewbits.analysis.engine.claims.preview import preview, preview_lines
     from fewbits.analysis.engine.results.frames import Results
-    from fewbits.sweeps.planning.outline import plan_without_missing_data
+    from fewbits.sweeps.dry_run.outline import plan_without_missing_data
 
     planned = plan_without_missing_data(in_store(options.overrides, options.runs))
     print("\n" + "\n".join(preview_lines(preview(study, Results(planned)))))

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from fewbits.experiments.commits import unpack
+from fewbits.experiments.fingerprint.commits import unpack
 from fewbits.experiments.fingerprint.numerics import ROOT
 from fewbits.kernels.bench.measure import Ratio
 

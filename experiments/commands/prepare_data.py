@@ -26,10 +26,10 @@ from fewbits.common.atomic import checked_json
 from fewbits.common.locks import locked
 from fewbits.experiments.data.folder import read_meta
 from fewbits.experiments.data.once import default_cache
+from fewbits.experiments.data.preparation.unfinished import NOTE, SPLITS, Request, Unfinished
+from fewbits.experiments.data.preparation.web import COLLECTIONS, Collection, Documents, resolved_revision
 from fewbits.experiments.data.text import text_folder
 from fewbits.experiments.data.tokenizing import Tokenizer, bpe_size, ready_tokenizer
-from fewbits.experiments.data.unfinished import NOTE, SPLITS, Request, Unfinished
-from fewbits.experiments.data.web import COLLECTIONS, Collection, Documents, resolved_revision
 
 VALIDATION = 0.0005  # nanoGPT's share
 _AT_ONCE = 1000  # documents between progress records

@@ -106,7 +106,7 @@ NOT_COMPUTING = {
     "experiments.data.synthetic": _DATA,
     "experiments.data.text": _DATA,
     "experiments.data.tokenizing": _DATA,
-    "experiments.data.web": _DATA,
+    "experiments.data.preparation.web": _DATA,
     "experiments.environment": "describes the machine; provenance",
     "experiments.evaluation.by_document": _EXTRA,
     "experiments.evaluation.cloze": _EXTRA,

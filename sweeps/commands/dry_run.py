@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from fewbits.common.progress import clock
 from fewbits.common.tables import print_table
-from fewbits.sweeps.planning import arms, memory, outline
+from fewbits.sweeps.dry_run import arms, memory, outline
 from fewbits.sweeps.planning.cost import Speeds, disk, work_of
 from fewbits.sweeps.planning.expand import spell
 from fewbits.sweeps.planning.plan import Plan, Planned

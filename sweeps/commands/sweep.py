@@ -83,7 +83,7 @@ def _dry_run(overrides: Sequence[str], options: argparse.Namespace) -> int:
         return _submit(overrides, options)
 
     from fewbits.sweeps.commands.dry_run import print_memory, print_plan
-    from fewbits.sweeps.planning.outline import plan_without_missing_data
+    from fewbits.sweeps.dry_run.outline import plan_without_missing_data
     from fewbits.sweeps.planning.replacing import find_unlike
 
     planned = plan_without_missing_data(overrides)

@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
 
     from fewbits.sweeps.planning.lookup import find_plan, show_notes
-    from fewbits.sweeps.running.links import link_lines
+    from fewbits.sweeps.tracking.links import link_lines
     from fewbits.sweeps.tracking.mlflow_view import Mirror
 
     warn_in_lines()

@@ -14,7 +14,7 @@ from fewbits.experiments.data.config import DataConfig
 from fewbits.experiments.data.corpus import Corpus
 from fewbits.experiments.data.load import load
 from fewbits.experiments.data.once import default_cache
-from fewbits.experiments.data.web import COLLECTIONS
+from fewbits.experiments.data.preparation.web import COLLECTIONS
 from fewbits.experiments.trial import Trial
 
 

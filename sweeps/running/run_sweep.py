@@ -28,11 +28,11 @@ from fewbits.sweeps.planning.stored_plans import save_plan
 from fewbits.sweeps.running import store
 from fewbits.sweeps.running.backend import Backend
 from fewbits.sweeps.running.driver import Driver, Stage, Task, finished
-from fewbits.sweeps.running.links import link_lines
 from fewbits.sweeps.running.placement import Placement
 from fewbits.sweeps.running.progress import Display
 from fewbits.sweeps.running.store import OVER, State
 from fewbits.sweeps.running.trial_status import TrialStatus, counted, half_done, trial_statuses
+from fewbits.sweeps.tracking.links import link_lines
 from fewbits.sweeps.tracking.mlflow_view import Mirror
 
 SHOWN = 8  # lines of a failed trial's log

@@ -25,9 +25,9 @@ import fewbits
 from fewbits.experiments.commands.prepare_data import main
 from fewbits.experiments.data.config import DataConfig
 from fewbits.experiments.data.load import load
+from fewbits.experiments.data.preparation.unfinished import Unfinished
+from fewbits.experiments.data.preparation.web import COLLECTIONS, Documents
 from fewbits.experiments.data.tokenizing import trained_tokenizer
-from fewbits.experiments.data.unfinished import Unfinished
-from fewbits.experiments.data.web import COLLECTIONS, Documents
 from tests.experiments.data.data_inputs import shared_cache, shared_home
 
 SOURCE = Path(fewbits.__file__).parents[1]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fewbits.experiments import same_bits
-from fewbits.experiments.commits import unpack
 from fewbits.experiments.fingerprint.changed_lines import Statement, only_in_first, read_sources, untried
+from fewbits.experiments.fingerprint.commits import unpack
 from fewbits.experiments.fingerprint.numerics import ROOT
 from fewbits.experiments.same_bits import BACKENDS, Version, prove
 from fewbits.experiments.storage import checkpoints

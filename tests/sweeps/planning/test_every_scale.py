@@ -5,8 +5,8 @@ from functools import cache
 
 import pytest
 
+from fewbits.experiments.data.preparation.web import COLLECTIONS
 from fewbits.experiments.data.python_sources import PYTHON, TORCH
-from fewbits.experiments.data.web import COLLECTIONS
 from fewbits.experiments.distributed.memory import fits
 from fewbits.sweeps.planning.data import check_repeats
 from fewbits.sweeps.planning.plan import Plan, plan

@@ -14,7 +14,7 @@ import numpy as np
 
 from fewbits.experiments.data.folder import smallest_dtype
 from fewbits.experiments.data.once import default_cache
-from fewbits.experiments.data.web import COLLECTIONS, Collection
+from fewbits.experiments.data.preparation.web import COLLECTIONS, Collection
 from fewbits.experiments.trial import Trial
 from fewbits.models.recipe import Sampler
 from fewbits.sweeps.planning.cost import parameters_of, tokens_of, work_of
