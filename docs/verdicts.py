@@ -45,13 +45,13 @@ def stored(report: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def records(folder: Path) -> list[dict[str, Any]]:
     """Return the stored verdicts, in the order of the studies."""
-    found = [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))]
-    return sorted(found, key=lambda record: list(STUDIES).index(record["study"]))
+    unsorted = [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))]
+    return sorted(unsorted, key=lambda record: list(STUDIES).index(record["study"]))
 
 
-def table(found: Iterable[Mapping[str, Any]]) -> str:
+def table(stored_verdicts: Iterable[Mapping[str, Any]]) -> str:
     """Return the table in Markdown: a row for each study and scale, with the claims of each outcome."""
-    rows = list(found)
+    rows = list(stored_verdicts)
     had = {verdict for record in rows for verdict in record["verdicts"].values()}
     outcomes = [outcome for outcome in Outcome if outcome in (*ALWAYS, *had)]
     lines = [f"| study | runs | {' | '.join(outcomes)} |", "|---" * (2 + len(outcomes)) + "|"]

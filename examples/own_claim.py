@@ -1,4 +1,4 @@
-"""Judge claims of one's own about a sweep, as the studies' claims are judged: python own_claim.py [STORE].
+"""Judge claims of your own about a sweep, as the studies' claims are judged: python own_claim.py [STORE].
 
 conf/claims.yaml has the claims. Run own_recipe.py first: it trains the runs.
 """

@@ -1,4 +1,4 @@
-"""Train a GPT of one's own, as nanoGPT does, with a recipe: python own_model.py [TEXT_FILE [RECIPE]]."""
+"""Train a GPT that this file defines, as nanoGPT does, with a recipe: python own_model.py [TEXT_FILE [RECIPE]]."""
 
 import sys
 from pathlib import Path

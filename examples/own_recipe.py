@@ -1,4 +1,4 @@
-"""Sweep thresholds of a recipe of one's own and compare the runs in MLflow: python own_recipe.py [STORE].
+"""Sweep thresholds of a recipe of your own and compare the runs in MLflow: python own_recipe.py [STORE].
 
 conf/recipe/mine.yaml is the recipe, conf/sweep/thresholds.yaml the sweep. The same as commands:
 

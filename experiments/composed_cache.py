@@ -29,9 +29,9 @@ def digest_of_files(folder: Path, *more: object) -> str:
 
 
 def yaml_files(folder: Path) -> list[Path]:
-    """Return the config files in a folder and its subfolders, without hidden files and what is no regular file.
+    """Return the config files in a folder and its subfolders; hidden files and those that are not regular are left out.
 
-    Editors leave such files, for example Emacs the link `.#mine.yaml`, which leads nowhere.
+    Editors create such files: for example, Emacs makes the dangling link `.#mine.yaml`.
     """
     return [
         file

@@ -101,7 +101,7 @@ def _cached(
     values: Sequence[str],
     composed: Callable[[], DictConfig],
 ) -> DictConfig:
-    """Return the config from the cache; a file with a defaults list of its own may include others, and is composed."""
+    """Return the config from the cache. A file with a defaults list is composed: it may include files besides these."""
     texts = {path.relative_to(file.parent).as_posix(): path.read_text("utf-8") for path in (file, *included)}
     if any(re.search(r"^[\"']?defaults\b", text, re.MULTILINE) for text in texts.values()):
         return composed()

@@ -203,7 +203,7 @@ def with_paths(override: str) -> str:
 
 
 def name_of(value: object) -> object:
-    """Return the name of the config that the value of a group chooses: that of a file is its own, without the path."""
+    """Return the name of the config that the value of a group chooses; for a path, the file's name without suffix."""
     return _stem(str(value)) if is_path(value) else value
 
 

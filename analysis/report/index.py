@@ -1,6 +1,7 @@
 """Write the page of all papers: the verdicts of all reports in a folder, with the scales of a study side by side.
 
-The verdicts are read from the reports' verdicts.json, so that page and reports agree; the claims are those of today.
+The verdicts are read from the reports' verdicts.json, so that page and reports agree. The claims' texts are read from
+the studies' current files, not from the reports.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ PARAMETERS = "parameters"  # the tag of the cell whose values a caller can repla
 
 @dataclass(frozen=True)
 class Executed:
-    """An executed notebook, the namespace of its cells, and the HTML of the page for cells that have some, by id."""
+    """An executed notebook: its cells' namespace and, by the ids of cells, the HTML that they add to the page."""
 
     notebook: NotebookNode
     names: dict[str, Any]

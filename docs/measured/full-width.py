@@ -40,10 +40,18 @@ REST = ("training.checkpoint_every=1", "evaluation.windows=2", "observer.enabled
 
 
 def command(model: str, changes: tuple[str, ...], recipe: str, runs: Path) -> list[str]:
-    words = (f"model={model}", *changes, f"recipe={recipe}", *SIZE, *REST, "runtime.threads=2", f"runtime.runs={runs}")
+    overrides = (
+        f"model={model}",
+        *changes,
+        f"recipe={recipe}",
+        *SIZE,
+        *REST,
+        "runtime.threads=2",
+        f"runtime.runs={runs}",
+    )
     # A model of two blocks has too few to keep any in high precision.
     kept = ("recipe.keep.last=0",) if recipe == "nvfp4" and changes else ()
-    return [sys.executable, "-m", "fewbits.cli", "train", *words, *kept, "schedule.warmup_fraction=0"]
+    return [sys.executable, "-m", "fewbits.cli", "train", *overrides, *kept, "schedule.warmup_fraction=0"]
 
 
 def outcome(run: Path) -> tuple[str, bytes, dict[str, object]]:
@@ -64,14 +72,14 @@ def main() -> None:
         changes = MODELS[model]
         for recipe in RECIPES:
             shutil.rmtree(runs, ignore_errors=True)
-            words = command(model, changes, recipe, runs)
+            arguments = command(model, changes, recipe, runs)
             began = time.monotonic()
-            subprocess.run(words, check=True, capture_output=True)
+            subprocess.run(arguments, check=True, capture_output=True)
             seconds = time.monotonic() - began
             (run,) = runs.iterdir()
             straight = outcome(run)
             forget_the_second_step(run)
-            subprocess.run(words, check=True, capture_output=True)
+            subprocess.run(arguments, check=True, capture_output=True)
             bits = "the same bits" if outcome(run) == straight else "DIFFERS"
             changed = ", ".join(change.partition(".")[2] for change in changes) or "-"
             print(f"{model:16}{changed:34}{recipe:12}{straight[2]['loss']:9.4f}{seconds:9.0f}  {bits}", flush=True)

@@ -29,7 +29,7 @@ MB = 1e6
 
 def peak(ranks: int, overrides: tuple[str, ...]) -> int:
     """Train a trial, and return the largest peak of its ranks' resident memory in bytes."""
-    store = meeting_place()  # where the ranks meet, as long as it is referenced
+    store = meeting_place()  # the ranks connect there; it is closed when the object is deleted
     environments = environments_at(store, ranks) if ranks > 1 else [{}]
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "fewbits.cli", "train", *overrides, f"runtime.runs={Path(folder) / 'runs'}"]

@@ -1,9 +1,10 @@
-"""Simulate how often a pooled spread makes an arm that spreads further look different: docs/measured/pooling.md.
+"""Simulate how often pooling the variance makes an arm of larger variance look different: docs/measured/pooling.md.
 
     python docs/measured/pooling.py > docs/measured/pooling.txt
 
-Arms × seeds of normal noise; one arm spreads `factor` times as far as the others and is compared with another one, of
-the same true mean. The rules are those of analysis/engine/statistics/estimates.py (`pooled`, `estimate`), vectorised.
+The data are normal noise for arms × seeds. One arm has `factor` times the standard deviation of the others, and is
+compared with another arm of the same true mean. The rules are those of analysis/engine/statistics/estimates.py
+(`pooled`, `estimate`), vectorised.
 """
 
 import numpy as np
@@ -73,10 +74,10 @@ def main() -> None:
     for arms in (6, 10, 14):
         for seeds in (3, 4, 6):
             for factor in (1.0, 1.5, 2.0, 3.0):
-                found = "".join(f"{100 * share:10.1f} " for share in rates(arms, seeds, factor))
-                print(f"{arms:2} arms, {seeds} seeds, spread x{factor:<3}       {found}")
-            found = "".join(f"{100 * share:10.1f} " for share in rates(arms, seeds, 1.0, effect=2.0))
-            print(f"{arms:2} arms, {seeds} seeds, a true effect  {found}")
+                rates_shown = "".join(f"{100 * share:10.1f} " for share in rates(arms, seeds, factor))
+                print(f"{arms:2} arms, {seeds} seeds, spread x{factor:<3}       {rates_shown}")
+            rates_shown = "".join(f"{100 * share:10.1f} " for share in rates(arms, seeds, 1.0, effect=2.0))
+            print(f"{arms:2} arms, {seeds} seeds, a true effect  {rates_shown}")
 
 
 if __name__ == "__main__":

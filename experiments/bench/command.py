@@ -100,8 +100,8 @@ def _compare_commits(options: argparse.Namespace) -> int:
     from fewbits.kernels.backends.processor import processor_name
     from fewbits.kernels.bench.measure import warn_if_busy
 
-    given = ("model", "layers", "recipes", "optimizers", "device", "threads", "batch", "length", "steps")
-    both = [text for name in given if (value := getattr(options, name)) for text in (f"--{name}", str(value))]
+    passed_on = ("model", "layers", "recipes", "optimizers", "device", "threads", "batch", "length", "steps")
+    both = [text for name in passed_on if (value := getattr(options, name)) for text in (f"--{name}", str(value))]
     warn_if_busy()
     changes = compare(options.against, [*both, "--eager", "0", "--no-observer"], options.rounds)
     if options.json:

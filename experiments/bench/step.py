@@ -64,7 +64,7 @@ class Step:
 
 
 class MemoryCounter(TorchDispatchMode):
-    """A context manager that counts the bytes of CPU tensors: of `tensors`, and of those that operations return in it.
+    """A context manager that counts the bytes of CPU tensors: `tensors`, and the results of operations in its block.
 
     `now` is the current number of bytes and `peak` the largest so far.
     """

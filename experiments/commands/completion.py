@@ -51,6 +51,6 @@ def _complete_train(line: str, program: str, query: str) -> None:
     if equals and group in GROUPS and not value.startswith((".", "/")):  # Hydra would leave out names like mor/block
         print("\n".join(f"{group}={name}" for name in names(group, own) if name.startswith(value)))
         return
-    words = [*own.overrides, *(with_names(text) for text in overrides if not is_search_path(text)), last]
-    with environment({LINE: " ".join([program, *words])}):
+    arguments = [*own.overrides, *(with_names(text) for text in overrides if not is_search_path(text)), last]
+    with environment({LINE: " ".join([program, *arguments])}):
         run_hydra(["--shell-completion", query], [])

@@ -52,19 +52,19 @@ def main(argv: Sequence[str]) -> int:
     request.check()
     opened = [FinishedRun.open(folder, options.step, options.cache) for folder in folders]
     runtime = Runtime(device=options.device, threads=options.threads, cache=options.cache)
-    found: list[tuple[str, Evaluation, bool]] = []
+    evaluated: list[tuple[str, Evaluation, bool]] = []
     try:
         for number, run in enumerate(opened, 1):
             place = f"{run.name} ({number}/{len(opened)})"
             report = lambda task, place=place: terminal.show(f"{place}: {task}")  # noqa: E731
             made = evaluations_of(run, request, runtime, again=options.again, report=report)
-            found += [(run.name, one, was_stored) for one, was_stored in made]
+            evaluated += [(run.name, one, was_stored) for one, was_stored in made]
     finally:
         terminal.clear()
     if options.json:
-        print(json.dumps([_plain(*one) for one in found], indent=2, ensure_ascii=False))
+        print(json.dumps([_plain(*one) for one in evaluated], indent=2, ensure_ascii=False))
     else:
-        _print(found)
+        _print(evaluated)
     return 0
 
 
@@ -83,27 +83,27 @@ def _parser() -> CommandParser:
     parser.add_argument("--include-path", metavar="DIR", help="a folder of further lm-eval tasks, as YAML files")
     parser.add_argument("--run-code", action="store_true", help="let tasks run code that the model writes")
     parser.add_argument("--unquantized", action="store_true", help="evaluate with unquantized operands")
-    parser.add_argument("--again", action="store_true", help="compute even what is stored")
+    parser.add_argument("--again", action="store_true", help="compute again what is stored already")
     parser.add_argument("--json", action="store_true", help="print a JSON list of objects")
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
     runtime_options(parser)
     return parser
 
 
-def _runs_and_tasks(words: Sequence[str], runs: Path) -> tuple[list[Path], list[str]]:
-    """Sort the words into folders of runs and names of tasks. A word that looks like a run must be one."""
+def _runs_and_tasks(arguments: Sequence[str], runs: Path) -> tuple[list[Path], list[str]]:
+    """Sort the arguments into folders of runs and names of tasks. One that looks like a run must be one."""
     from fewbits.experiments.storage.run_folder import find_run
 
     folders, tasks = [], []
-    for word in words:
+    for argument in arguments:
         try:
-            folders.append(find_run(word, runs))
+            folders.append(find_run(argument, runs))
         except ValueError:
-            if "/" in word or re.search(r"(^|-)[0-9a-f]{8}$", word):
+            if "/" in argument or re.search(r"(^|-)[0-9a-f]{8}$", argument):
                 raise
-            tasks.append(word)
+            tasks.append(argument)
     if not folders:
-        raise ValueError(f"{' '.join(words)}: no run of these names has started in {runs}; name one run or more")
+        raise ValueError(f"{' '.join(arguments)}: no run of these names has started in {runs}; name one run or more")
     return list(dict.fromkeys(folders)), tasks
 
 
@@ -116,12 +116,12 @@ def _plain(run: str, one: Evaluation, was_stored: bool) -> dict[str, Any]:
     return facts | {"results": one.results, "environment": one.environment}
 
 
-def _print(found: Sequence[tuple[str, Evaluation, bool]]) -> None:
-    """Print a row for each run and number, numbers of one kind together; standard errors follow their numbers."""
+def _print(evaluated: Sequence[tuple[str, Evaluation, bool]]) -> None:
+    """Print a row for each number of each run, sorted by the number's name; its standard error stands behind it."""
     from fewbits.experiments.storage.evaluations import numbers
 
     rows: list[tuple[str, str, str, str]] = []
-    for run, one, was_stored in found:
+    for run, one, was_stored in evaluated:
         values = dict(numbers(one.results))
         for name, value in values.items():
             if not _is_error(name, values) and not name.endswith((".items", ".tokens", ".sample_len")):

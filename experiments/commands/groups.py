@@ -48,7 +48,7 @@ def data(argv: Sequence[str]) -> int:
 
 
 def _list(group: str, command: str, argv: Sequence[str]) -> int:
-    """Print the names of a group with what each one is, or the settings of one of them."""
+    """Print the names of a group with their descriptions, or the settings of one of them."""
     parser = CommandParser(
         f"fewbits {command}",
         about=f"List the choices of {group}=NAME; for one of them, its settings too.",
@@ -76,7 +76,7 @@ def _list(group: str, command: str, argv: Sequence[str]) -> int:
 
 
 def _about(group: str, name: str, own: Folders) -> str:
-    """Return what a config is: the summary of a kind of data, or the comment at the head of the file."""
+    """Return the description of a config: the summary of a kind of data, or the comment at the head of its file."""
     if group == "data" and name in KINDS:
         return KINDS[name].summary
     head = re.match(r"(?:#.*\n)*", _file(group, name, own).read_text("utf-8"))

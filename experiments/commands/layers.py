@@ -11,7 +11,7 @@ from fewbits.models.recipe import HIGH, SLOTS
 
 
 def print_layers(trial: Trial) -> None:
-    """Print a row for each linear layer, and below it the quantizers of each kind of row."""
+    """Print a table of the linear layers with a number for their operands, then the operands of each number."""
     model = on_meta(trial.model)
     quantize(model, trial.recipe)
     kinds: dict[tuple[str, ...], str] = {}

@@ -43,8 +43,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--layers", action="store_true", help="print what the recipe does to each layer, train nothing")
     add_hydra_options(parser)
     options = parser.parse_intermixed_args(argv)
-    if options.multirun:  # the command line chooses the command by the whole words
-        raise ValueError("train: write -m or --multirun as a word of its own")
+    if options.multirun:  # cli.py recognises a multirun only by a separate argument
+        raise ValueError("train: write -m or --multirun as a separate argument")
 
     from fewbits.experiments.config import load_trial
     from fewbits.experiments.config_files import with_config_dir

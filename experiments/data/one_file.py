@@ -84,9 +84,9 @@ def _cut(path: Path, text: str) -> tuple[str, str]:
     """Return the training and the validation text."""
     at = len(text) - min(len(text) // 10, LARGEST)
     for mark in (_MARK, "\n"):
-        found = text.rfind(mark, 0, at)
-        if found >= 0 and (mark == _MARK or found > at - _PIECE):
-            at = found + len(mark)
+        start = text.rfind(mark, 0, at)
+        if start >= 0 and (mark == _MARK or start > at - _PIECE):
+            at = start + len(mark)
             break
     if not text[:at].strip() or not text[at:].strip():
         raise ValueError(f"data.path={path} has {len(text)} characters, too few for training and validation")

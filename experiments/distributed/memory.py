@@ -215,9 +215,3 @@ def _states(trial: Trial, model: Decoder, ranks: int) -> int:
         parts = partition.get(name, "tensor")
         second += size if parts == "element" else FP32 * (1 if isinstance(parts, str) else len(parts))
     return sum(own.values()) + second
-
-
-def gigabytes(memory: Memory) -> str:
-    """Return the parts of an estimate as text."""
-    names = ("weights", "gradients", "states", "gathered", "quantized", "activations")
-    return ", ".join(f"{name} {value / 1e9:.1f}" for name, value in zip(names, astuple(memory), strict=True))

@@ -87,15 +87,15 @@ def newest(world: World, *folders: Path) -> checkpoints.Checkpoint | None:
     if world.ranks == 1:
         return checkpoints.newest(*folders)
     for path in checkpoints.newest_first(*folders):
-        found, complaint = None, None
+        checkpoint, complaint = None, None
         try:
-            found = checkpoints.load(path, (world.rank, world.ranks))
+            checkpoint = checkpoints.load(path, (world.rank, world.ranks))
         except checkpoints.DamagedCheckpoint as error:
             complaint = error
             warnings.warn(f"damaged checkpoint skipped: {error}", stacklevel=2)
         (damaged,) = world.agree(complaint is not None)
         if not damaged:
-            return found
+            return checkpoint
     return None
 
 

@@ -90,7 +90,7 @@ def evaluate(
     """Return the results of tasks on a finished run, computed now or earlier, as a nested dictionary.
 
     run: its folder, or its name or hash in the store `runs`. step: of another checkpoint than the last one.
-    settings: further fields of `Request`, such as limit=100. again: compute even what is stored.
+    settings: further fields of `Request`, such as limit=100. again: compute also what is stored already.
 
     >>> evaluate("1a2b3c4d", ["loss", "piqa"])["tasks"]["piqa"]["acc,none"]
     """
@@ -114,8 +114,8 @@ def evaluations_of(
 ) -> list[tuple[Evaluation, bool]]:
     """Return the run's evaluations in the order of the request, each with whether it was stored already.
 
-    again: compute even those that are stored. report: called with the name of each task before it is computed, and with
-    the number of windows that are done.
+    again: compute also those that are stored already. report: called with the name of each task before it is computed,
+    and with the number of windows that are done.
     """
     keys = list(_keys(run, request, devices.kind_of_device(runtime)))
     stored = {} if again else {key.file: one for key in keys if (one := evaluations.find(run.folder.path, key))}
@@ -171,10 +171,10 @@ def _computed(
                 yield stored(key, measure(run, request, model, quantization, _progress(key.task, model, report)))
         if harness := [key for key in keys if key.task not in OWN_TASKS and "text" not in key.settings]:
             report(", ".join(key.task for key in harness))
-            found = _run_tasks(run, request, model, [key.task for key in harness])
+            results = _run_tasks(run, request, model, [key.task for key in harness])
             for key in harness:
-                names = [name for name in found if name in shots([key.task]) or len(harness) == 1]
-                yield stored(key, {"tasks": {name: found[name] for name in names}})
+                names = [name for name in results if name in shots([key.task]) or len(harness) == 1]
+                yield stored(key, {"tasks": {name: results[name] for name in names}})
 
 
 def _progress(task: str, model: Decoder, report: Report) -> Progress:

@@ -51,11 +51,6 @@ class FinishedRun:
     def name(self) -> str:
         return self.folder.path.resolve().name
 
-    @property
-    def is_last(self) -> bool:
-        """True if the step is the one with which the run ended."""
-        return (self.folder.result() or {}).get("step") == self.step
-
     @cached_property
     def checkpoint(self) -> checkpoints.Checkpoint:
         return self.folder.checkpoint(self.step)
@@ -69,7 +64,7 @@ class FinishedRun:
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
-        """The tokenizer of the run's data, which are not needed if their tokens are bytes."""
+        """The tokenizer of the run's data. If it is `bytes`, the data need not be on this machine."""
         if self.checkpoint.state["data"].get("tokenizer") == Bytes.spelling:
             return TextTokenizer(Bytes())
         tokenizer = text_tokenizer(self.corpus)

@@ -66,7 +66,7 @@ class FewbitsRun(FewbitsLM):
 
 
 def _name(run: object) -> str:
-    """Return the run's name; lm-eval makes numbers of hashes without letters, and of those with a single e."""
+    """Return the run's name; lm-eval reads a hash of digits only, or of digits and one e, as a number."""
     if isinstance(run, int):
         return f"{run:0{HASH}d}"
     if not isinstance(run, str):

@@ -83,9 +83,9 @@ def read_sources(files: Collection[str], root: Path) -> Sources:
             sources.bound |= set(_bound(tree))
             sources.statements += _of_body(file, tree.body, "", in_function=False, is_config=False)
         else:
-            found = list(_cpp(file, text))
-            sources.bound |= {name for statement in found for name in statement.names if not _of_library(name)}
-            sources.statements += found
+            statements = list(_cpp(file, text))
+            sources.bound |= {name for statement in statements for name in statement.names if not _of_library(name)}
+            sources.statements += statements
     sources.names = {name for statement in sources.statements for name in statement.names}
     return sources
 

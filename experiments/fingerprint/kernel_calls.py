@@ -67,15 +67,15 @@ def main() -> None:
     known = [scaling for scaling in SCALINGS if is_known(scaling)]
     scaled = itertools.product(FORMATS[:6], BLOCKS, known, OPTIONS)
     quantizers += [f"{name}:{block}:{scaling}{option}" for name, block, scaling, option in scaled]
-    found = {}
+    digests = {}
     for (kind, x), dtype in itertools.product(tensors().items(), (torch.bfloat16, torch.float32)):
         for quantizer, axis in itertools.product(quantizers, (0, 1)):
-            found[f"{quantizer} of {kind} {dtype}, axis {axis}"] = call(x.to(dtype), quantizer, axis)
+            digests[f"{quantizer} of {kind} {dtype}, axis {axis}"] = call(x.to(dtype), quantizer, axis)
         for mixture in MIXTURES:
             values, choice = mix(x.to(dtype), Mixture.parse(mixture))
-            found[f"{mixture} of {kind} {dtype}"] = digest(values) + digest(choice)
-    found["gaussian_noise"] = digest(gaussian_noise(4096, seed=7))
-    print(json.dumps(found))
+            digests[f"{mixture} of {kind} {dtype}"] = digest(values) + digest(choice)
+    digests["gaussian_noise"] = digest(gaussian_noise(4096, seed=7))
+    print(json.dumps(digests))
 
 
 if __name__ == "__main__":

@@ -5,9 +5,10 @@ An update of a weight from w to w + u is lost in a format if a weight that is st
 below half a step of the format at w. They are counted for BF16 and FP16, whatever the trial stores. In addition, `lost`
 counts the updates that left the trial's own weights where they were.
 
-The exponent of a gradient is floor(log2 |g|). The histogram of exponents says which gradients are 0 with another loss
-scale: FP16 rounds magnitudes up to 2^-25 to 0. Measured are the gradients of parameters, summed over micro-batches, and
-those of the results of linear layers (dy), in the dtype of the model. Exponents are those of the unscaled loss.
+The exponent of a gradient is floor(log2 |g|). The histogram of exponents shows which gradients would be 0 with another
+loss scale: FP16 rounds magnitudes up to 2^-25 to 0. Two kinds of gradients are measured: those of parameters, summed
+over micro-batches, and those of the results of linear layers (dy), in the dtype of the model. Exponents are those of
+the unscaled loss.
 """
 
 from __future__ import annotations

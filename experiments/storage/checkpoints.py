@@ -85,7 +85,7 @@ class Checkpoint:
     ) -> dict[str, Tensor]:
         """Return the tensors whose names begin with `under`; for example `model.` skips the optimizer's.
 
-        part: (rank, ranks), to read of split tensors only this rank's rows, and of the others those of this rank.
+        part: (rank, ranks). Of a split tensor, only this rank's rows are read; of other tensors, this rank's own one.
         """
         rank, ranks = part
         with ExitStack() as stack:

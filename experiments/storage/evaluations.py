@@ -49,8 +49,8 @@ class Evaluation:
 
 def find(run: Path, key: Key) -> Evaluation | None:
     """Return the stored evaluation with this key, or None."""
-    found = _read(run / FOLDER / key.file)
-    return found if found is not None and found.key == key else None
+    evaluation = _read(run / FOLDER / key.file)
+    return evaluation if evaluation is not None and evaluation.key == key else None
 
 
 def write(run: Path, evaluation: Evaluation) -> None:
@@ -61,8 +61,8 @@ def write(run: Path, evaluation: Evaluation) -> None:
 
 def stored(run: Path) -> list[Evaluation]:
     """Return all evaluations of a run, the oldest first; files that cannot be read are left out."""
-    found = (_read(path) for path in (run / FOLDER).glob("*.json"))
-    return sorted((one for one in found if one is not None), key=lambda one: (one.time, one.key.file))
+    readable = (_read(path) for path in (run / FOLDER).glob("*.json"))
+    return sorted((one for one in readable if one is not None), key=lambda one: (one.time, one.key.file))
 
 
 def with_stored(run: Path, result: Mapping[str, Any]) -> dict[str, Any]:

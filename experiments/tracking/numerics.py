@@ -38,11 +38,11 @@ Value = tuple[int, str, float]  # step, name of the metric, value
 
 def metrics_by_step(rows: pd.DataFrame) -> dict[int, Metrics]:
     """Return the metrics of each window, by the window's last step. rows: those of numerics.parquet."""
-    found: dict[int, Metrics] = {}
+    metrics: dict[int, Metrics] = {}
     for step, name, value in (*_means(rows), *_weights(rows), *_decisions(rows)):
         if value == value:  # NaN: not measured in this window
-            found.setdefault(int(step), {})[name] = float(value)
-    return found
+            metrics.setdefault(int(step), {})[name] = float(value)
+    return metrics
 
 
 def last_window(rows: pd.DataFrame) -> str:

@@ -77,7 +77,7 @@ def score_points(folder: RunFolder) -> Iterator[Point]:
 
 
 def system_points(folder: RunFolder, after: int) -> Iterator[tuple[int, list[Point]]]:
-    """Yield the samples after the first `after` ones of the machine's use, with their numbers, counted from 1."""
+    """Yield the samples of the machine's use whose number is above `after`, with the number, counted from 1."""
     try:
         lines = (folder.path / SYSTEM).read_text().splitlines()
     except OSError:

@@ -181,7 +181,7 @@ def _send_artifacts(client: MlflowClient, run: Run, folder: RunFolder, sent: Sen
 
 
 def _has_place(run: Run) -> bool:
-    """Tell whether the run's artifacts have a place; the old folder of a moved store is not created again."""
+    """Tell whether artifacts can be written: not into the folder of a store that has been moved away."""
     place = run.info.artifact_uri or ""
     if not place.startswith("file://"):
         return True

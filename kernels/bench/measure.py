@@ -102,7 +102,7 @@ class OtherProcesses:
         self._share: float | None = None
 
     def record(self) -> None:
-        """Append the share of the turn that has just ended to `shares`."""
+        """Append to `shares` the share of processor time that other processes took in the turn that has just ended."""
         now = _processor_seconds()
         if now is not None and self._last is not None:
             whole, busy, own = (after - before for after, before in zip(now, self._last, strict=True))

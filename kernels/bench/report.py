@@ -40,9 +40,7 @@ def show(bench: Bench) -> None:
         f"{facts['device']}, load {facts['load']} at the start; fewbits {facts['fewbits']}, backend {facts['backend']}"
     )
     print(f"torch {facts['torch']}, python {facts['python']}, compiler {facts['compiler']}")
-    print(
-        f"tensor {bench.rows}x{bench.cols} {bench.dtype}, N(0, 1); copying it reads and writes {speed:.1f} GB/s in sum"
-    )
+    print(f"tensor {bench.rows}x{bench.cols} {bench.dtype}, N(0, 1); a copy reads and writes {speed:.1f} GB/s in total")
     if bench.device == "cpu" and 2 * bench.rows * bench.cols * getattr(torch, bench.dtype).itemsize < SMALL:
         print("the tensor is small: the copy may stay in the caches, so these figures do not apply to large tensors")
     if float(facts["load"]) > float(facts["cores"]) / 2:

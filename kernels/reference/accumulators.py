@@ -96,7 +96,10 @@ def _truncated(v: Tensor, kept: int) -> Tensor:
 
 
 def _sum_to_odd(a: Tensor, b: Tensor) -> Tensor:
-    """Return a + b; if it is not exact, the neighbour with the odd last bit, so that a later rounding sees the rest."""
+    """Return a + b rounded to odd: an inexact sum becomes the neighbour whose last bit is 1.
+
+    Rounding that to fewer bits gives what rounding a + b once gives.
+    """
     s = a + b
     from_b = s - a
     error = (a - (s - from_b)) + (b - from_b)

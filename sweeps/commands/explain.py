@@ -34,10 +34,10 @@ def main(argv: Sequence[str]) -> int:
     from fewbits.sweeps.commands.explanation import as_computed, compared_with_today, differences, recipe_differences
 
     a = find_run(options.a, runs)
-    _name(options.a, a)
+    _print_name(options.a, a)
     if options.b:
         b = find_run(options.b, runs)
-        _name(options.b, b)
+        _print_name(options.b, b)
         lines, same = differences(as_computed(a), as_computed(b)), "the same trial"
         if lines:
             lines = [*recipe_differences(a, b), *lines]
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _name(word: str, run: Path) -> None:
+def _print_name(argument: str, run: Path) -> None:
     """Print the name of a run that was found by the digits of its hash."""
-    if run.name not in word:
-        print(f"{word}: {run.name}")
+    if run.name not in argument:
+        print(f"{argument}: {run.name}")

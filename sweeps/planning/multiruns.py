@@ -16,9 +16,9 @@ from fewbits.sweeps.planning.plan import Plan
 from fewbits.sweeps.planning.stored_plans import place_of, selection_hash
 from fewbits.sweeps.planning.sweep import SEED, Sweep
 
-NAME = "hydra.job.name"  # the setting of Hydra's that names a multirun
+NAME = "hydra.job.name"  # Hydra's setting for the name of a multirun
 MODE = "hydra.mode=MULTIRUN"
-STUDY = "train"  # in MLflow, the experiment of all multiruns
+STUDY = "train"  # the MLflow experiment of all multiruns
 
 
 def multirun_name(overrides: Sequence[str]) -> str:

@@ -201,7 +201,7 @@ def _loaded(path: Path, runs: Path, selection: tuple[str, ...] | None = None) ->
     if data["format"] != FORMAT:
         raise UnusablePlan(f"{path} has format {data['format']}, but this fewbits reads format {FORMAT}")
     if selection is not None and data.get("overrides") != list(selection):
-        raise UnusablePlan(f"{path} is the plan of other overrides: {data.get('overrides')}")
+        raise UnusablePlan(f"{path} belongs to other overrides: {data.get('overrides')}")
     if data.get("checksum") != _checksum(data):
         raise UnusablePlan(f"{path} is damaged: its content does not match its checksum")
     try:

@@ -70,10 +70,6 @@ class View:
         page = f"{base.rstrip('/')}/#/experiments/{self.experiment}/runs"
         return f"{page}?{urlencode(parameters, quote_via=quote)}"
 
-    def charts(self, base: str = UI) -> str:
-        """Return the URL of the view's charts."""
-        return f"{self.link(base)}&compareRunsMode=CHART"
-
 
 def _later_than_tested() -> bool:
     major, minor, *_ = metadata.version("mlflow").split(".")

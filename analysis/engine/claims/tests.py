@@ -185,7 +185,7 @@ def _bounds(empty: Finding, comparison: Comparison, data: Differences, estimated
 
 
 def _observed(empty: Finding, comparison: Comparison, data: Differences) -> Finding:
-    """Return whether every trial's number is on that side of the bound; nothing is inferred for other seeds."""
+    """Find whether every trial's number is on the claimed side of the bound; nothing is inferred for other seeds."""
     than = comparison.part.than
     assert than is not None
     if not data.values:

@@ -202,6 +202,6 @@ def accumulators(results: Results) -> Picture:
 
 
 def _growth(name: str) -> float:
-    """Return the power of K with which the error of sums of uniform numbers grows, from the shortest to the longest."""
+    """Return the exponent p for which errors of sums of K uniform numbers grow as K^p over all tested K."""
     first, last = (sums.errors(name, "uniform", k)[0] for k in (sums.LENGTHS[0], sums.LENGTHS[-1]))
     return math.log(last / first) / math.log(sums.LENGTHS[-1] / sums.LENGTHS[0])

@@ -21,7 +21,7 @@ FORMATS = ("e4m3", "e5m2", "e2m1", "e2m3", "e3m2", "e8m0", "bf16", "fp16")
 
 
 def _printed(name: str, kind: str) -> TableResult:
-    """Compare our casts of the printed inputs with the printed results; beyond the range they are NaN."""
+    """Compare casts of the text's inputs with the results that it prints; casts beyond the range are NaN."""
     printed = paper("primer").table(name)
     inputs = grids.TABLES[kind]["fp32"]
     rows = []

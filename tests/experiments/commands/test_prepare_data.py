@@ -29,6 +29,7 @@ from fewbits.experiments.data.preparation.unfinished import Unfinished
 from fewbits.experiments.data.preparation.web import COLLECTIONS, Documents
 from fewbits.experiments.data.tokenizing import trained_tokenizer
 from tests.experiments.data.data_inputs import shared_cache, shared_home
+from tests.messages import names
 
 SOURCE = Path(fewbits.__file__).parents[1]
 SMALL = ["--tokenizer", "bytes", "--validation", "0.1"]
@@ -141,13 +142,10 @@ def test_done_again_it_says_so_and_other_options_are_refused(
 ) -> None:
     options = ["c4", "--source", str(jsonl(tmp_path / "a.jsonl", pages(60))), "--out", str(tmp_path / "out"), *SMALL]
     main(options)
-    assert (
-        capsys.readouterr().out
-        == f"{tmp_path / 'out'} is prepared; to train on it: fewbits train data=c4 data.path={tmp_path / 'out'}\n"
-    )
+    assert names(capsys.readouterr().out, f"fewbits train data=c4 data.path={tmp_path / 'out'}")
     before = (tmp_path / "out" / "meta.json").stat().st_mtime_ns
     assert main(options) == 0
-    assert capsys.readouterr().out == f"{tmp_path / 'out'} is already prepared\n"
+    assert names(capsys.readouterr().out, tmp_path / "out", "already")
     assert (tmp_path / "out" / "meta.json").stat().st_mtime_ns == before
     with pytest.raises(ValueError, match=rf"{tmp_path / 'out'} .*choose another --out"):
         main([*options, "--documents", "40"])

@@ -32,6 +32,7 @@ from tests.experiments.trial_inputs import (
     train,
     train_until,
 )
+from tests.messages import names
 
 
 def test_a_trial_is_one_command(cache: Path, tmp_path: Path) -> None:
@@ -111,7 +112,8 @@ def test_the_same_words_again_show_the_result(cache: Path, tmp_path: Path, capsy
     assert cli.main(argv) == 0
     again = capsys.readouterr()
     assert again.out == first.out
-    assert again.err == "already done\n"
+    assert names(again.err, "done")
+    assert "step" not in again.err
 
 
 def test_a_trial_that_diverges_has_ended_well(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,7 +132,7 @@ def test_a_trial_that_is_being_run_is_wrong_input(
     train_until(2, cache, tmp_path)
     with opened(only_run(tmp_path)).alone():
         assert cli.main(["train", *overrides(cache, tmp_path)]) == 2
-    assert capsys.readouterr().err == f"fewbits: {only_run(tmp_path)}: another process is running this trial\n"
+    assert names(capsys.readouterr().err, only_run(tmp_path), "another process")
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(

@@ -39,7 +39,7 @@ from tests.experiments.trial_inputs import (
     train,
     train_until,
 )
-from tests.messages import naming
+from tests.messages import names, naming
 
 ALONE = World(torch.device("cpu"))
 TRIALS = {
@@ -191,7 +191,7 @@ def test_ctrl_c_ends_a_trial_at_a_checkpoint_and_with_130(cache: Path, tmp_path:
         assert process.pid
         os.kill(process.pid, signal.SIGINT)
         assert ended(process) == 130
-    assert output.read_text().splitlines()[-1] == "fewbits: stopped; the same command resumes from the last checkpoint"
+    assert names(output.read_text().splitlines()[-1], "stopped", "resumes")
     assert not leftovers(runs)
     (step,) = checkpoints.steps(only_run(runs) / "checkpoints")
     assert f"step {step}/12" in output.read_text()

@@ -73,7 +73,7 @@ def test_a_misspelt_store_is_told_and_not_made(
     arguments = [] if command == "ui" else [str(undisturbed.file)]
     for name in ("rnus", "file", "file/below"):
         assert cli.main([command, *arguments, "--runs", str(tmp_path / name)]) == 2
-        assert capsys.readouterr().err == f"fewbits: --runs {tmp_path / name}: no such folder\n"
+        assert names(capsys.readouterr().err, f"--runs {tmp_path / name}")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
@@ -107,7 +107,7 @@ def test_a_run_with_another_config_is_not_used_and_not_stale(
     assert was.startswith("nemotron-nano-")
     assert was != now
     assert cli.main(["explain", was, "--runs", str(undisturbed.store)]) == 0
-    assert capsys.readouterr().out == "the current code computes the same trial\n"
+    assert names(capsys.readouterr().out, "the same trial")
 
 
 def test_two_trials_are_explained_field_by_field(undisturbed: Undisturbed, capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,7 +184,7 @@ def test_a_run_is_found_by_the_beginning_of_its_hash_if_that_is_of_one(
         assert cli.main(["explain", digits[:length], "--runs", str(tmp_path)]) == 0
         named, same = capsys.readouterr().out.splitlines()
         assert names(named, digits[:length], source.name)
-        assert same == "the current code computes the same trial"
+        assert names(same, "the same trial")
     other = tmp_path / f"other-{digits[:4]}{'0' * 4}"
     shutil.copytree(source, other)
     assert cli.main(["explain", digits[:4], "--runs", str(tmp_path)]) == 2

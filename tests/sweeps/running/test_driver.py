@@ -285,7 +285,7 @@ def test_what_fails_is_named_with_its_log_and_leaves_the_others_whole(
         shown = capfd.readouterr()
         assert "6 trials: 4 done, 1 diverged, 1 blocked\n" in shown.out
         assert "failed: " not in shown.err
-        assert shown.err.splitlines()[-1] == "fewbits: 1 blocked permanently: their parent diverged"
+        assert names(shown.err.splitlines()[-1], "1 blocked", "diverged")
     assert len(shown.err.splitlines()) == 2
     assert attempts(good) == 1
     assert store.failure(broken) is None

@@ -22,6 +22,7 @@ from fewbits.sweeps.running.lease import Holder
 from fewbits.sweeps.running.machine_kinds import Machine
 from fewbits.sweeps.running.worker import Job, Outcome
 from fewbits.sweeps.tracking.synced import Synced
+from tests.messages import names
 from tests.sweeps.sweep_inputs import planned, tiny_file
 
 BRANCHES = {
@@ -181,9 +182,7 @@ def test_what_was_over_and_is_gone_is_told_with_status_1(
     assert conducted(plan, backend, monkeypatch) == 1
     shown = capfd.readouterr()
     assert "3 trials: 1 planned, 2 done\n" in shown.out
-    assert shown.err.splitlines()[-1] == (
-        "fewbits: 1 finished earlier but missing from the store: run the same command again"
-    )
+    assert names(shown.err.splitlines()[-1], 1, "missing from the store", "again")
     backend = Pretended()
     assert conducted(plan, backend, monkeypatch) == 0
     assert backend.started == [family["late"].id]
