@@ -11,7 +11,7 @@ from fewbits import fake_quantize, product
 
 
 def casts() -> None:
-    """Cast the printed numbers: precision, overflow and underflow."""
+    """Cast the numbers that the primer prints as examples of precision, overflow and underflow."""
     for values in (
         (-1.51039, 0.412776, -0.348471, -1.17588),
         (2438.37, -440.6, 857.116, 129.765),

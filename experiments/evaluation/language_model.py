@@ -160,7 +160,7 @@ class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         return scores
 
     def _logits(self, batch: Sequence[tuple[int, ...]], device: torch.device) -> Iterator[Tensor]:
-        """Return logits[t, V] of each input. Padding repeats the input's tokens, so it adds no others to a block."""
+        """Return logits[t, V] of each input. Padding repeats an input's own tokens, so blocks get no other values."""
         longest = max(map(len, batch))
         rows = [(inputs * -(-longest // len(inputs)))[:longest] for inputs in batch]
         logits = self._model(torch.tensor(rows, device=device))

@@ -92,7 +92,7 @@ def bytes_below(path: Path) -> int:
 
 
 def _still_to_write(planned: Planned) -> int:
-    """Return the bytes that a trial's checkpoints still add, and one more, since old ones go last."""
+    """Return the bytes that a trial's checkpoints still add. An old one is removed after a new one: so one is added."""
     folder = planned.folder
     if folder.over and folder.has(planned.keep):
         return 0
