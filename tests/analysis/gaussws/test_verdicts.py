@@ -222,7 +222,13 @@ def test_generators_are_judged_turn_by_turn(timed: Plan, box_muller: float, torc
 
 @pytest.mark.parametrize(
     ("ours", "diffq", "outcome"),
-    [(1.03, 1.2, REPRODUCED), (1 / (1 - 0.053), 1 / (1 - 0.1115), REPRODUCED), (1.25, 1.5, CONTRADICTED), (1.03, 1.05, CONTRADICTED), (0.99, 1.2, CONTRADICTED)],
+    [
+        (1.03, 1.2, REPRODUCED),
+        (1 / (1 - 0.053), 1 / (1 - 0.1115), REPRODUCED),
+        (1.25, 1.5, CONTRADICTED),
+        (1.03, 1.05, CONTRADICTED),
+        (0.99, 1.2, CONTRADICTED),
+    ],
 )
 def test_throughput_is_judged_beside_the_papers_numbers(
     timed: Plan, ours: float, diffq: float, outcome: Outcome

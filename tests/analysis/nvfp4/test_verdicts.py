@@ -22,12 +22,14 @@ UNREACHED = ("N2", "N5", "N11", "N15")
 NULLS = ("N10", "N14", "N16")
 CONTROLS = BAD | {"layers/nvfp4-base": 0.04, "no-rht": 0.04}  # what controls have to see
 STOCHASTIC = ("sr-gradients", "sr-backward", "sr-activations", "sr-weights")
-FOUR_BITS = ("kept", "with-2d", "no-sr", "recipe/nvfp4", "recipe/mxfp4", "hybrid/nvfp4", "hybrid/mxfp4") + (
+FOUR_BITS = (
+    *("kept", "with-2d", "no-sr", "recipe/nvfp4", "recipe/mxfp4", "hybrid/nvfp4", "hybrid/mxfp4"),
     *("rht-2", "rht-4", "rht-128", "signs-none", "signs-each", "rht-wgrad", "rht-fprop", "rht-dgrad"),
     *("weights-different", "weights-same", "weights-squares", "activations-different", "activations-same"),
 )
-LONG = ("nvfp4-trunk", "nvfp4-long", "long-no-sr", "long-no-rht", "long-no-2d", "switch-both", "switch-forward") + (
-    *("switch-backward", "switch-late"),
+LONG = (
+    *("nvfp4-trunk", "nvfp4-long", "long-no-sr", "long-no-rht", "long-no-2d"),
+    *("switch-both", "switch-forward", "switch-backward", "switch-late"),
 )
 # Four bits cost something, and no choice among them matters.
 NULL = World(
