@@ -7,6 +7,7 @@ import pytest
 from fewbits.analysis.engine.claims.findings import Outcome, Status, Verdict
 from fewbits.analysis.engine.claims.judging import judge_study
 from fewbits.sweeps.planning.plan import Plan
+from tests.analysis import worlds
 from tests.analysis.mor.worlds import FLOOR, World, results
 
 REPRODUCED, IN_PART, CONTRADICTED = Outcome.REPRODUCED, Outcome.IN_PART, Outcome.CONTRADICTED
@@ -110,6 +111,17 @@ def test_a_null_that_does_not_hold_is_not_contradicted_where_the_paper_did_not_l
     worse = dict.fromkeys(("tensor", "block", "channel", "block-64"), 0.02) | {"threshold-5": 0.03, "two-way": 0.01}
     found = judged(six, World(effect=CONTROLS | worse, fallback=some_fallback))
     assert outcomes(found, ("M3", "M6", "M7", "M17")) == dict.fromkeys(("M3", "M6", "M7", "M17"), NOT_SEEN)
+
+
+def test_the_opposite_is_contradicted_in_runs_as_large_as_the_papers_and_not_seen_in_others(six: Plan) -> None:
+    worse = {"block": 0.02, "tensor": 0.02, "channel": 0.02, "block-64": 0.02, "threshold-5": 0.05, "amax": 0.02}
+    world = World(
+        effect=CONTROLS | worse | dict.fromkeys(("e8m0", "two-way", "three-way"), 0.02), fallback=some_fallback
+    )
+    names = (*LOSSES, *EFFECTS, "M13", "M14")
+    for covered, outcome in ((False, NOT_SEEN), (True, CONTRADICTED)):
+        found = worlds.verdicts("mor", results(six, world), names, covered=covered)
+        assert outcomes(found, names) == dict.fromkeys(names, outcome)
 
 
 def test_an_underpowered_null_is_inconclusive_and_says_how_many_seeds_would_do(six: Plan) -> None:
