@@ -183,9 +183,11 @@ def control_state(control: ControlResult) -> str:
 
 
 def _margins(claim: Claim) -> list[str]:
-    """Return the margins of a claim and of its parts, each with its reason."""
-    margins = dict.fromkeys(margin for part in claim.parts if (margin := claim.margin_of(part)) is not None)
-    return [f"{size(margin.value, margin.relative)}: {margin.reason}" for margin in margins]
+    """Return the margins and bounds of a claim and of its parts, each with its reason."""
+    margins = [margin for part in claim.parts if (margin := claim.margin_of(part)) is not None]
+    shown = [f"{size(margin.value, margin.relative)}: {margin.reason}" for margin in margins]
+    bounds = [f"{part.bounds}: {part.reason}" for part in claim.parts if part.reason]
+    return list(dict.fromkeys([*shown, *bounds]))
 
 
 # -------------------------------------------------------------------------------- an interval as a picture

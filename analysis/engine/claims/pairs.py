@@ -18,7 +18,6 @@ from fewbits.analysis.engine.results.pooling import pools_of, treatments
 from fewbits.analysis.engine.statistics.estimates import Shared
 from fewbits.sweeps.planning.plan import Member
 
-UNQUANTIZED = "validation_loss_unquantized"  # the same weights, evaluated without quantizers
 LATE = "@late"  # the end of a metric's name that stands for a curve's mean over the last tenth of the steps
 # The losses that are also known by document, with their columns in evaluation.parquet.
 DOCUMENTS = {LOSS: "loss"} | {f"{LOSS}_{form}": f"loss_{form}" for form in ("unquantized", "cast", "narrow")}

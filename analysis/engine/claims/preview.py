@@ -72,7 +72,7 @@ def preview(study: str, results: Results) -> tuple[Preview, ...]:
     for claim in load_claims(study).claims:
         for comparison in comparisons(claim, arm_table(study)):
             if (seeds := _planned_seeds(results, comparison)) is not None:
-                spread = spreads.get(comparison.metric)
+                spread = spreads.get(comparison.metric) if comparison.arm else None
                 previews.append(_preview(study, claim.id, comparison, seeds, spread))
     return tuple(previews)
 
@@ -83,7 +83,9 @@ def spreads_of(study: str, results: Results) -> tuple[MeasuredSpread, ...]:
     by_metric: dict[str, list[tuple[float, int]]] = {}
     for claim in load_claims(study).claims:
         for comparison in comparisons(claim):
-            if _planned_seeds(results, comparison) is None or comparison.test not in (*DIRECTIONS, *NULLS):
+            if not comparison.arm or comparison.test not in (*DIRECTIONS, *NULLS):
+                continue
+            if _planned_seeds(results, comparison) is None:
                 continue
             data = data_of(results, comparison, lambda scope, name: resolve(study, scope, name))
             spread = spread_of(data) if isinstance(data, Differences) else None
@@ -102,7 +104,11 @@ def spreads_of(study: str, results: Results) -> tuple[MeasuredSpread, ...]:
 
 
 def _planned_seeds(results: Results, comparison: Comparison) -> int | None:
-    """Return the number of seeds that the plan has of both arms; None if an arm is not in the plan."""
+    """Return the number of seeds that the plan has of all arms; None if an arm is not in the plan."""
+    if comparison.part.formula:
+        places = {(place.sweep, place.arm) for place in comparison.part.places.values()}
+        by_arm = [{m.cell.seed for m in results.members if (m.cell.sweep, m.cell.arm) == place} for place in places]
+        return len(set.intersection(*by_arm)) if all(by_arm) else None
     if not comparison.arm:
         return None
     arms = (comparison.arm, comparison.baseline) if comparison.baseline else (comparison.arm,)
@@ -177,7 +183,9 @@ def preview_lines(previews: Iterable[Preview]) -> list[str]:
         if known:
             worst = max(known, key=lambda one: one.mde or 0.0)
             margin = f", margin {_shown(worst.comparison, worst.margin)}" if worst.margin else ""
-            lines.append(f"  {claim:4} {_shown(worst.comparison, worst.mde or 0.0)}{margin}, {worst.seeds} seeds")
+            coarse = worst.margin and (worst.mde or 0.0) > worst.margin and worst.comparison.test in DIRECTIONS
+            note = ": can show an effect beyond the margin, but not its absence" if coarse else ""
+            lines.append(f"  {claim:4} {_shown(worst.comparison, worst.mde or 0.0)}{margin}, {worst.seeds} seeds{note}")
     if len(lines) == 1:
         lines = [
             "minimum detectable effects are not known: analysis/papers/planning/spreads.yaml has no spread for this "

@@ -92,6 +92,7 @@ class Part:
     low: float | None = None  # the bounds of `within`
     high: float | None = None
     than: float | None = None  # the bound of above, below, all_above and all_below
+    reason: str = ""  # where the bounds come from
     absence: str = ""  # if empty, the claim's
     printed: Printed | None = None
     # False if runs in which nothing happens support the part, too: then it counts only together with other parts.
@@ -123,6 +124,13 @@ class Part:
             raise ValueError(f"{where}: test {self.test} needs the number `than`")
         if len(self.each) > 1:
             raise ValueError(f"{where}: `each` takes one axis, not {len(self.each)} ({', '.join(self.each)})")
+
+    @property
+    def bounds(self) -> str:
+        """Return the bounds of the part's test as text; empty if it has none."""
+        if self.low is not None and self.high is not None:
+            return f"{self.low:g} to {self.high:g}"
+        return "" if self.than is None else f"{self.than:g}"
 
     @property
     def places(self) -> dict[str, Place]:
@@ -168,6 +176,8 @@ class Claim:
         for part in self.parts:
             if part.test in OBSERVED:
                 raise ValueError(f"{self.id}: {part.test} checks single trials, and only controls may use it")
+            if part.test in OWN and not (part.reason or self.ours):
+                raise ValueError(f"{self.id}: {part.test} needs a `reason` for its bounds")
             if part.test in NULLS and self.margin_of(part) is None:
                 raise ValueError(f"{self.id}: {part.test} needs a margin, in the part or in the claim")
             if part.test in NULLS and self.reach == "outcome" and not self.control:

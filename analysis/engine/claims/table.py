@@ -20,7 +20,7 @@ Numbers in square brackets are missing from the paper's text as we have it; we r
   contradict an outcome.
 * *Control* names what the same runs have to show before they may decide the claim.
 """
-COLUMNS = ("claim", "the paper says", "we test", "reach", "absence", "control", "margin")
+COLUMNS = ("claim", "the paper says", "we test", "reach", "absence", "control", "margin or bound, and its source")
 
 
 def claims_table() -> str:
@@ -45,7 +45,8 @@ def _row(claim: Claim) -> tuple[str, ...]:
     reach = claim.reach
     if claim.stated is not None:
         reach += f": {amount(claim.stated.parameters, 3)} parameters, {amount(claim.stated.tokens, 3)} tokens"
-    margins = _margin(claim.margin) if claim.margin else ""
+    bounds = [f"{part.bounds}: {part.reason}" for part in claim.parts if part.reason]
+    margins = dict.fromkeys([*([_margin(claim.margin)] if claim.margin else []), *bounds])
     absence = {part.absence or claim.absence for part in claim.parts if not part.out_of_reach}
     return (
         f"**{claim.id}** {claim.statement}",
@@ -54,7 +55,7 @@ def _row(claim: Claim) -> tuple[str, ...]:
         reach,
         ", ".join(sorted(text.replace("-", " ") for text in absence)),
         ", ".join(claim.control),
-        margins,
+        "<br>".join(margins),
     )
 
 
@@ -68,10 +69,8 @@ def _part(part: Part, margin: Margin | None) -> str:
         text += f" beside {part.baseline}"
     if not part.data and not part.formula:
         text += f" by {', '.join(part.metrics)}"
-    if part.low is not None and part.high is not None:
-        text += f", {part.low:g} to {part.high:g}"
-    if part.than is not None:
-        text += f", {part.than:g}"
+    if part.bounds:
+        text += f", {part.bounds}"
     if margin is not None:
         text += f", margin {_margin(margin)}"
     return f"{part.name}: {text}" if part.name else text

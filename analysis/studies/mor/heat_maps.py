@@ -159,7 +159,7 @@ def over_steps(results: Results) -> Picture:
         maps[1] = replace(maps[1], x_label=ERROR)
         drawn = draw_histograms(maps, beside=True)
         options: Any = {"fontsize": SMALL, "color": theme().quiet, "xycoords": "axes fraction", "ha": "right"}
-        drawn.axes[0].annotate("step", (0, 1), (-4, 4), textcoords="offset points", **options)
+        drawn.axes[0].annotate("step", (0, 1), (-8, 4), textcoords="offset points", **options)
         return drawn
 
     notes = ("Layer 1. The trunk quantizes nothing; its errors are those that E4M3 would have.",)

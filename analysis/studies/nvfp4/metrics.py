@@ -28,6 +28,12 @@ def last_gradient_errors(results: Results) -> Mapping[str, float]:
     return found
 
 
+@metric("nvfp4", "mean_gradient_error")
+def mean_gradient_error(results: Results) -> Mapping[str, float]:
+    """Return the mean relative error of each trial's weight gradients over all blocks."""
+    return {trial: fmean(blocks.values()) for trial, blocks in errors_by_block(results).items()}
+
+
 def gradient_errors(results: Results) -> pd.DataFrame:
     """Return a row for each linear layer in the last window of each trial in which gradients were measured.
 

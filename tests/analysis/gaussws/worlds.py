@@ -61,7 +61,8 @@ class World(worlds.World):
 
 PAPER = World(
     effect={"gpt2/gaussws": 0.001, "gpt2/diffq": 0.01, "gaussws-low": 0.001, "diffq-low": 0.01}
-    | {"gpt2-mini/adam-mini": 0.01, "gpt2-mini/adam-mini-gaussws": 0.0112, "gpt2-mini/adam-mini-diffq": 0.02}
+    | {"gpt2-mini/adam-mini": 0.01, "gpt2-mini/adam-mini-gaussws": 0.0112, "gpt2-mini/adam-mini-diffq": 0.009}
+    | {"parts/all": 0.008}
     | {"llama2/bf16": 0.004, "llama2/diffq": 0.002, "llama2/gaussws": 0.0}
     | {"llama2-mini/adam-mini": 0.02, "llama2-mini/adam-mini-gaussws": 0.004},
     bits={"gpt2": 6.5, "widths": 6.5, "llama2": 5.0},

@@ -7,6 +7,7 @@ import pytest
 from fewbits.analysis.engine.claims.findings import Outcome, Status, Verdict
 from fewbits.analysis.engine.claims.judging import judge_study
 from fewbits.sweeps.planning.plan import Plan
+from tests.analysis import worlds
 from tests.analysis.mor.worlds import FLOOR, World, results
 
 REPRODUCED, IN_PART, CONTRADICTED = Outcome.REPRODUCED, Outcome.IN_PART, Outcome.CONTRADICTED
@@ -45,7 +46,13 @@ TRUE = World(
     fallback=paper_fallback,
     below=0.94,
 )
-NULL = World(effect=CONTROLS, norm={"bad-arm": 0.5})
+
+
+def some_fallback(arm: str, *place: object) -> float:
+    return 0.03 if arm == "threshold-5" else 0.05
+
+
+NULL = World(effect=CONTROLS, norm={"bad-arm": 0.5}, fallback=some_fallback)
 
 
 @pytest.fixture(scope="session")
@@ -89,8 +96,8 @@ def test_where_nothing_happens_nulls_hold_and_effects_are_not_seen_at_this_scale
     assert outcomes(found, LOSSES) == {name: REPRODUCED if name == "M19" else IN_PART for name in LOSSES}
     assert outcomes(found, EFFECTS) == dict.fromkeys(EFFECTS, NOT_SEEN)
     assert not any(found[name].covered for name in (*LOSSES, *EFFECTS))
-    assert found["M9"].outcome is INCONCLUSIVE, "equal shares are in no order, nor in another one"
-    assert found["M14"].outcome is NOT_SEEN
+    assert found["M9"].outcome is INCONCLUSIVE, "six equal ratios: p is 2^-6 by their signs"
+    assert outcomes(found, ("M13", "M14")) == dict.fromkeys(("M13", "M14"), NOT_SEEN), "of far longer runs"
 
 
 def test_a_mechanism_is_contradicted_at_any_scale(six: Plan) -> None:
@@ -102,8 +109,19 @@ def test_a_mechanism_is_contradicted_at_any_scale(six: Plan) -> None:
 
 def test_a_null_that_does_not_hold_is_not_contradicted_where_the_paper_did_not_look(six: Plan) -> None:
     worse = dict.fromkeys(("tensor", "block", "channel", "block-64"), 0.02) | {"threshold-5": 0.03, "two-way": 0.01}
-    found = judged(six, World(effect=CONTROLS | worse))
+    found = judged(six, World(effect=CONTROLS | worse, fallback=some_fallback))
     assert outcomes(found, ("M3", "M6", "M7", "M17")) == dict.fromkeys(("M3", "M6", "M7", "M17"), NOT_SEEN)
+
+
+def test_the_opposite_is_contradicted_in_runs_as_large_as_the_papers_and_not_seen_in_others(six: Plan) -> None:
+    worse = {"block": 0.02, "tensor": 0.02, "channel": 0.02, "block-64": 0.02, "threshold-5": 0.05, "amax": 0.02}
+    world = World(
+        effect=CONTROLS | worse | dict.fromkeys(("e8m0", "two-way", "three-way"), 0.02), fallback=some_fallback
+    )
+    names = (*LOSSES, *EFFECTS, "M13", "M14")
+    for covered, outcome in ((False, NOT_SEEN), (True, CONTRADICTED)):
+        found = worlds.verdicts("mor", results(six, world), names, covered=covered)
+        assert outcomes(found, names) == dict.fromkeys(names, outcome)
 
 
 def test_an_underpowered_null_is_inconclusive_and_says_how_many_seeds_would_do(six: Plan) -> None:
@@ -126,6 +144,18 @@ def test_arms_that_stay_in_bf16_do_not_show_that_quantizing_costs_nothing(six: P
     found = judged(six, World(effect=CONTROLS, fallback=lambda *place: 0.9))
     assert found["M3"].outcome is INCONCLUSIVE
     assert [control.id for control in found["M3"].controls if not control.passed] == ["quantizes"]
+
+
+def test_errors_say_nothing_where_no_tensor_falls_back(six: Plan) -> None:
+    found = judged(six, World(effect=CONTROLS))
+    for name in ("M9", "M11", "M13", "M14", "M15", "M16", "M20", "M22", "M23"):
+        assert found[name].outcome is INCONCLUSIVE, name
+
+
+def test_a_threshold_that_changes_no_decision_shows_no_null(six: Plan) -> None:
+    one = judged(six, World(effect=CONTROLS, fallback=lambda *place: 0.05))["M7"]
+    assert one.outcome is INCONCLUSIVE
+    assert [control.id for control in one.controls if not control.passed] == ["quantizes-more"]
 
 
 def test_one_seed_decides_nothing_but_arithmetic(plans: Callable[..., Plan]) -> None:

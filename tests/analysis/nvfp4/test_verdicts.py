@@ -20,9 +20,22 @@ EXACT = tuple(c.id for c in load_claims("nvfp4").claims if any(part.test == "exa
 TRAINED = tuple(c.id for c in load_claims("nvfp4").claims if c.id not in EXACT)
 UNREACHED = ("N2", "N5", "N11", "N15")
 NULLS = ("N10", "N14", "N16")
-CONTROLS = BAD | {"layers/nvfp4-base": 0.04, "no-rht": 0.02}  # what controls have to see
+CONTROLS = BAD | {"layers/nvfp4-base": 0.04, "no-rht": 0.04}  # what controls have to see
 STOCHASTIC = ("sr-gradients", "sr-backward", "sr-activations", "sr-weights")
-NULL = World(effect=CONTROLS | dict.fromkeys(STOCHASTIC, -0.01), gradients=lambda block, part: 0.12)
+FOUR_BITS = (
+    *("kept", "with-2d", "no-sr", "recipe/nvfp4", "recipe/mxfp4", "hybrid/nvfp4", "hybrid/mxfp4"),
+    *("rht-2", "rht-4", "rht-128", "signs-none", "signs-each", "rht-wgrad", "rht-fprop", "rht-dgrad"),
+    *("weights-different", "weights-same", "weights-squares", "activations-different", "activations-same"),
+)
+LONG = (
+    *("nvfp4-trunk", "nvfp4-long", "long-no-sr", "long-no-rht", "long-no-2d"),
+    *("switch-both", "switch-forward", "switch-backward", "switch-late"),
+)
+# Four bits cost something, and no choice among them matters.
+NULL = World(
+    effect=CONTROLS | dict.fromkeys(FOUR_BITS, 0.02) | dict.fromkeys(LONG, 0.005) | dict.fromkeys(STOCHASTIC, 0.01),
+    gradients=lambda block, part: 0.12,
+)
 
 
 def judged(plan: Plan, world: World, *names: str, covered: bool = False) -> dict[str, Verdict]:
@@ -101,7 +114,8 @@ def test_the_opposite_is_contradicted_where_runs_reach_so_far_and_not_seen_elsew
 
 
 def test_too_much_noise_is_inconclusive_and_says_what_it_would_have_detected(cpu: Plan) -> None:
-    loud = {"bad-arm": 5.0, "layers/nvfp4-base": 5.0, "kept": 1.0, "no-rht": 5.0, "mxfp4-1.00": 5.0}
+    loud = {"bad-arm": 5.0, "layers/nvfp4-base": 5.0, "no-rht": 5.0, "mxfp4-1.00": 5.0}
+    loud |= dict.fromkeys((*FOUR_BITS, *LONG), 0.06) | {"kept": 1.0, "rht-wgrad": 1.0}
     names = (*NULLS, "N3", "N4", "N6", "N9", "N17", "N18", "N20")
     found = judged(cpu, World(effect=loud, noise=0.01, noises={"base-whole": 0.05}), *names)
     for name, one in found.items():
@@ -114,19 +128,20 @@ def test_too_much_noise_is_inconclusive_and_says_what_it_would_have_detected(cpu
 
 
 def test_nothing_is_decided_where_controls_find_nothing(cpu: Plan) -> None:
-    silent = dict.fromkeys(BAD, 0.0) | {"mxfp4-1.50": 0.0, "kept": 0.017, "no-rht": 0.01, "nvfp4-long": 0.001}
-    for name, one in judged(cpu, changed(silent)).items():
+    costs = ("kept", "nvfp4-long", "weights-different", "activations-different", "recipe/mxfp4", "hybrid/mxfp4")
+    silent = dict.fromkeys((*BAD, *costs, "mxfp4-1.50"), 0.0) | {"no-rht": 0.01}
+    for name, one in judged(cpu, replace(changed(silent), gradients=lambda block, part: 0.001)).items():
         if one.claim.control:
             assert one.outcome is INCONCLUSIVE, name
             assert tuple(control.id for control in one.controls if not control.passed) == one.claim.control, name
 
 
 def test_one_control_that_finds_nothing_concerns_its_claims_alone(cpu: Plan) -> None:
-    found = judged(cpu, changed({"hybrid/bad-arm": 0.0}), "N9", "N20")
+    found = judged(cpu, changed({"hybrid/mxfp4": 0.0}), "N9", "N20")
     assert outcomes(found) == {"N9": REPRODUCED, "N20": INCONCLUSIVE}
-    assert "control bad-arm-hybrid failed" in found["N20"].reason
-    untested = judged(cpu, replace(PAPER, missing=frozenset(("hybrid/bad-arm", seed) for seed in range(3))), "N20")
-    assert "control bad-arm-hybrid was not tested" in untested["N20"].reason
+    assert "control mxfp4-costs-hybrid failed" in found["N20"].reason
+    untested = judged(cpu, replace(PAPER, missing=frozenset(("hybrid/mxfp4", seed) for seed in range(3))), "N20")
+    assert "control mxfp4-costs-hybrid was not tested" in untested["N20"].reason
 
 
 def test_what_a_switch_gains_by_the_format_of_its_evaluation_is_no_gain(cpu: Plan) -> None:

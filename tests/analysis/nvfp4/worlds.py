@@ -38,7 +38,7 @@ class World(worlds.World):
         ]
 
 
-BAD = {"recipe/bad-arm": 0.05, "layers/bad-arm": 0.05, "hybrid/bad-arm": 0.05, "mxfp4-1.00": 0.02}
+BAD = {"recipe/bad-arm": 0.05, "layers/bad-arm": 0.05, "mxfp4-1.00": 0.02}
 PAPER = World(
     effect=BAD
     | {"recipe/fp8": 0.001, "recipe/nvfp4": 0.01, "no-sr": 0.012, "no-rht": 0.013, "no-2d": 0.0125}
