@@ -106,6 +106,12 @@ template <class D> struct Plan {
 
   // plan_scales.h
   void weigh(const Tile &t, Scratch<D> &s);
+  template <bool STOCHASTIC>
+  void weigh_groups(const Cell<D> *x, int64_t r, const Tile &t, Scratch<D> &s, const float *amax, float outer,
+                    int64_t *sums) const;
+  template <bool STOCHASTIC>
+  void weigh_columns(const Cell<D> *x, int64_t r, const Tile &t, Scratch<D> &s, const float *amax, float outer,
+                     int64_t *sums) const;
   void spread(const float *blocks, int64_t c0, int64_t c1, float *to) const;
   void add_blocks(const int64_t *from, int64_t c0, int64_t c1, int64_t *sums) const;
   void correct(const Cell<D> *from, int64_t stride, int64_t height, int64_t block_row, const Tile &t,
