@@ -178,20 +178,17 @@ void Plan<D>::find_scales(const Cell<D> *from, int64_t stride, int64_t height, i
         scales<POWER>(q.scaling, amax, m, max, g, ordinary, to);
         break;
       case TWO_LEVEL:
-        scales<TWO_LEVEL>(q.scaling, amax, m, max, g, ordinary, to);
+        if (weighs()) {
+          const int64_t *less = &four_less_six[size_t(block_row * block_count_cols + first) + b];
+          const float four = value(q.scaling.expansion);
+          scales<TWO_LEVEL>(q.scaling, amax, m, max, g, ordinary, to,
+                            [=](int64_t i) { return less[i] < 0 ? four : 1.0f; });
+        } else {
+          scales<TWO_LEVEL>(q.scaling, amax, m, max, g, ordinary, to);
+        }
         break;
       default:
         scales<NONE>(q.scaling, amax, m, max, g, ordinary, to);
-    }
-    if (weighs()) {
-      s.four.compute(q, amax, m, g, value(q.scaling.expansion));
-      const int64_t *__restrict less = &four_less_six[size_t(block_row * block_count_cols + first) + b];
-      for (int64_t k = 0; k < m; k++) {
-        const bool four = less[k] < 0;
-        to.encode[k] = four ? s.four.encode[size_t(k)] : to.encode[k];
-        to.decode[k] = four ? s.four.decode[size_t(k)] : to.decode[k];
-        to.code[k] = four ? s.four.code[size_t(k)] : to.code[k];
-      }
     }
     std::fill(s.block_outer.begin() + int64_t(b), s.block_outer.begin() + int64_t(b) + m,
               q.scaling.two_levels() ? g.decode : 1.0f);
