@@ -12,9 +12,10 @@ struct BlockScales {
   float *encode, *decode;
   uint32_t *code, *care;
 };
-template <ScalingKind KIND>
+// expansion: returns the factor of block i's scale, which Four Over Six chooses.
+template <ScalingKind KIND, class Expansion>
 void scales(const Scaling &scaling, const uint32_t *amax, int64_t n, float max, const Group &group,
-            const Bounds &bounds, const BlockScales &to, float expansion = 1.0f) {
+            const Bounds &bounds, const BlockScales &to, Expansion expansion) {
   Scaling s = scaling;
   s.kind = KIND;
   const Group g = group;
@@ -23,11 +24,16 @@ void scales(const Scaling &scaling, const uint32_t *amax, int64_t n, float max, 
   float *__restrict encode = to.encode, *__restrict decode = to.decode;
   uint32_t *__restrict code = to.code, *__restrict care = to.care;
   for (int64_t i = 0; i < n; i++) {
-    Scale one = make_scale(s, max, value(from[i]), g, expansion);
+    Scale one = make_scale(s, max, value(from[i]), g, expansion(i));
     encode[i] = one.encode, decode[i] = one.decode, code[i] = one.code;
     uint32_t plain = is_ordinary(s, value(from[i]), one, ordinary);
     care[i] = (plain ^ 1u) + (KIND != NONE ? from[i] >= INF : 0u);
   }
+}
+template <ScalingKind KIND>
+void scales(const Scaling &scaling, const uint32_t *amax, int64_t n, float max, const Group &group,
+            const Bounds &bounds, const BlockScales &to) {
+  scales<KIND>(scaling, amax, n, max, group, bounds, to, [](int64_t) { return 1.0f; });
 }
 
 }  // namespace fb

@@ -70,6 +70,21 @@ struct Candidates {
   }
 };
 
+// Return the smaller of two magnitudes, by their bits: g++ turns minima of floats whose bits are used into selections.
+// A NaN counts as large.
+FB_INLINE float smaller_magnitude(float a, float b) { return value(bits(a) < bits(b) ? bits(a) : bits(b)); }
+
+// As `scaled` and `error_units`, written so that they vectorise well. E2M1 is not wide. An error of 0 has the bits of
+// 128.
+constexpr int32_t ZERO_ERROR = 0x43000000;
+FB_INLINE float scaled_magnitude(float size, const Grid &g, float encode) {
+  return smaller_magnitude(size * encode, 4.0f * g.max);
+}
+FB_INLINE int32_t error_bits(float size, float q, const Grid &g, float decode, float outer, float amax) {
+  const float y = smaller((smaller(q, g.max) * decode) * outer, FLOAT_MAX);
+  return int32_t(bits(smaller_magnitude(magnitude(size - y) / amax, 1.0f) + 128.0f));
+}
+
 // Compute `four_less_six` of n elements; `high` are the first 16 bits of each element's draw. *ask becomes nonzero if
 // these do not decide. The loops are separate because the first has 32-bit lanes only.
 template <class D, bool STOCHASTIC>
@@ -86,11 +101,13 @@ FB_INLINE void weigh_run(const typename D::Storage *__restrict x, int64_t n, con
   for (int64_t i = 0; i < n; i++) {
     const float size = D::widen(S(x[i] & D::magnitude_mask));
     const uint32_t draw = STOCHASTIC ? high[i] : 0;
-    const Scale four{four_encode[i], four_decode[i], outer, 0}, six{six_encode[i], six_decode[i], outer, 0};
-    const float by_four = rounded_at_once<false, STOCHASTIC>(scaled(size, g, four), g, draw, &undecided);
-    const float by_six = rounded_at_once<false, STOCHASTIC>(scaled(size, g, six), g, draw, &undecided);
-    const int32_t a = error_units(size, by_four, g, four, amax[i]), b = error_units(size, by_six, g, six, amax[i]);
-    less[i] = a - b, sum[i] = a + b;
+    const float by_four =
+        rounded_at_once<false, STOCHASTIC>(scaled_magnitude(size, g, four_encode[i]), g, draw, &undecided);
+    const float by_six =
+        rounded_at_once<false, STOCHASTIC>(scaled_magnitude(size, g, six_encode[i]), g, draw, &undecided);
+    const int32_t a = error_bits(size, by_four, g, four_decode[i], outer, amax[i]);
+    const int32_t b = error_bits(size, by_six, g, six_decode[i], outer, amax[i]);
+    less[i] = a - b, sum[i] = (a - ZERO_ERROR) + (b - ZERO_ERROR);
   }
   *ask |= undecided;
   for (int64_t i = 0; i < n; i++) out[i] = int64_t(less[i]) * int64_t(sum[i]);
@@ -107,6 +124,60 @@ inline void weigh_piece(const typename D::Storage *x, int64_t n, const Grid &g, 
     const float size = D::widen(typename D::Storage(x[i] & D::magnitude_mask));
     out[i] = four_less_six(size, g, columns.at(i), true, high[i], index + uint64_t(i), seed);
   }
+}
+
+// The sum of less[i] · sum[i], where only the products need 64 bits.
+FB_INLINE int64_t sum_of_products(const int32_t (&less)[GROUP], const int32_t (&sum)[GROUP]) {
+#if defined(__AVX2__)
+  __m256i total = _mm256_setzero_si256();
+  for (int i = 0; i < GROUP; i += 8) {
+    const __m256i a = _mm256_loadu_si256((const __m256i *)(less + i));
+    const __m256i b = _mm256_loadu_si256((const __m256i *)(sum + i));
+    total = _mm256_add_epi64(total, _mm256_mul_epi32(a, b));
+    total = _mm256_add_epi64(total, _mm256_mul_epi32(_mm256_srli_epi64(a, 32), _mm256_srli_epi64(b, 32)));
+  }
+  int64_t lanes[4];
+  memcpy(lanes, &total, sizeof lanes);
+  return (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
+#else
+  int64_t total = 0;
+  for (int i = 0; i < GROUP; i++) total += int64_t(less[i]) * int64_t(sum[i]);
+  return total;
+#endif
+}
+
+// Return the sum of `four_less_six` over n elements of one block, one by one. index: of the first element, in the
+// stream of draws.
+template <class D, bool STOCHASTIC>
+inline int64_t weigh_each(const typename D::Storage *x, int64_t n, const Grid &g, const FourOverSix &block,
+                          const uint16_t *high, uint64_t index, uint64_t seed) {
+  int64_t total = 0;
+  for (int64_t i = 0; i < n; i++)
+    total += four_less_six(D::widen(typename D::Storage(x[i] & D::magnitude_mask)), g, block, STOCHASTIC,
+                           STOCHASTIC ? high[i] : 0, index + uint64_t(i), seed);
+  return total;
+}
+
+// As `weigh_each`, for GROUP elements at once.
+template <class D, bool STOCHASTIC>
+FB_INLINE int64_t weigh_group(const typename D::Storage *__restrict x, const Grid &grid, const FourOverSix &of_block,
+                              const uint16_t *__restrict high, uint64_t index, uint64_t seed) {
+  typedef typename D::Storage S;
+  const Grid g = grid;
+  const FourOverSix block = of_block;
+  int32_t less[GROUP], sum[GROUP];
+  uint32_t ask = 0;
+  for (int i = 0; i < GROUP; i++) {
+    const float size = D::widen(S(x[i] & D::magnitude_mask));
+    const uint32_t draw = STOCHASTIC ? high[i] : 0;
+    const float by_four =
+        rounded_at_once<false, STOCHASTIC>(scaled_magnitude(size, g, block.four.encode), g, draw, &ask);
+    const float by_six = rounded_at_once<false, STOCHASTIC>(scaled_magnitude(size, g, block.six.encode), g, draw, &ask);
+    const int32_t a = error_bits(size, by_four, g, block.four.decode, block.four.outer, block.amax);
+    const int32_t b = error_bits(size, by_six, g, block.six.decode, block.six.outer, block.amax);
+    less[i] = a - b, sum[i] = (a - ZERO_ERROR) + (b - ZERO_ERROR);
+  }
+  return ask ? weigh_each<D, STOCHASTIC>(x, GROUP, g, block, high, index, seed) : sum_of_products(less, sum);
 }
 
 // Compute MS-EDEN's sums over a run of elements of one block (`products_run`), or of elements that each belong to

@@ -17,12 +17,17 @@ struct Tile {
 // One of the two scales that Four Over Six compares, for a row of blocks.
 struct Candidate {
   std::vector<float> encode, decode;
-  std::vector<uint32_t> code, care;
 
   void compute(const Quant &q, const uint32_t *amax, int64_t n, const Group &group, float expansion) {
-    encode.resize(size_t(n)), decode.resize(size_t(n)), code.resize(size_t(n)), care.resize(size_t(n));
-    const BlockScales to{encode.data(), decode.data(), code.data(), care.data()};
-    scales<TWO_LEVEL>(q.scaling, amax, n, q.grid.max, group, Bounds{}, to, expansion);
+    encode.resize(size_t(n)), decode.resize(size_t(n));
+    float *__restrict to_encode = encode.data(), *__restrict to_decode = decode.data();
+    Scaling s = q.scaling;
+    s.kind = TWO_LEVEL;
+    const Group g = group;
+    for (int64_t i = 0; i < n; i++) {
+      const Scale one = make_scale(s, q.grid.max, value(amax[i]), g, expansion);
+      to_encode[i] = one.encode, to_decode[i] = one.decode;
+    }
   }
 };
 
@@ -106,6 +111,12 @@ template <class D> struct Plan {
 
   // plan_scales.h
   void weigh(const Tile &t, Scratch<D> &s);
+  template <bool STOCHASTIC>
+  void weigh_groups(const Cell<D> *x, int64_t r, const Tile &t, Scratch<D> &s, const float *amax, float outer,
+                    int64_t *sums) const;
+  template <bool STOCHASTIC>
+  void weigh_columns(const Cell<D> *x, int64_t r, const Tile &t, Scratch<D> &s, const float *amax, float outer,
+                     int64_t *sums) const;
   void spread(const float *blocks, int64_t c0, int64_t c1, float *to) const;
   void add_blocks(const int64_t *from, int64_t c0, int64_t c1, int64_t *sums) const;
   void correct(const Cell<D> *from, int64_t stride, int64_t height, int64_t block_row, const Tile &t,

@@ -93,6 +93,13 @@ template <class D> void Plan<D>::first_walk(const Tile &t, Scratch<D> &s) {
     }
     amaxes(at, stride, end - r, t.c0, t.c1, s);
     int64_t first = t.c0 / C;
+    const bool whole = t.c0 % C == 0 && (t.c1 % C == 0 || t.c1 == cols) && r == block_row * R &&
+                       end == std::min(rows, (block_row + 1) * R);
+    if (lookup && whole) {  // no other tile has a part of these blocks
+      std::copy(s.amax.begin(), s.amax.end(), &block_amax[size_t(block_row * block_count_cols + first)]);
+      r = end;
+      continue;
+    }
     for (size_t b = 0; b < s.amax.size(); b++) {
       if (lookup) {
         raise_to(&block_amax[size_t(block_row * block_count_cols + first + int64_t(b))], s.amax[b]);
@@ -105,12 +112,17 @@ template <class D> void Plan<D>::first_walk(const Tile &t, Scratch<D> &s) {
 }
 
 template <class D> void Plan<D>::after_first_walk() {
-  if (lookup && grouped)
+  if (lookup && grouped && !q.group_by_row) {
+    uint32_t m = 0;
+    for (uint32_t a : block_amax) m = std::max(m, a < INF ? a : 0u);
+    group_amax[0] = m;
+  } else if (lookup && grouped) {
     for (int64_t i = 0; i < block_count_rows; i++)
       for (int64_t j = 0; j < block_count_cols; j++) {
         uint32_t a = block_amax[size_t(i * block_count_cols + j)];
         if (a < INF) raise_to(&group_amax[size_t(group_of(i, j))], a);
       }
+  }
   if (request.group_scales)
     for (size_t g = 0; g < group_amax.size(); g++)
       request.group_scales[g] = stored_group(q.scaling, make_group(q.scaling, q.grid.max, value(group_amax[g])));

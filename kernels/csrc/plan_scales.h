@@ -7,15 +7,16 @@ namespace fb {
 
 // Compare the two candidate scales of each block, for Four Over Six, between the first and the second pass.
 template <class D> void Plan<D>::weigh(const Tile &t, Scratch<D> &s) {
-  int64_t stride, first = t.c0 / C, count = (t.c1 - 1) / C - first + 1, width = t.c1 - t.c0;
+  int64_t stride, first = t.c0 / C, count = (t.c1 - 1) / C - first + 1;
   const Cell<D> *from = source(t, s, &stride, true);
   Group group = make_group(q.scaling, q.grid.max, value(group_amax[0]));
   std::vector<int64_t> sums(static_cast<size_t>(count));
   std::vector<float> amaxes(static_cast<size_t>(count));
   const bool whole_columns = t.c0 % C == 0 && (t.c1 % C == 0 || t.c1 == cols);
-  uint16_t high[3 * PIECE];  // draws are made in groups of up to PIECE
-  for (auto &column : s.columns) column.resize(size_t(width));
-  s.weights.resize(size_t(width));
+  const bool by_group = C % GROUP == 0 && t.c0 % C == 0;
+  auto weigh_row = by_group       ? q.stochastic ? &Plan::weigh_groups<true> : &Plan::weigh_groups<false>
+                   : q.stochastic ? &Plan::weigh_columns<true>
+                                  : &Plan::weigh_columns<false>;
   for (int64_t r = t.r0; r < t.r1;) {
     const int64_t block_row = r / R, bottom = std::min(rows, (block_row + 1) * R), end = std::min(t.r1, bottom);
     const bool whole = whole_columns && r == block_row * R && end == bottom;
@@ -24,27 +25,15 @@ template <class D> void Plan<D>::weigh(const Tile &t, Scratch<D> &s) {
     s.six.compute(q, amax, count, group, 1.0f);
     s.four.compute(q, amax, count, group, value(q.scaling.expansion));
     for (size_t b = 0; b < size_t(count); b++) amaxes[b] = value(amax[b]);
-    const float *known[] = {s.four.encode.data(), s.four.decode.data(), s.six.encode.data(), s.six.decode.data(),
-                            amaxes.data()};
-    for (int k = 0; k < 5; k++) spread(known[k], t.c0, t.c1, s.columns[k].data());
-    std::fill(sums.begin(), sums.end(), 0);
-    for (; r < end; r++) {
-      const Cell<D> *x = from + (r - t.r0) * stride;
-      for (int64_t i = 0; i < width; i += PIECE) {
-        const int64_t n = std::min(int64_t(PIECE), width - i);
-        const uint64_t index = uint64_t(r * cols + t.c0 + i), skipped = index % 8;
-        const Candidates columns{s.columns[0].data() + i, s.columns[1].data() + i, s.columns[2].data() + i,
-                                 s.columns[3].data() + i, s.columns[4].data() + i, group.decode};
-        int64_t *out = s.weights.data() + i;
-        if (q.stochastic) {
-          fill_high(index - skipped, n + int64_t(skipped), q.seed, high);
-          weigh_piece<D, true>(x + i, n, q.grid, columns, high + skipped, index, q.seed, out);
-        } else {
-          weigh_piece<D, false>(x + i, n, q.grid, columns, high, index, 0, out);
-        }
-      }
-      add_blocks(s.weights.data(), t.c0, t.c1, sums.data());
+    if (!by_group) {
+      const float *known[] = {s.four.encode.data(), s.four.decode.data(), s.six.encode.data(), s.six.decode.data(),
+                              amaxes.data()};
+      for (int k = 0; k < 5; k++)
+        s.columns[k].resize(size_t(t.c1 - t.c0)), spread(known[k], t.c0, t.c1, s.columns[k].data());
     }
+    std::fill(sums.begin(), sums.end(), 0);
+    for (; r < end; r++)
+      (this->*weigh_row)(from + (r - t.r0) * stride, r, t, s, amaxes.data(), group.decode, sums.data());
     int64_t *to = &four_less_six[size_t(at)];
     if (whole) {
       std::copy(sums.begin(), sums.end(), to);
@@ -54,21 +43,70 @@ template <class D> void Plan<D>::weigh(const Tile &t, Scratch<D> &s) {
   }
 }
 
-// Call f with the first column and the number of columns of each block in [c0, c1). Whole blocks of GROUP columns pass
-// their number as a constant.
+// Add `four_less_six` of the elements of one row of a tile to the sums of their blocks. Blocks consist of whole groups
+// of columns, and the tile starts with a block.
+template <class D>
+template <bool STOCHASTIC>
+void Plan<D>::weigh_groups(const Cell<D> *x, int64_t r, const Tile &t, Scratch<D> &s, const float *amax, float outer,
+                           int64_t *sums) const {
+  uint16_t high[STOCHASTIC ? CHUNK + 2 * PIECE : 1];
+  const int64_t width = t.c1 - t.c0, groups = C / GROUP;
+  for (int64_t c = 0, b = 0, done = 0; c < width; c += CHUNK) {  // done: groups of block b
+    const int64_t end = std::min(width, c + CHUNK);
+    const uint64_t index = uint64_t(r * cols + t.c0 + c), skipped = index % 8;
+    if (STOCHASTIC) fill_high(index - skipped, end - c + int64_t(skipped), q.seed, high);
+    for (int64_t i = c; i < end; i += GROUP) {
+      const FourOverSix block{Scale{s.six.encode[size_t(b)], s.six.decode[size_t(b)], outer, 0},
+                              Scale{s.four.encode[size_t(b)], s.four.decode[size_t(b)], outer, 0}, amax[b]};
+      const uint16_t *draws = high + (STOCHASTIC ? int64_t(skipped) + i - c : 0);
+      sums[b] += end - i >= GROUP
+                     ? weigh_group<D, STOCHASTIC>(x + i, q.grid, block, draws, index + uint64_t(i - c), q.seed)
+                     : weigh_each<D, STOCHASTIC>(x + i, end - i, q.grid, block, draws, index + uint64_t(i - c), q.seed);
+      if (++done == groups) done = 0, b++;
+    }
+  }
+}
+
+// As `weigh_groups`, for blocks of any width, whose scales are expanded to columns.
+template <class D>
+template <bool STOCHASTIC>
+void Plan<D>::weigh_columns(const Cell<D> *x, int64_t r, const Tile &t, Scratch<D> &s, const float *, float outer,
+                            int64_t *sums) const {
+  uint16_t high[3 * PIECE];  // draws are made in groups of up to PIECE
+  const int64_t width = t.c1 - t.c0;
+  s.weights.resize(size_t(width));
+  for (int64_t i = 0; i < width; i += PIECE) {
+    const int64_t n = std::min(int64_t(PIECE), width - i);
+    const uint64_t index = uint64_t(r * cols + t.c0 + i), skipped = STOCHASTIC ? index % 8 : 0;
+    const Candidates columns{s.columns[0].data() + i, s.columns[1].data() + i, s.columns[2].data() + i,
+                             s.columns[3].data() + i, s.columns[4].data() + i, outer};
+    if (STOCHASTIC) fill_high(index - skipped, n + int64_t(skipped), q.seed, high);
+    weigh_piece<D, STOCHASTIC>(x + i, n, q.grid, columns, high + skipped, index, q.seed, s.weights.data() + i);
+  }
+  add_blocks(s.weights.data(), t.c0, t.c1, sums);
+}
+
+// Call f with the first column and the number of columns of each block in [c0, c1).
 template <class F> FB_INLINE void each_block(int64_t c0, int64_t c1, int64_t C, F f) {
   int64_t end = (c0 / C + 1) * C;
-  for (int64_t c = c0; c < c1; c = end, end += C)
-    c1 - c >= GROUP &&end - c == GROUP ? f(c - c0, int64_t(GROUP)) : f(c - c0, std::min(end, c1) - c);
+  for (int64_t c = c0; c < c1; c = end, end += C) f(c - c0, std::min(end, c1) - c);
 }
 
 // Write the value of each block to its columns in [c0, c1).
 template <class D> void Plan<D>::spread(const float *blocks, int64_t c0, int64_t c1, float *to) const {
+  if (C == 1) {
+    std::copy_n(blocks, c1 - c0, to);
+    return;
+  }
   each_block(c0, c1, C, [&](int64_t first, int64_t n) FB_INLINED { std::fill_n(to + first, n, *blocks++); });
 }
 
 // Add the values of the columns [c0, c1) to the sums of their blocks.
 template <class D> void Plan<D>::add_blocks(const int64_t *from, int64_t c0, int64_t c1, int64_t *sums) const {
+  if (C == 1) {
+    for (int64_t c = 0; c < c1 - c0; c++) sums[c] += from[c];
+    return;
+  }
   each_block(c0, c1, C, [&](int64_t first, int64_t n) FB_INLINED {
     int64_t sum = 0;
     for (int64_t i = 0; i < n; i++) sum += from[first + i];
@@ -140,20 +178,17 @@ void Plan<D>::find_scales(const Cell<D> *from, int64_t stride, int64_t height, i
         scales<POWER>(q.scaling, amax, m, max, g, ordinary, to);
         break;
       case TWO_LEVEL:
-        scales<TWO_LEVEL>(q.scaling, amax, m, max, g, ordinary, to);
+        if (weighs()) {
+          const int64_t *less = &four_less_six[size_t(block_row * block_count_cols + first) + b];
+          const float four = value(q.scaling.expansion);
+          scales<TWO_LEVEL>(q.scaling, amax, m, max, g, ordinary, to,
+                            [=](int64_t i) { return less[i] < 0 ? four : 1.0f; });
+        } else {
+          scales<TWO_LEVEL>(q.scaling, amax, m, max, g, ordinary, to);
+        }
         break;
       default:
         scales<NONE>(q.scaling, amax, m, max, g, ordinary, to);
-    }
-    if (weighs()) {
-      s.four.compute(q, amax, m, g, value(q.scaling.expansion));
-      const int64_t *__restrict less = &four_less_six[size_t(block_row * block_count_cols + first) + b];
-      for (int64_t k = 0; k < m; k++) {
-        const bool four = less[k] < 0;
-        to.encode[k] = four ? s.four.encode[size_t(k)] : to.encode[k];
-        to.decode[k] = four ? s.four.decode[size_t(k)] : to.decode[k];
-        to.code[k] = four ? s.four.code[size_t(k)] : to.code[k];
-      }
     }
     std::fill(s.block_outer.begin() + int64_t(b), s.block_outer.begin() + int64_t(b) + m,
               q.scaling.two_levels() ? g.decode : 1.0f);
