@@ -137,7 +137,10 @@ def parse_override(text: str) -> Override:
         ) from None
     key = override.key_or_group
     if override.is_sweep_override():
-        raise ValueError(f"{text!r}: a trial takes one value; write a list as {key}=[…] and a string as {key}='\"…\"'")
+        raise ValueError(
+            f"{text!r}: a trial takes one value: `fewbits train --multirun` takes several; write a list as {key}=[…] "
+            f"and a string as {key}='\"…\"'"
+        )
     return override
 
 
