@@ -73,6 +73,7 @@ def test_a_failure_is_status_1(cache: Path, tmp_path: Path, capfd: pytest.Captur
     [
         ("recipe.treshold=0.1,0.2", "recipe.treshold"),
         ("recipe=mor/blok,bf16", "no recipe 'mor/blok'"),
+        ("recipe=glob(nvfp8*)", "nvfp4-ms-eden"),
         ("training.steps=1,-1", "training.steps -1: 1 or more is expected"),
         ("nonsense", "is not KEY=VALUE"),
         ("hydra/launcher=basic", "--backend local"),
@@ -170,6 +171,7 @@ def test_a_multirun_over_ones_own_configs(
     experiment = "# @package _global_\ndefaults: [{override /recipe: one}]\noptimizer: {lr: 0.5}\n"
     for name, text in (
         ("mine/recipe/one.yaml", recipe),
+        ("mine/recipe/block/none.yaml", recipe),
         ("two.yaml", recipe.replace("0, last: 1", "1, last: 0")),
         ("mine/experiment/both.yaml", experiment),
     ):
@@ -181,6 +183,9 @@ def test_a_multirun_over_ones_own_configs(
     assert [row["place"]["recipe"] for row in rows] == ["bf16", "one", "./two.yaml"]
     kept = [yaml.safe_load((runs / row["folder"] / "config.yaml").read_text())["recipe"]["keep"] for row in rows]
     assert [(keep["first"], keep["last"]) for keep in kept] == [(0, 0), (0, 1), (1, 0)]
+    assert multirun(cache, runs, "recipe=glob([bf1*,block/*],exclude=bf17)", "--config-dir", "mine") == 0
+    (sweep,) = {row["sweep"] for row in listed(runs, capsys)} - {"grid"}
+    assert [row["place"]["recipe"] for row in listed(runs, capsys, sweep)] == ["bf16", "block/none"]
     asked = ("+experiment=both", "hydra.searchpath=[mine]", "seed=0,1", "hydra.job.name=experiment")
     assert multirun(cache, runs, *asked) == 0
     for row in listed(runs, capsys, "experiment"):
