@@ -10,6 +10,7 @@ import contextlib
 import math
 import shlex
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,8 +98,7 @@ def _run(name: str, earlier: Plan | None, overrides: Sequence[str], where: Where
         except Exception as error:
             if sys.flags.dev_mode or (multirun.mirror is None and not _sweeper(overrides)):
                 raise
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            raise ValueError(f"hydra/sweeper={_sweeper(overrides)} failed: {reason} ({DEBUG})") from error
+            raise ValueError(f"hydra/sweeper={_sweeper(overrides)} failed: {_reason(error)} ({DEBUG})") from error
         finally:
             _running = None
     if multirun.whole is None or multirun.mirror is None:
@@ -134,6 +134,15 @@ def _check(options: argparse.Namespace, overrides: Sequence[str]) -> None:
 def _sweeper(overrides: Sequence[str]) -> str:
     chosen = [text.partition("=")[2] for text in overrides if text.startswith("hydra/sweeper=")]
     return chosen[-1] if chosen else ""
+
+
+def _reason(error: Exception) -> str:
+    """Return an error's type and message; without a message, such as that of an assertion, the place in its library."""
+    text = " ".join(str(error).split())
+    if not text:
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        text = f"{at.line} ({at.filename}, line {at.lineno})"
+    return f"{type(error).__name__}: {text}"
 
 
 def _hint(overrides: Sequence[str]) -> str:

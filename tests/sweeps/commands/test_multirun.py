@@ -1,6 +1,7 @@
 """Test `fewbits train --multirun`: trials of Hydra's grid run once, failures are named, wrong input gives one line."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,20 @@ def test_optuna_keeps_every_trial_and_gets_its_validation_loss(
     assert results(runs) == first
     assert multirun(cache, runs, *OPTUNA, "hydra.sweeper.sampler.seed=2", "hydra.job.name=rates") == 0
     assert len(listed(runs, capsys, "rates")) > 3  # the earlier trials are still there
+
+
+def test_an_error_of_a_sweeper_without_a_message_names_its_place(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Optuna 2.10 uses an interface of SQLAlchemy that version 2 lacks, and fails by an assertion without a message."""
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper.optuna_sweeper")
+    monkeypatch.chdir(tmp_path)
+    database = ("hydra.sweeper.study_name=mine", "hydra.sweeper.storage=sqlite:///optuna.db")
+    if multirun(cache, tmp_path / "runs", *OPTUNA, *database) == 0:
+        pytest.skip("this Optuna works with this SQLAlchemy")
+    shown = capsys.readouterr().err
+    assert re.search(r"hydra/sweeper=optuna failed: \w+: [^\s(].*-X dev", shown)
+    assert shown.count("\n") == 1
 
 
 def test_each_multirun_has_a_name_and_status_finds_it_by_name_and_by_its_overrides(
