@@ -14,7 +14,7 @@ import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Glob, Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -137,18 +137,21 @@ def parse_override(text: str) -> Override:
         ) from None
     key = override.key_or_group
     if override.is_sweep_override():
-        raise ValueError(f"{text!r}: a trial takes one value; write a list as {key}=[…] and a string as {key}='\"…\"'")
+        raise ValueError(
+            f"{text!r}: a trial takes one value: `fewbits train --multirun` takes several; write a list as {key}=[…] "
+            f"and a string as {key}='\"…\"'"
+        )
     return override
 
 
 def override_values(text: str) -> list[Any]:
-    """Return the value of an override, or the values of a sweep such as KEY=A,B; none for an interval.
+    """Return the value of an override, or the values of a sweep such as KEY=A,B; none for an interval or a pattern.
 
     Raise ValueError for other text.
     """
     try:
         override: Override = OverridesParser.create().parse_override(text)
-        if override.is_interval_sweep():
+        if override.is_interval_sweep() or isinstance(override.value(), Glob):
             return []
         return [str(v) for v in override.sweep_iterator()] if override.is_sweep_override() else [override.value()]
     except HydraException:

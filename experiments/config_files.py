@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
@@ -191,6 +193,20 @@ def with_names(override: str) -> str:
         if registered:
             return re.sub("|".join(map(re.escape, longest_first)), lambda match: registered[match[0]], override)
     return override
+
+
+def with_globs(override: str, own: Folders) -> str:
+    """Return an override with the names that its pattern matches, for example those of MoR for recipe=glob(mor/*).
+
+    Hydra itself does not find names that contain a slash. Raise ValueError if no name matches.
+    """
+    group, _, value = override.partition("=")
+    if group not in GROUPS or not value.startswith("glob(") or override_values(override):
+        return override
+    pattern = cast(Glob, OverridesParser.create().parse_override(override).value())
+    if not (matching := pattern.filter(names(group, own))):
+        raise ValueError(f"{override!r}: no {group} has such a name; valid names are {', '.join(names(group, own))}")
+    return f"{group}={','.join(matching)}"
 
 
 def with_paths(override: str) -> str:

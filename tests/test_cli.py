@@ -174,12 +174,30 @@ def test_doctor_takes_no_longer_than_some_starts_of_python() -> None:
     assert min(ratios) < 25
 
 
+HEAVY = {"torch", "pandas", "cupy", "ray", "mlflow", "hydra"}
+
+
 @pytest.mark.parametrize("words", [["--help"], ["doctor"]])
 def test_the_command_line_imports_no_heavy_library(words: list[str]) -> None:
     probe = f"import sys; from fewbits.cli import main; main({words}); print(*sys.modules, file=sys.stderr)"
     loaded = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=False).stderr.split()
     assert "fewbits.cli" in loaded
-    assert not {"torch", "numpy", "cupy", "ray", "mlflow", "hydra"} & set(loaded)
+    assert not (HEAVY | {"numpy"}) & set(loaded)
+
+
+def test_help_of_a_command_imports_no_heavy_library() -> None:
+    """One process prints the help of all commands, and then the libraries that it has loaded meanwhile."""
+    probe = f"""
+import sys
+from fewbits import cli
+for command in cli.COMMANDS:
+    try:
+        cli.main([*command.words, *command.flags[:1], "--help"])
+    except SystemExit:
+        print(command.name, *({HEAVY} & sys.modules.keys()), file=sys.stderr)
+"""
+    answer = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=False)
+    assert answer.stderr.splitlines() == [command.name for command in cli.COMMANDS]
 
 
 def test_doctor_says_the_same_in_text_and_json() -> None:

@@ -80,7 +80,8 @@ def _parser() -> CommandParser:
     parser.add_argument("--step", type=int, help="step of another checkpoint than the last one")
     parser.add_argument("--items", type=positive, default=500, help="cloze items of each text (default: %(default)s)")
     parser.add_argument("--limit", type=positive, metavar="N", help="only the first N questions of each lm-eval task")
-    parser.add_argument("--include-path", metavar="DIR", help="a folder of further lm-eval tasks, as YAML files")
+    spellings = ("--include-path", "--include_path")  # lm-eval has the second one
+    parser.add_argument(*spellings, metavar="DIR", help="a folder of further lm-eval tasks, as YAML files")
     parser.add_argument("--run-code", action="store_true", help="let tasks run code that the model writes")
     parser.add_argument("--unquantized", action="store_true", help="evaluate with unquantized operands")
     parser.add_argument("--again", action="store_true", help="compute again what is stored already")

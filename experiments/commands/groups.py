@@ -2,114 +2,44 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, cast
-
-from omegaconf import OmegaConf
+from collections.abc import Sequence
 
 from fewbits.common.arguments import CommandParser
-from fewbits.common.tables import print_table
-from fewbits.experiments.config import resolved
-from fewbits.experiments.config_files import FOLDER, Folders, check_choice, folders, is_path, names, with_config_dir
-from fewbits.experiments.data.load import KINDS
-from fewbits.experiments.data.tokenizing import SPELLINGS
-
-COLUMNS = ("name", "about", "settings")
-GLOBAL = "scale"  # the group whose files set keys of other groups
-DATA_NOTES = (
-    f"data.tokenizer: {SPELLINGS}; the default is bytes. A folder of tokens has its own.",
-    "data=text data.path=FILE trains on a text file of your own, whose last tenth is for validation.",
-    "`fewbits data prepare NAME` downloads and tokenizes openwebtext, c4 and c4-nemotron; data=bin data.path=DIR reads "
-    "a folder of train.bin and val.bin.",
-)
 
 
 def scales(argv: Sequence[str]) -> int:
-    return _list("scale", "scales", argv)
+    return _list("scale", "scales", "smoke", argv)
 
 
 def schedules(argv: Sequence[str]) -> int:
-    return _list("schedule", "schedules", argv)
+    return _list("schedule", "schedules", "wsd", argv)
 
 
 def optimizers(argv: Sequence[str]) -> int:
-    return _list("optimizer", "optimizers", argv)
+    return _list("optimizer", "optimizers", "adamw", argv)
 
 
 def precisions(argv: Sequence[str]) -> int:
-    return _list("precision", "precisions", argv)
+    return _list("precision", "precisions", "fp16", argv)
 
 
 def data(argv: Sequence[str]) -> int:
-    return _list("data", "data", argv)
+    return _list("data", "data", "python", argv)
 
 
-def _list(group: str, command: str, argv: Sequence[str]) -> int:
+def _list(group: str, command: str, example: str, argv: Sequence[str]) -> int:
     """Print the names of a group with their descriptions, or the settings of one of them."""
     parser = CommandParser(
         f"fewbits {command}",
         about=f"List the choices of {group}=NAME; for one of them, its settings too.",
-        examples=f"example: fewbits {command} {names(group)[0]}",
+        examples=f"example: fewbits {command} {example}",
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="show this one only; ./mine.yaml is valid, too")
     parser.add_argument("-cd", "--config-dir", metavar="DIR", help=f"also list the files of DIR/{group}")
     parser.add_argument("--json", action="store_true", help="print JSON: a list of objects")
     options = parser.parse_args(argv)
-    own = folders(searched := with_config_dir([], options.config_dir))
-    if options.name is not None:
-        check_choice(group, options.name, own)
-    chosen = names(group, own) if options.name is None else [options.name]
-    rows = [(name, _about(group, name, own), _settings(group, name, searched, own)) for name in chosen]
-    if options.json:
-        print(json.dumps([dict(zip(COLUMNS, row, strict=True)) for row in rows], indent=2, ensure_ascii=False))
-    elif options.name is None:
-        print_table(COLUMNS[:2], [(name, about) for name, about, _ in rows])
-    else:
-        _, about, settings = rows[0]
-        print("\n".join([options.name, f"  {about}", *_setting_lines(settings)]))
-    if group == "data" and not options.json:
-        print("", *DATA_NOTES, sep="\n")
+
+    from fewbits.experiments.commands.group_listing import print_group
+
+    print_group(group, options.name, options.config_dir, options.json)
     return 0
-
-
-def _about(group: str, name: str, own: Folders) -> str:
-    """Return the description of a config: the summary of a kind of data, or the comment at the head of its file."""
-    if group == "data" and name in KINDS:
-        return KINDS[name].summary
-    head = re.match(r"(?:#.*\n)*", _file(group, name, own).read_text("utf-8"))
-    comments = [line.removeprefix("#").strip() for line in head[0].splitlines()] if head else []
-    return " ".join(comment for comment in comments if not comment.startswith("@package"))
-
-
-def _file(group: str, name: str, own: Folders) -> Path:
-    return Path(name).expanduser() if is_path(name) else own.file(group, name) or FOLDER / group / f"{name}.yaml"
-
-
-def _settings(group: str, name: str, searched: Sequence[str], own: Folders) -> dict[str, Any]:
-    """Return the settings of a config by the override that changes each; for a scale, what its file sets."""
-    if group != GLOBAL:
-        config = resolved([*searched, f"{group}={name}"])
-        also = {"training.dtype": config["training"]["dtype"]} if group == "precision" else {}
-        return also | dict(_flat(config[group], group))
-    content = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(_file(group, name, own))))
-    items = [item for item in content.pop("defaults", []) if isinstance(item, Mapping)]
-    choices = {str(key).removeprefix("override").strip(" /"): value for item in items for key, value in item.items()}
-    return choices | dict(_flat(content))
-
-
-def _flat(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for key, item in value.items():
-        name = f"{path}.{key}" if path else str(key)
-        if isinstance(item, Mapping) and item:
-            yield from _flat(item, name)
-        else:
-            yield name, item
-
-
-def _setting_lines(settings: Mapping[str, Any]) -> Iterator[str]:
-    width = max(map(len, settings), default=0)
-    yield "  settings, changed by KEY=VALUE:"
-    yield from (f"    {key:{width}}  {json.dumps(value)}" for key, value in settings.items())

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from fewbits.common.arguments import CommandParser
 from fewbits.common.from_dict import from_dict
 from fewbits.common.tables import print_table
-from fewbits.experiments.config import resolved
-from fewbits.experiments.config_files import folders, names, with_config_dir
-from fewbits.models.networks.decoder import DecoderConfig
-from fewbits.models.networks.listing import describe
-from fewbits.models.networks.presets import MODELS
-from fewbits.models.networks.registry import linear_parameters, parameters
+
+if TYPE_CHECKING:
+    from fewbits.models.networks.decoder import DecoderConfig
 
 
 def main(argv: Sequence[str]) -> int:
@@ -26,6 +24,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("-cd", "--config-dir", metavar="DIR", help="also list the models of DIR/model")
     parser.add_argument("--json", action="store_true", help="print a JSON list of objects")
     options = parser.parse_args(argv)
+
+    from fewbits.experiments.config_files import folders, names, with_config_dir
+    from fewbits.models.networks.listing import describe
+    from fewbits.models.networks.registry import linear_parameters, parameters
+
     searched, configs, wrong = with_config_dir([], options.config_dir), {}, []
     for name in names("model", folders(searched)) if options.name is None else [options.name]:
         try:
@@ -52,6 +55,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _config(name: str, searched: Sequence[str]) -> DecoderConfig:
+    from fewbits.experiments.config import resolved
+    from fewbits.models.networks.decoder import DecoderConfig
+    from fewbits.models.networks.presets import MODELS
+
     if name in MODELS:
         return MODELS[name]
     return from_dict(DecoderConfig, resolved([*searched, f"model={name}"])["model"], "model")

@@ -95,9 +95,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run_folder(name: str, runs: Path) -> Path:
     """Return the folder of a run or of one of its checkpoints."""
-    from fewbits.experiments.storage.run_folder import find_run
+    from fewbits.experiments.storage.run_folder import expanded, find_run
 
-    path = Path(name).expanduser()
+    path = expanded(name)
     return path if path.is_dir() else find_run(name, runs)
 
 

@@ -27,6 +27,7 @@ from fewbits.experiments.config_files import (
     check_choice,
     folders,
     is_search_path,
+    with_globs,
     with_names,
 )
 from fewbits.experiments.hydra_settings import is_hydra_setting
@@ -35,8 +36,10 @@ from fewbits.experiments.hydra_settings import is_hydra_setting
 def run_hydra(options: Sequence[str], overrides: Sequence[str]) -> None:
     """Run Hydra's command line; raise ValueError, with one line, for what it refuses."""
     prepare()
+    searched = folders(overrides)
+    overrides = [with_globs(text, searched) for text in overrides]
     check_overrides(overrides)
-    own = folders(overrides).overrides
+    own = searched.overrides
     passed = [with_names(text) for text in overrides if not is_search_path(text)]
     try:
         with _arguments(*options, *own, *passed):

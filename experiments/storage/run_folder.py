@@ -179,7 +179,7 @@ def find_run(name: str, runs: Path) -> Path:
     name: its path, its folder in the store `runs`, or the first digits of its hash; `STORE/DIGITS` names a run of
         another store. Raise ValueError if no run or more than one matches.
     """
-    paths = (Path(name).expanduser(), runs / name)
+    paths = (expanded(name), runs / name)
     for path in paths:
         if name and (path / "provenance.json").is_file():
             return path
@@ -200,6 +200,14 @@ def find_run(name: str, runs: Path) -> Path:
             f"{len(matches)} runs in {store} have a hash that begins with {digits!r}: {shown}: give more digits"
         )
     return matches[0]
+
+
+def expanded(name: str) -> Path:
+    """Return a path with the home folder for `~` or `~USER`; other names that begin with `~` stay as they are."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        return Path(name)
 
 
 def _begins(folder: Path, digits: str) -> bool:

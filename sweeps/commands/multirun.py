@@ -7,33 +7,11 @@ sweeper, for example Optuna's, which gets the validation loss of each trial (inf
 from __future__ import annotations
 
 import argparse
-import contextlib
-import math
-import shlex
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
-from hydra.core.utils import JobReturn, JobStatus
-
-from fewbits.common.arguments import CommandParser, warn_in_lines
-from fewbits.common.store_folder import runs_option, store_folder
+from fewbits.common.arguments import CommandParser
 from fewbits.experiments.commands.hydra_options import add_hydra_options
-from fewbits.experiments.commands.run_hydra import run_hydra
-from fewbits.experiments.config_files import folders, is_search_path, with_config_dir, with_paths
-from fewbits.experiments.hydra_settings import explain_setting, is_hydra_setting
-from fewbits.sweeps.cluster.address import is_dashboard
-from fewbits.sweeps.commands.sweep import add_where, check_cluster
-from fewbits.sweeps.planning.multiruns import MODE, cells, fixed_keys, joined, multirun_name, sweep_of
-from fewbits.sweeps.planning.overrides import runs_named
-from fewbits.sweeps.planning.plan import Plan, plan_cells
-from fewbits.sweeps.planning.stored_plans import UnusablePlan, load_plan
-from fewbits.sweeps.running.backend import Backend
-from fewbits.sweeps.running.driver import Driver, finished
-from fewbits.sweeps.running.run_sweep import STOPPED, Where, conclude, run_trials, store_plan
-from fewbits.sweeps.tracking.mlflow_view import Mirror
+from fewbits.sweeps.commands.sweep import add_where
 
 EXAMPLES = """\
 examples:
@@ -44,35 +22,6 @@ examples:
 The trials run in the store, where the same command continues them; `fewbits status` lists the multiruns of a store.
 """
 FLAGS = ("-m", "--multirun")
-FOLDER = "multirun"  # in the folder of plans: what a sweeper itself writes
-RESULTS = "optimization_results.yaml"  # which sweepers that optimize write
-LAUNCHER = "hydra/launcher="
-DEBUG = "`python -X dev -m fewbits.cli train …` shows where"
-
-
-@dataclass
-class _Multirun:
-    """The running command. Hydra passes nothing of it to the launcher, so there is one for the process."""
-
-    name: str
-    fixed: set[str]
-    always: tuple[str, ...]  # overrides that Hydra does not pass to jobs
-    where: Where
-    open: contextlib.ExitStack
-    argv: list[str]  # the arguments of the process, which Hydra has replaced
-    whole: Plan | None = None  # all trials so far
-    mirror: Mirror | None = None
-    backend: Backend | None = None
-    drivers: list[Driver] = field(default_factory=list)
-
-    def opened(self) -> Backend:
-        """Return the backend, which stays open, since a sweeper may launch trials one after the other."""
-        if self.backend is None:
-            self.backend = self.open.enter_context(contextlib.closing(self.where.open()))
-        return self.backend
-
-
-_running: _Multirun | None = None
 
 
 def main(argv: Sequence[str]) -> int:
@@ -84,136 +33,7 @@ def main(argv: Sequence[str]) -> int:
     add_where(parser)
     add_hydra_options(parser)
     options = parser.parse_intermixed_args(argv)
-    overrides = with_config_dir([text for text in options.overrides if text != MODE], options.config_dir)
-    _check(options, overrides)
-    name, stored = multirun_name(overrides), None
-    runs = store_folder(runs_named(overrides) or "runs")
-    with contextlib.suppress(UnusablePlan):
-        stored = load_plan(runs, [name])
-    where = Where(options.backend, options.address, options.parallel, tuple(options.env), options.like)
-    warn_in_lines()
-    return _run(name, stored.plan if stored else None, overrides, where, runs)
 
+    from fewbits.sweeps.commands.multirun_jobs import run_multirun
 
-def _run(name: str, earlier: Plan | None, overrides: Sequence[str], where: Where, runs: Path) -> int:
-    """Let Hydra run the multirun, and return the exit status."""
-    global _running
-    folder = runs / "plans" / FOLDER / name
-    own = folders(overrides).overrides
-    quiet = [f"hydra.sweep.dir={folder}", "hydra/job_logging=none", "hydra/hydra_logging=none"]
-    passed = [text for text in overrides if not text.startswith(LAUNCHER)]
-    folder.mkdir(parents=True, exist_ok=True)  # Hydra's own launchers create it, and sweepers write into it
-    with contextlib.ExitStack() as open_backend:
-        fixed = fixed_keys([text for text in overrides if not is_hydra_setting(text)])
-        _running = multirun = _Multirun(name, fixed, own, where, open_backend, sys.argv, earlier)
-        try:
-            run_hydra(["--multirun", f"{LAUNCHER}fewbits", *quiet], passed)
-        except _Ended:  # some trials failed, or the user stopped the driver
-            pass
-        except ValueError as error:
-            raise ValueError(f"{error}{_hint(overrides) if 'hydra/sweeper' in str(error) else ''}") from error
-        except Exception as error:
-            if sys.flags.dev_mode or (multirun.mirror is None and not _sweeper(overrides)):
-                raise
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            raise ValueError(f"hydra/sweeper={_sweeper(overrides)} failed: {reason} ({DEBUG})") from error
-        finally:
-            _running = None
-    if multirun.whole is None or multirun.mirror is None:
-        raise ValueError(
-            "train --multirun: the sweeper chose no trial: name several values of a setting, as in seed=0,1"
-        )
-    status = conclude(multirun.whole, multirun.drivers, multirun.mirror)
-    if (folder / RESULTS).is_file():
-        print(f"{folder / RESULTS}: {' '.join((folder / RESULTS).read_text('utf-8').split())}")
-    if status != STOPPED:
-        print(f"`fewbits status {shlex.quote(name)}{runs_option(runs)}` lists the trials of this multirun")
-    return status
-
-
-def _check(options: argparse.Namespace, overrides: Sequence[str]) -> None:
-    """Raise ValueError for options and overrides that a multirun does not accept."""
-    if refused := [name for name in ("cfg", "info", "hydra_help", "shell_completion", "run") if getattr(options, name)]:
-        typed = "--multirun" if options.multirun else MODE
-        raise ValueError(f"train: --{refused[0].replace('_', '-')} belongs to one trial: leave out {typed}")
-    if is_dashboard(options.address):
-        raise ValueError(
-            f"train --multirun: --address {options.address} is a Ray dashboard, which only `fewbits sweep FILE` can "
-            "use; name a Ray cluster that this machine has joined: auto, or HOST:PORT"
-        )
-    check_cluster(options)
-    for text in overrides:
-        key = text.partition("=")[0]
-        allowed = is_search_path(text) or text == f"{LAUNCHER}fewbits" or not is_hydra_setting(key)
-        if not allowed and (reason := explain_setting(key, multirun=True)) is not None:
-            raise ValueError(reason)
-
-
-def _sweeper(overrides: Sequence[str]) -> str:
-    chosen = [text.partition("=")[2] for text in overrides if text.startswith("hydra/sweeper=")]
-    return chosen[-1] if chosen else ""
-
-
-def _hint(overrides: Sequence[str]) -> str:
-    sweeper = _sweeper(overrides)
-    return f" (other sweepers are separate packages: pip install hydra-{sweeper}-sweeper)" if sweeper else ""
-
-
-def launch(jobs: Sequence[Sequence[str]]) -> list[JobReturn]:
-    """Run Hydra's jobs, each the overrides of one trial, as a part of the multirun, and return their results."""
-    assert _running is not None
-    multirun = _running
-    of_hydra, sys.argv = sys.argv, multirun.argv  # trials record the command
-    try:
-        return _launch(multirun, jobs)
-    finally:
-        sys.argv = of_hydra
-
-
-def _launch(multirun: _Multirun, jobs: Sequence[Sequence[str]]) -> list[JobReturn]:
-    named = [[with_paths(override) for override in job] for job in jobs]
-    grid = cells(multirun.name, named, multirun.fixed, multirun.always)
-    plan = plan_cells(sweep_of(multirun.name, grid), grid)
-    multirun.whole = joined(multirun.whole, plan)
-    store_plan(multirun.whole, [multirun.name])
-    multirun.mirror = Mirror(multirun.whole)
-    if not all(finished(planned) for planned in plan.trials.values()) or multirun.where.like:
-        driver = run_trials(plan, multirun.where, multirun.mirror, multirun.opened)
-        if driver is not None:
-            multirun.drivers.append(driver)
-            if driver.stopping:
-                raise _Ended
-    return [_job_return(plan, at, overrides) for at, overrides in enumerate(jobs)]
-
-
-class _Returned(JobReturn):
-    """The result of a job. Hydra's class would report a failed trial, which the sweep has done already."""
-
-    @property
-    def return_value(self) -> Any:
-        if self.status != JobStatus.COMPLETED:
-            raise self._return_value
-        return self._return_value
-
-    @return_value.setter
-    def return_value(self, value: Any) -> None:
-        self._return_value = value
-
-
-class _Ended(Exception):
-    """The error that ends Hydra's loop: it asked for the result of a failed trial, or the user stopped the driver."""
-
-
-def _job_return(plan: Plan, at: int, overrides: Sequence[str]) -> JobReturn:
-    member = plan.members[at]
-    folder = plan.trials[member.id].folder
-    result = folder.result()
-    returned = _Returned(overrides=list(overrides), working_dir=str(folder.path), task_name=folder.path.name)
-    returned.status = JobStatus.COMPLETED if result else JobStatus.FAILED
-    returned.return_value = _objective(result) if result else _Ended(folder.path.name)
-    return returned
-
-
-def _objective(result: dict[str, Any]) -> float:
-    """Return what a sweeper minimizes: the validation loss, or the training loss; infinity if the trial diverged."""
-    return float(result.get("validation_loss", result["loss"])) if result["status"] == "done" else math.inf
+    return run_multirun(options)

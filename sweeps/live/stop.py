@@ -7,13 +7,15 @@ import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fewbits.common import terminal
 from fewbits.common.arguments import CommandParser, existing
 from fewbits.common.locks import locked
 from fewbits.common.store_folder import store_folder
-from fewbits.experiments.storage.run_folder import LOCK, NO_LOCKS, RunFolder, find_run, opened
-from fewbits.sweeps.running import store
+
+if TYPE_CHECKING:
+    from fewbits.experiments.storage.run_folder import RunFolder
 
 EXAMPLES = """\
 examples:
@@ -35,6 +37,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
     options = parser.parse_intermixed_args(argv)
 
+    from fewbits.experiments.storage.run_folder import find_run, opened
+    from fewbits.sweeps.running import store
+
     runs = store_folder(existing(options.runs) or "runs")
     folders = [opened(find_run(name, runs)) for name in options.runs_to_stop]
     asked = [folder for folder in folders if _ask(folder)]
@@ -53,6 +58,8 @@ def main(argv: Sequence[str]) -> int:
 
 def _ask(folder: RunFolder) -> bool:
     """Ask the process that trains a trial to stop, and tell whether there is one."""
+    from fewbits.sweeps.running import store
+
     if store.holder(folder) is not None:
         (folder.path / store.STOP).touch()
         return True
@@ -74,11 +81,15 @@ def _wait(folders: Sequence[RunFolder]) -> list[RunFolder]:
 
 
 def _runs(folder: RunFolder) -> bool:
+    from fewbits.sweeps.running import store
+
     return store.holder(folder) is not None or _trainer(folder.path) is not None
 
 
 def _trainer(path: Path) -> int | None:
     """Return the id of the process of this machine that has locked the run folder, or None."""
+    from fewbits.experiments.storage.run_folder import LOCK, NO_LOCKS
+
     lock = path / LOCK
     try:
         with lock.open() as file, locked(file, NO_LOCKS, wait=False):

@@ -203,8 +203,9 @@ def load_sweeps(overrides: Sequence[str]) -> tuple[list[Sweep], tuple[str, ...]]
             extra.append(override)
         else:
             valid = nearest_first(name, list(dict.fromkeys((*_WHICH, *sorted(_BASE), *sorted(_OF_TRIALS)))))
+            hint = _meant(override, folders(list(filter(is_search_path, overrides)))) or f"valid keys are {valid}"
             expected = "KEY=VALUE" if "=" in override else "KEY=VALUE, or a sweep file NAME.yaml"
-            raise ValueError(f"{override!r}: expected {expected}; valid keys are {valid}")
+            raise ValueError(f"{override!r}: expected {expected}; {hint}")
     sweeps = _load_chosen(chosen, changes, folders(extra))
     return sweeps, tuple(extra)
 
@@ -230,6 +231,13 @@ def _load_chosen(chosen: dict[str, str], changes: Sequence[str], own: Folders) -
         one_of("sweep", chosen["sweep"], [file.stem for file in files])
         files = [file for file in files if file.stem == chosen["sweep"]]
     return [_load(file, chosen["study"], changes) for file in files]
+
+
+def _meant(word: str, own: Folders) -> str:
+    """Return a hint if the word is a study, a sweep file of the user's folders, or a file without its ending."""
+    named = ((word in STUDIES, f"study={word}"), (own.file(SWEEPS, word), f"sweep={word}"))
+    file = (Path(f"{word}.yaml").is_file(), f"{word}.yaml")
+    return next((f"did you mean {argument}?" for is_there, argument in (*named, file) if is_there), "")
 
 
 def _own_file(name: str, own: Folders) -> Path:

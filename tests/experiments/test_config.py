@@ -303,7 +303,7 @@ MISTAKES = {
     "training.steps": "'training.steps' is not KEY=VALUE",
     "=3": "'=3' is not KEY=VALUE",
     "training..steps=3": "'training..steps=3' is not KEY=VALUE",
-    "training.steps=1,2": "'training.steps=1,2': a trial takes one value",
+    "training.steps=1,2": "'training.steps=1,2': a trial takes one value… --multirun",
     "recipe=bf16,nvfp4": "'recipe=bf16,nvfp4': a trial takes one value",
     "recipe.fprop.x=e4m3:tensor:amax@error<0.1|bf16": "a value that has special characters such as <: KEY='\"VALUE\"'",
     "training.steps=${nowhere}": "training.steps: Interpolation key 'nowhere' not found",

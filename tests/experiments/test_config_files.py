@@ -140,5 +140,9 @@ def test_sweep_files_are_found_by_name(
     for name in ("sweep=rates", "rates.yaml"):
         assert cli.main(["sweep", name, *asked]) == 0
         assert "2 trials: 2 planned" in capsys.readouterr().out
+    write("other.yaml", "seeds: [0]\n")
+    for name, meant in (("rates", "sweep=rates"), ("mor", "study=mor"), ("other", "other.yaml")):
+        assert cli.main(["sweep", name, *asked]) == 2
+        assert f"did you mean {meant}?" in capsys.readouterr().err
     assert cli.main(["sweep", "sweep=rate", *asked]) == 2
     assert "rates" in capsys.readouterr().err

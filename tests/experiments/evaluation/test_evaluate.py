@@ -160,7 +160,7 @@ def test_tasks_of_lm_eval(run: Path, cache: Path, tmp_path: Path, capsys: pytest
     (one,) = printed(run, cache, capsys, "toy", "--include-path", str(tasks))
     assert one["results"]["tasks"]["toy"]["acc,none"] in (1 / 3, 2 / 3)
     assert evaluations.with_stored(run, result_of(run))["tasks"] == one["results"]["tasks"]
-    (part,) = printed(run, cache, capsys, "toy", "--include-path", str(tasks), "--limit", "1", "--unquantized")
+    (part,) = printed(run, cache, capsys, "toy", "--include_path", str(tasks), "--limit", "1", "--unquantized")
     assert part["results"]["tasks"]["toy"]["sample_len"] == 1
     assert evaluations.with_stored(run, result_of(run))["tasks"] == one["results"]["tasks"]
     with (tasks / "toy.yaml").open("a") as file:

@@ -161,6 +161,7 @@ def test_an_edit_of_the_code_is_named_by_its_file(
         ("nemotron", "no run 'nemotron' has started"),
         ("abc", "4 or more digits of its hash"),
         ("*", "no run '*' has started"),
+        ("~recipe", "no run '~recipe' has started"),
         ("0" * 64, f"has a hash that begins with '{'0' * 64}'"),
     ],
 )
