@@ -50,10 +50,13 @@ TOKENS = 1024
 
 
 @cache
-def memory(model: str) -> Memory:
-    """Return the estimate for a preset on one device, with one sequence of TOKENS tokens and AdamW."""
+def memory(model: str, *changes: str) -> Memory:
+    """Return the estimate for a preset on one device, with one sequence of TOKENS tokens and AdamW.
+
+    changes: further overrides of the trial, which computes in BF16.
+    """
     training = ["training.batch=1", "training.micro_batch=1", f"training.length={TOKENS}"]
-    trial, _ = load_trial([f"model={model}", "recipe=bf16", *training])
+    trial, _ = load_trial([f"model={model}", "recipe=bf16", *training, *changes])
     return estimate(trial)
 
 
