@@ -109,7 +109,7 @@ primer.show("Table K", "Figure K", "B4", "C7", "C21", "C8", "C14", "C15")
 primer.show("Policies", "Figure L", "C2", "C9", "B2", "F1", "Figure E", "C4", "C5", "C10", "B3", "C11")
 
 # %% [markdown]
-# Eight bits are few: a wider exponent takes a bit from the mantissa. With a scale for each tensor both formats hold most
+# In eight bits, a wider exponent takes a bit from the mantissa. With a scale for each tensor both formats hold most
 # gradients.
 
 # %%
