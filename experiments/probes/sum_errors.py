@@ -32,6 +32,7 @@ def check(accumulators: Sequence[str]) -> None:
         one_of("accumulator", name, VALID)
 
 
+@torch.no_grad()
 def sum_error(x: Tensor, w: Tensor, accumulator: str) -> float:
     """Return the root mean square error of x · wᵀ with this accumulator, relative to the exact results."""
     a, b = (_rounded(_sample(operand), accumulator) for operand in (x, w))
