@@ -106,7 +106,7 @@ primer.show("Table K", "Figure K", "B4", "C7", "C21", "C8", "C14", "C15")
 # in FP16's range.
 
 # %%
-primer.show("Policies", "Figure L", "C2", "C9", "B2", "F1", "Figure E", "C4", "C5", "B3", "C10", "C11")
+primer.show("C2", "Policies", "Figure L", "C9", "B2", "F1", "Figure E", "C4", "C5", "B3", "C10", "C11")
 
 # %% [markdown]
 # In eight bits, a wider exponent takes a bit from the mantissa. With a scale for each tensor both formats hold most
