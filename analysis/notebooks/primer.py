@@ -36,7 +36,7 @@ primer.summary()
 # format.
 
 # %%
-primer.show("Table F", "Figure G", "Figure H", "A1", "A2", "A3", "C1")
+primer.show("Table F", "Figure G", "Figure H", "A1", "A2", "A3", "C1", "A11", "A12", "A13", "A14", "C22")
 
 # %% [markdown]
 # Rounding replaces a number by the nearest value of the grid, and by the one with an even mantissa if two are equally
@@ -51,7 +51,7 @@ primer.show("Table N", "A4", "C6")
 # A cast without a scale loses precision, turns small numbers into zero, and saturates or gives NaN beyond the range.
 
 # %%
-primer.show("Figure C", "Table 1", "Table 2", "Table 3", "B1", "Table L")
+primer.show("Figure C", "Table 1", "Table 2", "Table 3", "B1", "C20", "C13", "Table L")
 
 # %% [markdown]
 # ## Scales
@@ -59,7 +59,7 @@ primer.show("Figure C", "Table 1", "Table 2", "Table 3", "B1", "Table L")
 # A scale moves the numbers into the format's range: it fits the largest magnitude of a tensor, or of each block of it.
 
 # %%
-primer.show("B5", "Figure O")
+primer.show("B5", "Figure O", "C17", "C23", "C12", "C16")
 
 # %% [markdown]
 # ## Scales for blocks
@@ -68,7 +68,7 @@ primer.show("B5", "Figure O")
 # text states MX's rule twice, and the two differ.
 
 # %%
-primer.show("Table W", "A5", "A7", "B7", "Figure B")
+primer.show("Table W", "A15", "A16", "A5", "A17", "A18", "A7", "A20", "B7", "A21", "Figure B")
 
 # %% [markdown]
 # Which power of two is best depends on the distribution.
@@ -81,13 +81,13 @@ primer.show("Table S", "Figure S", "A6", "B6")
 # Blocks of one row follow the sum, so the two passes see different values of the same tensor.
 
 # %%
-primer.show("B8", "Figure T")
+primer.show("B8", "Figure T", "A19")
 
 # %% [markdown]
 # ## Rotation and stochastic rounding
 
 # %%
-primer.show("A8", "Figure N", "A9", "Figure R", "A10")
+primer.show("A8", "Figure N", "A9", "A22", "Figure R", "A10")
 
 # %% [markdown]
 # ## Sums
@@ -97,7 +97,7 @@ primer.show("A8", "Figure N", "A9", "Figure R", "A10")
 # published models of the hardware.
 
 # %%
-primer.show("Table K", "Figure K", "B4", "C7", "C8")
+primer.show("Table K", "Figure K", "B4", "C7", "C21", "C8", "C14", "C15")
 
 # %% [markdown]
 # ## Training
@@ -106,7 +106,20 @@ primer.show("Table K", "Figure K", "B4", "C7", "C8")
 # in FP16's range.
 
 # %%
-primer.show("C2", "B2", "C4", "C5", "B3", "B9", "Figure F", "C3", "Table M", "Figure M")
+primer.show("C2", "Policies", "Figure L", "C9", "B2", "F1", "Figure E", "C4", "C5", "B3", "C10", "C11")
+
+# %% [markdown]
+# In eight bits, a wider exponent takes a bit from the mantissa. With a scale for each tensor both formats hold most
+# gradients.
+
+# %%
+primer.show("Eight bits", "A23", "B9", "Figure F", "C25")
+
+# %% [markdown]
+# ## Memory and speed
+
+# %%
+primer.show("C3", "C18", "Table M", "Figure M", "C19", "C24")
 
 # %% [markdown]
 # ## More of our own measurements

@@ -23,11 +23,14 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 examples:
   fewbits probe nemotron-nano-bf16-python-s0-1a2b3c4d bf16 mor/block nvfp4
+  fewbits probe 1a2b3c4d bf16 nvfp4 --accumulators hopper-fp8,hopper-fp8-promoted
   fewbits probe runs/gpt2-nano-bf16-python-s0-5e6f7a8b --step 500 nvfp4 nvfp4 rht=null stochastic=[] --seeds 8 --layers
 
 A recipe is a name from `fewbits recipes`; KEY=VALUE after it changes its settings. The table shows the loss increase
 over the unquantized model, with the standard error over batches. For the gradient of the loss it shows the cosine,
-error and bias against the unquantized gradient, and noise: the part of the error that changes with the seed."""
+error and bias against the unquantized gradient, and noise: the part of the error that changes with the seed. With
+--accumulators it also shows the relative error of forward products if such an accumulator added them, compared with
+exact sums of the same operands."""
 FORMATS = (".parquet", ".csv")
 UNKNOWN = "–"
 _NUMBERS = ("cosine", "error %", "bias %", "noise %")
@@ -50,6 +53,7 @@ def main(argv: Sequence[str]) -> int:
             step=options.step,
             split=options.split,
             reference=options.reference,
+            accumulators=options.accumulators.split(",") if options.accumulators else (),
             runtime=Runtime(device=options.device, threads=options.threads, cache=options.cache),
             report=lambda done, total: terminal.show(f"{done}/{total} forwards and backwards"),
         )
@@ -81,6 +85,11 @@ def _parser() -> argparse.ArgumentParser:
         help="train: the next batches of the trial (default); validation or ood: windows of that split",
     )
     parser.add_argument("--reference", help="dtype of the unquantized model: bf16 or fp32 (default: the trial's own)")
+    parser.add_argument(
+        "--accumulators",
+        metavar="NAMES",
+        help="names of accumulators, with commas: add a column for each, with the error of its sums",
+    )
     parser.add_argument(
         "--layers", action="store_true", help="add a row for each layer, with the error of each operand"
     )
@@ -176,9 +185,12 @@ def _print_summary(result: Probe) -> None:
                 f"{100 * row['bias']:+.3f}" + _plus_minus(100 * row["bias_se"], "{:.3f}"),
                 _percent(row["noise"]),
                 worst,
+                *_sum_cells(result, row),
             )
         )
-    print_table(("recipe", "loss increase", *_NUMBERS, "worst layer"), rows, right=("loss increase", *_NUMBERS))
+    named = _sum_columns(result)
+    columns = ("recipe", "loss increase", *_NUMBERS, "worst layer", *named)
+    print_table(columns, rows, right=("loss increase", *_NUMBERS, *named))
 
 
 def _print_layers(result: Probe) -> None:
@@ -189,8 +201,20 @@ def _print_layers(result: Probe) -> None:
     for row in result.layers().to_dict("records"):
         slots = (_percent(row.get(slot, math.nan)) for slot in SLOTS)
         gradient = (f"{row['cosine']:.6f}", _percent(row["error"]), f"{100 * row['bias']:+.3f}", _percent(row["noise"]))
-        rows.append((str(row["recipe"]), str(row["layer"]), *gradient, *slots))
-    print_table(("recipe", "layer", *_NUMBERS, *SLOTS), rows, right=(*_NUMBERS, *SLOTS))
+        rows.append((str(row["recipe"]), str(row["layer"]), *gradient, *slots, *_sum_cells(result, row)))
+    numbers = (*_NUMBERS, *SLOTS, *_sum_columns(result))
+    print_table(("recipe", "layer", *numbers), rows, right=numbers)
+
+
+def _sum_columns(result: Probe) -> tuple[str, ...]:
+    """Return the titles of the columns with errors of sums."""
+    return tuple(f"{name} %" for name in result.accumulators)
+
+
+def _sum_cells(result: Probe, row: dict[Any, Any]) -> tuple[str, ...]:
+    from fewbits.experiments.probes.tables import SUMS
+
+    return tuple(_percent(row.get(f"{SUMS}{name}", math.nan)) for name in result.accumulators)
 
 
 def _percent(share: float) -> str:

@@ -3,7 +3,7 @@
 For every batch, the checkpoint's weights do a forward and a backward pass once unquantized and once with each recipe
 (several times, with different seeds, if a recipe draws noise). Each result is compared with the unquantized reference
 on the same batch, so differences have almost no noise, while comparing trained models needs many seeds. The result is
-three tidy tables:
+tidy tables:
 
     loss        recipe, batch, seed         loss, reference, increase; `bits`: the mean b_t of sampled weights
     gradients   recipe, batch, layer        errors of the weight's gradient (gradient_errors.py);
@@ -12,6 +12,8 @@ three tidy tables:
                 layer, slot                 share of each entry i of a mixture (share_i). Operands in high precision
                                             have no row. A mixture's errors are those of its first entry,
                                             before the choice
+    sums        recipe, batch, seed,        relative error of the forward products of a layer if an accumulator of few
+                layer, accumulator          bits added them (sum_errors.py); only for accumulators that are named
 
 The reference computes in the trial's dtype: then all differences come from the recipe, and a recipe that leaves
 all operands in high precision gives differences of exactly zero. `reference="fp32"` uses FP32 throughout
@@ -43,6 +45,7 @@ from fewbits.experiments.data.corpus import Corpus
 from fewbits.experiments.data.load import load
 from fewbits.experiments.data.once import default_cache
 from fewbits.experiments.optimization.precision import DTYPES
+from fewbits.experiments.probes import sum_errors
 from fewbits.experiments.probes.gradient_errors import GradientErrors
 from fewbits.experiments.probes.tables import KEYS, WHOLE, Probe
 from fewbits.experiments.setup import check
@@ -59,6 +62,8 @@ from fewbits.models.recipe import Recipe
 
 SPLITS = ("train", "validation", "ood")
 _WIDTHS = ".bit_scale"
+_SUM = ["recipe", "batch", "seed", "layer", "block", "part", "accumulator"]
+_OPERAND = [key for key in KEYS if key != "accumulator"]
 _STATISTICS = ["error", "flushed", "saturated", "capped", "lost"]
 
 ReportProgress = Callable[[int, int], None]  # passes done, and passes in all
@@ -73,6 +78,7 @@ def probe(
     step: int | None = None,
     split: str = "train",
     reference: str | None = None,
+    accumulators: Sequence[str] = (),
     runtime: Runtime = Runtime(),  # noqa: B008, a frozen value
     report: ReportProgress = lambda done, total: None,
 ) -> Probe:
@@ -82,6 +88,7 @@ def probe(
     recipes: names of recipes, or Recipe values; their names must differ.
     seeds: the number of seeds for a recipe that draws noise, to separate its average effect from the noise.
     reference: the dtype of the unquantized model, bf16 or fp32; None: the trial's dtype.
+    accumulators: names of accumulators whose sums are compared with exact ones, such as hopper-fp8.
 
     >>> result = probe(Path("runs/nemotron-nano-bf16-python-s0-1a2b3c4d"), ["bf16", "mor/block", "nvfp4"], seeds=4)
     >>> result.summary()
@@ -90,6 +97,7 @@ def probe(
         if count < 1:
             raise ValueError(f"{name} {count}: 1 or more is expected")
     one_of("split", split, SPLITS)
+    sum_errors.check(accumulators)
     folder, checkpoint = _open_checkpoint(run, step)
     trial = run_folder.saved_trial(folder.path)
     checked = _checked_recipes(recipes, trial)
@@ -105,6 +113,7 @@ def probe(
     losses: list[dict[str, Any]] = []
     gradients: list[dict[str, Any]] = []
     operands: list[dict[str, Any]] = []
+    sums: list[dict[str, Any]] = []
     for batch, tokens in enumerate(_batches(corpus, trial, checkpoint, split, batches)):
         inputs, targets = (part.to(device) for part in tokens)
         exact_loss, exact = _backward(bench.exact, inputs, targets)
@@ -113,12 +122,14 @@ def probe(
             errors = GradientErrors(exact, random=bench.draws_noise(recipe))
             for seed in range(passes[recipe.name]):
                 model, quantization = bench.quantized(recipe, batch, seed)
-                loss, quantized = _backward(model, inputs, targets)
+                with sum_errors.measured(quantization, accumulators) as of_sums:
+                    loss, quantized = _backward(model, inputs, targets)
                 errors.add(quantized)
                 labels = {"recipe": recipe.name, "batch": batch, "seed": seed}
                 row = {"loss": loss, "reference": exact_loss, "increase": loss - exact_loss}
                 losses.append(labels | row | {"bits": _mean_bits(quantization)})
                 operands += [labels | row for row in _operand_rows(quantization)]
+                sums += [labels | row for row in of_sums]
                 report(done := done + 1, total)
             labels = {"recipe": recipe.name, "batch": batch}
             gradients += [labels | row for row in _gradient_rows(errors, exact, quantization)]
@@ -133,7 +144,8 @@ def probe(
         reference=precision,
         loss=pd.DataFrame(losses),
         gradients=pd.DataFrame(gradients).astype({"block": "Int64"}),
-        operands=_with_columns(operands, [*KEYS, *_STATISTICS]),
+        operands=_with_columns(operands, [*_OPERAND, *_STATISTICS]),
+        sums=_with_columns(sums, [*_SUM, "error"]),
     )
 
 

@@ -168,12 +168,17 @@ def with_outliers(factor: float) -> Tensor:
     return torch.where(torch.rand(x.shape, generator=drawn) < 0.001, factor * x, x)
 
 
+def hadamard(k: int) -> Tensor:
+    """Return the Hadamard matrix of size 2^k, whose entries are 1 and -1."""
+    h = torch.ones(1, 1, dtype=torch.float64)
+    for _ in range(k):
+        h = torch.cat([torch.cat([h, h], 1), torch.cat([h, -h], 1)])
+    return h
+
+
 def rotated(x: Tensor) -> Tensor:
     """Return x after a Hadamard transform of each 16 values of a row."""
-    h = torch.ones(1, 1, dtype=torch.float64)
-    for _ in range(4):
-        h = torch.cat([torch.cat([h, h], 1), torch.cat([h, -h], 1)])
-    return (x.double().view(-1, 16) @ h / 4).view(x.shape)
+    return (x.double().view(-1, 16) @ hadamard(4) / 4).view(x.shape)
 
 
 def kurtosis(rotate: bool) -> float:

@@ -110,7 +110,7 @@ def c4() -> Exact:
     if master[0].grad is None:
         failed.append("the master weights have no .grad to copy into")
     what = "; ".join(failed) or "the code runs"
-    notes = ("the loop variable `model` also replaces the model; examples/loss_scaling.py is code that runs",)
+    notes = ("the loop variable, model, also replaces the model; examples/loss_scaling.py is code that runs",)
     return Exact(not failed, what, notes)
 
 

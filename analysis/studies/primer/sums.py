@@ -7,9 +7,12 @@ from functools import cache
 import torch
 
 from fewbits.kernels.accumulators import product
+from fewbits.kernels.formats import TABLE
+from fewbits.kernels.reference.accumulators import sum_in_format
 
 LENGTHS = (128, 512, 1024, 4096)
 SIDE = 48  # SIDE² products for each length
+FEW = 16  # as SIDE, for sums that are not compiled
 OPERANDS = {"fp32": torch.float16, "fp16": torch.float16, "bf16": torch.bfloat16}
 SUMS = ("fp32", "fp16", "bf16", "hopper-fp8", "hopper-fp8-promoted", "blackwell-fp8")
 
@@ -41,3 +44,11 @@ def largest(accumulator: str, distribution: str, length: int) -> float:
     exact = a.double() @ b.double()
     off = (product(a, b, accumulator).double() - exact).abs() / exact.square().mean().sqrt()
     return float(off.max())
+
+
+def in_format(name: str, length: int) -> float:
+    """Return the relative error of sums of products of uniform E4M3 numbers, each sum rounded to a format."""
+    drawn = torch.Generator().manual_seed(length)
+    a, b = (torch.rand(s, generator=drawn).to(torch.float8_e4m3fn).float() for s in ((FEW, length), (length, FEW)))
+    exact = a.double() @ b.double()
+    return float((sum_in_format(a, b, TABLE[name]).double() - exact).norm() / exact.norm())

@@ -66,13 +66,13 @@ def formats(results: Results) -> TableResult:
         infinities, nans = grids.special_codes(name)
         rows[name.upper()] = (
             str(f.bits),
-            f"{f.max:g}",
+            f"{f.max:.4g}" if f.max > 1e6 else f"{f.max:g}",
             f"{f.min_normal:.4g}",
             f"{f.min_subnormal:.4g}" if f.has_zero else "none",
             f"{2.0**-f.mantissa_bits:g}",
-            f"{infinities} and {nans:,}",
+            f"{infinities}, {nans:,}",
         )
-    columns = ("bits", "largest", "smallest normal", "smallest subnormal", "step at 1", "codes of inf and NaN")
+    columns = ("bits", "largest", "least normal", "least subnormal", "step at 1", "inf, NaN codes")
     return _own(columns, rows, ("INT8 and INT4 have steps of one everywhere: −127 to 127 and −7 to 7 with this scale",))
 
 
@@ -87,7 +87,9 @@ def number(results: Results) -> TableResult:
         )
         for row in rounded(0.3)
     }
-    made = _own(("bits", "value", "below", "above"), rows, ("`fewbits number 0.3` prints the same for any number",))
+    made = _own(
+        ("bits", "value", "below", "above"), rows, ("The command fewbits number 0.3 prints the same for any number",)
+    )
     return replace(made, control=render("number", number="0.3", formats=number_formats()))
 
 
@@ -155,9 +157,9 @@ def libraries(results: Results) -> TableResult:
         found[f"ml_dtypes {ml_dtypes.__version__}"] = cast
         notes = ()
     found |= {f"fewbits, overflow={rule}": list(grids.cast(BEYOND, "e4m3", rule)) for rule in TABLE["e4m3"].overflows}
-    rows = {name: tuple(f"{value:g}" for value in values) for name, values in found.items()}
+    rows = {f"{x:g}": tuple(f"{values[i]:g}" for values in found.values()) for i, x in enumerate(BEYOND)}
     notes += ("464 is halfway between 448 and 480, the next value if codes had no limit, and ties go to the even 448",)
-    return _own(tuple(f"{value:g}" for value in BEYOND), rows, notes)
+    return _own(tuple(found), rows, notes)
 
 
 @table("primer", "Table W", title=f"The number {walks.NUMBER:g} in a block, walked through three encodings")

@@ -50,10 +50,13 @@ TOKENS = 1024
 
 
 @cache
-def memory(model: str) -> Memory:
-    """Return the estimate for a preset on one device, with one sequence of TOKENS tokens and AdamW."""
+def memory(model: str, *changes: str) -> Memory:
+    """Return the estimate for a preset on one device, with one sequence of TOKENS tokens and AdamW.
+
+    changes: further overrides of the trial, which computes in BF16.
+    """
     training = ["training.batch=1", "training.micro_batch=1", f"training.length={TOKENS}"]
-    trial, _ = load_trial([f"model={model}", "recipe=bf16", *training])
+    trial, _ = load_trial([f"model={model}", "recipe=bf16", *training, *changes])
     return estimate(trial)
 
 
@@ -71,13 +74,13 @@ def memory_table(results: Results) -> TableResult:
         values = [getattr(parts, name) for name in COMPONENTS] + [parts.total]
         cells = [*(f"{value / 1e9:.3g}" for value in values), f"{parts.total / size(model):.3g}"]
         rows.append(TableRow(model, tuple(TableCell(Setting(text), "", "") for text in cells)))
-    columns = (*COMPONENTS.values(), "together", "bytes a parameter")
+    columns = ("weights", "gradients", "states", "activations", "BF16 copies", "together", "bytes a parameter")
     return TableResult(columns, tuple(rows), MEMORY_NOTES)
 
 
 MEMORY_NOTES = (
     f"One device, one sequence of {TOKENS:,} tokens, AdamW, BF16 products, no recomputation; the estimate of "
-    "`fewbits sweep --dry-run`, without temporary tensors and the allocator's fragmentation.",
+    "fewbits sweep --dry-run, without temporary tensors and the allocator's fragmentation.",
     "The text announces five components and lists four: weights, gradients, optimizer states and activations. With "
     "master weights there is a fifth, their low-precision copies (for the forward and the backward pass).",
 )

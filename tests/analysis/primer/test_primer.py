@@ -21,7 +21,8 @@ from fewbits.analysis.views.html import render
 from fewbits.kernels.api import fake_quantize
 from fewbits.kernels.number import rounded
 
-CONTRADICTED = {"A6", "A7", "C2", "C3", "C4"}  # what the texts have wrong
+CONTRADICTED = {"A6", "A7", "A21", "C2", "C3", "C4", "C15"}  # what the texts have wrong
+BY_LIBRARY = "C13"  # the verdict depends on what torch makes of a cast to E4M3 beyond its range
 
 
 def test_the_exact_claims_are_decided_as_the_texts_deserve() -> None:
@@ -30,8 +31,16 @@ def test_the_exact_claims_are_decided_as_the_texts_deserve() -> None:
     declared = {claim.id for claim in load_claims("primer").claims if any(part.test == "exact" for part in claim.parts)}
     assert set(exact) == declared
     found = {name: compute() for name, compute in exact.items()}
-    assert all(isinstance(one, Exact) for one in found.values())
-    assert {name for name, one in found.items() if isinstance(one, Exact) and not one.holds} == CONTRADICTED
+    holds = {name: one.holds for name, one in found.items() if isinstance(one, Exact)}
+    assert holds.pop(BY_LIBRARY) == torch.tensor(1e6).to(torch.float8_e4m3fn).float().isnan()
+    assert {name for name, held in holds.items() if not held} == CONTRADICTED
+    memory = found["C19"]
+    assert not isinstance(memory, Exact)
+    assert {name: one.holds for name, one in memory.items()} == {
+        "activations": True,
+        "parameters with gradients and states": False,  # FP32 master weights remain, and copies are added
+    }
+    assert {name for name, one in found.items() if not isinstance(one, Exact)} == {"C19"}
 
 
 def test_casts_are_those_of_torch() -> None:

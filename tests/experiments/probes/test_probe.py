@@ -18,9 +18,11 @@ from fewbits.experiments.config import load_recipe, load_trial
 from fewbits.experiments.data.corpus import Corpus
 from fewbits.experiments.data.load import load
 from fewbits.experiments.probes.probe import probe
+from fewbits.experiments.probes.sum_errors import sum_error
 from fewbits.experiments.probes.tables import WHOLE, Probe
 from fewbits.experiments.storage.run_folder import opened, saved_trial
 from fewbits.experiments.training import INITIAL, ORDER, run
+from fewbits.kernels.accumulators import product
 from fewbits.kernels.seeds import derive_seed
 from fewbits.models.networks.decoder import Decoder
 from fewbits.models.networks.registry import build
@@ -415,3 +417,38 @@ def test_wrong_words_are_refused_in_one_line(
     with pytest.raises(ValueError, match=message):
         main([str(nvfp4) if word == "RUN" else word for word in arguments])
     assert not list(tmp_path.iterdir())
+
+
+# Sums
+
+
+def test_errors_of_sums_are_those_of_the_products_of_the_quantized_operands(nvfp4: Path) -> None:
+    found = probe(nvfp4, ["bf16", "nvfp4"], batches=1, accumulators=["bf16", "fp32", "hopper-fp8"])
+    layers = found.layers()
+    layers = layers[layers["layer"] != WHOLE]
+    assert set(found.sums["accumulator"]) == {"bf16", "fp32", "hopper-fp8"}
+    assert len(found.sums) == len(layers) * 3
+    assert (layers["sum_error_bf16"] > 1e-3).all()  # a BF16 sum of 64 products rounds each time, by up to 2^-9
+    assert (layers["sum_error_fp32"] < 1e-5).all()
+    assert (layers["sum_error_hopper-fp8"] > layers["sum_error_fp32"]).all()
+
+    x, w = torch.randn(5, 64).bfloat16(), torch.randn(3, 64).bfloat16()
+    ours = product(x, w.T.contiguous(), "bf16").double()
+    exact = x.double() @ w.double().T
+    assert sum_error(x, w, "bf16") == float((ours - exact).norm() / exact.norm())
+
+
+def test_measuring_sums_changes_no_other_number(nvfp4: Path) -> None:
+    same(probe(nvfp4, ["nvfp4"], batches=1), probe(nvfp4, ["nvfp4"], batches=1, accumulators=["fp16"]))
+
+
+def test_an_accumulator_that_cannot_be_measured_is_named(nvfp4: Path) -> None:
+    for name in ("fp8", "blackwell-fp4"):
+        with pytest.raises(ValueError, match=f"{name}.*hopper-fp8"):
+            probe(nvfp4, ["bf16"], accumulators=[name])
+
+
+def test_the_command_shows_a_column_for_each_accumulator(nvfp4: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(nvfp4), "bf16", "--batches", "1", "--layers", "--accumulators", "fp16,hopper-fp8"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("hopper-fp8 %") == printed.count("fp16 %") == 2  # in the summary and among the layers
