@@ -26,7 +26,7 @@ FOREIGN = {
     "sweeps": {"torchtitan"},
     "analysis": {"torchtitan"},
 }
-TITAN = ("fewbits.experiments.titan", "fewbits.experiments.torchtitan.decoder")
+TITAN = tuple(f"fewbits.experiments.{name}" for name in ("titan", "torchtitan.decoder", "torchtitan.v0_3"))
 OF_ANY_VERSION = "fewbits.experiments.fingerprint.kernel_calls"  # a script that other versions run: the public API
 NOTEBOOKS = "fewbits.analysis.notebooks."  # they import what users import
 MODULE = re.compile(rf"fewbits\.({'|'.join(PACKAGES)})(\.\w+)*")
