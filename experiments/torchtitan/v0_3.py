@@ -42,7 +42,7 @@ from torchtitan.components.loss import CrossEntropyLoss  # noqa: E402
 from torchtitan.components.metrics import MetricsProcessor  # noqa: E402
 from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw  # noqa: E402
 from torchtitan.components.tokenizer import HuggingFaceTokenizer  # noqa: E402
-from torchtitan.config import TORCH_DTYPE_MAP, TrainingConfig  # noqa: E402
+from torchtitan.config import TORCH_DTYPE_MAP, ParallelismConfig, TrainingConfig  # noqa: E402
 from torchtitan.distributed.activation_checkpoint import FullAC  # noqa: E402
 from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader  # noqa: E402
 from torchtitan.protocols.model import BaseModel  # noqa: E402
@@ -56,6 +56,7 @@ from fewbits.models.networks.presets import MODELS  # noqa: E402
 from fewbits.models.quantize import quantize  # noqa: E402
 
 NAME = "fewbits"
+BACKEND = "partial_dtensor"  # of torchtitan's ways to shard, the one that only uses torch's DTensors
 
 
 class TitanDecoder(Decoder, BaseModel):
@@ -134,6 +135,8 @@ def problems(config: Any) -> Iterator[str]:
         degree = getattr(config.parallelism, f"{name}_parallel_degree")
         if degree > 1:
             yield f"parallelism.{name}_parallel_degree {degree}: models of {NAME} support only FSDP and HSDP"
+    if config.parallelism.spmd_backend != BACKEND:
+        yield f"parallelism.spmd_backend {config.parallelism.spmd_backend}: set it to {BACKEND}"
     if not config.training.disable_cuda_graphs:
         yield "training.disable_cuda_graphs false: a CUDA graph repeats the seeds of one step; set it to true"
     if config.compile.enable and "model" in config.compile.components:
@@ -217,6 +220,7 @@ def config_of(flavor: str) -> Trainer.Config:
         optimizer=default_adamw(lr=3e-4),
         lr_scheduler=LRSchedulersContainer.Config(),
         training=TrainingConfig(disable_cuda_graphs=True),
+        parallelism=ParallelismConfig(spmd_backend=BACKEND),
         dataloader=HuggingFaceTextDataLoader.Config(dataset="c4"),
         metrics=NumericsProcessor.Config(),
         checkpoint=CheckpointManager.Config(),
