@@ -9,8 +9,10 @@
     settings = ["keep.last=2"]
 
 or the same on torchtitan's command line: `--job.custom_config_module fewbits.experiments.titan --model.converters
-fewbits --fewbits.recipe nvfp4`. torchtitan builds the model without storage, lets converters change it, shards it,
-gives it weights, and makes the optimizer last. So the samplers' parameters are in its optimizer and its checkpoints.
+fewbits --fewbits.recipe nvfp4`. fewbits' own models are the train spec `fewbits` (torchtitan/decoder.py).
+
+torchtitan builds the model without storage, lets converters change it, shards it, gives it weights, and makes the
+optimizer last. So the samplers' parameters are in its optimizer and its checkpoints.
 
 Noise is derived from the seed (`debug.seed`), the step, the micro-batch, the data-parallel rank and the layer, so
 torchtitan's checkpoints need no state of ours. But a resumed run has to know the step. torchtitan passes its train
@@ -26,11 +28,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from fewbits.experiments.config import recipe_from_overrides
-from fewbits.models.observer import Observer, ObserverConfig
-from fewbits.models.quantize import Quantization, quantize
+from fewbits.experiments.torchtitan.numerics import LoggedSteps, numerics
+from fewbits.models.observer import Observer
+from fewbits.models.quantize import quantize
 from fewbits.models.quantized_linear import QuantizedLinear
 from fewbits.models.recipe import Recipe
 
@@ -56,6 +58,8 @@ from torchtitan.models.llama3 import get_train_spec as llama3  # noqa: E402
 from torchtitan.models.qwen3 import get_train_spec as qwen3  # noqa: E402
 from torchtitan.protocols.model_converter import register_model_converter  # noqa: E402
 from torchtitan.protocols.train_spec import get_train_spec, register_train_spec  # noqa: E402
+
+from fewbits.experiments.torchtitan import decoder  # noqa: E402
 
 NAME = "fewbits"
 DENSE = {"llama3": llama3, "qwen3": qwen3}  # torchtitan's own models whose blocks consist of nn.Linear
@@ -175,7 +179,7 @@ class FewbitsConverter:
         spec = get_train_spec(self.config.model.name)
         if spec.build_metrics_processor_fn is not build_metrics_processor:
             return None
-        return _LoggedSteps(self.config.metrics.log_freq)
+        return LoggedSteps(self.config.metrics.log_freq)
 
 
 class _AddedToLoss(torch.autograd.Function):
@@ -229,7 +233,8 @@ def problems(config: Any, dims: Any, recipe: Recipe) -> Iterator[str]:
         )
     if config.model.name.startswith(TRACED):
         yield f"model.name {config.model.name}: this experiment of torchtitan traces the layers; use for example llama3"
-    bf16 = config.training.mixed_precision_param != "float32"
+    # FSDP gathers copies of torchtitan's models in this dtype, but our models in FP32 (see decoder.py).
+    bf16 = config.training.mixed_precision_param != "float32" and config.model.name != decoder.NAME
     if dims.fsdp_enabled and bf16 and recipe.wgrad.output == "fp32":
         yield (
             f"recipe {recipe.name} has weight gradients in FP32, but FSDP reduces them in {_mixed(config)}: set "
@@ -253,49 +258,6 @@ def _mixed(config: Any) -> str:
 
 
 # ---- metrics
-
-
-class _LoggedSteps(Observer):
-    """An observer of plain quantizers that is active in the steps that torchtitan logs."""
-
-    def __init__(self, interval: int) -> None:
-        super().__init__(ObserverConfig(every=interval, gradients_every=0))
-
-    def watches(self, step: int) -> bool:
-        return step == 0 or (step + 1) % self.config.every == 0
-
-
-def numerics(models: Sequence[nn.Module]) -> dict[str, float]:
-    """Return statistics of this rank's tokens since the last call.
-
-    For each slot: the mean over layers of the relative error, flushed and saturated values and a mixture's choices, and
-    the largest error. Over all layers: the bit widths.
-    """
-    layers = [module for model in models for module in model.modules() if isinstance(module, QuantizedLinear)]
-    quantization = layers[0].owner[0] if layers else None
-    if not isinstance(quantization, Quantization) or quantization.observer is None:
-        return {}
-    rows = quantization.observer.rows(quantization.context.step - 1, layers, weights=False)
-    metrics: dict[str, float] = {}
-    for slot in dict.fromkeys(row["slot"] for row in rows):
-        of_slot = [row for row in rows if row["slot"] == slot]
-        for column in ("error", "flushed", "saturated", "share_0", "share_1", "share_2", "share_3"):
-            values = [row[column] for row in of_slot if column in row]
-            if values:
-                metrics[f"{NAME}/{column}/{slot}"] = sum(values) / len(values)
-        metrics[f"{NAME}/error_max/{slot}"] = max(row["error_max"] for row in of_slot)
-    return metrics | _bit_widths(layers)
-
-
-def _bit_widths(layers: Sequence[QuantizedLinear]) -> dict[str, float]:
-    with torch.no_grad():
-        bits = [
-            b.full_tensor() if isinstance(b, DTensor) else b for b in (layer.bits for layer in layers) if b is not None
-        ]
-    if not bits:
-        return {}
-    widths = torch.cat([b.flatten() for b in bits])
-    return {f"{NAME}/bits_{name}": float(getattr(widths, name)()) for name in ("mean", "min", "max")}
 
 
 class NumericsProcessor(MetricsProcessor):  # type: ignore[misc]
@@ -326,3 +288,4 @@ def build_metrics_processor(
 register_model_converter(FewbitsConverter, NAME)
 for _name, _spec in DENSE.items():
     register_train_spec(_name, replace(_spec(), build_metrics_processor_fn=build_metrics_processor))
+register_train_spec(decoder.NAME, decoder.train_spec(build_metrics_processor))

@@ -253,7 +253,7 @@ def gradients(state: State, trial: Trial, corpus: Corpus, world: devices.World, 
         first = state.position + (micro * world.ranks + world.rank) * t.micro_batch
         inputs, targets = corpus.batch("train", first, t.micro_batch, t.length, order_seed)
         quantization.begin(state.origin + state.step, micro, rank=world.rank, progress=state.step / t.steps)
-        synchronize_gradients(state.model, micro == accumulation - 1)
+        synchronize_gradients(state.model, t.reduce_each or micro == accumulation - 1)
         loss = loss_of(inputs.to(world.device), targets.to(world.device))
         penalty = state.penalty()
         state.policy.scaled((loss if penalty is None else loss + penalty) / accumulation).backward()

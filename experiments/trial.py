@@ -38,6 +38,9 @@ class Training:
     rounding_seed: int | None = None  # for stochastic rounding and samplers; None: the trial's seed
     compile: bool = False
     recompute: bool = False  # compute each block again in the backward pass instead of keeping its activations
+    reduce_each: bool = (
+        False  # with several ranks: reduce the gradients of each micro-batch, so that none keeps all rows
+    )
 
     def __post_init__(self) -> None:
         one_of("training.dtype", self.dtype, DTYPES)

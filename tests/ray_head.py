@@ -7,6 +7,7 @@ Other instances of Ray on the machine go on (`ray stop` would end them all).
 import fcntl
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -22,6 +23,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Thread
+
+import pytest
 
 PATIENCE = 180.0  # seconds, long enough for busy machines
 MARK = "MARK_OF_A_TEST"
@@ -266,3 +269,25 @@ def ray() -> str:
 
 def client_environment(head: Head) -> Mapping[str, str]:
     return {"RAY_AUTH_TOKEN_PATH": str(head.token_file)}
+
+
+@contextmanager
+def joining(head: Head) -> Iterator[None]:
+    """Let drivers in this process join the cluster in a `with` block: without the mode, Ray does not send the token."""
+    from ray._private.authentication_test_utils import reset_auth_token_state
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("RAY_")]:
+            patch.delenv(name)
+        for name, value in client_environment(head).items():
+            patch.setenv(name, value)
+        patch.setenv("RAY_AUTH_MODE", "token")
+        reset_auth_token_state()  # Ray reads the variables once per process, which here asks other clusters too
+        yield
+    reset_auth_token_state()
+
+
+def parent_of(process: int) -> int:
+    """Return the process that started this one: of a worker, its node's raylet."""
+    (parent,) = re.findall(r"^PPid:\t(\d+)$", Path(f"/proc/{process}/status").read_text(), re.MULTILINE)
+    return int(parent)

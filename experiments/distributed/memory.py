@@ -2,6 +2,7 @@
 
     weights       FP32, this rank's rows of every parameter
     gradients     the same; with several micro-batches per rank, all rows, which are reduced only at the last one
+                  (training.reduce_each reduces them at each)
     states        the optimizer's moments
     gathered      with several ranks: parameters outside the blocks, and two blocks (the one that computes and the next)
                   with their gradients
@@ -26,10 +27,11 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from fewbits.experiments.optimization.precision import DTYPES
 from fewbits.experiments.trial import Trial
-from fewbits.models.networks.decoder import LOGITS_AT_ONCE, Decoder, DecoderConfig
+from fewbits.models.networks.decoder import LOGITS_AT_ONCE, Block, Decoder, DecoderConfig
 from fewbits.models.networks.partition import adam_mini_partition
 from fewbits.models.networks.registry import on_meta
 from fewbits.models.quantize import quantize
+from fewbits.models.quantized_linear import QuantizedLinear
 from fewbits.models.recipe import Recipe
 
 FP32 = 4  # bytes
@@ -62,7 +64,7 @@ def estimate(trial: Trial, ranks: int = 1) -> Memory:
     outside = [parameter for parameter in model.parameters() if id(parameter) not in inside]
     every, blocks = list(model.parameters()), [_bytes(unit) for unit in units]
     own, all_rows = sum(_rows_bytes(parameter, ranks) for parameter in every), _bytes(every)
-    several = t.batch // (t.micro_batch * ranks) > 1
+    several = t.batch // (t.micro_batch * ranks) > 1 and not t.reduce_each
     saved = _saved(trial.model, trial.recipe, _dtype(trial), t.micro_batch, t.length)
     compute = _dtype(trial).itemsize
     linear = [_bytes([m.weight for m in block.modules() if isinstance(m, nn.Linear)]) for block in model.blocks]
@@ -104,8 +106,11 @@ def complaint(trial: Trial, ranks: int, device_bytes: float) -> str | None:
     helps = []
     if (least := least_ranks(trial, device_bytes)) is not None:
         helps.append(f"{least} ranks would fit")
-    if fits(replace(trial, training=replace(trial.training, recompute=True)), ranks, device_bytes):
-        helps.append("training.recompute=true would fit")
+    settings = [{"recompute": True}, {"reduce_each": True}, {"recompute": True, "reduce_each": True}]
+    for changes in settings[: 1 if ranks == 1 else None]:
+        if fits(replace(trial, training=replace(trial.training, **changes)), ranks, device_bytes):
+            helps.append(f"{' '.join(f'training.{name}=true' for name in changes)} would fit")
+            break
     subject = f"{ranks} ranks need {needed / 1e9:.1f} GB each" if ranks > 1 else f"1 rank needs {needed / 1e9:.1f} GB"
     return (
         f"{subject}, but {MARGIN:.0%} of {device_bytes / 1e9:.4g} GB may be used; "
@@ -180,16 +185,28 @@ def _saved_by_forward(config: DecoderConfig, recipe: Recipe, dtype: torch.dtype,
         if model.positions is not None:
             x = x + model.positions.weight[:length]
         x = x.to(dtype)
-    y = None
-    for block in model.blocks:
+    y, kind = None, None
+    known: dict[object, int] = {}
+    for block in model.blocks:  # a block of one kind after one of another saves what the first such block has saved
+        before, kind = kind, _kind(block)
+        if (before, kind) in known:
+            counts.append(known[before, kind])
+            continue
         with counting():
             x, y = block(x, y)
+        known[before, kind] = counts[-1]
     assert y is not None
     with counting():
         hidden = model.norm.add(x, y)[1]
     logits = min(LOGITS_AT_ONCE, sequences * length * config.vocab) * FP32
     outside = counts[0] + counts[-1] + hidden.numel() * hidden.itemsize + 2 * logits
     return _Saved(2 * x.numel() * x.itemsize * len(model.blocks), tuple(counts[1:-1]), outside)
+
+
+def _kind(block: Block) -> tuple[object, ...]:
+    """Return what distinguishes a block from others of its model: its branches, and which layers are quantized how."""
+    layers = [module for module in block.modules() if isinstance(module, QuantizedLinear)]
+    return block.branches, *((id(layer.plans), layer.sampler is None) for layer in layers)
 
 
 def _storage(x: Tensor) -> int:

@@ -1,8 +1,8 @@
 """Choose the environment variables that a job and the workers of a cluster get from the machine that starts a sweep.
 
-The job and the workers get the settings of fewbits, of Hugging Face's libraries and of NCCL, and the address of the
-tracking server. A variable that looks like a credential is sent only if `--env NAME` names it: Ray's dashboard shows
-the variables of a job to everybody who has the cluster's token.
+The job and the workers get the settings of fewbits, of Hugging Face's libraries, of NCCL and of gloo, and the address
+of the tracking server. A variable that looks like a credential is sent only if `--env NAME` names it: Ray's dashboard
+shows the variables of a job to everybody who has the cluster's token.
 """
 
 from __future__ import annotations
@@ -15,7 +15,15 @@ from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 TRACKING = "MLFLOW_TRACKING_URI"
-PREFIXES = ("FEWBITS_", "HF_", "NCCL_", "MLFLOW_ENABLE_SYSTEM_METRICS_", "MLFLOW_SYSTEM_METRICS_")
+PREFIXES = (
+    "FEWBITS_",
+    "HF_",
+    "NCCL_",
+    "TORCH_NCCL_",
+    "GLOO_",
+    "MLFLOW_ENABLE_SYSTEM_METRICS_",
+    "MLFLOW_SYSTEM_METRICS_",
+)
 _CREDENTIAL = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY")
 _JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray in the processes of a job
 

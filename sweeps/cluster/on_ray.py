@@ -1,7 +1,8 @@
 """Run trials as plain Ray tasks, in a Ray that is started on this machine or in an existing cluster.
 
-A task is one trial, or one rank of it; ranks share a placement group. Ray retries nothing: the driver, which knows the
-checkpoints, decides whether a trial is tried again.
+A task is one trial, or one rank of it. Ranks share a placement group, and meet at a store that an actor serves on the
+node of rank 0 as long as the trial runs, so no other program can take its port. Ray retries nothing: the driver, which
+knows the checkpoints, decides whether a trial is tried again. If one rank ends or its node is lost, all ranks end.
 
 On a cluster with an autoscaler every ready trial is started as a task, up to --parallel: the waiting tasks are the
 demand for which the autoscaler adds nodes. `ray.autoscaler.sdk.request_resources` is not used: a cluster holds only one
@@ -16,7 +17,6 @@ import logging
 import os
 import re
 import shlex
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,7 @@ from fewbits.sweeps.cluster.capacity import Demand, ask_autoscaler, bundle, node
 from fewbits.sweeps.cluster.ray_machines import RayMachines, selector
 from fewbits.sweeps.planning.sweep import Resources
 from fewbits.sweeps.running.backend import Ended
-from fewbits.sweeps.running.local import rank_environments
+from fewbits.sweeps.running.local import meeting_place, rank_environments
 from fewbits.sweeps.running.machine_kinds import Machine
 from fewbits.sweeps.running.store import plain
 from fewbits.sweeps.running.worker import Job, Outcome, work
@@ -48,6 +48,7 @@ _QUIET = {
 class _Running:
     tasks: list[Any]  # rank 0 first
     group: Any = None  # the placement group
+    meeting: Any = None  # the actor whose store the ranks use; it ends when this reference is dropped
     like: str | None = None  # the kind of machine that the trial must run on
 
 
@@ -116,7 +117,13 @@ class OnRay:
         if selector(machines, like, resources) is not None:
             usable = [machine.resources for machine in machines if machine.kind(resources) == like]
             running = sum(trial.like == like for trial in self._running.values())
-        at_once = sum(slots(node, wanted) for node in usable) // resources.ranks if wanted else 1
+        ranks = resources.ranks
+        if not wanted:
+            at_once = 1.0
+        elif placement(usable, wanted, ranks) == "STRICT_PACK":
+            at_once = sum(slots(node, wanted) // ranks for node in usable)
+        else:
+            at_once = sum(slots(node, wanted) for node in usable) // ranks
         return running < at_once + QUEUED
 
     def start(self, job: Job, resources: Resources, like: str | None = None) -> None:
@@ -129,16 +136,20 @@ class OnRay:
         from ray.util.placement_group import placement_group
 
         labels = {"bundle_label_selector": [dict(chosen)] * resources.ranks} if chosen else {}
-        group = placement_group([bundle(resources)] * resources.ranks, strategy="PACK", **labels)
-        first = self._ray.remote(max_retries=0, **_options(resources, group, 0))(_rendezvous).remote()
+        wanted = bundle(resources)
+        strategy = placement([] if self._grows else nodes(), wanted, resources.ranks)
+        group = placement_group([wanted] * resources.ranks, strategy=strategy, **labels)
+        meeting = self._ray.remote(num_cpus=0, **_in_group(group, 0))(_Meeting).remote()
+        place = meeting.place.remote()
         self._running[job.id] = _Running(
             [
                 self._ray.remote(max_retries=0, **_options(resources, group, rank))(_rank)
                 .options(name=f"{job.path.name} rank {rank}")
-                .remote(job, first, rank, resources.ranks)
+                .remote(job, place, rank, resources.ranks)
                 for rank in range(resources.ranks)
             ],
             group,
+            meeting,
             like,
         )
 
@@ -241,28 +252,46 @@ def _local() -> str:
     return f"`fewbits {shlex.join(command[1:])} --backend local`"
 
 
-def _rendezvous() -> tuple[str, int]:
-    """Return an address and a free port of this node, where the ranks of a trial meet."""
-    import ray
+def placement(nodes: Sequence[Mapping[str, float]], wanted: Mapping[str, float], ranks: int) -> str:
+    """Return how Ray has to place the ranks of a trial: on one node if all nodes that could hold a rank can hold all.
 
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return str(ray.util.get_node_ip_address()), int(probe.getsockname()[1])
+    Otherwise, or on a cluster without such nodes yet, "PACK" uses as few nodes as possible. A trial that must be on one
+    node waits until it is free; where smaller nodes exist it would wait for ever if the large ones were lost.
+    """
+    counts = [slots(node, wanted) for node in nodes]
+    usable = [count for count in counts if count >= 1]
+    return "STRICT_PACK" if usable and min(usable) >= ranks else "PACK"
 
 
-def _rank(job: Job, rendezvous: tuple[str, int], rank: int, ranks: int) -> Outcome:
-    return work(replace(job, environment=rank_environments(ranks, *rendezvous)[rank]))
+class _Meeting:
+    """The store where the ranks of a trial meet, in a process of its own on the node of rank 0."""
+
+    def __init__(self) -> None:
+        import ray
+
+        self._address = str(ray.util.get_node_ip_address())
+        self._store = meeting_place()  # it listens on all addresses of the node
+
+    def place(self) -> tuple[str, int]:
+        return self._address, self._store.port
+
+
+def _rank(job: Job, place: tuple[str, int], rank: int, ranks: int) -> Outcome:
+    served = {"TORCHELASTIC_USE_AGENT_STORE": "True"}  # rank 0 opens no port itself
+    return work(replace(job, environment={**rank_environments(ranks, *place)[rank], **served}))
 
 
 def _options(resources: Resources, group: Any = None, rank: int = 0) -> dict[str, Any]:
     options: dict[str, Any] = {"num_cpus": resources.cpus, "num_gpus": resources.gpus}
     if resources.memory:
         options["memory"] = resources.memory * 2**30
-    if group is not None:
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+    return options if group is None else options | _in_group(group, rank)
 
-        options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
-    return options
+
+def _in_group(group: Any, rank: int) -> dict[str, Any]:
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    return {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)}
 
 
 def _cores() -> int:

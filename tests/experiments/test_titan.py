@@ -1,4 +1,4 @@
-"""Recipes of fewbits work in torchtitan, with its own trainer, its debug Llama and its checkpoints, on a CPU."""
+"""Recipes and models of fewbits work in torchtitan, with its own trainer and checkpoints, on a CPU."""
 
 import importlib
 import importlib.metadata
@@ -142,6 +142,9 @@ DDP = ("--parallelism.data_parallel_replicate_degree", "2", "--parallelism.data_
 IN_FP32 = ("--training.mixed_precision_param", "float32")
 SHARDED = ("nvfp4", "wgrad.output=bf16")
 FROM_NOISY = ("--checkpoint.enable", "--checkpoint.initial_load_path", f"{{out}}/checkpoint/step-{STEPS}")
+OURS = ("--job.custom_config_module", "fewbits.experiments.titan")
+HYBRID = ("--model.name", "fewbits", "--model.flavor", "hybrid-nano", "--checkpoint.folder", "hybrid")
+TIED = ("--model.name", "fewbits", "--model.flavor", "gpt2-nano", "--checkpoint.folder", "tied")
 FILE = (
     *("--job.config_file", "infra/torchtitan/llama3-8b-nvfp4.toml", "--checkpoint.folder", "file"),
     *("--model.flavor", "debugmodel", "--fewbits.settings", "keep.last=4,wgrad.output=bf16"),
@@ -163,6 +166,8 @@ ALONE = {
     "fsdp by hand": recipe(*SHARDED, more=FROM_NOISY, by_hand=2),
     "fsdp in FP32 by hand": recipe(*NOISY, more=(*IN_FP32, *FROM_NOISY), by_hand=2),
     "ddp by hand": recipe(*NOISY, more=DDP, by_hand=2),
+    "hybrid by hand": recipe("nvfp4", more=HYBRID, by_hand=2),
+    "tied by hand": recipe(*NOISY, more=TIED, by_hand=2),
 }
 REFUSED = {
     "no recipe 'nvfp5'": recipe("nvfp5"),
@@ -183,6 +188,8 @@ REFUSED = {
     "checkpoint.last_save_in_hf: Hugging Face's format cannot store the bit widths": recipe(
         "gaussws", more=("--checkpoint.last_save_in_hf",)
     ),
+    "training.seq_len 512: model gpt2-nano has 256 positions": Job((*OURS, *TIED, "--training.seq_len", "512")),
+    "training.dtype bfloat16: parameters of fewbits are FP32": Job((*OURS, *HYBRID, "--training.dtype", "bfloat16")),
     "experts.w1 holds the weights of experts": recipe(
         "nvfp4", more=("--model.name", "qwen3", "--model.flavor", "debugmodel_moe")
     ),
@@ -192,9 +199,15 @@ TOGETHER = {
     "fsdp, resumed": recipe(*SHARDED, more=(*SAVING, "--checkpoint.load_step", str(SAVED))),
     "fsdp in FP32": recipe(*NOISY, more=(*IN_FP32, *FROM_NOISY, "--checkpoint.folder", "fp32")),
     "ddp": recipe(*NOISY, more=DDP),
+    "hybrid": recipe("nvfp4", more=(*HYBRID, *SAVING)),
+    "hybrid, resumed": recipe("nvfp4", more=(*HYBRID, *SAVING, *FULL, "--checkpoint.load_step", str(SAVED))),
+    "tied": recipe(*NOISY, more=(*TIED, *SAVING)),
 }
 REFUSED_TOGETHER = {
     "parallelism.tensor_parallel_degree 2: ": recipe("nvfp4", more=("--parallelism.tensor_parallel_degree", "2")),
+    "parallelism.tensor_parallel_degree 2: models of fewbits support only data parallelism": Job(
+        (*OURS, *HYBRID, "--parallelism.tensor_parallel_degree", "2")
+    ),
     "parallelism.pipeline_parallel_degree 2: ": recipe("nvfp4", more=("--parallelism.pipeline_parallel_degree", "2")),
     "set wgrad.output=bf16 in fewbits.settings, or training.mixed_precision_param=float32": recipe("nvfp4"),
     "training.mixed_precision_param bfloat16: recipe gaussws adds its noise to FP32 weights": recipe("gaussws"),
@@ -202,9 +215,9 @@ REFUSED_TOGETHER = {
 
 # Further cases of what others show: a second way to recompute and to share, and the shipped job file.
 DEEP_ALONE = {
-    *("nvfp4, operations recomputed", "file", "file by hand", "fsdp in FP32 by hand", "ddp by hand"),
+    *("nvfp4, operations recomputed", "file", "file by hand", "fsdp in FP32 by hand", "ddp by hand", "tied by hand"),
 }
-DEEP_TOGETHER = {"fsdp in FP32", "ddp"}
+DEEP_TOGETHER = {"fsdp in FP32", "ddp", "tied"}
 
 Results = dict[str, dict[str, Any]]
 
@@ -273,7 +286,7 @@ def test_a_run_that_was_killed_and_resumed_has_the_bits_of_a_straight_one(titan:
     assert resumed["rows"] == alone["noisy"]["rows"][SAVED:]
 
 
-@pytest.mark.parametrize("name", deep("fsdp", "fsdp in FP32", "ddp"))
+@pytest.mark.parametrize("name", deep("fsdp", "fsdp in FP32", "ddp", "hybrid", "tied"))
 def test_two_ranks_train_as_one_process_with_the_tokens_and_the_noise_of_both(
     alone: Results, together: Results, name: str
 ) -> None:
@@ -282,6 +295,14 @@ def test_two_ranks_train_as_one_process_with_the_tokens_and_the_noise_of_both(
 
 def test_a_sharded_run_resumes_to_the_bit_with_activations_recomputed_or_not(together: Results) -> None:
     assert together["fsdp, resumed"]["rows"] == together["fsdp"]["rows"][SAVED:]
+
+
+def test_a_model_of_ours_resumes_to_the_bit_and_logs_numerics_also_recomputed(together: Results) -> None:
+    """A Mamba-2 hybrid, sharded over two ranks, in NVFP4; the resumed run recomputes its blocks."""
+    assert together["hybrid, resumed"]["rows"] == together["hybrid"]["rows"][SAVED:]
+    last = together["hybrid"]["rows"][-1]
+    for slot in ("fprop.x", "fprop.w", "dgrad.dy", "wgrad.dy", "wgrad.x"):
+        assert 0 < last[f"fewbits/error/{slot}"] < last[f"fewbits/error_max/{slot}"] < 1
 
 
 @pytest.mark.parametrize("message", [*REFUSED, *REFUSED_TOGETHER])

@@ -59,6 +59,7 @@ from torchtitan.models.llama3 import Transformer, llama3_args  # noqa: E402
 from torchtitan.protocols.train_spec import get_train_spec  # noqa: E402
 
 from fewbits.experiments.config import recipe_from_overrides  # noqa: E402
+from fewbits.models.networks.registry import build  # noqa: E402
 from fewbits.models.quantize import quantize  # noqa: E402
 
 # Four times narrower than in torchtitan: without AVX-512, torch multiplies BF16 matrices at 1 GFLOP/s.
@@ -108,10 +109,11 @@ def train(config: Any) -> Rows:
 
 def by_hand(config: Any, ranks: int) -> Rows:
     sharded = config.parallelism.data_parallel_replicate_degree == 1 and ranks > 1
-    autocast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=not sharded)
-    masters = initial_model(config)
-    # FSDP computes with a copy of all weights in the lower precision.
-    low_precision = sharded and config.training.mixed_precision_param == "bfloat16"
+    ours = config.model.name == "fewbits"
+    autocast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=not sharded and not ours)
+    masters = build(config.model.flavor, seed=config.debug.seed) if ours else initial_model(config)
+    # FSDP computes with a copy of all weights in the lower precision, but gathers our models' weights in FP32.
+    low_precision = sharded and not ours and config.training.mixed_precision_param == "bfloat16"
     model = copy.deepcopy(masters).bfloat16() if low_precision else masters
     recipe = recipe_from_overrides(config.fewbits.recipe, config.fewbits.settings)
     quantization = quantize(model, recipe, seed=config.debug.seed)

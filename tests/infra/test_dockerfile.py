@@ -1,12 +1,19 @@
 """Test the Dockerfile: copied files exist, base images and packages are pinned, and it does not run as root."""
 
+import ast
 import json
 import re
 import shlex
+import sys
+import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from pathlib import Path
 
 import pytest
+import ray
+import yaml
 
 import fewbits
 from tests.infra.versions import INFRA, ROOT, constrained
@@ -116,11 +123,32 @@ def test_it_runs_as_user_1000_and_not_as_root() -> None:
     assert all(name not in ("RUN", "COPY") for name, _ in places[places.index(("USER", user)) :])
 
 
-def test_its_health_is_what_doctor_says() -> None:
-    (words,) = words_of("HEALTHCHECK", LAST)
-    assert json.loads(words.partition("CMD ")[2]) == ["fewbits", "doctor"]
+def test_no_check_takes_resources_from_trials_and_it_starts_with_help() -> None:
+    assert words_of("HEALTHCHECK", LAST) == ["NONE"]
     (command,) = words_of("CMD", LAST)
     assert json.loads(command)[0] == "fewbits"
+
+
+def test_it_installs_what_the_cluster_launcher_of_each_provider_imports() -> None:
+    """Ray imports its providers late, so that a missing package would be noticed only by `ray up`."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    installed = re.findall(r"\.\[([\w,-]+)\]", words_of("RUN", 0)[-1])[0].split(",")
+    assert {"cuda", "titan", "aws"} <= set(installed) <= set(extras)
+    provider = yaml.safe_load((INFRA / "ray-cluster.yaml").read_text())["provider"]["type"]
+    folder = Path(ray.__file__).parent / "autoscaler" / "_private" / provider
+    imported = {name for file in folder.rglob("*.py") for name in top_level_imports(file)}
+    foreign = imported - set(sys.stdlib_module_names) - {"ray"}
+    assert "boto3" in foreign
+    provided = {re.split(r"[<>=\[]", package)[0] for extra in installed for package in extras[extra]}
+    assert foreign <= provided | {"botocore", "packaging"}  # dependencies of boto3 and of ray
+
+
+def top_level_imports(file: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            yield node.module.partition(".")[0]
 
 
 def test_a_compiler_is_there_for_the_kernels_and_the_venv_is_first() -> None:

@@ -137,3 +137,54 @@ def test_data_is_in_named_volumes_and_only_the_server_is_reached_and_from_here_a
     assert mounted == set(COMPOSE["volumes"])
     assert [name for name, service in SERVICES.items() if "ports" in service] == ["server"]
     assert SERVICES["server"]["ports"] == ["${MLFLOW_LISTEN:-127.0.0.1}:5000:5000"]
+
+
+# The same server on Kubernetes
+
+MANIFESTS: list[dict[str, Any]] = list(yaml.safe_load_all((FOLDER / "kubernetes.yaml").read_text()))
+BY_KIND = {kind: [each for each in MANIFESTS if each["kind"] == kind] for kind in ("Deployment", "Service")}
+PODS = {each["metadata"]["name"]: each["spec"]["template"] for each in BY_KIND["Deployment"]}
+
+
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda each: f"{each['kind']} {each['metadata']['name']}")
+def test_each_manifest_fits_the_schema_of_kubernetes(manifest: dict[str, Any]) -> None:
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    kubernetes_validate.validate(manifest, "1.35", strict=True)
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(manifest | {"spce": {}}, "1.35", strict=True)
+
+
+def test_the_pods_run_the_images_of_the_compose_file_without_root_and_with_limits() -> None:
+    images = [container["image"] for pod in PODS.values() for container in pod["spec"]["containers"]]
+    assert images == [SERVICES["postgres"]["image"], f"registry.example.com/{SERVICES['server']['image']}"]
+    for pod in PODS.values():
+        assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
+        (container,) = pod["spec"]["containers"]
+        assert {"cpu", "memory"} == set(container["resources"]["limits"])
+        assert {"readinessProbe", "livenessProbe"} <= set(container)
+
+
+def test_services_select_the_pods_and_their_ports_and_claims_exist() -> None:
+    for service in BY_KIND["Service"]:
+        (pod,) = [each for each in PODS.values() if each["metadata"]["labels"] == service["spec"]["selector"]]
+        ports = {port["name"]: port["containerPort"] for port in pod["spec"]["containers"][0]["ports"]}
+        assert {port["name"]: port["port"] for port in service["spec"]["ports"]} == ports
+    claimed = {
+        volume["persistentVolumeClaim"]["claimName"] for pod in PODS.values() for volume in pod["spec"]["volumes"]
+    }
+    assert claimed == {each["metadata"]["name"] for each in MANIFESTS if each["kind"] == "PersistentVolumeClaim"}
+
+
+def test_on_kubernetes_too_each_option_is_one_of_mlflows_and_the_password_is_a_secret(server: Any) -> None:
+    (container,) = PODS["fewbits-mlflow"]["spec"]["containers"]
+    assert container["command"] == SERVICES["server"]["command"][:2]
+    known = {option for parameter in server.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    assert {word.partition("=")[0] for word in container["args"]} <= known
+    secrets = [
+        entry for pod in PODS.values() for entry in pod["spec"]["containers"][0]["env"] if "PASSWORD" in entry["name"]
+    ]
+    assert len(secrets) == 2
+    assert all(entry["valueFrom"]["secretKeyRef"] == {"name": "fewbits-mlflow", "key": "password"} for entry in secrets)
+    (uri,) = [word for word in container["args"] if word.startswith("--backend-store-uri=")]
+    assert uri.endswith(":$(PASSWORD)@fewbits-mlflow-postgres:5432/mlflow")
+    assert "fewbits-mlflow-postgres" in {each["metadata"]["name"] for each in BY_KIND["Service"]}

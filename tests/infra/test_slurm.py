@@ -21,7 +21,10 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "infra" / "slurm" / "sweep.sbatch"
 
 SRUN = """#!/usr/bin/env bash
-while [[ $1 == --* ]]; do shift; done
+while [[ $1 == --* ]]; do
+    if [[ $1 == --exclude=* ]]; then export SLURM_CPUS_ON_NODE=2; fi # the second node is larger
+    shift
+done
 exec "$@"
 """
 SCONTROL = """#!/usr/bin/env bash
@@ -50,6 +53,14 @@ except KeyboardInterrupt:
 
 def test_it_is_bash() -> None:
     subprocess.run(["bash", "-n", str(SCRIPT)], check=True)
+
+
+@pytest.mark.skipif(
+    shutil.which("shellcheck") is None, reason="shellcheck is not installed: apt-get install shellcheck"
+)
+def test_shellcheck_finds_nothing() -> None:
+    done = subprocess.run(["shellcheck", str(SCRIPT)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
 
 
 def test_what_it_asks_of_slurm_lets_it_go_on_after_preemption() -> None:
@@ -98,7 +109,7 @@ def test_it_runs_the_sweep_on_all_nodes_and_queues_itself_again_when_time_is_up(
     assert " --address 127." not in text
     report = "report study=mor runtime.runs=/shared/runs --sweep --out /shared/reports"
     assert f"words: {report} --address " in text
-    assert "cpus: 2 task: 42" in text
+    assert "cpus: 3 task: 42" in text
     assert "\nat a checkpoint\n" in text
     assert (tmp_path / "requeued").read_text() == f"{os.getpid()}\n"
 

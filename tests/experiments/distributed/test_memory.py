@@ -35,6 +35,7 @@ def test_ranks_share_weights_and_states_but_gather_blocks_and_add_up_whole_gradi
     assert two.states == 2 * two.weights
     assert two.gradients == two.weights + one.weights  # four micro-batches are added up before they are reduced
     assert eight.gradients == eight.weights
+    assert estimate(tiny(reduce_each=True), 2).gradients == two.weights
     assert two.gathered == eight.gathered > 0
 
 
@@ -57,6 +58,15 @@ def test_what_does_not_fit_names_the_ranks_that_would() -> None:
     assert "2 ranks need" in text
     assert "8 ranks would fit" in text
     assert least_ranks(trial, 1000) is None
+
+
+def test_what_does_not_fit_names_the_setting_that_would_help() -> None:
+    trial = tiny(recompute=True)
+    device = estimate(tiny(recompute=True, reduce_each=True), 2).total / 0.9 + 1
+    text = complaint(trial, 2, device)
+    assert text is not None
+    assert "training.reduce_each=true would fit" in text
+    assert complaint(tiny(recompute=True, reduce_each=True), 2, device) is None
 
 
 @pytest.mark.parametrize("recipe", ["mor/block", "nvfp4", "gaussws"])

@@ -9,7 +9,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
@@ -17,7 +17,6 @@ from threading import Event, Thread
 from typing import Any
 
 import pytest
-from ray._private.authentication_test_utils import reset_auth_token_state
 
 import fewbits.sweeps.cluster.submit as submit_module
 from fewbits import cli
@@ -28,7 +27,7 @@ from fewbits.sweeps.planning.plan import Plan
 from fewbits.sweeps.running import placement
 from fewbits.sweeps.running.machine_kinds import computed, kinds_of
 from tests.messages import names, naming
-from tests.ray_head import Head, client_environment, ray_head
+from tests.ray_head import Head, client_environment, joining, parent_of, ray_head
 from tests.sweeps.cluster.faulty_way import faulty_way
 from tests.sweeps.sweep_inputs import attempts, folders, holder_of, planned, running, tiny_file
 
@@ -175,20 +174,6 @@ def test_a_missing_and_a_wrong_token_say_where_to_find_the_right_one(
 # Sweeps
 
 
-@contextmanager
-def joining(head: Head) -> Iterator[None]:
-    """Let drivers in this process join the cluster in a `with` block: without the mode, Ray does not send the token."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith("RAY_")]:
-            patch.delenv(name)
-        for name, value in client_environment(head).items():
-            patch.setenv(name, value)
-        patch.setenv("RAY_AUTH_MODE", "token")
-        reset_auth_token_state()  # Ray reads the variables once per process, which here asks other clusters too
-        yield
-    reset_auth_token_state()
-
-
 @dataclass(frozen=True)
 class Swept:
     """A sweep of two seeds, and what its first run logged."""
@@ -304,9 +289,3 @@ def test_a_sweep_runs_on_the_worker_nodes_and_outlives_one_of_them(
     assert swept.run("--like", left) == 0
     assert swept.kinds == {0: {left}, 1: {left}}
     assert len(list((swept.runs / "replaced").iterdir())) == 2
-
-
-def parent_of(process: int) -> int:
-    """Return the process that started this one: of a worker, its node's raylet."""
-    (parent,) = re.findall(r"^PPid:\t(\d+)$", Path(f"/proc/{process}/status").read_text(), re.MULTILINE)
-    return int(parent)

@@ -64,6 +64,7 @@ def test_tracking_must_mean_the_same_on_the_cluster(uri: str) -> None:
 )
 def test_the_jobs_variables_are_ours_and_those_of_the_libraries(uri: str) -> None:
     here = {"FEWBITS_BACKEND": "cpu", "HF_HOME": "/mnt/hf", "NCCL_DEBUG": "WARN", "MLFLOW_TRACKING_URI": uri}
+    here |= {"TORCH_NCCL_BLOCKING_WAIT": "1", "GLOO_SOCKET_IFNAME": "eth0"}
     other = {"HOME": "/root", "AWS_SECRET_ACCESS_KEY": "no", "HF_TOKEN": "no", "MLFLOW_TRACKING_PASSWORD": "no"}
     sent = job_variables(here | other)
     ours = {name: value for name, value in sent.items() if not name.startswith("RAY_JOB_STOP_")}

@@ -1,0 +1,58 @@
+"""Summarise what the quantized layers of a model did, as metrics of torchtitan, of any of its versions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from fewbits.models.observer import Observer, ObserverConfig
+from fewbits.models.quantize import Quantization
+from fewbits.models.quantized_linear import QuantizedLinear
+
+PREFIX = "fewbits"
+
+
+class LoggedSteps(Observer):
+    """An observer of plain quantizers that is active in the steps that torchtitan logs."""
+
+    def __init__(self, interval: int) -> None:
+        super().__init__(ObserverConfig(every=interval, gradients_every=0))
+
+    def watches(self, step: int) -> bool:
+        return step == 0 or (step + 1) % self.config.every == 0
+
+
+def numerics(models: Sequence[nn.Module]) -> dict[str, float]:
+    """Return statistics of this rank's tokens since the last call.
+
+    For each slot: the mean over layers of the relative error, flushed and saturated values and a mixture's choices, and
+    the largest error. Over all layers: the bit widths.
+    """
+    layers = [module for model in models for module in model.modules() if isinstance(module, QuantizedLinear)]
+    quantization = layers[0].owner[0] if layers else None
+    if not isinstance(quantization, Quantization) or quantization.observer is None:
+        return {}
+    rows = quantization.observer.rows(quantization.context.step - 1, layers, weights=False)
+    metrics: dict[str, float] = {}
+    for slot in dict.fromkeys(row["slot"] for row in rows):
+        of_slot = [row for row in rows if row["slot"] == slot]
+        for column in ("error", "flushed", "saturated", "share_0", "share_1", "share_2", "share_3"):
+            values = [row[column] for row in of_slot if column in row]
+            if values:
+                metrics[f"{PREFIX}/{column}/{slot}"] = sum(values) / len(values)
+        metrics[f"{PREFIX}/error_max/{slot}"] = max(row["error_max"] for row in of_slot)
+    return metrics | _bit_widths(layers)
+
+
+def _bit_widths(layers: Sequence[QuantizedLinear]) -> dict[str, float]:
+    with torch.no_grad():
+        bits = [
+            b.full_tensor() if isinstance(b, DTensor) else b for b in (layer.bits for layer in layers) if b is not None
+        ]
+    if not bits:
+        return {}
+    widths = torch.cat([b.flatten() for b in bits])
+    return {f"{PREFIX}/bits_{name}": float(getattr(widths, name)()) for name in ("mean", "min", "max")}

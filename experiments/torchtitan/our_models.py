@@ -1,0 +1,102 @@
+"""Prepare fewbits' models for torchtitan: sizes, initial parameters and sharding, the same for all of its versions.
+
+As in our own training script, parameters are FP32, FSDP gathers weights and reduces gradients in FP32, and layers cast
+or quantize what they have gathered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from fewbits.models.networks.decoder import Decoder, DecoderConfig
+from fewbits.models.networks.initialise import initialise_block, initialise_outside_blocks, initialise_positions
+from fewbits.models.networks.layers import Linear
+from fewbits.models.networks.presets import MODELS
+from fewbits.models.networks.registry import linear_parameters
+
+ROUND = 64  # vocabularies of nano models are padded to a multiple of this, as in fewbits.experiments.setup
+RECOMPUTED = "_checkpoint_wrapped_module."  # in the names of parameters of blocks that torch's wrapper recomputes
+
+
+def fitted(flavor: str, tokens: int, length: int) -> DecoderConfig:
+    """Return the model with this name, for sequences of this length and a tokenizer with this many tokens.
+
+    Rotary positions are computed for any length, and nano models have a vocabulary of any size; a ValueError names what
+    another model cannot take.
+    """
+    config = MODELS[flavor]
+    if length > config.context:
+        if config.positions == "learned":
+            raise ValueError(f"training.seq_len {length}: model {config.name} has {config.context} positions")
+        config = replace(config, context=length)
+    if tokens > config.vocab:
+        if not config.name.endswith("-nano"):
+            raise ValueError(f"the tokenizer has {tokens} tokens, but model {config.name} has {config.vocab}")
+        config = replace(config, vocab=-(-tokens // ROUND) * ROUND)
+    return config
+
+
+def flops_per_token(config: DecoderConfig, length: int) -> int:
+    """Return the FLOPs per token of forward and backward pass: 6 per matrix weight (head included), plus attention."""
+    attentions = config.pattern.count("*") if config.pattern else config.layers
+    matrices = linear_parameters(config) + config.width * config.vocab
+    return 6 * matrices + 12 * attentions * config.heads * config.head_dim * length
+
+
+@torch.no_grad()
+def initialise(model: Decoder, buffer_device: torch.device | None = None) -> None:
+    """Fill the parameters, which may be sharded, with the bits of `build` for the seed that torchtitan has set.
+
+    One block at a time exists as a whole. torchtitan has allocated the parameters one by one before, so a tied head has
+    to be tied again.
+    """
+    seed, device = torch.initial_seed() % (1 << 63), model.embed.weight.device
+    if model.config.tied:
+        model.head.weight = model.embed.weight
+    own = {name.replace(RECOMPUTED, ""): parameter for name, parameter in model.named_parameters()}
+    with torch.device("meta"):
+        source = Decoder(model.config, model.compute_dtype)
+    for number, block in enumerate(source.blocks):
+        block.to_empty(device=device)
+        initialise_block(source, number, seed)
+        _copy(block, own, f"blocks.{number}")
+        block.to_empty(device="meta")
+    outside = [(name, module) for name, module in source.named_children() if name != "blocks"]
+    for _, module in outside:
+        module.to_empty(device=device)
+    initialise_outside_blocks(source, seed)
+    for name, module in outside:
+        _copy(module, own, name)
+    initialise_positions(model, buffer_device or device)
+
+
+def _copy(module: nn.Module, own: dict[str, nn.Parameter], prefix: str) -> None:
+    for name, parameter in module.named_parameters(prefix=prefix):
+        if name not in own:  # a tied head has the embedding's name
+            continue
+        values, target = parameter.detach(), own[name]
+        if isinstance(target, DTensor):  # each rank has all values, so none is sent; HSDP's mesh has two dimensions
+            values = distribute_tensor(values, target.device_mesh, target.placements, src_data_rank=None).to_local()
+            target.to_local().copy_(values)
+        else:
+            target.copy_(values)
+
+
+def shard(model: Decoder, mesh: Any, *, reshard_after_forward: bool) -> None:
+    """Shard every block, and what is outside the blocks, over the mesh. Gradients are summed, not averaged."""
+    for module in model.modules():
+        if isinstance(module, Linear):
+            module.keeps_cast = False  # a cast of the gathered weight would outlive it
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, reshard_after_forward=reshard_after_forward)
+    fully_shard(model, mesh=mesh)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)  # torchtitan divides the loss by the tokens of all ranks
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no mean
