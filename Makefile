@@ -38,7 +38,7 @@ MEASURE_gaussws = $(BIN)/fewbits bench train $(if $(ON_GPU),$(TIMED_gpu),$(TIMED
 	$(BIN)/fewbits bench kernels --generators $(if $(ON_GPU),--device cuda) --once --store $(or $(RUNS),runs) || exit $$?;
 
 .DEFAULT_GOAL := help
-.PHONY: help setup more-extras test tests test-deep test-portable mutate lint style types bench ui clean reproduce $(REPRODUCE)
+.PHONY: help setup more-extras test tests test-deep test-portable mutate lint style types bench measure-gpu ui clean reproduce $(REPRODUCE)
 
 help: ## Show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1	/p' $(firstword $(MAKEFILE_LIST)) | expand -t 26
@@ -75,6 +75,9 @@ types: setup
 
 bench: setup ## Measure the speed and memory of the kernels and of other libraries
 	$(BIN)/fewbits bench kernels
+
+measure-gpu: setup ## On a machine with a GPU: parity, sanitizers, benchmarks and training, in docs/measured/cuda-kernels.md
+	@$(BIN)/python -m tests.measure_gpu
 
 ui: setup ## Show the trials of runs/ in MLflow, on 127.0.0.1:5000
 	$(BIN)/fewbits ui

@@ -13,9 +13,11 @@ from torch import Tensor
 
 from fewbits.experiments.trial import Runtime
 from fewbits.kernels.backends.gpu import cuda
+from fewbits.models.recipe import EMULATE, Recipe
 
 # Peak dense BF16 FLOP/s by a part of the GPU's name; the utilisation of training (MFU) is relative to it.
 PEAK = {"H200": 989e12, "H100": 989e12, "B200": 2250e12, "A100": 312e12, "RTX 4090": 165e12}
+FP8_SINCE = (8, 9)  # the compute capability of the first GPUs with FP8 products
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,19 @@ def check_device(kind: str) -> None:
                 f"runtime.device cuda: the kernels do not work on this machine: {complaint}. FEWBITS_BACKEND=reference "
                 "trains without them, many times slower"
             )
+
+
+def check_products(recipe: Recipe, device: torch.device) -> None:
+    """Raise ValueError if this device cannot execute the recipe's products; torch emulates FP8 products on CPUs."""
+    if recipe.execute == EMULATE or device.type == "cpu":
+        return
+    capability = torch.cuda.get_device_capability(device)
+    if capability < FP8_SINCE:
+        raise ValueError(
+            f"recipe.execute {recipe.execute}: {torch.cuda.get_device_name(device)} has compute capability "
+            f"{'.'.join(map(str, capability))}; FP8 products need {'.'.join(map(str, FP8_SINCE))} or later, or set "
+            f"recipe.execute={EMULATE}"
+        )
 
 
 def leave(world: World) -> None:

@@ -17,6 +17,7 @@ from fewbits.experiments.evaluation.loss import window_count
 from fewbits.experiments.optimization.schedules import phases
 from fewbits.experiments.trial import Trial
 from fewbits.kernels.quantizer import Block, Mixture, Quantizer
+from fewbits.models.execution import check_tokens
 from fewbits.models.networks.presets import MODELS
 from fewbits.models.networks.registry import on_meta
 from fewbits.models.observer import Observer
@@ -62,6 +63,7 @@ def check(trial: Trial, ranks: int = 1) -> None:
     model = on_meta(trial.model)
     layers = list(linear_layers(model))  # before `quantize`, which replaces them in the model
     quantize(model, trial.recipe, observer=Observer(trial.observer))
+    check_tokens(trial.recipe, t.micro_batch * t.length)
     for problem in coincidences(trial, layers):
         raise ValueError(problem)
 

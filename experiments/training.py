@@ -119,6 +119,7 @@ def run(
         runs = Path(runtime.runs).expanduser()
         trial, corpus = with_data(trial, runtime)
         check(trial, world.ranks)
+        devices.check_products(trial.recipe, world.device)
         parent = find_parent(trial.branch, runs)
         made_of = identity_here(trial, corpus, runtime, parent)
         folder = run_folder.find(runs, trial.name, made_of, expected)
@@ -147,7 +148,8 @@ def run(
                     tell(DONE)
                     return folder, done
                 folder.reopen(runtime.keep_steps)
-            facts = {"data": describe(corpus), "parent": parent and str(parent.folder.path)}
+            origin = {"data": describe(corpus), "parent": parent and str(parent.folder.path)}
+            facts = origin | {"products": trial.recipe.execute}
             (own,) = [possible for possible in possible_identities(made_of) if trial_id(possible) == folder.id]
             folder.begin(trial, provenance(own, facts))
             saved(folder)

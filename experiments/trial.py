@@ -127,7 +127,7 @@ class Trial:
     @property
     def name(self) -> str:
         """A name for people: model, recipe, data and seed. It begins a folder's name, so all characters are safe."""
-        parts = (self.model.name, self.recipe.name, self.data.kind, f"s{self.seed}")
+        parts = (self.model.name, self.recipe.label, self.data.kind, f"s{self.seed}")
         return "-".join(re.sub(r"[^\w.]+", "-", part)[:40].strip("-.") or "unnamed" for part in parts)
 
 

@@ -1,16 +1,18 @@
 """Quantize a tensor for the two GEMMs that read it, with as few passes over the tensor as possible."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor
 
+from fewbits.kernels.fp8_products import Fp8Operand, encode_fp8
 from fewbits.kernels.operators import call
 from fewbits.kernels.quantizer import Mixture, Quantizer, with_signs
 from fewbits.models.recipe import Slot
 
 Statistics = tuple[str, Tensor, Tensor | None]  # a slot, its counts (kernels/README.md), and a mixture's choices
 Seed = Callable[[str], int]
+Operand = Tensor | Fp8Operand
 
 
 class OperandPair:
@@ -20,22 +22,26 @@ class OperandPair:
         the signs that both its operands share with `signs=each`.
     statistics: a list to which the call appends the statistics of mixtures.
     watch: True also appends the statistics of quantizers, which take extra time.
+    executed: the GEMMs that read FP8 codes and scales instead of rounded values.
     """
 
-    def __init__(self, first: Slot, second: Slot, names: tuple[str, str]) -> None:
+    def __init__(
+        self, first: Slot, second: Slot, names: tuple[str, str], executed: Collection[str] = frozenset()
+    ) -> None:
         self.first, self.second = first, second
         self.names = names
+        self.fp8 = tuple(name.partition(".")[0] in executed for name in names)
         self.shared = first.equals(second)
         specs = [slot.spec for slot in (first, second) if slot.spec is not None]
         self.draws_signs = any(spec.draws_signs for spec in specs)
         self.needs_seed = self.draws_signs or any(spec.needs_seed for spec in specs)
         quantizers = len(specs) == 2 and not any(isinstance(spec, Mixture) for spec in specs)
-        one_read = quantizers and not self.shared and (first.axis, second.axis) == (-1, 0)
+        one_read = quantizers and not (self.shared or any(self.fp8)) and (first.axis, second.axis) == (-1, 0)
         self._in_one_read = specs if one_read else None
 
     def __call__(
         self, x: Tensor, seed: Seed, statistics: list[Statistics] | None = None, *, watch: bool = False
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Operand, Operand]:
         if self._in_one_read and not watch:
             spellings = map(_resolve_spelling, self._in_one_read, self.names, (seed, seed))
             return call(torch.ops.fewbits.quantize_both, x, *spellings, *map(seed, self.names))
@@ -44,7 +50,7 @@ class OperandPair:
 
     def quantize_one(
         self, which: int, x: Tensor, seed: Seed, statistics: list[Statistics] | None = None, *, watch: bool = False
-    ) -> Tensor:
+    ) -> Operand:
         """Return only the values for the first GEMM (which=0) or only those for the second (which=1)."""
         slot, name = (self.first, self.second)[which], self.names[0 if self.shared else which]
         spec = slot.spec
@@ -57,11 +63,13 @@ class OperandPair:
             return x  # a cast from bf16 to bf16 changes nothing
         elif watch:
             values, counts, _ = call(torch.ops.fewbits.quantize_stats, x, spelling, slot.axis, seed(name), False)
+        elif self.fp8[which]:
+            return encode_fp8(x, spelling, slot.axis, seed(name))
         else:
             return call(torch.ops.fewbits.quantize, x, spelling, slot.axis, seed(name))
         if statistics is not None:
             statistics.append((name, counts, choice))
-        return values
+        return encode_fp8(x, spelling, slot.axis, seed(name)) if self.fp8[which] else values
 
 
 def _resolve_spelling(spec: Quantizer | Mixture, slot: str, seed: Seed) -> str:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
+from fewbits.models.execution import check_execution, executed_gemms
 from fewbits.models.networks.layers import Linear
 from fewbits.models.observer import Observer
 from fewbits.models.quantized_linear import BlockLinear, Plan, QuantizedLinear, Shared, StepContext
@@ -132,10 +133,11 @@ def quantize(
         raise ValueError(f"{type(model).__name__} has no linear layer in its blocks to quantize")
     blocks = 1 + max(layer.block for layer in linears)
     quantization = Quantization(recipe, seed, observer, keep_weights)
-    plans = _plans(recipe.operands, recipe.switched)
-    high = _plans(recipe.kept, recipe.kept)
+    plans = _plans(recipe, recipe.operands, recipe.switched)
+    high = _plans(recipe, recipe.kept, recipe.kept)
     kept = keep(recipe, linears, blocks)
     _check_parts(recipe, linears)
+    check_execution(recipe, ((layer.name, layer.linear) for layer in linears), kept)
     for index, layer in enumerate(linears):
         is_kept = layer.name in kept
         sampler = recipe.sampler if layer.part in recipe.sampled_parts and not is_kept else None
@@ -209,9 +211,9 @@ def keep(recipe: Recipe, layers: Sequence[BlockLinear], blocks: int) -> frozense
     )
 
 
-def _plans(before: Operands, after: Operands) -> tuple[Plan, Plan]:
-    first = Plan(before)
-    return first, first if after == before else Plan(after)
+def _plans(recipe: Recipe, before: Operands, after: Operands) -> tuple[Plan, Plan]:
+    first = Plan(before, executed_gemms(recipe, before))
+    return first, first if after == before else Plan(after, executed_gemms(recipe, after))
 
 
 def _check_parts(recipe: Recipe, layers: Sequence[BlockLinear]) -> None:

@@ -11,6 +11,9 @@ optimizer step, except for rotations whose signs are drawn for every GEMM. With 
 each forward and each backward pass, to the same bits; this is for sharded weights, so that no process keeps a whole
 weight between the two passes. The gradient passes straight through every rounding. A bias is added in FP32, before y is
 rounded, as in nn.Linear.
+
+A recipe with `execute: fp8` computes the GEMMs of E4M3 operands from codes and scales (kernels/fp8_products.py); all of
+the above holds for it, with codes in place of values.
 """
 
 from __future__ import annotations
@@ -23,9 +26,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from fewbits.kernels.fp8_products import Fp8Operand, scaled_product
 from fewbits.kernels.products import linear, matmul, matmul_fp32
 from fewbits.kernels.seeds import derive_seed
-from fewbits.models.operand_pair import OperandPair, Seed, Statistics
+from fewbits.models.operand_pair import Operand, OperandPair, Seed, Statistics
 from fewbits.models.recipe import GEMMS, SLOTS, Operands, Recipe, Sampler
 from fewbits.models.streams import current_stream, refuse_capture
 from fewbits.models.untraced import untraced
@@ -56,8 +60,9 @@ class _Input:
 
     x: Tensor
     version: tuple[int, int]  # of the values, and the stream that quantized them
+    dtype: torch.dtype
     pair: OperandPair
-    values: tuple[Tensor, Tensor]
+    values: tuple[Operand, Operand]
     statistics: list[Statistics]
 
 
@@ -67,7 +72,7 @@ class _Weights:
 
     key: tuple[object, ...]
     source: Tensor  # kept alive, see `version`
-    values: tuple[Tensor, Tensor]
+    values: tuple[Operand, Operand]
     statistics: list[Statistics]
 
 
@@ -105,12 +110,15 @@ class BlockLinear:
 
 
 class Plan:
-    """The six slots of a layer, as a pair for each of the tensors x, w and dy, which two GEMMs read."""
+    """The six slots of a layer, as a pair for each of the tensors x, w and dy, which two GEMMs read.
 
-    def __init__(self, operands: Operands) -> None:
-        self.operands = operands
+    executed: the GEMMs that are computed from FP8 codes.
+    """
+
+    def __init__(self, operands: Operands, executed: frozenset[str] = frozenset()) -> None:
+        self.operands, self.executed = operands, executed
         self.x, self.w, self.dy = (
-            OperandPair(operands[first], operands[second], (first, second))
+            OperandPair(operands[first], operands[second], (first, second), executed)
             for first, second in (("fprop.x", "wgrad.x"), ("fprop.w", "dgrad.w"), ("dgrad.dy", "wgrad.dy"))
         )
         self.draws_signs = any(pair.draws_signs for pair in (self.x, self.w, self.dy))
@@ -151,7 +159,8 @@ class QuantizedLinear(nn.Linear):
 
     def extra_repr(self) -> str:
         slots = ", ".join(f"{n}={s.spec or 'high'}" for n, s in self.plans[0].operands.items())
-        return f"{self.in_features} → {self.out_features}, {slots}"
+        executed = "".join(f", {gemm} in FP8" for gemm in GEMMS if gemm in self.plans[0].executed)
+        return f"{self.in_features} → {self.out_features}, {slots}{executed}"
 
     @property
     def bits(self) -> Tensor | None:
@@ -199,7 +208,7 @@ class QuantizedLinear(nn.Linear):
 
     # ---- x and dy
 
-    def _quantize_input(self, context: StepContext, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def _quantize_input(self, context: StepContext, x: Tensor, rows: Tensor) -> tuple[Operand, Operand]:
         """Return the quantized x for fprop and for wgrad.
 
         If several layers (q, k, v) read the same tensor with the same slots, and nothing is random, only the first of
@@ -209,12 +218,12 @@ class QuantizedLinear(nn.Linear):
         last, version = owner.last_input, (x._version, current_stream(x.device))
         if (
             last is None
-            or (last.pair is not pair or last.values[0].dtype != rows.dtype)
+            or (last.pair is not pair or last.dtype != rows.dtype)
             or (last.x is not x or last.version != version)
         ):
             statistics: list[Statistics] = []
             values = pair(rows, self._seeds(context), statistics, watch=owner.watching)
-            last = _Input(x, version, pair, values, statistics)
+            last = _Input(x, version, rows.dtype, pair, values, statistics)
             owner.last_input = None if pair.needs_seed else last
         if not self._recomputes():
             owner.recorded.add(self.index)
@@ -223,7 +232,7 @@ class QuantizedLinear(nn.Linear):
 
     def quantize_gradient(
         self, context: StepContext, dy: Tensor, for_x: bool, for_weight: bool
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Operand, Operand]:
         """Return the quantized dy for dgrad and for wgrad; if only one of them is needed, return that one twice.
 
         for_x: whether the gradient of x, and so dgrad, is needed. for_weight: the same for the weight and wgrad.
@@ -258,7 +267,7 @@ class QuantizedLinear(nn.Linear):
 
     def _cached_weight(
         self, context: StepContext, dtype: torch.dtype, sampled: bool, training: bool
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Operand, Operand]:
         """Return the quantized w for fprop and for dgrad, from the cache if it is valid.
 
         The statistics are recorded only when training uses w, so that evaluation does not change them.
@@ -279,7 +288,7 @@ class QuantizedLinear(nn.Linear):
 
     def _uncached_weight(
         self, context: StepContext, dtype: torch.dtype, sampled: bool, training: bool
-    ) -> tuple[Tensor, None]:
+    ) -> tuple[Operand, None]:
         """Quantize w for fprop without caching it; record its statistics as often as those of a cached weight."""
         if not training or (context.micro_batch and not self.plans[context.switched].w.draws_signs):
             return self.quantize_weight_for(0, context, dtype, sampled), None
@@ -288,14 +297,14 @@ class QuantizedLinear(nn.Linear):
             self._record(statistics, context)
         return w, None
 
-    def quantize_weight_for(self, which: int, context: StepContext, dtype: torch.dtype, sampled: bool) -> Tensor:
+    def quantize_weight_for(self, which: int, context: StepContext, dtype: torch.dtype, sampled: bool) -> Operand:
         """Return the quantized w for fprop alone (which=0) or for dgrad alone (which=1)."""
         pair = self.plans[context.switched].w
         return pair.quantize_one(which, self._source(context, dtype, sampled), self._seeds(context))
 
     def _quantize_weight(
         self, context: StepContext, dtype: torch.dtype, sampled: bool
-    ) -> tuple[tuple[Tensor, Tensor], list[Statistics]]:
+    ) -> tuple[tuple[Operand, Operand], list[Statistics]]:
         """Return the quantized w for fprop and for dgrad, and its statistics."""
         statistics: list[Statistics] = []
         source, watch = self._source(context, dtype, sampled), self.owner[0].watching
@@ -310,9 +319,27 @@ class QuantizedLinear(nn.Linear):
         return torch.ops.fewbits.sample_weight(self.weight.detach(), self.bits, seed, noise, self.sampler.block, dtype)
 
 
-def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a · b, summed in FP32 and rounded once to dtype; on CPUs torch has no FP32 product of BF16 operands."""
+def product(a: Operand, b: Operand, dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:
+    """Return a · b + bias, rounded once to dtype; of unexecuted operands, the sum is FP32.
+
+    On CPUs torch has no FP32 product of BF16 operands.
+    """
+    if isinstance(a, Fp8Operand):
+        assert isinstance(b, Fp8Operand)
+        return scaled_product(a, b, dtype, bias)
+    assert isinstance(b, Tensor)
+    if bias is not None:
+        return linear(a, b.t(), bias)
     return matmul(a, b) if dtype == a.dtype else matmul_fp32(a, b).to(dtype)
+
+
+def _parts(operand: Operand | None) -> tuple[Tensor | None, Tensor | None]:
+    """Return an operand as tensors that autograd can save: values alone, or codes and scales."""
+    return operand if isinstance(operand, Fp8Operand) else (operand, None)
+
+
+def _operand(values: Tensor | None, scales: Tensor | None) -> Any:
+    return values if values is None or scales is None else Fp8Operand(values, scales)
 
 
 class _ThreeGemms(torch.autograd.Function):
@@ -323,10 +350,10 @@ class _ThreeGemms(torch.autograd.Function):
         weight: Tensor,
         bit_scale: Tensor | None,
         bias: Tensor | None,
-        x_forward: Tensor,
-        x_backward: Tensor,
-        w_forward: Tensor,
-        w_backward: Tensor | None,
+        x_forward: Operand,
+        x_backward: Operand,
+        w_forward: Operand,
+        w_backward: Operand | None,
         layer: QuantizedLinear,
         context: StepContext,
     ) -> Tensor:
@@ -336,10 +363,8 @@ class _ThreeGemms(torch.autograd.Function):
         # The context of the signs is saved with the operands: activation checkpointing may compute the operands again
         # in another context, with other signs.
         signs_context = torch.tensor(context.numbers) if layer.plans[context.switched].draws_signs else None
-        ctx.save_for_backward(weight, bit_scale, x_backward, w_backward, original, signs_context)
-        if bias is not None:
-            return linear(x_forward, w_forward, bias)
-        return product(x_forward, w_forward.t(), x_forward.dtype)
+        ctx.save_for_backward(weight, bit_scale, *_parts(x_backward), *_parts(w_backward), original, signs_context)
+        return product(x_forward, w_forward.t(), x.dtype, bias)
 
     @staticmethod
     @once_differentiable
@@ -349,7 +374,8 @@ class _ThreeGemms(torch.autograd.Function):
 
     @staticmethod
     def gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        weight, bit_scale, x, w, original, signs_context = ctx.saved_tensors
+        weight, bit_scale, *parts, original, signs_context = ctx.saved_tensors
+        x, w = _operand(*parts[:2]), _operand(*parts[2:])
         layer, context = ctx.layer, ctx.context
         if signs_context is not None:
             step, micro_batch, rank = signs_context.tolist()
@@ -357,12 +383,12 @@ class _ThreeGemms(torch.autograd.Function):
         for_x, for_weight = ctx.needs_input_grad[0], ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
         dy_dgrad, dy_wgrad = layer.quantize_gradient(context, dy, for_x, for_weight)
         if w is None and for_x:
-            w = layer.quantize_weight_for(1, context, x.dtype, bit_scale is not None)
+            w = layer.quantize_weight_for(1, context, dy.dtype, bit_scale is not None)
         dx = product(dy_dgrad, w, dy.dtype) if for_x else None
         d_bias = dy.sum(0) if ctx.needs_input_grad[3] else None
         if not for_weight:
             return dx, None, None, d_bias, *[None] * 6
-        dw = product(dy_wgrad.t(), x, layer.output or x.dtype)
+        dw = product(dy_wgrad.t(), x, layer.output or dy.dtype)
         observer = layer.owner[0].observer
         if original is not None and observer is not None:
             observer.record_weight_gradient(layer.index, dw, product(dy.t(), original, torch.float32))

@@ -12,6 +12,8 @@ more values are valid:
     same    only in dgrad.w, wgrad.dy and wgrad.x: the values of this tensor that another GEMM reads (those of fprop.w,
             dgrad.dy and fprop.x)
 
+`execute: fp8` computes the GEMMs of E4M3 operands from their codes (execution.py); by default all are emulated.
+
 If both GEMMs that read a tensor have equal quantizers or mixtures, and the blocks are the same along both axes
 (squares, the whole tensor), the tensor is quantized once: both GEMMs read the same codes, and a mixture decides once.
 """
@@ -46,6 +48,7 @@ SQUARES = (1, 2, 4, 8, 16, 32, 64, 128)  # valid side lengths of a sampler's squ
 PASSES = ("both", "forward", "backward")
 SAME = "same"
 HIGH = "high"
+EMULATE, FP8 = EXECUTIONS = ("emulate", "fp8")
 
 
 @dataclass(frozen=True)
@@ -126,8 +129,10 @@ class Recipe:
     keep: Keep = field(default_factory=Keep)
     sampler: Sampler = field(default_factory=Sampler)
     switch: Switch = field(default_factory=Switch)
+    execute: str = EMULATE  # how GEMMs of quantized operands are computed: from rounded values, or from FP8 codes
 
     def __post_init__(self) -> None:
+        one_of("execute", self.execute, EXECUTIONS)
         one_of("wgrad.output", self.wgrad.output, OUTPUTS)
         one_of("sampler.kind", self.sampler.kind, SAMPLERS)
         one_of("switch.passes", self.switch.passes, PASSES)
@@ -179,6 +184,11 @@ class Recipe:
     @property
     def sampled_parts(self) -> frozenset[str]:
         return frozenset() if self.sampler.kind == "none" else parts(self.sampler.parts)
+
+    @property
+    def label(self) -> str:
+        """The name under which runs are grouped, which keeps executed runs apart from emulated ones."""
+        return self.name if self.execute == EMULATE else f"{self.name}-executed"
 
     @property
     def switches(self) -> bool:

@@ -23,6 +23,7 @@ from fewbits.analysis.views.html import render
 from fewbits.analysis.views.numbers import number, plural
 from fewbits.experiments.identity import computed_by_todays_sources, environments
 from fewbits.experiments.storage.run_folder import HASH
+from fewbits.models.recipe import FP8
 from fewbits.sweeps.planning.cost import tokens_of, work_of
 from fewbits.sweeps.planning.plan import Planned
 from fewbits.sweeps.running import store
@@ -110,6 +111,9 @@ class Provenance:
         yield "Kinds of machine", self.of_environments("kind"), False
         yield "Computed on", self.of_environments("processor"), False
         yield "Backend", self.of_environments("backend"), False
+        if executed := self.values("products")[FP8]:
+            emulated = len(self.finished) - executed
+            yield "Products", f"{plural(executed, 'trial')} executed in FP8, {emulated} emulated; never pooled", False
         yield "Torch of the trials", self.of_environments("torch"), False
         yield "fewbits", __version__, False
         yield "Python of the trials", self.of_environments("python"), False

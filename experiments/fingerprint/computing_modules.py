@@ -20,6 +20,7 @@ COMPUTING = {
     "kernels.backends.gpu.variants": "cuda",  # NVRTC's options too
     "kernels.counts": "any",
     "kernels.formats": "any",
+    "kernels.fp8_products": "any",
     "kernels.layers.activations": "any",
     "kernels.layers.attention": "any",
     "kernels.layers.cross_entropy": "any",
@@ -48,6 +49,7 @@ COMPUTING = {
     "kernels.reference.weights": "any",
     "kernels.scalings": "any",
     "kernels.seeds": "any",
+    "models.execution": "any",
     "models.networks.decoder": "any",
     "models.networks.initialise": "any",
     "models.networks.layers": "any",

@@ -104,6 +104,8 @@ def probe(
     precision = trial.training.dtype if reference is None else reference
     one_of("reference", precision, DTYPES)
     device = devices.choose(runtime).device
+    for recipe in checked:
+        devices.check_products(recipe, device)
     corpus = load(trial.data, Path(runtime.cache).expanduser() if runtime.cache else default_cache())
     corpus.check(checkpoint.state["data"]["fingerprint"], checkpoint.state["data"])
     bench = _bench(trial, checkpoint, device, DTYPES[precision])

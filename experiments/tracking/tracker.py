@@ -29,7 +29,7 @@ EXPERIMENT = "fewbits"  # the experiment of trials that belong to no study
 
 def about(trial: Trial) -> dict[str, str]:
     """Return the parameters that are set for every trial in MLflow."""
-    names = {"model": trial.model.name, "recipe": trial.recipe.name, "data": trial.data.kind}
+    names = {"model": trial.model.name, "recipe": trial.recipe.label, "data": trial.data.kind}
     return {**names, "seed": str(trial.seed)}
 
 

@@ -205,6 +205,7 @@ CASES: Final[tuple[Case, ...]] = (
     quantize("e4m3:tensor:amax", stats=True),
     quantize("e4m3:channel:amax"),
     quantize("e4m3:channel:amax", stats=True),
+    quantize("e4m3:channel:amax", axis=0),
     quantize("e4m3:128x128:amax"),
     quantize("e4m3:128x128:amax", stats=True),
     quantize("e4m3:128x128:gam"),

@@ -2,8 +2,9 @@
 // field by field.
 //
 // A kernel is compiled for one Variant: the shape of its tiles, and one or two quantizers. All of these are constants,
-// so the compiler omits code that a variant does not use. In tests the same sources run on the CPU with variants as
-// run-time data (FB_SIMT, tests/kernels/backends/gpu/simt/), so the code tests the constants with ordinary ifs.
+// so the compiler omits code that a variant does not use. In tests the same sources run on the CPU (FB_SIMT,
+// tests/kernels/backends/gpu/simt/), mostly with variants as run-time data, so the code tests the constants with
+// ordinary ifs.
 #pragma once
 #include "element.h"
 #include "hadamard.h"
@@ -84,7 +85,7 @@ struct Shape {
   int32_t threads, lanes, along;
 };
 
-#ifdef FB_SIMT
+#if defined(FB_SIMT) && !defined(FB_SPECS)
 struct Variant {
   Shape shape;
   int32_t count;

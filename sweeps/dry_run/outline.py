@@ -31,7 +31,7 @@ LEGEND = f"{MARK} assumed: the paper does not state it"
 SETTINGS: dict[
     str, tuple[str, Callable[[Trial], str]]
 ] = {  # column: the setting whose value may be assumed, and a function that returns the column's text
-    "recipe": ("recipe", lambda t: t.recipe.name),
+    "recipe": ("recipe", lambda t: t.recipe.label),
     "model": ("model", lambda t: f"{t.model.name}, {parameters_of(t.model) / 1e9:.2f} B"),
     "tokens": ("training.tokens", lambda t: _tokens(tokens_of(t))),
     "steps": ("training.steps", lambda t: f"{t.training.steps:,}"),

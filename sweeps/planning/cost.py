@@ -108,7 +108,7 @@ def _emulation(recipe: Recipe) -> str:
 def _key(planned: Planned) -> str:
     made_of = planned.made_of
     device = f"{made_of['device']} x{made_of['threads'] * made_of['ranks']}"
-    return f"{device}|{planned.trial.model.name}|{planned.trial.recipe.name}"
+    return f"{device}|{planned.trial.model.name}|{planned.trial.recipe.label}"
 
 
 def checkpoint_bytes(trial: Trial) -> int:

@@ -215,7 +215,7 @@ class Mirror:
         params = {
             **about(of_trial),
             **cell.place,
-            COMPARED: compared(want.sweep, cell) or of_trial.recipe.name,
+            COMPARED: compared(want.sweep, cell) or of_trial.recipe.label,
         }
         _send(client, run, folder, State(look[0]), params)
         for other in group.children.values():

@@ -15,7 +15,7 @@ from fewbits.analysis.engine.results.pairing import Metric, Where, number
 from fewbits.analysis.engine.results.rows import Row, treatment
 from fewbits.analysis.engine.statistics.estimates import Pools, pooled_by_kind
 from fewbits.kernels.quantizer import Mixture
-from fewbits.models.recipe import Recipe, Slot
+from fewbits.models.recipe import EMULATE, Recipe, Slot
 from fewbits.sweeps.planning.plan import Member
 from fewbits.sweeps.running.machine_kinds import is_mixed
 
@@ -66,9 +66,11 @@ def _start(results: Results, row: Row) -> Start:
 
 
 def kind(recipe: Recipe) -> str:
-    """Return the kind of an arm, which depends on the formats that its forward passes read."""
+    """Return the kind of an arm: the formats that its forward passes read, and whether products are executed."""
     if recipe.sampler.kind != "none":
         return "sampled weights"
+    if recipe.execute != EMULATE:
+        return "products in FP8"
     forward = min(_bits(recipe.operands["fprop.x"]), _bits(recipe.operands["fprop.w"]))
     return f"{COARSE} bits or more forward" if forward >= COARSE else f"fewer than {COARSE} bits forward"
 

@@ -64,7 +64,7 @@ def standing(folder: RunFolder, trial: Trial, old: str) -> dict[str, Any]:
         "note": note,
         "model": model.name,
         "parameters": parameters_of(model),
-        "recipe": trial.recipe.name,
+        "recipe": trial.recipe.label,
         "computed": computed(folder),
     }
     measured = numbers({k: v for k, v in result.items() if k not in _NO_NUMBERS})

@@ -119,6 +119,14 @@ def unstorable(x: Tensor, q: Quantizer, axis: int) -> bool:
     return naive and not bool(reference.rotate(x, q, axis).isfinite().all())
 
 
+CONVERTED = ("e4m3", "e5m2", "e2m1", "e2m3", "e3m2", "bf16", "fp16")  # formats with instructions of their own
+
+
+def every_pattern(dtype: torch.dtype) -> Tensor:
+    """Return all 65,536 numbers of a dtype of 16 bits, NaN and infinities included, as a matrix."""
+    return torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16).view(dtype).view(256, 256).roll(128, 0)
+
+
 # All cases in which a draw is used, on a grid whose steps near 3 are 1.
 DRAWN = (
     "e2m1",

@@ -5,6 +5,7 @@ import hashlib
 import shlex
 import subprocess
 import tempfile
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -72,22 +73,59 @@ def compiled(source: Path, *options: str) -> ctypes.CDLL:
 
 
 def library(source: Path, *options: str) -> Path:
+    return _library(source.stem, f'#include "{source}"\n', [*SIMT.glob("*"), *source.parent.glob("*")], options)
+
+
+def _library(name: str, text: str, beside: Iterable[Path], options: Sequence[str]) -> Path:
+    """Compile a source text. beside: the files that it includes, besides those of csrc/."""
     command = build.compiler()
     assert command is not None
-    flags = [*shlex.split(FLAGS), f"-I{compilation.SOURCES}", f"-I{SIMT}", str(source), *options]
-    sources = [*compilation.SOURCES.glob("*"), *SIMT.glob("*"), *source.parent.glob("*")]
-    content = [f"{path.name}\n{path.read_text()}" for path in sorted(set(sources)) if path.is_file()]
-    key = hashlib.sha256("|".join([*content, *flags]).encode()).hexdigest()[:16]
+    flags = [*shlex.split(FLAGS), f"-I{compilation.SOURCES}", f"-I{SIMT}", *options]
+    sources = {*compilation.SOURCES.glob("*"), *beside}
+    content = [f"{path.name}\n{path.read_text()}" for path in sorted(sources) if path.is_file()]
+    key = hashlib.sha256("|".join([text, *content, *flags]).encode()).hexdigest()[:16]
 
     def make() -> bytes:
         with tempfile.TemporaryDirectory() as folder:
-            result = Path(folder, "library.so")
-            subprocess.run([*command, *flags, "-o", str(result)], check=True)
+            source, result = Path(folder, "source.cpp"), Path(folder, "library.so")
+            source.write_text(text)
+            subprocess.run([*command, str(source), *flags, "-o", str(result)], check=True)
             return result.read_bytes()
 
-    return build.cached(build.cache_folder() / f"simt-{source.stem}-{key}.so", make)
+    return build.cached(build.cache_folder() / f"simt-{name}-{key}.so", make)
 
 
-def emulated_device() -> tuple[Device, EmulatedLauncher]:
-    launcher = EmulatedLauncher(compiled(SIMT / "emulate.cpp"))
+def emulated_device(*options: str) -> tuple[Device, EmulatedLauncher]:
+    launcher = EmulatedLauncher(compiled(SIMT / "emulate.cpp", *options))
     return Device(launcher), launcher
+
+
+class ConstantLauncher:
+    """A launcher that compiles each kernel for its constants, as NVRTC does, and runs it on the emulator."""
+
+    def __init__(self) -> None:
+        self.launches: list[Variant] = []
+
+    def kernel(self, variant: Variant, device: torch.device) -> Kernel:
+        run = _with_constants(variant)
+
+        def launch(blocks: int, arguments: int) -> None:
+            self.launches.append(variant)
+            run.simt_shuffle(ctypes.c_uint64(len(self.launches)))
+            run.simt_run(blocks, ctypes.c_void_p.from_address(arguments))
+
+        return launch
+
+
+@cache
+def _with_constants(variant: Variant) -> ctypes.CDLL:
+    call = {"quantize.cu": "Call", "decode.cu": "DecodeCall", "weights.cu": "WeightCall"}[variant.file]
+    dtypes = ", ".join(("fb::FB_DTYPE", "fb::FB_OTHER")[: len(variant.dtypes)])
+    text = f"""#include "simt.h"
+{variant.source()}
+extern "C" void simt_shuffle(uint64_t seed) {{ simt::shuffle = seed; }}
+extern "C" void simt_run(unsigned blocks, const fb::{call} *call) {{
+  simt::run(blocks, fb::shape().threads, [&] {{ fb::FB_KERNEL<{dtypes}>(*call); }});
+}}
+"""
+    return ctypes.CDLL(str(_library(f"constant-{variant.kernel}", text, SIMT.glob("*"), ())))

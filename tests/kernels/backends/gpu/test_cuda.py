@@ -18,7 +18,7 @@ from fewbits import fake_quantize, mix
 from fewbits.kernels.backends.gpu import cuda
 from fewbits.kernels.quantizer import HADAMARD_SIZES, Mixture, Quantizer
 from tests.effort import examples
-from tests.kernels.backends.gpu.device_checks import DRAWN, Checks, any_bytes, undecided
+from tests.kernels.backends.gpu.device_checks import CONVERTED, DRAWN, Checks, any_bytes, every_pattern, undecided
 from tests.kernels.backends.gpu.test_cuda_emulated import CLASSES
 from tests.kernels.backends.test_parity import FAMILIES, STORED, VARIANTS, matrices, parts, quantizers
 from tests.kernels.inputs import DTYPES, EMPTY, KINDS, ODD, assert_same, generator, make
@@ -111,6 +111,12 @@ def test_any_bytes_are_read_as_the_reference_reads_them(checks: Checks, text: st
     q = Quantizer.parse(text)
     for i, (shape, axis) in enumerate(product((*ODD, (34, 48), (130, 136)), (-1, 0)), start=STORED.index(text)):
         checks.decoding(any_bytes(q, axis, shape, seed=i), q, axis, shape[1], DTYPES[i % 3])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("text", CONVERTED)
+def test_every_pattern_is_converted_as_the_reference_does(checks: Checks, text: str, dtype: torch.dtype) -> None:
+    checks.quantizer(every_pattern(dtype), Quantizer.parse(text), -1)
 
 
 @pytest.mark.parametrize("name", ["e1m1", "e2m1", "e2m3", "e3m2", "e2m4", "e4m3", "e5m2", "e4m7", "bf16"])

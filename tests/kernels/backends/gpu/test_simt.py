@@ -29,6 +29,13 @@ def test_a_missing_barrier_shows_once_threads_come_in_another_order(library: cty
     assert all(passed_on(library, order, barrier=False) != right for order in ORDERS[1:])
 
 
+def test_no_block_finds_what_another_left_in_shared_memory(library: ctypes.CDLL) -> None:
+    for _ in range(2):
+        seen = (ctypes.c_int * 5)()
+        library.leave(5, seen)
+        assert {word & 0xFFFFFFFF for word in seen} == {0xA5A5A5A5}
+
+
 @pytest.mark.parametrize(("blocks", "threads"), [(1, 32), (6, 64), (7, 256)])
 def test_every_thread_of_every_block_comes_once_whatever_the_order(
     library: ctypes.CDLL, blocks: int, threads: int

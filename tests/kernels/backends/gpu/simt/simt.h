@@ -3,10 +3,12 @@
 // the next one run. A wait that cannot end (a barrier that some threads do not reach) is reported, and so is a missing
 // lane in a shuffle; so divergence that would hang a GPU, or is undefined there, fails here. The order of threads and
 // of CTAs differs from launch to launch (`shuffle`), so code that depends on it, for example because a barrier is
-// missing, gives different results.
+// missing, gives different results. Shared memory is the library's thread-local segment, which holds nothing else; it
+// is filled with a pattern before each CTA, as if another kernel had left it.
 #pragma once
 #define FB_SIMT
-#define __shared__ static
+#define __shared__ static thread_local
+#include <link.h>
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -163,12 +165,42 @@ inline uint32_t shuffled(uint32_t v, int from) {
   return said[from < WARP ? from : lane];
 }
 
+struct Memory {
+  void *start;
+  size_t size;
+};
+inline thread_local char allocated;  // a use of it allocates the thread's whole segment
+inline Memory shared_memory() {
+  allocated = 1;
+  Memory found{nullptr, 0};
+  dl_iterate_phdr(
+      [](dl_phdr_info *library, size_t, void *found) {
+        const void *own = &simt::shuffle;
+        bool ours = false;
+        size_t size = 0;
+        for (int i = 0; i < library->dlpi_phnum; i++) {
+          const auto &part = library->dlpi_phdr[i];
+          const char *start = (const char *)library->dlpi_addr + part.p_vaddr;
+          ours |= part.p_type == PT_LOAD && own >= start && own < start + part.p_memsz;
+          if (part.p_type == PT_TLS) size = part.p_memsz;
+        }
+        if (ours) *(Memory *)found = Memory{library->dlpi_tls_data, size};
+        return int(ours);
+      },
+      &found);
+  if (!found.start) fail("the shared memory of this library is unknown");
+  return found;
+}
+constexpr int POISON = 0xa5;
+
 inline void run(unsigned blocks, int thread_count, const std::function<void()> &kernel) {
   if (thread_count % WARP || thread_count > MAX_THREADS) fail("threads come in warps, up to 1024");
   if (!stacks) stacks = (char *)aligned_alloc(4096, STACK * MAX_THREADS);
   body = &kernel, threads = thread_count, grid.x = blocks;
   thread_order = order_of(shuffle, unsigned(threads));
+  const Memory shared = shared_memory();
   for (unsigned turn = 0; turn < blocks; turn++) {
+    memset(shared.start, POISON, shared.size);
     block.x = order_of(shuffle, blocks)(turn), idle = 0;
     everyone = Meeting{threads, 0, 0, {}};
     for (int w = 0; w < threads / WARP; w++) warps[w] = Meeting{WARP, 0, 0, {}};

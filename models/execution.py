@@ -1,0 +1,82 @@
+"""Decide which products of a recipe with `execute: fp8` read FP8 codes, and refuse recipes for which none can.
+
+A GEMM is executed in FP8 if both its operands have quantizers that FP8 products can read (kernels/fp8_products.py), and
+computed as usual if both are unquantized. All others are refused: an executed recipe emulates nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+
+from torch import nn
+
+from fewbits.kernels.fp8_products import MULTIPLE, VALID, is_executable
+from fewbits.kernels.quantizer import Quantizer
+from fewbits.models.recipe import AXES, EMULATE, FP8, GEMMS, HIGH, Operands, Recipe, Slot
+
+HINT = f"or set execute: {EMULATE}"
+
+
+def executed_gemms(recipe: Recipe, operands: Operands) -> frozenset[str]:
+    """Return the GEMMs that read FP8 codes: none in an emulated recipe."""
+    if recipe.execute != FP8:
+        return frozenset()
+    return frozenset(gemm for gemm in GEMMS if any(slot.spec is not None for _, slot in _slots(operands, gemm)))
+
+
+def check_execution(recipe: Recipe, layers: Iterable[tuple[str, nn.Linear]], kept: Collection[str]) -> None:
+    """Raise ValueError if the recipe's products cannot be executed in FP8 in one of these layers.
+
+    kept: the names of the layers that get the recipe's `keep.by`.
+    """
+    if recipe.execute != FP8:
+        return
+    executes = False
+    for name, layer in layers:
+        sizes = layer.out_features, layer.in_features
+        each = (recipe.kept,) if name in kept else (recipe.operands, recipe.switched)
+        for operands in each:
+            for problem in problems(operands):
+                raise ValueError(f"execute {FP8}: {name}: {problem}; {HINT}")
+            if gemms := executed_gemms(recipe, operands):
+                executes = True
+                if any(size % MULTIPLE for size in sizes):
+                    raise ValueError(
+                        f"execute {FP8}: {name} is {sizes[0]}x{sizes[1]}: {', '.join(sorted(gemms))} in FP8 needs "
+                        f"multiples of {MULTIPLE}; {HINT}"
+                    )
+    if not executes:
+        raise ValueError(
+            f"execute {FP8}: no GEMM of recipe {recipe.name} has two quantized operands: expected {VALID}; {HINT}"
+        )
+
+
+def check_tokens(recipe: Recipe, tokens: int) -> None:
+    """Raise ValueError if wgrad is executed in FP8 and cannot sum over this number of tokens of a micro-batch."""
+    if "wgrad" in executed_gemms(recipe, recipe.operands) and tokens % MULTIPLE:
+        raise ValueError(
+            f"execute {FP8}: wgrad sums over the {tokens} tokens of a micro-batch: expected a multiple of {MULTIPLE}; "
+            f"{HINT}"
+        )
+
+
+def problems(operands: Operands) -> Iterator[str]:
+    """Yield what prevents each GEMM that has a quantized operand from being executed in FP8."""
+    for gemm in GEMMS:
+        slots = list(_slots(operands, gemm))
+        if all(slot.spec is None for _, slot in slots):
+            continue
+        for name, slot in slots:
+            if not is_executable(slot.spec):
+                yield f"{name} is {slot.spec or HIGH}: valid in FP8 products is {VALID}"
+            elif _block(slot) == "channel" and slot.axis != AXES[name]:
+                yield f"{name} is `same`, whose channels lie across the sum of {gemm}: give {name} its own quantizer"
+
+
+def _slots(operands: Operands, gemm: str) -> Iterator[tuple[str, Slot]]:
+    return ((name, slot) for name, slot in operands.items() if name.startswith(f"{gemm}."))
+
+
+def _block(slot: Slot) -> str:
+    assert isinstance(slot.spec, Quantizer)
+    return str(slot.spec.block)

@@ -1,0 +1,69 @@
+"""Check kernels that are compiled for their constants, as NVRTC compiles them, on the emulator.
+
+Elsewhere the emulator's kernels read their constants as run-time data, so the compiler's path through constant
+expressions is not taken. In a short run a few classes are compiled; in a deep run more, and all with checks for
+undefined behaviour.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from torch import Tensor
+
+from fewbits.kernels.backends import build
+from fewbits.kernels.backends.gpu.device import Device
+from tests.kernels.backends.gpu.emulated import ConstantLauncher, emulated_device
+from tests.kernels.backends.gpu.test_cuda_kernels_fit import CLASSES
+from tests.kernels.inputs import assert_same, make
+
+pytestmark = pytest.mark.skipif(build.compiler() is None, reason="there is no C++ compiler for the emulator")
+SHORT = ("128x128, gam, with statistics", "channel down, many rows")
+DEEP = (
+    *("1x16, statistics of blocks", "1x1, amax, fp16", "nvfp4, stochastic, ragged rht16", "nvfp4 16x16, both axes"),
+    *("fouroversix, stochastic, rht16", "eden, rht128 down", "gam by row", "channel", "odd partition, parts left out"),
+    *("encode, e3m2, 1x32, mx", "decode, nvfp4 down, fp32", "sampled weight, uniform"),
+)
+
+
+def tensors(result: object) -> Iterator[Tensor]:
+    if isinstance(result, Tensor):
+        yield result
+    elif isinstance(result, tuple | list):
+        for part in result:
+            yield from tensors(part)
+
+
+@pytest.mark.parametrize("name", [*SHORT, *(pytest.param(name, marks=pytest.mark.deep) for name in DEEP)])
+def test_constants_give_the_bits_of_run_time_data(name: str) -> None:
+    ask, dtype, shape = CLASSES[name]
+    launcher = ConstantLauncher()
+    x = make("lognormal", shape, dtype)
+    ours, theirs = (list(tensors(ask(device, x))) for device in (Device(launcher), emulated_device()[0]))
+    assert launcher.launches
+    assert len(ours) == len(theirs) > 0
+    for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        assert_same(a, b, f"result {i} of {name}")
+
+
+SANITIZED = """
+from tests.kernels.backends.gpu.emulated import emulated_device
+from tests.kernels.backends.gpu.test_cuda_kernels_fit import CLASSES
+from tests.kernels.inputs import make
+device, _ = emulated_device("-fsanitize=undefined", "-fno-sanitize-recover=all", "-g1")
+for kind in ("lognormal", "one bad"):
+    for name, (ask, dtype, shape) in CLASSES.items():
+        ask(device, make(kind, (min(shape[0], 272), min(shape[1], 272)), dtype))
+print("classes:", len(CLASSES))
+"""
+
+
+@pytest.mark.deep
+def test_no_class_has_undefined_behaviour() -> None:
+    """Run every class of kernels, in a process of its own, in a build that ends at the first undefined operation."""
+    done = subprocess.run([sys.executable, "-c", SANITIZED], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert f"classes: {len(CLASSES)}" in done.stdout

@@ -1,0 +1,321 @@
+"""Measure the CUDA path on a machine with a GPU, in at most half an hour: `make measure-gpu`.
+
+Each part is a command with a time limit: parity with the reference, compute-sanitizer, benchmarks, training at gpu
+scale, executed FP8 products beside their emulation, and torchtitan. When a part ends, its result is written to
+FOLDER/PART.json and its output to FOLDER/PART.log, and docs/measured/cuda-kernels.md is written again. A part that
+passed on this GPU and commit is not run again, so the same command continues after an interruption. Without a GPU the
+exit status is 2; it is 1 if a part failed or ran out of time.
+
+    make measure-gpu
+    .venv/bin/python -m tests.measure_gpu bench trial    # these parts alone, even if they passed before
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from fewbits.common.atomic import write_atomically, write_json
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "reports" / "gpu"
+PAGE = ROOT / "docs" / "measured" / "cuda-kernels.md"
+PREDICTED = ROOT / "docs" / "measured" / "cuda-kernels-predicted.md"
+BEGIN, END = "<!-- tests/measure_gpu.py writes this part -->", "<!-- end of the written part -->"
+MINUTES = 30  # for all parts together
+PASSED, FAILED, TIMED_OUT, SKIPPED = "passed", "failed", "out of time", "skipped"
+LINES = 40  # of a part's output that are kept in its result
+BENCH = "bench.kernels.json"
+
+# Classes of the predicted table, and the cases of `fewbits bench kernels` that launch their kernels.
+CASES = {
+    "128x128, amax": "e4m3:128x128:amax",
+    "channel": "e4m3:channel:amax",
+    "channel down, many rows": "e4m3:channel:amax axis=0",
+    "encode, e4m3, 128x128, gam": "encode e4m3:128x128:gam",
+    "nvfp4": "e2m1:1x16:nvfp4",
+    "nvfp4, stochastic, rht16": "e2m1:1x16:nvfp4:stochastic:rht16",
+    "tensor, amax": "e4m3:tensor:amax",
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A command that measures one thing. lacks: why it cannot run on this machine; empty if it can."""
+
+    name: str
+    command: tuple[str, ...]
+    seconds: int  # its time limit
+    lacks: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a part ended, on which GPU and commit."""
+
+    part: str
+    status: str
+    seconds: float
+    gpu: str
+    commit: str
+    command: str
+    tail: tuple[str, ...] = ()  # the last lines of its output, or why it was skipped
+
+    @property
+    def last(self) -> str:
+        return next((line for line in reversed(self.tail) if line.strip()), "")
+
+
+def parts(folder: Path) -> tuple[Part, ...]:
+    """Return the parts in the order in which they run; their limits add up to less than MINUTES."""
+    python, fewbits = sys.executable, (sys.executable, "-m", "fewbits.cli")
+    tests = (python, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider")
+    sanitizer = shutil.which("compute-sanitizer")
+    lacks = "" if sanitizer else "compute-sanitizer is not installed (it is a part of the CUDA toolkit)"
+    some = ("-k", "classes or weights")
+    uncached = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    trial = (
+        *(*fewbits, "train", "scale=gpu", "model=gpt2-124m", "training.steps=10", "training.batch=96"),
+        *("evaluation.every=10", "evaluation.windows=24", "evaluation.cloze=0", f"runtime.runs={folder / 'runs'}"),
+    )
+    fp8 = ("recipe=fp8", "recipe.weights=channel", "recipe.block=channel")
+    return (
+        Part("parity", (*tests, "-n", str(min(16, os.cpu_count() or 1))), 480),
+        Part("memcheck", (str(sanitizer), "--tool", "memcheck", *tests, *some), 240, lacks, uncached),
+        Part("racecheck", (str(sanitizer), "--tool", "racecheck", *tests, *some), 240, lacks),
+        Part(
+            "bench",
+            (*fewbits, "bench", "kernels", "--device", "cuda", "--no-peers", "--json", str(folder / BENCH)),
+            180,
+        ),
+        Part("trial", (*trial, "recipe=nvfp4"), 180),
+        Part("fp8-emulated", (*trial, *fp8), 120),
+        Part("fp8-executed", (*trial, *fp8, "recipe.execute=fp8"), 120),
+        Part("torchtitan", titan(folder), 180, _lacks_titan(), {"HF_HUB_OFFLINE": "1"}),
+    )
+
+
+def titan(folder: Path) -> tuple[str, ...]:
+    """Return the command that trains torchtitan's debug model with a recipe."""
+    settings = {
+        "model.name": "llama3",
+        "model.flavor": "debugmodel",
+        "model.hf_assets_path": folder / "titan" / "tokenizer",
+        "model.converters": "fewbits",
+        "job.custom_config_module": "fewbits.experiments.titan",
+        "job.dump_folder": folder / "titan" / "out",
+        "fewbits.recipe": "nvfp4",
+        "fewbits.settings": "keep.last=2",
+        "training.dataset": "c4_test",
+        "training.dataset_path": folder / "titan" / "data",
+        "training.local_batch_size": 8,
+        "training.seq_len": 512,
+        "training.steps": 20,
+        "metrics.log_freq": 5,
+    }
+    start = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1")
+    return (
+        *start,
+        "-m",
+        "torchtitan.train",
+        *(text for key, value in settings.items() for text in (f"--{key}", f"{value}")),
+    )
+
+
+def _lacks_titan() -> str:
+    return "" if importlib.util.find_spec("torchtitan") else "torchtitan is not installed: pip install 'fewbits[titan]'"
+
+
+def write_titan_inputs(folder: Path) -> None:
+    """Write a tokenizer of bytes and the texts of this repository, because torchtitan's package contains neither."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer, data = (folder / "titan" / name for name in ("tokenizer", "data"))
+    for made in (tokenizer, data):
+        made.mkdir(parents=True, exist_ok=True)
+    alphabet = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    by_bytes = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    by_bytes.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    by_bytes.save(str(tokenizer / "tokenizer.json"))
+    texts = [path.read_text() for path in sorted(ROOT.glob("*/README.md"))]
+    (data / "data.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+
+
+def run(part: Part, folder: Path, gpu: str, commit: str, seconds: float) -> Result:
+    """Run a part for at most so many seconds, write its result, and return it."""
+    log, command, start = folder / f"{part.name}.log", " ".join(part.command), time.monotonic()
+    if part.lacks or seconds < 1:
+        result = Result(part.name, SKIPPED, 0.0, gpu, commit, command, (part.lacks or "no time is left",))
+    else:
+        with log.open("w") as output:
+            process = subprocess.Popen(
+                part.command,
+                cwd=ROOT,
+                env={**os.environ, **part.environment},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                status = PASSED if process.wait(min(part.seconds, seconds)) == 0 else FAILED
+            except subprocess.TimeoutExpired:
+                status = TIMED_OUT
+            finally:
+                _end(process)
+        tail = tuple(log.read_text(errors="replace").splitlines()[-LINES:])
+        result = Result(part.name, status, round(time.monotonic() - start, 1), gpu, commit, command, tail)
+    write_json(folder / f"{part.name}.json", asdict(result))
+    return result
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the processes that a part started, if any still run."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def stored(folder: Path, names: Iterable[str]) -> dict[str, Result]:
+    """Return the results in the folder of the parts with these names."""
+    results = {}
+    for name in names:
+        if (path := folder / f"{name}.json").is_file():
+            data = json.loads(path.read_text())
+            results[name] = Result(**{**data, "tail": tuple(data["tail"])})
+    return results
+
+
+def measure(
+    chosen: Sequence[Part],
+    folder: Path,
+    gpu: str,
+    commit: str,
+    *,
+    again: bool = False,
+    page: Path = PAGE,
+    seconds: float = 60 * MINUTES,
+) -> list[Result]:
+    """Run the parts that have not passed on this GPU and commit, and write the page after each.
+
+    again: also run those that have passed. seconds: for all parts together.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + seconds
+    before, results = stored(folder, (part.name for part in chosen)), []
+    for part in chosen:
+        old = before.get(part.name)
+        if not again and old and (old.status, old.gpu, old.commit) == (PASSED, gpu, commit):
+            print(f"{part.name}: passed before", flush=True)
+            results.append(old)
+            continue
+        print(f"{part.name}: at most {part.seconds} s", flush=True)
+        result = run(part, folder, gpu, commit, end - time.monotonic())
+        results.append(result)
+        print(f"{part.name}: {result.status} in {result.seconds:.0f} s: {result.last}", flush=True)
+        write_page(page, folder)
+    return results
+
+
+# ------------------------------------------------------------------------------------------------ the page
+
+
+def write_page(page: Path, folder: Path) -> None:
+    """Replace the written part of the page by what the folder holds."""
+    text = page.read_text()
+    head, begin, rest = text.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{page}: the lines {BEGIN} and {END} are missing; restore them where the results belong")
+    write_atomically(page, f"{head}{BEGIN}\n\n{measured(folder)}\n{END}{tail}".encode())
+
+
+def measured(folder: Path) -> str:
+    """Return the measured part of the page: the parts, and the predicted speeds beside the measured ones."""
+    results = stored(folder, (path.stem for path in sorted(folder.glob("*.json")) if path.name != BENCH))
+    ordered = sorted(results.values(), key=lambda result: _ORDER.get(result.part, len(_ORDER)))
+    gpus = ", ".join(sorted({f"{result.gpu}, commit {result.commit[:10]}" for result in ordered}))
+    lines = [
+        f"Measured on {gpus} by `make measure-gpu`.",
+        "",
+        "| part | result | seconds | last line |",
+        "|---|---|---|---|",
+    ]
+    lines += [f"| {r.part} | {r.status} | {r.seconds:.0f} | {_cell(r.last)} |" for r in ordered]
+    bench = folder / BENCH
+    if bench.is_file():
+        lines += ["", *_beside_predictions(json.loads(bench.read_text()), predictions())]
+    return "\n".join(lines) + "\n"
+
+
+def predictions(page: Path = PREDICTED) -> dict[str, str]:
+    """Return the predicted share of a copy of each class."""
+    shares = {}
+    for line in page.read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if cells[-1].endswith("%"):
+            shares[cells[0]] = cells[-1]
+    return shares
+
+
+def _beside_predictions(bench: Mapping[str, object], shares: Mapping[str, str]) -> list[str]:
+    """Return a table of all measured cases; those whose class has a prediction show it. For others it is empty."""
+    of_case = {case: shares[name] for name, case in CASES.items() if name in shares}
+    lines = [
+        f"Speed as a share of a copy of {bench['rows']} × {bench['cols']} {bench['dtype']}, predicted and measured "
+        "(median, and range over runs):",
+        "",
+        "| case | predicted | measured |",
+        "|---|---|---|",
+    ]
+    for row in bench["measured"]:  # type: ignore[attr-defined]
+        share = row["share"]
+        seen = f"{share['median']:.0%} ({share['low']:.0%} to {share['high']:.0%})"
+        lines.append(f"| {_cell(row['case'])} | {of_case.get(row['case'], '')} | {seen} |")
+    return lines
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").strip()
+
+
+_ORDER = {part.name: index for index, part in enumerate(parts(FOLDER))}
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="make measure-gpu", description="Measure the CUDA path on a GPU.")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"parts to run again: {', '.join(_ORDER)}")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where results are kept (default: reports/gpu)")
+    options = parser.parse_args(arguments)
+    if unknown := sorted(set(options.parts) - set(_ORDER)):
+        parser.error(f"no part {', '.join(unknown)}; the parts are {', '.join(_ORDER)}")
+
+    import torch
+
+    from fewbits.experiments.identity import commit
+    from fewbits.kernels.backends.gpu import cuda
+
+    if complaint := cuda.complaint():
+        print(f"measure-gpu: nothing was measured: {complaint}", file=sys.stderr)
+        return 2
+    folder = options.folder.resolve()
+    chosen = [part for part in parts(folder) if not options.parts or part.name in options.parts]
+    if any(part.name == "torchtitan" and not part.lacks for part in chosen):
+        write_titan_inputs(folder)
+    results = measure(chosen, folder, torch.cuda.get_device_name(), commit() or "unknown", again=bool(options.parts))
+    return int(any(result.status in (FAILED, TIMED_OUT) for result in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
