@@ -79,6 +79,17 @@ COMPUTING = {
     "experiments.training": "any",
 }
 
+# Further modules that compute the numbers of probe trials.
+PROBING = (
+    "experiments.probes.batches",
+    "experiments.probes.bench",
+    "experiments.probes.gradient_errors",
+    "experiments.probes.probe_trial",
+    "experiments.probes.summary",
+    "experiments.probes.update_effect",
+    "experiments.probes.variants",
+)
+
 _DATA = "makes or opens tokens; the id holds the fingerprint of their content"
 _EXTRA = "computes extra evaluation, which is no part of the id"
 _FILES = "reads and writes files whose content other modules compute"
@@ -120,6 +131,7 @@ NOT_COMPUTING = {
     "experiments.fingerprint.python_source": "makes the fingerprint, whose value is in the id",
     "experiments.identity": "makes the id and the provenance",
     "common.redaction": "hides credentials in messages",
+    "experiments.probes.config": "declares settings of probes; the id holds their values",
     "experiments.storage.run_folder": _FILES,
     "experiments.setup": "checks settings before training; what it sets is in the resolved config",
     "common.terminal": "writes progress to the terminal",
