@@ -49,7 +49,7 @@ def numerics_fingerprint(device: str, root: Path = ROOT) -> str:
 
 @cache
 def probe_fingerprint() -> str:
-    """Return the fingerprint of the sources that compute probes, besides those that training has in common with them."""
+    """Return the fingerprint of the sources that compute probes, without those that training uses, too."""
     digests = {path: file_digest(path) for path in sorted(map(module_file, PROBING))}
     return hashlib.sha256(json.dumps(digests).encode()).hexdigest()
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fewbits.common.from_dict import one_of
 
-SPLITS = ("validation", "ood", "train")
+SPLITS = ("train", "validation", "ood")
 PARTS = ("gemms", "slots", "blocks")
 
 
@@ -18,7 +18,7 @@ class ProbeConfig:
     """
 
     seeds: int = 0  # draws of noise for each batch, if the recipe draws any; 0: the trial trains and is no probe
-    # validation and ood: one window from each of as many documents; train: the next batches of the parent.
+    # validation and ood: windows of documents that the other seeds do not read; train: the parent's next batches.
     split: str = "validation"
     parts: tuple[str, ...] = ()  # also quantize each GEMM, slot or block alone, and all but that one
     update: bool = True  # measure the decrease of the loss after one update with each gradient

@@ -29,7 +29,7 @@ from fewbits.experiments import devices
 from fewbits.experiments.data.corpus import Corpus, describe
 from fewbits.experiments.identity import possible_identities, provenance, segment, trial_id
 from fewbits.experiments.optimization.precision import DTYPES
-from fewbits.experiments.probes.batches import Batch, batches
+from fewbits.experiments.probes.batches import batches
 from fewbits.experiments.probes.bench import Bench, backward, layer_labels, make_bench
 from fewbits.experiments.probes.gradient_errors import GradientErrors
 from fewbits.experiments.probes.summary import numerics_table, summarize
@@ -129,8 +129,8 @@ def _measure(
     begin = _finished(folder.path)
     _file(folder.path, 0).parent.mkdir(exist_ok=True)
     state = checkpoint.state
-    pending = list(batches(corpus, trial, source.trial, state["position"]))
-    probe = _Probe(trial, bench, UpdateEffect(source.trial, checkpoint, bench.exact), device, pending)
+    read = list(batches(corpus, trial, source.trial, state["position"]))
+    probe = _Probe(trial, bench, UpdateEffect(source.trial, checkpoint, bench.exact), device, read)
     if begin:
         probe.measure(begin - 1)  # the next batch is compared with its errors
     for number in range(begin, t.steps):
@@ -151,7 +151,9 @@ def _write(trial: Trial, step: int, folder: run_folder.RunFolder, count: int) ->
     stored = [checked_json(_file(folder.path, number)) or {} for number in range(count)]
     table = pd.DataFrame([row for batch in stored for row in batch["rows"]])
     texts = ("variant", "layer", "part")
-    table = table.astype({name: "Int64" if name in ("batch", "block") else float for name in table if name not in texts})
+    table = table.astype(
+        {name: "Int64" if name in ("batch", "block") else float for name in table if name not in texts}
+    )
     write_parquet(folder.path / TABLE, table)
     write_parquet(folder.path / "numerics.parquet", numerics_table([r for b in stored for r in b["numerics"]], step))
     result = {"id": folder.id, "name": trial.name, "status": "done", "step": count} | summarize(table)
@@ -164,10 +166,15 @@ class _Probe:
     """A recipe at a checkpoint, and the errors of the batch that was measured last."""
 
     def __init__(
-        self, trial: Trial, bench: Bench, effect: UpdateEffect, device: torch.device, pending: list[Batch]
+        self,
+        trial: Trial,
+        bench: Bench,
+        effect: UpdateEffect,
+        device: torch.device,
+        read: list[tuple[Tensor, Tensor]],
     ) -> None:
         self._trial, self._bench, self._effect, self._device = trial, bench, effect, device
-        self._batches = pending
+        self._batches = read
         self._random = bench.draws_noise(trial.recipe)
         self._variants = self._all_variants()
         self._last: tuple[Vector, Vector] | None = None  # the exact gradient, and the mean error of the recipe's
@@ -178,7 +185,7 @@ class _Probe:
 
     def measure(self, number: int) -> dict[str, list[Row]]:
         """Return the rows of probe.parquet, and those of the operands' statistics, of one batch."""
-        inputs, targets = (part.to(self._device) for part in self._tokens(number))
+        inputs, targets = self._tokens(number)
         reference, exact = backward(self._bench.exact, inputs, targets)
         rows: list[Row] = []
         numerics: list[Row] = []
@@ -218,8 +225,8 @@ class _Probe:
         return {"rows": [_finite(row) for row in rows], "numerics": [_finite(row) for row in numerics]}
 
     def _tokens(self, number: int) -> tuple[Tensor, Tensor]:
-        batch = self._batches[number % len(self._batches)]
-        return batch.inputs, batch.targets
+        inputs, targets = self._batches[number % len(self._batches)]
+        return inputs.to(self._device), targets.to(self._device)
 
     def _across(self, exact: Vector, mean: Vector) -> dict[str, float]:
         """Return the products of this batch's error and gradient with those of the batch before.
@@ -236,17 +243,14 @@ class _Probe:
         """Return the decrease of the loss by the next update with either gradient, on this and on the next batch."""
         if not (self._trial.probe.update and self._effect.known):
             return {}
-        decreases: dict[str, float] = {}
-        for place, other in (("own", number), ("next", number + 1)):
-            tokens = [part.to(self._device) for part in self._tokens(other)]
-            decreases[place] = self._effect.loss(tokens[0], tokens[1])
-        found = {}
+        places = {"own": self._tokens(number), "next": self._tokens(number + 1)}
+        before = {place: self._effect.loss(*tokens) for place, tokens in places.items()}
+        decreases = {}
         for name, gradient in (("exact", exact), ("quantized", quantized)):
             with self._effect.applied(gradient):
-                for place, other in (("own", number), ("next", number + 1)):
-                    tokens = [part.to(self._device) for part in self._tokens(other)]
-                    found[f"decrease_{place}_{name}"] = decreases[place] - self._effect.loss(tokens[0], tokens[1])
-        return found
+                for place, tokens in places.items():
+                    decreases[f"decrease_{place}_{name}"] = before[place] - self._effect.loss(*tokens)
+        return decreases
 
 
 def _finite(row: Row) -> Row:
