@@ -45,6 +45,7 @@ FREE = {
     "evaluation.run_code",
 }
 _BY_CONTENT = ("data", "branch")  # the id contains the data's fingerprint and the parent's identity instead
+IMPORTED = "imported"  # in the identity of an imported checkpoint: the hash of its weights
 _HERE = Path(__file__).parent
 
 Identity = dict[str, Any]
@@ -80,6 +81,12 @@ def identity(
     }
 
 
+def imported_identity(trial: Trial, data_fingerprint: str, weights: str) -> Identity:
+    """Return the identity of an imported checkpoint: its weights, by their hash, and the settings of its probes."""
+    made_of = identity(trial, data_fingerprint, "cpu")
+    return {**made_of, "numerics": [], IMPORTED: weights}
+
+
 def trial_id(identity: Mapping[str, Any]) -> str:
     """Return the id of an identity."""
     return _hash(identity)
@@ -106,6 +113,8 @@ def computed_by_todays_sources(provenance: Mapping[str, Any]) -> bool:
     if "identity" not in provenance:
         return False
     made_of = provenance["identity"]
+    if IMPORTED in made_of:  # no sources computed its weights
+        return True
     today = numerics_fingerprint(made_of["device"])
     fingerprints = {(made_of["numerics"][0], None)}
     for segment in provenance.get("segments", ()):
