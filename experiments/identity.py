@@ -46,6 +46,7 @@ FREE = {
 }
 _BY_CONTENT = ("data", "branch")  # the id contains the data's fingerprint and the parent's identity instead
 PROBE = "probe"  # the key of a probe's own sources in its identity
+IMPORTED = "imported"  # in the identity of an imported checkpoint: the hash of its weights
 _HERE = Path(__file__).parent
 
 Identity = dict[str, Any]
@@ -83,6 +84,12 @@ def identity(
     }
 
 
+def imported_identity(trial: Trial, data_fingerprint: str, weights: str) -> Identity:
+    """Return the identity of an imported checkpoint: its weights, by their hash, and the settings of its probes."""
+    made_of = identity(trial, data_fingerprint, "cpu")
+    return {**made_of, "numerics": [], IMPORTED: weights}
+
+
 def trial_id(identity: Mapping[str, Any]) -> str:
     """Return the id of an identity."""
     return _hash(identity)
@@ -111,6 +118,8 @@ def computed_by_todays_sources(provenance: Mapping[str, Any]) -> bool:
     made_of = provenance["identity"]
     if made_of.get(PROBE) not in (None, probe_fingerprint()):
         return False
+    if IMPORTED in made_of:  # no sources computed its weights
+        return True
     today = numerics_fingerprint(made_of["device"])
     fingerprints = {(made_of["numerics"][0], None)}
     for segment in provenance.get("segments", ()):
