@@ -29,7 +29,7 @@ import torch
 from fewbits.common.redaction import redacted
 from fewbits.experiments.environment import environment
 from fewbits.experiments.fingerprint.equal_bits import equal_fingerprints
-from fewbits.experiments.fingerprint.numerics import ROOT, numerics_fingerprint, source_digests
+from fewbits.experiments.fingerprint.numerics import ROOT, numerics_fingerprint, probe_fingerprint, source_digests
 from fewbits.experiments.trial import Trial
 
 # Settings that change no number of a trial, by path.
@@ -45,6 +45,8 @@ FREE = {
     "evaluation.run_code",
 }
 _BY_CONTENT = ("data", "branch")  # the id contains the data's fingerprint and the parent's identity instead
+PROBE = "probe"  # the key of a probe's own sources in its identity
+IMPORTED = "imported"  # in the identity of an imported checkpoint: the hash of its weights
 _HERE = Path(__file__).parent
 
 Identity = dict[str, Any]
@@ -69,6 +71,7 @@ def identity(
     parent: ParentPoint | None = None,
 ) -> Identity:
     """Return the values whose hash is the trial's id; none depends on the machine."""
+    probe = {PROBE: probe_fingerprint()} if trial.is_probe else {}
     return {
         "config": changed_settings(trial),
         "data": data_fingerprint,
@@ -77,7 +80,14 @@ def identity(
         "threads": threads if device == "cpu" else 1,  # torch splits some sums over threads
         "parent": {"meaning": parent.meaning, "step": parent.step} if parent else None,
         "numerics": [numerics_fingerprint(device), *(parent.numerics if parent else ())],
+        **probe,
     }
+
+
+def imported_identity(trial: Trial, data_fingerprint: str, weights: str) -> Identity:
+    """Return the identity of an imported checkpoint: its weights, by their hash, and the settings of its probes."""
+    made_of = identity(trial, data_fingerprint, "cpu")
+    return {**made_of, "numerics": [], IMPORTED: weights}
 
 
 def trial_id(identity: Mapping[str, Any]) -> str:
@@ -87,7 +97,7 @@ def trial_id(identity: Mapping[str, Any]) -> str:
 
 def meaning(identity: Mapping[str, Any]) -> str:
     """Return the hash of an identity without its sources: of what is requested, not of the code that computes it."""
-    return _hash({key: value for key, value in identity.items() if key != "numerics"})
+    return _hash({key: value for key, value in identity.items() if key not in ("numerics", PROBE)})
 
 
 def possible_identities(made_of: Mapping[str, Any]) -> Iterator[Identity]:
@@ -106,6 +116,10 @@ def computed_by_todays_sources(provenance: Mapping[str, Any]) -> bool:
     if "identity" not in provenance:
         return False
     made_of = provenance["identity"]
+    if made_of.get(PROBE) not in (None, probe_fingerprint()):
+        return False
+    if IMPORTED in made_of:  # no sources computed its weights
+        return True
     today = numerics_fingerprint(made_of["device"])
     fingerprints = {(made_of["numerics"][0], None)}
     for segment in provenance.get("segments", ()):

@@ -15,6 +15,7 @@ from fewbits.experiments.data.config import DataConfig
 from fewbits.experiments.optimization.optimizers import OptimizerConfig
 from fewbits.experiments.optimization.precision import Precision
 from fewbits.experiments.optimization.schedules import ScheduleConfig
+from fewbits.experiments.probes.config import ProbeConfig
 from fewbits.models.networks.decoder import DecoderConfig
 from fewbits.models.observer import ObserverConfig
 from fewbits.models.recipe import Recipe
@@ -105,6 +106,7 @@ class Trial:
     evaluation: Evaluation = field(default_factory=Evaluation)
     observer: ObserverConfig = field(default_factory=ObserverConfig)
     branch: Branch = field(default_factory=Branch)
+    probe: ProbeConfig = field(default_factory=ProbeConfig)
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < SEEDS:
@@ -113,6 +115,11 @@ class Trial:
         if self.model.positions == "learned" and self.training.length > self.model.context:
             raise ValueError(
                 f"training.length {self.training.length}: model {self.model.name} has {self.model.context} positions"
+            )
+        if self.is_probe and self.training.batch != self.training.micro_batch:
+            raise ValueError(
+                f"training.batch {self.training.batch}: a probe (probe.seeds {self.probe.seeds}) reads one micro-batch "
+                f"at a time, so training.batch has to be training.micro_batch, {self.training.micro_batch}"
             )
 
     @staticmethod
@@ -125,9 +132,15 @@ class Trial:
         return dataclasses.asdict(self)
 
     @property
+    def is_probe(self) -> bool:
+        """Tell whether the trial measures its recipe at a checkpoint instead of training."""
+        return self.probe.seeds > 0
+
+    @property
     def name(self) -> str:
         """A name for people: model, recipe, data and seed. It begins a folder's name, so all characters are safe."""
-        parts = (self.model.name, self.recipe.label, self.data.kind, f"s{self.seed}")
+        probe = ("probe",) if self.is_probe else ()
+        parts = (self.model.name, *probe, self.recipe.label, self.data.kind, f"s{self.seed}")
         return "-".join(re.sub(r"[^\w.]+", "-", part)[:40].strip("-.") or "unnamed" for part in parts)
 
 

@@ -12,6 +12,7 @@ from fewbits.analysis.engine.claims.schema import studies_with_claims
 from fewbits.analysis.engine.results.arms import STUDIES
 from fewbits.analysis.figures.effects import EffectsFigure, effects_picture
 from fewbits.analysis.figures.ood import OodFigure, ood_figure
+from fewbits.analysis.figures.probes import ProbesFigure, probes_figure
 from fewbits.analysis.figures.training import TrainingFigure, training_figure
 from fewbits.analysis.report.items import MakeFigure, MakeTable
 from fewbits.analysis.tables.arms import ArmsTable, arms_table
@@ -29,6 +30,7 @@ class Declared:
     training: tuple[TrainingFigure, ...] = ()
     ood: tuple[OodFigure, ...] = ()
     effects: EffectsFigure | None = None
+    probes: ProbesFigure | None = None
     noise: tuple[NoiseRows, ...] = ()
     arms: tuple[ArmsTable, ...] = ()
 
@@ -55,6 +57,8 @@ def declared_figures(study: str) -> Iterator[tuple[str, str | None, MakeFigure]]
         yield ood.id, None, partial(ood_figure, study=study, of=ood)
     if found.effects is not None:
         yield found.effects.id, found.effects.title, partial(effects_picture, study=study, of=found.effects)
+    if found.probes is not None:
+        yield found.probes.id, found.probes.title, partial(probes_figure, study=study, of=found.probes)
 
 
 def declared_tables(study: str) -> Iterator[tuple[str, str, MakeTable]]:

@@ -20,11 +20,12 @@ LOSSES = {"Training loss": f"loss{LATE}", "Validation loss": "validation_loss", 
 
 @dataclass(frozen=True)
 class ArmsColumn:
-    """A number of each arm: its own (in percent if it is a share) or, with a baseline, its change in percent."""
+    """A number of each arm: its own (shares and `percent` in percent), or its change from a baseline in percent."""
 
     title: str
     metric: str
     baseline: str = ""
+    percent: bool = False  # show the arm's own number in percent
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def _cell(part: Results, study: str, column: ArmsColumn, arm: str, where: Where)
     numbers = resolve(study, part, column.metric)
     assert not callable(numbers.values)
     if not column.baseline:
-        return cell(own_numbers(part, numbers.values, arm, where), PERCENT if numbers.bounds else 1.0)
+        return cell(own_numbers(part, numbers.values, arm, where), PERCENT if numbers.bounds or column.percent else 1.0)
     if column.metric.endswith(LATE) and _steps(part, arm, where) != _steps(part, column.baseline, {}):
         return BLANK
     return change(part, column.metric, arm, column.baseline, where)

@@ -74,9 +74,9 @@ def main(argv: Sequence[str]) -> int:
         print(find_folder(trial, runtime).id)
         return 0
 
+    from fewbits.experiments.run_trial import run
     from fewbits.experiments.tracking.decisions import add_decisions
     from fewbits.experiments.tracking.tracker import Tracker
-    from fewbits.experiments.training import run
 
     tracker = Tracker(runtime)
 

@@ -9,8 +9,8 @@ class DataConfig:
 
     kind: python, torch, synthetic, text, bin, openwebtext, c4 or c4-nemotron.
     tokenizer: for the kinds that hold text: `bytes`; `bpe:N`, byte-level BPE with N tokens trained on the training
-        split; `file:PATH` of a tokenizer.json; or `hub:NAME` on the Hugging Face Hub. A folder of tokens records
-        its own tokenizer.
+        split; `file:PATH` of a tokenizer.json or a GGUF file; `package:smollm2`, of a model in a Python package; or
+        `hub:NAME` on the Hugging Face Hub. A folder of tokens records its own tokenizer.
     path: the file, for text; the folder of tokens, for bin and the collections openwebtext, c4 and c4-nemotron (None:
         for collections, the folder that `fewbits data prepare` writes).
     size: the size of the training split, in bytes of text for python and torch, in tokens for synthetic (None: the

@@ -1,11 +1,12 @@
 """Turn text into tokens: bytes, or byte-level BPE by the package `tokenizers`.
 
-Tokenizers are named `bytes`, `bpe:N` (N tokens, trained on the training split), `file:PATH` (a tokenizer.json) or
-`hub:NAME` (on the Hugging Face Hub); parameters called `spelling` hold such a name. Every vocabulary has a token that
-separates documents and occurs nowhere else.
+Tokenizers are named `bytes`, `bpe:N` (N tokens, trained on the training split), `file:PATH` (a tokenizer.json or a GGUF
+file), `package:NAME` (of a model in a Python package) or `hub:NAME` (on the Hugging Face Hub); parameters called
+`spelling` hold such a name. Every vocabulary has a token that separates documents and occurs nowhere else.
 """
 
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,9 +15,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from fewbits.experiments.data.folder import Meta, TokenFolder, Tokens, smallest_dtype, write_folder
+from fewbits.experiments.data.gguf_tokenizer import gguf_tokenizer
+from fewbits.models.importing.packages import source_path
 
-SPELLINGS = "bytes, bpe:N with N from 257 to 65536, file:PATH of a tokenizer.json, hub:NAME"
+SPELLINGS = (
+    "bytes, bpe:N with N from 257 to 65536, file:PATH of a tokenizer.json or a GGUF file, package:smollm2, hub:NAME"
+)
 FILE = "tokenizer.json"
+GGUF = ".gguf"
 
 # The token that ends a document in the vocabularies of GPT-2, Llama 3, Llama 1 and 2, and others.
 SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
@@ -95,6 +101,8 @@ def ready_tokenizer(spelling: str) -> Tokenizer:
         if not Path(rest).is_file():
             raise ValueError(f"tokenizer {spelling}: the file {rest} does not exist")
         return Subwords(spelling, _read(spelling, Path(rest)))
+    if form == "package":
+        return Subwords(spelling, _read(spelling, source_path(spelling)))
     if form == "hub" and rest:
         return Subwords(spelling, _fetch(spelling, rest))
     raise ValueError(f"unknown tokenizer {spelling!r}: valid tokenizers are {SPELLINGS}")
@@ -177,6 +185,8 @@ def joined(texts: Sequence[str], tokenizer: Tokenizer) -> Tokens:
 
 def _read(spelling: str, path: Path) -> Any:
     package = _package(spelling)
+    if path.suffix == GGUF:
+        return package.Tokenizer.from_str(json.dumps(gguf_tokenizer(path)))
     try:
         return package.Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises bare Exceptions

@@ -81,6 +81,17 @@ COMPUTING = {
     "experiments.training": "any",
 }
 
+# Further modules that compute the numbers of probe trials.
+PROBING = (
+    "experiments.probes.batches",
+    "experiments.probes.bench",
+    "experiments.probes.gradient_errors",
+    "experiments.probes.probe_trial",
+    "experiments.probes.summary",
+    "experiments.probes.update_effect",
+    "experiments.probes.variants",
+)
+
 _DATA = "makes or opens tokens; the id holds the fingerprint of their content"
 _EXTRA = "computes extra evaluation, which is no part of the id"
 _FILES = "reads and writes files whose content other modules compute"
@@ -93,6 +104,9 @@ NOT_COMPUTING = {
     "common.from_dict": "fills configuration classes; the id holds their values",
     "kernels.api": "checks arguments of operators; of a trial, only the extra evaluation calls it",
     "models.learned_widths": _EXTRA,
+    "models.importing.gguf_file": _DATA,
+    "models.importing.gguf_types": "decodes weights of published files; the id of an import holds their hash",
+    "models.importing.packages": "finds files of published models",
     "models.networks.presets": "lists models; the id holds the values of the one that trains",
     "common.atomic": _FILES,
     "common.environment": "sets environment variables for lm-eval; extra evaluation is no part of the id",
@@ -101,6 +115,7 @@ NOT_COMPUTING = {
     "experiments.storage.checkpoints": f"{_FILES}; resumed trials are tested to give the same bits",
     "experiments.data.config": "declares settings of data; the id holds the fingerprint of the tokens",
     "experiments.data.folder": _DATA,
+    "experiments.data.gguf_tokenizer": _DATA,
     "experiments.data.load": _DATA,
     "experiments.data.once": _DATA,
     "experiments.data.one_file": _DATA,
@@ -122,6 +137,7 @@ NOT_COMPUTING = {
     "experiments.fingerprint.python_source": "makes the fingerprint, whose value is in the id",
     "experiments.identity": "makes the id and the provenance",
     "common.redaction": "hides credentials in messages",
+    "experiments.probes.config": "declares settings of probes; the id holds their values",
     "experiments.storage.run_folder": _FILES,
     "experiments.setup": "checks settings before training; what it sets is in the resolved config",
     "common.terminal": "writes progress to the terminal",

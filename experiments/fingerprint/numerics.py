@@ -11,7 +11,7 @@ import json
 from functools import cache
 from pathlib import Path
 
-from fewbits.experiments.fingerprint.computing_modules import COMPUTING, CONFIG_CLASSES, CPP_ROOTS
+from fewbits.experiments.fingerprint.computing_modules import COMPUTING, CONFIG_CLASSES, CPP_ROOTS, PROBING
 from fewbits.experiments.fingerprint.cpp_source import source_digest, with_includes
 from fewbits.experiments.fingerprint.python_source import module_digest
 
@@ -45,6 +45,13 @@ def file_digest(path: str, root: Path = ROOT) -> str:
 def numerics_fingerprint(device: str, root: Path = ROOT) -> str:
     """Return the numerics fingerprint for this kind of device."""
     return hashlib.sha256(json.dumps(source_digests(device, root)).encode()).hexdigest()
+
+
+@cache
+def probe_fingerprint() -> str:
+    """Return the fingerprint of the sources that compute probes, without those that training uses, too."""
+    digests = {path: file_digest(path) for path in sorted(map(module_file, PROBING))}
+    return hashlib.sha256(json.dumps(digests).encode()).hexdigest()
 
 
 def module_file(module: str) -> str:

@@ -27,15 +27,12 @@ because a tensor's scale may depend on it.
 
 from __future__ import annotations
 
-import copy
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 from torch import Tensor
 
 from fewbits.common.from_dict import one_of
@@ -46,22 +43,18 @@ from fewbits.experiments.data.load import load
 from fewbits.experiments.data.once import default_cache
 from fewbits.experiments.optimization.precision import DTYPES
 from fewbits.experiments.probes import sum_errors
+from fewbits.experiments.probes.bench import backward, layer_labels, make_bench, mean_bits, operand_pairs
+from fewbits.experiments.probes.config import SPLITS
 from fewbits.experiments.probes.gradient_errors import GradientErrors
 from fewbits.experiments.probes.tables import KEYS, WHOLE, Probe
 from fewbits.experiments.setup import check
 from fewbits.experiments.storage import checkpoints, run_folder
-from fewbits.experiments.training import ORDER, ROUNDING
+from fewbits.experiments.training import ORDER
 from fewbits.experiments.trial import Runtime, Trial
 from fewbits.kernels.seeds import derive_seed
-from fewbits.models.networks.decoder import Decoder
-from fewbits.models.observer import Observer, ObserverConfig
-from fewbits.models.operand_pair import OperandPair
-from fewbits.models.quantize import Quantization, quantize
-from fewbits.models.quantized_linear import QuantizedLinear
+from fewbits.models.quantize import Quantization
 from fewbits.models.recipe import Recipe
 
-SPLITS = ("train", "validation", "ood")
-_WIDTHS = ".bit_scale"
 _SUM = ["recipe", "batch", "seed", "layer", "block", "part", "accumulator"]
 _OPERAND = [key for key in KEYS if key != "accumulator"]
 _STATISTICS = ["error", "flushed", "saturated", "capped", "lost"]
@@ -108,7 +101,7 @@ def probe(
         devices.check_products(recipe, device)
     corpus = load(trial.data, Path(runtime.cache).expanduser() if runtime.cache else default_cache())
     corpus.check(checkpoint.state["data"]["fingerprint"], checkpoint.state["data"])
-    bench = _bench(trial, checkpoint, device, DTYPES[precision])
+    bench = make_bench(trial, checkpoint, device, DTYPES[precision])
 
     passes = {recipe.name: seeds if bench.draws_noise(recipe) else 1 for recipe in checked}
     done, total = 0, batches * (1 + sum(passes.values()))
@@ -118,18 +111,18 @@ def probe(
     sums: list[dict[str, Any]] = []
     for batch, tokens in enumerate(_batches(corpus, trial, checkpoint, split, batches)):
         inputs, targets = (part.to(device) for part in tokens)
-        exact_loss, exact = _backward(bench.exact, inputs, targets)
+        exact_loss, exact = backward(bench.exact, inputs, targets)
         report(done := done + 1, total)
         for recipe in checked:
             errors = GradientErrors(exact, random=bench.draws_noise(recipe))
             for seed in range(passes[recipe.name]):
                 model, quantization = bench.quantized(recipe, batch, seed)
                 with sum_errors.measured(quantization, accumulators) as of_sums:
-                    loss, quantized = _backward(model, inputs, targets)
+                    loss, quantized = backward(model, inputs, targets)
                 errors.add(quantized)
                 labels = {"recipe": recipe.name, "batch": batch, "seed": seed}
                 row = {"loss": loss, "reference": exact_loss, "increase": loss - exact_loss}
-                losses.append(labels | row | {"bits": _mean_bits(quantization)})
+                losses.append(labels | row | {"bits": mean_bits(quantization)})
                 operands += [labels | row for row in _operand_rows(quantization)]
                 sums += [labels | row for row in of_sums]
                 report(done := done + 1, total)
@@ -196,83 +189,14 @@ def _batches(
         yield corpus.batch("train", first, t.micro_batch, t.length, derive_seed(trial.seed, ORDER))
 
 
-@dataclass(frozen=True, eq=False)
-class _Bench:
-    """The checkpoint's weights in a model that is never changed, and in one that serves as the reference."""
-
-    trial: Trial
-    model: Decoder
-    exact: Decoder
-    widths: Mapping[str, Tensor]  # learned bit widths, if the trial has a sampler
-    step: int
-    origin: int
-
-    def quantized(self, recipe: Recipe, batch: int, seed: int) -> tuple[Decoder, Quantization]:
-        """Return a model with the same parameters and the recipe's layers, ready for a batch; seed 0 is the trial's.
-
-        A sampler starts with the bit widths that the trial learned if its init, target and block are those of the
-        trial's sampler, else with its own init.
-        """
-        t, ours, own = self.trial.training, recipe.sampler, self.trial.recipe.sampler
-        rounding = self.trial.seed if t.rounding_seed is None else t.rounding_seed
-        model = _shared_copy(self.model)
-        quantization = quantize(
-            model,
-            recipe,
-            seed=derive_seed(rounding, ROUNDING, seed) if seed else derive_seed(rounding, ROUNDING),
-            observer=Observer(ObserverConfig(window=1, every=1, gradients_every=0)),
-        )
-        if (ours.init, ours.target, ours.block) == (own.init, own.target, own.block):
-            for layer in quantization.layers:
-                if layer.bit_scale is not None and (learned := self.widths.get(layer.name + _WIDTHS)) is not None:
-                    layer.bit_scale.data.copy_(learned)
-        update, micro_batch = divmod(batch, t.batch // t.micro_batch)
-        quantization.begin(self.origin + self.step + update, micro_batch, progress=self.step / t.steps)
-        return model, quantization
-
-    def draws_noise(self, recipe: Recipe) -> bool:
-        """Tell whether the recipe's results depend on the seed."""
-        _, quantization = self.quantized(recipe, 0, 0)
-        return any(
-            layer.sampler is not None or any(pair.needs_seed for pair in _operand_pairs(quantization, layer))
-            for layer in quantization.layers
-        )
-
-
-def _bench(trial: Trial, checkpoint: checkpoints.Checkpoint, device: torch.device, reference: torch.dtype) -> _Bench:
-    """Load the checkpoint's model and return it with its reference; the optimizer's state is not read."""
-    state = checkpoint.state
-    saved = checkpoints.unflatten(checkpoint.tensors(device, under="model."), state["model"])
-    widths = {name: tensor for name, tensor in saved.items() if name.endswith(_WIDTHS)}
-    with torch.device(device):
-        model = Decoder(trial.model, DTYPES[trial.training.dtype])
-    model.load_state_dict({name: tensor for name, tensor in saved.items() if name not in widths})
-    exact = _shared_copy(model)
-    exact.compute_dtype = reference
-    return _Bench(trial, model, exact, widths, state["step"], state["origin"])
-
-
-def _shared_copy(model: Decoder) -> Decoder:
-    """Return a copy of the model that shares its parameters and buffers."""
-    return copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
-
-
 # ------------------------------------------------------------------------------------------------ results
-
-
-def _backward(model: Decoder, inputs: Tensor, targets: Tensor) -> tuple[float, dict[str, Tensor]]:
-    """Return the loss without a sampler's penalty, and its gradient for every parameter except bit widths."""
-    parameters = {name: p for name, p in model.named_parameters() if not name.endswith(_WIDTHS)}
-    loss = model.loss(inputs, targets)
-    gradients = torch.autograd.grad(loss, list(parameters.values()))
-    return float(loss.detach()), dict(zip(parameters, gradients, strict=True))
 
 
 def _gradient_rows(
     errors: GradientErrors, exact: Mapping[str, Tensor], quantization: Quantization
 ) -> Iterator[dict[str, Any]]:
     for layer in quantization.layers:
-        yield _labels(layer) | errors.measures([f"{layer.name}.weight"])
+        yield layer_labels(layer) | errors.measures([f"{layer.name}.weight"])
     yield {"layer": WHOLE, "block": None, "part": None} | errors.measures(list(exact))
 
 
@@ -282,26 +206,12 @@ def _operand_rows(quantization: Quantization) -> Iterator[dict[str, Any]]:
     assert observer is not None
     rows = {(row["layer"], row["slot"]): row for row in observer.rows(quantization.context.step, quantization.layers)}
     for layer in quantization.layers:
-        for pair in _operand_pairs(quantization, layer):
+        for pair in operand_pairs(quantization, layer):
             for slot in pair.names:
                 if row := rows.get((layer.name, pair.names[0] if pair.shared else slot)):
                     shares = {key: value for key, value in row.items() if key.startswith("share_")}
                     statistics = {key: row[key] for key in ("quantizer", *_STATISTICS)}
-                    yield _labels(layer) | {"slot": slot} | statistics | shares
-
-
-def _operand_pairs(quantization: Quantization, layer: QuantizedLinear) -> tuple[OperandPair, OperandPair, OperandPair]:
-    plan = layer.plans[quantization.context.switched]
-    return plan.x, plan.w, plan.dy
-
-
-def _labels(layer: QuantizedLinear) -> dict[str, Any]:
-    return {"layer": layer.name, "block": layer.block, "part": layer.part}
-
-
-def _mean_bits(quantization: Quantization) -> float:
-    widths = [bits.detach().flatten() for bits in (layer.bits for layer in quantization.layers) if bits is not None]
-    return float(torch.cat(widths).double().mean()) if widths else math.nan
+                    yield layer_labels(layer) | {"slot": slot} | statistics | shares
 
 
 def _with_columns(rows: Sequence[Mapping[str, Any]], first: Sequence[str]) -> pd.DataFrame:

@@ -45,7 +45,7 @@ def export_huggingface(run: FinishedRun, folder: Path) -> list[str]:
 
 def _write_tokenizer(folder: Path, tokenizer: Tokenizer, length: int) -> None:
     if isinstance(tokenizer, Bytes):
-        _write_json(folder / FILE, _bytes_tokenizer())
+        _write_json(folder / FILE, bytes_tokenizer())
     else:
         tokenizer.save(folder)
     content = json.loads((folder / FILE).read_text("utf-8"))
@@ -55,7 +55,7 @@ def _write_tokenizer(folder: Path, tokenizer: Tokenizer, length: int) -> None:
     _write_json(folder / "tokenizer_config.json", facts | {"bos_token": end, "clean_up_tokenization_spaces": False})
 
 
-def _bytes_tokenizer() -> dict[str, Any]:
+def bytes_tokenizer() -> dict[str, Any]:
     """Return the tokenizer of bytes as a tokenizer.json: byte-level BPE without merges, whose numbers are the bytes."""
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     end = {"id": Bytes.separator, "content": _spelling(Bytes.separator), "special": True}

@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from fewbits.experiments.storage.checkpoints import Checkpoint, load, newest, st
 from fewbits.experiments.trial import Trial
 
 NO_LOCKS = "leases keep the trials of sweeps apart; do not run the same trial twice with `fewbits train`"
+TOKENIZER = "tokenizer.json"  # of an imported run
 LOCK = ".lock"  # it contains the id of the process that has locked it
 HASH = 8  # hexadecimal digits of the id in a folder's name
 LEAST = 4  # the fewest digits that are accepted as the name of a run
@@ -145,14 +146,15 @@ def find(runs: Path, slug: str, made_of: Mapping[str, Any], expected: str | None
     """
     ids = [trial_id(identity) for identity in possible_identities(made_of)]
     for number, possible in enumerate([expected] if expected in ids else ids):
-        folder = _existing(runs, possible)
+        folder = existing(runs, possible)
         if folder is not None and (number == 0 or computed_by_todays_sources(folder.provenance() or {})):
             return folder
     new = expected if expected in ids else ids[0]
     return RunFolder(runs / f"{slug}-{new[:HASH]}", new)
 
 
-def _existing(runs: Path, trial_id: str) -> RunFolder | None:
+def existing(runs: Path, trial_id: str) -> RunFolder | None:
+    """Return the folder of the trial with this id; None if there is none."""
     for path in sorted(runs.glob(f"*-{trial_id[:HASH]}")):
         folder = RunFolder(path, trial_id)
         if (folder.provenance() or {"id": trial_id}).get("id") != trial_id:
@@ -216,9 +218,11 @@ def _begins(folder: Path, digits: str) -> bool:
 
 
 def saved_trial(path: Path) -> Trial:
-    """Return the trial of a run folder."""
+    """Return the trial of a run folder. An imported run has its tokenizer beside it, wherever the store is."""
     try:
-        return Trial.from_dict(yaml.safe_load((path / "config.yaml").read_text("utf-8")))
+        trial = Trial.from_dict(yaml.safe_load((path / "config.yaml").read_text("utf-8")))
+        own = path / TOKENIZER
+        return replace(trial, data=replace(trial.data, tokenizer=f"file:{own}")) if own.is_file() else trial
     except OSError as error:
         raise ValueError(f"{path} is no run folder: {error.strerror}: config.yaml") from None
     except (ValueError, yaml.YAMLError) as error:

@@ -99,6 +99,21 @@ _HYBRID_12B = replace(
     pattern="M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M-",
 )
 
+# A published model, for probes at a trained checkpoint: `fewbits import smollm2`.
+_SMOLLM2 = replace(
+    _LLAMA2,
+    name="smollm2-135m",
+    vocab=49152,
+    width=576,
+    layers=30,
+    heads=9,
+    kv_heads=3,
+    ffn=1536,
+    rope_theta=100000.0,
+    context=8192,
+    tied=True,
+)
+
 
 def _nano(config: DecoderConfig, name: str, **changes: Any) -> DecoderConfig:
     """Return a small model with a vocabulary of bytes and the same kinds of layers (see the module's docstring)."""
@@ -118,6 +133,7 @@ _ALL = (
     _NVFP4,
     _HYBRID_8B,
     _HYBRID_12B,
+    _SMOLLM2,
     _nano(_GPT2, "gpt2-nano"),
     _nano(_LLAMA2, "llama2-nano"),
     _nano(_NEMOTRON3, "nemotron-nano", init_std=0.02),

@@ -103,6 +103,12 @@ COMMANDS = (
         "RUN loss --text notes.txt",
     ),
     Command(
+        ("import",),
+        "fewbits.experiments.commands.import_checkpoint",
+        "turn a published checkpoint into a run to probe, evaluate and branch from",
+        "smollm2",
+    ),
+    Command(
         ("export",),
         "fewbits.experiments.commands.export",
         "write a run's model as a folder that Hugging Face's transformers loads",

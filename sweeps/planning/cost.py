@@ -108,7 +108,9 @@ def _emulation(recipe: Recipe) -> str:
 def _key(planned: Planned) -> str:
     made_of = planned.made_of
     device = f"{made_of['device']} x{made_of['threads'] * made_of['ranks']}"
-    return f"{device}|{planned.trial.model.name}|{planned.trial.recipe.label}"
+    trial = planned.trial
+    probe = f" probe {','.join(trial.probe.parts)}" if trial.is_probe else ""
+    return f"{device}|{trial.model.name}{probe}|{trial.recipe.label}"
 
 
 def checkpoint_bytes(trial: Trial) -> int:
@@ -122,6 +124,8 @@ def disk(planned: Iterable[Planned]) -> int:
 
 
 def _disk(planned: Planned) -> int:
+    if planned.trial.is_probe:  # it keeps no checkpoint
+        return 0
     training, runtime = planned.trial.training, planned.runtime
     kept = len({*planned.keep, *runtime.keep_steps})
     kept += training.steps // runtime.keep_every if runtime.keep_every else 0

@@ -57,6 +57,8 @@ def check_repeats(trial: Trial, earlier_tokens: int, corpus_tokens: int) -> None
 
     earlier_tokens: the tokens that its parents have read when it starts. corpus_tokens: the tokens of the split.
     """
+    if trial.is_probe:  # it does not train
+        return
     tokens = earlier_tokens + tokens_until(trial, trial.training.steps)
     epochs = tokens / corpus_tokens
     if epochs > trial.data.repeat:

@@ -17,6 +17,7 @@ from fewbits.experiments.data.corpus import Corpus
 from fewbits.experiments.identity import ParentPoint, identity, meaning
 from fewbits.experiments.setup import check, check_data, corpus_model
 from fewbits.experiments.storage import run_folder
+from fewbits.experiments.storage.branches import find_parent
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.experiments.trial import Branch, Runtime, Trial
 from fewbits.sweeps.planning.data import check_repeats, corpus_of, tokens_until
@@ -112,11 +113,14 @@ def _planned(cell: Cell, resources: Resources, parent: Planned | None, with_data
         trial, fingerprint = corpus_model(trial, corpus), corpus.fingerprint
     start, earlier_tokens = None, 0
     if parent is not None:
-        step = _branch_step(cell, parent.trial)
+        step = _branch_step(cell, trial, parent.trial)
         parent.keep.add(step)
         start = ParentPoint(meaning(parent.made_of), step, ())
         earlier_tokens = parent.earlier_tokens + tokens_until(parent.trial, step)
         trial = replace(trial, branch=Branch(str(parent.folder.path), step))
+    elif with_data and (outside := find_parent(trial.branch, Path(runtime.runs).expanduser())) is not None:
+        start = outside.point  # a run that is no part of the sweep, such as an imported model
+        trial = replace(trial, branch=Branch(str(outside.folder.path.resolve()), outside.step))
     made_of = identity(trial, fingerprint, runtime.device, ranks=resources.ranks, threads=runtime.threads, parent=start)
     folder = run_folder.find(Path(runtime.runs).expanduser().resolve(), trial.name, made_of)
     if with_data and not folder.over:
@@ -143,13 +147,16 @@ def _on_a_device(runtime: Runtime, resources: Resources) -> tuple[Runtime, Resou
     return replace(runtime, device=device), replace(resources, cpus=cpus, gpus=gpus)
 
 
-def _branch_step(cell: Cell, parent: Trial) -> int:
-    """Return the step of `parent` at which the branch `cell` starts; raise ValueError if there is no such step."""
+def _branch_step(cell: Cell, trial: Trial, parent: Trial) -> int:
+    """Return the step of `parent` at which the branch `cell` starts; raise ValueError if there is no such step.
+
+    The trial's `branch.step`, which may be the value of an axis, comes before the arm's `at`.
+    """
     steps = parent.training.steps
-    at = 1.0 if cell.at is None else cell.at
-    step = round(at * steps) if at < 1 or cell.at is None else int(at)
+    at = cell.at if trial.branch.step is None else trial.branch.step
+    step = steps if at is None else round(at * steps) if at < 1 else int(at)
     if not 1 <= step <= steps:
-        raise ValueError(f"at {cell.at}: a step of its parent, 1 to {steps}, or a fraction of them is expected")
+        raise ValueError(f"at {at}: a step of its parent, 1 to {steps}, or a fraction of them is expected")
     return step
 
 

@@ -28,6 +28,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from fewbits.common.from_dict import from_dict, one_of
 from fewbits.experiments.composition import compose_file, nearest_first, spelled
 from fewbits.experiments.config_files import CONF, SWEEPS, Folders, folders, is_search_path, names
@@ -230,6 +232,8 @@ def _load_chosen(chosen: dict[str, str], changes: Sequence[str], own: Folders) -
     if "sweep" in chosen:
         one_of("sweep", chosen["sweep"], [file.stem for file in files])
         files = [file for file in files if file.stem == chosen["sweep"]]
+    else:
+        files = [file for file in files if _may_run(file, changes)]
     return [_load(file, chosen["study"], changes) for file in files]
 
 
@@ -238,6 +242,20 @@ def _meant(word: str, own: Folders) -> str:
     named = ((word in STUDIES, f"study={word}"), (own.file(SWEEPS, word), f"sweep={word}"))
     file = (Path(f"{word}.yaml").is_file(), f"{word}.yaml")
     return next((f"did you mean {argument}?" for is_there, argument in (*named, file) if is_there), "")
+
+
+def _may_run(file: Path, changes: Sequence[str]) -> bool:
+    """Tell whether the sweep may run at the scale that the overrides choose.
+
+    Other files are not composed, so a scale need not have the values of sweeps that never run at it.
+    """
+    scale = [change.partition("=")[2] for change in changes if change.startswith("scale=")]
+    scales = (yaml.safe_load(file.read_text("utf-8")) or {}).get("scales")
+    return not scale or scales is None or scale[-1] in scales or not _has_scale(file, scale[-1])
+
+
+def _has_scale(file: Path, scale: str) -> bool:
+    return (file.parent / "scale" / f"{scale}.yaml").is_file()
 
 
 def _own_file(name: str, own: Folders) -> Path:

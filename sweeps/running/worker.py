@@ -23,11 +23,12 @@ from typing import IO
 
 from fewbits.common.atomic import remove_folder
 from fewbits.common.environment import environment
+from fewbits.experiments.run_trial import run
 from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.run_folder import Busy, RunFolder
 from fewbits.experiments.tracking.decisions import add_decisions
 from fewbits.experiments.tracking.system_metrics import sampled
-from fewbits.experiments.training import OtherTrial, Progress, run
+from fewbits.experiments.training import OtherTrial, Progress
 from fewbits.experiments.trial import Runtime, Trial
 from fewbits.sweeps.commands.explanation import differences
 from fewbits.sweeps.running import lease

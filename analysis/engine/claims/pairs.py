@@ -15,6 +15,7 @@ from fewbits.analysis.engine.results.evaluation import document_error, documents
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.pairing import Between, Metric, Where, paired, sample
 from fewbits.analysis.engine.results.pooling import pools_of, treatments
+from fewbits.analysis.engine.results.probes import PREFIX, probe_numbers
 from fewbits.analysis.engine.statistics.estimates import Shared
 from fewbits.sweeps.planning.plan import Member
 
@@ -38,7 +39,9 @@ class Numbers:
 
 
 def built_in(results: Results, name: str) -> Numbers:
-    """Return a metric that needs no hook: a field of the results, or a curve's mean over the last steps."""
+    """Return a metric that needs no hook: a field of the results, a curve's mean over the last steps, or a probe's."""
+    if name.startswith(PREFIX):
+        return Numbers(name, probe_numbers(results, name))
     return Numbers(name, results.late(name.removesuffix(LATE)) if name.endswith(LATE) else name)
 
 

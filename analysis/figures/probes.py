@@ -1,0 +1,95 @@
+"""The figure of probes: the gradient's error and the loss's increase by operand, GEMM and block, arm beside arm."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from fewbits.analysis.engine.results.arms import arm_table
+from fewbits.analysis.engine.results.data import NoData
+from fewbits.analysis.engine.results.frames import Results
+from fewbits.analysis.engine.results.places import not_planned, sweep_places
+from fewbits.analysis.engine.results.probes import whole_gradients
+from fewbits.analysis.figures.heat_map import HeatMap, HeatRow, heat_map_figure
+from fewbits.analysis.report.items import FigureResult, Picture
+
+ALL = "all"
+KINDS = {"only": "alone", "without": "all but it"}
+
+
+@dataclass(frozen=True)
+class ProbesFigure:
+    """The figure of some arms of a sweep of probes, as figures.yaml declares it."""
+
+    id: str
+    title: str = "Which operands change the gradient and the loss"
+    sweep: str = "probes"
+    arms: tuple[str, ...] = ()
+    where: dict[str, str] = field(default_factory=dict)
+
+
+def probes_figure(results: Results, study: str, of: ProbesFigure) -> Picture:
+    """Return the figure: a row for each operand, GEMM and block, with numbers for it alone and for all but it."""
+    part = sweep_places(results, of.sweep, of.where)
+    if not isinstance(part, Results) or not any(part.has(arm, of.where) for arm in of.arms):
+        return not_planned(results)
+    rows = whole_gradients(part)
+    rows = rows[rows["arm"].isin(of.arms)] if len(rows) else rows
+    if rows.empty:
+        return NoData("no probe is finished")
+    arms = [arm for arm in of.arms if arm in set(rows["arm"])]
+    table = arm_table(study)
+    columns = [(arm, kind) for arm in arms for kind in KINDS]
+    names = [name for name in dict.fromkeys(rows["variant"]) if name != ALL]
+    targets = list(dict.fromkeys(name.partition(" ")[2] for name in names))
+
+    def cells(measure: str, factor: float) -> tuple[HeatRow, ...]:
+        mean = rows.groupby(["arm", "variant"])[measure].mean()
+        whole = HeatRow(
+            "everything", np.array([factor * mean[arm, ALL] if kind == "only" else math.nan for arm, kind in columns])
+        )
+        return (
+            whole,
+            *(
+                HeatRow(target, np.array([factor * _number(mean, arm, f"{kind} {target}") for arm, kind in columns]))
+                for target in targets
+            ),
+        )
+
+    def draw() -> Figure:
+        labels = tuple(f"{table.label(arm)}: {KINDS[kind]}" for arm, kind in columns)
+        maps = [
+            ("Error of the gradient, %", cells("error", 100.0)),
+            ("Increase of the loss, millinats per token", cells("increase", 1000.0)),
+        ]
+        return heat_map_figure(
+            [
+                HeatMap(shown, labels, title, most=_greatest(shown), spell=_spell, columns_above=True)
+                for title, shown in maps
+            ],
+            room=0.5,
+        )
+
+    notes = (
+        "Means over batches and seeds. `Alone`: only this operand, GEMM or block is quantized as the recipe says; `all "
+        "but it`: everything else is. An operand that two GEMMs share counts under its first one. Increases below 0 "
+        "are not shaded.",
+    )
+    return FigureResult(draw, tuple(dict.fromkeys(rows["id"])), notes)
+
+
+def _number(mean: pd.Series, arm: str, variant: str) -> float:
+    return float(mean[arm, variant]) if (arm, variant) in mean.index else math.nan
+
+
+def _greatest(rows: tuple[HeatRow, ...]) -> float:
+    values = np.concatenate([row.values for row in rows])
+    return float(np.nanmax(values)) or 1.0
+
+
+def _spell(value: float) -> str:
+    return f"{value:.1f}" if value >= 1 else f"{value:.2f}"

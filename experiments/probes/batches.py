@@ -1,0 +1,67 @@
+"""Choose the batches of a probe trial: windows of held-out documents, or the next batches of the parent.
+
+Tokens of one document are not independent of each other. Therefore the documents of a held-out split are dealt to
+GROUPS groups, and a seed reads windows of one group only: up to GROUPS neighbouring seeds read no document in common,
+so the spread over seeds contains the spread over texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fewbits.experiments.data.corpus import Corpus
+from fewbits.experiments.training import ORDER
+from fewbits.experiments.trial import Trial
+from fewbits.kernels.seeds import derive_seed
+
+GROUPS = 6
+
+
+def batches(corpus: Corpus, trial: Trial, parent: Trial, position: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield inputs and targets, int64 [windows, length], of each batch of a probe trial.
+
+    parent: the trial whose checkpoint is probed. position: the number of sequences that it has read.
+    Raise ValueError if the group of the trial's seed has too little text.
+    """
+    t = trial.training
+    if trial.probe.split == "train":
+        for batch in range(t.steps):
+            first = position + batch * t.micro_batch
+            yield corpus.batch("train", first, t.micro_batch, t.length, derive_seed(parent.seed, ORDER))
+        return
+    windows = _windows(_documents(corpus, trial.probe.split, t.length)[trial.seed % GROUPS :: GROUPS], t.length)
+    count = t.steps * t.micro_batch
+    if len(windows) < count:
+        raise ValueError(
+            f"training.steps {t.steps} of a probe: {count} windows of {t.length} tokens are needed, and a sixth of the "
+            f"documents of split {trial.probe.split} has {len(windows)}: use fewer steps, a smaller "
+            "training.micro_batch, a shorter training.length, or more data"
+        )
+    for first in range(0, count, t.micro_batch):
+        rows = torch.from_numpy(np.stack(windows[first : first + t.micro_batch]).astype(np.int64))
+        yield rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+
+
+def _documents(corpus: Corpus, split: str, length: int) -> list[np.ndarray]:
+    """Return the documents that hold a window, in an order without pattern that no seed changes."""
+    if corpus.folder.meta.separator is None:  # every window counts as a document, as in evaluations
+        inputs, targets = corpus.windows(split, (corpus.tokens_in(split) - 1) // length, length)
+        found = list(torch.cat((inputs, targets[:, -1:]), 1).numpy())
+    else:
+        found = [np.asarray(tokens) for tokens in corpus.documents(split) if len(tokens) > length]
+    return [found[number] for number in sorted(range(len(found)), key=lambda number: derive_seed(0, number))]
+
+
+def _windows(documents: list[np.ndarray], length: int) -> list[np.ndarray]:
+    """Return windows of length + 1 tokens: the first one of each document, then the second one of each, and so on."""
+    longest = max(map(len, documents), default=0)
+    return [
+        tokens[begin : begin + length + 1]
+        for begin in range(0, longest - length, length)
+        for tokens in documents
+        if begin + length < len(tokens)
+    ]

@@ -1,0 +1,282 @@
+"""Run a probe trial: measure a recipe at a checkpoint, batch by batch, against the same weights without quantization.
+
+A probe trial is planned, scheduled, cached and resumed like one that trains, and lies in a run folder, too. It writes
+
+    probe.parquet      a row for each batch, draw of noise and variant: losses, and for the whole gradient and each
+                       weight's gradient the measures of gradient_errors.py (columns: experiments/README.md)
+    numerics.parquet   statistics of each operand as a training trial writes them, over all batches together
+    result.json        the means over batches (summary.py)
+
+Each finished batch is a file in `batches/` until the end, so an interrupted probe continues with the next batch and
+ends with the same bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from fewbits.common.atomic import checked_json, remove_folder, write_json, write_parquet
+from fewbits.experiments import devices
+from fewbits.experiments.data.corpus import Corpus, describe
+from fewbits.experiments.identity import possible_identities, provenance, segment, trial_id
+from fewbits.experiments.optimization.precision import DTYPES
+from fewbits.experiments.probes.batches import batches
+from fewbits.experiments.probes.bench import Bench, backward, layer_labels, make_bench
+from fewbits.experiments.probes.gradient_errors import GradientErrors
+from fewbits.experiments.probes.summary import numerics_table, summarize
+from fewbits.experiments.probes.tables import WHOLE
+from fewbits.experiments.probes.update_effect import UpdateEffect
+from fewbits.experiments.probes.variants import ALL, Variant, variants
+from fewbits.experiments.setup import check
+from fewbits.experiments.storage import run_folder
+from fewbits.experiments.storage.branches import Parent, find_parent
+from fewbits.experiments.training import DONE, OtherTrial, Progress, Saved, Say, identity_here, with_data
+from fewbits.experiments.trial import Runtime, Trial
+from fewbits.kernels.seeds import derive_seed
+
+FOLDER, TABLE = "batches", "probe.parquet"
+
+Row = dict[str, Any]
+Vector = Mapping[str, Tensor]  # a gradient, by parameter
+
+
+def run_probe(
+    trial: Trial,
+    runtime: Runtime,
+    say: Say = lambda _: None,
+    stop: Callable[[], bool] = lambda: False,
+    expected: str | None = None,
+    saved: Saved = lambda _: None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> tuple[run_folder.RunFolder, dict[str, Any]]:
+    """Run or continue a probe trial unless it is done; return its folder and its result.
+
+    The arguments are those of `run` in training.py; `stop` is called after every batch.
+    """
+    if devices.rank_count() > 1:
+        raise ValueError("a probe (probe.seeds above 0) runs on one rank: remove resources.ranks")
+    runs = Path(runtime.runs).expanduser()
+    trial, corpus = with_data(trial, runtime)
+    check(trial)
+    parent = find_parent(trial.branch, runs)
+    if parent is None:
+        raise ValueError("probe.seeds: a probe needs a checkpoint: set branch.parent to a run")
+    made_of = identity_here(trial, corpus, runtime, parent)
+    folder = run_folder.find(runs, trial.name, made_of, expected)
+    if expected not in (None, folder.id):
+        raise OtherTrial(made_of)
+    with folder.alone():
+        if (done := folder.result()) is not None:
+            tell(DONE)
+            return folder, done
+        source = _Source.of(parent, trial, corpus)
+        facts = {"data": describe(corpus), "parent": str(parent.folder.path)}
+        (own,) = [possible for possible in possible_identities(made_of) if trial_id(possible) == folder.id]
+        folder.begin(trial, provenance(own, facts))
+        saved(folder)
+        world = devices.choose(runtime)
+        try:
+            devices.check_products(trial.recipe, world.device)
+            folder.add_segment(segment(_finished(folder.path), devices.kind_of_device(runtime), world.device))
+            result = _measure(trial, source, corpus, folder, world.device, say, stop)
+        finally:
+            devices.leave(world)
+        saved(folder)
+        return folder, result
+
+
+@dataclass(frozen=True)
+class _Source:
+    """The checkpoint that is probed, and the trial that wrote it."""
+
+    parent: Parent
+    trial: Trial
+
+    @staticmethod
+    def of(parent: Parent, trial: Trial, corpus: Corpus) -> _Source:
+        """Return the checkpoint's source; raise ValueError if the probe has another model or another data than it."""
+        source = _Source(parent, run_folder.saved_trial(parent.folder.path))
+        ours, theirs = (
+            {key: value for key, value in one.to_dict()["model"].items() if key != "name"}
+            for one in (trial, source.trial)
+        )
+        if differing := [f"model.{key} {ours[key]!r}, not {theirs[key]!r}" for key in ours if ours[key] != theirs[key]]:
+            raise ValueError(f"a probe of {parent.folder.path} must have its model: {'; '.join(differing)}")
+        corpus.check(parent.checkpoint.state["data"]["fingerprint"], parent.checkpoint.state["data"])
+        return source
+
+
+def _measure(
+    trial: Trial,
+    source: _Source,
+    corpus: Corpus,
+    folder: run_folder.RunFolder,
+    device: torch.device,
+    say: Say,
+    stop: Callable[[], bool],
+) -> dict[str, Any]:
+    """Measure the batches that are not measured yet; write the tables and the result."""
+    checkpoint, t = source.parent.checkpoint, trial.training
+    bench = make_bench(source.trial, checkpoint, device, DTYPES[t.dtype])
+    begin = _finished(folder.path)
+    _file(folder.path, 0).parent.mkdir(exist_ok=True)
+    state = checkpoint.state
+    read = list(batches(corpus, trial, source.trial, state["position"]))
+    probe = _Probe(trial, bench, UpdateEffect(source.trial, checkpoint, bench.exact), device, read)
+    if begin:
+        probe.measure(begin - 1)  # the next batch is compared with its errors
+    for number in range(begin, t.steps):
+        began = time.perf_counter()
+        rows = probe.measure(number)
+        write_json(_file(folder.path, number), rows)
+        seconds = time.perf_counter() - began
+        speed = t.micro_batch * t.length / seconds
+        say(Progress(number + 1, t.steps, rows["rows"][0]["loss"], speed, seconds))
+        if stop() and number + 1 < t.steps:
+            raise KeyboardInterrupt
+    corpus.folder.check_unchanged()
+    return _write(trial, checkpoint.step, folder, t.steps)
+
+
+def _write(trial: Trial, step: int, folder: run_folder.RunFolder, count: int) -> dict[str, Any]:
+    """Write the tables of all batches and the result, and remove the batches' own files."""
+    stored = [checked_json(_file(folder.path, number)) or {} for number in range(count)]
+    table = pd.DataFrame([row for batch in stored for row in batch["rows"]])
+    texts = ("variant", "layer", "part")
+    table = table.astype(
+        {name: "Int64" if name in ("batch", "block") else float for name in table if name not in texts}
+    )
+    write_parquet(folder.path / TABLE, table)
+    write_parquet(folder.path / "numerics.parquet", numerics_table([r for b in stored for r in b["numerics"]], step))
+    result = {"id": folder.id, "name": trial.name, "status": "done", "step": count} | summarize(table)
+    write_json(folder.path / "result.json", result)
+    remove_folder(folder.path / FOLDER)
+    return result
+
+
+class _Probe:
+    """A recipe at a checkpoint, and the errors of the batch that was measured last."""
+
+    def __init__(
+        self,
+        trial: Trial,
+        bench: Bench,
+        effect: UpdateEffect,
+        device: torch.device,
+        read: list[tuple[Tensor, Tensor]],
+    ) -> None:
+        self._trial, self._bench, self._effect, self._device = trial, bench, effect, device
+        self._batches = read
+        self._random = bench.draws_noise(trial.recipe)
+        self._variants = self._all_variants()
+        self._last: tuple[Vector, Vector] | None = None  # the exact gradient, and the mean error of the recipe's
+
+    def _all_variants(self) -> list[Variant]:
+        _, quantization = self._bench.quantized(self._trial.recipe, 0, 0)
+        return [Variant(ALL), *variants(self._trial.probe.parts, quantization)]
+
+    def measure(self, number: int) -> dict[str, list[Row]]:
+        """Return the rows of probe.parquet, and those of the operands' statistics, of one batch."""
+        inputs, targets = self._tokens(number)
+        reference, exact = backward(self._bench.exact, inputs, targets)
+        rows: list[Row] = []
+        numerics: list[Row] = []
+        for variant in self._variants:
+            whole = variant.name == ALL
+            passes = self._trial.probe.seeds if whole and self._random else 1
+            errors, losses = GradientErrors(exact, random=whole and self._random), []
+            mean: dict[str, Tensor] = {}
+            for draw in range(passes):
+                seed = derive_seed(self._trial.seed, draw)
+                model, quantization = self._bench.quantized(self._trial.recipe, number, seed)
+                variant.apply(quantization)
+                loss, gradient = backward(model, inputs, targets)
+                errors.add(gradient)
+                losses.append(loss)
+                if whole:
+                    for name, value in gradient.items():
+                        difference = (value.float() - exact[name]) / passes
+                        mean[name] = mean[name] + difference if name in mean else difference
+                    observer = quantization.observer
+                    assert observer is not None
+                    measured = observer.rows(number, quantization.layers, weights=False)
+                    numerics += [{"batch": number, **row} for row in measured]
+            labels = {"batch": number, "variant": variant.name}
+            loss = sum(losses) / len(losses)
+            whole_row = labels | {"layer": WHOLE, "block": None, "part": None, "loss": loss, "reference": reference}
+            whole_row |= {"increase": loss - reference, **errors.measures(list(exact)), **_zeros(gradient, exact)}
+            if whole:
+                whole_row |= self._across(exact, mean) | self._update(number, exact, gradient)
+                self._last = exact, mean
+            rows.append(whole_row)
+            if whole:
+                for layer in quantization.layers:
+                    name = f"{layer.name}.weight"
+                    of_layer = errors.measures([name]) | _zeros({name: gradient[name]}, {name: exact[name]})
+                    rows.append(labels | layer_labels(layer) | of_layer)
+        return {"rows": [_finite(row) for row in rows], "numerics": [_finite(row) for row in numerics]}
+
+    def _tokens(self, number: int) -> tuple[Tensor, Tensor]:
+        inputs, targets = self._batches[number % len(self._batches)]
+        return inputs.to(self._device), targets.to(self._device)
+
+    def _across(self, exact: Vector, mean: Vector) -> dict[str, float]:
+        """Return the products of this batch's error and gradient with those of the batch before.
+
+        The noise of two batches is independent, so the mean product of errors is the squared norm of the error that
+        averaging over batches and draws does not remove: an estimate without bias.
+        """
+        if self._last is None:
+            return {}
+        before, error_before = self._last
+        return {"cross_gradient": _product(exact, before), "cross_error": _product(mean, error_before)}
+
+    def _update(self, number: int, exact: Vector, quantized: Vector) -> dict[str, float]:
+        """Return the decrease of the loss by the next update with either gradient, on this and on the next batch."""
+        if not (self._trial.probe.update and self._effect.known):
+            return {}
+        places = {"own": self._tokens(number), "next": self._tokens(number + 1)}
+        before = {place: self._effect.loss(*tokens) for place, tokens in places.items()}
+        decreases = {}
+        for name, gradient in (("exact", exact), ("quantized", quantized)):
+            with self._effect.applied(gradient):
+                for place, tokens in places.items():
+                    decreases[f"decrease_{place}_{name}"] = before[place] - self._effect.loss(*tokens)
+        return decreases
+
+
+def _finite(row: Row) -> Row:
+    """Return the row with None for numbers that are not finite, which JSON does not have."""
+    return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in row.items()}
+
+
+def _zeros(quantized: Vector, exact: Vector) -> dict[str, float]:
+    """Return the share of elements whose gradient is zero with quantized operands, and without."""
+    size = sum(value.numel() for value in exact.values())
+    shares = {"zeros": quantized, "zeros_exact": exact}
+    return {name: sum(int((v == 0).sum()) for v in vector.values()) / size for name, vector in shares.items()}
+
+
+def _product(a: Vector, b: Vector) -> float:
+    return float(sum(torch.dot(a[name].flatten().double(), b[name].flatten().double()) for name in a))
+
+
+def _file(path: Path, number: int) -> Path:
+    return path / FOLDER / f"{number:05}.json"
+
+
+def _finished(path: Path) -> int:
+    """Return how many batches are measured; they are measured in order."""
+    number = 0
+    while _file(path, number).is_file():
+        number += 1
+    return number

@@ -1,0 +1,71 @@
+"""Measure how much one update of the optimizer with a given gradient decreases the unquantized model's loss.
+
+The update is the one that the parent would make next: with the optimizer's state of its checkpoint, its clipping and
+its learning rate. Afterwards the weights are as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from fewbits.experiments.optimization.optimizers import (
+    clip_gradients,
+    load_optimizer_state,
+    make_optimizer,
+    set_learning_rate,
+)
+from fewbits.experiments.optimization.schedules import factor
+from fewbits.experiments.storage.checkpoints import Checkpoint, unflatten
+from fewbits.experiments.trial import Trial
+from fewbits.models.networks.decoder import Decoder
+from fewbits.models.networks.partition import adam_mini_partition
+from fewbits.models.networks.registry import on_meta
+
+OPTIMIZER = "optimizer."
+
+
+class UpdateEffect:
+    """The parent's next update of a model's weights, applied for a moment."""
+
+    def __init__(self, parent: Trial, checkpoint: Checkpoint, model: Decoder) -> None:
+        """model: the unquantized model, whose parameters are those of the checkpoint."""
+        self._parent, self._model = parent, model
+        device = next(model.parameters()).device
+        states = unflatten(checkpoint.tensors(device, under=OPTIMIZER), checkpoint.state["optimizer"])
+        self._states = {name: state for name, state in states.items() if not name.endswith(".bit_scale")}
+        self._partition = adam_mini_partition(on_meta(parent.model))
+        self._step = min(checkpoint.step, parent.training.steps - 1)
+
+    @property
+    def known(self) -> bool:
+        """Tell whether the checkpoint has an optimizer's state; that of an imported model has none."""
+        return bool(self._states)
+
+    @contextmanager
+    def applied(self, gradients: Mapping[str, Tensor]) -> Iterator[None]:
+        """Update the weights with these gradients inside a `with` block."""
+        parent, parameters = self._parent, dict(self._model.named_parameters())
+        before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+        optimizer = make_optimizer(self._model, parent.optimizer, partition=self._partition)
+        load_optimizer_state(optimizer, self._states)
+        for name, parameter in parameters.items():
+            parameter.grad = gradients[name].to(parameter.dtype, copy=True)
+        clip_gradients(parameters.values(), parent.optimizer.clip)
+        set_learning_rate(optimizer, factor(parent.schedule, self._step, parent.training.steps))
+        try:
+            optimizer.step()
+            yield
+        finally:
+            with torch.no_grad():
+                for name, parameter in parameters.items():
+                    parameter.grad = None
+                    parameter.copy_(before[name])
+
+    def loss(self, inputs: Tensor, targets: Tensor) -> float:
+        """Return the loss of the unquantized model with its current weights."""
+        with torch.no_grad():
+            return float(self._model.loss(inputs, targets))

@@ -1,0 +1,110 @@
+"""Quantize only some slots or blocks of a model, to find which of them cause a recipe's effect.
+
+`only fprop.x` quantizes one slot of every layer as the recipe says and leaves the others in high precision;
+`without fprop.x` quantizes all slots but that one. GEMMs (`only wgrad`) and blocks (`only block 3`) work in the same
+way. If one operand of a GEMM is rotated and the other is left in high precision, the other one is rotated too, and then
+only rounded to its own dtype, because a product needs both operands in the same basis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from fewbits.kernels.quantizer import Mixture, Quantizer
+from fewbits.models.quantize import Quantization
+from fewbits.models.quantized_linear import Plan, QuantizedLinear
+from fewbits.models.recipe import AXES, FIRST_SLOT, GEMMS, SLOTS, Operands, Slot
+
+ALL = "all"  # the variant that quantizes everything as the recipe says
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The slots and the blocks that a variant of a recipe quantizes."""
+
+    name: str
+    slots: frozenset[str] = frozenset(SLOTS)
+    blocks: frozenset[int] | None = None  # None: all
+
+    def apply(self, quantization: Quantization) -> None:
+        """Leave the operands of all other slots and blocks in high precision."""
+        plans: dict[tuple[int, bool], tuple[Plan, Plan]] = {}
+        for layer in quantization.layers:
+            quantizes = self.blocks is None or layer.block in self.blocks
+            key = (id(layer.plans), quantizes)
+            if key not in plans:
+                slots = self.slots if quantizes else frozenset()
+                before, after = (_restricted(plan, slots) for plan in layer.plans)
+                plans[key] = before, after
+            layer.use(*plans[key])
+
+
+def variants(parts: Sequence[str], quantization: Quantization) -> Iterator[Variant]:
+    """Yield the variants: for each GEMM, slot or block that the recipe quantizes, only that one, and all but that one.
+
+    parts: the kinds of variants, any of gemms, slots and blocks. Two slots that always have the same values, because
+    the recipe quantizes a tensor once for both GEMMs, are one variant.
+    """
+    layers = [layer for layer in quantization.layers if _quantizes(layer)]
+    used = {slot for layer in layers for plan in layer.plans for slot, its in plan.operands.items() if its.spec}
+    if "gemms" in parts:
+        for gemm in GEMMS:
+            slots = frozenset(slot for slot in SLOTS if slot.startswith(f"{gemm}."))
+            if slots & used:
+                yield from _both(gemm, slots)
+    if "slots" in parts:
+        for slot in SLOTS:
+            first = FIRST_SLOT.get(slot)
+            if slot in used and not (first and _always_equal(layers, first, slot)):
+                second = next((other for other, its in FIRST_SLOT.items() if its == slot), None)
+                joined = second is not None and _always_equal(layers, slot, second)
+                yield from _both(slot, frozenset({slot, second} if joined and second else {slot}))
+    if "blocks" in parts:
+        blocks = sorted({layer.block for layer in layers})
+        for block in blocks if len(blocks) > 1 else ():
+            yield Variant(f"only block {block}", blocks=frozenset({block}))
+            yield Variant(f"without block {block}", blocks=frozenset(blocks) - {block})
+
+
+def _restricted(plan: Plan, slots: frozenset[str]) -> Plan:
+    executed = frozenset(gemm for gemm in plan.executed if slots.issuperset(_slots(gemm)))
+    return Plan(restricted(plan.operands, slots), executed)
+
+
+def restricted(operands: Operands, slots: frozenset[str]) -> Operands:
+    """Return the operands with all slots but these in high precision, rotated if the GEMM's other operand is."""
+    quantized = {gemm: any(slot in slots and operands[slot].spec for slot in _slots(gemm)) for gemm in GEMMS}
+    return {
+        slot: its if slot in slots or its.spec is None else _high(slot, its.spec, rotated=quantized[_gemm(slot)])
+        for slot, its in operands.items()
+    }
+
+
+def _both(name: str, slots: frozenset[str]) -> Iterator[Variant]:
+    yield Variant(f"only {name}", slots)
+    yield Variant(f"without {name}", frozenset(SLOTS) - slots)
+
+
+def _high(slot: str, spec: Quantizer | Mixture, *, rotated: bool) -> Slot:
+    quantizer = spec.quantizers[0] if isinstance(spec, Mixture) else spec
+    if not (rotated and quantizer.hadamard):
+        return Slot(None, AXES[slot])
+    signs = "" if quantizer.signs is None else f":signs={quantizer.signs}"
+    return Slot(Quantizer.parse(f"fp32:rht{quantizer.hadamard}{signs}"), AXES[slot])
+
+
+def _quantizes(layer: QuantizedLinear) -> bool:
+    return any(slot.spec for plan in layer.plans for slot in plan.operands.values())
+
+
+def _always_equal(layers: Sequence[QuantizedLinear], first: str, second: str) -> bool:
+    return all(plan.operands[first].equals(plan.operands[second]) for layer in layers for plan in layer.plans)
+
+
+def _slots(gemm: str) -> list[str]:
+    return [slot for slot in SLOTS if _gemm(slot) == gemm]
+
+
+def _gemm(slot: str) -> str:
+    return slot.partition(".")[0]

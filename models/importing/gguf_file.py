@@ -1,0 +1,147 @@
+"""Read a GGUF file, the format of llama.cpp: metadata, and tensors whose values may be packed in 4 or 8 bits.
+
+    GGUF version  counts of tensors and of metadata  metadata  a description of each tensor  padding  tensors
+
+All numbers are little-endian. The number of rows of a matrix comes last in a description, so shapes are reversed here.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from torch import Tensor
+
+from fewbits.models.importing.gguf_types import TYPE_NAMES, TYPES
+
+MAGIC: Final = b"GGUF"
+VERSIONS: Final = (2, 3)
+_ALIGNMENT = 32  # of the tensors, if the metadata name no other
+_SCALARS: Final = dict(enumerate("BbHhIif?", 0)) | {10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+
+
+class Truncated(ValueError):
+    """An error: the file ends before its content."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a tensor is in the file."""
+
+    shape: tuple[int, ...]
+    type: int
+    begin: int
+    size: int  # bytes
+
+
+@dataclass(frozen=True)
+class GgufFile:
+    """An opened GGUF file; tensors are read from the memory map when they are needed."""
+
+    path: Path
+    metadata: Mapping[str, Any]
+    places: Mapping[str, _Place]
+    content: mmap.mmap
+
+    @staticmethod
+    def open(path: Path) -> GgufFile:
+        """Open a file; raise ValueError if it is not a complete GGUF file or has tensors of types that are not read."""
+        with path.open("rb") as file:
+            if file.read(4) != MAGIC:
+                raise ValueError(f"{path} is not a GGUF file: it does not begin with {MAGIC.decode()}")
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        try:
+            return _parse(path, content)
+        except Truncated:
+            raise ValueError(f"{path} is truncated: its {len(content):,} bytes end before its content") from None
+
+    @property
+    def origin(self) -> str:
+        return str(self.path)
+
+    @property
+    def names(self) -> Collection[str]:
+        return self.places.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.places[name].shape
+
+    def read(self, name: str) -> Tensor:
+        place = self.places[name]
+        return TYPES[place.type].read(self.content[place.begin : place.begin + place.size]).view(place.shape)
+
+
+class _Cursor:
+    """A position in the file that moves on with each value that is read."""
+
+    def __init__(self, content: mmap.mmap, at: int) -> None:
+        self.content, self.at = content, at
+
+    def bytes(self, count: int) -> bytes:
+        if count > len(self.content) - self.at:
+            raise Truncated
+        self.at += count
+        return self.content[self.at - count : self.at]
+
+    def scalar(self, code: str) -> Any:
+        return struct.unpack(f"<{code}", self.bytes(struct.calcsize(f"<{code}")))[0]
+
+    def string(self) -> str:
+        return self.bytes(self.scalar("Q")).decode("utf-8", errors="replace")
+
+    def value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self.string()
+        if kind == _ARRAY:
+            inner, count = self.scalar("I"), self.scalar("Q")
+            if inner in _SCALARS:
+                packed = f"<{count}{_SCALARS[inner]}"
+                return list(struct.unpack(packed, self.bytes(struct.calcsize(packed))))
+            return [self.value(inner) for _ in range(count)]
+        if kind not in _SCALARS:
+            raise Truncated  # no writer makes such a type, so the bytes before it are not what they seem
+        return self.scalar(_SCALARS[kind])
+
+
+def _parse(path: Path, content: mmap.mmap) -> GgufFile:
+    cursor = _Cursor(content, len(MAGIC))
+    version = cursor.scalar("I")
+    if version not in VERSIONS:
+        raise ValueError(f"{path} has version {version} of GGUF; versions {', '.join(map(str, VERSIONS))} are read")
+    tensors, entries = cursor.scalar("Q"), cursor.scalar("Q")
+    metadata = {}
+    for _ in range(entries):
+        key = cursor.string()
+        metadata[key] = cursor.value(cursor.scalar("I"))
+    described = []
+    for _ in range(tensors):
+        name = cursor.string()
+        shape = tuple(cursor.scalar("Q") for _ in range(cursor.scalar("I")))[::-1]
+        described.append((name, shape, cursor.scalar("I"), cursor.scalar("Q")))
+    alignment = metadata.get("general.alignment", _ALIGNMENT)
+    if type(alignment) is not int or alignment < 1:
+        raise ValueError(f"{path}: general.alignment {alignment!r}: a whole number of 1 or more is expected")
+    begin = -(-cursor.at // alignment) * alignment
+    places = {name: _place(path, name, shape, kind, begin + offset) for name, shape, kind, offset in described}
+    if any(place.begin + place.size > len(content) for place in places.values()):
+        raise Truncated
+    return GgufFile(path, metadata, places, content)
+
+
+def _place(path: Path, name: str, shape: tuple[int, ...], kind: int, begin: int) -> _Place:
+    if kind not in TYPES:
+        is_a = TYPE_NAMES.get(kind, f"number {kind}")
+        valid = ", ".join(known.name for known in TYPES.values())
+        raise ValueError(f"{path}: tensor {name} has the type {is_a}; {valid} are read")
+    count = 1
+    for size in shape:
+        count *= size
+    known = TYPES[kind]
+    if not shape or shape[-1] % known.values:
+        raise ValueError(f"{path}: tensor {name} of type {known.name} has rows that are no multiple of {known.values}")
+    return _Place(shape, kind, begin, count // known.values * known.bytes)

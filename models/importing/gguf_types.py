@@ -1,0 +1,71 @@
+"""Decode the types of GGUF's tensors to FP32.
+
+The quantized types hold blocks of 32 values: an FP16 scale d, in Q4_1 an FP16 minimum m, and 32 whole numbers q. Bytes
+of 4-bit types hold value i in their low half and value i + 16 in their high half.
+
+    Q8_0   q·d            Q4_0   (q − 8)·d            Q4_1   q·d + m
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class GgufType:
+    """A type: its name, the values and bytes of a block, and the function that decodes bytes."""
+
+    name: str
+    values: int
+    bytes: int
+    decode: Callable[[Tensor], Tensor]  # of uint8 [blocks, bytes] to FP32 [blocks, values]
+
+    def read(self, packed: bytes) -> Tensor:
+        """Return the values of whole blocks, FP32."""
+        if not packed:
+            return torch.empty(0)
+        blocks = torch.frombuffer(bytearray(packed), dtype=torch.uint8).view(-1, self.bytes)
+        return self.decode(blocks).flatten()
+
+
+def _cast(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    return lambda blocks: blocks.view(dtype).float()
+
+
+def _half(blocks: Tensor, at: int) -> Tensor:
+    """Return the FP16 number that begins at a byte of each block, [blocks, 1]."""
+    return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
+
+
+def _nibbles(packed: Tensor) -> Tensor:
+    return torch.cat((packed & 15, packed >> 4), 1).float()
+
+
+def _q4_0(blocks: Tensor) -> Tensor:
+    return (_nibbles(blocks[:, 2:]) - 8) * _half(blocks, 0)
+
+
+def _q4_1(blocks: Tensor) -> Tensor:
+    return _nibbles(blocks[:, 4:]) * _half(blocks, 0) + _half(blocks, 2)
+
+
+def _q8_0(blocks: Tensor) -> Tensor:
+    return blocks[:, 2:].view(torch.int8).float() * _half(blocks, 0)
+
+
+TYPES: Final = {
+    0: GgufType("F32", 1, 4, _cast(torch.float32)),
+    1: GgufType("F16", 1, 2, _cast(torch.float16)),
+    2: GgufType("Q4_0", 32, 18, _q4_0),
+    3: GgufType("Q4_1", 32, 20, _q4_1),
+    8: GgufType("Q8_0", 32, 34, _q8_0),
+    30: GgufType("BF16", 1, 2, _cast(torch.bfloat16)),
+}
+
+# Types of other files, for messages.
+TYPE_NAMES: Final = {6: "Q5_0", 7: "Q5_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K"}

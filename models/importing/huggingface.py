@@ -1,0 +1,202 @@
+"""Read a published model in a Hugging Face folder: config.json, safetensors and, for the caller, tokenizer.json.
+
+The inverse of `fewbits.models.networks.huggingface`, whose table lists the classes and what they are here. A setting of
+config.json that our model does not have is an error.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from fewbits.models.importing.fields import Fields
+from fewbits.models.importing.layouts import Layout
+from fewbits.models.importing.published import Published
+from fewbits.models.importing.safetensors_files import SafetensorsFolder
+from fewbits.models.networks.decoder import DecoderConfig
+
+CONFIG, TOKENIZER = "config.json", "tokenizer.json"
+TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")
+
+_GPT2 = Layout(
+    {
+        "embed": "transformer.wte",
+        "positions": "transformer.wpe",
+        "norm": "transformer.ln_f",
+        "head": "lm_head",
+        "attention_norm": "transformer.h.{}.ln_1",
+        "attention.qkv": "transformer.h.{}.attn.c_attn",
+        "attention.out": "transformer.h.{}.attn.c_proj",
+        "ffn_norm": "transformer.h.{}.ln_2",
+        "ffn.up": "transformer.h.{}.mlp.c_fc",
+        "ffn.down": "transformer.h.{}.mlp.c_proj",
+    },
+    transposed=True,
+    ignored=(r".*\.attn\.(masked_)?bias",),  # the causal mask
+)
+_LLAMA = Layout(
+    {
+        "embed": "model.embed_tokens",
+        "norm": "model.norm",
+        "head": "lm_head",
+        "attention_norm": "model.layers.{}.input_layernorm",
+        "attention.q": "model.layers.{}.self_attn.q_proj",
+        "attention.k": "model.layers.{}.self_attn.k_proj",
+        "attention.v": "model.layers.{}.self_attn.v_proj",
+        "attention.out": "model.layers.{}.self_attn.o_proj",
+        "ffn_norm": "model.layers.{}.post_attention_layernorm",
+        "ffn.gate": "model.layers.{}.mlp.gate_proj",
+        "ffn.up": "model.layers.{}.mlp.up_proj",
+        "ffn.down": "model.layers.{}.mlp.down_proj",
+    },
+    halves=True,
+    ignored=(r".*\.rotary_emb\.inv_freq",),
+)
+
+
+@dataclass(frozen=True)
+class _Family:
+    """A model_type of config.json: how it becomes our configuration, and where its tensors are."""
+
+    config: Callable[[str, Fields], tuple[DecoderConfig, list[str]]]
+    layout: Layout
+
+
+def read_folder(folder: Path, name: str) -> Published:
+    """Return the model in a folder, whose tensors are not read yet; name: the model's name."""
+    path = folder / CONFIG
+    fields = Fields(str(path), _read_json(path))
+    kind = fields.get("model_type")
+    if kind not in _FAMILIES:
+        raise ValueError(f"{path}: model_type {kind!r}: fewbits has {', '.join(_FAMILIES)}")
+    family = _FAMILIES[kind]
+    try:
+        config, notes = family.config(name, fields)
+    except ValueError as error:
+        raise ValueError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
+    tensors = SafetensorsFolder.open(folder)
+    layout = family.layout
+    ignored = (*layout.ignored, r"lm_head\.weight") if config.tied else layout.ignored
+    layout = replace(layout, ignored=ignored)
+    if not any(item.startswith(("transformer.", "model.")) for item in tensors.names):  # saved without its head
+        layers = {
+            ours: theirs.removeprefix("transformer.").removeprefix("model.") for ours, theirs in layout.layers.items()
+        }
+        layout = replace(layout, layers=layers)
+    tokenizer = folder / TOKENIZER
+    return Published(
+        config,
+        layout,
+        tensors,
+        files=(path, *tensors.files),
+        tokenizer=tokenizer if tokenizer.is_file() else None,
+        notes=tuple(notes),
+    )
+
+
+def _gpt2(name: str, fields: Fields) -> tuple[DecoderConfig, list[str]]:
+    activation = fields.expect("activation_function", "gelu_new", "gelu", *TANH_GELU)
+    for setting, only in (
+        ("scale_attn_weights", True),
+        ("scale_attn_by_inverse_layer_idx", False),
+        ("add_cross_attention", False),
+    ):
+        fields.expect(setting, only, only)
+    width, heads = fields.whole("n_embd", 768), fields.whole("n_head", 12)
+    if heads < 1 or width % heads:
+        raise ValueError(f"{fields.origin}: n_embd {width} is no multiple of n_head {heads}")
+    config = DecoderConfig(
+        name=name,
+        vocab=fields.whole("vocab_size"),
+        width=width,
+        layers=fields.whole("n_layer", 12),
+        heads=heads,
+        kv_heads=heads,
+        head_dim=width // heads,
+        ffn=fields.whole("n_inner", 4 * width),
+        activation="gelu",
+        norm="layernorm",
+        norm_eps=fields.number("layer_norm_epsilon", 1e-5),
+        positions="learned",
+        context=fields.whole("n_positions", 1024),
+        tied=fields.flag("tie_word_embeddings", True),
+        bias=True,
+        init_std=fields.number("initializer_range", 0.02),
+    )
+    note = f"its activation {activation} approximates GELU by tanh; here it is the exact GELU, as in nanoGPT"
+    return config, [note] if activation in TANH_GELU else []
+
+
+def _like_llama(activation: str, act: str, norm: str, eps: str, fraction: float, **ours: Any) -> Callable[..., Any]:
+    """Return the function that reads a configuration like Llama's. fraction: the default of the rotated part."""
+
+    def read(name: str, fields: Fields) -> tuple[DecoderConfig, list[str]]:
+        fields.expect("hidden_act", act, act)
+        width, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
+        bias = fields.flag("attention_bias", False)
+        fields.expect("mlp_bias", False, bias, because="here all linear layers of blocks have a bias or none has")
+        config = DecoderConfig(
+            name=name,
+            vocab=fields.whole("vocab_size"),
+            width=width,
+            layers=fields.whole("num_hidden_layers"),
+            heads=heads,
+            kv_heads=fields.whole("num_key_value_heads", heads),
+            head_dim=fields.whole("head_dim", width // max(heads, 1)),
+            ffn=fields.whole("intermediate_size"),
+            activation=activation,
+            norm=norm,
+            norm_eps=fields.number(eps, 1e-6 if norm == "rmsnorm" and act == "silu" else 1e-5),
+            positions="rope",
+            **_rope(fields, fraction),
+            context=fields.whole("max_position_embeddings", 2048),
+            tied=fields.flag("tie_word_embeddings", False),
+            bias=bias,
+            init_std=fields.number("initializer_range", 0.02),
+            **ours,
+        )
+        return config, []
+
+    return read
+
+
+def _rope(fields: Fields, fraction: float) -> dict[str, float]:
+    """Return our settings of RoPE; raise ValueError if its frequencies are scaled."""
+    nested = fields.get("rope_parameters", fields.get("rope_scaling", {}))
+    if not isinstance(nested, dict):
+        raise ValueError(f"{fields.origin}: rope_parameters {nested!r}: an object is expected")
+    both = Fields(
+        fields.origin, {**fields.values, **{key: value for key, value in nested.items() if value is not None}}
+    )
+    kind = "rope_type" if "rope_type" in nested else "type"
+    Fields(fields.origin, nested).expect(kind, "default", "default", because="fewbits does not scale rotations")
+    rotated = both.number("partial_rotary_factor", fraction)
+    if fraction == 1 and rotated != 1:
+        raise ValueError(f"{fields.origin}: partial_rotary_factor {rotated}: this family rotates whole heads, 1.0")
+    return {"rope_theta": both.number("rope_theta", 10000.0), "rope_fraction": rotated}
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{path.parent} has no {CONFIG}: a Hugging Face folder or a GGUF file is expected") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is not a JSON object")
+    return content
+
+
+# The linear layers for q, k and v are separate or one, as in the models of the papers (`presets.py`).
+_FAMILIES: Final = {
+    "gpt2": _Family(_gpt2, _GPT2),
+    "llama": _Family(
+        _like_llama("swiglu", "silu", "rmsnorm", "rms_norm_eps", 1.0, fused_qkv=False, init="llama"), _LLAMA
+    ),
+    "nemotron": _Family(_like_llama("relu2", "relu2", "layernorm1p", "norm_eps", 0.5), _LLAMA),
+    "arcee": _Family(_like_llama("relu2", "relu2", "rmsnorm", "rms_norm_eps", 1.0), _LLAMA),
+}

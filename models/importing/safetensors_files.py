@@ -1,0 +1,87 @@
+"""Read the tensors of a folder of safetensors: one file, or several that an index lists."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+DTYPES = ("F64", "F32", "F16", "BF16")
+
+
+@dataclass(frozen=True)
+class SafetensorsFolder:
+    """The tensors of a folder. `places` is the file of each tensor."""
+
+    origin: str
+    places: Mapping[str, Path]
+    shapes: Mapping[str, tuple[int, ...]]
+    files: tuple[Path, ...]  # those that hold tensors, and the index
+
+    @staticmethod
+    def open(folder: Path) -> SafetensorsFolder:
+        """Open a folder; raise ValueError if a file is missing, truncated or holds other types of numbers."""
+        if (folder / SINGLE).is_file():
+            shards, files = [folder / SINGLE], [folder / SINGLE]
+        elif (folder / INDEX).is_file():
+            listed = _read_index(folder / INDEX)
+            shards = [folder / name for name in sorted(set(listed.values()))]
+            files = [folder / INDEX, *shards]
+        else:
+            others = sorted(path.name for path in folder.glob("*.bin"))
+            hint = f"; {others[0]} is a pickle, which may run any code and is not read" if others else ""
+            raise ValueError(f"{folder} has no {SINGLE} and no {INDEX}{hint}")
+        places: dict[str, Path] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
+        for shard in shards:
+            for name, shape in _survey(shard):
+                places[name], shapes[name] = shard, shape
+        if len(shards) != len(files) and (missing := sorted(listed.keys() - places.keys())):
+            raise ValueError(
+                f"{folder / INDEX} lists the tensor {missing[0]}, but {listed[missing[0]]} does not have it"
+            )
+        return SafetensorsFolder(str(folder), places, shapes, tuple(files))
+
+    @property
+    def names(self) -> Iterable[str]:
+        return self.places.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.shapes[name]
+
+    def read(self, name: str) -> Tensor:
+        with safe_open(self.places[name], "pt") as file:
+            value: Tensor = file.get_tensor(name)
+        return value.float()
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    try:
+        listed = json.loads(path.read_text("utf-8"))["weight_map"]
+    except (ValueError, KeyError, TypeError):
+        listed = None
+    if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
+        raise ValueError(f"{path} is not an index of safetensors: it has no weight_map of tensors and files")
+    return listed
+
+
+def _survey(shard: Path) -> Iterable[tuple[str, tuple[int, ...]]]:
+    """Yield the name and the shape of each tensor of a file."""
+    try:
+        with safe_open(shard, "pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                part = file.get_slice(name)
+                if part.get_dtype() not in DTYPES:
+                    raise ValueError(
+                        f"{shard}: tensor {name} has the type {part.get_dtype()}; {', '.join(DTYPES)} are read"
+                    )
+                yield name, tuple(part.get_shape())
+    except FileNotFoundError:
+        raise ValueError(f"{shard} does not exist, but the index beside it lists it") from None
+    except SafetensorError as error:
+        raise ValueError(f"{shard} is not a complete safetensors file: {error}") from None

@@ -1,0 +1,199 @@
+"""A probe trial measures a recipe at a checkpoint: exactly, resumably, and slot by slot."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from fewbits.experiments.config import load_trial
+from fewbits.experiments.data.load import load
+from fewbits.experiments.probes.batches import GROUPS, batches
+from fewbits.experiments.probes.summary import summarize
+from fewbits.experiments.probes.tables import WHOLE
+from fewbits.experiments.probes.update_effect import UpdateEffect
+from fewbits.experiments.run_trial import run
+from fewbits.experiments.storage.run_folder import RunFolder, opened, saved_trial
+from fewbits.experiments.training import INITIAL, Progress
+from fewbits.experiments.trial import Trial
+from fewbits.kernels.seeds import derive_seed
+from fewbits.models.networks.registry import build
+from tests.experiments.trial_inputs import overrides, result_of
+
+FILES = ("probe.parquet", "numerics.parquet", "result.json")
+PROBE = ("training.batch=2", "training.steps=3", "probe.seeds=2")
+
+
+@pytest.fixture(scope="module")
+def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a run whose checkpoints of steps 11 and 12 are kept."""
+    folder = tmp_path_factory.mktemp("parent")
+    own = ("training.batch=2", "runtime.keep_steps=[11]")
+    trial, runtime = load_trial(overrides(folder / "cache", folder / "runs", *own))
+    return run(trial, runtime)[0].path
+
+
+def probed(parent: Path, runs: Path, *more: str, stop_after: int = 0) -> RunFolder:
+    """Run a probe of the parent; with `stop_after`, interrupt it after that many batches."""
+    done = 0
+
+    def say(progress: Progress) -> None:
+        nonlocal done
+        done = progress.step
+
+    cache = parent.parent.parent / "cache"
+    trial, runtime = load_trial(overrides(cache, runs, f"branch.parent={parent}", *PROBE, *more))
+    return run(trial, runtime, say, lambda: bool(stop_after) and done == stop_after)[0]
+
+
+def whole(folder: RunFolder) -> pd.DataFrame:
+    """Return the mean numbers of each variant's whole gradient."""
+    table = pd.read_parquet(folder.path / "probe.parquet")
+    return table[table["layer"] == WHOLE].groupby("variant", sort=False).mean(numeric_only=True)
+
+
+def test_operands_in_high_precision_change_nothing(parent: Path, tmp_path: Path) -> None:
+    result = result_of(probed(parent, tmp_path, "recipe=bf16").path)
+    assert result["status"] == "done"
+    assert [result[name] for name in ("increase", "gradient_error", "gradient_bias", "persistent")] == [0, 0, 0, 0]
+    assert [result["update_own"], result["update_next"]] == [1, 1]
+
+
+def test_an_interrupted_probe_ends_with_the_same_bytes(parent: Path, tmp_path: Path) -> None:
+    recipe = ("recipe=nvfp4", "recipe.keep.last=0", "probe.parts=[gemms]")
+    straight = probed(parent, tmp_path / "straight", *recipe)
+    for batch in (1, 2):
+        with pytest.raises(KeyboardInterrupt):
+            probed(parent, tmp_path / "resumed", *recipe, stop_after=batch)
+    resumed = probed(parent, tmp_path / "resumed", *recipe)
+    assert resumed.id == straight.id
+    for name in FILES:
+        assert (resumed.path / name).read_bytes() == (straight.path / name).read_bytes(), name
+    assert not (resumed.path / "batches").exists()
+
+
+def test_a_slot_alone_and_all_slots_but_it_separate_a_recipe_of_one_slot(parent: Path, tmp_path: Path) -> None:
+    folder = probed(parent, tmp_path, "recipe=bf16", "recipe.fprop.x=e2m1:1x16:nvfp4", "probe.parts=[slots]")
+    table = whole(folder).drop(columns=["batch", "cross_gradient", "cross_error"])
+    table = table[[name for name in table if not str(name).startswith("decrease")]]
+    assert list(table.index) == ["all", "only fprop.x", "without fprop.x"]
+    pd.testing.assert_series_equal(table.loc["only fprop.x"], table.loc["all"], check_names=False, check_exact=True)
+    assert table.loc["all", "error"] > 0.01
+    assert table.loc["without fprop.x", "error"] == 0
+
+
+def test_slots_that_share_their_values_are_one_variant(parent: Path, tmp_path: Path) -> None:
+    folder = probed(parent, tmp_path, "recipe=mor/always-block", "recipe.block=32x32", "probe.parts=[slots,blocks]")
+    only = [name for name in whole(folder).index if name.startswith("only")]
+    assert only == ["only fprop.x", "only fprop.w", "only dgrad.dy", "only block 0", "only block 1"]
+
+
+def test_a_rotated_operand_has_a_rotated_partner_in_high_precision(parent: Path, tmp_path: Path) -> None:
+    settings = ("recipe=nvfp4", "recipe.keep.last=0", "recipe.stochastic=[]", "probe.parts=[slots]")
+    table = whole(probed(parent, tmp_path, *settings))
+    # Without the partner's rotation, the weight gradient would be a product in two different bases.
+    assert table.loc["only wgrad.x", "error"] < table.loc["all", "error"]
+    assert 0 < table.loc["only wgrad.dy", "error"] < table.loc["all", "error"]
+
+
+def test_statistics_of_operands_cover_all_batches(parent: Path, tmp_path: Path) -> None:
+    numerics = pd.read_parquet(
+        probed(parent, tmp_path, "recipe=mor/block", "recipe.block=32x32").path / "numerics.parquet"
+    )
+    assert not numerics.duplicated(["layer", "slot"]).any()
+    assert set(numerics["batches"]) == {3}
+    assert set(numerics["step"]) == {11}  # the last of 12 updates
+    assert [sum(histogram) for histogram in numerics["histogram"]] == [3] * len(numerics)
+
+
+def test_the_update_of_a_probe_is_the_one_that_training_makes(parent: Path) -> None:
+    trial, checkpoint = saved_trial(parent), opened(parent).checkpoint(11)
+    corpus = load(trial.data, parent.parent.parent / "cache")
+    model = build(trial.model, seed=derive_seed(trial.seed, INITIAL))
+    weights = {name.removeprefix("model."): tensor for name, tensor in checkpoint.tensors(under="model.").items()}
+    model.load_state_dict(weights)
+    inputs, targets = corpus.batch(
+        "train", checkpoint.state["position"], 2, trial.training.length, derive_seed(trial.seed, 1)
+    )
+    gradients = torch.autograd.grad(model.loss(inputs, targets), list(model.parameters()))
+    named = dict(zip(dict(model.named_parameters()), gradients, strict=True))
+    after = opened(parent).checkpoint(12).tensors(under="model.")
+    with UpdateEffect(trial, checkpoint, model).applied(named):
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(parameter, after[f"model.{name}"], rtol=0, atol=0)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter, weights[name], rtol=0, atol=0)
+
+
+def test_averaging_leaves_the_error_that_batches_have_in_common() -> None:
+    """Errors with a common part of norm 3 and independent noise, beside gradients with a common part of norm 10."""
+    generator = np.random.default_rng(0)
+    size, count = 200, 2000
+    common, gradient = np.ones(size) * 3 / np.sqrt(size), np.ones(size) * 10 / np.sqrt(size)
+    errors = common + generator.normal(size=(count, size))
+    gradients = gradient + generator.normal(size=(count, size))
+    rows = pd.DataFrame(
+        {
+            "variant": "all",
+            "layer": WHOLE,
+            "cross_error": [np.nan, *(errors[1:] * errors[:-1]).sum(1)],
+            "cross_gradient": [np.nan, *(gradients[1:] * gradients[:-1]).sum(1)],
+        }
+    )
+    for name in ("loss", "reference", "increase", "cosine", "error", "bias", "noise", "systematic"):
+        rows[name] = 1.0
+    rows["zeros"] = rows["zeros_exact"] = 0.0
+    assert summarize(rows)["persistent"] == pytest.approx(9 / 100, rel=0.15)
+
+
+def test_seeds_read_different_documents(parent: Path) -> None:
+    trial = saved_trial(parent)
+    corpus = load(trial.data, parent.parent.parent / "cache")
+    read = set()
+    for seed in range(GROUPS):
+        own = _probe(parent, f"seed={seed}")
+        windows = {tuple(row.tolist()) for inputs, _ in batches(corpus, own, trial, 0) for row in inputs}
+        assert not windows & read
+        read |= windows
+    assert len(read) == GROUPS * 6
+
+
+def test_more_batches_than_the_text_has_are_refused(parent: Path) -> None:
+    trial = _probe(parent, "training.steps=10000")
+    corpus = load(trial.data, parent.parent.parent / "cache")
+    with pytest.raises(ValueError, match=r"20000 windows of 128 tokens"):
+        list(batches(corpus, trial, trial, 0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        (("branch.parent=null",), "branch.parent"),
+        (("training.batch=4",), "training.micro_batch"),
+        (("model.layers=3",), "model.layers"),
+        (("probe.split=test",), "probe.split"),
+        (("probe.parts=[layers]",), "probe.parts"),
+        (("probe.seeds=-1",), "probe.seeds"),
+    ],
+)
+def test_a_wrong_probe_is_refused_by_name(parent: Path, tmp_path: Path, changes: tuple[str, ...], named: str) -> None:
+    replaced = {change.partition("=")[0] for change in changes}
+    base = [o for o in (f"branch.parent={parent}", *PROBE) if o.partition("=")[0] not in replaced]
+    with pytest.raises(ValueError, match=named.replace(".", r"\.")):
+        run(*load_trial(overrides(parent.parent.parent / "cache", tmp_path, *base, *changes)))
+    assert not list(tmp_path.glob("*/result.json"))
+
+
+def test_the_settings_of_a_probe_are_in_its_id_and_in_no_other(parent: Path, tmp_path: Path) -> None:
+    ids = {
+        probed(parent, tmp_path, *more).id
+        for more in ((), ("probe.seeds=1",), ("probe.split=train",), ("probe.update=false",), ("recipe=mxfp8",))
+    }
+    assert len(ids) == 5
+    assert opened(parent).provenance()["identity"].keys().isdisjoint({"probe"})  # type: ignore[index]
+
+
+def _probe(parent: Path, *more: str) -> Trial:
+    cache = parent.parent.parent / "cache"
+    return load_trial(overrides(cache, parent.parent, f"branch.parent={parent}", *PROBE, *more))[0]
