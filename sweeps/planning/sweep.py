@@ -12,7 +12,8 @@
     exclude:
       - {arm: mor, recipe.threshold: 0.03, seed: 2}
 
-If the values of an axis are lists of overrides, they have names: `axes: {data: {small: [data=python], …}}`.
+If the values of an axis are lists of overrides, they have names: `axes: {data: {small: [data=python], …}}`. The axis
+`branch.step` chooses the parent's checkpoint, and comes before an arm's `at`.
 `values` holds numbers or lists of overrides, usually set by a scale, which other keys refer to as `${values.NAME}`.
 `assumed` names settings that the paper does not state. If data are missing, `--dry-run` prints all settings and marks
 the assumed ones. A folder `scale/` beside the file may hold files NAME.yaml: `scale=NAME` includes one of them, which
