@@ -43,7 +43,8 @@ def main(argv: Sequence[str]) -> int:
     spelling = options.tokenizer or collection.tokenizer
     if bpe_size(spelling):
         raise ValueError(
-            f"data prepare: --tokenizer {spelling} needs training: valid tokenizers are bytes, file:PATH, package:smollm2, hub:NAME"
+            f"data prepare: --tokenizer {spelling} needs training: valid tokenizers are bytes, file:PATH, "
+            "package:smollm2, hub:NAME"
         )
     if source and options.revision:
         raise ValueError(f"data prepare: --revision {options.revision} with --source: local files have no revision")
