@@ -31,7 +31,7 @@ class Truncated(ValueError):
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a tensor is in the file."""
+    """The place of a tensor in the file."""
 
     shape: tuple[int, ...]
     type: int
