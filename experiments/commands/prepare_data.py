@@ -43,7 +43,8 @@ def main(argv: Sequence[str]) -> int:
     spelling = options.tokenizer or collection.tokenizer
     if bpe_size(spelling):
         raise ValueError(
-            f"data prepare: --tokenizer {spelling} needs training: valid tokenizers are bytes, file:PATH, hub:NAME"
+            f"data prepare: --tokenizer {spelling} needs training: valid tokenizers are bytes, file:PATH, "
+            "package:smollm2, hub:NAME"
         )
     if source and options.revision:
         raise ValueError(f"data prepare: --revision {options.revision} with --source: local files have no revision")
@@ -91,7 +92,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--tokenizer",
         metavar="TOKENIZER",
-        help="bytes, file:PATH of a tokenizer.json, or hub:NAME (default: "
+        help="bytes, file:PATH of a tokenizer.json or GGUF file, package:smollm2, or hub:NAME (default: "
         + "; ".join(f"{item.tokenizer} for {name}" for name, item in COLLECTIONS.items())
         + ")",
     )

@@ -185,10 +185,9 @@ def joined(texts: Sequence[str], tokenizer: Tokenizer) -> Tokens:
 
 def _read(spelling: str, path: Path) -> Any:
     package = _package(spelling)
-    if path.suffix == GGUF:
-        return package.Tokenizer.from_str(json.dumps(gguf_tokenizer(path)))
+    content = json.dumps(gguf_tokenizer(path)) if path.suffix == GGUF else None
     try:
-        return package.Tokenizer.from_file(str(path))
+        return package.Tokenizer.from_file(str(path)) if content is None else package.Tokenizer.from_str(content)
     except Exception as error:  # the package raises bare Exceptions
         raise ValueError(f"tokenizer {spelling}: not a valid tokenizer.json: {error}") from None
 

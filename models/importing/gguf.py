@@ -51,7 +51,7 @@ def read_gguf(path: Path, name: str) -> Published:
     """Return the model in a file, whose tensors are not read yet; name: the model's name."""
     file = GgufFile.open(path)
     kind = file.metadata.get(ARCHITECTURE)
-    if kind not in _FAMILIES:
+    if not isinstance(kind, str) or kind not in _FAMILIES:
         raise ValueError(f"{path}: {ARCHITECTURE} {kind!r}: fewbits has {', '.join(_FAMILIES)}")
     family = _FAMILIES[kind]
     try:

@@ -31,7 +31,7 @@ class Truncated(ValueError):
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a tensor is in the file."""
+    """The place of a tensor in the file."""
 
     shape: tuple[int, ...]
     type: int
@@ -100,8 +100,9 @@ class _Cursor:
         if kind == _ARRAY:
             inner, count = self.scalar("I"), self.scalar("Q")
             if inner in _SCALARS:
-                packed = f"<{count}{_SCALARS[inner]}"
-                return list(struct.unpack(packed, self.bytes(struct.calcsize(packed))))
+                code = _SCALARS[inner]
+                packed = self.bytes(count * struct.calcsize(f"<{code}"))
+                return list(struct.unpack(f"<{count}{code}", packed))
             return [self.value(inner) for _ in range(count)]
         if kind not in _SCALARS:
             raise Truncated  # no writer makes such a type, so the bytes before it are not what they seem

@@ -70,7 +70,7 @@ def read_folder(folder: Path, name: str) -> Published:
     path = folder / CONFIG
     fields = Fields(str(path), _read_json(path))
     kind = fields.get("model_type")
-    if kind not in _FAMILIES:
+    if not isinstance(kind, str) or kind not in _FAMILIES:
         raise ValueError(f"{path}: model_type {kind!r}: fewbits has {', '.join(_FAMILIES)}")
     family = _FAMILIES[kind]
     try:
@@ -130,8 +130,15 @@ def _gpt2(name: str, fields: Fields) -> tuple[DecoderConfig, list[str]]:
     return config, [note] if activation in TANH_GELU else []
 
 
-def _like_llama(activation: str, act: str, norm: str, eps: str, fraction: float, **ours: Any) -> Callable[..., Any]:
-    """Return the function that reads a configuration like Llama's. fraction: the default of the rotated part."""
+def _like_llama(
+    ours: tuple[str, str], act: str, eps: tuple[str, float], fraction: float, **others: Any
+) -> Callable[[str, Fields], tuple[DecoderConfig, list[str]]]:
+    """Return the function that reads a configuration like Llama's.
+
+    ours: the activation and the norm. eps: the name and the default of the norm's ε. fraction: the default of the
+    rotated part of a head; families whose default is 1 always rotate whole heads.
+    """
+    activation, norm = ours
 
     def read(name: str, fields: Fields) -> tuple[DecoderConfig, list[str]]:
         fields.expect("hidden_act", act, act)
@@ -149,14 +156,14 @@ def _like_llama(activation: str, act: str, norm: str, eps: str, fraction: float,
             ffn=fields.whole("intermediate_size"),
             activation=activation,
             norm=norm,
-            norm_eps=fields.number(eps, 1e-6 if norm == "rmsnorm" and act == "silu" else 1e-5),
+            norm_eps=fields.number(*eps),
             positions="rope",
             **_rope(fields, fraction),
-            context=fields.whole("max_position_embeddings", 2048),
+            context=fields.whole("max_position_embeddings"),
             tied=fields.flag("tie_word_embeddings", False),
             bias=bias,
             init_std=fields.number("initializer_range", 0.02),
-            **ours,
+            **others,
         )
         return config, []
 
@@ -195,8 +202,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 _FAMILIES: Final = {
     "gpt2": _Family(_gpt2, _GPT2),
     "llama": _Family(
-        _like_llama("swiglu", "silu", "rmsnorm", "rms_norm_eps", 1.0, fused_qkv=False, init="llama"), _LLAMA
+        _like_llama(("swiglu", "rmsnorm"), "silu", ("rms_norm_eps", 1e-6), 1.0, fused_qkv=False, init="llama"), _LLAMA
     ),
-    "nemotron": _Family(_like_llama("relu2", "relu2", "layernorm1p", "norm_eps", 0.5), _LLAMA),
-    "arcee": _Family(_like_llama("relu2", "relu2", "rmsnorm", "rms_norm_eps", 1.0), _LLAMA),
+    "nemotron": _Family(_like_llama(("relu2", "layernorm1p"), "relu2", ("norm_eps", 1e-5), 0.5), _LLAMA),
+    "arcee": _Family(_like_llama(("relu2", "rmsnorm"), "relu2", ("rms_norm_eps", 1e-5), 1.0), _LLAMA),
 }

@@ -22,12 +22,15 @@ _BLOCK = re.compile(r"blocks\.(\d+)\.(.+)")
 
 
 class Tensors(Protocol):
-    """The named tensors of a file or of several files. Messages name the file by `origin`."""
-
-    origin: str
+    """The named tensors of a file or of several files."""
 
     @property
-    def names(self) -> Collection[str]: ...
+    def origin(self) -> str:
+        """The path that messages name."""
+
+    @property
+    def names(self) -> Collection[str]:
+        """The names of all tensors."""
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor, as torch writes it: rows of a matrix first."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,8 +26,9 @@ class SafetensorsFolder:
     @staticmethod
     def open(folder: Path) -> SafetensorsFolder:
         """Open a folder; raise ValueError if a file is missing, truncated or holds other types of numbers."""
+        listed: dict[str, str] = {}
         if (folder / SINGLE).is_file():
-            shards, files = [folder / SINGLE], [folder / SINGLE]
+            shards = files = [folder / SINGLE]
         elif (folder / INDEX).is_file():
             listed = _read_index(folder / INDEX)
             shards = [folder / name for name in sorted(set(listed.values()))]
@@ -41,14 +42,14 @@ class SafetensorsFolder:
         for shard in shards:
             for name, shape in _survey(shard):
                 places[name], shapes[name] = shard, shape
-        if len(shards) != len(files) and (missing := sorted(listed.keys() - places.keys())):
+        if missing := sorted(listed.keys() - places.keys()):
             raise ValueError(
                 f"{folder / INDEX} lists the tensor {missing[0]}, but {listed[missing[0]]} does not have it"
             )
         return SafetensorsFolder(str(folder), places, shapes, tuple(files))
 
     @property
-    def names(self) -> Iterable[str]:
+    def names(self) -> Collection[str]:
         return self.places.keys()
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -70,7 +71,7 @@ def _read_index(path: Path) -> dict[str, str]:
     return listed
 
 
-def _survey(shard: Path) -> Iterable[tuple[str, tuple[int, ...]]]:
+def _survey(shard: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield the name and the shape of each tensor of a file."""
     try:
         with safe_open(shard, "pt") as file:

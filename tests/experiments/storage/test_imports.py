@@ -1,0 +1,183 @@
+"""`fewbits import` writes a run that the other commands open like any finished one, or nothing at all."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from fewbits import cli
+from fewbits.experiments.config import load_trial
+from fewbits.experiments.evaluation.evaluate import evaluate
+from fewbits.experiments.evaluation.finished_run import FinishedRun
+from fewbits.experiments.identity import computed_by_todays_sources, parent_point
+from fewbits.experiments.probes.probe import probe
+from fewbits.experiments.storage.imports import import_run
+from fewbits.experiments.storage.run_folder import RunFolder, saved_trial
+from fewbits.experiments.training import run
+from fewbits.experiments.trial import Runtime
+from tests.experiments.data.data_inputs import bin_folder
+from tests.experiments.trial_inputs import overrides, tensors, train
+from tests.messages import names
+
+DATA = ("data=python", "data.size=200000", "training.length=64")
+SETTINGS = (*DATA, "evaluation.windows=4", "training.batch=4")
+TEXT = "def square(x):\n    return x * x  # 日本 1234\n" * 20
+
+
+@pytest.fixture(scope="module")
+def trained(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """Return a run of a Llama with subwords."""
+    runs = tmp_path_factory.mktemp("runs")
+    chosen = ("model=llama2-nano", "model.kv_heads=1", "data.tokenizer=bpe:512", "training.steps=2")
+    return train(cache, runs, *DATA, *chosen)[0]
+
+
+@pytest.fixture(scope="module")
+def published(trained: RunFolder, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a Hugging Face folder with the model and the tokenizer of that run."""
+    out = tmp_path_factory.mktemp("published") / "tiny"
+    words = ["export", str(trained.path), "--format", "huggingface", "--out", str(out), "--cache", str(cache)]
+    assert cli.main(words) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def imported(published: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    runs = tmp_path_factory.mktemp("runs")
+    return import_run(str(published), runs, overrides=SETTINGS, cache=cache).folder
+
+
+def test_a_run_survives_export_and_import(
+    trained: RunFolder, imported: RunFolder, published: Path, cache: Path
+) -> None:
+    before, after = (FinishedRun.open(folder.path, cache=cache) for folder in (trained, imported))
+    assert after.step == 0
+    assert after.tokenizer.encode(TEXT) == before.tokenizer.encode(TEXT)
+    assert after.corpus.fingerprint == before.corpus.fingerprint
+    tokens = torch.tensor([after.tokenizer.encode(TEXT)[:60]])
+    with torch.no_grad():
+        logits = [one.model(Runtime(device="cpu"))[0](tokens) for one in (before, after)]
+    assert torch.equal(*logits)
+    facts = (imported.provenance() or {})["imported"]
+    assert facts["files"].keys() == {"config.json", "model.safetensors", "tokenizer.json"}
+
+
+def test_a_probe_and_an_evaluation_read_it_like_a_finished_run(
+    imported: RunFolder, cache: Path, tmp_path: Path
+) -> None:
+    runtime = Runtime(device="cpu", cache=str(cache))
+    result = probe(imported.path, ["bf16", "mxfp8"], batches=2, runtime=runtime)
+    increases = result.loss.groupby("recipe")["increase"]
+    assert increases.get_group("bf16").eq(0).all()
+    assert increases.get_group("mxfp8").ne(0).all()
+    (tmp_path / "notes.txt").write_text(TEXT)
+    found = evaluate(imported.path, texts=[tmp_path / "notes.txt"], runtime=runtime)
+    assert found["texts"]["notes.txt"]["bits_per_byte"] > 0
+    assert found["validation_loss"] > 0
+
+
+def test_a_branch_chooses_its_own_seed_and_length(imported: RunFolder, cache: Path, tmp_path: Path) -> None:
+    model, tokenizer = imported.path / "model.yaml", imported.path / "tokenizer.json"
+    chosen = overrides(cache, tmp_path, *DATA, f"data.tokenizer=file:{tokenizer}", f"model={model}")
+    chosen = [text for text in chosen if not text.startswith("model.")]
+    chosen += [f"branch.parent={imported.path}", "branch.step=0", "training.steps=1", "schedule=constant"]
+    chosen += ["training.length=32", "evaluation.windows=2"]
+    chosen += ["optimizer.lr=0", "optimizer.kind=adam-mini"]
+    losses, weights = set(), tensors(imported.path)
+    for seed in (0, 7):
+        folder, result = run(*load_trial([*chosen, f"seed={seed}"]))
+        losses.add(result["loss"])
+        own = {name: value for name, value in tensors(folder.path).items() if name.startswith("model.")}
+        assert own
+        assert all(torch.equal(value, weights[name]) for name, value in own.items())
+    assert len(losses) == 2, "each seed reads the data in its own order"
+
+
+def test_importing_again_changes_nothing_and_other_settings_are_another_run(
+    imported: RunFolder, published: Path, cache: Path
+) -> None:
+    runs, before = imported.path.parent, (imported.path / "provenance.json").read_bytes()
+    again = import_run(str(published), runs, name="renamed", overrides=SETTINGS, cache=cache)
+    assert (again.folder.path, again.new) == (imported.path, False)
+    assert (imported.path / "provenance.json").read_bytes() == before
+    other = import_run(str(published), runs, overrides=(*SETTINGS, "training.micro_batch=4"), cache=cache)
+    assert other.new
+    assert other.folder.id != imported.id
+    shutil.rmtree(other.folder.path)
+
+
+def test_an_imported_run_keeps_its_tokenizer_when_the_store_moves(imported: RunFolder, tmp_path: Path) -> None:
+    moved = shutil.copytree(imported.path, tmp_path / imported.path.name)
+    assert saved_trial(moved).data.tokenizer == f"file:{moved / 'tokenizer.json'}"
+
+
+def test_no_change_of_the_sources_makes_an_import_stale(imported: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fewbits.experiments.identity.numerics_fingerprint", lambda device: "of other sources")
+    provenance = imported.provenance() or {}
+    assert computed_by_todays_sources(provenance)
+    assert parent_point(provenance, 0).numerics == ()
+
+
+def test_a_model_of_bytes_keeps_the_tokenizer_bytes(cache: Path, tmp_path: Path) -> None:
+    folder, _ = train(cache, tmp_path / "runs", *DATA, "training.steps=1", "model=gpt2-nano")
+    out = tmp_path / "bytes"
+    words = ["export", str(folder.path), "--format", "huggingface", "--out", str(out), "--cache", str(cache)]
+    assert cli.main(words) == 0
+    imported = import_run(str(out), tmp_path / "imports", overrides=SETTINGS, cache=cache)
+    assert saved_trial(imported.folder.path).data.tokenizer == "bytes"
+
+
+# ------------------------------------------------------------------------------------------------ what is refused
+
+
+def _without(name: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).unlink()
+
+
+def _truncated(name: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:2000])
+
+
+def _unknown(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "falcon"}))
+
+
+REFUSED: dict[str, tuple[Callable[[Path], object], tuple[str, ...], tuple[str, ...]]] = {
+    "unknown architecture": (_unknown, (), ("falcon", "llama")),
+    "truncated weights": (_truncated("model.safetensors"), (), ("model.safetensors",)),
+    "truncated tokenizer": (_truncated("tokenizer.json"), (), ("tokenizer.json",)),
+    "no tokenizer": (_without("tokenizer.json"), (), ("tokenizer.json", "data=bin")),
+    "a model of its own": (lambda folder: None, ("model.width=8",), ("model.width", "training")),
+    "unknown setting": (lambda folder: None, ("training.stepps=8",), ("training.stepps", "steps")),
+    "too long": (lambda folder: None, ("training.length=4096",), ("training.length", "256")),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_wrong_source_is_one_line_and_no_run(
+    case: str, published: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(published, tmp_path / "source")
+    spoil, more, named = REFUSED[case]
+    spoil(folder)
+    words = ["import", str(folder), "--runs", str(tmp_path / "runs"), "--cache", str(cache), *SETTINGS, *more]
+    assert cli.main(words) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1, error
+    assert names(error, *named), error
+    assert not (tmp_path / "runs").exists()
+
+
+def test_data_that_are_tokens_need_no_tokenizer(published: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(published, tmp_path / "source")
+    (folder / "tokenizer.json").unlink()
+    tokens = bin_folder(tmp_path / "tokens", range(400), range(400))
+    data = ("data=bin", f"data.path={tokens}", "training.length=64", "evaluation.windows=2")
+    assert import_run(str(folder), tmp_path / "runs", overrides=data, cache=tmp_path / "cache").new
+    too_many = bin_folder(tmp_path / "more", [*range(400), 600], range(400))
+    with pytest.raises(ValueError, match="601"):
+        import_run(str(folder), tmp_path / "runs", overrides=(*data, f"data.path={too_many}"), cache=tmp_path / "cache")
