@@ -140,7 +140,7 @@ class OnRay:
         strategy = placement([] if self._grows else nodes(), wanted, resources.ranks)
         group = placement_group([wanted] * resources.ranks, strategy=strategy, **labels)
         meeting = self._ray.remote(num_cpus=0, **_in_group(group, 0))(_Meeting).remote()
-        place = meeting.place.remote()
+        place = meeting.place.remote()  # type: ignore[attr-defined]  # Ray adds `remote` to methods of actors
         self._running[job.id] = _Running(
             [
                 self._ray.remote(max_retries=0, **_options(resources, group, rank))(_rank)
