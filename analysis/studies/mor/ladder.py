@@ -1,0 +1,89 @@
+"""Figure D: errors of gradients, increases of the loss and decisions of recipes, against the size of the model."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from fewbits.analysis.engine.results.arms import arm_table
+from fewbits.analysis.engine.results.data import NoData
+from fewbits.analysis.engine.results.frames import Results
+from fewbits.analysis.engine.results.places import not_planned, sweep_places
+from fewbits.analysis.engine.statistics.estimates import ALPHA, summary
+from fewbits.analysis.figures.curves import Line, Panel, Rule, curve_figure
+from fewbits.analysis.figures.series import band_of, means_of
+from fewbits.analysis.figures.theme import STYLES
+from fewbits.analysis.report.items import FigureResult, Picture
+from fewbits.analysis.report.registry import figure
+from fewbits.analysis.studies.mor.tensors import fallback_shares, tensors
+from fewbits.sweeps.running.store import State
+
+SWEEP = "ladder"
+ARMS = ("ladder-block", "ladder-always-tensor", "ladder-always-block", "ladder-e5m2", "ladder-nvfp4")
+MEASURES = {"gradient_error": "error of the gradient, %", "increase_relative": "increase of the loss, %"}
+FALLBACK = "decisions for BF16, %"
+
+Points = dict[str, dict[int, dict[int, float]]]  # a number by arm, parameters and seed
+
+
+@figure("mor", "Figure D", "Recipes against the size of the model")
+def ladder(results: Results) -> Picture:
+    """Show each measure at the end of the trunks of all sizes, with its trend over sizes in the notes."""
+    part = sweep_places(results, SWEEP)
+    if not isinstance(part, Results):
+        return not_planned(results)
+    found = {title: _points(part, part.numbers(measure)) for measure, title in MEASURES.items()}
+    found[FALLBACK] = _points(part, fallback_shares(tensors(part)), arms=("ladder-block",))
+    if not any(found.values()):
+        return NoData("no probe of the ladder is finished")
+
+    def draw() -> Figure:
+        panels = [
+            Panel("", _lines(points), (Rule(0, "text"),), x_label="parameters, M", y_label=title, y_axis="percent")
+            for title, points in found.items()
+        ]
+        return curve_figure([panels], height=2.6)
+
+    trends = [note for title, points in found.items() for note in _trends(title, points)]
+    notes = (
+        "Trunks have equally many tokens per parameter. The paper's model has 8.5 B parameters.",
+        *trends,
+    )
+    return FigureResult(draw, tuple(m.id for m in part.members if m.cell.arm in ARMS), notes)
+
+
+def _points(part: Results, numbers: dict[str, float], arms: tuple[str, ...] = ARMS) -> Points:
+    points: Points = {}
+    for row in part.rows:
+        if row["arm"] in arms and row["state"] == State.DONE and row["id"] in numbers:
+            sizes = points.setdefault(row["arm"], {})
+            sizes.setdefault(int(row["parameters"]), {})[int(row["seed"])] = numbers[row["id"]]
+    return points
+
+
+def _lines(points: Points) -> tuple[Line, ...]:
+    lines = []
+    for arm, sizes in points.items():
+        found = [summary(list(seeds.values()), 1 - 2 * ALPHA) for _, seeds in sorted(sizes.items())]
+        x = np.array(sorted(sizes)) / 1e6
+        style = STYLES[ARMS.index(arm)]
+        lines.append(Line(x, means_of(found), style, arm_table("mor").label(arm), band_of(found), points=True))
+    return tuple(lines)
+
+
+def _trends(title: str, points: Points) -> list[str]:
+    """Return a note for each arm with the change per factor of ten in parameters, and its interval over seeds."""
+    notes = []
+    for arm, sizes in points.items():
+        seeds = set.intersection(*(set(of_seed) for of_seed in sizes.values()))
+        if len(sizes) < 2 or not seeds:
+            continue
+        x = np.log10(sorted(sizes))
+        slopes = [float(np.polyfit(x, [sizes[size][seed] for size in sorted(sizes)], 1)[0]) for seed in sorted(seeds)]
+        interval = summary(slopes, 1 - 2 * ALPHA).interval
+        ends = f", 90 % interval {100 * interval.low:+.3g} to {100 * interval.high:+.3g}" if interval else ""
+        label = arm_table("mor").label(arm)
+        notes.append(f"{title.removesuffix(', %')}, {label}: {100 * fmean(slopes):+.3g} points per factor of ten{ends}")
+    return notes
