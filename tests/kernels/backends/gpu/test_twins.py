@@ -6,6 +6,7 @@ The instructions themselves run on a GPU only, where test_cuda.py quantizes the 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ def twins() -> ctypes.CDLL:
     return compiled(SIMT / "twins.cpp")
 
 
-def apply(function: ctypes._FuncPtr, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+def apply(function: Callable[..., object], inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
     addresses = [ctypes.c_void_p(t.data_ptr()) for t in (*inputs, output)]
     function(inputs[0].numel(), *addresses)
     return output
