@@ -40,7 +40,7 @@ def gguf_tokenizer(path: Path) -> dict[str, Any]:
     kind, split = metadata.get(f"{PREFIX}model"), metadata.get(f"{PREFIX}pre")
     if kind != "gpt2":
         raise ValueError(f"{path}: {PREFIX}model {kind!r}: 'gpt2' is expected, which means byte-level BPE")
-    if split not in SPLITS:
+    if not isinstance(split, str) or split not in SPLITS:
         raise ValueError(f"{path}: {PREFIX}pre {split!r}: valid values are {', '.join(SPLITS)}")
     tokens, merges = (_strings(path, metadata, f"{PREFIX}{name}") for name in ("tokens", "merges"))
     kinds = metadata.get(f"{PREFIX}token_type") or [_NORMAL] * len(tokens)

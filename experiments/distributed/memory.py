@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -106,7 +107,11 @@ def complaint(trial: Trial, ranks: int, device_bytes: float) -> str | None:
     helps = []
     if (least := least_ranks(trial, device_bytes)) is not None:
         helps.append(f"{least} ranks would fit")
-    settings = [{"recompute": True}, {"reduce_each": True}, {"recompute": True, "reduce_each": True}]
+    settings: list[dict[str, Any]] = [
+        {"recompute": True},
+        {"reduce_each": True},
+        {"recompute": True, "reduce_each": True},
+    ]
     for changes in settings[: 1 if ranks == 1 else None]:
         if fits(replace(trial, training=replace(trial.training, **changes)), ranks, device_bytes):
             helps.append(f"{' '.join(f'training.{name}=true' for name in changes)} would fit")
@@ -185,10 +190,11 @@ def _saved_by_forward(config: DecoderConfig, recipe: Recipe, dtype: torch.dtype,
         if model.positions is not None:
             x = x + model.positions.weight[:length]
         x = x.to(dtype)
-    y, kind = None, None
+    y = None
+    kind: tuple[object, ...] | None = None
     known: dict[object, int] = {}
     for block in model.blocks:  # a block of one kind after one of another saves what the first such block has saved
-        before, kind = kind, _kind(block)
+        before, kind = kind, _kind(cast(Block, block))
         if (before, kind) in known:
             counts.append(known[before, kind])
             continue

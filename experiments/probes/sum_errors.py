@@ -65,7 +65,10 @@ def _operands(layer: QuantizedLinear, x: Tensor, context: StepContext) -> tuple[
     """Return the quantized operands of a layer's forward product, with its bits, and record no statistics."""
     rows = x.reshape(-1, layer.in_features)
     quantized = layer.plans[context.switched].x.quantize_one(0, rows, lambda name: layer.seed(context, name))
-    return quantized, layer.quantize_weight_for(0, context, rows.dtype, layer.sampler is not None)
+    weight = layer.quantize_weight_for(0, context, rows.dtype, layer.sampler is not None)
+    if not (isinstance(quantized, Tensor) and isinstance(weight, Tensor)):
+        raise ValueError("--accumulators adds emulated products: probe the recipe without execute=fp8")
+    return quantized, weight
 
 
 def _sample(operand: Tensor) -> Tensor:

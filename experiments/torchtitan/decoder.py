@@ -35,7 +35,7 @@ NAME = "fewbits"  # of the train spec
 
 
 @dataclass
-class DecoderArgs(BaseModelArgs):
+class DecoderArgs(BaseModelArgs):  # type: ignore[misc]
     """The arguments of a model of the registry, complete after `update_from_config`."""
 
     flavor: str = "hybrid-nano"

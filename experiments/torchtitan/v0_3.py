@@ -59,11 +59,11 @@ NAME = "fewbits"
 BACKEND = "partial_dtensor"  # of torchtitan's ways to shard, the one that only uses torch's DTensors
 
 
-class TitanDecoder(Decoder, BaseModel):
+class TitanDecoder(Decoder, BaseModel):  # type: ignore[misc]
     """A decoder that torchtitan builds from its config, with the layers that the recipe quantizes."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(BaseModel.Config):
+    class Config(BaseModel.Config):  # type: ignore[misc]
         """The model, complete after `update_from_config`."""
 
         flavor: str = "hybrid-nano"

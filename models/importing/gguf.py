@@ -75,7 +75,7 @@ def _config(name: str, file: GgufFile, kind: str, family: _Family) -> DecoderCon
     width, heads = fields.whole("embedding_length"), fields.whole("attention.head_count")
     head_dim = fields.whole("attention.key_length", width // max(heads, 1))
     fields.expect("attention.value_length", head_dim, head_dim, because="keys and values have one length here")
-    rope = {}
+    rope: dict[str, Any] = {}
     if family.ours.get("positions") != "learned":
         rotated = fields.whole("rope.dimension_count", head_dim)
         rope = {

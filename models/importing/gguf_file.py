@@ -145,4 +145,4 @@ def _place(path: Path, name: str, shape: tuple[int, ...], kind: int, begin: int)
     known = TYPES[kind]
     if not shape or shape[-1] % known.values:
         raise ValueError(f"{path}: tensor {name} of type {known.name} has rows that are no multiple of {known.values}")
-    return _Place(shape, kind, begin, count // known.values * known.bytes)
+    return _Place(shape, kind, begin, count // known.values * known.size)

@@ -18,18 +18,18 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class GgufType:
-    """A type: its name, the values and bytes of a block, and the function that decodes bytes."""
+    """A type: its name, the values and the size of a block, and the function that decodes bytes."""
 
     name: str
     values: int
-    bytes: int
+    size: int  # bytes of a block
     decode: Callable[[Tensor], Tensor]  # of uint8 [blocks, bytes] to FP32 [blocks, values]
 
     def read(self, packed: bytes) -> Tensor:
         """Return the values of whole blocks, FP32."""
         if not packed:
             return torch.empty(0)
-        blocks = torch.frombuffer(bytearray(packed), dtype=torch.uint8).view(-1, self.bytes)
+        blocks = torch.frombuffer(bytearray(packed), dtype=torch.uint8).view(-1, self.size)
         return self.decode(blocks).flatten()
 
 

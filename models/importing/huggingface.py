@@ -170,7 +170,7 @@ def _like_llama(
     return read
 
 
-def _rope(fields: Fields, fraction: float) -> dict[str, float]:
+def _rope(fields: Fields, fraction: float) -> dict[str, Any]:
     """Return our settings of RoPE; raise ValueError if its frequencies are scaled."""
     nested = fields.get("rope_parameters", fields.get("rope_scaling", {}))
     if not isinstance(nested, dict):

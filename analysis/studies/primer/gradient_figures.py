@@ -65,5 +65,5 @@ def gradient_exponents(results: Results) -> Picture:
         "Gradients of the results of all linear layers, at measured updates; those below FP16's normal numbers keep "
         "fewer bits, and half of its smallest number or less becomes 0.",
     )
-    trials = tuple(m.id for m in results.members if m.cell.arm in ARMS and m.id in found)
-    return FigureResult(draw, tuple(dict.fromkeys(trials)), notes)
+    ids = tuple(m.id for m in results.members if m.cell.arm in ARMS and m.id in found)
+    return FigureResult(draw, tuple(dict.fromkeys(ids)), notes)

@@ -131,6 +131,8 @@ def test_a_backward_pass_that_reads_another_weight_is_found(monkeypatch: pytest.
 
     def other(self: OperandPair, *words: Any, **options: Any) -> tuple[Tensor, Tensor]:
         first, second = make(self, *words, **options)
+        assert isinstance(first, Tensor)
+        assert isinstance(second, Tensor)
         return first, -second if self.names[0] == "fprop.w" else second
 
     monkeypatch.setattr(OperandPair, "__call__", other)

@@ -34,7 +34,7 @@ def metadata(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def encoded(folder: Path, metadata: Mapping[str, Any], split: str) -> list[list[int]]:
     path = write_gguf(folder / "m.gguf", {**metadata, f"{PREFIX}pre": split}, {})
     tokenizer = ready_tokenizer(f"file:{path}")
-    assert [tokenizer.decode(tokens) for tokens in tokenizer.encode(TEXT)] == TEXT
+    assert [tokenizer.decode(tokens.tolist()) for tokens in tokenizer.encode(TEXT)] == TEXT
     assert tokenizer.vocab == len(metadata[f"{PREFIX}tokens"])
     return [tokens.tolist() for tokens in tokenizer.encode(TEXT)]
 

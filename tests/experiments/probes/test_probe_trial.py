@@ -84,7 +84,8 @@ def test_a_slot_alone_and_all_slots_but_it_separate_a_recipe_of_one_slot(parent:
     table = whole(folder).drop(columns=["batch", "cross_gradient", "cross_error"])
     table = table[[name for name in table if not str(name).startswith("decrease")]]
     assert list(table.index) == ["all", "only fprop.x", "without fprop.x"]
-    pd.testing.assert_series_equal(table.loc["only fprop.x"], table.loc["all"], check_names=False, check_exact=True)
+    numbers = {str(variant): row.to_dict() for variant, row in table.iterrows()}
+    assert numbers["only fprop.x"] == pytest.approx(numbers["all"], rel=0, abs=0, nan_ok=True)
     assert error["all"] > 0.01
     assert error["without fprop.x"] == 0
 

@@ -62,7 +62,7 @@ def llama_metadata(config: DecoderConfig) -> dict[str, Any]:
 
 def llama_tensors(config: DecoderConfig, state: Mapping[str, Tensor]) -> dict[str, tuple[int, Sequence[int], bytes]]:
     """Return a decoder's weights in FP32 under GGUF's names; rows of q and k keep their order."""
-    tensors = {}
+    tensors: dict[str, tuple[int, Sequence[int], bytes]] = {}
     for name, value in state.items():
         if not (config.tied and name == "head.weight"):
             layer, _, field = name.rpartition(".")

@@ -83,11 +83,11 @@ def _expected(name: str, block: bytes) -> list[float]:
 def test_a_quantized_block_means_its_formula(kind: int) -> None:
     known = TYPES[kind]
     generator = torch.Generator().manual_seed(1)
-    codes = torch.randint(256, (50, known.bytes), generator=generator, dtype=torch.uint8)
+    codes = torch.randint(256, (50, known.size), generator=generator, dtype=torch.uint8)
     codes[:, 1] &= 0x3F  # scales and minima that are finite
     codes[:, 3] &= 0xBF if known.name == "Q4_1" else 0xFF
     packed = codes.numpy().tobytes()
-    expected = [v for at in range(50) for v in _expected(known.name, packed[at * known.bytes : (at + 1) * known.bytes])]
+    expected = [v for at in range(50) for v in _expected(known.name, packed[at * known.size : (at + 1) * known.size])]
     torch.testing.assert_close(known.read(packed), torch.tensor(expected), rtol=1e-6, atol=0)
 
 
