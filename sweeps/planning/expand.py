@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fewbits.experiments.composition import spelled
-from fewbits.sweeps.planning.sweep import ARM, SEED, Sweep
+from fewbits.sweeps.planning.sweep import ARM, SEED, START, Sweep, start_of
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Cell:
     seed: int
     overrides: tuple[str, ...]  # the trial's overrides, with each key once
     parent: Cell | None = None
-    at: float | None = None  # where in its parent the trial starts, as in `Arm.at`
+    at: float | None = None  # where in its parent the trial starts: `Arm.at`, or `at=` of an axis
 
     @property
     def place(self) -> dict[str, str]:
@@ -59,9 +59,9 @@ def _cells(sweep: Sweep, arm: str, extra: tuple[str, ...]) -> Iterator[Cell]:
 
 def _cell(sweep: Sweep, name: str, axes: Mapping[str, str], seed: int, extra: tuple[str, ...]) -> Cell:
     arm = sweep.arms[name]
-    overrides = [*sweep.overrides, *sweep.size, *arm.overrides]
-    for group in sweep.groups:
-        overrides += [override for axis, values in group.items() if axis in axes for override in values[axes[axis]]]
+    chosen = [o for group in sweep.groups for axis, values in group.items() if axis in axes for o in values[axes[axis]]]
+    starts = [start_of(override) for override in chosen if override.startswith(START)]
+    overrides = [*sweep.overrides, *sweep.size, *arm.overrides, *(o for o in chosen if not o.startswith(START))]
     return Cell(
         sweep=sweep.name,
         arm=name,
@@ -69,7 +69,7 @@ def _cell(sweep: Sweep, name: str, axes: Mapping[str, str], seed: int, extra: tu
         seed=seed,
         overrides=_last_wins([*overrides, f"seed={seed}", *extra]),
         parent=None if arm.parent is None else _parent(sweep, name, axes, seed, extra),
-        at=arm.at,
+        at=starts[-1] if starts else arm.at,
     )
 
 

@@ -113,7 +113,7 @@ def _planned(cell: Cell, resources: Resources, parent: Planned | None, with_data
         trial, fingerprint = corpus_model(trial, corpus), corpus.fingerprint
     start, earlier_tokens = None, 0
     if parent is not None:
-        step = _branch_step(cell, trial, parent.trial)
+        step = _branch_step(cell, parent.trial)
         parent.keep.add(step)
         start = ParentPoint(meaning(parent.made_of), step, ())
         earlier_tokens = parent.earlier_tokens + tokens_until(parent.trial, step)
@@ -147,16 +147,13 @@ def _on_a_device(runtime: Runtime, resources: Resources) -> tuple[Runtime, Resou
     return replace(runtime, device=device), replace(resources, cpus=cpus, gpus=gpus)
 
 
-def _branch_step(cell: Cell, trial: Trial, parent: Trial) -> int:
-    """Return the step of `parent` at which the branch `cell` starts; raise ValueError if there is no such step.
-
-    The trial's `branch.step`, which may be the value of an axis, comes before the arm's `at`.
-    """
+def _branch_step(cell: Cell, parent: Trial) -> int:
+    """Return the step of `parent` at which the branch `cell` starts; raise ValueError if there is no such step."""
     steps = parent.training.steps
-    at = cell.at if trial.branch.step is None else trial.branch.step
-    step = steps if at is None else round(at * steps) if at < 1 else int(at)
+    at = 1.0 if cell.at is None else cell.at
+    step = round(at * steps) if at < 1 or cell.at is None else int(at)
     if not 1 <= step <= steps:
-        raise ValueError(f"at {at}: a step of its parent, 1 to {steps}, or a fraction of them is expected")
+        raise ValueError(f"at {cell.at}: a step of its parent, 1 to {steps}, or a fraction of them is expected")
     return step
 
 

@@ -12,8 +12,8 @@
     exclude:
       - {arm: mor, recipe.threshold: 0.03, seed: 2}
 
-If the values of an axis are lists of overrides, they have names: `axes: {data: {small: [data=python], …}}`. The axis
-`branch.step` chooses the parent's checkpoint, and comes before an arm's `at`.
+If the values of an axis are lists of overrides, they have names: `axes: {data: {small: [data=python], …}}`. Such a list
+may contain `at=0.5`, which comes before an arm's `at`: then the axis chooses the checkpoint where a branch starts.
 `values` holds numbers or lists of overrides, usually set by a scale, which other keys refer to as `${values.NAME}`.
 `assumed` names settings that the paper does not state. If data are missing, `--dry-run` prints all settings and marks
 the assumed ones. A folder `scale/` beside the file may hold files NAME.yaml: `scale=NAME` includes one of them, which
@@ -23,6 +23,7 @@ sets the sizes of the trials.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -41,7 +42,21 @@ from fewbits.sweeps.planning.studies import STUDIES
 FOLDER = Path(__file__).parents[1] / "config"
 _WHICH = ("study", "sweep", "file")
 _OF_TRIALS = (*(f.name for f in dataclasses.fields(Trial) if f.name != "seed"), "runtime")
+START = "at="  # begins an item of an axis that is no override: where branches start in their parent
 ARM, SEED = "arm", "seed"  # keys that an exclusion may have besides axes
+
+
+def start_of(text: str) -> float:
+    """Return the value of `at=VALUE`; raise ValueError if it is no fraction below 1 and no whole step."""
+    try:
+        at = float(text.removeprefix(START))
+    except ValueError:
+        at = math.nan
+    if not at > 0 or (at > 1 and at % 1):
+        raise ValueError(
+            f"{text.replace('=', ' ')}: a fraction of the parent's steps below 1, or a whole step, is expected"
+        )
+    return at
 
 
 @dataclass(frozen=True)
@@ -58,8 +73,8 @@ class Arm:
     about: str = ""
 
     def __post_init__(self) -> None:
-        if self.at is not None and (not self.at > 0 or (self.at > 1 and self.at % 1)):
-            raise ValueError(f"at {self.at}: a fraction of the parent's steps below 1, or a whole step, is expected")
+        if self.at is not None:
+            start_of(f"{START}{self.at}")
 
 
 @dataclass(frozen=True)
@@ -130,6 +145,9 @@ class Sweep:
             for bundle in values.values()
             for override in bundle
         ]
+        for override in of_axes:
+            if override.startswith(START):
+                start_of(override)
         for override in (*self.overrides, *self.size, *of_arms, *of_axes):
             if override.lstrip("+~").partition("=")[0] == SEED:
                 raise ValueError(f"sweep {self.name}: {override!r}: set seeds with the key seeds, as in seeds: [0, 1]")

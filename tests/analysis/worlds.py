@@ -27,6 +27,7 @@ from fewbits.analysis.engine.claims.verdicts import conclude
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.sweeps.planning.plan import Member, Plan, plan
 from fewbits.sweeps.planning.sweep import load_sweeps
+from tests.analysis.probes import write_probe
 
 SMALL = ("data=synthetic", "data.size=65536", "data.repeat=1000000000", "evaluation.windows=2", "runtime.device=cpu")
 STEPS = 20  # rows of the metrics
@@ -113,6 +114,13 @@ def _write(of: Plan, member: Member, names: list[str], path: Path, world: World)
         result |= {"status": "diverged", "step": steps // 2}
         numbers = {"loss": 9.0}
     path.mkdir(parents=True, exist_ok=True)
+    trial = of.trials[member.id].trial
+    if trial.is_probe:
+        numbers = write_probe(path, arm, trial, noise=1e-3 * wave(arm, seed) * size(arm))
+        if _is_new(path / "numerics.parquet", rows := world.numerics(of, member)):
+            DataFrame(rows).to_parquet(path / "numerics.parquet")
+        (path / "result.json").write_text(json.dumps(result | numbers))
+        return
     (path / "result.json").write_text(json.dumps(result | numbers))
     curve = (_begun(of, member.id), steps, loss, maximum, other, norms)
     if _is_new(path / "metrics.parquet", curve):

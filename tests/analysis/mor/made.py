@@ -13,6 +13,7 @@ from fewbits.kernels.quantizer import Mixture
 from fewbits.models.observer import BINS
 from fewbits.models.recipe import Recipe
 from fewbits.sweeps.planning.plan import Plan, Planned
+from tests.analysis.probes import write_probe
 
 PARTS = ("qkv", "out", "up", "down")
 SHARED = ("fprop.x", "fprop.w", "dgrad.dy")
@@ -26,8 +27,20 @@ def fill(plan: Plan, *, without: Collection[str] = (), diverged: Collection[str]
     for member in plan.members:
         arms.setdefault(member.id, set()).add(str(member.cell.arm))
     for key, planned in plan.trials.items():
-        if not arms.get(key, set()) & set(without):
+        if arms.get(key, set()) & set(without):
+            continue
+        if planned.trial.is_probe:
+            _write_probe(planned, min(arms[key]))
+        else:
             write(plan, planned, ended=bool(arms.get(key, set()) & set(diverged)))
+
+
+def _write_probe(planned: Planned, arm: str) -> None:
+    folder, trial = planned.folder, planned.trial
+    folder.path.mkdir(parents=True)
+    numbers = write_probe(folder.path, arm, trial, noise=0.01 * trial.seed)
+    pd.DataFrame(_numerics(trial.recipe, trial.seed, WINDOWS)).to_parquet(folder.path / "numerics.parquet")
+    (folder.path / "result.json").write_text(json.dumps({"id": folder.id, "status": "done", "step": 2} | numbers))
 
 
 def write(plan: Plan, planned: Planned, *, ended: bool) -> None:

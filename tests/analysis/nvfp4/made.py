@@ -15,6 +15,7 @@ from fewbits.models.networks.decoder import DecoderConfig
 from fewbits.models.networks.layers import Linear
 from fewbits.models.networks.registry import on_meta
 from fewbits.sweeps.planning.plan import Plan, Planned
+from tests.analysis.probes import write_probe
 
 NOISE = 2e-4  # of losses, between seeds
 
@@ -38,7 +39,17 @@ def fill(
         of = places.get(key, set())
         if not of & set(without):
             effect = next((effects[place] for place in sorted(of) if place in effects), 0.0)
+            if planned.trial.is_probe:
+                _write_probe(planned, min(arm for _, arm in of))
+                continue
             _write(plan, planned, effect, ended=bool(of & set(diverged)))
+
+
+def _write_probe(planned: Planned, arm: str) -> None:
+    folder = planned.folder
+    folder.path.mkdir(parents=True)
+    numbers = write_probe(folder.path, arm, planned.trial, noise=0.01 * planned.trial.seed)
+    (folder.path / "result.json").write_text(json.dumps({"id": folder.id, "status": "done", "step": 2} | numbers))
 
 
 def _write(plan: Plan, planned: Planned, effect: float, *, ended: bool) -> None:

@@ -1,0 +1,82 @@
+"""Results of probe trials that nobody ran: numbers whose truth is known, and as different over seeds as asked."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+
+from fewbits.experiments.probes.probe_trial import TABLE
+from fewbits.experiments.probes.summary import summarize
+from fewbits.experiments.probes.tables import WHOLE
+from fewbits.experiments.trial import Trial
+from fewbits.models.recipe import GEMMS, SLOTS
+
+# The gradient's error and the loss's increase of an arm without the sweep's prefix; for other arms the default.
+TRUE = {
+    "tensor": (0.05, 0.002),
+    "always-tensor": (0.06, 0.002),
+    "block": (0.03, 0.001),
+    "always-block": (0.04, 0.001),
+    "channel": (0.025, 0.001),
+    "e5m2": (0.08, 0.004),
+    "fp8": (0.03, 0.001),
+    "nvfp4": (0.20, 0.020),
+    "no-sr": (0.15, 0.020),
+    "no-2d": (0.20, 0.015),
+    "base": (0.18, 0.020),
+    "rht-wgrad": (0.16, 0.020),
+    "rht-fprop": (0.19, 0.020),
+    "rht-dgrad": (0.185, 0.020),
+    "mxfp4": (0.25, 0.030),
+    "ue5m3": (0.17, 0.020),
+    "four-over-six": (0.18, 0.020),
+    "gaussws-6": (0.05, 0.001),
+    "gaussws-5": (0.10, 0.004),
+    "gaussws-4": (0.20, 0.016),
+    "diffq-5": (0.05, 0.001),
+    "diffq-4": (0.10, 0.004),
+}
+DEFAULT = (0.1, 0.01)
+PERSISTENT = {"no-sr": 0.01}
+SHARES = {"fprop": 0.8, "dgrad": 0.4, "wgrad": 0.4}  # the error of a GEMM alone, relative to the whole recipe's
+
+
+def write_probe(path: Path, arm: str, trial: Trial, *, noise: float) -> dict[str, float]:
+    """Write probe.parquet for this arm, with each number raised by the fraction `noise`; return the result's numbers."""
+    name = arm.partition("-")[2]
+    error, increase = (value * (1 + noise) for value in TRUE.get(name, DEFAULT))
+    persistent = PERSISTENT.get(name, 0.001) * (1 + noise)
+    rows = pd.DataFrame(list(_rows(trial, error, increase, persistent)))
+    rows.to_parquet(path / TABLE)
+    return {key: value for key, value in summarize(rows).items() if value is not None}
+
+
+def _rows(trial: Trial, error: float, increase: float, persistent: float) -> Iterator[dict[str, object]]:
+    variants = {"all": 1.0}
+    for part, names in (("gemms", GEMMS), ("slots", SLOTS), ("blocks", [f"block {i}" for i in range(2)])):
+        for name in names if part in trial.probe.parts else ():
+            share = SHARES.get(name.partition(".")[0], 0.5)
+            variants |= {f"only {name}": share, f"without {name}": 1 - share / 2}
+    for batch in range(2):
+        for variant, share in variants.items():
+            yield {
+                "batch": batch,
+                "variant": variant,
+                "layer": WHOLE,
+                "loss": 2 + share * increase,
+                "reference": 2.0,
+                "increase": share * increase,
+                "cosine": 1 - error**2,
+                "error": share * error,
+                "bias": 0.001,
+                "noise": 0.0,
+                "systematic": share * error,
+                "zeros": 0.1,
+                "zeros_exact": 0.1,
+                "cross_error": persistent if variant == "all" and batch else float("nan"),
+                "cross_gradient": 1.0 if variant == "all" and batch else float("nan"),
+                "decrease_own_exact": 0.01,
+                "decrease_own_quantized": 0.01 * (1 - error),
+                "decrease_next_exact": 0.01,
+                "decrease_next_quantized": 0.01 * (1 - error),
+            }
