@@ -42,7 +42,7 @@ SHARES = {"fprop": 0.8, "dgrad": 0.4, "wgrad": 0.4}  # the error of a GEMM alone
 
 
 def write_probe(path: Path, arm: str, trial: Trial, *, noise: float) -> dict[str, float]:
-    """Write probe.parquet for this arm, with each number raised by the fraction `noise`; return the result's numbers."""
+    """Write probe.parquet with each number raised by the fraction `noise`; return the numbers of the result."""
     name = arm.partition("-")[2]
     error, increase = (value * (1 + noise) for value in TRUE.get(name, DEFAULT))
     persistent = PERSISTENT.get(name, 0.001) * (1 + noise)
