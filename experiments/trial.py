@@ -134,7 +134,7 @@ class Trial:
     @property
     def is_probe(self) -> bool:
         """Tell whether the trial measures its recipe at a checkpoint instead of training."""
-        return self.probe.seeds > 0
+        return bool(self.probe.seeds)
 
     @property
     def name(self) -> str:

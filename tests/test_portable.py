@@ -33,6 +33,7 @@ COMPUTES = {
     "torchtitan.train",
 }
 WITHOUT_PRODUCTS = {  # files that import such a module, but assert nothing that depends on a product
+    "experiments/data/test_gguf_tokenizer.py": "tokens of text",
     "experiments/fingerprint/test_fingerprint.py": "hashes of sources",
     "experiments/fingerprint/test_same_bits.py": "trials of two versions on one processor",
     "kernels/test_bad_use.py": "arguments that are refused",

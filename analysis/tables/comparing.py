@@ -36,7 +36,12 @@ def compare(
 def own_numbers(results: Results, metric: Metric, arm: str, where: Where = ANYWHERE) -> Data | NotPlanned:
     """Return the arm's own numbers, one for each seed."""
     scope = scope_of(results, (arm,), where=where)
-    return not_planned(results) if scope is None else sample(scope, _values(scope, metric), arm, where)
+    if scope is None:
+        return not_planned(results)
+    values = _values(scope, metric)
+    if isinstance(values, str) and values not in scope.metrics():
+        return NoData(f"no trial has recorded {values}")
+    return sample(scope, values, arm, where)
 
 
 def pools(results: Results, metric: Metric, baseline: str = BASELINE, where: Where = ANYWHERE) -> Pools | None:

@@ -46,16 +46,16 @@ def print_recipes(name: str | None, directory: str | None, as_json: bool) -> Non
     searched = with_config_dir([], directory)
     chosen = names("recipe", folders(searched)) if name is None else [name]
     recipes, wrong = {}, []
-    for name in chosen:
+    for one in chosen:
         try:
-            recipes[name] = recipe_and_settings([*searched, f"recipe={name}"])
+            recipes[one] = recipe_and_settings([*searched, f"recipe={one}"])
         except ValueError as error:
-            wrong.append(str(error) if name else f"recipe {name}: {error}")
+            wrong.append(str(error) if name else f"recipe {one}: {error}")
     if as_json:
-        rows = [describe(name, recipe, settings) for name, (recipe, settings) in recipes.items()]
+        rows = [describe(one, recipe, settings) for one, (recipe, settings) in recipes.items()]
         print(json.dumps(rows, indent=2, ensure_ascii=False))
     elif name is None or wrong:
-        print("\n\n".join(_entry(name, recipe) for name, (recipe, _) in recipes.items()))
+        print("\n\n".join(_entry(one, recipe) for one, (recipe, _) in recipes.items()))
     else:
         recipe, settings = recipes[name]
         print("\n".join([_entry(str(name_of(name)), recipe), *_setting_lines(settings), *_field_lines(recipe)]))

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from fewbits.experiments.data.folder import Meta, TokenFolder, Tokens, smallest_dtype, write_folder
-from fewbits.experiments.data.gguf_tokenizer import gguf_tokenizer
 from fewbits.models.importing.packages import source_path
 
 SPELLINGS = (
@@ -185,7 +184,11 @@ def joined(texts: Sequence[str], tokenizer: Tokenizer) -> Tokens:
 
 def _read(spelling: str, path: Path) -> Any:
     package = _package(spelling)
-    content = json.dumps(gguf_tokenizer(path)) if path.suffix == GGUF else None
+    content = None
+    if path.suffix == GGUF:
+        from fewbits.experiments.data.gguf_tokenizer import gguf_tokenizer  # loads torch
+
+        content = json.dumps(gguf_tokenizer(path))
     try:
         return package.Tokenizer.from_file(str(path)) if content is None else package.Tokenizer.from_str(content)
     except Exception as error:  # the package raises bare Exceptions

@@ -32,7 +32,7 @@ class UpdateEffect:
     """The parent's next update of a model's weights, applied for a moment."""
 
     def __init__(self, parent: Trial, checkpoint: Checkpoint, model: Decoder) -> None:
-        """model: the unquantized model, whose parameters are those of the checkpoint."""
+        """Read the optimizer's state. model: the unquantized model, with the parameters of the checkpoint."""
         self._parent, self._model = parent, model
         device = next(model.parameters()).device
         states = unflatten(checkpoint.tensors(device, under=OPTIMIZER), checkpoint.state["optimizer"])

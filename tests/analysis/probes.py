@@ -46,16 +46,16 @@ def write_probe(path: Path, arm: str, trial: Trial, *, noise: float) -> dict[str
     name = arm.partition("-")[2]
     error, increase = (value * (1 + noise) for value in TRUE.get(name, DEFAULT))
     persistent = PERSISTENT.get(name, 0.001) * (1 + noise)
-    rows = pd.DataFrame(list(_rows(trial, error, increase, persistent)))
+    rows = pd.DataFrame(list(_rows(trial, error, increase, persistent, noise)))
     rows.to_parquet(path / TABLE)
     return {key: value for key, value in summarize(rows).items() if value is not None}
 
 
-def _rows(trial: Trial, error: float, increase: float, persistent: float) -> Iterator[dict[str, object]]:
+def _rows(trial: Trial, error: float, increase: float, persistent: float, noise: float) -> Iterator[dict[str, object]]:
     variants = {"all": 1.0}
     for part, names in (("gemms", GEMMS), ("slots", SLOTS), ("blocks", [f"block {i}" for i in range(2)])):
         for name in names if part in trial.probe.parts else ():
-            share = SHARES.get(name.partition(".")[0], 0.5)
+            share = SHARES.get(name.partition(".")[0], 0.5) * (1 + noise * len(name))
             variants |= {f"only {name}": share, f"without {name}": 1 - share / 2}
     for batch in range(2):
         for variant, share in variants.items():

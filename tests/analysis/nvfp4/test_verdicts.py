@@ -17,7 +17,8 @@ from tests.analysis.nvfp4.worlds import BAD, PAPER, World, results
 REPRODUCED, IN_PART, CONTRADICTED = Outcome.REPRODUCED, Outcome.IN_PART, Outcome.CONTRADICTED
 NOT_SEEN, INCONCLUSIVE, OUT_OF_REACH = Outcome.NOT_SEEN, Outcome.INCONCLUSIVE, Outcome.OUT_OF_REACH
 EXACT = tuple(c.id for c in load_claims("nvfp4").claims if any(part.test == "exact" for part in c.parts))
-TRAINED = tuple(c.id for c in load_claims("nvfp4").claims if c.id not in EXACT)
+PROBED = tuple(c.id for c in load_claims("nvfp4").claims if c.id.startswith("P"))
+TRAINED = tuple(c.id for c in load_claims("nvfp4").claims if c.id not in (*EXACT, *PROBED))
 UNREACHED = ("N2", "N5", "N11", "N15")
 NULLS = ("N10", "N14", "N16")
 CONTROLS = BAD | {"layers/nvfp4-base": 0.04, "no-rht": 0.04}  # what controls have to see
@@ -183,3 +184,9 @@ def test_exact_claims_are_decided_without_any_trial(cpu: Plan, holds: bool, monk
         monkeypatch.setitem(hooks_of("nvfp4").exact, name, lambda: {"": Exact(holds, "computed")})
     found = verdicts(Results(cpu), EXACT)
     assert set(outcomes(found).values()) == {REPRODUCED if holds else CONTRADICTED}
+
+
+def test_probes_decide_the_findings_about_checkpoints(cpu: Plan) -> None:
+    found = judged(cpu, PAPER, *PROBED)
+    assert outcomes(found) == dict.fromkeys(PROBED, REPRODUCED)
+    assert all(finding.n == 3 for verdict in found.values() for finding in verdict.findings)

@@ -443,6 +443,6 @@ def test_mors_own_notebook_shows_all_that_is_registered_and_runs_over_an_empty_s
     assert "places have no result" in answer.stderr
     page = read_page(tmp_path / "out" / "mor-smoke" / "index.html")
     assert "does not make this item yet" not in page.words
-    claims = [place for place in page.ids if re.fullmatch(r"[MF]\d+", place)]
+    claims = [place for place in page.ids if re.fullmatch(r"[MFP]\d+", place)]
     assert set(claims) == {claim.id for claim in load_claims("mor").claims}
     assert not (tmp_path / "runs").exists(), "a report writes nothing into the store"
