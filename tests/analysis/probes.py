@@ -55,7 +55,7 @@ def _rows(trial: Trial, error: float, increase: float, persistent: float, noise:
     variants = {"all": 1.0}
     for part, names in (("gemms", GEMMS), ("slots", SLOTS), ("blocks", [f"block {i}" for i in range(2)])):
         for name in names if part in trial.probe.parts else ():
-            share = SHARES.get(name.partition(".")[0], 0.5) * (1 + noise * len(name))
+            share = SHARES.get(name.partition(".")[0], 0.5) * (1 + noise * (len(name) + "fdw".find(name[0])))
             variants |= {f"only {name}": share, f"without {name}": 1 - share / 2}
     for batch in range(2):
         for variant, share in variants.items():

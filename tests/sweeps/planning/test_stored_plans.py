@@ -130,7 +130,7 @@ def test_sweeps_of_other_seeds_have_a_plan_each(stored: Stored) -> None:
         ("{", "is damaged"),
         ("[]", "is damaged"),
         ('{"format": 99}', "has format 99"),
-        ('{"format": 3, "overrides": ["other.yaml"]}', "other\\.yaml"),
+        ('{"format": 3, "overrides": ["other.yaml"]}', "other.yaml"),
     ],
 )
 def test_a_file_that_is_no_plan_is_told_in_a_line_and_not_used(
