@@ -110,7 +110,7 @@ def problems(job_config: Any) -> Iterator[str]:
 def train_spec(build_metrics_processor: Any) -> TrainSpec:
     """Return the train spec of all models of the registry."""
     return TrainSpec(
-        model_cls=TitanDecoder,  # type: ignore[arg-type]  # torchtitan asks for a method that only other attention needs
+        model_cls=TitanDecoder,  # torchtitan asks for a method that only other attention needs
         model_args={name: DecoderArgs(flavor=name, config=config) for name, config in MODELS.items()},
         parallelize_fn=parallelize,
         pipelining_fn=None,
