@@ -114,8 +114,8 @@ def _key(planned: Planned) -> str:
 
 
 def checkpoint_bytes(trial: Trial) -> int:
-    """Return the bytes of one checkpoint of the trial."""
-    return STATE_BYTES * parameters_of(trial.model)
+    """Return the bytes of one checkpoint of the trial; a probe writes none."""
+    return 0 if trial.is_probe else STATE_BYTES * parameters_of(trial.model)
 
 
 def disk(planned: Iterable[Planned]) -> int:
@@ -124,8 +124,6 @@ def disk(planned: Iterable[Planned]) -> int:
 
 
 def _disk(planned: Planned) -> int:
-    if planned.trial.is_probe:  # it keeps no checkpoint
-        return 0
     training, runtime = planned.trial.training, planned.runtime
     kept = len({*planned.keep, *runtime.keep_steps})
     kept += training.steps // runtime.keep_every if runtime.keep_every else 0

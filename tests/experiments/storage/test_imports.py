@@ -14,10 +14,11 @@ from fewbits.experiments.evaluation.evaluate import evaluate
 from fewbits.experiments.evaluation.finished_run import FinishedRun
 from fewbits.experiments.identity import computed_by_todays_sources, parent_point
 from fewbits.experiments.probes.probe import probe
+from fewbits.experiments.storage.branches import find_parent
 from fewbits.experiments.storage.imports import import_run
 from fewbits.experiments.storage.run_folder import RunFolder, saved_trial
 from fewbits.experiments.training import run
-from fewbits.experiments.trial import Runtime
+from fewbits.experiments.trial import Branch, Runtime
 from tests.experiments.data.data_inputs import bin_folder
 from tests.experiments.trial_inputs import overrides, tensors, train
 from tests.messages import names
@@ -181,3 +182,12 @@ def test_data_that_are_tokens_need_no_tokenizer(published: Path, tmp_path: Path)
     too_many = bin_folder(tmp_path / "more", [*range(400), 600], range(400))
     with pytest.raises(ValueError, match="601"):
         import_run(str(folder), tmp_path / "runs", overrides=(*data, f"data.path={too_many}"), cache=tmp_path / "cache")
+
+
+def test_an_imported_run_is_found_by_its_model(imported: RunFolder, tmp_path: Path) -> None:
+    store, model = imported.path.parent, saved_trial(imported.path).model.name
+    parent = find_parent(Branch(f"imported:{model}", 0), store)
+    assert parent is not None
+    assert (parent.folder.path, parent.step) == (imported.path, 0)
+    with pytest.raises(ValueError, match=r"imported:other .* none"):
+        find_parent(Branch("imported:other", 0), store)

@@ -157,3 +157,17 @@ def test_a_word_for_all_trials_may_not_undo_an_axis() -> None:
     with pytest.raises(ValueError, match=r"optimizer\.lr is an axis of sweep one"):
         expand(sweep, ("optimizer.lr=3",))
     assert len(expand(sweep, ("training.steps=3",))) == 2
+
+
+def test_an_axis_says_where_branches_start() -> None:
+    arms = {"trunk": Arm(axes=()), "a": Arm(parent="trunk", at=0.25)}
+    axes = {"checkpoint": {"early": ["at=0.5", "training.steps=2"], "end": ["training.steps=3"]}}
+    trunk, early, end = expand(Sweep("s", arms=arms, axes=axes, size=()))
+    assert (trunk.at, early.at, end.at) == (None, 0.5, 0.25)  # the axis comes before the arm
+    assert early.overrides == ("training.steps=2", "seed=0")
+
+
+@pytest.mark.parametrize("at", ["0", "-1", "1.5", "late"])
+def test_a_start_that_is_no_step_is_refused(at: str) -> None:
+    with pytest.raises(ValueError, match="at "):
+        Sweep("s", arms={"a": Arm()}, axes={"checkpoint": {"x": [f"at={at}"]}})

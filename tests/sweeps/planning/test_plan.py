@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from fewbits import cli
+from fewbits.sweeps.planning.cost import disk
 from fewbits.sweeps.planning.plan import Plan, Planned, plan
 from fewbits.sweeps.planning.sweep import load_sweeps
 from tests.experiments.trial_inputs import MOR, train
@@ -158,3 +159,17 @@ def test_what_this_machine_never_has_room_for_is_refused(
     (tmp_path / "taken").write_text("")
     assert cli.main(["sweep", str(file), "--runs", str(tmp_path / "taken"), "--backend", "local"]) == 2
     assert "cannot be written" in capsys.readouterr().err
+
+
+def test_probes_of_a_trunk_are_planned_with_its_checkpoints_and_keep_none(cache: Path, tmp_path: Path) -> None:
+    probe = ["probe.seeds=1", "training.steps=2", "training.batch=2", "training.micro_batch=2"]
+    data = {
+        "arms": {"trunk": {"overrides": ["recipe=bf16"], "axes": []}, "probe": {"overrides": MOR, "parent": "trunk"}},
+        "axes": {"checkpoint": {"middle": ["at=0.5", *probe], "end": probe}},
+    }
+    found = planned(tiny_file(tmp_path, cache, data), f"runtime.runs={tmp_path}")
+    trunk, middle, end = (of(found, **p) for p in ({"arm": "trunk"}, {"checkpoint": "middle"}, {"checkpoint": "end"}))
+    assert trunk.keep == {trunk.trial.training.steps // 2, trunk.trial.training.steps}
+    assert (middle.parent, end.parent) == (trunk.id, trunk.id)
+    assert middle.id != end.id
+    assert (disk([middle, end]), disk([trunk]) > 0) == (0, True)
