@@ -35,6 +35,7 @@ FIELDS = {  # of Recipe, with what each one means
         "to": "their quantizer from then on; high: unquantized",
     },
 }
+EXECUTE = "emulate: products of rounded values; fp8: E4M3 products from codes and scales, where torch has them"
 GEMMS = {"fprop": ("x", "w"), "dgrad": ("dy", "w"), "wgrad": ("dy", "x")}
 
 
@@ -71,7 +72,7 @@ def describe(name: str, recipe: Recipe, settings: Mapping[str, Any]) -> dict[str
         "about": recipe.about,
         "operands": {slot: str(resolved.spec or HIGH) for slot, resolved in recipe.operands.items()},
         "output": recipe.wgrad.output,
-        **{key: fields[key] for key in ("keep", "sampler", "switch")},
+        **{key: fields[key] for key in ("execute", "keep", "sampler", "switch")},
         "settings": settings,
     }
 
@@ -118,7 +119,7 @@ def _switch_lines(switch: Switch) -> Iterator[str]:
 
 def _field_lines(recipe: Recipe) -> Iterator[str]:
     """Yield the fields that every recipe has besides the operands, each with its value and its meaning."""
-    rows = []
+    rows = [("execute", json.dumps(recipe.execute), EXECUTE)]
     for key, meanings in FIELDS.items():
         values = getattr(recipe, key)
         for field, meaning in meanings.items():

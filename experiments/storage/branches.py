@@ -8,6 +8,7 @@ parent is identified by its id and the step, not by its path.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -114,5 +115,5 @@ def spelled_data(data: DataConfig) -> str:
     """Return the overrides that choose the data, as `data=python data.size=200000`."""
     default = DataConfig()
     changed = {key: value for key, value in asdict(data).items() if key not in ("kind", "repeat")}
-    fields = (f"data.{key}={value}" for key, value in changed.items() if value != getattr(default, key))
+    fields = (shlex.quote(f"data.{key}={value}") for key, value in changed.items() if value != getattr(default, key))
     return " ".join([f"data={data.kind}", *fields])
