@@ -2,8 +2,8 @@
 
 A probe trial is planned, scheduled, cached and resumed like one that trains, and lies in a run folder, too. It writes
 
-    probe.parquet      a row for each batch, draw of noise and variant: losses, and for the whole gradient and each
-                       weight's gradient the measures of gradient_errors.py (columns: experiments/README.md)
+    probe.parquet      a row for each batch and variant: losses, and for the whole gradient and each weight's gradient
+                       the measures of gradient_errors.py (columns: experiments/README.md)
     numerics.parquet   statistics of each operand as a training trial writes them, over all batches together
     result.json        the means over batches (summary.py)
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,10 @@ class _Source:
         )
         if differing := [f"model.{key} {ours[key]!r}, not {theirs[key]!r}" for key in ours if ours[key] != theirs[key]]:
             raise ValueError(f"a probe of {parent.folder.path} must have its model: {'; '.join(differing)}")
-        corpus.check(parent.checkpoint.state["data"]["fingerprint"], parent.checkpoint.state["data"])
+        state, length = parent.checkpoint.state, source.trial.training.length
+        if trial.probe.split == "train" and state["position"] and trial.training.length != length:
+            raise ValueError(f"training.length {trial.training.length}: probe.split=train needs the parent's, {length}")
+        corpus.check(state["data"]["fingerprint"], state["data"])
         return source
 
 
@@ -126,7 +129,8 @@ def _measure(
 ) -> dict[str, Any]:
     """Measure the batches that are not measured yet; write the tables and the result."""
     checkpoint, t = source.parent.checkpoint, trial.training
-    bench = make_bench(source.trial, checkpoint, device, DTYPES[t.dtype])
+    own = replace(source.trial, training=replace(source.trial.training, dtype=t.dtype))
+    bench = make_bench(own, checkpoint, device, DTYPES[t.dtype])
     begin = _finished(folder.path)
     _file(folder.path, 0).parent.mkdir(exist_ok=True)
     state = checkpoint.state
@@ -140,7 +144,8 @@ def _measure(
         write_json(_file(folder.path, number), rows)
         seconds = time.perf_counter() - began
         speed = t.micro_batch * t.length / seconds
-        say(Progress(number + 1, t.steps, rows["rows"][0]["loss"], speed, seconds))
+        loss = rows["rows"][0]["loss"]
+        say(Progress(number + 1, t.steps, math.nan if loss is None else loss, speed, seconds))
         if stop() and number + 1 < t.steps:
             raise KeyboardInterrupt
     corpus.folder.check_unchanged()
@@ -193,10 +198,10 @@ class _Probe:
         for variant in self._variants:
             whole = variant.name == ALL
             passes = self._trial.probe.seeds if whole and self._random else 1
-            errors, losses = GradientErrors(exact, random=whole and self._random), []
+            errors, losses = GradientErrors(exact, random=self._random), []
             mean: dict[str, Tensor] = {}
             for draw in range(passes):
-                seed = derive_seed(self._trial.seed, draw)
+                seed = derive_seed(self._trial.seed, number, draw)
                 model, quantization = self._bench.quantized(self._trial.recipe, number, seed)
                 variant.apply(quantization)
                 loss, gradient = backward(model, inputs, targets)
@@ -244,7 +249,9 @@ class _Probe:
         """Return the decrease of the loss by the next update with either gradient, on this and on the next batch."""
         if not (self._trial.probe.update and self._effect.known):
             return {}
-        places = {"own": self._tokens(number), "next": self._tokens(number + 1)}
+        places = {"own": self._tokens(number)}
+        if len(self._batches) > 1:
+            places["next"] = self._tokens(number + 1)
         before = {place: self._effect.loss(*tokens) for place, tokens in places.items()}
         decreases = {}
         for name, gradient in (("exact", exact), ("quantized", quantized)):

@@ -29,18 +29,19 @@ def summarize(table: pd.DataFrame) -> dict[str, float | None]:
     """
     rows = table[(table["variant"] == ALL) & (table["layer"] == WHOLE)]
     numbers: dict[str, float] = {
-        "loss": rows["loss"].mean(),
-        "reference": rows["reference"].mean(),
-        "increase": rows["increase"].mean(),
-        "increase_relative": rows["increase"].sum() / rows["reference"].sum(),
-        **{f"gradient_{name}": rows[name].mean() for name in MEASURES},
-        "gradient_zeros": (rows["zeros"] - rows["zeros_exact"]).mean(),
+        "loss": rows["loss"].mean(skipna=False),
+        "reference": rows["reference"].mean(skipna=False),
+        "increase": rows["increase"].mean(skipna=False),
+        "increase_relative": rows["increase"].sum(skipna=False) / rows["reference"].sum(skipna=False),
+        **{f"gradient_{name}": rows[name].mean(skipna=False) for name in MEASURES},
+        "gradient_zeros": (rows["zeros"] - rows["zeros_exact"]).mean(skipna=False),
     }
     if "cross_error" in rows:
-        numbers["persistent"] = _ratio(rows["cross_error"].sum(), rows["cross_gradient"].sum())
+        products = (rows[f"cross_{name}"].iloc[1:] for name in ("error", "gradient"))  # the first batch has none
+        numbers["persistent"] = _ratio(*(values.sum(skipna=False) for values in products))
     for place in ("own", "next"):
         if f"decrease_{place}_exact" in rows:
-            parts = (rows[f"decrease_{place}_{name}"].sum() for name in ("quantized", "exact"))
+            parts = (rows[f"decrease_{place}_{name}"].sum(skipna=False) for name in ("quantized", "exact"))
             numbers[f"update_{place}"] = _ratio(*parts)
     return {name: float(value) if math.isfinite(value) else None for name, value in numbers.items()}
 

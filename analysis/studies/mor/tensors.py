@@ -54,7 +54,7 @@ def _observed(results: Results) -> pd.DataFrame:
         return pd.DataFrame(columns=[*COLUMNS, *NUMBERS])
     rows = numerics[numerics["error"].notna()].copy()
     spelled = rows["quantizer"].fillna("")
-    shares = rows[[f"share_{i}" for i in range(ENTRIES)]].to_numpy(float)
+    shares = rows.reindex(columns=[f"share_{i}" for i in range(ENTRIES)]).to_numpy(float)
     rows["fallback"] = [
         np.nan if (last := high(text)) is None else taken[last] for text, taken in zip(spelled, shares, strict=True)
     ]

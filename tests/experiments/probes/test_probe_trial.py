@@ -204,3 +204,19 @@ def test_the_settings_of_a_probe_are_in_its_id_and_in_no_other(parent: Path, tmp
 def _probe(parent: Path, *more: str) -> Trial:
     cache = parent.parent.parent / "cache"
     return load_trial(overrides(cache, parent.parent, f"branch.parent={parent}", *PROBE, *more))[0]
+
+
+def test_a_batch_without_a_number_leaves_no_mean_of_the_others() -> None:
+    row = dict.fromkeys(("loss", "reference", "increase", "cosine", "error", "bias", "noise", "systematic"), 1.0)
+    row |= {"zeros": 0.0, "zeros_exact": 0.0}
+    rows = pd.DataFrame([{"variant": "all", "layer": WHOLE, **row}, {"variant": "all", "layer": WHOLE, **row}])
+    assert summarize(rows)["increase_relative"] == 1
+    rows.loc[1, ["loss", "increase"]] = np.nan
+    numbers = summarize(rows)
+    assert [numbers[name] for name in ("loss", "increase", "increase_relative")] == [None, None, None]
+    assert numbers["reference"] == 1
+
+
+def test_the_next_batches_of_the_parent_have_its_length(parent: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"training\.length 64: probe\.split=train"):
+        probed(parent, tmp_path, "probe.split=train", "training.length=64")
