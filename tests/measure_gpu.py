@@ -63,7 +63,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Result:
-    """How a part ended, on which GPU and commit."""
+    """The end of a part: its status and its seconds, and the GPU and the commit that it ran with."""
 
     part: str
     status: str

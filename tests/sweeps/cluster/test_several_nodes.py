@@ -39,7 +39,7 @@ def test_ranks_stay_on_one_node_where_each_usable_node_could_hold_all(
 
 @pytest.mark.deep
 def test_four_ranks_over_two_nodes_survive_the_loss_of_one_with_the_same_bits(cache: Path, tmp_path: Path) -> None:
-    """Of three nodes with room for two ranks each, one is killed during training, and the other two resume."""
+    """Check that a trial on three nodes with room for two ranks each resumes when one node is killed."""
     data: dict[str, Any] = {"resources": {"ranks": 4, "cpus": 0.5, "attempts": 9}}
     data["overrides"] = ["recipe=nvfp4", "training.steps=30", "training.batch=16", "training.micro_batch=2"]
     file = tiny_file(tmp_path, cache, data)
