@@ -52,8 +52,9 @@ def check_execution(recipe: Recipe, layers: Iterable[tuple[str, nn.Linear]], kep
 
 
 def check_tokens(recipe: Recipe, tokens: int) -> None:
-    """Raise ValueError if wgrad is executed in FP8 and cannot sum over this number of tokens of a micro-batch."""
-    if "wgrad" in executed_gemms(recipe, recipe.operands) and tokens % MULTIPLE:
+    """Raise ValueError if a wgrad is executed in FP8 and cannot sum over this number of tokens of a micro-batch."""
+    wgrad = any("wgrad" in executed_gemms(recipe, each) for each in (recipe.operands, recipe.switched, recipe.kept))
+    if wgrad and tokens % MULTIPLE:
         raise ValueError(
             f"execute {FP8}: wgrad sums over the {tokens} tokens of a micro-batch: expected a multiple of {MULTIPLE}; "
             f"{HINT}"

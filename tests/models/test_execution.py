@@ -151,6 +151,13 @@ def test_layers_and_micro_batches_of_other_sizes_are_refused_at_set_up() -> None
         check_tokens(recipe(CHANNEL, execute="fp8"), 40)
 
 
+def test_a_switch_to_wgrad_in_fp8_is_refused_at_set_up() -> None:
+    switched = Recipe.from_dict({"execute": "fp8", "switch": {"at": 0.5, "passes": "backward", "to": CHANNEL}})
+    check_tokens(switched, 64)
+    with pytest.raises(ValueError, match="40 tokens"):
+        check_tokens(switched, 40)
+
+
 def test_a_recipe_without_quantized_gemms_cannot_be_executed() -> None:
     with pytest.raises(ValueError, match="no GEMM of recipe bf16"):
         quantize(nn.Sequential(linear(64, 48)), Recipe.from_dict({"execute": "fp8"}))
