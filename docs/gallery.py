@@ -1,0 +1,178 @@
+"""Publish reports in docs/gallery, and write the tables of verdicts from what is there, so that nobody types a result.
+
+    make reproduce SCALE=cpu
+    python docs/gallery.py reports/*-cpu
+
+copies each report's page to docs/gallery/STUDY-SCALE/index.html, with a verdicts.json that holds the verdicts and the
+numbers behind them, and writes the table in README.md and docs/gallery/README.md. Without folders, it only writes these
+tables. Reports with warnings are refused: incomplete ones, and those on trials that other code computed.
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fewbits.analysis.engine.claims.findings import Finding, Outcome, Verdict
+from fewbits.analysis.engine.claims.schema import load_claims
+from fewbits.analysis.report.index import restored
+from fewbits.analysis.views.claims import view
+from fewbits.common.atomic import write_atomically
+from fewbits.experiments.identity import commit
+from fewbits.sweeps.planning.studies import STUDIES
+
+ROOT = Path(__file__).parents[1]
+GALLERY = ROOT / "docs" / "gallery"
+BEGIN, END = "<!-- verdicts: written by docs/gallery.py -->\n", "<!-- end of verdicts -->\n"
+LARGEST_PAGE = 2 * 2**20
+SCALES = ("smoke", "cpu", "pretrained", "cpu-full", "gpu", "paper")  # the order of rows and columns
+# The columns that README's table always has; other outcomes have one if a stored verdict is of that kind.
+ALWAYS = (Outcome.REPRODUCED, Outcome.CONTRADICTED, Outcome.INCONCLUSIVE)
+HEAD = """\
+# Gallery of reports
+
+Each page was written by `fewbits report` from runs at the commit named beside it. `docs/gallery.py` writes this file.
+"""
+
+
+def main(folders: Sequence[str]) -> None:
+    for folder in map(Path, folders):
+        publish(folder)
+    published = records(GALLERY)
+    readme = ROOT / "README.md"
+    readme.write_text(with_table(readme.read_text("utf-8"), table(published)), "utf-8")
+    write_atomically(GALLERY / "README.md", (HEAD + "\n" + by_scale(published)).encode())
+
+
+def publish(folder: Path) -> None:
+    """Copy a report's page and its verdicts to the gallery; raise SystemExit if the report cannot be published."""
+    record = stored(json.loads((folder / "verdicts.json").read_text("utf-8")), str(folder))
+    page = (folder / "index.html").read_bytes()
+    if len(page) > LARGEST_PAGE:
+        raise SystemExit(f"{folder}: the page has {len(page):,} bytes; at most {LARGEST_PAGE:,} are published")
+    target = GALLERY / f"{record['study']}-{record['scale']}"
+    target.mkdir(parents=True, exist_ok=True)
+    write_atomically(target / "index.html", page)
+    write_atomically(target / "verdicts.json", (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def stored(report: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return what is stored of a report's verdicts.json; raise SystemExit if the report has warnings."""
+    if warnings := [*report["flags"], *report["notices"]]:
+        raise SystemExit(f"{name}: {len(warnings)} warnings, so it is not published; the first: {warnings[0]}")
+    kept = {key: report[key] for key in ("study", "scale", "size", "overrides")}
+    claims = {claim: _claim(restored(record)) for claim, record in report["claims"].items()}
+    return {**kept, "commit": (commit() or "unknown")[:10], "claims": claims}
+
+
+def _claim(verdict: Verdict) -> dict[str, Any]:
+    claim = verdict.claim
+    controls = {one.id: "passed" if one.passed else "failed" if one.tested else "not run" for one in verdict.controls}
+    leading = verdict.leading
+    return {
+        "verdict": verdict.outcome,
+        "reason": verdict.reason,
+        "statement": claim.statement,
+        "reach": claim.reach,
+        "absence": claim.absence,
+        "controls": controls,
+        "shown": _shown(leading) if leading else "",
+        "parts": [_part(finding) for finding in verdict.findings],
+    }
+
+
+def _part(finding: Finding) -> dict[str, Any]:
+    interval = finding.interval
+    return {
+        "name": finding.heading,
+        "status": finding.status,
+        "effect": finding.effect,
+        "interval": interval and [interval.low, interval.high, interval.level],
+        "repeats": finding.n,
+        "mde": finding.mde,
+        "margin": finding.margin,
+        "relative": finding.relative,
+    }
+
+
+def _shown(finding: Finding) -> str:
+    shown = view(finding)
+    return f"{shown.effect} {shown.bounds}".strip()
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    """Return what is stored of all published reports, in the order of studies and scales."""
+    found = [json.loads(path.read_text("utf-8")) for path in folder.glob("*/verdicts.json")]
+    studies = list(STUDIES)
+    return sorted(found, key=lambda record: (studies.index(record["study"]), SCALES.index(record["scale"])))
+
+
+def table(published: Iterable[Mapping[str, Any]]) -> str:
+    """Return README's table in Markdown: a row for each published report, with the claims of each outcome."""
+    rows = list(published)
+    had = {claim["verdict"] for record in rows for claim in record["claims"].values()}
+    outcomes = [outcome for outcome in Outcome if outcome in (*ALWAYS, *had)]
+    lines = [f"| study | runs | {' | '.join(outcomes)} |", "|---" * (2 + len(outcomes)) + "|"]
+    for study in STUDIES.values():
+        title = study.title.partition(":")[0]
+        link = f"[{title}](https://arxiv.org/abs/{study.arxiv})" if study.arxiv else title
+        own = [record for record in rows if record["study"] == study.name]
+        lines += [f"| {link} | {_runs(record, 'docs/gallery/')} | {_cells(record, outcomes)} |" for record in own]
+        if not own:
+            lines.append(f"| {link} | none published: `make reproduce-{study.name}` |" + " |" * len(outcomes))
+    return "\n".join(lines) + "\n"
+
+
+def by_scale(published: Iterable[Mapping[str, Any]]) -> str:
+    """Return a table in Markdown for each study: a row for each claim, with its verdict and effect at each scale."""
+    rows, sections = list(published), []
+    for study in STUDIES.values():
+        own = [record for record in rows if record["study"] == study.name]
+        lines = [f"## {study.title}", ""]
+        lines += [f"- {_runs(record)}{_changed(record)}" for record in own] or ["No report is published."]
+        claims = load_claims(study.name).claims if own else ()
+        if claims:
+            heads = ["claim", *(record["scale"] for record in own), "statement"]
+            lines += ["", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+        for claim in claims:
+            cells = [_verdict(record["claims"].get(claim.id)) for record in own]
+            lines.append(f"| {' | '.join([claim.id, *cells, claim.statement])} |")
+        sections.append("\n".join(lines) + "\n")
+    return "\n".join(sections)
+
+
+def with_table(text: str, made: str) -> str:
+    """Return README's text with this table between the two marks."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise SystemExit(f"README.md needs the lines {BEGIN.strip()} and {END.strip()}")
+    return before + BEGIN + made + END + after
+
+
+def _verdict(claim: Mapping[str, Any] | None) -> str:
+    if claim is None:
+        return "–"
+    return f"{claim['verdict']}<br>{claim['shown']}" if claim["shown"] else claim["verdict"]
+
+
+def _runs(record: Mapping[str, Any], folder: str = "") -> str:
+    page = f"{folder}{record['study']}-{record['scale']}/index.html"
+    return f"[`{record['scale']}`]({page}): {record['size'].partition(';')[0]} ({record['commit']})"
+
+
+def _changed(record: Mapping[str, Any]) -> str:
+    """Return the overrides that the runs have in addition to those of the scale."""
+    changed = [text for text in record["overrides"] if text.partition("=")[0] not in ("study", "scale", "runs")]
+    return f", with {', '.join(f'`{text}`' for text in changed)}" if changed else ""
+
+
+def _cells(record: Mapping[str, Any], outcomes: Sequence[str]) -> str:
+    verdicts = {name: claim["verdict"] for name, claim in record["claims"].items()}
+    claims = [[claim for claim, verdict in verdicts.items() if verdict == outcome] for outcome in outcomes]
+    return " | ".join(f"{len(names)}: {' '.join(names)}" if names else "0" for names in claims)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,115 @@
+"""The gallery holds what reports said, and the tables of verdicts hold what is in the gallery."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fewbits.analysis.engine.claims.schema import load_claims
+
+ROOT = Path(__file__).parents[1]
+FINDING = {"name": "block above bf16", "status": "supported", "reason": "x", "effect": 0.01, "n": 3, "relative": True}
+PASSED = {"id": "graded", "title": "E5M2 is worse", "findings": [FINDING]}
+FAILED = {"id": "moves", "title": "moves the norm", "findings": [FINDING | {"status": "undecided", "p_for": 0.4}]}
+
+
+def verdict(name: str, outcome: str, **record: Any) -> dict[str, Any]:
+    claim = {"id": name, "statement": f"what {name} says", "parts": [{"test": "exact"}], "place": "1", "sentence": "s"}
+    return {"claim": claim, "outcome": outcome, "reason": "because", **record}
+
+
+REPORT = {
+    "study": "mor",
+    "scale": "cpu",
+    "size": "3.3 M parameters, 1 M tokens; up to 20% of a quantized run's tokens in its own recipe",
+    "overrides": ["study=mor", "scale=cpu"],
+    "flags": [],
+    "notices": [],
+    "claims": {
+        "M1": verdict("M1", "reproduced"),
+        "M2": verdict("M2", "reproduced", findings=[FINDING], controls=[PASSED, FAILED]),
+        "M3": verdict("M3", "not run"),
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def script() -> Any:
+    spec = importlib.util.spec_from_file_location("gallery", ROOT / "docs" / "gallery.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "index.html").write_text("<html>")
+    (tmp_path / "verdicts.json").write_text(json.dumps(REPORT))
+    return tmp_path
+
+
+def test_the_tables_are_those_of_the_gallery(script: Any) -> None:
+    published = script.records(ROOT / "docs" / "gallery")
+    text = (ROOT / "README.md").read_text()
+    assert script.with_table(text, script.table(published)) == text
+    assert (ROOT / "docs" / "gallery" / "README.md").read_text() == f"{script.HEAD}\n{script.by_scale(published)}"
+
+
+def test_every_published_page_is_small_and_has_its_verdicts(script: Any) -> None:
+    for file in (ROOT / "docs" / "gallery").glob("*/verdicts.json"):
+        record = json.loads(file.read_text())
+        assert file.parent.name == f"{record['study']}-{record['scale']}"
+        assert file.with_name("index.html").stat().st_size <= script.LARGEST_PAGE
+        assert set(record["claims"]) <= {claim.id for claim in load_claims(record["study"]).claims}
+
+
+def test_a_row_lists_the_claims_of_each_outcome(script: Any) -> None:
+    head, _, mor, *others = script.table([script.stored(REPORT, "x")]).splitlines()
+    columns = [cell.strip() for cell in head.strip("|").split("|")]
+    cells = dict(zip(columns, (cell.strip() for cell in mor.strip("|").split("|")), strict=True))
+    assert cells["reproduced"] == "2: M1 M2"
+    assert (cells["contradicted"], cells["not run"]) == ("0", "1: M3")
+    assert "out of reach" not in cells
+    assert re.search(r"cpu.*3.3 M parameters, 1 M tokens \(\w+\)", cells["runs"])
+    assert all("make reproduce-" in line for line in others)
+
+
+def test_a_stored_claim_has_its_numbers_and_controls(script: Any) -> None:
+    claim = script.stored(REPORT, "x")["claims"]["M2"]
+    assert claim["controls"] == {"graded": "passed", "moves": "failed"}
+    (part,) = claim["parts"]
+    assert (part["effect"], part["repeats"], part["status"]) == (0.01, 3, "supported")
+
+
+def test_scales_stand_side_by_side(script: Any) -> None:
+    small = REPORT | {"scale": "smoke", "overrides": ["study=mor", "scale=smoke", "training.steps=1"], "claims": {}}
+    text = script.by_scale([script.stored(small, "x"), script.stored(REPORT, "x")])
+    assert "training.steps=1" in text
+    (row,) = [line for line in text.splitlines() if line.startswith("| M2 |")]
+    _, smoke, cpu, _ = (cell.strip() for cell in row.strip("|").split("|"))
+    assert smoke == "–"
+    assert cpu.startswith("reproduced")
+    assert "1.0" in cpu
+
+
+@pytest.mark.parametrize("change", [{"flags": ["bf16, seed 0: missing"]}, {"notices": ["other sources: missing"]}])
+def test_a_report_with_warnings_is_refused(script: Any, folder: Path, change: dict[str, Any]) -> None:
+    (folder / "verdicts.json").write_text(json.dumps(REPORT | change))
+    before = (ROOT / "README.md").read_text()
+    with pytest.raises(SystemExit, match="missing"):
+        script.main([str(folder)])
+    assert (ROOT / "README.md").read_text() == before
+
+
+def test_a_large_page_is_refused(script: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(script, "GALLERY", tmp_path / "gallery")
+    script.publish(folder)
+    assert (tmp_path / "gallery" / "mor-cpu" / "index.html").read_text() == "<html>"
+    (folder / "index.html").write_bytes(b" " * (script.LARGEST_PAGE + 1))
+    with pytest.raises(SystemExit, match="bytes"):
+        script.publish(folder)
