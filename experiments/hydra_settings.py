@@ -10,9 +10,7 @@ _LAUNCHER = (
     "fewbits runs the trials itself, on all cores through Ray; --backend local runs them without Ray, --parallel N at "
     "most N at a time, and --address A on a Ray cluster"
 )
-_LOGS = (
-    "trials do not log through Hydra: `fewbits train … 2>FILE` stores the output, `fewbits logs RUN` prints a sweep's"
-)
+_LOGS = "`fewbits train … 2>FILE` stores a trial's output, and `fewbits logs RUN` prints that of a trial of a sweep"
 _INSTEAD = {
     "mode": "--multirun runs several trials, and a command without it runs one",
     "run": _STORE,
