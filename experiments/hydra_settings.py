@@ -10,6 +10,7 @@ _LAUNCHER = (
     "fewbits runs the trials itself, on all cores through Ray; --backend local runs them without Ray, --parallel N at "
     "most N at a time, and --address A on a Ray cluster"
 )
+_LOGS = "`fewbits train … 2>FILE` stores a trial's output, and `fewbits logs RUN` prints that of a trial of a sweep"
 _INSTEAD = {
     "mode": "--multirun runs several trials, and a command without it runs one",
     "run": _STORE,
@@ -20,7 +21,15 @@ _INSTEAD = {
     "sweeper": _MULTIRUN,
     "job.name": _MULTIRUN,
     "callbacks": _MULTIRUN,
+    "job.chdir": f"a trial never changes the working directory; {_STORE}",
+    "job.env_set": "set variables before the command, NAME=VALUE fewbits train …; --env NAME passes one to workers",
+    "job.env_copy": "workers on this machine inherit all variables; --env NAME passes one to those of a cluster",
+    "verbose": "`python -X dev -m fewbits.cli train …` shows the traceback of an error",
+    "job_logging": _LOGS,
+    "hydra_logging": _LOGS,
+    "help": "`fewbits train --help` prints the help of this command",
 }
+_NO_EFFECT = f"this setting of Hydra's has no effect on trials: leave it out; {_STORE}"
 _OF_MULTIRUN = ("mode", "sweeper", "job.name", "callbacks", "searchpath")
 
 
@@ -36,5 +45,5 @@ def explain_setting(key: str, multirun: bool = False) -> str | None:
     start = next(matching, "")
     if multirun and start in _OF_MULTIRUN:
         return None
-    instead = _INSTEAD.get(start, "this setting of Hydra's has no effect on trials")
+    instead = _INSTEAD.get(start, _NO_EFFECT)
     return f"{key} is not used: {instead}"

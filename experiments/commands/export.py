@@ -18,7 +18,9 @@ examples:
   model, tokenizer = AutoModelForCausalLM.from_pretrained("my-model"), AutoTokenizer.from_pretrained("my-model")
 
 GPT-2, Llama and Nemotron become transformers' models of these names; the Transformer of NVFP4's ablations becomes
-Arcee. The folder has the master weights in FP32. Models with Mamba-2 layers are refused."""
+Arcee. The folder has the master weights in FP32, and transformers computes in FP32 by default: the logits are
+those of the model in FP32, without the rounding of a run that computes in BF16. Models with Mamba-2 layers are
+refused."""
 
 
 def main(argv: Sequence[str]) -> int:

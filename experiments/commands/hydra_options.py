@@ -13,7 +13,8 @@ from fewbits.common.arguments import CommandParser
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 _REFUSED = {
     ("--config-path", "-cp"): "fewbits has its own config files; --config-dir DIR adds yours",
-    ("--config-name", "-cn"): "the config is always `trial`; choose from its groups, such as scale=NAME",
+    ("--config-name", "-cn"): "the config is always `trial`; choose from its groups, such as scale=NAME, or put "
+    "settings of your own into DIR/experiment/NAME.yaml and add --config-dir DIR +experiment=NAME",
     ("--experimental-rerun",): "the same command runs a trial again, with the same bits",
 }
 

@@ -101,7 +101,7 @@ def _manager(wanted: Mapping[str, int | None], include_path: str | Path | None) 
         near = get_close_matches(unknown[0], [*TASK_GROUPS, *manager.all_tasks])
         raise ValueError(
             f"unknown task {', '.join(map(repr, unknown))}: valid tasks are {', '.join(TASK_GROUPS)}, those of lm-eval"
-            f" (lm-eval ls tasks) and those under include_path={include_path!r}"
+            f" (lm-eval ls tasks) and those of a folder of YAML files, include_path={include_path or 'DIR'}"
             + (f"; did you mean {', '.join(near)}" if near else "")
         )
     return manager

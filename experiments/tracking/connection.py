@@ -73,7 +73,7 @@ def connect(runs: Path, uri: str) -> MlflowClient:
         os.environ.setdefault("MLFLOW_SQLALCHEMYSTORE_POOLCLASS", "NullPool")
         runs.mkdir(parents=True, exist_ok=True)
         with locked(runs):
-            sqlite_database.make(sqlite_database.path_of(uri))
+            sqlite_database.make(sqlite_database.path_of(uri), runs / ARTIFACTS / "Default")
             return mlflow.MlflowClient(tracking_uri=uri)
     return mlflow.MlflowClient(tracking_uri=uri)
 

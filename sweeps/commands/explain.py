@@ -31,7 +31,13 @@ def main(argv: Sequence[str]) -> int:
     runs = store_folder(options.runs)
 
     from fewbits.experiments.storage.run_folder import find_run
-    from fewbits.sweeps.commands.explanation import as_computed, compared_with_today, differences, recipe_differences
+    from fewbits.sweeps.commands.explanation import (
+        as_computed,
+        compared_with_today,
+        data_differences,
+        differences,
+        recipe_differences,
+    )
 
     a = find_run(options.a, runs)
     _print_name(options.a, a)
@@ -40,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
         _print_name(options.b, b)
         lines, same = differences(as_computed(a), as_computed(b)), "the same trial"
         if lines:
-            lines = [*recipe_differences(a, b), *lines]
+            lines = [*recipe_differences(a, b), *data_differences(a, b), *lines]
     else:
         lines, same = compared_with_today(a), "the current code computes the same trial"
     print("\n".join(lines) or same)

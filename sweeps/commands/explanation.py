@@ -64,6 +64,19 @@ def recipe_differences(a: Path, b: Path) -> list[str]:
     return differences(left, right)
 
 
+def data_differences(a: Path, b: Path) -> list[str]:
+    """Return a line for each setting of the data that differs, if the runs read different data.
+
+    A run's id contains a digest of the data, which does not name the setting that changed.
+    """
+    from fewbits.experiments.storage.run_folder import saved_trial
+
+    if _provenance(a)["identity"].get("data") == _provenance(b)["identity"].get("data"):
+        return []
+    left, right = ({"data": asdict(saved_trial(path).data)} for path in (a, b))
+    return differences(left, right)
+
+
 def _overrides(path: Path) -> list[str]:
     """Return the overrides of a run: those of its place in the newest stored plan, or else of its command."""
     from fewbits.sweeps.planning.stored_plans import stored_plans

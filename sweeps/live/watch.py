@@ -13,7 +13,7 @@ from fewbits.sweeps.planning.plan import Plan, Planned
 from fewbits.sweeps.running import store
 from fewbits.sweeps.running.progress import bar
 from fewbits.sweeps.running.store import OVER, State
-from fewbits.sweeps.running.trial_status import TrialStatus, counted, trial_statuses
+from fewbits.sweeps.running.trial_status import TrialStatus, counted, half_done, trial_statuses
 
 EVERY = 2.0  # seconds
 ENDED = (*OVER, State.FAILED, State.BLOCKED)
@@ -46,7 +46,7 @@ def watch(
 def _show(display: Progress, plan: Plan, statuses: dict[str, TrialStatus]) -> None:
     running = [plan.trials[key] for key, status in statuses.items() if status.state is State.RUNNING]
     reports = {planned.id: store.progress(planned.folder) or {} for planned in running}
-    counts = counted(status.state for status in statuses.values())
+    counts = counted((status.state for status in statuses.values()), half_done(plan, statuses))
     texts = [f"{len(statuses)} trials: {counts}"]
     if speed := sum(report.get("tokens_per_second", 0.0) for report in reports.values()):
         texts.append(f"{speed:,.0f} tokens/s")

@@ -399,6 +399,8 @@ def test_an_unknown_task_is_named_with_what_is_near(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(manager, "__file__", str(few / "manager.py"))
     with pytest.raises(ValueError, match=naming("piqq", "xyz", "mor, nvfp4", "piqa")):
         run(tasks, "choose", "piqq", "xyz")
+    with pytest.raises(ValueError, match=naming("piqq", "include_path=DIR")):
+        run_tasks(successor(), BYTES, ["piqq"], length=32)
 
 
 def test_a_folder_that_is_not_there_and_a_bad_limit_are_named(tasks: Path) -> None:

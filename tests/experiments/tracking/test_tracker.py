@@ -277,6 +277,17 @@ def test_a_store_that_was_moved_makes_nothing_at_its_old_place(tmp_path: Path) -
     assert not (tmp_path / "old").exists()
 
 
+def test_mlflows_default_experiment_stores_artifacts_beside_the_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLflow would name the working directory of the process that created the cached empty database."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        client = connection.connect(tmp_path / name, f"sqlite:///{tmp_path / name / connection.DATABASE}")
+        location = client.get_experiment("0").artifact_location
+        assert location == (tmp_path / name / connection.ARTIFACTS / "Default").as_uri()
+
+
 def test_a_database_whose_making_was_cut_short_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """MLflow would refuse a database that a full disk or a killed process left incomplete."""
     import mlflow

@@ -15,7 +15,7 @@ from fewbits.sweeps.running import store
 from fewbits.sweeps.running.lease import leased
 from tests.messages import names
 from tests.sweeps.conftest import Undisturbed
-from tests.sweeps.sweep_inputs import folders, planned
+from tests.sweeps.sweep_inputs import folders, planned, tiny
 
 
 def status(undisturbed: Undisturbed, capsys: pytest.CaptureFixture[str], *arguments: str, runs: Path) -> list[Any]:
@@ -134,6 +134,18 @@ def test_two_trials_are_explained_field_by_field(undisturbed: Undisturbed, capsy
     lines = explain(plain, late)
     assert f"parent: None → {plain}@4" in lines
     assert any(line.startswith("config.recipe.") for line in lines)
+
+
+def test_the_setting_of_the_data_that_differs_is_named(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for size in (65536, 32768):
+        overrides = tiny(cache, "training.steps=1", f"data.size={size}", f"runtime.runs={tmp_path}")
+        assert cli.main(["train", *overrides]) == 0
+    large, small = sorted(tmp_path.glob("*-*"), key=lambda path: (path / "result.json").stat().st_mtime_ns)
+    capsys.readouterr()
+    assert cli.main(["explain", str(large), str(small)]) == 0
+    assert "data.size: 65536 → 32768" in capsys.readouterr().out.splitlines()
 
 
 def test_an_edit_of_the_code_is_named_by_its_file(

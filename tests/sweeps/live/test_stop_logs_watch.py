@@ -54,6 +54,9 @@ def test_a_stopped_trial_ends_at_a_checkpoint_and_the_sweep_goes_on(
     assert store.reached(long) > 0
     assert command.end() == 1
     assert [store.state(folder) for folder in found] == ["planned", "planned", "done"]
+    with pytest.raises(KeyboardInterrupt):
+        watch(lambda: planned(file, f"runtime.runs={runs}"), display=Progress(terminal), pause=look)
+    assert names(" ".join(seen), "1 half done")
     assert names(command.printed, "1 stopped", "fewbits stop", "run the same command again")
     assert cli.main(["stop", hashed, "--runs", str(runs)]) == 1
     assert names(capsys.readouterr().err, long.path.name, "not running")
