@@ -27,7 +27,10 @@ APART = 0.6  # the gap before the last, open bin of a histogram, in cells
 
 @dataclass(frozen=True)
 class HeatRow:
-    """A row's label and its values; cells of NaN and 0 are empty. The name of a `group` is beside its rows."""
+    """A row's label and its values. The name of a `group` is beside its rows.
+
+    Cells of NaN and 0 are empty, and those of negative values are not shaded.
+    """
 
     label: str
     values: Array
@@ -92,13 +95,14 @@ def draw_heat_map(axes: Axes, of: HeatMap, *, labels: bool = True) -> None:
     margin = MARGIN if of.spell else 0.0
     for y, row in enumerate(of.rows):
         for left, value in zip(lefts, row.values, strict=True):
-            if not value > 0:
-                continue
-            fill = shade(value / of.most)
-            cells.append(Rectangle((left + margin, y - 0.46), 1 - 2 * margin, 0.92))
-            fills.append(fill)
-            if of.spell:
-                text: Any = {"ha": "center", "va": "center_baseline", "fontsize": SMALL, "color": ink(fill)}
+            colour = theme().text
+            if value > 0:
+                fill = shade(value / of.most)
+                cells.append(Rectangle((left + margin, y - 0.46), 1 - 2 * margin, 0.92))
+                fills.append(fill)
+                colour = ink(fill)
+            if of.spell and abs(value) > 0:
+                text: Any = {"ha": "center", "va": "center_baseline", "fontsize": SMALL, "color": colour}
                 axes.text(left + 0.5, y, of.spell(value), **text)
     axes.add_collection(PatchCollection(cells, facecolors=fills, linewidths=0))
     axes.set(xlim=(0, lefts[-1] + 1), ylim=(len(of.rows) - 0.4, -0.6), title=of.title, xlabel=of.x_label)

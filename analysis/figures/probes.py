@@ -88,8 +88,8 @@ def _number(mean: pd.Series, arm: str, variant: str) -> float:
 
 def _greatest(rows: tuple[HeatRow, ...]) -> float:
     values = np.concatenate([row.values for row in rows])
-    return float(np.nanmax(values)) or 1.0
+    return max(0.0, float(np.nanmax(values))) or 1.0
 
 
 def _spell(value: float) -> str:
-    return f"{value:.1f}" if value >= 1 else f"{value:.2f}"
+    return (f"{value:.1f}" if abs(value) >= 1 else f"{value:.2f}").replace("-", "−")

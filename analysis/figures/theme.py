@@ -123,7 +123,21 @@ def svg(figure: Figure) -> str:
     text = text[text.index("<svg") :].replace("'DejaVu Sans'", FONTS)
     used = set(re.findall(r'(?:url\(|href=")#([^)"]+)', text))
     text = re.sub(r' id="([^"]+)"', lambda found: found[0] if found[1] in used else "", text)
-    return re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    return _compact(re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL))
+
+
+def _compact(text: str) -> str:
+    """Return an SVG of about half the size that looks the same: coordinates to 0.01 px, the font stated once."""
+
+    def rounded(number: re.Match[str]) -> str:
+        value = float(number[0])
+        return f"{value:.2f}".rstrip("0").rstrip(".") if abs(value) >= 1 else f"{value:.3g}"
+
+    def shorter(tag: re.Match[str]) -> str:
+        return " ".join(re.sub(r"\b\d+\.\d{3,}\b", rounded, tag[0]).split())
+
+    text = text.replace(f"font-family: {FONTS}; ", "").replace("<svg ", f'<svg font-family="{FONTS}" ', 1)
+    return re.sub(r">\s+<", "><", re.sub(r"<[^>]*>", shorter, text))
 
 
 def png(figure: Figure, dots: int = 200) -> bytes:

@@ -180,3 +180,15 @@ def test_changes_that_are_zero_have_no_axis_of_rounding() -> None:
 def test_a_panel_without_lines_gives_the_reason() -> None:
     axes = curve_figure([[Panel("loss", empty="not run at this scale (smoke)")]]).axes[0]
     assert [text.get_text() for text in axes.texts] == ["not run at this scale (smoke)"]
+
+
+def test_an_svg_has_coordinates_to_a_hundredth_and_its_texts_as_written() -> None:
+    figure = Figure(figsize=(3, 2))
+    axes = figure.add_axes((0.1, 0.1, 0.8, 0.8))
+    axes.plot([0, 1 / 3, 1], [0, np.pi, 1])
+    axes.set_title("0.0009126  and 17.03125")
+    root = ElementTree.fromstring(svg(figure))
+    paths = [found.get("d", "") for found in root.iter("{http://www.w3.org/2000/svg}path")]
+    assert any("." in path for path in paths)
+    assert not re.search(r"\b[1-9]\d*\.\d{3}", " ".join(paths))
+    assert "0.0009126  and 17.03125" in {found.text for found in root.iter("{http://www.w3.org/2000/svg}text")}
