@@ -127,7 +127,7 @@ def svg(figure: Figure) -> str:
 
 
 def _compact(text: str) -> str:
-    """Return an SVG of about half the size that looks the same: coordinates to 0.01 px, the font stated once."""
+    """Return a shorter SVG that looks the same: coordinates to 0.01 px, and the font stated once."""
 
     def rounded(number: re.Match[str]) -> str:
         value = float(number[0])
