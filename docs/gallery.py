@@ -32,9 +32,9 @@ ALWAYS = (Outcome.REPRODUCED, Outcome.CONTRADICTED, Outcome.INCONCLUSIVE)
 HEAD = """\
 # Gallery of reports
 
-`fewbits report` wrote each page, which was published at the commit beside it; [measured](../measured) names the commits of
-the runs. The number below a verdict is the effect, with its 90 % interval, of the claim's comparison that has the weakest
-support. `docs/gallery.py` writes this file.
+`fewbits report` wrote each page, which was published at the commit beside it; [measured](../measured) names the
+commits of the runs. The number below a verdict is the effect, with its 90 % interval, of the claim's comparison that
+has the weakest support. `docs/gallery.py` writes this file.
 """
 
 
