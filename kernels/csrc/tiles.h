@@ -24,6 +24,9 @@ inline bool permitted() {
   return granted;
 }
 
+// GCC's intrinsics do not tell it which memory tiles are loaded from: it may drop or delay the stores before them.
+inline void finish_stores() { asm volatile("" ::: "memory"); }
+
 // All tiles have 16 rows of 64 bytes while this object exists. oneDNN configures tiles before each of its products.
 struct Session {
   Session() {
@@ -33,18 +36,23 @@ struct Session {
       uint8_t rows[16] = {};
     } shape;
     for (int i = 0; i < 8; i++) shape.row_bytes[i] = 64, shape.rows[i] = 16;
+    finish_stores();
     _tile_loadconfig(&shape);
+    finish_stores();  // so that the compiler keeps `shape` where it is until then
   }
   ~Session() { _tile_release(); }
 };
 
+// Begin a product: its operands have to be in memory, since add_product only loads tiles.
 inline void zero_sums() {
+  finish_stores();
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
 }
 inline void load_sums(const float *c, int64_t stride) {
+  finish_stores();
   _tile_loadd(0, c, stride * 4);
   _tile_loadd(1, c + 16, stride * 4);
   _tile_loadd(2, c + 16 * stride, stride * 4);
