@@ -15,19 +15,21 @@ template <class P> struct BlockKernel {
   static void pack_left(const Operand &x, int64_t outers, int64_t ks, Element *to) {
     const int64_t depth = round_up(ks, UNIT);
     each_square(x, outers, ks, [&](const Operand &at, int64_t o, int64_t k) {
-      Element square[BLOCK * BLOCK], *rows = to + o * depth + k;
+      Element *rows = to + o * depth + k;
       if (x.inner == 1) return gather(at, outers - o, ks - k, rows, depth);
-      gather(at, outers - o, ks - k, square, BLOCK);
-      P::transpose(square, BLOCK, BLOCK, BLOCK, rows, depth);
+      with_rows(at, outers - o, ks - k, [&](const Element *square, int64_t stride) {
+        P::transpose(square, stride, BLOCK, BLOCK, rows, depth);
+      });
     });
   }
 
   static void pack_right(const Operand &x, int64_t outers, int64_t ks, Element *to) {
     const int64_t depth = round_up(ks, UNIT);
     each_square(x, outers, ks, [&](const Operand &at, int64_t o, int64_t k) {
-      Element square[BLOCK * BLOCK], *panel = to + o * depth + k * BLOCK;
-      gather(at, outers - o, ks - k, square, BLOCK);
-      x.inner == 1 ? P::pack_columns(square, BLOCK, BLOCK, panel) : P::pack_rows(square, BLOCK, BLOCK, panel);
+      Element *panel = to + o * depth + k * BLOCK;
+      with_rows(at, outers - o, ks - k, [&](const Element *square, int64_t stride) {
+        x.inner == 1 ? P::pack_columns(square, stride, BLOCK, panel) : P::pack_rows(square, stride, BLOCK, panel);
+      });
     });
   }
 
@@ -51,6 +53,17 @@ template <class P> struct BlockKernel {
   template <class F> static void each_square(const Operand &x, int64_t outers, int64_t ks, F f) {
     for (int64_t o = 0; o < outers; o += BLOCK)
       for (int64_t k = 0; k < ks; k += BLOCK) f(x.from(o, k), o, k);
+  }
+
+  // Call f with the rows of a square and their stride: where they lie if the square is whole and its type that of
+  // panels, else from a copy. P's functions read pairs of elements, so strides are even.
+  template <class F> static void with_rows(const Operand &x, int64_t outers, int64_t ks, F f) {
+    const int64_t stride = x.inner == 1 ? x.outer : x.inner;
+    if (sizeof(Element) == sizeof(bf16) && outers >= BLOCK && ks >= BLOCK && stride % 2 == 0)
+      return f((const Element *)x.data, stride);
+    Element square[BLOCK * BLOCK];
+    gather(x, outers, ks, square, BLOCK);
+    f(square, BLOCK);
   }
 
   // Copy a square in the order of memory: its rows are those of k if x.outer is 1. What is not in x becomes 0.

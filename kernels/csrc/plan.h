@@ -129,6 +129,9 @@ template <class D> struct Plan {
   // plan_rows.h
   void carefully(const Cell<D> *from, int64_t r, int64_t c, int n, int64_t first_block, const Scratch<D> &s,
                  Cell<D> *to, uint16_t *codes, Tally *tally) const;
+  template <Layout LAYOUT, bool WIDE>
+  void settle(const Cell<D> *from, int64_t r, int64_t c, int n, int64_t first_block, const Scratch<D> &s,
+              const float *encode, const uint16_t *high, Cell<D> *to) const;
   template <bool DIVIDE, bool STOCHASTIC, bool STATS, Layout LAYOUT, bool WIDE>
   void row(const Cell<D> *from, int64_t r, int64_t c0, int64_t c1, const Tile &t, const Scratch<D> &s, bool all_plain,
            const Cell<D> *fetch, Tally *tallies) const;

@@ -46,6 +46,20 @@ void Plan<D>::carefully(const Cell<D> *from, int64_t r, int64_t c, int n, int64_
   }
 }
 
+// Process only those of n ordinary columns again whose first random bits do not decide. They are rare, but in about
+// every 500th piece.
+template <class D>
+template <Layout LAYOUT, bool WIDE>
+void Plan<D>::settle(const Cell<D> *from, int64_t r, int64_t c, int n, int64_t first_block, const Scratch<D> &s,
+                     const float *encode, const uint16_t *high, Cell<D> *to) const {
+  for (int i = 0; i < n; i++) {
+    const float v = magnitude(D::widen(from[i])) * encode[LAYOUT == UNIFORM ? 0 : LAYOUT == BY_SIXTEEN ? i / GROUP : i];
+    uint32_t ask = 0;
+    rounded_at_once<WIDE, true>(v, q.grid, high[i], &ask);
+    if (ask) carefully(from + i, r, c + i, 1, first_block, s, to + i, nullptr, nullptr);
+  }
+}
+
 // Process columns [c0, c1) of one row; `from` is the start of the tile's row.
 template <class D>
 template <bool DIVIDE, bool STOCHASTIC, bool STATS, Layout LAYOUT, bool WIDE>
@@ -83,7 +97,9 @@ void Plan<D>::row(const Cell<D> *from, int64_t r, int64_t c0, int64_t c1, const 
       const float *decode = LAYOUT == UNIFORM ? &s.block_decode[b] : &s.decode[size_t(at)];
       Counts k = piece<D, DIVIDE, STOCHASTIC, STATS, LAYOUT, WIDE>(
           in, piece_out, n, encode, decode, s.block_outer[b], q.grid, STOCHASTIC ? high + (c - drawn_from) : nullptr);
-      if (k.again) {
+      if (k.again && STOCHASTIC && !STATS) {
+        settle<LAYOUT, WIDE>(in, r, c, n, first_block, s, encode, high + (c - drawn_from), piece_out);
+      } else if (k.again) {
         plain = false;
       } else if (STATS) {
         tally->error += k.error;
