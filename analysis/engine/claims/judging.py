@@ -9,6 +9,7 @@ from fewbits.analysis.engine.claims.findings import ControlResult, Finding, Verd
 from fewbits.analysis.engine.claims.formulas import evaluate
 from fewbits.analysis.engine.claims.hooks import hooks_of, load_hooks
 from fewbits.analysis.engine.claims.pairs import Numbers, built_in, data_of
+from fewbits.analysis.engine.claims.probed import at_probes
 from fewbits.analysis.engine.claims.schema import Claim, ControlClaim, Part, StudyClaims, comparisons, load_claims
 from fewbits.analysis.engine.claims.seeds import shaping
 from fewbits.analysis.engine.claims.tests import judge, judge_exact
@@ -70,7 +71,7 @@ def find(study: str, claim: Claim | ControlClaim, results: Results) -> tuple[Fin
 
 def _findings(study: str, claim: Claim | ControlClaim, results: Results) -> Iterable[Finding]:
     measured: Mapping[str, Measured] | None = None
-    for comparison in comparisons(claim, arm_table(study)):
+    for comparison in comparisons(at_probes(claim, results), arm_table(study)):
         if comparison.test == "exact":
             if claim.id not in hooks_of(study).exact:
                 raise ValueError(f"claim {claim.id}: the test exact needs a function that is registered for it")

@@ -17,6 +17,7 @@ import yaml
 from fewbits.analysis.engine.claims.hooks import load_hooks
 from fewbits.analysis.engine.claims.judging import resolve
 from fewbits.analysis.engine.claims.pairs import LATE, data_of, members_of, scope_of
+from fewbits.analysis.engine.claims.probed import at_probes
 from fewbits.analysis.engine.claims.schema import DIRECTIONS, NULLS, Comparison, comparisons, load_claims
 from fewbits.analysis.engine.claims.tests import spread_of
 from fewbits.analysis.engine.results.arms import arm_table
@@ -70,7 +71,7 @@ def preview(study: str, results: Results) -> tuple[Preview, ...]:
     spreads = {spread.metric: spread for spread in measured_spreads() if (spread.study, spread.scale) == at_scale}
     previews = []
     for claim in load_claims(study).claims:
-        for comparison in comparisons(claim, arm_table(study)):
+        for comparison in comparisons(at_probes(claim, results), arm_table(study)):
             if (seeds := _planned_seeds(results, comparison)) is not None:
                 spread = spreads.get(comparison.metric) if comparison.arm else None
                 previews.append(_preview(study, claim.id, comparison, seeds, spread))
@@ -82,7 +83,7 @@ def spreads_of(study: str, results: Results) -> tuple[MeasuredSpread, ...]:
     load_hooks(study)
     by_metric: dict[str, list[tuple[float, int]]] = {}
     for claim in load_claims(study).claims:
-        for comparison in comparisons(claim):
+        for comparison in comparisons(at_probes(claim, results)):
             if not comparison.arm or comparison.test not in (*DIRECTIONS, *NULLS):
                 continue
             if _planned_seeds(results, comparison) is None:

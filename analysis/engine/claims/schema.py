@@ -87,6 +87,7 @@ class Part:
     where: dict[str, str] = field(default_factory=dict)  # selected values of the sweep's axes
     baseline_where: dict[str, str] | None = None  # the baseline's axis values, if they are not the arm's
     each: dict[str, tuple[str, ...]] = field(default_factory=dict)  # one axis, with a comparison for each value
+    probed: bool = False  # in plans with probes of these arms, the probes are compared (engine/claims/probed.py)
     relative: bool = True  # differences are fractions of the baseline's level
     margin: Margin | None = None
     low: float | None = None  # the bounds of `within`

@@ -73,6 +73,8 @@ def _part(part: Part, margin: Margin | None) -> str:
         text += f", {part.bounds}"
     if margin is not None:
         text += f", margin {_margin(margin)}"
+    if part.probed:
+        text += "; by probes of the trunk, where a scale has them"
     return f"{part.name}: {text}" if part.name else text
 
 

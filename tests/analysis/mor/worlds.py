@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fewbits.analysis.engine.claims.probed import PREFIX
 from fewbits.analysis.studies.mor.tensors import PARTS, high
 from fewbits.kernels.quantizer import Mixture
 from fewbits.models.observer import BINS
@@ -40,14 +41,14 @@ class World(worlds.World):
     below: float | None = None  # share of watched mini-batches in the lowest bin of the threshold's side, else by error
 
     def numerics(self, of: Plan, member: Member) -> list[dict[str, Any]]:
-        trial, arm, seed = of.trials[member.id].trial, str(member.cell.arm), member.cell.seed
+        trial, arm, seed = of.trials[member.id].trial, str(member.cell.arm).removeprefix(PREFIX), member.cell.seed
         configuration = dict(member.cell.axes).get("configuration", "1")
         operands = {slot: str(o.spec) for slot, o in trial.recipe.operands.items() if isinstance(o.spec, Mixture)}
         if not any(":channel:" in spelled or "1x" in spelled for spelled in operands.values()):
             shared = ("fprop.x", "fprop.w", "dgrad.dy")
             operands = {slot: spelled for slot, spelled in operands.items() if slot in shared}
         rows = []
-        for end in (False, True):
+        for end in (True,) if trial.is_probe else (False, True):
             for block in range(trial.model.layers):
                 for part in PARTS:
                     step = trial.training.steps - 1 if end else 9

@@ -1,0 +1,48 @@
+"""Move parts of claims from trained arms to probes of the trunk.
+
+A probe measures a recipe on the same weights and batches as all other recipes, so a statement about tensors needs no
+training of its own. In the plans of the studies, the probe of an arm is the arm `probe-ARM` of the sweep `probes`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeVar
+
+from fewbits.analysis.engine.claims.schema import Claim, ControlClaim, Part
+from fewbits.analysis.engine.results.frames import Results
+
+SWEEP, PREFIX = "probes", "probe-"
+END = {"checkpoint": "end"}
+
+C = TypeVar("C", Claim, ControlClaim)
+
+
+def at_probes(claim: C, results: Results) -> C:
+    """Return the claim with its `probed` parts at the trunk's last checkpoint, if the plan has these probes.
+
+    Probes of an imported model move no part: it is another architecture than the claims are about.
+    """
+    return replace(claim, parts=tuple(_moved(part, results) if part.probed else part for part in claim.parts))
+
+
+def _moved(part: Part, results: Results) -> Part:
+    where = {**part.where, **END}
+    arms, chain = (tuple(map(_probe, names)) for names in (part.arms, part.chain))
+    baseline = _probe(part.baseline) if part.baseline else ""
+    if SWEEP not in {sweep.name for sweep in results.plan.sweeps}:
+        return part
+    scope = results.of_sweep(SWEEP)
+    needed = (*arms, *chain, *([baseline] if baseline else []))
+    if not (all(scope.has(name, where) for name in needed) and _has_trunk(scope)):
+        return part
+    return replace(part, arms=arms, chain=chain, baseline=baseline, sweep=SWEEP, where=where)
+
+
+def _probe(arm: str) -> str:
+    return f"{PREFIX}{arm}"
+
+
+def _has_trunk(scope: Results) -> bool:
+    parents = {scope.plan.trials[member.id].parent for member in scope.members}
+    return any(parent in scope.plan.trials for parent in parents if parent is not None)
