@@ -15,7 +15,7 @@ from fewbits.analysis.engine.results.frames import Results
 SWEEP, PREFIX = "probes", "probe-"
 END = {"checkpoint": "end"}
 
-C = TypeVar("C", Claim, ControlClaim)
+C = TypeVar("C", bound=Claim | ControlClaim)
 
 
 def at_probes(claim: C, results: Results) -> C:
