@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fewbits.experiments.composition import spelled
-from fewbits.sweeps.planning.sweep import ARM, SEED, START, Sweep, start_of
+from fewbits.sweeps.planning.sweep import ARM, SEED, START, Sweep, listed, start_of
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,10 @@ def _combinations(sweep: Sweep, arm: str) -> list[dict[str, str]]:
 def _excluded(sweep: Sweep, arm: str, axes: Mapping[str, str], seed: int) -> bool:
     place: dict[str, Any] = {ARM: arm, **axes, SEED: str(seed)}
     return any(
-        all(key in place and place[key] in (spelled(value), str(value)) for key, value in exclusion.items())
+        all(
+            key in place and any(place[key] in (spelled(value), str(value)) for value in listed(chosen))
+            for key, chosen in exclusion.items()
+        )
         for exclusion in sweep.exclude
     )
 

@@ -10,7 +10,7 @@
       trunk: {overrides: [recipe=bf16], axes: []}  # without axes: one trial for all axis values
       mor: {overrides: [recipe=mor/block], parent: trunk, at: 0.8}  # starts after 0.8 of the parent's steps
     exclude:
-      - {arm: mor, recipe.threshold: 0.03, seed: 2}
+      - {arm: mor, recipe.threshold: 0.03, seed: [1, 2]}
 
 If the values of an axis are lists of overrides, they have names: `axes: {data: {small: [data=python], …}}`. Such a list
 may contain `at=0.5`, which comes before an arm's `at`: then the axis chooses the checkpoint where a branch starts.
@@ -172,13 +172,14 @@ class Sweep:
                 raise ValueError(f"sweep {self.name}: exclude {exclusion!r}: a mapping of axes to values is expected")
             for key in exclusion:
                 one_of(f"sweep {self.name}: exclude:", key, (ARM, SEED, *names))
-            if nested := [value for value in exclusion.values() if isinstance(value, list | tuple | Mapping)]:
-                raise ValueError(f"sweep {self.name}: exclude {exclusion!r}: one value is expected, not {nested[0]!r}")
-            for axis, value in exclusion.items():
+            for axis, value in ((axis, value) for axis, chosen in exclusion.items() for value in listed(chosen)):
+                where = f"sweep {self.name}: exclude: {axis}"
+                if isinstance(value, list | tuple | Mapping):
+                    raise ValueError(f"{where} {value!r}: a value or a list of values is expected")
                 if isinstance(self.axes.get(axis), list | tuple):
-                    one_of(f"sweep {self.name}: exclude: {axis}", spelled(value), map(spelled, self.axes[axis]))
-            if ARM in exclusion:
-                one_of(f"sweep {self.name}: exclude: arm", exclusion[ARM], self.arms)
+                    one_of(where, spelled(value), map(spelled, self.axes[axis]))
+                if axis == ARM:
+                    one_of(where, value, self.arms)
 
     @property
     def groups(self) -> list[dict[str, dict[str, Any]]]:
@@ -197,6 +198,11 @@ class Sweep:
     def runs_at(self, arm: str) -> bool:
         """Tell whether the arm is part of the sweep at the sweep's scale."""
         return all(scales is None or self.scale in scales for scales in (self.scales, self.arms[arm].scales))
+
+
+def listed(chosen: Any) -> Sequence[Any]:
+    """Return the values that an entry of `exclude` names for an axis: those of its list, or its one value."""
+    return chosen if isinstance(chosen, list | tuple) else [chosen]
 
 
 def load_sweeps(overrides: Sequence[str]) -> tuple[list[Sweep], tuple[str, ...]]:

@@ -94,6 +94,8 @@ def test_exclusions_take_out_the_cells_that_they_match_entirely() -> None:
     assert len(without({"data": 8})) == 4  # four cells of the arm that has this axis
     assert len(without({"seed": 1})) == len(all_places) / 2
     assert without({"seed": 2}) == []
+    assert without({"seed": [], "arm": "x"}) == []
+    assert without({"a": [0.03, 0.5], "seed": [1], "arm": ["y z"]}) == ["arm=y z a=0.03 seed=1", "arm=y z a=0.5 seed=1"]
     assert len(without({"arm": "x"}, {"arm": "y z", "seed": 0})) == len(all_places) - 2
 
 
