@@ -12,8 +12,9 @@ from fewbits.analysis.engine.claims.findings import ControlResult, Finding, Outc
 from fewbits.analysis.engine.claims.schema import OWN, Claim
 from fewbits.analysis.engine.claims.verdicts import FAMILIES
 from fewbits.analysis.views.html import render
-from fewbits.analysis.views.numbers import bounds, effect, number, p_value, plural, size
+from fewbits.analysis.views.numbers import bounds, effect, number, p_value, size
 from fewbits.analysis.views.trials import Trials
+from fewbits.common.plural import plural
 
 # Signs that distinguish outcomes without colour.
 SIGNS: dict[str, str] = {

@@ -9,6 +9,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from fewbits.analysis.views import numbers
+from fewbits.common.plural import plural
 
 TEMPLATES = Path(__file__).with_name("templates")
 
@@ -44,5 +45,5 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {"anchor": numbers.anchor, "sentence": numbers.sentence}
-    environment.globals["plural"] = numbers.plural
+    environment.globals["plural"] = plural
     return environment

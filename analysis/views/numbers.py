@@ -15,11 +15,6 @@ def anchor(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
-def plural(count: int, noun: str) -> str:
-    """Return a count with its noun, with an s unless the count is 1."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
 def sentence(text: str) -> str:
     """Return the text with a capital at the start and, unless it ends a sentence, a full stop at the end."""
     text = text[:1].upper() + text[1:]

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
+from fewbits.common.plural import plural
 from fewbits.common.progress import clock
 from fewbits.common.tables import print_table
 from fewbits.sweeps.dry_run import arms, memory, outline
@@ -116,7 +117,7 @@ def totals(
         if key in rerun or (not finished(trial) and not statuses[key].for_good)
     ]
     states = counted((status.state for status in statuses.values()), half_done(plan, statuses))
-    lines = [f"{len(plan.trials)} trials: {states}"]
+    lines = [f"{plural(len(plan.trials), 'trial')}: {states}"]
     if not missing:
         return [*lines, "nothing to run"]
     slots, speeds = parallel or _slots(missing), Speeds(plan.store)

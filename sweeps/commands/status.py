@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fewbits.common.arguments import CommandParser, existing
+from fewbits.common.plural import plural
 from fewbits.common.store_folder import store_folder
 from fewbits.common.tables import print_table
 from fewbits.sweeps.commands.sweep import in_store
@@ -92,7 +93,7 @@ def main(argv: Sequence[str]) -> int:
     print_table([""] * len(shown), ([row[number] for number in shown] for row in cells))
     distinct = {row.folder: row for row in rows}
     half_done = sum(row.state == "planned" and row.step > 0 for row in distinct.values())
-    print(f"\n{len(distinct)} trials: {counted((row.state for row in distinct.values()), half_done)}")
+    print(f"\n{plural(len(distinct), 'trial')}: {counted((row.state for row in distinct.values()), half_done)}")
     return 0
 
 

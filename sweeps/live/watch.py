@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from fewbits.common.plural import plural
 from fewbits.common.progress import Progress, clock
 from fewbits.experiments.training import flops_a_token
 from fewbits.sweeps.planning.cost import work_of
@@ -47,7 +48,7 @@ def _show(display: Progress, plan: Plan, statuses: dict[str, TrialStatus]) -> No
     running = [plan.trials[key] for key, status in statuses.items() if status.state is State.RUNNING]
     reports = {planned.id: store.progress(planned.folder) or {} for planned in running}
     counts = counted((status.state for status in statuses.values()), half_done(plan, statuses))
-    texts = [f"{len(statuses)} trials: {counts}"]
+    texts = [f"{plural(len(statuses), 'trial')}: {counts}"]
     if speed := sum(report.get("tokens_per_second", 0.0) for report in reports.values()):
         texts.append(f"{speed:,.0f} tokens/s")
         texts.append(f"{clock(_seconds_left(plan, statuses, reports))} left")

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
+from fewbits.common.plural import plural
 from fewbits.common.progress import Bar, Progress, clock
 from fewbits.sweeps.planning.cost import Speeds, tokens_of, work_of
 from fewbits.sweeps.planning.plan import Planned
@@ -41,7 +42,7 @@ class Display(Progress):
         begun = {task.planned.id: task for task in [*driver.of(Stage.STARTED), *elsewhere]}
         reports = {key: store.progress(task.planned.folder) or {} for key, task in begun.items()}
         running, counts = [*here, *elsewhere], _counts(driver, here, elsewhere)
-        texts = [f"{len(driver.tasks)} trials: " + ", ".join(f"{count} {name}" for name, count in counts)]
+        texts = [f"{plural(len(driver.tasks), 'trial')}: " + ", ".join(f"{count} {name}" for name, count in counts)]
         if speed := sum(reports[task.planned.id].get("tokens_per_second", 0.0) for task in running):
             texts.append(f"{speed:,.0f} tokens/s")
         if (left := self._seconds_left(driver, reports, len(running))) is not None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 from fewbits.common.arguments import warn_in_lines
+from fewbits.common.plural import plural
 from fewbits.common.terminal import notice
 from fewbits.experiments.tracking.decisions import add_decisions
 from fewbits.kernels.quantizer import Mixture
@@ -102,7 +103,7 @@ def run_trials(plan: Plan, where: Where, mirror: Mirror, opened: Callable[[], Ba
         warnings.showwarning = display.warn  # type: ignore[assignment]  # it ignores all arguments but the message
         start = "; starting Ray" if where.backend == "ray" and opened is None else ""
         space = estimate(missing, plan.store)
-        display.print_line(f"{len(missing)} of {len(plan.trials)} trials to run: {space}{start}")
+        display.print_line(f"{len(missing)} of {plural(len(plan.trials), 'trial')} to run: {space}{start}")
         began = time.monotonic()
         with contextlib.closing(display), contextlib.ExitStack() as closing:
             chosen = opened() if opened else closing.enter_context(contextlib.closing(where.open()))
@@ -215,7 +216,7 @@ def _summary(plan: Plan, drivers: Sequence[Driver]) -> int:
     failed = [task for driver in drivers for task in driver.of(Stage.FAILED)]
     statuses = trial_statuses(plan, [task.planned.id for task in failed])
     states = counted((status.state for status in statuses.values()), half_done(plan, statuses))
-    print(f"{len(statuses)} trials: {states}")
+    print(f"{plural(len(statuses), 'trial')}: {states}")
     blocked = [status for status in statuses.values() if status.state is State.BLOCKED]
     for key, status in statuses.items():
         path = plan.trials[key].folder.path

@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from fewbits.common.plural import plural
 from fewbits.experiments.environment import LIKENESS
 from fewbits.sweeps.running.machine_kinds import UNKNOWN, Computed, alike, describe, is_mixed, kinds_of
 from fewbits.sweeps.running.store import OVER
@@ -62,7 +63,7 @@ def unlike_within_seeds(rows: Sequence[Row]) -> list[str]:
         if not differing:
             continue
         total = sum(differing.values(), Counter[str]())
-        each = ", ".join(f"{value} ({_trials(total[value])})" for value in sorted(total))
+        each = ", ".join(f"{value} ({plural(total[value], 'trial')})" for value in sorted(total))
         within = f"{'seed' if len(differing) == 1 else 'seeds'} {', '.join(map(str, sorted(differing)))}"
         unlike = [row["computed"] for row in finished.values() if row["seed"] in differing]
         lines.append(
@@ -99,7 +100,3 @@ def _remedy(unlike: Sequence[Computed], usual: str | None) -> str:
     if len(chosen) > 1 or not all(unlike):
         return f"to run the deviating trials again: `fewbits sweep … --like {usual or 'KIND'}`"
     return "to run the trials of one backend again: move their run folders away, then `fewbits sweep …`"
-
-
-def _trials(count: int) -> str:
-    return "1 trial" if count == 1 else f"{count} trials"

@@ -83,7 +83,7 @@ def test_a_trial_in_two_places_is_told_once(cache: Path, tmp_path: Path, capsys:
     file = tiny_file(tmp_path, cache, {"arms": {"a": {}, "b": {"overrides": ["recipe.name=other"]}}})
     shown = dry_run(file, tmp_path / "runs", capsys)
     assert shown.splitlines()[1].endswith("planned  (the same trial as above)")
-    assert "\n1 trials: 1 planned\n" in shown
+    assert "\n1 trial: 1 planned\n" in shown
 
 
 def test_a_trial_is_planned_in_a_small_part_of_the_time_of_composing_it(
