@@ -127,14 +127,24 @@ def svg(figure: Figure) -> str:
 
 
 def _compact(text: str) -> str:
-    """Return a shorter SVG that looks the same: coordinates to 0.01 px, and the font stated once."""
+    """Return a shorter SVG that looks the same: coordinates to 0.01 px, the font stated once, short paths."""
 
     def rounded(number: re.Match[str]) -> str:
         value = float(number[0])
         return f"{value:.2f}".rstrip("0").rstrip(".") if abs(value) >= 1 else f"{value:.3g}"
 
+    def path(found: re.Match[str]) -> str:
+        text, last = "", ""
+        for command, numbers in re.findall(r"([MLQCZmlqcz])\s*([^MLQCZmlqcz]*)", found[0]):
+            # Pairs of numbers that follow those of M or L are ends of lines, too.
+            text += (" " if command == "L" and last in ("M", "L") else command) + numbers.strip()
+            last = command
+        return text
+
     def shorter(tag: re.Match[str]) -> str:
-        return " ".join(re.sub(r"\b\d+\.\d{3,}\b", rounded, tag[0]).split())
+        text = " ".join(re.sub(r"\b\d+\.\d{3,}\b", rounded, tag[0]).split())
+        text = re.sub(r' transform="rotate\(-0 [^)]*\)"', "", text)
+        return re.sub(r'(?<= d=")[^"]*', path, text)
 
     text = text.replace(f"font-family: {FONTS}; ", "").replace("<svg ", f'<svg font-family="{FONTS}" ', 1)
     return re.sub(r">\s+<", "><", re.sub(r"<[^>]*>", shorter, text))

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from fewbits.analysis.figures.curves import LEAST, Line, Panel, PaperMark, Rule, curve_figure
 from fewbits.analysis.figures.heat_map import HeatMap, heat_map_figure, histogram_row
 from fewbits.analysis.figures.panels import percent
-from fewbits.analysis.figures.theme import SMALL, STYLES, THEMES, WIDTH, Theme, png, svg, themed
+from fewbits.analysis.figures.theme import SMALL, STYLES, THEMES, WIDTH, Theme, _compact, png, svg, themed
 from fewbits.analysis.report.items import FigureResult
 
 X = np.linspace(0, 1e6, 20)
@@ -192,3 +192,8 @@ def test_an_svg_has_coordinates_to_a_hundredth_and_its_texts_as_written() -> Non
     assert any("." in path for path in paths)
     assert not re.search(r"\b[1-9]\d*\.\d{3}", " ".join(paths))
     assert "0.0009126  and 17.03125" in {found.text for found in root.iter("{http://www.w3.org/2000/svg}text")}
+
+
+def test_a_short_path_draws_the_same_lines_and_curves() -> None:
+    long = '<svg x="1"><path d="M 0 0 L 1 1 L 2 2 Q 3 3 4 4 L 5 5 z M 1e-05 1 L 2 2 "/></svg>'
+    assert ' d="M0 0 1 1 2 2Q3 3 4 4L5 5zM1e-05 1 2 2"' in _compact(long)
