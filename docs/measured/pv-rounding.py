@@ -1,4 +1,4 @@
-"""Round the sums of attention's second product, P·V, and measure the bias of the gradient: docs/measured/pv-rounding.md.
+"""Round the sums of attention's second product, P·V, and measure the bias of the gradient: pv-rounding.md.
 
     python docs/measured/pv-rounding.py RUN… > docs/measured/pv-rounding.txt
 
@@ -19,6 +19,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -132,7 +133,7 @@ def measure(bench: Bench, windows: Sequence[tuple[Tensor, Tensor]], recipe: str)
 
 def _common(vectors: Sequence[Tensor]) -> float:
     """Return the mean product of neighbours, whose own noise is independent."""
-    return sum(float(a.double() @ b.double()) for a, b in zip(vectors, vectors[1:], strict=False)) / (len(vectors) - 1)
+    return sum(float(a.double() @ b.double()) for a, b in pairwise(vectors)) / (len(vectors) - 1)
 
 
 def main() -> None:

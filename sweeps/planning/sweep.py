@@ -110,6 +110,7 @@ class Sweep:
     size: tuple[str, ...] = ("scale=${scale}",)
     seeds: tuple[int, ...] = (0,)
     arms: dict[str, Arm] = field(default_factory=lambda: {"": Arm()})
+    only: tuple[str, ...] = ()  # run these arms alone, with those that they start from; empty: all
     trunk: str | None = None  # the arm that is the parent of all arms that name none
     axes: dict[str, Any] = field(default_factory=dict)
     zipped: tuple[Any, ...] = ()
@@ -197,7 +198,20 @@ class Sweep:
 
     def runs_at(self, arm: str) -> bool:
         """Tell whether the arm is part of the sweep at the sweep's scale."""
-        return all(scales is None or self.scale in scales for scales in (self.scales, self.arms[arm].scales))
+        return (not self.only or arm in self._chosen) and all(
+            scales is None or self.scale in scales for scales in (self.scales, self.arms[arm].scales)
+        )
+
+    @property
+    def _chosen(self) -> set[str]:
+        """The arms of `only` that this sweep has, and those that they start from."""
+        chosen: set[str] = set()
+        for name in self.only:
+            above: str | None = name if name in self.arms else None
+            while above is not None:
+                chosen.add(above)
+                above = self.arms[above].parent
+        return chosen
 
 
 def listed(chosen: Any) -> Sequence[Any]:
@@ -240,6 +254,14 @@ def load_sweeps(overrides: Sequence[str]) -> tuple[list[Sweep], tuple[str, ...]]
 def _load_chosen(chosen: dict[str, str], changes: Sequence[str], own: Folders) -> list[Sweep]:
     if "sweep" in chosen and "study" not in chosen and "file" not in chosen:
         chosen["file"] = str(_own_file(chosen.pop("sweep"), own))
+    sweeps = _load_files(chosen, changes, own)
+    arms = dict.fromkeys(arm for sweep in sweeps for arm in sweep.arms)
+    for name in dict.fromkeys(name for sweep in sweeps for name in sweep.only):
+        one_of("only", name, arms)
+    return sweeps
+
+
+def _load_files(chosen: dict[str, str], changes: Sequence[str], own: Folders) -> list[Sweep]:
     if "file" in chosen:
         if others := [f"{key}={chosen[key]}" for key in _WHICH if key in chosen and key != "file"]:
             raise ValueError(f"{chosen['file']} and {', '.join(others)}: name a file or a study, not both")

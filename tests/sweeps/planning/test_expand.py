@@ -1,6 +1,7 @@
 """Test the expansion of a sweep to its cells: which cells, in which order, with which overrides."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -97,6 +98,16 @@ def test_exclusions_take_out_the_cells_that_they_match_entirely() -> None:
     assert without({"seed": [], "arm": "x"}) == []
     assert without({"a": [0.03, 0.5], "seed": [1], "arm": ["y z"]}) == ["arm=y z a=0.03 seed=1", "arm=y z a=0.5 seed=1"]
     assert len(without({"arm": "x"}, {"arm": "y z", "seed": 0})) == len(all_places) - 2
+
+
+def test_only_chooses_arms_and_those_that_they_start_from() -> None:
+    arms = {"t": Arm(axes=()), "x": Arm(parent="t"), "y": Arm(parent="x"), "z": Arm()}
+    sweep = Sweep("s", axes={"a": [1, 2]}, arms=arms)
+    chosen = places(expand(replace(sweep, only=("x",))))
+    assert chosen == ["arm=t seed=0", "arm=x a=1 seed=0", "arm=x a=2 seed=0"]
+    assert {place.split()[0] for place in places(expand(replace(sweep, only=("y",))))} == {"arm=t", "arm=x", "arm=y"}
+    assert expand(replace(sweep, only=("elsewhere",))) == [], "another sweep of the study may have it"
+    assert places(expand(sweep)) == places(expand(replace(sweep, only=("y", "z"))))
 
 
 # ------------------------------------------------------------------------------------------------ parents

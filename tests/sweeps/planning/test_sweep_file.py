@@ -272,6 +272,7 @@ def test_a_mistake_in_a_file_is_one_line(text: str, message: str, tmp_path: Path
         (("FILE", "x=1"), "valid keys are study, sweep, file, about,"),
         (("FILE", "study=mor"), r"tiny\.yaml and study=mor: name a file or a study, not both"),
         (("FILE", "FILE"), "only one file can be named"),
+        (("study=mor", "only=[block, nvfp4]"), r"only: nvfp4|only.*'nvfp4'"),
         (("study=mor", "study=nvfp4"), "'study=nvfp4' after 'mor': only one study can be named"),
         (("FILE", "+axes.optimizer.lr=[1,2]"), r"write axes=\{optimizer\.lr:\[1,2\]\}"),
     ],
