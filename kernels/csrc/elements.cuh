@@ -1,6 +1,7 @@
 // Converts elements to values or codes: eight ordinary elements at once, all others one by one.
 #pragma once
 #include "codes.cuh"
+#include "errors.cuh"
 #include "remade.cuh"
 
 namespace fb {
@@ -16,7 +17,7 @@ FB_D bool quickly(const Spec &s, const Vector<D> &x, const Block (&blocks)[WIDTH
   if (s.stochastic) draws = eight_draws(first, ROUND_HIGH, seed);
   Counts now = *counts;
   float on_grid[WIDTH], back[WIDTH];
-  bool over[WIDTH];
+  uint32_t over[WIDTH];
   uint32_t ask = 0;
 #pragma unroll
   for (int i = 0; i < WIDTH; i++) {
@@ -25,24 +26,26 @@ FB_D bool quickly(const Spec &s, const Vector<D> &x, const Block (&blocks)[WIDTH
     float v = fabsf(D::widen(was)) * scale.encode, q;
     uint32_t high = (draws.w[i / 2] >> (16 * (i % 2))) & 0xffffu;
     q = s.stochastic ? rounded_at_once<WIDE, true>(v, g, high, &ask) : rounded_at_once<WIDE, false>(v, g, high, &ask);
-    over[i] = q > g.max;
+    over[i] = bits(g.max - q) >> 31;
     q = smaller(q, g.max);
     on_grid[i] = value(bits(q) | uint32_t(was & S(~D::magnitude_mask)) << (32 - 8 * sizeof(S)));
     if (s.encodes) continue;
     back[i] = s.scaling.divides() ? quotient(q, scale.encode, scale.decode) : (q * scale.decode) * scale.outer;
   }
   if (!s.encodes) {
+    constexpr uint32_t SIGNS = sizeof(S) == 2 ? 0x80008000u : SIGN;
+    Vector<D> from, to;  // magnitudes
 #pragma unroll
-    for (int j = 0; j < Vector<D>::WORDS; j++)
-      if (sizeof(S) == 2) {
-        y->w[j] = narrow_two<D>(back[2 * j], back[2 * j + 1]) | (x.w[j] & 0x80008000u);
-      } else {
-        y->w[j] = uint32_t(D::narrow(back[j])) | (x.w[j] & SIGN);
-      }
-    if (s.stats) {
+    for (int j = 0; j < Vector<D>::WORDS; j++) {
+      from.w[j] = x.w[j] & ~SIGNS;
+      to.w[j] = sizeof(S) == 2 ? narrow_two<D>(back[2 * j], back[2 * j + 1]) : uint32_t(D::narrow(back[j]));
+      y->w[j] = to.w[j] | (x.w[j] & SIGNS);
+    }
+    if (s.stats && WIDE) {
 #pragma unroll
-      for (int i = 0; i < WIDTH; i++)
-        now.count(fabsf(D::widen(x.get(i))), D::widen(S(y->get(i) & D::magnitude_mask)), over[i]);
+      for (int i = 0; i < WIDTH; i++) now.count(D::widen(from.get(i)), D::widen(to.get(i)), over[i]);
+    } else if (s.stats) {
+      count_ordinary<D>(from, to, over, &now);
     }
   }
   if (!ask) *counts = now;

@@ -30,6 +30,8 @@ template <class D> struct Vector {
     for (int i = 0; i < WIDTH; i++) s = i == n ? get(i) : s;
     return s;
   }
+  // Return 1 for each element of word j that is not zero, at the element's position in the word; all are magnitudes.
+  FB_D uint32_t nonzero(int j) const { return PER_WORD == 1 ? uint32_t(w[j] != 0) : __vminu2(w[j], 0x00010001u); }
 };
 
 // Two values of 16 bits in one word, the first in its lower half; GPUs have an instruction for both at once.

@@ -33,7 +33,7 @@ CEILINGS = {
     ("nvfp4, stochastic, rht16", "quantize"): 76.0,
     ("nvfp4, stochastic, rht16, both axes", "measure"): 39.0,
     ("nvfp4, stochastic, rht16, both axes", "quantize"): 152.0,
-    ("128x128, statistics of blocks", "quantize"): 69.0,
+    ("128x128, statistics of blocks", "quantize"): 42.0,
     ("encode, e4m3, 128x128, gam", "measure"): 4.3,
     ("encode, e4m3, 128x128, gam", "quantize"): 21.0,
 }

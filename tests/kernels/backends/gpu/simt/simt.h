@@ -264,6 +264,8 @@ inline uint32_t __vmaxu2(uint32_t a, uint32_t b) {
   uint32_t low = (a & 0xffffu) > (b & 0xffffu) ? a : b, high = (a >> 16) > (b >> 16) ? a : b;
   return (low & 0xffffu) | (high & 0xffff0000u);
 }
+// The smaller of each pair of halves.
+inline uint32_t __vminu2(uint32_t a, uint32_t b) { return a ^ b ^ __vmaxu2(a, b); }
 inline void atomicMax(uint32_t *p, uint32_t v) { *p = *p > v ? *p : v; }
 inline void atomicMin(uint32_t *p, uint32_t v) { *p = *p < v ? *p : v; }
 inline void atomicAdd(unsigned long long *p, unsigned long long v) { *p += v; }
