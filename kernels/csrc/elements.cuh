@@ -1,6 +1,7 @@
 // Converts elements to values or codes: eight ordinary elements at once, all others one by one.
 #pragma once
 #include "codes.cuh"
+#include "drawn.cuh"
 #include "errors.cuh"
 #include "remade.cuh"
 
@@ -19,13 +20,20 @@ FB_D bool quickly(const Spec &s, const Vector<D> &x, const Block (&blocks)[WIDTH
   float on_grid[WIDTH], back[WIDTH];
   uint32_t over[WIDTH];
   uint32_t ask = 0;
+  bool asks = false;
 #pragma unroll
   for (int i = 0; i < WIDTH; i++) {
     const Scale &scale = blocks[split.col(i)].scale;
     S was = x.get(i);
     float v = fabsf(D::widen(was)) * scale.encode, q;
     uint32_t high = (draws.w[i / 2] >> (16 * (i % 2))) & 0xffffu;
-    q = s.stochastic ? rounded_at_once<WIDE, true>(v, g, high, &ask) : rounded_at_once<WIDE, false>(v, g, high, &ask);
+    if (!s.stochastic) {
+      q = nearest<WIDE>(v, g);
+    } else if (WIDE) {
+      q = rounded_at_once<WIDE, true>(v, g, high, &ask);
+    } else {
+      q = i % 2 ? drawn<true>(v, g, draws.w[i / 2], &asks) : drawn<false>(v, g, draws.w[i / 2], &asks);
+    }
     over[i] = bits(g.max - q) >> 31;
     q = smaller(q, g.max);
     on_grid[i] = value(bits(q) | uint32_t(was & S(~D::magnitude_mask)) << (32 - 8 * sizeof(S)));
@@ -36,9 +44,10 @@ FB_D bool quickly(const Spec &s, const Vector<D> &x, const Block (&blocks)[WIDTH
     constexpr uint32_t SIGNS = sizeof(S) == 2 ? 0x80008000u : SIGN;
     Vector<D> from, to;  // magnitudes
 #pragma unroll
+    for (int i = 0; i < WIDTH; i += 2) to.set_two(i, back[i], back[i + 1]);
+#pragma unroll
     for (int j = 0; j < Vector<D>::WORDS; j++) {
       from.w[j] = x.w[j] & ~SIGNS;
-      to.w[j] = sizeof(S) == 2 ? narrow_two<D>(back[2 * j], back[2 * j + 1]) : uint32_t(D::narrow(back[j]));
       y->w[j] = to.w[j] | (x.w[j] & SIGNS);
     }
     if (s.stats && WIDE) {
@@ -48,9 +57,9 @@ FB_D bool quickly(const Spec &s, const Vector<D> &x, const Block (&blocks)[WIDTH
       count_ordinary<D>(from, to, over, &now);
     }
   }
-  if (!ask) *counts = now;
+  if (!ask && !asks) *counts = now;
   if (s.encodes) *codes = codes_of(s, on_grid);
-  return !ask;
+  return !ask && !asks;
 }
 
 FB_D uint32_t careful_code(const Spec &s, const Request &r, const Element &e, const Block &b) {

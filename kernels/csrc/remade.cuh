@@ -2,6 +2,7 @@
 // corrects one.
 #pragma once
 #include "blocks.cuh"
+#include "drawn.cuh"
 #include "rotate.cuh"
 #include "slots.cuh"
 #include "sums.cuh"
