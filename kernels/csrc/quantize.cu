@@ -209,7 +209,8 @@ template <class D> FB_D void extent(const Call &call) {
 }  // namespace fb
 
 #ifndef FB_SIMT
-extern "C" __global__ void __launch_bounds__(fb::shape().threads, fb::least_ctas())
+constexpr bool QUANTIZES = fb::FB_KERNEL<fb::FB_DTYPE> == fb::quantize<fb::FB_DTYPE>;
+extern "C" __global__ void __launch_bounds__(fb::shape().threads, fb::least_ctas(QUANTIZES))
     run(const __grid_constant__ fb::Call call) {
   fb::FB_KERNEL<fb::FB_DTYPE>(call);
 }
