@@ -7,6 +7,10 @@
 
 namespace fb {
 
+// True if no element of an ordinary block can overflow: a block's amax is scaled to the grid's largest value, to within
+// two roundings, and the middle of that value and the next is further away.
+FB_D bool never_overflows(const Spec &s) { return s.scaling.divides() && !s.stochastic && s.grid.dropped >= 4; }
+
 // Convert eight ordinary elements to values or codes. If the first 16 bits of a draw do not decide, return false; the
 // results are then invalid and the counts unchanged.
 template <class D, bool WIDE>
@@ -34,8 +38,8 @@ FB_D bool quickly(const Spec &s, const Vector<D> &x, const Block (&blocks)[WIDTH
     } else {
       q = i % 2 ? drawn<true>(v, g, draws.w[i / 2], &asks) : drawn<false>(v, g, draws.w[i / 2], &asks);
     }
-    over[i] = bits(g.max - q) >> 31;
-    q = smaller(q, g.max);
+    over[i] = never_overflows(s) ? 0u : bits(g.max - q) >> 31;
+    q = never_overflows(s) ? q : smaller(q, g.max);
     on_grid[i] = value(bits(q) | uint32_t(was & S(~D::magnitude_mask)) << (32 - 8 * sizeof(S)));
     if (s.encodes) continue;
     back[i] = s.scaling.divides() ? quotient(q, scale.encode, scale.decode) : (q * scale.decode) * scale.outer;

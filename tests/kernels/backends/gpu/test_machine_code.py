@@ -20,22 +20,24 @@ from tests.kernels.backends.gpu.test_cuda_kernels_fit import CLASSES, Usage, usa
 ELEMENTS = 64  # of a thread
 # The most instructions for an element, by class and kernel: the count when this was written, and a few percent.
 CEILINGS = {
-    ("128x128, amax", "quantize"): 18.5,
+    ("128x128, amax", "quantize"): 17.7,
     ("channel down, many rows", "measure"): 7.0,
-    ("channel down, many rows", "quantize"): 30.0,
-    ("channel", "quantize"): 19.5,
+    ("channel down, many rows", "quantize"): 28.6,
+    ("channel", "quantize"): 18.4,
     ("tensor, amax", "measure"): 5.1,
-    ("tensor, amax", "quantize"): 18.0,
+    ("tensor, amax", "quantize"): 17.0,
     ("1x32, mx", "quantize"): 20.5,
     ("nvfp4", "measure"): 5.1,
     ("nvfp4", "quantize"): 26.0,
+    ("nvfp4, stochastic", "quantize"): 44.5,
     ("nvfp4, stochastic, rht16", "measure"): 13.4,
     ("nvfp4, stochastic, rht16", "quantize"): 53.0,
+    ("nvfp4, stochastic, rht16 down", "quantize"): 53.0,
     ("nvfp4, stochastic, rht16, both axes", "measure"): 26.0,
     ("nvfp4, stochastic, rht16, both axes", "quantize"): 106.0,
-    ("128x128, statistics of blocks", "quantize"): 42.0,
+    ("128x128, statistics of blocks", "quantize"): 38.8,
     ("encode, e4m3, 128x128, gam", "measure"): 4.3,
-    ("encode, e4m3, 128x128, gam", "quantize"): 21.0,
+    ("encode, e4m3, 128x128, gam", "quantize"): 20.0,
 }
 STRUCTS = {"quantize.cu": Call, "decode.cu": DecodeCall, "weights.cu": WeightCall}
 SHORT = ("128x128, amax", "channel down, many rows")
