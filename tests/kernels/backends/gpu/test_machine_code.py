@@ -44,6 +44,10 @@ SHORT = ("128x128, amax", "channel down, many rows")
 # Processed element by element by design (docs/measured/cuda-kernels.md).
 BY_ELEMENT = ("odd blocks", "odd partition, parts left out", "overflow to inf", "nvfp4, stochastic, ragged rht16")
 
+# Four Over Six processes a thread's vectors in a loop, and no path contains loops.
+LOOPED = tuple(name for name in CLASSES if name.startswith("fouroversix"))
+MANY_PARTS = ("1x16, statistics of blocks",)  # each vector is a part of its own
+
 
 def variants_of(name: str) -> list[Variant]:
     ask, dtype, shape = CLASSES[name]
@@ -100,7 +104,7 @@ def test_machine_code(name: str) -> None:
         cubin, code = compiled(variant)
         assert parameter_bytes(cubin) == ctypes.sizeof(STRUCTS[variant.file])
         assert resident_ctas(used.registers, variant.shape.threads, used.shared_bytes) * variant.shape.threads >= 256
-        if variant.file != "quantize.cu" or name in BY_ELEMENT:
+        if variant.file != "quantize.cu" or name in BY_ELEMENT or name in LOOPED:
             continue
         path = code.common_path()
         reads = sum(n for op, n in path.items() if op.startswith("LDG") and ".128" in op)
@@ -108,8 +112,8 @@ def test_machine_code(name: str) -> None:
         if variant.kernel == "quantize" and not variant.specs[0].encodes:
             assert sum(n for op, n in path.items() if op.startswith("STG") and ".128" in op) >= 8
         atomics = sum(n for op, n in path.items() if op.startswith(("RED", "ATOMG", "ATOM.")))
-        assert atomics <= 8, "a thread hands in more than one part"
+        assert atomics <= 8 * (8 if name in MANY_PARTS else 1), "a thread hands in more than one part"
         if variant.dtypes[0] != "Fp32" and variant.kernel == "quantize":
-            assert not any(op.split(".")[0] == "F2F" for op in path), "elements are narrowed one at a time"
+            assert not any(op.startswith(("F2F.BF16", "F2F.F16")) for op in path), "elements are narrowed one at a time"
         if ceiling := CEILINGS.get((name, variant.kernel)):
             assert path.total() / ELEMENTS <= ceiling
