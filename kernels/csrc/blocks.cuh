@@ -1,6 +1,6 @@
 // Computes the scales of blocks on a GPU, from amaxes in registers or in memory, and stores them.
 #pragma once
-#include "tile.cuh"
+#include "errors.cuh"
 
 namespace fb {
 
@@ -8,6 +8,10 @@ struct Block {
   Scale scale;
   bool plain, poisoned;
 };
+// True if the statistics of a block's elements can be counted fast, or are not wanted.
+template <class D> FB_D bool counts(const Spec &s, float amax, const Scale &scale) {
+  return !s.stats || s.grid.wide || countable<D>(s.grid.grid(), amax, scale);
+}
 template <class D>
 FB_D Block make_block(const Spec &s, const Request &r, uint32_t amax, int row, int col, float expansion = 1.0f) {
   Group group{1.0f, 1.0f};
@@ -21,7 +25,7 @@ FB_D Block make_block(const Spec &s, const Request &r, uint32_t amax, int row, i
   b.scale = make_scale(s.scaling, value(s.grid.max), value(amax), group, expansion);
   b.poisoned = s.scaling.kind != NONE && amax >= INF;
   const Bounds bounds = ordinary_bounds<D>(s.scaling, s.grid.grid());
-  b.plain = !b.poisoned && is_ordinary(s.scaling, value(amax), b.scale, bounds);
+  b.plain = !b.poisoned && is_ordinary(s.scaling, value(amax), b.scale, bounds) && counts<D>(s, value(amax), b.scale);
   return b;
 }
 template <class D> FB_D Block looked_up(const Spec &s, const Request &r, int row, int col) {

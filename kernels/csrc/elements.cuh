@@ -1,9 +1,15 @@
 // Converts elements to values or codes: eight ordinary elements at once, all others one by one.
 #pragma once
 #include "codes.cuh"
+#include "drawn.cuh"
+#include "errors.cuh"
 #include "remade.cuh"
 
 namespace fb {
+
+// True if no element of an ordinary block can overflow: a block's amax is scaled to the grid's largest value, to within
+// two roundings, and the middle of that value and the next is further away.
+FB_D bool never_overflows(const Spec &s) { return s.scaling.divides() && !s.stochastic && s.grid.dropped >= 4; }
 
 // Convert eight ordinary elements to values or codes. If the first 16 bits of a draw do not decide, return false; the
 // results are then invalid and the counts unchanged.
@@ -16,38 +22,48 @@ FB_D bool quickly(const Spec &s, const Vector<D> &x, const Block (&blocks)[WIDTH
   if (s.stochastic) draws = eight_draws(first, ROUND_HIGH, seed);
   Counts now = *counts;
   float on_grid[WIDTH], back[WIDTH];
-  bool over[WIDTH];
+  uint32_t over[WIDTH];
   uint32_t ask = 0;
+  bool asks = false;
 #pragma unroll
   for (int i = 0; i < WIDTH; i++) {
     const Scale &scale = blocks[split.col(i)].scale;
     S was = x.get(i);
     float v = fabsf(D::widen(was)) * scale.encode, q;
     uint32_t high = (draws.w[i / 2] >> (16 * (i % 2))) & 0xffffu;
-    q = s.stochastic ? rounded_at_once<WIDE, true>(v, g, high, &ask) : rounded_at_once<WIDE, false>(v, g, high, &ask);
-    over[i] = q > g.max;
-    q = smaller(q, g.max);
+    if (!s.stochastic) {
+      q = nearest<WIDE>(v, g);
+    } else if (WIDE) {
+      q = rounded_at_once<WIDE, true>(v, g, high, &ask);
+    } else {
+      q = i % 2 ? drawn<true>(v, g, draws.w[i / 2], &asks) : drawn<false>(v, g, draws.w[i / 2], &asks);
+    }
+    over[i] = never_overflows(s) ? 0u : bits(g.max - q) >> 31;
+    q = never_overflows(s) ? q : smaller(q, g.max);
     on_grid[i] = value(bits(q) | uint32_t(was & S(~D::magnitude_mask)) << (32 - 8 * sizeof(S)));
     if (s.encodes) continue;
     back[i] = s.scaling.divides() ? quotient(q, scale.encode, scale.decode) : (q * scale.decode) * scale.outer;
   }
   if (!s.encodes) {
+    constexpr uint32_t SIGNS = sizeof(S) == 2 ? 0x80008000u : SIGN;
+    Vector<D> from, to;  // magnitudes
 #pragma unroll
-    for (int j = 0; j < Vector<D>::WORDS; j++)
-      if (sizeof(S) == 2) {
-        y->w[j] = narrow_two<D>(back[2 * j], back[2 * j + 1]) | (x.w[j] & 0x80008000u);
-      } else {
-        y->w[j] = uint32_t(D::narrow(back[j])) | (x.w[j] & SIGN);
-      }
-    if (s.stats) {
+    for (int i = 0; i < WIDTH; i += 2) to.set_two(i, back[i], back[i + 1]);
 #pragma unroll
-      for (int i = 0; i < WIDTH; i++)
-        now.count(fabsf(D::widen(x.get(i))), D::widen(S(y->get(i) & D::magnitude_mask)), over[i]);
+    for (int j = 0; j < Vector<D>::WORDS; j++) {
+      from.w[j] = x.w[j] & ~SIGNS;
+      y->w[j] = to.w[j] | (x.w[j] & SIGNS);
+    }
+    if (s.stats && WIDE) {
+#pragma unroll
+      for (int i = 0; i < WIDTH; i++) now.count(D::widen(from.get(i)), D::widen(to.get(i)), over[i]);
+    } else if (s.stats) {
+      count_ordinary<D>(from, to, over, &now);
     }
   }
-  if (!ask) *counts = now;
+  if (!ask && !asks) *counts = now;
   if (s.encodes) *codes = codes_of(s, on_grid);
-  return !ask;
+  return !ask && !asks;
 }
 
 FB_D uint32_t careful_code(const Spec &s, const Request &r, const Element &e, const Block &b) {

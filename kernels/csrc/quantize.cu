@@ -22,7 +22,7 @@ template <class D> FB_D void quantize_tile(const Spec &s, const Request &r, cons
   Gathering<Counts> gathering(s.piece, r.parts, t, Counts::Target{r.tally, r.part_amax});
   bool by_element = s.piece == ELEMENTS && (s.stats || s.skips);
   uint32_t careful = 0, ready = 0;  // one bit per slot
-  Block blocks[WIDTH];
+  Block blocks[WIDTH] = {};         // those of slots beyond the matrix may stay so
 #pragma unroll
   for (int k = 0; k < SLOTS; k++) {
     bool inside = t.valid(k) > 0, plain = true;
@@ -209,7 +209,8 @@ template <class D> FB_D void extent(const Call &call) {
 }  // namespace fb
 
 #ifndef FB_SIMT
-extern "C" __global__ void __launch_bounds__(fb::shape().threads, fb::least_ctas())
+constexpr bool QUANTIZES = fb::FB_KERNEL<fb::FB_DTYPE> == fb::quantize<fb::FB_DTYPE>;
+extern "C" __global__ void __launch_bounds__(fb::shape().threads, fb::least_ctas(QUANTIZES))
     run(const __grid_constant__ fb::Call call) {
   fb::FB_KERNEL<fb::FB_DTYPE>(call);
 }

@@ -2,6 +2,7 @@
 // corrects one.
 #pragma once
 #include "blocks.cuh"
+#include "drawn.cuh"
 #include "rotate.cuh"
 #include "slots.cuh"
 #include "sums.cuh"
@@ -132,6 +133,7 @@ template <class D> FB_D Block known(const Spec &s, const Request &r, uint32_t le
           (left & NOT_FINITE) != 0};
   b.scale.code = (left & DRAWN) >> 8;
   b.scale.decode = magnitude_value<false>(b.scale.code, stored, false);
+  b.plain = b.plain && counts<D>(s, b.scale.decode, b.scale);  // the scale is 0 only if the amax is
   return b;
 }
 

@@ -45,8 +45,8 @@ FB_D void turn(const Spec &s, float (&v)[8], uint32_t negative, int p, int n, in
   for (int j = 0; j < 8; j++) {
     int left = n - (j & ~(inner - 1));  // values of this value's chunk that are in the matrix
     own[j] = WHOLE ? size : piece_size((p + j) & (size - 1), left < 0 ? 0 : left < size ? left : size);
-    if (!s.inverse) v[j] = value(bits(v[j]) ^ (negative >> j << 31));
-    v[j] = v[j] * first_factor(own[j]);
+    const uint32_t sign = s.inverse ? 0u : negative >> j << 31;  // the signed factor is that of all of a thread's lines
+    v[j] = v[j] * value(bits(first_factor(own[j])) ^ sign);
   }
 #pragma unroll
   for (int h = 1; h < 8; h *= 2)
@@ -62,10 +62,11 @@ FB_D void turn(const Spec &s, float (&v)[8], uint32_t negative, int p, int n, in
 #pragma unroll
   for (int h = 8; h < 128; h *= 2)
     if (h < size) {
+      const float sign = p & h ? -1.0f : 1.0f;  // other + v or other - v, rounded once
 #pragma unroll
       for (int j = 0; j < 8; j++) {
         float other = partners(v[j], h / 8 * step, thread);
-        if (h < own[j]) v[j] = p & h ? other - v[j] : v[j] + other;
+        if (h < own[j]) v[j] = fused(v[j], sign, other);
       }
     }
 #pragma unroll
@@ -95,13 +96,14 @@ FB_D void rotate_tile(const Spec &s, const Signs &signs, const Tile &t, Vector<D
     int n = limited_to_128(t.rows - (t.row0 - p));
     uint32_t negative = eight_signs(s, signs, p);
 #pragma unroll
-    for (int i = 0; i < WIDTH; i++) {
-      float v[8];
+    for (int i = 0; i < WIDTH; i += 2) {  // two columns, which are narrowed together
+      float v[8], w[8];
 #pragma unroll
-      for (int k = 0; k < SLOTS; k++) v[k] = D::widen(x[k].get(i));
+      for (int k = 0; k < SLOTS; k++) v[k] = D::widen(x[k].get(i)), w[k] = D::widen(x[k].get(i + 1));
       turn<WHOLE>(s, v, negative, p, n, shape().lanes, t.thread);
+      turn<WHOLE>(s, w, negative, p, n, shape().lanes, t.thread);
 #pragma unroll
-      for (int k = 0; k < SLOTS; k++) x[k].set(i, D::narrow(v[k]));
+      for (int k = 0; k < SLOTS; k++) x[k].set_two(i, v[k], w[k]);
     }
   } else {
 #pragma unroll
@@ -114,7 +116,7 @@ FB_D void rotate_tile(const Spec &s, const Signs &signs, const Tile &t, Vector<D
       for (int i = 0; i < WIDTH; i++) v[i] = D::widen(x[k].get(i));
       turn<WHOLE>(s, v, negative, p, n, 1, t.thread);
 #pragma unroll
-      for (int i = 0; i < WIDTH; i++) x[k].set(i, D::narrow(v[i]));
+      for (int i = 0; i < WIDTH; i += 2) x[k].set_two(i, v[i], v[i + 1]);
     }
   }
 }

@@ -105,14 +105,14 @@ FB_D constexpr Shape shape() { return Shape{FB_SHAPE}; }
 FB_D constexpr int spec_count() { return COUNT; }
 
 // The least number of CTAs that share a multiprocessor: CTAs of 512 threads in total, or of 256 for the few variants
-// that need more than 128 registers per thread.
+// that need more than 128 registers per thread to quantize.
 FB_D constexpr bool heavy(const Spec &s) {
   return (s.down && s.hadamard > (COUNT > 1 ? 0 : 16)) || (s.scaling.compares() && s.source == ON_CHIP) ||
          (s.ragged && s.stochastic) ||
          (s.scaling.kind != NONE && s.source == ON_CHIP && s.block_rows * s.block_cols < 4);
 }
-FB_D constexpr int least_ctas() {
-  int threads = heavy(spec<0>()) || heavy(spec<1>()) ? 256 : 512;
+FB_D constexpr int least_ctas(bool quantizes = true) {
+  int threads = quantizes && (heavy(spec<0>()) || heavy(spec<1>())) ? 256 : 512;
   return threads > shape().threads ? threads / shape().threads : 1;
 }
 #endif

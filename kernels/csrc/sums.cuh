@@ -46,36 +46,42 @@ struct Weighed {  // see four_less_six
   }
 };
 
-struct Counts {  // for at most 2^14 elements, so that one word holds two counts of 16 bits
+struct Counts {  // for at most 2^15 elements, so that one word holds two counts of 16 bits
   struct Target {
     int64_t *tally;
     uint32_t *amax;
   };
   uint64_t error;
-  uint32_t nonzero_flushed, saturated_capped, nonfinite_lost, top;
+  uint32_t nonzero, kept;  // elements with x != 0 and with y != 0, each as two counts, whose sum is the statistic
+  uint32_t saturated_capped, nonfinite_lost, top;
 
   FB_D void count(float was, float back, bool overflowed) {
     bool capped, some = was != 0.0f;
     uint32_t units = error_units(was, back, &capped);
     error += some ? units : 0;
-    nonzero_flushed += uint32_t(some) | uint32_t(some && back == 0.0f) << 16;
+    nonzero += some, kept += some && back != 0.0f;
     saturated_capped += uint32_t(overflowed && back != 0.0f) | uint32_t(capped) << 16;
     nonfinite_lost += uint32_t(!finite(was)) | uint32_t(!finite(back)) << 16;
     top = larger(top, bits(was) & MAGNITUDE);
   }
   FB_D void join(const Counts &c) {
-    error += c.error, nonzero_flushed += c.nonzero_flushed, saturated_capped += c.saturated_capped;
+    error += c.error, nonzero += c.nonzero, kept += c.kept, saturated_capped += c.saturated_capped;
     nonfinite_lost += c.nonfinite_lost, top = larger(top, c.top);
   }
   FB_D Counts shuffled(int d) const {
     uint64_t high = __shfl_xor_sync(ALL, uint32_t(error >> 32), d), low = __shfl_xor_sync(ALL, uint32_t(error), d);
-    return Counts{high << 32 | low, __shfl_xor_sync(ALL, nonzero_flushed, d), __shfl_xor_sync(ALL, saturated_capped, d),
-                  __shfl_xor_sync(ALL, nonfinite_lost, d), __shfl_xor_sync(ALL, top, d)};
+    return Counts{high << 32 | low,
+                  __shfl_xor_sync(ALL, nonzero, d),
+                  __shfl_xor_sync(ALL, kept, d),
+                  __shfl_xor_sync(ALL, saturated_capped, d),
+                  __shfl_xor_sync(ALL, nonfinite_lost, d),
+                  __shfl_xor_sync(ALL, top, d)};
   }
   FB_D void hand_in(const Target &to, int64_t part) const {
+    const uint32_t some = (nonzero & 0xffffu) + (nonzero >> 16), left = (kept & 0xffffu) + (kept >> 16);
     uint64_t each[7] = {error,
-                        nonzero_flushed & 0xffffu,
-                        nonzero_flushed >> 16,
+                        some,
+                        some - left,
                         saturated_capped & 0xffffu,
                         saturated_capped >> 16,
                         nonfinite_lost & 0xffffu,

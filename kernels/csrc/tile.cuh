@@ -8,30 +8,6 @@ namespace fb {
 constexpr int SLOTS = 8, WIDTH = 8, WARP = 32, MAX_WARPS = 32;
 constexpr uint32_t ALL = 0xffffffffu;
 
-// Eight elements as stored in memory, in words of 32 bits, the size of registers.
-template <class D> struct Vector {
-  typedef typename D::Storage S;
-  static constexpr int WORDS = int(WIDTH * sizeof(S) / 4), PER_WORD = WIDTH / WORDS;
-  uint32_t w[WORDS];
-
-  FB_D S get(int i) const { return PER_WORD == 1 ? S(w[i]) : S(w[i / PER_WORD] >> (16 * (i % PER_WORD))); }
-  FB_D void set(int i, S s) {
-    if (PER_WORD == 1) {
-      w[i] = s;
-    } else {
-      int shift = 16 * (i % PER_WORD);
-      w[i / PER_WORD] = (w[i / PER_WORD] & ~(0xffffu << shift)) | uint32_t(s) << shift;
-    }
-  }
-  // Return element n, where n is unknown at compile time: it selects among all, because registers have no addresses.
-  FB_D S pick(int n) const {
-    S s = 0;
-#pragma unroll
-    for (int i = 0; i < WIDTH; i++) s = i == n ? get(i) : s;
-    return s;
-  }
-};
-
 // Two values of 16 bits in one word, the first in its lower half; GPUs have an instruction for both at once.
 template <class D> FB_D uint32_t narrow_two(float first, float second) {
   return uint32_t(D::narrow(first)) | uint32_t(D::narrow(second)) << 16;
@@ -48,6 +24,39 @@ template <> FB_D uint32_t narrow_two<Fp16>(float first, float second) {
   return two;
 }
 #endif
+
+// Eight elements as stored in memory, in words of 32 bits, the size of registers.
+template <class D> struct Vector {
+  typedef typename D::Storage S;
+  static constexpr int WORDS = int(WIDTH * sizeof(S) / 4), PER_WORD = WIDTH / WORDS;
+  uint32_t w[WORDS];
+
+  FB_D S get(int i) const { return PER_WORD == 1 ? S(w[i]) : S(w[i / PER_WORD] >> (16 * (i % PER_WORD))); }
+  FB_D void set(int i, S s) {
+    if (PER_WORD == 1) {
+      w[i] = s;
+    } else {
+      int shift = 16 * (i % PER_WORD);
+      w[i / PER_WORD] = (w[i / PER_WORD] & ~(0xffffu << shift)) | uint32_t(s) << shift;
+    }
+  }
+  FB_D void set_two(int i, float first, float second) {  // narrows elements i and i + 1, where i is even
+    if (PER_WORD == 1) {
+      w[i] = uint32_t(D::narrow(first)), w[i + 1] = uint32_t(D::narrow(second));
+    } else {
+      w[i / 2] = narrow_two<D>(first, second);
+    }
+  }
+  // Return element n, where n is unknown at compile time: it selects among all, because registers have no addresses.
+  FB_D S pick(int n) const {
+    S s = 0;
+#pragma unroll
+    for (int i = 0; i < WIDTH; i++) s = i == n ? get(i) : s;
+    return s;
+  }
+  // Return 1 for each element of word j that is not zero, at the element's position in the word; all are magnitudes.
+  FB_D uint32_t nonzero(int j) const { return PER_WORD == 1 ? uint32_t(w[j] != 0) : __vminu2(w[j], 0x00010001u); }
+};
 
 struct Tile {
   int rows, cols, row0, col0;  // size of the matrix; position of this thread's first slot

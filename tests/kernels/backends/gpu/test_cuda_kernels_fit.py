@@ -74,6 +74,7 @@ CLASSES: dict[str, tuple[Ask, torch.dtype, tuple[int, int]]] = {
     "nvfp4, stochastic": (quantize("e2m1:1x16:nvfp4:stochastic"), BF16, USUAL),
     "nvfp4, stochastic, rht16": (quantize("e2m1:1x16:nvfp4:stochastic:rht16"), BF16, USUAL),
     "nvfp4, stochastic, ragged rht16": (quantize("e2m1:1x16:nvfp4:stochastic:rht16"), FP16, (129, 127)),
+    "nvfp4, stochastic, rht16 down": (quantize("e2m1:1x16:nvfp4:stochastic:rht16", axis=0), BF16, USUAL),
     "nvfp4, stochastic, rht128 down": (quantize("e2m1:1x16:nvfp4:stochastic:rht128", axis=0), BF16, USUAL),
     "nvfp4 16x16, both axes": (both("e2m1:16x16:nvfp4"), BF16, USUAL),
     "nvfp4, stochastic, rht16, both axes": (both("e2m1:1x16:nvfp4:stochastic:rht16"), BF16, USUAL),

@@ -20,27 +20,33 @@ from tests.kernels.backends.gpu.test_cuda_kernels_fit import CLASSES, Usage, usa
 ELEMENTS = 64  # of a thread
 # The most instructions for an element, by class and kernel: the count when this was written, and a few percent.
 CEILINGS = {
-    ("128x128, amax", "quantize"): 18.5,
+    ("128x128, amax", "quantize"): 17.7,
     ("channel down, many rows", "measure"): 7.0,
-    ("channel down, many rows", "quantize"): 30.0,
-    ("channel", "quantize"): 19.5,
+    ("channel down, many rows", "quantize"): 28.6,
+    ("channel", "quantize"): 18.4,
     ("tensor, amax", "measure"): 5.1,
-    ("tensor, amax", "quantize"): 18.0,
+    ("tensor, amax", "quantize"): 17.0,
     ("1x32, mx", "quantize"): 20.5,
     ("nvfp4", "measure"): 5.1,
     ("nvfp4", "quantize"): 26.0,
-    ("nvfp4, stochastic, rht16", "measure"): 20.6,
-    ("nvfp4, stochastic, rht16", "quantize"): 76.0,
-    ("nvfp4, stochastic, rht16, both axes", "measure"): 39.0,
-    ("nvfp4, stochastic, rht16, both axes", "quantize"): 152.0,
-    ("128x128, statistics of blocks", "quantize"): 69.0,
+    ("nvfp4, stochastic", "quantize"): 44.5,
+    ("nvfp4, stochastic, rht16", "measure"): 13.4,
+    ("nvfp4, stochastic, rht16", "quantize"): 53.0,
+    ("nvfp4, stochastic, rht16 down", "quantize"): 53.0,
+    ("nvfp4, stochastic, rht16, both axes", "measure"): 26.0,
+    ("nvfp4, stochastic, rht16, both axes", "quantize"): 106.0,
+    ("128x128, statistics of blocks", "quantize"): 38.8,
     ("encode, e4m3, 128x128, gam", "measure"): 4.3,
-    ("encode, e4m3, 128x128, gam", "quantize"): 21.0,
+    ("encode, e4m3, 128x128, gam", "quantize"): 20.0,
 }
 STRUCTS = {"quantize.cu": Call, "decode.cu": DecodeCall, "weights.cu": WeightCall}
 SHORT = ("128x128, amax", "channel down, many rows")
 # Processed element by element by design (docs/measured/cuda-kernels.md).
 BY_ELEMENT = ("odd blocks", "odd partition, parts left out", "overflow to inf", "nvfp4, stochastic, ragged rht16")
+
+# Four Over Six processes a thread's vectors in a loop, and no path contains loops.
+LOOPED = tuple(name for name in CLASSES if name.startswith("fouroversix"))
+MANY_PARTS = ("1x16, statistics of blocks",)  # each vector is a part of its own
 
 
 def variants_of(name: str) -> list[Variant]:
@@ -98,7 +104,7 @@ def test_machine_code(name: str) -> None:
         cubin, code = compiled(variant)
         assert parameter_bytes(cubin) == ctypes.sizeof(STRUCTS[variant.file])
         assert resident_ctas(used.registers, variant.shape.threads, used.shared_bytes) * variant.shape.threads >= 256
-        if variant.file != "quantize.cu" or name in BY_ELEMENT:
+        if variant.file != "quantize.cu" or name in BY_ELEMENT or name in LOOPED:
             continue
         path = code.common_path()
         reads = sum(n for op, n in path.items() if op.startswith("LDG") and ".128" in op)
@@ -106,8 +112,8 @@ def test_machine_code(name: str) -> None:
         if variant.kernel == "quantize" and not variant.specs[0].encodes:
             assert sum(n for op, n in path.items() if op.startswith("STG") and ".128" in op) >= 8
         atomics = sum(n for op, n in path.items() if op.startswith(("RED", "ATOMG", "ATOM.")))
-        assert atomics <= 8, "a thread hands in more than one part"
+        assert atomics <= 8 * (8 if name in MANY_PARTS else 1), "a thread hands in more than one part"
         if variant.dtypes[0] != "Fp32" and variant.kernel == "quantize":
-            assert not any(op.split(".")[0] == "F2F" for op in path), "elements are narrowed one at a time"
+            assert not any(op.startswith(("F2F.BF16", "F2F.F16")) for op in path), "elements are narrowed one at a time"
         if ceiling := CEILINGS.get((name, variant.kernel)):
             assert path.total() / ELEMENTS <= ceiling

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fewbits.kernels.backends import build
+from fewbits.kernels.backends.constants import flat, grid_of
 from fewbits.kernels.quantizer import Quantizer
 from tests.kernels.backends.gpu.device_checks import CONVERTED, Checks, every_pattern
 from tests.kernels.backends.gpu.emulated import SIMT, compiled, emulated_device
@@ -56,14 +57,45 @@ def test_narrowing_rounds_to_the_nearest_even_at_and_around_every_midpoint(
     assert_same(two.view(dtype), x.to(dtype))
 
 
-def test_the_larger_of_two_halves(twins: ctypes.CDLL) -> None:
+def test_the_larger_and_the_smaller_of_two_halves(twins: ctypes.CDLL) -> None:
     """Compare all 65,536 values of one half with random values; the other half must not matter."""
     every = torch.arange(1 << 16, dtype=torch.int64)
     other = every[torch.randperm(1 << 16, generator=generator(0))]
     a, b = ((x << 16 | y).to(torch.uint32) for x, y in ((every, other), (other, every.flip(0))))
-    got = apply(twins.larger_halves, (a, b), torch.empty_like(a)).long()
-    assert torch.equal(got >> 16, torch.maximum(every, other))
-    assert torch.equal(got & 0xFFFF, torch.maximum(other, every.flip(0)))
+    for function, want in ((twins.larger_halves, torch.maximum), (twins.smaller_halves, torch.minimum)):
+        got = apply(function, (a, b), torch.empty_like(a)).long()
+        assert torch.equal(got >> 16, want(every, other))
+        assert torch.equal(got & 0xFFFF, want(other, every.flip(0)))
+
+
+def test_a_sum_is_rounded_toward_zero(twins: ctypes.CDLL) -> None:
+    """Compare with sums in double, which are exact if the exponents differ by less than 29."""
+    g = generator(1)
+    a, b = (torch.randn(1 << 16, generator=g) * 2.0 ** torch.randint(0, 20, (1 << 16,), generator=g) for _ in range(2))
+    exact, got = a.double() + b.double(), apply(twins.add_toward_zero, (a, b), torch.empty_like(a))
+    following = (got.view(torch.int32) + 1).view(torch.float32)  # of greater magnitude
+    assert bool(((got.double().abs() <= exact.abs()) & (following.double().abs() > exact.abs())).all())
+
+
+def test_products_of_64_bits_give_the_same_random_bits(twins: ctypes.CDLL) -> None:
+    index, seed = (torch.randint(-(2**63), 2**63 - 1, (10_000,), generator=generator(i)) for i in range(2))
+    assert not apply(twins.different_draws, (index, seed), torch.ones(10_000, dtype=torch.uint8)).any()
+
+
+@pytest.mark.parametrize("name", ["e2m1", "e4m3", "e5m2", "e3m2", "e1m1", "e4m7", "fp16"])
+def test_stochastic_rounding_without_conversion_gives_the_same_bits(twins: ctypes.CDLL, name: str) -> None:
+    """Round all numbers of bf16 and fp16, and random FP32 numbers, that a quantizer may scale an element to."""
+    q = Quantizer.parse(f"{name}:stochastic")
+    grid, most = ctypes.c_uint32 * 6, 4 * q.format.max
+    words = grid(*flat(grid_of(q.format, q.overflow)))
+    scaled = most * torch.rand(1 << 18, generator=generator(2)) ** 4
+    tiny = scaled * 2.0 ** -torch.randint(0, 120, scaled.shape, generator=generator(3))
+    v = torch.cat([every_pattern(d).flatten().float() for d in HALVES] + [scaled, tiny]).abs()
+    v = v[v < most].contiguous()
+    different = torch.ones(v.numel(), dtype=torch.uint8)
+    addresses = [ctypes.c_void_p(t.data_ptr()) for t in (v, different)]
+    twins.different_roundings(v.numel(), addresses[0], ctypes.byref(words), addresses[1])
+    assert not different.any()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

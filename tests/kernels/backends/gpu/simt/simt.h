@@ -259,11 +259,28 @@ inline float __shfl_down_sync(uint32_t, float v, int d) {
   memcpy(&v, &u, 4);
   return v;
 }
+// The sum, rounded toward zero: the sum of the float and `rest` is exact (Knuth's TwoSum).
+inline float __fadd_rz(float a, float b) {
+  float sum = a + b, from_b = sum - a, rest = (a - (sum - from_b)) + (b - from_b);
+  uint32_t u;
+  memcpy(&u, &sum, 4);
+  u -= sum > 0 ? rest < 0 : rest > 0;
+  memcpy(&sum, &u, 4);
+  return sum;
+}
+// Four of the eight bytes of a and b, whose numbers are the four lower digits of `which`.
+inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t which) {
+  uint32_t result = 0;
+  for (int i = 0; i < 4; i++) result |= uint32_t((uint64_t(b) << 32 | a) >> (which >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+  return result;
+}
 // The larger of each pair of halves.
 inline uint32_t __vmaxu2(uint32_t a, uint32_t b) {
   uint32_t low = (a & 0xffffu) > (b & 0xffffu) ? a : b, high = (a >> 16) > (b >> 16) ? a : b;
   return (low & 0xffffu) | (high & 0xffff0000u);
 }
+// The smaller of each pair of halves.
+inline uint32_t __vminu2(uint32_t a, uint32_t b) { return a ^ b ^ __vmaxu2(a, b); }
 inline void atomicMax(uint32_t *p, uint32_t v) { *p = *p > v ? *p : v; }
 inline void atomicMin(uint32_t *p, uint32_t v) { *p = *p < v ? *p : v; }
 inline void atomicAdd(unsigned long long *p, unsigned long long v) { *p += v; }
