@@ -60,6 +60,11 @@ def check(trial: Trial, ranks: int = 1) -> None:
         )
     phases(trial.schedule, t.steps)
     trial.precision.check_ranks(ranks)
+    if not 2.0**-126 <= trial.precision.loss_scale <= 2.0**126:
+        raise ValueError(
+            f"precision.loss_scale {trial.precision.loss_scale}: the scale and its reciprocal have to be normal float32"
+            " numbers, so powers of two from 2^-126 to 2^126 are valid"
+        )
     model = on_meta(trial.model)
     layers = list(linear_layers(model))  # before `quantize`, which replaces them in the model
     quantize(model, trial.recipe, observer=Observer(trial.observer))

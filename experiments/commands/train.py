@@ -14,6 +14,7 @@ from fewbits.common import terminal
 from fewbits.common.arguments import CommandParser
 from fewbits.common.progress import clock
 from fewbits.common.redaction import redacted
+from fewbits.common.store_folder import store_folder
 from fewbits.experiments.commands.hydra_options import add_hydra_options, show
 
 if TYPE_CHECKING:
@@ -41,15 +42,19 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--id", action="store_true", help="print the trial's id and train nothing")
     parser.add_argument("-m", "--multirun", action="store_true", help="train a grid of trials: KEY=A,B, and seed=0,1")
     parser.add_argument("--layers", action="store_true", help="print what the recipe does to each layer, train nothing")
+    parser.add_argument("--runs", metavar="DIR", help="the store (default: runs), the same as runtime.runs=DIR")
     add_hydra_options(parser)
     options = parser.parse_intermixed_args(argv)
     if options.multirun:  # cli.py recognises a multirun only by a separate argument
         raise ValueError("train: write -m or --multirun as a separate argument")
 
+    from fewbits.experiments.composition import spelled
     from fewbits.experiments.config import load_trial
     from fewbits.experiments.config_files import with_config_dir
 
     overrides = with_config_dir([text for text in options.overrides if text != "hydra.mode=RUN"], options.config_dir)
+    if options.runs:
+        overrides = [*overrides, f"runtime.runs={spelled(str(store_folder(options.runs).absolute()))}"]
     if show(options, overrides):
         return 0
     trial, runtime = load_trial(overrides)

@@ -181,6 +181,8 @@ class Sweep:
                     one_of(where, spelled(value), map(spelled, self.axes[axis]))
                 if axis == ARM:
                     one_of(where, value, self.arms)
+                if axis == SEED and type(value) is not int:
+                    raise ValueError(f"{where} {value!r}: a seed is an integer")
 
     @property
     def groups(self) -> list[dict[str, dict[str, Any]]]:

@@ -53,6 +53,10 @@ def test_what_is_already_of_its_kind_stays() -> None:
 
 
 BAD: dict[str, tuple[Any, str]] = {
+    "a float of too many digits": (
+        LEAST | {"weight": 10**400},
+        "weight: a number up to 1.8e308 is expected, not one of 401 digits",
+    ),
     "unknown key": (
         LEAST | {"saddle": 1},
         "unknown key bike.saddle: valid keys are name, gears, weight, electric, colours",

@@ -250,3 +250,10 @@ def test_wrong_operands_are_named() -> None:
         product(x, x, "blackwell-fp4", scales=(torch.ones(2, 3).to(FP8), torch.ones(1, 2).to(FP8)))
     with pytest.raises(ValueError, match="blackwell-fp4"):
         product(x.half(), x.half(), "fp16", scales=(x, x))
+
+
+def test_published_constants() -> None:
+    """The oracle above reads the table, so the numbers of the publications are stated once more."""
+    stated = {name: (one.length, one.fraction, one.promote) for name, one in ACCUMULATORS.items()}
+    assert stated["hopper-fp8"] == (32, 13, 0)
+    assert stated["hopper-fp8-promoted"] == (32, 13, 128)

@@ -7,7 +7,7 @@ control that failed or was not tested makes any decision inconclusive.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -165,9 +165,14 @@ def _decide(evidence: Evidence, family: Family, alpha: float) -> Verdict:
         return replace(verdict, outcome=Outcome.REPRODUCED, reason=reason)
     telling = [part for part in evidence.findings if part.alone and part.name in family.kept]
     if evidence.has_parts and telling:
-        others = tuple(part for part in evidence.findings if part.name not in family.kept)
-        held = "; ".join(part.heading for part in evidence.findings if part.name in family.kept)
-        reason = f"supported: {held}. Not supported: {_reasons(others)}"
+        others = [part for part in evidence.findings if part.name not in family.kept]
+        alone = tuple(part for part in others if part.status is Status.SUPPORTED)
+        rest = tuple(part for part in others if part.status is not Status.SUPPORTED)
+        reason = f"supported: {_headings(part for part in evidence.findings if part.name in family.kept)}"
+        if alone:
+            reason += f". Supported alone, but not after the correction for several tests: {_headings(alone)}"
+        if rest:
+            reason += f". Not supported: {_reasons(rest)}"
         return replace(verdict, outcome=Outcome.IN_PART, reason=reason)
     holding = [part for part in evidence.findings if part.alone and part.status is Status.SUPPORTED]
     if holding:
@@ -186,8 +191,12 @@ def _why_undecided(parts: tuple[Finding, ...]) -> str:
         return _reasons(undecided)
     supported = tuple(part for part in parts if part.status is Status.SUPPORTED)
     others = tuple(part for part in parts if part not in supported)
-    names = "; ".join(part.heading for part in supported)
+    names = _headings(supported)
     return f"supported, but without the other parts this says nothing: {names}. Not supported: {_reasons(others)}"
+
+
+def _headings(parts: Iterable[Finding]) -> str:
+    return "; ".join(part.heading for part in parts)
 
 
 def _controlled(verdict: Verdict, evidence: Evidence) -> Verdict:

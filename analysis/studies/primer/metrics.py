@@ -110,7 +110,7 @@ def last_loss_scale(results: Results) -> Numbers:
 
 def _cast(results: Results, slot: str, column: str) -> pd.Series:
     rows = results.numerics()
-    if rows.empty:
+    if column not in rows:  # no arm with casts has finished
         return pd.Series(dtype=float)
     return rows[rows["slot"] == slot].groupby("id")[column].mean().dropna()
 

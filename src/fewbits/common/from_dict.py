@@ -54,7 +54,12 @@ def _value(hint: Any, value: Any, path: str) -> Any:
             raise ValueError(f"{path}: a mapping is expected, not {value!r}")
         return {str(key): _value(args[1], item, _join(path, str(key))) for key, item in value.items()}
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ValueError(
+                f"{path}: a number up to 1.8e308 is expected, not one of {len(str(value))} digits"
+            ) from None
     if hint in (str, int, float, bool) and (type(value) is not hint):
         raise ValueError(f"{path}: {hint.__name__} is expected, not {value!r}")
     return value

@@ -212,3 +212,21 @@ def test_without_a_cuda_device_it_is_said_what_to_install(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("fewbits: runtime.device cuda: torch ")
     assert ": install " in line
+
+
+def test_the_store_is_an_option_or_an_override(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = overrides(cache, tmp_path / "elsewhere", *MOR)
+    store = [word for word in words if not word.startswith("runtime.runs=")]
+    assert cli.main(["train", *store, "--runs", str(tmp_path / "it's here"), "--config"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["runtime"]["runs"] == str(tmp_path / "it's here")
+
+
+@pytest.mark.parametrize("scale", [5e-324, 2.0**127])
+def test_a_loss_scale_without_a_float32_reciprocal_is_refused(
+    scale: float, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = overrides(
+        cache, tmp_path, "precision=fp16", "precision.loss_scaling=static", f"precision.loss_scale={scale}"
+    )
+    assert cli.main(["train", *words]) == 2
+    assert "precision.loss_scale" in capsys.readouterr().err

@@ -282,6 +282,14 @@ def test_gradients_are_summed_in_the_accumulation_format(accumulation: str) -> N
 # ------------------------------------------------------------------------------------------------ counts
 
 
+def test_the_optimizers_count_of_steps_is_not_rounded() -> None:
+    """BF16 has no 257."""
+    made = policy(Precision(states="bf16"), torch.zeros(2, 2))
+    for step in range(260):
+        update(made, torch.ones(2, 2), step)
+    assert moments(made)["step"] == 260
+
+
 def weights_and_updates() -> Iterator[tuple[float, float]]:
     """Yield weights with updates at and around half a step, in both directions, and at powers of two."""
     for weight in (1.0, 1.0078125, 1.9921875, 3.0, -1.0, -0.171875, 2.0**-20, 0.0, 0.3, -5.3):

@@ -228,6 +228,7 @@ MISTAKES = {
     "an exclusion of what is no axis": ("exclude: [{lr: 1}]", "exclude: 'lr'.*arm, seed"),
     "an exclusion of an arm that there is not": ("arms: {a: {}}\nexclude: [{arm: b}]", "exclude: arm 'b'.*a"),
     "an exclusion of everything": ("exclude: [{}]", "a mapping of axes to values is expected"),
+    "an exclusion of a seed that is no number": ("exclude: [{seed: [abc]}]", "exclude: seed 'abc'"),
     "an exclusion of nested values": ("exclude: [{seed: [[0]]}]", r"exclude: seed \[0\]: a value or a list of values"),
     "an exclusion of one arm that there is not": ("arms: {a: {}}\nexclude: [{arm: [a, b]}]", "exclude: arm 'b'.*a"),
     "bundles of one name": ("axes: {a: {1: [x=1], '1': [x=2]}}", "axis a: a list of different values is expected"),
