@@ -114,7 +114,7 @@ def _direction(empty: Finding, data: Differences, estimated: Estimate, own: Esti
     elif p_against <= ALPHA:
         status, reason = Status.OPPOSED, f"{start}: significant, but with the other sign"
     elif p_absent is not None and p_absent <= ALPHA:
-        status, reason = Status.ABSENT, f"{start}: significantly smaller than that"
+        status, reason = Status.ABSENT, f"{start}: an effect of that size is excluded"
     else:
         status, reason = Status.UNDECIDED, f"{start}: the interval includes values for and against it"
     p_own = None if estimated.own else own.p(sign * margin, towards)

@@ -83,7 +83,8 @@ def c19() -> dict[str, Exact]:
         "parameters with gradients and states": Exact(
             own[1] + copies < own[0],
             f"{own[0]:g} bytes a parameter in FP32; mixed precision has the same {own[1]:g} bytes of master weights, "
-            f"gradients and states, and {copies:.2f} of BF16 copies. Without master weights they would be fewer",
+            f"gradients and states, and {copies:.2f} of the linear layers' BF16 copies, one for each pass. "
+            "Without master weights they would be fewer",
         ),
     }
 
