@@ -37,7 +37,7 @@ from fewbits.kernels.reference.attention import rotate
 from fewbits.models.networks import decoder
 
 BATCHES, WINDOWS, LENGTH = 24, 4, 256
-LOWER = 1 / 16  # subtracted from scores, so that no exponential is 1
+LOWER = math.log(4 / 3)  # subtracted from scores, so that the largest exponential is 0.75, which BF16 has, and not 1
 VARIANTS = {  # keys between two roundings of the sums, and whether scores are lowered
     "rounded once": (LENGTH, False),
     "rounded after 32 keys": (32, False),
