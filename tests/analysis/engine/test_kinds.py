@@ -224,6 +224,16 @@ def outcome(*findings: Finding, covered: bool = True, controls: Iterable[Status]
     return conclude({"X": Evidence(claim(), findings, told, covered)})["X"].outcome
 
 
+def test_a_part_that_fails_only_the_correction_is_not_called_unsupported() -> None:
+    """Two parts with p 0.04 fail Holm's correction for three tests; their numbers alone support them."""
+    parts = (*(finding(SUPPORTED, f"part {p}", p) for p in (1e-6, 0.04, 0.045)), finding(UNDECIDED, "open"))
+    verdict = conclude({"X": Evidence(claim(), parts, (), True)})["X"]
+    assert (verdict.outcome, verdict.supported) == (Outcome.IN_PART, ("part 1e-06",))
+    unsupported = verdict.reason.partition("Not supported: ")[2]
+    assert [one.name for one in parts if one.name in unsupported] == ["open"]
+    assert all(one.name in verdict.reason for one in parts)
+
+
 NOT_RUN, OUT = finding(Status.NOT_RUN, "other"), finding(Status.OUT_OF_REACH, "other")
 
 
