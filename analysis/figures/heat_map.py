@@ -76,9 +76,11 @@ def heat_map_figure(
     for i, (axes, one) in enumerate(zip(all_axes, maps, strict=True)):
         draw_heat_map(axes, one, labels=not (beside and i))
     if key:
-        bar = figure.colorbar(
-            ScalarMappable(cmap=shades()), ax=all_axes, orientation="horizontal", fraction=0.02, aspect=30, pad=0.01
-        )
+        # Few steps are drawn as vectors, so that both themes differ in colours alone (theme.in_both_themes).
+        place: dict[str, Any] = {"orientation": "horizontal", "fraction": 0.02, "aspect": 30, "pad": 0.01}
+        steps = np.linspace(0, 1, 33)
+        bar = figure.colorbar(ScalarMappable(cmap=shades()), ax=all_axes, boundaries=steps, **place)
+        bar.solids.set_edgecolor("face")  # no gaps between the steps
         bar.set_label(key)
         bar.set_ticks([0, 0.5, 1], labels=["0", "½", "1"])
         bar.outline.set_visible(False)

@@ -22,7 +22,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 import yaml
-from matplotlib.colors import LinearSegmentedColormap, to_hex
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
@@ -60,6 +60,7 @@ class Look:
 
 _LOOK = from_dict(Look, yaml.safe_load(Path(__file__).with_name("theme.yaml").read_text("utf-8")))
 THEMES = {theme.name: theme for theme in _LOOK.themes}
+_COLOUR = re.compile(r"#[0-9a-f]{6}\b")
 _THEME: ContextVar[Theme] = ContextVar("theme", default=THEMES["light"])
 
 
@@ -114,16 +115,34 @@ def themed(picture: FigureResult, name: str) -> Figure:
 
 def svg(figure: Figure) -> str:
     """Return the figure as one `<svg>` element with text instead of paths; equal figures give equal bytes."""
-    # Each theme has its own ids, since a page may have both and clip paths of hidden elements do not clip
-    salt = to_hex(figure.get_facecolor())
-    with _settings(THEMES["light"]), matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt}):
+    with _settings(THEMES["light"]), matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "fewbits"}):
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :].replace("'DejaVu Sans'", FONTS)
-    used = set(re.findall(r'(?:url\(|href=")#([^)"]+)', text))
-    text = re.sub(r' id="([^"]+)"', lambda found: found[0] if found[1] in used else "", text)
+    # The ids in use get short names in their order: matplotlib's names depend on colours and so differ between themes.
+    used = dict.fromkeys(re.findall(r'(?:url\(|href=")#([^)"]+)', text))
+    names = {name: f"i{number}" for number, name in enumerate(used)}
+    text = re.sub(r' id="([^"]+)"', lambda found: f' id="{names[found[1]]}"' if found[1] in names else "", text)
+    text = re.sub(r'((?:url\(|href=")#)([^)"]+)', lambda found: found[1] + names[found[2]], text)
     return _compact(re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL))
+
+
+def in_both_themes(light: str, dark: str) -> str:
+    """Return one SVG with the light or the dark colours, as the page prefers, in half of the space of the two.
+
+    It is empty if the two differ in more than their colours.
+    """
+    if _COLOUR.sub("", light) != _COLOUR.sub("", dark):
+        return ""
+    pairs = list(zip(_COLOUR.findall(light), _COLOUR.findall(dark), strict=True))
+    names = {pair: f"--{number}" for number, pair in enumerate(dict.fromkeys(p for p in pairs if p[0] != p[1]))}
+    of_light, of_dark = (";".join(f"{name}:{pair[theme]}" for pair, name in names.items()) for theme in (0, 1))
+    style = f"<style>svg{{{of_light}}}@media(prefers-color-scheme:dark){{svg{{{of_dark}}}}}</style>"
+    colours = iter(f"var({names[pair]})" if pair in names else pair[0] for pair in pairs)
+    text = _COLOUR.sub(lambda _: next(colours), light)
+    end = text.index(">") + 1  # of the opening tag
+    return text[:end] + style + text[end:]
 
 
 def _compact(text: str) -> str:

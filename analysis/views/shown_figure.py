@@ -8,12 +8,13 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from fewbits.analysis.figures.panels import panels, placeholder
-from fewbits.analysis.figures.theme import png, svg, themed
+from fewbits.analysis.figures.theme import in_both_themes, png, svg, themed
 from fewbits.analysis.report.items import FigureResult
 from fewbits.analysis.views.html import in_notebook
 
@@ -33,13 +34,12 @@ class Drawing:
     def pixels(self) -> int:
         return round(self.width * PIXELS)
 
-    @property
-    def light_uri(self) -> str:
-        return _data_uri(self.light)
-
-    @property
-    def dark_uri(self) -> str:
-        return _data_uri(self.dark) if self.dark else ""
+    @cached_property
+    def uris(self) -> tuple[str, str]:
+        """The pictures of the page: one for both themes, or the light and the dark one; the second may be empty."""
+        if self.dark and (both := in_both_themes(self.light, self.dark)):
+            return _data_uri(both), ""
+        return _data_uri(self.light), _data_uri(self.dark) if self.dark else ""
 
 
 def draw(result: FigureResult, light: Figure | None = None) -> Drawing:

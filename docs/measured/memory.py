@@ -1,12 +1,14 @@
 """Measure the peak memory of `fewbits train` beside the estimate, for the nano models: docs/measured/memory.md.
 
-    python docs/measured/memory.py 1 2     # the numbers of ranks
+    python docs/measured/memory.py 1 2                     # the numbers of ranks
+    python docs/measured/memory.py --models gpt2-124m 1 2  # another model
 
 The peak of a process also contains the interpreter, torch and the data. Therefore each trial is compared with a trial
 of a tiny model that has the same number of ranks: the columns are differences between the two trials. The peak of
 several ranks is that of the rank with the largest one.
 """
 
+import argparse
 import os
 import subprocess
 import sys
@@ -53,12 +55,16 @@ def estimated(ranks: int, overrides: tuple[str, ...]) -> Memory:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure the peak memory of training.")
+    parser.add_argument("ranks", type=int, nargs="+")
+    parser.add_argument("--models", nargs="+", default=MODELS)
+    arguments = parser.parse_args()
     print(f"{'model':14} {'recipe':6} ranks  peak MB  measured MB  estimate MB  of which activations")
-    for ranks in map(int, sys.argv[1:]):
+    for ranks in arguments.ranks:
         for recipe in RECIPES:
             tiny = (*TINY, *COMMON, f"recipe={recipe}")
             tiny_peak, tiny_estimate = peak(ranks, tiny), estimated(ranks, tiny)
-            for model in MODELS:
+            for model in arguments.models:
                 overrides = (f"model={model}", *COMMON, f"recipe={recipe}")
                 whole, memory = peak(ranks, overrides), estimated(ranks, overrides)
                 more, expected = whole - tiny_peak, memory.total - tiny_estimate.total

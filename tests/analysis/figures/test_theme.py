@@ -13,7 +13,18 @@ from matplotlib.figure import Figure
 from fewbits.analysis.figures.curves import LEAST, Line, Panel, PaperMark, Rule, curve_figure
 from fewbits.analysis.figures.heat_map import HeatMap, heat_map_figure, histogram_row
 from fewbits.analysis.figures.panels import percent
-from fewbits.analysis.figures.theme import SMALL, STYLES, THEMES, WIDTH, Theme, _compact, png, svg, themed
+from fewbits.analysis.figures.theme import (
+    SMALL,
+    STYLES,
+    THEMES,
+    WIDTH,
+    Theme,
+    _compact,
+    in_both_themes,
+    png,
+    svg,
+    themed,
+)
 from fewbits.analysis.report.items import FigureResult
 
 X = np.linspace(0, 1e6, 20)
@@ -112,9 +123,22 @@ def test_the_svg_is_one_element_with_text_as_text_in_the_systems_font(picture: F
 
 
 @pictures
-def test_two_themes_in_one_page_share_no_ids(picture: FigureResult) -> None:
-    light, dark = (set(re.findall(r' id="([^"]+)"', svg(themed(picture, name)))) for name in THEMES)
-    assert not light & dark
+def test_one_svg_has_the_colours_of_both_themes(picture: FigureResult) -> None:
+    light, dark = (svg(themed(picture, name)) for name in ("light", "dark"))
+    both = in_both_themes(light, dark)
+    style = re.search(r"<style>svg\{(.*)\}@media\(prefers-color-scheme:dark\)\{svg\{(.*)\}\}</style>", both)
+    assert style
+    for expected, declared in ((light, style[1]), (dark, style[2])):
+        colours = dict(one.split(":") for one in declared.split(";"))
+        drawn = re.sub(r"var\(([^)]+)\)", lambda found, of=colours: of[found[1]], both.replace(style[0], ""))
+        assert drawn == expected
+    assert len(both) < 0.6 * len(light + dark)
+
+
+def test_two_svgs_that_differ_in_more_than_colours_are_not_made_one() -> None:
+    assert (
+        in_both_themes('<svg><path d="M0 0" fill="#000000"/></svg>', '<svg><path d="M0 1" fill="#ffffff"/></svg>') == ""
+    )
 
 
 @pictures
