@@ -1,7 +1,7 @@
 """Measure the peak memory of `fewbits train` beside the estimate, for the nano models: docs/measured/memory.md.
 
     python docs/measured/memory.py 1 2                     # the numbers of ranks
-    python docs/measured/memory.py --models gpt2-124m 1 2  # another model
+    python docs/measured/memory.py 1 2 --models gpt2-124m  # another model
 
 The peak of a process also contains the interpreter, torch and the data. Therefore each trial is compared with a trial
 of a tiny model that has the same number of ranks: the columns are differences between the two trials. The peak of

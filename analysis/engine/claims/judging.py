@@ -52,6 +52,7 @@ def evidence_of(study: str, claim: Claim, results: Results, of: StudyClaims | No
         covered(claim, training),
         str(training) if training else "",
         (*((claim.caveat,) if claim.caveat else ()), *_shaped(study, results, trials)),
+        smoke=results.scale_name == "smoke" and bool(trials),
     )
 
 

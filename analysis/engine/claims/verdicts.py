@@ -32,6 +32,7 @@ class Evidence:
     covered: bool = True
     scale: str = ""
     notes: tuple[str, ...] = ()
+    smoke: bool = False  # the runs are those of the scale smoke, whose few steps are no training
 
     @property
     def p_for(self) -> float | None:
@@ -96,7 +97,7 @@ def conclude(evidence: Mapping[str, Evidence], alpha: float = ALPHA) -> dict[str
             and (part.p_for is None or not one.has_parts or parts_p[name, part.name] <= alpha)
         }
         family = Family(whole_p.get(name, 0.0), len(whole), against_p.get(name, 0.0), len(against), frozenset(kept))
-        verdicts[name] = _controlled(_decide(one, family, alpha), one)
+        verdicts[name] = _trained(_controlled(_decide(one, family, alpha), one), one)
     return verdicts
 
 
@@ -215,6 +216,18 @@ def _controlled(verdict: Verdict, evidence: Evidence) -> Verdict:
         for control in failed
     )
     reason = f"{failures}; without the control the verdict would be: {verdict.outcome}, {verdict.reason}"
+    return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=reason, supported=())
+
+
+def _trained(verdict: Verdict, evidence: Evidence) -> Verdict:
+    """Return the verdict; make it inconclusive if it is about training and the runs are those of the scale smoke."""
+    if not evidence.smoke or evidence.claim.reach != "outcome":
+        return verdict
+    if not verdict.outcome.decided and verdict.outcome is not Outcome.NOT_SEEN:
+        return verdict
+    reason = (
+        f"runs of a few steps judge no training; otherwise the verdict would be: {verdict.outcome}, {verdict.reason}"
+    )
     return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=reason, supported=())
 
 

@@ -4,6 +4,7 @@ Error rates are simulated through the same functions that judge runs: `judge` an
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -267,6 +268,15 @@ def test_a_verdict_says_no_more_than_its_parts(
     findings: list[Finding], covered: bool, controls: list[Status], expected: Outcome
 ) -> None:
     assert outcome(*findings, covered=covered, controls=controls) is expected
+
+
+@pytest.mark.parametrize("status", [SUPPORTED, OPPOSED, ABSENT])
+@pytest.mark.parametrize("reach", ["outcome", "mechanism"])
+def test_runs_of_the_scale_smoke_decide_nothing_about_training(status: Status, reach: str) -> None:
+    of = Evidence(replace(claim(), reach=reach), (finding(status),))
+    (here,), (smoke,) = (conclude({"X": one}).values() for one in (of, replace(of, smoke=True)))
+    assert here.outcome.decided
+    assert smoke.outcome is (Outcome.INCONCLUSIVE if reach == "outcome" else here.outcome)
 
 
 def test_a_whole_claim_is_as_uncertain_as_its_weakest_part() -> None:
