@@ -23,7 +23,7 @@ Timer = Callable[[], float]  # makes the measured call once and returns its seco
 
 PATIENCE = 5.0  # seconds for the turns of one case, if a call or the machine is very slow
 BURST, BURST_PATIENCE = 12, 0.03  # the most calls of a burst, and the seconds after which no further call starts
-SHORTEST = 0.1  # seconds over which the processor time of other processes is measured
+SHORTEST = 0.25  # seconds over which the processor time of other processes is measured
 BUSY_CYCLES = 40_000_000  # about 20 ms, in which the host queues the GPU's work
 
 
@@ -93,7 +93,8 @@ class OtherProcesses:
     """The share of the machine's processor time that other processes used in each turn.
 
     Linux counts processor time in ticks of 10 ms, so the share is measured only over `SHORTEST` seconds or more. A
-    shorter turn gets the share that was measured last. The share is None where /proc/stat does not exist.
+    shorter turn gets the share that was measured last, and untimed turns last until there is one (`measured`). The
+    share is None where /proc/stat does not exist.
     """
 
     def __init__(self) -> None:
@@ -101,14 +102,20 @@ class OtherProcesses:
         self._last = _processor_seconds()
         self._share: float | None = None
 
+    def measured(self) -> bool:
+        """Update the share if enough time has passed; tell whether there is one, or can be none."""
+        now = _processor_seconds()
+        if now is None or self._last is None:
+            return True
+        whole, busy, own = (after - before for after, before in zip(now, self._last, strict=True))
+        if whole >= SHORTEST * (os.cpu_count() or 1):
+            self._share = min(1.0, max(0.0, busy - own) / whole)
+            self._last = now
+        return self._share is not None
+
     def record(self) -> None:
         """Append to `shares` the share of processor time that other processes took in the turn that has just ended."""
-        now = _processor_seconds()
-        if now is not None and self._last is not None:
-            whole, busy, own = (after - before for after, before in zip(now, self._last, strict=True))
-            if whole >= SHORTEST * (os.cpu_count() or 1) or self._share is None:
-                self._share = min(1.0, max(0.0, busy - own) / whole) if whole else None
-                self._last = now
+        self.measured()
         self.shares.append(self._share)
 
 
@@ -137,12 +144,14 @@ def take_turns(
 ) -> list[list[float]]:
     """Call the timers in turns; return a list for each timer, with its seconds in each turn.
 
-    The first `untimed` turns are not recorded. Then there are up to `runs` turns: after `patience` seconds no further
-    turn starts, but at least one is recorded.
+    The first `untimed` turns, or more until `others` has measured a share, are not recorded. Then there are up to
+    `runs` turns: after `patience` seconds no further turn starts, but at least one is recorded.
     """
-    for _ in range(untimed):
+    done = 0
+    while done < untimed or not (others is None or others.measured()):
         for timer in timers:
             timer()
+        done += 1
     start = time.perf_counter()
     turns: list[list[float]] = []
     while not turns or (len(turns) < runs and time.perf_counter() - start < patience):

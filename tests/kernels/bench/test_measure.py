@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fewbits.kernels.bench.measure import OtherProcesses, take_turns
+from fewbits.kernels.bench.measure import SHORTEST, OtherProcesses, take_turns
 
 SPIN = "while True: pass"
 
@@ -39,8 +39,10 @@ def test_other_processes_are_measured_and_our_own_work_is_not() -> None:
     assert max(share or 0 for share in beside.shares) > 0.3
 
 
-def test_turns_too_short_to_measure_have_the_share_of_the_turns_before() -> None:
+def test_turns_too_short_to_measure_have_the_share_of_the_time_before() -> None:
+    start = time.perf_counter()
     others = OtherProcesses()
     take_turns([lambda: 0.0], 5, others=others)
+    assert time.perf_counter() - start >= SHORTEST
     assert len(others.shares) == 5
     assert len(set(others.shares)) == 1
