@@ -72,10 +72,19 @@ struct Tile {
       columns_apart = s.threads * WIDTH, rows_apart = 0;
     } else {
       int across = (cols + s.lanes * WIDTH - 1) / (s.lanes * WIDTH), down = index / across;
-      row0 = (down * (s.threads / s.lanes) + thread / s.lanes) * SLOTS;
-      col0 = ((index - down * across) * s.lanes + thread % s.lanes) * WIDTH;
-      columns_apart = 0, rows_apart = 1;
+      place(down, index - down * across);
     }
+  }
+  // The tile with this number in the CTA's strip.
+  FB_D Tile(const Call &call, int number)
+      : rows(call.rows), cols(call.cols), thread(int(threadIdx.x)), aligned(call.aligned) {
+    place(number, int(blockIdx.x));
+  }
+  FB_D void place(int down, int across) {
+    Shape s = shape();
+    row0 = (down * (s.threads / s.lanes) + thread / s.lanes) * SLOTS;
+    col0 = (across * s.lanes + thread % s.lanes) * WIDTH;
+    columns_apart = 0, rows_apart = 1;
   }
   FB_D int row(int k) const { return row0 + k * rows_apart; }
   FB_D int col(int k) const { return col0 + k * columns_apart; }

@@ -90,7 +90,7 @@ CLASSES: dict[str, tuple[Ask, torch.dtype, tuple[int, int]]] = {
     "tensor, amax, with statistics": (quantize("e4m3:tensor:amax", want_stats=True), FP32, USUAL),
     "channel": (quantize("e4m3:channel:amax"), BF16, (16, 8192)),
     "channel down": (quantize("e4m3:channel:amax", axis=0), BF16, (2048, 64)),
-    "channel down, many rows": (quantize("e4m3:channel:amax", axis=0), BF16, (4096, 64)),
+    "channel down, many rows": (quantize("e4m3:channel:amax", axis=0), BF16, (4096, 1024)),
     "odd blocks": (quantize("e4m3:3x5:amax"), BF16, USUAL),
     "odd partition, parts left out": (
         lambda device, x: quantize("e4m3", want_stats=True, partition=(7, 40), skip=skip(x, (7, 40)))(device, x),

@@ -139,7 +139,7 @@ def test_the_tensors_device_is_used_not_the_current_one(stub: Stub) -> None:
         stub.driver.stub_make_current(current)
         for index in (0, 1):
             arguments = ctypes.c_void_p(ctypes.addressof(Call()))
-            launcher.kernel(recorder.variants[0], torch.device("cuda", index))(1, ctypes.addressof(arguments))
+            launcher.kernel(recorder.variants[0], torch.device("cuda", index))(1, 0, ctypes.addressof(arguments))
             assert stub.driver.stub_current_device() == current
     assert [(launch.device, launch.stream) for launch in stub.launches] == [(0, 5), (1, 262)] * 2
     assert stub.driver.stub_loads() == 2
