@@ -159,6 +159,47 @@ template <class D> FB_D void measure_columns(const Request &r, const Tile &t, co
   __syncthreads();  // before the shared memory is written again
 }
 
+// Add the finite amaxes of blocks to those of their groups, each of which is a row of blocks (or, if `down`, a column).
+// The lanes of a warp that hold a group reduce its amax by shuffles, and then share the groups among them, so a group
+// costs a warp one atomic operation, and one instruction serves as many groups as there are such lanes.
+template <class D>
+FB_D void measure_groups(const Spec &s, const Request &r, const Tile &t, const uint32_t (&amax)[SLOTS][WIDTH]) {
+  const Split split(s);
+  const int lanes = shape().along ? WARP : shape().lanes, lane = t.thread % lanes, line = t.thread % WARP / lanes;
+  const int peers = s.down ? WARP / lanes : lanes, step = s.down ? lanes : 1, own = s.down ? line : lane;
+  uint32_t tops[8] = {};  // for the group that starts at each slot (or column)
+#pragma unroll
+  for (int k = 0; k < SLOTS; k++)
+#pragma unroll
+    for (int i = 0; i < WIDTH; i++)
+      if (split.starts(k, i)) {
+        uint32_t &top = tops[s.down ? i : k];
+        top = larger(top, amax[k][i] < D::inf ? amax[k][i] : 0u);
+      }
+  const int part = s.down ? split.cols : split.rows;
+#pragma unroll
+  for (int n = 0; n < 8; n++)
+    if (n % part == 0) {
+#pragma unroll
+      for (int d = 1; d < WARP; d *= 2)
+        if (d < peers) tops[n] = larger(tops[n], __shfl_xor_sync(ALL, tops[n], d * step));
+    }
+  // Of the lanes beside each other that hold the same group because its blocks are larger than a patch, the first.
+  const int repeated = s.down ? s.block_cols / WIDTH : s.block_rows / SLOTS;
+  const bool first = (s.down ? lane : line) % (repeated > 1 ? repeated : 1) == 0;
+#pragma unroll
+  for (int from = 0; from < 8; from += peers * part) {
+    const int n = from + own * part;
+    uint32_t top = 0;
+#pragma unroll
+    for (int m = 0; m < 8; m++) top = m == n ? tops[m] : top;
+    const int row = s.down ? t.row0 - line * SLOTS : t.row0 + n, col = s.down ? t.col0 + n : t.col0 - lane * WIDTH;
+    if (first && n < 8 && row < t.rows && col < t.cols)
+      atomicMax(&r.group_amax[group_index(s, row / s.block_rows, col / s.block_cols)],
+                bits(D::widen(typename D::Storage(top))));
+  }
+}
+
 template <class D> FB_D void measure_tile(const Spec &s, const Request &r, const Tile &t, Vector<D> (&x)[SLOTS]) {
   if (s.source == ON_CHIP && !s.scaling.grouped()) return;
   rotate<D>(s, r.signs, t, x);
@@ -183,20 +224,17 @@ template <class D> FB_D void measure_tile(const Spec &s, const Request &r, const
   const Split split(s);
   uint32_t amax[SLOTS][WIDTH];
   block_amaxes<D>(s, t, x, amax);
+  if (s.group_by_row) {
+    measure_groups<D>(s, r, t, amax);
+    return;
+  }
   Maximum finite{0};
 #pragma unroll
   for (int k = 0; k < SLOTS; k++)
 #pragma unroll
     for (int i = 0; i < WIDTH; i++)
-      if (split.starts(k, i) && amax[k][i] < D::inf) {
-        uint32_t top = bits(D::widen(typename D::Storage(amax[k][i])));
-        if (!s.group_by_row) {
-          finite.top = larger(finite.top, top);
-        } else if (t.valid(k) > i) {
-          atomicMax(&r.group_amax[group_index(s, t.row(k) / s.block_rows, (t.col(k) + i) / s.block_cols)], top);
-        }
-      }
-  if (s.group_by_row) return;
+      if (split.starts(k, i) && amax[k][i] < D::inf)
+        finite.top = larger(finite.top, bits(D::widen(typename D::Storage(amax[k][i]))));
   const Parts whole{0x7fffffff, 0x7fffffff, 1, 1, 1};
   Gathering<Maximum> group(TILES, whole, t, r.group_amax);
   group.sum = finite;

@@ -48,7 +48,10 @@ class EmulatedLauncher:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
+        self._library.simt_atomics.restype = ctypes.c_uint64
         self.launches: list[Variant] = []
+        self.shared: list[int] = []  # the dynamic shared memory of each launch
+        self.room = SHARED
 
     def kernel(self, variant: Variant, device: torch.device) -> Kernel:
         assert device.type == "cpu"
@@ -61,6 +64,7 @@ class EmulatedLauncher:
 
         def launch(blocks: int, shared: int, arguments: int) -> None:
             self.launches.append(variant)
+            self.shared.append(shared)
             self._library.simt_shuffle(ctypes.c_uint64(len(self.launches)))
             call = ctypes.c_void_p.from_address(arguments)
             run(kernel, *dtypes, ctypes.byref(data), blocks, shared, call)
@@ -68,7 +72,11 @@ class EmulatedLauncher:
         return launch
 
     def shared_memory(self, device: torch.device) -> int:
-        return SHARED
+        return self.room
+
+    def atomics(self) -> int:
+        """Return how many atomic operations the threads of all launches have done so far."""
+        return int(self._library.simt_atomics())
 
 
 @cache

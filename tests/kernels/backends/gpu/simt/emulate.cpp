@@ -22,6 +22,7 @@ template <class F> void with_dtype(int dtype, F f) {
 
 // Set the order of threads and CTAs from now on; 0: their numeric order.
 extern "C" void simt_shuffle(uint64_t seed) { simt::shuffle = seed; }
+extern "C" uint64_t simt_atomics() { return simt::atomics; }
 
 extern "C" void simt_quantize(int kernel, int dtype, const fb::Variant *variant, unsigned blocks, unsigned shared,
                               const fb::Call *call) {

@@ -60,6 +60,7 @@ inline Order order_of(uint64_t seed, unsigned count) {  // seed 0: numeric order
   return Order{unsigned(mixed & 0xffffffffu) % count, stride, count};
 }
 inline uint64_t shuffle;
+inline uint64_t atomics;  // the number of atomic operations of all threads so far
 inline Order thread_order;
 
 // Save the callee-saved registers on the stack, store the stack pointer in *from, and continue with the stack `to`.
@@ -300,6 +301,6 @@ inline uint32_t __vmaxu2(uint32_t a, uint32_t b) {
 }
 // The smaller of each pair of halves.
 inline uint32_t __vminu2(uint32_t a, uint32_t b) { return a ^ b ^ __vmaxu2(a, b); }
-inline void atomicMax(uint32_t *p, uint32_t v) { *p = *p > v ? *p : v; }
-inline void atomicMin(uint32_t *p, uint32_t v) { *p = *p < v ? *p : v; }
-inline void atomicAdd(unsigned long long *p, unsigned long long v) { *p += v; }
+inline void atomicMax(uint32_t *p, uint32_t v) { simt::atomics++, *p = *p > v ? *p : v; }
+inline void atomicMin(uint32_t *p, uint32_t v) { simt::atomics++, *p = *p < v ? *p : v; }
+inline void atomicAdd(unsigned long long *p, unsigned long long v) { simt::atomics++, *p += v; }
