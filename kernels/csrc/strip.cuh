@@ -3,10 +3,10 @@
 // column, and then quantizes the tiles from bottom to top: the last one from registers, those that fit from shared
 // memory, and the others from global memory, where the L2 still holds them if the strips of all CTAs leave enough room.
 //
-// A row of a strip is one sector of 32 bytes. On sm_90 a CTA keeps seven tiles of 1024 rows in shared memory, so
-// columns of up to 8192 rows are read once. On an L2 of 50 MB, where 132 CTAs read 4.3 MB again for every further 1024
-// rows, these come from the L2 up to 15,360 rows if it holds 33 MB of them, and up to 19,456 rows if it holds nothing
-// else.
+// A row of a strip is one sector of 32 bytes. On sm_90 a CTA keeps 6144 rows in shared memory and 2048 in registers, so
+// columns of up to 8192 rows are read once. Of higher ones, 132 CTAs read 8.7 MB again for every further 2048 rows. On
+// an L2 of 50 MB these reads are served by the L2 up to 18,432 rows if it holds nothing else, and up to 14,336 rows if
+// it holds 33 MB of them.
 #pragma once
 #include "blocks.cuh"
 #include "rotate.cuh"

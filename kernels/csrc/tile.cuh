@@ -244,10 +244,10 @@ FB_D void block_amaxes(const Spec &s, const Tile &t, const Vector<D> (&x)[SLOTS]
   int first_row = sh.along ? 0 : t.thread / sh.lanes * SLOTS, first_col = sh.along ? 0 : t.thread % sh.lanes * WIDTH;
   for (int b = t.thread; b < ROOM; b += threads) shared[b] = 0;
   __syncthreads();
-  // One of the lanes that hold the same block hands it in, since all have its amax within the warp.
-  const int same = sh.along ? WARP : across > 1 ? across : 1, same_below = below < rows_in_warp ? below : rows_in_warp;
-  if (t.thread % WARP % same == 0 &&
-      (sh.along || t.thread % WARP / sh.lanes % (same_below > 1 ? same_below : 1) == 0)) {
+  // One of the lanes that hold the same block hands it in, since all of them have its amax within the warp.
+  const int beside = across > 1 ? across : 1, beneath = below < 1 ? 1 : below < rows_in_warp ? below : rows_in_warp;
+  const int repeated = sh.along ? WARP - 1 : (beside - 1) | (beneath - 1) * sh.lanes;  // the bits of lanes that differ
+  if (!(t.thread & repeated)) {
 #pragma unroll
     for (int i = 0; i < WIDTH; i++)
       if (split.starts(0, i)) atomicMax(&shared[first_row / tall * blocks_across + (first_col + i) / wide], amax[0][i]);

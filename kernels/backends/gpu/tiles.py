@@ -15,6 +15,7 @@ THREADS = 256
 LONGEST_ROW = 64 * THREADS  # the longest row, in columns, that the threads of a CTA can hold
 TALL_THREADS = 512  # threads of the largest CTA that holds whole columns, sixteen side by side
 SECTOR = 32  # bytes that a GPU transfers at least, and the width of a row of a strip
+TWO_STRIPS = 4096  # the most rows of strips of which a multiprocessor holds two
 FEWEST_STRIPS = 64  # half of the multiprocessors of an H100: with fewer strips, too many would have nothing to do
 STATIC_SHARED = 3 << 10  # bytes of shared memory that are left for what kernels declare themselves
 MOST = (1 << 31) - (1 << 15)  # the limit for rows and for columns, which kernels count in 32 bits
@@ -95,8 +96,12 @@ def fitting_shape(x: Tensor, q: Quantizer, axis: int) -> Shape:
 
 
 def strip_shape(x: Tensor) -> Shape:
-    """Return the shape of the tiles that form a strip (csrc/strip.cuh)."""
-    return Shape(THREADS, SECTOR // (EDGE * x.itemsize))
+    """Return the shape of the tiles that form a strip (csrc/strip.cuh).
+
+    A multiprocessor of an H100 holds 512 threads in both cases, because it has shared memory for two strips of up to
+    4096 rows, and for one higher strip.
+    """
+    return Shape(THREADS if x.shape[0] <= TWO_STRIPS else TALL_THREADS, SECTOR // (EDGE * x.itemsize))
 
 
 def divides_into_strips(x: Tensor, q: Quantizer, axis: int) -> bool:

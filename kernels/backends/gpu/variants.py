@@ -82,9 +82,9 @@ class Variant:
         return "".join(f"#define {name} {value}\n" for name, value in macros.items()) + f'#include "{self.file}"\n'
 
 
-# Queues a kernel on the device's current stream. Its arguments are the number of CTAs, the bytes of dynamic shared memory
-# of each, and the address of an array that holds the address of the kernel's call, which is copied before the function
-# returns.
+# Queues a kernel on the device's current stream. Its arguments are the number of CTAs, the bytes of dynamic shared
+# memory of each, and the address of an array that holds the address of the kernel's call, which is copied before the
+# function returns.
 Kernel = Callable[[int, int, int], None]
 
 

@@ -3,8 +3,8 @@
 The common path is the longest path without cycles through the control flow that avoids calls, accesses to global memory
 for single elements, and, if a block accesses all vectors of a thread, blocks that access one: such code serves ragged
 edges, misaligned matrices and rare elements. A loop over tiles, which accesses all vectors of a thread, counts as one
-iteration, and other loops as nothing. The count is an upper bound, because the path takes the longer side of every other
-branch.
+iteration, and other loops as nothing. The count is an upper bound, because the path takes the longer side of every
+other branch.
 """
 
 import re

@@ -137,9 +137,9 @@ def test_blocks_of_every_class(checks: Checks, text: str, shape: tuple[int, int]
     checks.values(make("one bad", shape, torch.float32), q, axis)
 
 
-# Heights around the limits: of tiles that hold whole columns, of tiles of 1024 rows (float32: 2048), and of the two (one)
-# that fit in 64 KiB beside the one in registers.
-HEIGHTS = (2048, 2049, 3072, 3073, 4096, 4097, 5121)
+# Heights around the limits: of tiles that hold whole columns; of tiles of 1024 rows (float32: 2048), of which two (one)
+# fit in 64 KiB beside the one in registers; and of strips of tiles that are twice as high.
+HEIGHTS = (2048, 2049, 3072, 3073, 4096, 4097, 6145)
 IN_STRIPS = (
     "e4m3:channel:amax",
     "e2m1:channel:e8m0:stochastic",
@@ -177,7 +177,7 @@ def test_whole_columns_of_any_height(strips: tuple[Checks, EmulatedLauncher], he
     checks.quantizer(x, q, 0, seed=i)
     strip = launcher.launches[0].kernel == "quantize_strip"
     assert strip == (height > 2048)
-    tile = 2048 if dtype == torch.float32 else 1024
+    tile = (2048 if dtype == torch.float32 else 1024) * (2 if height > 4096 else 1)
     assert launcher.shared[0] == (min(-(-height // tile) - 1, 2048 // tile) * (32 * tile) if strip else 0)
 
 
@@ -189,7 +189,7 @@ def test_whole_columns_that_just_fit_in_the_shared_memory_of_a_gpu(
     checks, launcher = strips
     launcher.room = SHARED
     checks.values(spoiled(make("lognormal", (height, 17), dtype)), Quantizer.parse("e4m3:channel:amax"), 0)
-    assert launcher.shared == [7 * 1024 * 32 if dtype != torch.float32 else 3 * 2048 * 32]
+    assert launcher.shared == [3 * 2048 * 32 if dtype != torch.float32 else 4096 * 32]
 
 
 @pytest.mark.parametrize("part", [(1, 16), (16, 1), (1000, 8), (3000, 1), (7, 5), (8, 8)])
