@@ -16,8 +16,8 @@ template <class D>
 FB_D Block make_block(const Spec &s, const Request &r, uint32_t amax, int row, int col, float expansion = 1.0f) {
   Group group{1.0f, 1.0f};
   if (s.scaling.grouped()) {
-    int rows = s.source == LOOKUP ? r.blocks.rows : s.block_rows;
-    int cols = s.source == LOOKUP ? r.blocks.cols : s.block_cols;
+    int rows = s.source == ON_CHIP ? s.block_rows : r.blocks.rows;
+    int cols = s.source == ON_CHIP ? s.block_cols : r.blocks.cols;
     int g = s.group_by_row ? group_index(s, row / rows, col / cols) : 0;
     group = make_group(s.scaling, value(s.grid.max), value(r.group_amax[g]));
   }
@@ -38,8 +38,8 @@ template <class D> FB_D Block looked_up(const Spec &s, const Request &r, int row
 // of a group's first block, also store the group's scale.
 FB_D void store_scale(const Spec &s, const Request &r, const Block &b, int row, int col) {
   if (s.scaling.kind == NONE) return;
-  const int rows = s.source == LOOKUP ? r.blocks.rows : s.block_rows;
-  const int cols = s.source == LOOKUP ? r.blocks.cols : s.block_cols;
+  const int rows = s.source == ON_CHIP ? s.block_rows : r.blocks.rows;
+  const int cols = s.source == ON_CHIP ? s.block_cols : r.blocks.cols;
   if (row % rows || col % cols) return;
   const int block_row = row / rows, block_col = col / cols;
   const int64_t at = int64_t(block_row) * r.blocks.across + block_col;

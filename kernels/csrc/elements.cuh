@@ -4,6 +4,7 @@
 #include "drawn.cuh"
 #include "errors.cuh"
 #include "remade.cuh"
+#include "strip.cuh"
 
 namespace fb {
 
@@ -87,6 +88,7 @@ template <class D> struct Careful {
 
   FB_D Block block_of(const Tops &tops, int k, int n) const {
     if (s.source == LOOKUP) return looked_up<D>(s, r, t.row(k), t.col(k) + n);
+    if (s.source == STRIP) return strip_blocks()[strip_column(t) + n];
     return known<D>(s, r, tops.at(Split(s), n), t.row(k), t.col(k) + n);
   }
   FB_D void element(const Tops &tops, int k, int n, float was, Codes *codes) {
@@ -111,7 +113,7 @@ template <class D> struct Careful {
     for (int k = 0; k < SLOTS; k++) {
       if (!(slots >> k & 1)) continue;
       Vector<D> v = picked<D>(x, k);
-      const Tops tops = s.source == LOOKUP ? Tops{} : tops_of(Split(s), left, k);
+      const Tops tops = s.source == ON_CHIP ? tops_of(Split(s), left, k) : Tops{};
       int valid = t.valid(k);
       Codes codes{0, 0};
 #pragma unroll 1

@@ -1,24 +1,22 @@
 // The quantization of a matrix on a GPU, with a tile per CTA. The kernels are:
 //
-//   quantize   loads, rotates, computes amaxes and scales, rounds, counts and stores, for one or two quantizers with
-//   one
-//              read of the matrix; if blocks fit in tiles and share no value, this is the only pass
-//   measure    the first pass otherwise: computes the amaxes of blocks larger than tiles, or of groups of smaller
-//   blocks weigh      a second pass for Four Over Six with large blocks: compares the errors of its two scales extent
-//   computes the largest and the smallest non-zero magnitude of each part of a matrix
+//   quantize        loads, rotates, computes amaxes and scales, rounds, counts and stores, for one or two quantizers
+//                   with one read of the matrix; if blocks fit in tiles and share no value, this is the only pass
+//   quantize_strip  does the same for blocks that are whole columns, higher than tiles: a CTA processes several tiles
+//   measure         the first pass otherwise: computes the amaxes of blocks larger than tiles, or of groups of blocks
+//   weigh           a second pass for Four Over Six with large blocks: compares the errors of its two scales
+//   extent          computes the largest and the smallest non-zero magnitude of each part of a matrix
 //
 // All maxima and sums are of integers, so no bit depends on the order of threads.
 #include "elements.cuh"
 
 namespace fb {
 
-template <class D> FB_D void quantize_tile(const Spec &s, const Request &r, const Tile &t, Vector<D> (&x)[SLOTS]) {
-  rotate<D>(s, r.signs, t, x);
+// Quantize a tile that has been rotated. ON_CHIP: `amax` is what `known` rebuilds blocks from.
+template <class D>
+FB_D void convert_tile(const Spec &s, const Request &r, const Tile &t, Vector<D> (&x)[SLOTS],
+                       const uint32_t (&amax)[SLOTS][WIDTH]) {
   const Split split(s);
-  uint32_t amax[SLOTS][WIDTH];
-  if (s.source == ON_CHIP) block_amaxes<D>(s, t, x, amax);
-  if (s.scaling.corrects()) correct_blocks<D>(s, r, t, x, amax);
-  if (s.scaling.compares() && s.source == ON_CHIP) choose_fours<D>(s, r, t, x, amax);
   Gathering<Counts> gathering(s.piece, r.parts, t, Counts::Target{r.tally, r.part_amax});
   bool by_element = s.piece == ELEMENTS && (s.stats || s.skips);
   uint32_t careful = 0, ready = 0;  // one bit per slot
@@ -40,6 +38,10 @@ template <class D> FB_D void quantize_tile(const Spec &s, const Request &r, cons
         blocks[0] = looked_up<D>(s, r, t.row(k), t.col(k));
         if (s.encodes) store_scale(s, r, blocks[0], t.row(k), t.col(k));
       }
+    } else if (s.source == STRIP) {
+#pragma unroll
+      for (int i = 0; i < WIDTH; i++)
+        if (k == 0) blocks[i] = strip_blocks()[strip_column(t) + i];
     } else {
 #pragma unroll
       for (int i = 0; i < WIDTH; i++)
@@ -75,6 +77,15 @@ template <class D> FB_D void quantize_tile(const Spec &s, const Request &r, cons
   if (s.stats) gathering.after_all();
 }
 
+template <class D> FB_D void quantize_tile(const Spec &s, const Request &r, const Tile &t, Vector<D> (&x)[SLOTS]) {
+  rotate<D>(s, r.signs, t, x);
+  uint32_t amax[SLOTS][WIDTH];
+  if (s.source == ON_CHIP) block_amaxes<D>(s, t, x, amax);
+  if (s.scaling.corrects()) correct_blocks<D>(s, r, t, x, amax);
+  if (s.scaling.compares() && s.source == ON_CHIP) choose_fours<D>(s, r, t, x, amax);
+  convert_tile<D>(s, r, t, x, amax);
+}
+
 // True if there is only one part and it is skipped, so that there is nothing to do.
 FB_D bool all_skipped(const Call &call, const Request &r) {
   return r.skip && r.parts.rows >= call.rows && r.parts.cols >= call.cols && r.skip[0];
@@ -92,6 +103,34 @@ template <class D> FB_D void quantize(const Call &call) {
     load<D>(call.x, t, false,
             x);  // read again from the cache, because keeping both copies would need too many registers
     quantize_tile<D>(spec<1>(), call.requests[1], t, x);
+  }
+}
+
+template <class D> FB_D void quantize_strip(const Call &call) {
+  const Spec s = spec<0>();
+  const Request &r = call.requests[0];
+  if (all_skipped(call, r)) return;
+  const int last = tiles_in_strip(call) - 1;
+  Vector<D> x[SLOTS];
+  ColumnTops<D> tops{};
+#pragma unroll 1
+  for (int n = 0; n <= last; n++) {
+    const Tile t(call, n);
+    load_rotated<D>(call, t, n >= call.kept && n < last, x);
+    tops.take(x);
+    if (n < call.kept) keep<D>(t, n, x);
+  }
+  make_strip_blocks<D>(s, r, Tile(call, 0), tops);
+  const uint32_t none[SLOTS][WIDTH] = {};
+#pragma unroll 1
+  for (int n = last; n >= 0; n--) {
+    const Tile t(call, n);
+    if (n < call.kept) {
+      recall<D>(t, n, x);
+    } else if (n < last) {
+      load_rotated<D>(call, t, false, x);
+    }
+    convert_tile<D>(s, r, t, x, none);
   }
 }
 
@@ -120,6 +159,47 @@ template <class D> FB_D void measure_columns(const Request &r, const Tile &t, co
   __syncthreads();  // before the shared memory is written again
 }
 
+// Add the finite amaxes of blocks to those of their groups, each of which is a row of blocks (or, if `down`, a column).
+// The lanes of a warp that hold a group reduce its amax by shuffles, and then share the groups among them, so a group
+// costs a warp one atomic operation, and one instruction serves as many groups as there are such lanes.
+template <class D>
+FB_D void measure_groups(const Spec &s, const Request &r, const Tile &t, const uint32_t (&amax)[SLOTS][WIDTH]) {
+  const Split split(s);
+  const int lanes = shape().along ? WARP : shape().lanes, lane = t.thread % lanes, line = t.thread % WARP / lanes;
+  const int peers = s.down ? WARP / lanes : lanes, step = s.down ? lanes : 1, own = s.down ? line : lane;
+  uint32_t tops[8] = {};  // for the group that starts at each slot (or column)
+#pragma unroll
+  for (int k = 0; k < SLOTS; k++)
+#pragma unroll
+    for (int i = 0; i < WIDTH; i++)
+      if (split.starts(k, i)) {
+        uint32_t &top = tops[s.down ? i : k];
+        top = larger(top, amax[k][i] < D::inf ? amax[k][i] : 0u);
+      }
+  const int part = s.down ? split.cols : split.rows;
+#pragma unroll
+  for (int n = 0; n < 8; n++)
+    if (n % part == 0) {
+#pragma unroll
+      for (int d = 1; d < WARP; d *= 2)
+        if (d < peers) tops[n] = larger(tops[n], __shfl_xor_sync(ALL, tops[n], d * step));
+    }
+  // Of the lanes beside each other that hold the same group because its blocks are larger than a patch, the first.
+  const int repeated = s.down ? s.block_cols / WIDTH : s.block_rows / SLOTS;
+  const bool first = (s.down ? lane : line) % (repeated > 1 ? repeated : 1) == 0;
+#pragma unroll
+  for (int from = 0; from < 8; from += peers * part) {
+    const int n = from + own * part;
+    uint32_t top = 0;
+#pragma unroll
+    for (int m = 0; m < 8; m++) top = m == n ? tops[m] : top;
+    const int row = s.down ? t.row0 - line * SLOTS : t.row0 + n, col = s.down ? t.col0 + n : t.col0 - lane * WIDTH;
+    if (first && n < 8 && row < t.rows && col < t.cols)
+      atomicMax(&r.group_amax[group_index(s, row / s.block_rows, col / s.block_cols)],
+                bits(D::widen(typename D::Storage(top))));
+  }
+}
+
 template <class D> FB_D void measure_tile(const Spec &s, const Request &r, const Tile &t, Vector<D> (&x)[SLOTS]) {
   if (s.source == ON_CHIP && !s.scaling.grouped()) return;
   rotate<D>(s, r.signs, t, x);
@@ -144,20 +224,17 @@ template <class D> FB_D void measure_tile(const Spec &s, const Request &r, const
   const Split split(s);
   uint32_t amax[SLOTS][WIDTH];
   block_amaxes<D>(s, t, x, amax);
+  if (s.group_by_row) {
+    measure_groups<D>(s, r, t, amax);
+    return;
+  }
   Maximum finite{0};
 #pragma unroll
   for (int k = 0; k < SLOTS; k++)
 #pragma unroll
     for (int i = 0; i < WIDTH; i++)
-      if (split.starts(k, i) && amax[k][i] < D::inf) {
-        uint32_t top = bits(D::widen(typename D::Storage(amax[k][i])));
-        if (!s.group_by_row) {
-          finite.top = larger(finite.top, top);
-        } else if (t.valid(k) > i) {
-          atomicMax(&r.group_amax[group_index(s, t.row(k) / s.block_rows, (t.col(k) + i) / s.block_cols)], top);
-        }
-      }
-  if (s.group_by_row) return;
+      if (split.starts(k, i) && amax[k][i] < D::inf)
+        finite.top = larger(finite.top, bits(D::widen(typename D::Storage(amax[k][i]))));
   const Parts whole{0x7fffffff, 0x7fffffff, 1, 1, 1};
   Gathering<Maximum> group(TILES, whole, t, r.group_amax);
   group.sum = finite;
@@ -209,7 +286,8 @@ template <class D> FB_D void extent(const Call &call) {
 }  // namespace fb
 
 #ifndef FB_SIMT
-constexpr bool QUANTIZES = fb::FB_KERNEL<fb::FB_DTYPE> == fb::quantize<fb::FB_DTYPE>;
+constexpr bool QUANTIZES = fb::FB_KERNEL<fb::FB_DTYPE> == fb::quantize<fb::FB_DTYPE> ||
+                           fb::FB_KERNEL<fb::FB_DTYPE> == fb::quantize_strip<fb::FB_DTYPE>;
 extern "C" __global__ void __launch_bounds__(fb::shape().threads, fb::least_ctas(QUANTIZES))
     run(const __grid_constant__ fb::Call call) {
   fb::FB_KERNEL<fb::FB_DTYPE>(call);

@@ -19,8 +19,8 @@
 namespace fb {
 
 // The source of the amaxes of blocks. ON_CHIP: blocks fit in tiles, so the same pass computes them. LOOKUP: a first
-// pass has computed them.
-enum Source { ON_CHIP = 0, LOOKUP = 1 };
+// pass has computed them. STRIP: the CTA has computed them for the columns of its strip (strip.cuh).
+enum Source { ON_CHIP = 0, LOOKUP = 1, STRIP = 2 };
 
 // The largest piece of work that always lies inside one part of the matrix (a block, or a part for which statistics are
 // counted). It decides how often a thread must hand in the values that it has accumulated. COLUMNS is only for blocks:
@@ -35,7 +35,7 @@ struct Spec {
   int32_t block_rows, block_cols;  // ON_CHIP: powers of two; rows and columns as in memory
   int32_t stats, skips;
   int32_t encodes;             // the number of bits of a code; 0: the output is values
-  int32_t piece, block_piece;  // pieces for statistics and skip, and (LOOKUP) for blocks
+  int32_t piece, block_piece;  // pieces for statistics and skip, and (not ON_CHIP) for blocks
 };
 
 struct Parts {
@@ -67,7 +67,7 @@ struct Request {           // for one quantizer
   int64_t *four_less_six;  // fouroversix: one per block
   uint64_t seed;
   Signs signs;
-  Parts parts, blocks;  // for statistics and skip; LOOKUP: the blocks
+  Parts parts, blocks;  // for statistics and skip; not ON_CHIP: the blocks
   uint32_t nan_code, inf_code;
 };
 
@@ -76,6 +76,8 @@ struct Call {
   int32_t rows, cols;  // below 2^31 - 2^15, so that tiles may extend beyond
   int32_t backwards;   // process the last tile first, because a first pass has left the end of the matrix in the cache
   int32_t aligned;     // every row of every matrix starts at a multiple of 16 bytes
+  int32_t kept;        // the number of tiles of a strip that are kept in shared memory
+  int32_t unused;
   Request requests[2];
 };
 

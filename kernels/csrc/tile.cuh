@@ -72,10 +72,19 @@ struct Tile {
       columns_apart = s.threads * WIDTH, rows_apart = 0;
     } else {
       int across = (cols + s.lanes * WIDTH - 1) / (s.lanes * WIDTH), down = index / across;
-      row0 = (down * (s.threads / s.lanes) + thread / s.lanes) * SLOTS;
-      col0 = ((index - down * across) * s.lanes + thread % s.lanes) * WIDTH;
-      columns_apart = 0, rows_apart = 1;
+      place(down, index - down * across);
     }
+  }
+  // The tile with this number in the CTA's strip.
+  FB_D Tile(const Call &call, int number)
+      : rows(call.rows), cols(call.cols), thread(int(threadIdx.x)), aligned(call.aligned) {
+    place(number, int(blockIdx.x));
+  }
+  FB_D void place(int down, int across) {
+    Shape s = shape();
+    row0 = (down * (s.threads / s.lanes) + thread / s.lanes) * SLOTS;
+    col0 = (across * s.lanes + thread % s.lanes) * WIDTH;
+    columns_apart = 0, rows_apart = 1;
   }
   FB_D int row(int k) const { return row0 + k * rows_apart; }
   FB_D int col(int k) const { return col0 + k * columns_apart; }
@@ -235,9 +244,14 @@ FB_D void block_amaxes(const Spec &s, const Tile &t, const Vector<D> (&x)[SLOTS]
   int first_row = sh.along ? 0 : t.thread / sh.lanes * SLOTS, first_col = sh.along ? 0 : t.thread % sh.lanes * WIDTH;
   for (int b = t.thread; b < ROOM; b += threads) shared[b] = 0;
   __syncthreads();
+  // One of the lanes that hold the same block hands it in, since all of them have its amax within the warp.
+  const int beside = across > 1 ? across : 1, beneath = below < 1 ? 1 : below < rows_in_warp ? below : rows_in_warp;
+  const int repeated = sh.along ? WARP - 1 : (beside - 1) | (beneath - 1) * sh.lanes;  // the bits of lanes that differ
+  if (!(t.thread & repeated)) {
 #pragma unroll
-  for (int i = 0; i < WIDTH; i++)
-    if (split.starts(0, i)) atomicMax(&shared[first_row / tall * blocks_across + (first_col + i) / wide], amax[0][i]);
+    for (int i = 0; i < WIDTH; i++)
+      if (split.starts(0, i)) atomicMax(&shared[first_row / tall * blocks_across + (first_col + i) / wide], amax[0][i]);
+  }
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < WIDTH; i++)

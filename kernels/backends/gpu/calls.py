@@ -30,7 +30,7 @@ class Request(ctypes.Structure):
 class Call(ctypes.Structure):
     _fields_ = [
         ("x", ctypes.c_void_p),
-        *[(name, ctypes.c_int32) for name in ("rows", "cols", "backwards", "aligned")],
+        *[(name, ctypes.c_int32) for name in ("rows", "cols", "backwards", "aligned", "kept", "unused")],
         ("requests", Request * 2),
     ]
 

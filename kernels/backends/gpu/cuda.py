@@ -18,9 +18,11 @@ import torch
 from fewbits.kernels.backends.build import BuildError, cache_folder, open_lock
 from fewbits.kernels.backends.gpu import cubins
 from fewbits.kernels.backends.gpu.device import Device
-from fewbits.kernels.backends.gpu.variants import Kernel, Variant
+from fewbits.kernels.backends.gpu.tiles import STATIC_SHARED
+from fewbits.kernels.backends.gpu.variants import STRIP, Kernel, Variant
 from fewbits.kernels.backends.protocol import Backend
 
+MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = 97  # an attribute of a device, in CUDA's enumeration
 OLDEST = (8, 0)  # compute capability: bf16 conversion needs Ampere
 
 
@@ -70,8 +72,11 @@ class CupyLauncher:
         self._lock = threading.Lock()
 
     def kernel(self, variant: Variant, device: torch.device) -> Kernel:
-        index = torch.cuda.current_device() if device.index is None else device.index
+        index = _index(device)
         return self._kernels.get((variant, index)) or self._load(variant, index)
+
+    def shared_memory(self, device: torch.device) -> int:
+        return _shared_memory(_index(device))
 
     def _load(self, variant: Variant, index: int) -> Kernel:
         with self._lock:
@@ -84,6 +89,9 @@ class CupyLauncher:
                 context = _context(index)
                 with _current(context):
                     function = _driver().moduleGetFunction(self._load_module(variant, index), "run")
+                    if any(spec.source == STRIP for spec in variant.specs):
+                        most = _driver().CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                        _driver().funcSetAttribute(function, most, _shared_memory(index))
                 self._kernels[variant, index] = _launching(function, variant.shape.threads, index, context)
             return self._kernels[variant, index]
 
@@ -97,6 +105,10 @@ class CupyLauncher:
             module = _driver().moduleLoadData(cubins.cubin(source, architecture))
         self._modules.append(module)
         return module
+
+
+def _index(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index
 
 
 def architecture_of(index: int) -> str:
@@ -116,14 +128,14 @@ def _launching(function: int, threads: int, index: int, context: int) -> Kernel:
     launch, current, make_current = driver.launchKernel, driver.ctxGetCurrent, driver.ctxSetCurrent
     stream_of = torch._C._cuda_getCurrentRawStream
 
-    def run(blocks: int, arguments: int) -> None:
+    def run(blocks: int, shared: int, arguments: int) -> None:
         before = current()
         if before == context:
-            launch(function, blocks, 1, 1, threads, 1, 1, 0, stream_of(index), arguments, 0)
+            launch(function, blocks, 1, 1, threads, 1, 1, shared, stream_of(index), arguments, 0)
             return
         make_current(context)
         try:
-            launch(function, blocks, 1, 1, threads, 1, 1, 0, stream_of(index), arguments, 0)
+            launch(function, blocks, 1, 1, threads, 1, 1, shared, stream_of(index), arguments, 0)
         finally:
             if before:
                 make_current(before)
@@ -152,6 +164,17 @@ def _context(index: int) -> int:
     if status or not context.value:
         raise RuntimeError(f"the CUDA driver gives no context for device {index}: error {status}")
     return context.value
+
+
+@cache
+def _shared_memory(index: int) -> int:
+    """Return the shared memory that a CTA of a device can have, without that which kernels declare themselves."""
+    library, device, most = _library(), ctypes.c_int(), ctypes.c_int()
+    status = library.cuInit(0) or library.cuDeviceGet(ctypes.byref(device), index)
+    status = status or library.cuDeviceGetAttribute(ctypes.byref(most), MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, device)
+    if status:
+        raise RuntimeError(f"the CUDA driver does not tell the shared memory of device {index}: error {status}")
+    return most.value - STATIC_SHARED
 
 
 def _driver_version() -> int:

@@ -28,7 +28,7 @@ from fewbits.kernels.backends.gpu.plans import (
     without_signs,
 )
 from fewbits.kernels.backends.gpu.tiles import EDGE, MOST, THREADS, Shape, parts_in, tile_count, usual_shape
-from fewbits.kernels.backends.gpu.variants import DTYPE_NAMES, Launcher, Spec, Variant, spec_of
+from fewbits.kernels.backends.gpu.variants import DTYPE_NAMES, LOOKUP, Launcher, Spec, Variant, spec_of
 from fewbits.kernels.backends.protocol import ABSENT, Noise, Part, Stored
 from fewbits.kernels.quantizer import Quantizer, parts_of
 
@@ -116,7 +116,7 @@ class Device(Compiled):
         for kernel, backwards, groups_after in plan.passes:
             if backwards:
                 BACKWARDS.pack_into(arguments, HEAD + Call.backwards.offset, backwards)
-            kernel(plan.blocks, at)
+            kernel(plan.blocks, plan.shared, at)
             if groups_after:
                 for job, own in zip(jobs, plan.scratches, strict=True):
                     if own.group_count and own.grid[0]:
@@ -131,7 +131,7 @@ class Device(Compiled):
     def _launch(self, variant: Variant, blocks: int, call: ctypes.Structure, device: torch.device) -> None:
         """Launch a kernel whose call has no plan."""
         arguments = ctypes.c_void_p(ctypes.addressof(call))
-        self._launcher.kernel(variant, device)(blocks, ctypes.addressof(arguments))
+        self._launcher.kernel(variant, device)(blocks, 0, ctypes.addressof(arguments))
 
     def _decode(self, stored: Stored, q: Quantizer, axis: int, out: Tensor) -> None:
         _check_size(out)
@@ -198,7 +198,7 @@ def _decoding(q: Quantizer, axis: int) -> Spec:
         grid=spec.grid._replace(overflow=spec.grid.max),
         stochastic=0,
         hadamard=0,
-        lookup=1,
+        source=LOOKUP,
         encodes=q.format.bits,
         block_rows=rows,
         block_cols=cols,

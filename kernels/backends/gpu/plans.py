@@ -22,12 +22,25 @@ from fewbits.kernels.backends.gpu.tiles import (
     Shape,
     block_on_chip,
     covers_columns,
+    divides_into_strips,
     fitting_shape,
     parts_in,
+    strip_shape,
     tile_count,
+    tiles_kept,
     usual_shape,
 )
-from fewbits.kernels.backends.gpu.variants import DTYPE_NAMES, Kernel, Launcher, Spec, Variant, spec_of
+from fewbits.kernels.backends.gpu.variants import (
+    DTYPE_NAMES,
+    LOOKUP,
+    ON_CHIP,
+    STRIP,
+    Kernel,
+    Launcher,
+    Spec,
+    Variant,
+    spec_of,
+)
 from fewbits.kernels.backends.protocol import ABSENT
 from fewbits.kernels.quantizer import parts_of
 
@@ -64,6 +77,7 @@ class Pass(NamedTuple):
 
 class Plan(NamedTuple):
     blocks: int  # the number of CTAs
+    shared: int  # bytes of dynamic shared memory of a CTA
     passes: tuple[Pass, ...]
     template: bytes  # room for the address of the arguments, then the arguments
     room: type[ctypes.Array[ctypes.c_char]]  # the type of a copy
@@ -74,10 +88,12 @@ class Plan(NamedTuple):
 
 def prepare(launcher: Launcher, x: Tensor, jobs: tuple[Job, ...], aligned: bool) -> Plan:
     """Prepare a plan; `aligned` tells whether all matrices of values start at multiples of 16 bytes."""
-    shape = fitting_shape(x, jobs[0].q, jobs[0].axis) if len(jobs) == 1 else usual_shape(x)
-    specs = tuple(_spec_for(job, x, shape) for job in jobs)
+    in_strips = len(jobs) == 1 and divides_into_strips(x, jobs[0].q, jobs[0].axis)
+    shape = _shape_for(x, jobs, in_strips)
+    specs = tuple(_spec_for(job, x, shape, in_strips) for job in jobs)
     call = Call(None, *x.shape)
     call.aligned = aligned and x.shape[1] * x.itemsize % 16 == 0
+    call.kept = tiles_kept(x, shape, launcher.shared_memory(x.device)) if in_strips else 0
     words, scratches = 0, []
     for i, (job, spec) in enumerate(zip(jobs, specs, strict=True)):
         _fill(call.requests[i], x, job, shape)
@@ -85,7 +101,8 @@ def prepare(launcher: Launcher, x: Tensor, jobs: tuple[Job, ...], aligned: bool)
         words = scratches[-1].groups.stop
     template = bytes(HEAD) + bytes(call)
     return Plan(
-        tile_count(x, shape),
+        -(-x.shape[1] // shape.cols) if in_strips else tile_count(x, shape),
+        call.kept * shape.bytes(x.itemsize),
         tuple(_passes(launcher, x, jobs, specs, shape)),
         template,
         ctypes.c_char * len(template),
@@ -93,6 +110,12 @@ def prepare(launcher: Launcher, x: Tensor, jobs: tuple[Job, ...], aligned: bool)
         tuple(scratches),
         tuple((call.requests[i].codes.row_bytes, call.requests[i].codes.aligned) for i in range(len(jobs))),
     )
+
+
+def _shape_for(x: Tensor, jobs: tuple[Job, ...], in_strips: bool) -> Shape:
+    if in_strips:
+        return strip_shape(x)
+    return fitting_shape(x, jobs[0].q, jobs[0].axis) if len(jobs) == 1 else usual_shape(x)
 
 
 @lru_cache(maxsize=4096)
@@ -107,19 +130,21 @@ def _passes(launcher: Launcher, x: Tensor, jobs: tuple[Job, ...], specs: tuple[S
         needed = tuple(spec._replace(**leave_out) for spec in specs)
         return launcher.kernel(Variant("quantize.cu", name, (DTYPE_NAMES[x.dtype],), shape, needed), x.device)
 
+    if specs[0].source == STRIP:
+        return [Pass(kernel("quantize_strip"), 0, False)]
     traits, passes = [job.q.traits for job in jobs], []
-    measured = any(spec.lookup or row.groups for spec, row in zip(specs, traits, strict=True))
+    measured = any(spec.source == LOOKUP or row.groups for spec, row in zip(specs, traits, strict=True))
     if measured:
-        grouped = any(spec.lookup and row.groups for spec, row in zip(specs, traits, strict=True))
+        grouped = any(spec.source == LOOKUP and row.groups for spec, row in zip(specs, traits, strict=True))
         measure = kernel("measure", stochastic=0, stats=0, skips=0, encodes=0, piece=0)
         passes.append(Pass(measure, 0, grouped))
-    if any(spec.lookup and row.compares for spec, row in zip(specs, traits, strict=True)):
+    if any(spec.source == LOOKUP and row.compares for spec, row in zip(specs, traits, strict=True)):
         passes.append(Pass(kernel("weigh", stats=0, skips=0, encodes=0, piece=0), 0, False))
     return [*passes, Pass(kernel("quantize"), int(measured), False)]
 
 
-def _spec_for(job: Job, x: Tensor, shape: Shape) -> Spec:
-    block = block_on_chip(job.q, job.axis, x, shape)
+def _spec_for(job: Job, x: Tensor, shape: Shape, in_strips: bool) -> Spec:
+    block = None if in_strips else block_on_chip(job.q, job.axis, x, shape)
     rows, cols = block or (EDGE, EDGE)
     block_piece = 0
     if block is None:
@@ -131,7 +156,7 @@ def _spec_for(job: Job, x: Tensor, shape: Shape) -> Spec:
     return spec_of(job.q, job.axis)._replace(
         ragged=int(job.q.hadamard is not None and x.shape[0 if job.axis == 0 else 1] % job.q.hadamard != 0),
         inverse=int(job.inverse),
-        lookup=int(block is None),
+        source=STRIP if in_strips else LOOKUP if block is None else ON_CHIP,
         block_rows=rows,
         block_cols=cols,
         stats=int(job.counts is not ABSENT),
@@ -158,7 +183,7 @@ def _block(x: Tensor, job: Job) -> tuple[int, int]:
 def _scratch(x: Tensor, job: Job, spec: Spec, start: int) -> Scratch:
     grid = parts_of(x.shape, _block(x, job))
     groups = job.q.groups(grid, job.axis)
-    looked_up = grid if spec.lookup else (0, 0)
+    looked_up = grid if spec.source == LOOKUP else (0, 0)
     count = looked_up[0] * looked_up[1]
     blocks = start + (count if job.q.traits.compares else 0)
     after = blocks + (count + 1) // 2

@@ -14,6 +14,10 @@ COLUMNS = 4  # a Piece of csrc/spec.cuh
 THREADS = 256
 LONGEST_ROW = 64 * THREADS  # the longest row, in columns, that the threads of a CTA can hold
 TALL_THREADS = 512  # threads of the largest CTA that holds whole columns, sixteen side by side
+SECTOR = 32  # bytes that a GPU transfers at least, and the width of a row of a strip
+TWO_STRIPS = 4096  # the most rows of strips of which a multiprocessor holds two
+FEWEST_STRIPS = 64  # half of the multiprocessors of an H100: with fewer strips, too many would have nothing to do
+STATIC_SHARED = 3 << 10  # bytes of shared memory that are left for what kernels declare themselves
 MOST = (1 << 31) - (1 << 15)  # the limit for rows and for columns, which kernels count in 32 bits
 
 
@@ -36,6 +40,9 @@ class Shape(NamedTuple):
     @property
     def cols(self) -> int:
         return self.threads * EDGE * EDGE if self.along else self.lanes * EDGE
+
+    def bytes(self, itemsize: int) -> int:
+        return self.threads * EDGE * EDGE * itemsize
 
 
 class Parts(ctypes.Structure):  # csrc/spec.cuh
@@ -86,6 +93,32 @@ def fitting_shape(x: Tensor, q: Quantizer, axis: int) -> Shape:
     if c == 1 and r >= rows and tall.threads <= TALL_THREADS:
         return tall
     return usual
+
+
+def strip_shape(x: Tensor) -> Shape:
+    """Return the shape of the tiles that form a strip (csrc/strip.cuh).
+
+    A multiprocessor of an H100 holds 512 threads in both cases, because it has shared memory for two strips of up to
+    4096 rows, and for one higher strip.
+    """
+    return Shape(THREADS if x.shape[0] <= TWO_STRIPS else TALL_THREADS, SECTOR // (EDGE * x.itemsize))
+
+
+def divides_into_strips(x: Tensor, q: Quantizer, axis: int) -> bool:
+    """Tell whether a matrix is quantized in strips: one launch, in which each CTA processes a few whole columns.
+
+    That is so if blocks are whole columns, which no tile can hold; if a block's scale depends only on its own amax; and
+    if the matrix is wide enough to occupy a GPU. In other cases, a first launch computes the amaxes.
+    """
+    rows, cols = q.block.resolve(x.shape, axis)
+    whole_columns = q.scaling != "none" and cols == 1 and rows >= x.shape[0] > TALL_THREADS // 2 * EDGE
+    independent = not q.traits.groups and not q.traits.compares
+    return whole_columns and independent and -(-x.shape[1] // strip_shape(x).cols) >= FEWEST_STRIPS
+
+
+def tiles_kept(x: Tensor, shape: Shape, room: int) -> int:
+    """Return how many tiles of a strip are kept in `room` bytes of shared memory; registers hold the last one."""
+    return min(-(-x.shape[0] // shape.rows) - 1, room // shape.bytes(x.itemsize))
 
 
 def covers_columns(x: Tensor, part: Part, shape: Shape) -> bool:

@@ -25,6 +25,7 @@ OPTIONS = (
     "--ptxas-options=-v",
 )
 DTYPE_NAMES = dict(zip(DTYPES, ("Bf16", "Fp16", "Fp32"), strict=True))
+ON_CHIP, LOOKUP, STRIP = range(3)  # a Source of csrc/spec.cuh
 
 
 class Spec(NamedTuple):
@@ -38,7 +39,7 @@ class Spec(NamedTuple):
     ragged: int = 0
     inverse: int = 0
     down: int = 0
-    lookup: int = 0
+    source: int = 0
     block_rows: int = 1
     block_cols: int = 1
     stats: int = 0
@@ -81,14 +82,18 @@ class Variant:
         return "".join(f"#define {name} {value}\n" for name, value in macros.items()) + f'#include "{self.file}"\n'
 
 
-# Queues a kernel on the device's current stream. Its arguments are the number of CTAs, and the address of an array that
-# holds the address of the kernel's call, which is copied before the function returns.
-Kernel = Callable[[int, int], None]
+# Queues a kernel on the device's current stream. Its arguments are the number of CTAs, the bytes of dynamic shared
+# memory of each, and the address of an array that holds the address of the kernel's call, which is copied before the
+# function returns.
+Kernel = Callable[[int, int, int], None]
 
 
 class Launcher(Protocol):
     def kernel(self, variant: Variant, device: torch.device) -> Kernel:
         """Return the kernel, loaded on the device; it is loaded once."""
+
+    def shared_memory(self, device: torch.device) -> int:
+        """Return the largest dynamic shared memory, in bytes, that a CTA of the device can have."""
 
 
 def _listed(constants: Iterable[object]) -> str:

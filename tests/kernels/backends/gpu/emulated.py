@@ -14,15 +14,17 @@ import torch
 from fewbits.kernels.backends import build, compilation
 from fewbits.kernels.backends.constants import flat
 from fewbits.kernels.backends.gpu.device import Device
+from fewbits.kernels.backends.gpu.tiles import STATIC_SHARED
 from fewbits.kernels.backends.gpu.variants import DTYPE_NAMES, Kernel, Variant, spec_of
 from fewbits.kernels.quantizer import Quantizer
 
 SIMT = Path(__file__).parent / "simt"
 KERNELS = {
-    "quantize.cu": ("quantize", "measure", "extent", "weigh"),
+    "quantize.cu": ("quantize", "measure", "extent", "weigh", "quantize_strip"),
     "decode.cu": ("decode",),
     "weights.cu": ("gaussian_noise", "uniform_noise", "sample_weight", "sample_weight_backward"),
 }
+SHARED = (227 << 10) - STATIC_SHARED  # of a CTA of an H100
 NAMES = tuple(DTYPE_NAMES.values())
 SPEC = ctypes.c_uint32 * len(flat(spec_of(Quantizer(), -1)))
 FLAGS = "-std=c++17 -O1 -fPIC -shared -ffp-contract=off -fno-trapping-math -fno-math-errno"
@@ -46,7 +48,10 @@ class EmulatedLauncher:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
+        self._library.simt_atomics.restype = ctypes.c_uint64
         self.launches: list[Variant] = []
+        self.shared: list[int] = []  # the dynamic shared memory of each launch
+        self.room = SHARED
 
     def kernel(self, variant: Variant, device: torch.device) -> Kernel:
         assert device.type == "cpu"
@@ -57,13 +62,21 @@ class EmulatedLauncher:
         kernel = KERNELS[variant.file].index(variant.kernel)
         dtypes = [NAMES.index(name) for name in variant.dtypes]
 
-        def launch(blocks: int, arguments: int) -> None:
+        def launch(blocks: int, shared: int, arguments: int) -> None:
             self.launches.append(variant)
+            self.shared.append(shared)
             self._library.simt_shuffle(ctypes.c_uint64(len(self.launches)))
             call = ctypes.c_void_p.from_address(arguments)
-            run(kernel, *dtypes, ctypes.byref(data), blocks, call)
+            run(kernel, *dtypes, ctypes.byref(data), blocks, shared, call)
 
         return launch
+
+    def shared_memory(self, device: torch.device) -> int:
+        return self.room
+
+    def atomics(self) -> int:
+        """Return how many atomic operations the threads of all launches have done so far."""
+        return int(self._library.simt_atomics())
 
 
 @cache
@@ -109,12 +122,15 @@ class ConstantLauncher:
     def kernel(self, variant: Variant, device: torch.device) -> Kernel:
         run = _with_constants(variant)
 
-        def launch(blocks: int, arguments: int) -> None:
+        def launch(blocks: int, shared: int, arguments: int) -> None:
             self.launches.append(variant)
             run.simt_shuffle(ctypes.c_uint64(len(self.launches)))
-            run.simt_run(blocks, ctypes.c_void_p.from_address(arguments))
+            run.simt_run(blocks, shared, ctypes.c_void_p.from_address(arguments))
 
         return launch
+
+    def shared_memory(self, device: torch.device) -> int:
+        return SHARED
 
 
 @cache
@@ -124,8 +140,8 @@ def _with_constants(variant: Variant) -> ctypes.CDLL:
     text = f"""#include "simt.h"
 {variant.source()}
 extern "C" void simt_shuffle(uint64_t seed) {{ simt::shuffle = seed; }}
-extern "C" void simt_run(unsigned blocks, const fb::{call} *call) {{
-  simt::run(blocks, fb::shape().threads, [&] {{ fb::FB_KERNEL<{dtypes}>(*call); }});
+extern "C" void simt_run(unsigned blocks, unsigned shared, const fb::{call} *call) {{
+  simt::run(blocks, fb::shape().threads, shared, [&] {{ fb::FB_KERNEL<{dtypes}>(*call); }});
 }}
 """
     return ctypes.CDLL(str(_library(f"constant-{variant.kernel}", text, SIMT.glob("*"), ())))

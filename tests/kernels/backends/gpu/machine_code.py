@@ -2,8 +2,9 @@
 
 The common path is the longest path without cycles through the control flow that avoids calls, accesses to global memory
 for single elements, and, if a block accesses all vectors of a thread, blocks that access one: such code serves ragged
-edges, misaligned matrices and rare elements. Loops count as nothing. The count is an upper bound, because the path
-takes the longer side of every other branch.
+edges, misaligned matrices and rare elements. A loop over tiles, which accesses all vectors of a thread, counts as one
+iteration, and other loops as nothing. The count is an upper bound, because the path takes the longer side of every
+other branch.
 """
 
 import re
@@ -12,7 +13,7 @@ import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -82,6 +83,9 @@ class Code:
 
     def common_path(self) -> Counter[str]:
         """Return how often each operation is executed on the common path."""
+        return Code(_iterated_once(self.blocks))._path_between_loops()
+
+    def _path_between_loops(self) -> Counter[str]:
         components = _in_cycles(self.blocks)
         best: dict[int, Counter[str] | None] = {}  # from the start of a block or a loop; None: there is no such path
 
@@ -128,6 +132,22 @@ class Code:
 def _length(path: Counter[str]) -> tuple[int, int]:
     """Order paths: first by the vectors that they access, then by their instructions."""
     return sum(n for op, n in path.items() if op.startswith(GLOBAL) and ".128" in op), path.total()
+
+
+def _iterated_once(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
+    """Replace each jump back to the start of a loop over tiles by jumps to where the loop ends."""
+    most = max(block.wide for block in blocks)
+    result = list(blocks)
+    for loop in {min(loop): loop for loop in _in_cycles(blocks).values()}.values():
+        if not any(blocks[node].wide >= max(most // 2, 1) for node in loop):
+            continue
+        starts = {after for i, block in enumerate(blocks) if i not in loop for after in block.successors} & loop
+        ends = sorted({after for node in loop for after in blocks[node].successors} - loop)
+        for node in loop:
+            if starts & set(blocks[node].successors):
+                kept = [after for after in blocks[node].successors if after not in starts]
+                result[node] = replace(blocks[node], successors=[*kept, *(end for end in ends if end not in kept)])
+    return tuple(result)
 
 
 def _in_cycles(blocks: tuple[Block, ...]) -> dict[int, set[int]]:

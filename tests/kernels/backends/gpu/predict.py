@@ -3,15 +3,22 @@
 A kernel takes as long as the slowest of: the bytes that it moves at the speed of a copy, its instructions at the issue
 rate, and those that only a part of the multiprocessor executes, at that part's rate. Nothing here is measured.
 
+A second read counts fully, with one exception: the tiles of a strip (csrc/strip.cuh) that a CTA reads again come from
+the L2, at its speed and after all other traffic, if those of all CTAs that run at once fit in it. This is assumed.
+
     python -m tests.kernels.backends.gpu.predict    # writes docs/measured/cuda-kernels-predicted.md
 """
 
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
-from fewbits.kernels.backends.gpu.variants import Variant
+import torch
+
+from fewbits.kernels.backends.gpu.tiles import STATIC_SHARED, TWO_STRIPS, tiles_kept
+from fewbits.kernels.backends.gpu.variants import DTYPE_NAMES, Variant
 from tests.kernels.backends.gpu.machine_code import SIXTEEN, SIXTY_FOUR, resident_ctas
 from tests.kernels.backends.gpu.test_cuda_kernels_fit import CLASSES, usage
 from tests.kernels.backends.gpu.test_machine_code import BY_ELEMENT, ELEMENTS, compiled, variants_of
@@ -19,31 +26,63 @@ from tests.kernels.backends.gpu.test_machine_code import BY_ELEMENT, ELEMENTS, c
 TARGET = Path(__file__).parents[4] / "docs/measured/cuda-kernels-predicted.md"
 COPY = 3.0e12  # bytes a second that a copy moves on an H100 SXM
 MULTIPROCESSORS, CLOCK = 132, 1.755e9
-WIDTHS = {"Bf16": 2, "Fp16": 2, "Fp32": 4}
+# The speed of reads from the L2 in bytes a second, and the bytes for which it holds. Measured by others on an H100
+# PCIe, which has 114 multiprocessors and also an L2 of 50 MB: github.com/te42kyfo/gpu-benches has 6.8e12 for up to
+# 33,152 KiB and less beyond (gpu-l2-cache/h100_pcie.txt). That an H100 SXM is the same, and that results which are
+# written at the same time displace nothing, are assumptions.
+L2, L2_HOLDS = 6.8e12, 33_152 << 10
+SHARED = (227 << 10) - STATIC_SHARED  # dynamic shared memory of a CTA
+STRIPS, HIGH_STRIPS = "channel down, many rows", "channel down, 8192 rows"
+HEIGHTS = (4096, 8192, 10240, 12288, 14336, 16384, 24576, 32768, 65536)
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 HEAD = """# CUDA kernels: predicted speed
 
 **Predicted, not measured.** A roofline model of an H100 SXM (3.0 TB/s for a copy, 132 multiprocessors at 1.755 GHz),
 from the machine code for sm_90 by NVRTC 13.5: `python -m tests.kernels.backends.gpu.predict` writes this page.
 Instructions are those of the longest path without rare code, for each of a thread's 64 elements. `of copy` compares
 with a copy of the tensor, and adds the times of all launches of a call; a second read counts fully, although a cache
-may hold it. Latency, launch overhead and divergence are not modelled.
+may hold it. Latency, launch overhead, divergence, atomic operations and idle multiprocessors are not modelled.
 
 | class | kernel | registers | CTAs a multiprocessor | instructions an element | limited by | of copy, predicted |
 |---|---|---|---|---|---|---|
 """
+HEAD_OF_HEIGHTS = """
+Whole columns of more than 2048 rows are quantized in strips of 16 columns, by one launch (`csrc/strip.cuh`). A CTA
+keeps at most 6144 rows in its shared memory and 2048 in registers, and reads the others twice. `with the L2` counts
+these second reads at 6.8 TB/s if the 132 CTAs together read at most 33,152 KiB again, up to 14,336 rows, and fully
+otherwise. Both numbers were measured by others on an H100 PCIe (gpu-benches, `gpu-l2-cache/h100_pcie.txt`), and we
+assume them here; up to 8192 rows nothing is assumed. An L2 that held 50 MB of tiles would serve all second reads up to
+18,432 rows.
+
+| rows | read twice | of copy, with the L2 | of copy, if the L2 holds nothing |
+|---|---|---|---|
+"""
 
 
-def seconds(variant: Variant, path: Counter[str]) -> tuple[float, str]:
-    """Return the predicted time for an element, and what limits it."""
-    width = WIDTHS[variant.dtypes[0]]
-    writes = 0 if variant.kernel != "quantize" else sum(s.encodes / 8 if s.encodes else width for s in variant.specs)
+def read_again(variant: Variant, rows: int) -> tuple[float, bool]:
+    """Return the share of the matrix that a kernel reads twice, and whether the second read finds it in the L2."""
+    if variant.kernel != "quantize_strip":
+        return 0, False
+    x = torch.empty(rows, 1, dtype=DTYPES[variant.dtypes[0]], device="meta")
+    tiles = -(-rows // variant.shape.rows)
+    twice = tiles - 1 - tiles_kept(x, variant.shape, SHARED)
+    return twice * variant.shape.rows / rows, MULTIPROCESSORS * twice * variant.shape.bytes(x.itemsize) <= L2_HOLDS
+
+
+def seconds(variant: Variant, path: Counter[str], rows: int, cached: bool = True) -> tuple[float, str]:
+    """Return the predicted time for an element, and what limits it; cached: the L2 holds what fits in it."""
+    width = DTYPES[variant.dtypes[0]].itemsize
+    quantizes = variant.kernel in ("quantize", "quantize_strip")
+    writes = sum(s.encodes / 8 if s.encodes else width for s in variant.specs) if quantizes else 0
+    share, fits = read_again(variant, rows)
+    again = share * width / (L2 if fits and cached else COPY)
     rate = MULTIPROCESSORS * CLOCK * ELEMENTS
 
     def at(operations: tuple[str, ...], each_clock: int) -> float:
         return sum(n for op, n in path.items() if op.split(".")[0] in operations) / each_clock / rate
 
     times = {
-        "memory": (width + writes) / COPY,
+        "memory": (width + writes) / COPY + again,
         "issue": path.total() / 128 / rate,
         "integer and comparison": at(SIXTY_FOUR, 64),
         "conversion": at(SIXTEEN, 16),
@@ -60,15 +99,42 @@ def main(names: Sequence[str]) -> None:
             continue
         used = [usage(variant, "sm_90") for variant in variants]
         results = [(v, compiled(v)[1].common_path(), u) for v, u in zip(variants, used, strict=True)]
-        times = [seconds(variant, path) for variant, path, _ in results]
-        share = 2 * WIDTHS[variants[0].dtypes[0]] / COPY / sum(time for time, _ in times)
+        rows_of_class = CLASSES[name][2][0]
+        times = [seconds(variant, path, rows_of_class) for variant, path, _ in results]
+        share = of_copy(variants[0], sum(time for time, _ in times))
         for i, ((variant, path, use), (_, limit)) in enumerate(zip(results, times, strict=True)):
-            ctas = resident_ctas(use.registers, variant.shape.threads, use.shared_bytes)
+            ctas = resident_ctas(
+                use.registers, variant.shape.threads, use.shared_bytes + dynamic(variant, rows_of_class)
+            )
             last = f"{share:.0%}" if i == len(results) - 1 else ""
             count = path.total() / ELEMENTS
             rows.append(f"| {name} | {variant.kernel} | {use.registers} | {ctas} | {count:.1f} | {limit} | {last} |\n")
         print(rows[-1], end="", flush=True)
-        TARGET.write_text(HEAD + "".join(rows))
+        TARGET.write_text(HEAD + "".join(rows) + heights())
+
+
+def of_copy(variant: Variant, time: float) -> float:
+    return 2 * DTYPES[variant.dtypes[0]].itemsize / COPY / time
+
+
+def dynamic(variant: Variant, rows: int) -> int:
+    """Return the bytes of dynamic shared memory of a CTA, for a matrix of so many rows."""
+    if variant.kernel != "quantize_strip":
+        return 0
+    x = torch.empty(rows, 1, dtype=DTYPES[variant.dtypes[0]], device="meta")
+    return tiles_kept(x, variant.shape, SHARED) * variant.shape.bytes(x.itemsize)
+
+
+@cache
+def heights() -> str:
+    """Return the table of whole columns by their height."""
+    lines = []
+    for rows in HEIGHTS:
+        (variant,) = variants_of(STRIPS if rows <= TWO_STRIPS else HIGH_STRIPS)
+        path = compiled(variant)[1].common_path()
+        shares = [of_copy(variant, seconds(variant, path, rows, cached)[0]) for cached in (True, False)]
+        lines.append(f"| {rows} | {read_again(variant, rows)[0]:.0%} | {shares[0]:.0%} | {shares[1]:.0%} |\n")
+    return HEAD_OF_HEIGHTS + "".join(lines)
 
 
 if __name__ == "__main__":

@@ -14,10 +14,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fewbits.kernels.backends import build
+from fewbits.kernels.backends.gpu import tiles
+from fewbits.kernels.backends.gpu.device import Device
+from fewbits.kernels.backends.gpu.variants import Kernel
+from fewbits.kernels.backends.gpu.warm import Recorder
 from fewbits.kernels.quantizer import HADAMARD_SIZES, Mixture, Quantizer
 from tests.effort import examples
 from tests.kernels.backends.gpu.device_checks import DRAWN, Checks, any_bytes, undecided
-from tests.kernels.backends.gpu.emulated import emulated_device
+from tests.kernels.backends.gpu.emulated import SHARED, EmulatedLauncher, emulated_device
 from tests.kernels.backends.test_parity import FAMILIES, MS_EDEN, STORED, VARIANTS, matrices, parts, quantizers
 from tests.kernels.inputs import DTYPES, EMPTY, KINDS, ODD, generator, make
 from tests.kernels.test_mix import MIXTURES
@@ -131,6 +135,120 @@ def test_blocks_of_every_class(checks: Checks, text: str, shape: tuple[int, int]
     x = make("lognormal", shape, torch.bfloat16)
     checks.quantizer(x, q, axis, partition=q.block.resolve(shape, axis))
     checks.values(make("one bad", shape, torch.float32), q, axis)
+
+
+# Heights around the limits: of tiles that hold whole columns; of tiles of 1024 rows (float32: 2048), of which two (one)
+# fit in 64 KiB beside the one in registers; and of strips of tiles that are twice as high.
+HEIGHTS = (2048, 2049, 3072, 3073, 4096, 4097, 6145)
+IN_STRIPS = (
+    "e4m3:channel:amax",
+    "e2m1:channel:e8m0:stochastic",
+    "e5m2:channel:mx:overflow=inf",
+    "e4m3:channel:amax:stochastic:rht64",
+    "bf16:channel:amax",
+)
+
+
+def spoiled(x: Tensor) -> Tensor:
+    """Put NaN and infinity into some columns, and only zeros into others."""
+    x[:, 1::5] = 0
+    x[:, 2::10] *= -0.0
+    x[-1, 3::7] = float("nan")
+    x[0, 4::9] = float("inf")
+    return x
+
+
+@pytest.fixture
+def strips(monkeypatch: pytest.MonkeyPatch) -> tuple[Checks, EmulatedLauncher]:
+    """Let narrow matrices be quantized in strips, with little shared memory."""
+    monkeypatch.setattr(tiles, "FEWEST_STRIPS", 1)
+    device, launcher = emulated_device()
+    launcher.room = 64 << 10
+    return Checks(device, lambda t: t), launcher
+
+
+@pytest.mark.parametrize("text", IN_STRIPS)
+@pytest.mark.parametrize("height", HEIGHTS)
+def test_whole_columns_of_any_height(strips: tuple[Checks, EmulatedLauncher], height: int, text: str) -> None:
+    checks, launcher = strips
+    i = HEIGHTS.index(height) + IN_STRIPS.index(text)
+    dtype, width = DTYPES[i % 3], (20, 17, 9, 40, 1)[i % 5]
+    x, q = spoiled(make("lognormal", (height, width), dtype, seed=i)), Quantizer.parse(text)
+    checks.quantizer(x, q, 0, seed=i)
+    strip = launcher.launches[0].kernel == "quantize_strip"
+    assert strip == (height > 2048)
+    tile = (2048 if dtype == torch.float32 else 1024) * (2 if height > 4096 else 1)
+    assert launcher.shared[0] == (min(-(-height // tile) - 1, 2048 // tile) * (32 * tile) if strip else 0)
+
+
+@pytest.mark.parametrize("height", [8192, 8193, 9217])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_whole_columns_that_just_fit_in_the_shared_memory_of_a_gpu(
+    strips: tuple[Checks, EmulatedLauncher], height: int, dtype: torch.dtype
+) -> None:
+    checks, launcher = strips
+    launcher.room = SHARED
+    checks.values(spoiled(make("lognormal", (height, 17), dtype)), Quantizer.parse("e4m3:channel:amax"), 0)
+    assert launcher.shared == [3 * 2048 * 32 if dtype != torch.float32 else 4096 * 32]
+
+
+@pytest.mark.parametrize("part", [(1, 16), (16, 1), (1000, 8), (3000, 1), (7, 5), (8, 8)])
+def test_strips_with_statistics_and_parts_left_out(
+    strips: tuple[Checks, EmulatedLauncher], part: tuple[int, int]
+) -> None:
+    checks, _ = strips
+    x = spoiled(make("lognormal", (3080, 20), torch.bfloat16))
+    grid = [-(-n // size) for n, size in zip(x.shape, part, strict=True)]
+    left_out = torch.rand(grid, generator=generator(1)) < 0.3
+    checks.quantizer(x, Quantizer.parse("e4m3:channel:amax"), 0, partition=part, skip=left_out)
+
+
+def test_only_wide_matrices_whose_columns_share_nothing_are_quantized_in_strips() -> None:
+    recorder = Recorder()
+    device = Device(recorder)
+    tall, amax = torch.empty(2049, 1009, dtype=torch.bfloat16), Quantizer.parse("e4m3:channel:amax")
+    cases = [(tall, amax, True), (tall[:, :1008].contiguous(), amax, False), (tall[1:], amax, False)]
+    cases += [(tall, Quantizer.parse(f"e4m3:channel:{name}"), False) for name in ("gam", "nvfp4")]
+    cases += [(tall, Quantizer.parse(text), True) for text in ("e4m3:channel:mx", "e4m3:channel:amax:stochastic:rht16")]
+    for x, q, strip in cases:
+        recorder.variants.clear()
+        device.quantize(x, q, 0, 0)
+        assert ([v.kernel for v in recorder.variants] == ["quantize_strip"]) == strip, f"{q} of {tuple(x.shape)}"
+    recorder.variants.clear()
+    device.quantize_both(tall, amax, amax, 0, 0)
+    assert "quantize_strip" not in [v.kernel for v in recorder.variants]
+
+
+# A quantizer, its axis, and the atomic operations of its first launch for a tile of 128x128: eight warps hold 16 rows.
+ATOMICS = (
+    ("e4m3:128x128:amax", -1, 8),
+    ("e4m3:32x64:amax", -1, 8 * 2),
+    ("e4m3:1x16:gam:group=row", -1, 128),
+    ("e4m3:16x16:gam:group=row", -1, 8),
+    ("e4m3:1x16:gam:group=row", 0, 8 * 128),
+    ("e4m3:16x16:gam:group=row", 0, 8 * 8),
+)
+
+
+@pytest.mark.parametrize(("text", "axis", "count"), ATOMICS)
+def test_a_warp_does_one_atomic_operation_for_a_destination(text: str, axis: int, count: int) -> None:
+    device, launcher = emulated_device()
+    x, counts = make("lognormal", (128, 128), torch.bfloat16), []
+    run = launcher.kernel
+
+    def counting(*arguments: Any) -> Kernel:
+        kernel = run(*arguments)
+
+        def launch(*how: int) -> None:
+            before = launcher.atomics()
+            kernel(*how)
+            counts.append(launcher.atomics() - before)
+
+        return launch
+
+    launcher.kernel = counting  # type: ignore[method-assign]
+    device.quantize(x, Quantizer.parse(text), axis, 0)
+    assert counts[0] == count
 
 
 @pytest.mark.parametrize("text", STORED)

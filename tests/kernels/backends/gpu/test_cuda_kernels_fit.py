@@ -90,7 +90,15 @@ CLASSES: dict[str, tuple[Ask, torch.dtype, tuple[int, int]]] = {
     "tensor, amax, with statistics": (quantize("e4m3:tensor:amax", want_stats=True), FP32, USUAL),
     "channel": (quantize("e4m3:channel:amax"), BF16, (16, 8192)),
     "channel down": (quantize("e4m3:channel:amax", axis=0), BF16, (2048, 64)),
-    "channel down, many rows": (quantize("e4m3:channel:amax", axis=0), BF16, (4096, 64)),
+    "channel down, many rows": (quantize("e4m3:channel:amax", axis=0), BF16, (4096, 1024)),
+    "channel down, 8192 rows": (quantize("e4m3:channel:amax", axis=0), BF16, (8192, 1024)),
+    "channel down, many rows, stochastic, with statistics": (
+        quantize("e4m3:channel:amax:stochastic", axis=0, want_stats=True),
+        BF16,
+        (4096, 1024),
+    ),
+    "channel down, many rows, fp32": (quantize("e4m3:channel:e8m0", axis=0), FP32, (4096, 1024)),
+    "channel down, many rows, gam": (quantize("e4m3:channel:gam", axis=0), BF16, (4096, 64)),
     "odd blocks": (quantize("e4m3:3x5:amax"), BF16, USUAL),
     "odd partition, parts left out": (
         lambda device, x: quantize("e4m3", want_stats=True, partition=(7, 40), skip=skip(x, (7, 40)))(device, x),

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fewbits.kernels.backends import reference
 from fewbits.kernels.backends.build import BuildError
-from fewbits.kernels.backends.gpu import cubins, cuda
+from fewbits.kernels.backends.gpu import cubins, cuda, tiles
 from fewbits.kernels.backends.gpu.calls import Call, DecodeCall, WeightCall
 from fewbits.kernels.backends.gpu.device import Device
 from fewbits.kernels.backends.gpu.warm import Recorder
@@ -43,11 +43,13 @@ def small(q: Quantizer, stub: Stub) -> Tensor:
 
 
 SIZES = {"channel": (3, 2056), "encode, e5m2, channel, fp32": (3, 2056), "channel down": (2048, 24)}
-SIZES["channel down, many rows"] = (2056, 24)
+SIZES |= {name: (2056, 24) for name in CLASSES if name.startswith("channel down, many rows")}
+SIZES["channel down, 8192 rows"] = (4104, 24)
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_each_class_gives_the_references_bits(stub: Stub, name: str) -> None:
+def test_each_class_gives_the_references_bits(stub: Stub, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiles, "FEWEST_STRIPS", 1)
     ask, dtype, shape = CLASSES[name]
     rows, cols = SIZES.get(name, (136, 264))
     x = make("lognormal", (rows, cols - 1) if shape[1] % 2 else (rows, cols), dtype)
@@ -61,8 +63,41 @@ def test_each_class_gives_the_references_bits(stub: Stub, name: str) -> None:
         struct = structs.get(launch.kernel.decode(), Call)
         assert launch.bytes == ctypes.sizeof(struct)
         assert launch.grid[1] == launch.grid[2] == launch.threads[1] == launch.threads[2] == 1
-        assert launch.shared == 0
+        assert (launch.shared > 0) == (launch.kernel == b"quantize_strip")
     assert stub.driver.stub_loads() == len({launch.kernel for launch in stub.launches})
+
+
+# The height of whole columns, their dtype, the threads of a CTA, and its shared memory in KiB: all tiles but one, which
+# it keeps in registers, if they fit. A tile has 1024 rows of 32 bytes, or with 512 threads 2048; of float32 twice as
+# many.
+KEPT = (
+    (2048, torch.bfloat16, 512, 0),
+    (2049, torch.bfloat16, 256, 2 * 32),
+    (4096, torch.float16, 256, 3 * 32),
+    (4097, torch.bfloat16, 512, 2 * 64),
+    (8192, torch.bfloat16, 512, 3 * 64),
+    (20000, torch.bfloat16, 512, 3 * 64),
+    (2049, torch.float32, 256, 64),
+    (4096, torch.float32, 256, 64),
+    (8192, torch.float32, 512, 128),
+    (8193, torch.float32, 512, 128),
+)
+
+
+@pytest.mark.parametrize(("height", "dtype", "threads", "kept"), KEPT, ids=str)
+def test_a_strip_asks_for_the_shared_memory_of_its_tiles(
+    stub: Stub, monkeypatch: pytest.MonkeyPatch, height: int, dtype: torch.dtype, threads: int, kept: int
+) -> None:
+    """Check launches that need the consent of the function, beyond 48 KiB, up to the limit of the device."""
+    monkeypatch.setattr(tiles, "FEWEST_STRIPS", 1)
+    stub.driver.stub_set_executes(0)
+    stub.device.quantize(torch.zeros(height, 40, dtype=dtype), Quantizer.parse("e4m3:channel:amax"), 0, 0)
+    (launch,) = stub.launches
+    strip_columns = 32 // dtype.itemsize
+    assert launch.kernel == (b"quantize_strip" if kept else b"quantize")
+    assert launch.grid[0] == -(-40 // strip_columns)
+    assert launch.threads[0] == threads
+    assert launch.shared == kept << 10
 
 
 def test_a_launch_has_a_block_for_each_tile_and_the_current_stream(stub: Stub) -> None:
@@ -139,7 +174,7 @@ def test_the_tensors_device_is_used_not_the_current_one(stub: Stub) -> None:
         stub.driver.stub_make_current(current)
         for index in (0, 1):
             arguments = ctypes.c_void_p(ctypes.addressof(Call()))
-            launcher.kernel(recorder.variants[0], torch.device("cuda", index))(1, ctypes.addressof(arguments))
+            launcher.kernel(recorder.variants[0], torch.device("cuda", index))(1, 0, ctypes.addressof(arguments))
             assert stub.driver.stub_current_device() == current
     assert [(launch.device, launch.stream) for launch in stub.launches] == [(0, 5), (1, 262)] * 2
     assert stub.driver.stub_loads() == 2

@@ -22,25 +22,29 @@ template <class F> void with_dtype(int dtype, F f) {
 
 // Set the order of threads and CTAs from now on; 0: their numeric order.
 extern "C" void simt_shuffle(uint64_t seed) { simt::shuffle = seed; }
+extern "C" uint64_t simt_atomics() { return simt::atomics; }
 
-extern "C" void simt_quantize(int kernel, int dtype, const fb::Variant *variant, unsigned blocks,
+extern "C" void simt_quantize(int kernel, int dtype, const fb::Variant *variant, unsigned blocks, unsigned shared,
                               const fb::Call *call) {
   fb::variant = *variant;
   with_dtype(dtype, [&](auto d) {
     typedef decltype(d) D;
-    void (*const kernels[])(const fb::Call &) = {fb::quantize<D>, fb::measure<D>, fb::extent<D>, fb::weigh<D>};
-    simt::run(blocks, variant->shape.threads, [&] { kernels[kernel](*call); });
+    void (*const kernels[])(const fb::Call &) = {fb::quantize<D>, fb::measure<D>, fb::extent<D>, fb::weigh<D>,
+                                                 fb::quantize_strip<D>};
+    simt::run(blocks, variant->shape.threads, shared, [&] { kernels[kernel](*call); });
   });
 }
 
-extern "C" void simt_decode(int, int dtype, const fb::Variant *variant, unsigned blocks, const fb::DecodeCall *call) {
+extern "C" void simt_decode(int, int dtype, const fb::Variant *variant, unsigned blocks, unsigned shared,
+                            const fb::DecodeCall *call) {
   fb::variant = *variant;
-  with_dtype(dtype,
-             [&](auto d) { simt::run(blocks, variant->shape.threads, [&] { fb::decode<decltype(d)>(*call); }); });
+  with_dtype(dtype, [&](auto d) {
+    simt::run(blocks, variant->shape.threads, shared, [&] { fb::decode<decltype(d)>(*call); });
+  });
 }
 
 extern "C" void simt_weights(int kernel, int dtype, int other, const fb::Variant *variant, unsigned blocks,
-                             const fb::WeightCall *call) {
+                             unsigned shared, const fb::WeightCall *call) {
   fb::variant = *variant;
   with_dtype(dtype, [&](auto d) {
     with_dtype(other, [&](auto o) {
@@ -48,7 +52,7 @@ extern "C" void simt_weights(int kernel, int dtype, int other, const fb::Variant
       typedef decltype(o) O;
       void (*const kernels[])(const fb::WeightCall &) = {fb::gaussian_noise<D, O>, fb::uniform_noise<D, O>,
                                                          fb::sample_weight<D, O>, fb::sample_weight_backward<D, O>};
-      simt::run(blocks, variant->shape.threads, [&] { kernels[kernel](*call); });
+      simt::run(blocks, variant->shape.threads, shared, [&] { kernels[kernel](*call); });
     });
   });
 }

@@ -6,7 +6,7 @@ extern "C" void pass_on(uint64_t order, int barrier, int *read) {
   __shared__ int left[threads];
   memset(left, 0, sizeof(left));
   simt::shuffle = order;
-  simt::run(1, threads, [&] {
+  simt::run(1, threads, 0, [&] {
     const unsigned thread = threadIdx.x;
     left[thread] = int(thread) + 1;
     if (barrier) __syncthreads();
@@ -18,7 +18,7 @@ extern "C" void pass_on(uint64_t order, int barrier, int *read) {
 extern "C" void leave(unsigned blocks, int *seen) {
   __shared__ int left;
   simt::shuffle = 0;
-  simt::run(blocks, 32, [&] {
+  simt::run(blocks, 32, 0, [&] {
     if (threadIdx.x) return;
     seen[blockIdx.x] = left;
     left = int(blockIdx.x);
@@ -29,5 +29,5 @@ extern "C" void leave(unsigned blocks, int *seen) {
 extern "C" void come(uint64_t order, unsigned blocks, unsigned threads, int *seen) {
   simt::shuffle = order;
   int count = 0;
-  simt::run(blocks, int(threads), [&] { seen[count++] = int(blockIdx.x * threads + threadIdx.x); });
+  simt::run(blocks, int(threads), 0, [&] { seen[count++] = int(blockIdx.x * threads + threadIdx.x); });
 }

@@ -4,7 +4,8 @@
 // lane in a shuffle; so divergence that would hang a GPU, or is undefined there, fails here. The order of threads and
 // of CTAs differs from launch to launch (`shuffle`), so code that depends on it, for example because a barrier is
 // missing, gives different results. Shared memory is the library's thread-local segment, which holds nothing else; it
-// is filled with a pattern before each CTA, as if another kernel had left it.
+// is filled with a pattern before each CTA, as if another kernel had left it. The same holds for dynamic shared memory,
+// which has exactly the size of the launch: a CTA that writes beyond it is reported.
 #pragma once
 #define FB_SIMT
 #define __shared__ static thread_local
@@ -59,6 +60,7 @@ inline Order order_of(uint64_t seed, unsigned count) {  // seed 0: numeric order
   return Order{unsigned(mixed & 0xffffffffu) % count, stride, count};
 }
 inline uint64_t shuffle;
+inline uint64_t atomics;  // the number of atomic operations of all threads so far
 inline Order thread_order;
 
 // Save the callee-saved registers on the stack, store the stack pointer in *from, and continue with the stack `to`.
@@ -193,14 +195,31 @@ inline Memory shared_memory() {
 }
 constexpr int POISON = 0xa5;
 
-inline void run(unsigned blocks, int thread_count, const std::function<void()> &kernel) {
+struct Dynamic {  // shared memory whose size the launch states, and a margin that no kernel may change
+  static constexpr size_t MARGIN = 4096;
+  std::vector<uint64_t> words;
+  size_t bytes = 0;
+  void resize(size_t size) { bytes = size, words.resize((size + MARGIN) / 8 + 2); }
+  char *start() { return (char *)((uintptr_t(words.data()) + 15) / 16 * 16); }
+  void poison() { memset(start(), POISON, bytes + MARGIN); }
+  void check() {
+    for (size_t i = bytes; i < bytes + MARGIN; i++)
+      if (start()[i] != char(POISON)) fail("a store beyond the dynamic shared memory");
+  }
+};
+inline Dynamic dynamic;
+inline void *dynamic_shared() { return dynamic.start(); }
+
+inline void run(unsigned blocks, int thread_count, size_t dynamic_bytes, const std::function<void()> &kernel) {
   if (thread_count % WARP || thread_count > MAX_THREADS) fail("threads come in warps, up to 1024");
   if (!stacks) stacks = (char *)aligned_alloc(4096, STACK * MAX_THREADS);
   body = &kernel, threads = thread_count, grid.x = blocks;
   thread_order = order_of(shuffle, unsigned(threads));
   const Memory shared = shared_memory();
+  dynamic.resize(dynamic_bytes);
   for (unsigned turn = 0; turn < blocks; turn++) {
     memset(shared.start, POISON, shared.size);
+    dynamic.poison();
     block.x = order_of(shuffle, blocks)(turn), idle = 0;
     everyone = Meeting{threads, 0, 0, {}};
     for (int w = 0; w < threads / WARP; w++) warps[w] = Meeting{WARP, 0, 0, {}};
@@ -217,6 +236,7 @@ inline void run(unsigned blocks, int thread_count, const std::function<void()> &
     }
     thread.x = thread_order.first, running = int(thread.x);
     simt_switch(&main_stack_pointer, fibers[running].stack_pointer);
+    dynamic.check();
   }
 }
 
@@ -281,6 +301,6 @@ inline uint32_t __vmaxu2(uint32_t a, uint32_t b) {
 }
 // The smaller of each pair of halves.
 inline uint32_t __vminu2(uint32_t a, uint32_t b) { return a ^ b ^ __vmaxu2(a, b); }
-inline void atomicMax(uint32_t *p, uint32_t v) { *p = *p > v ? *p : v; }
-inline void atomicMin(uint32_t *p, uint32_t v) { *p = *p < v ? *p : v; }
-inline void atomicAdd(unsigned long long *p, unsigned long long v) { *p += v; }
+inline void atomicMax(uint32_t *p, uint32_t v) { simt::atomics++, *p = *p > v ? *p : v; }
+inline void atomicMin(uint32_t *p, uint32_t v) { simt::atomics++, *p = *p < v ? *p : v; }
+inline void atomicAdd(unsigned long long *p, unsigned long long v) { simt::atomics++, *p += v; }

@@ -16,14 +16,17 @@
 
 extern "C" {  // simt/emulate.cpp
 void simt_shuffle(uint64_t seed);
-void simt_quantize(int kernel, int dtype, const fb::Variant *variant, unsigned blocks, const fb::Call *call);
-void simt_decode(int kernel, int dtype, const fb::Variant *variant, unsigned blocks, const fb::DecodeCall *call);
-void simt_weights(int kernel, int dtype, int other, const fb::Variant *variant, unsigned blocks,
+void simt_quantize(int kernel, int dtype, const fb::Variant *variant, unsigned blocks, unsigned shared,
+                   const fb::Call *call);
+void simt_decode(int kernel, int dtype, const fb::Variant *variant, unsigned blocks, unsigned shared,
+                 const fb::DecodeCall *call);
+void simt_weights(int kernel, int dtype, int other, const fb::Variant *variant, unsigned blocks, unsigned shared,
                   const fb::WeightCall *call);
 }
 
 namespace {
 
+enum Attribute { MAX_DYNAMIC_SHARED_SIZE_BYTES = 8, MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = 97 };
 enum Result {
   SUCCESS = 0,
   INVALID_VALUE = 1,
@@ -35,6 +38,7 @@ enum Result {
   CAPTURE_UNSUPPORTED = 900,
 };
 constexpr int DEVICES = 2;
+constexpr int USUAL_SHARED = 48 << 10, LARGEST_SHARED = 227 << 10;  // of a CTA, without and with its function's consent
 constexpr char MAGIC[] =
     "\x7f"
     "ELF stand-in ";
@@ -47,6 +51,7 @@ struct Module {
   std::string file, kernel;
   int dtypes[2];
   fb::Variant variant;
+  int dynamic;  // the most dynamic shared memory that a launch may ask for
 };
 struct Launch {  // tests/kernels/backends/gpu/stubbed.py has the same fields
   int32_t device, captured;
@@ -122,16 +127,16 @@ int index_of(const std::string &name, std::initializer_list<const char *> names)
   return -1;
 }
 
-void execute(const Module &m, unsigned blocks, const void *arguments) {
+void execute(const Module &m, unsigned blocks, unsigned shared, const void *arguments) {
   simt_shuffle(launches.size());
   if (m.file == "decode.cu") {
-    simt_decode(0, m.dtypes[0], &m.variant, blocks, (const fb::DecodeCall *)arguments);
+    simt_decode(0, m.dtypes[0], &m.variant, blocks, shared, (const fb::DecodeCall *)arguments);
   } else if (m.file == "weights.cu") {
     int kernel = index_of(m.kernel, {"gaussian_noise", "uniform_noise", "sample_weight", "sample_weight_backward"});
-    simt_weights(kernel, m.dtypes[0], m.dtypes[1], &m.variant, blocks, (const fb::WeightCall *)arguments);
+    simt_weights(kernel, m.dtypes[0], m.dtypes[1], &m.variant, blocks, shared, (const fb::WeightCall *)arguments);
   } else {
-    int kernel = index_of(m.kernel, {"quantize", "measure", "extent", "weigh"});
-    simt_quantize(kernel, m.dtypes[0], &m.variant, blocks, (const fb::Call *)arguments);
+    int kernel = index_of(m.kernel, {"quantize", "measure", "extent", "weigh", "quantize_strip"});
+    simt_quantize(kernel, m.dtypes[0], &m.variant, blocks, shared, (const fb::Call *)arguments);
   }
 }
 
@@ -188,12 +193,23 @@ int cuModuleLoadData(Module **module, const void *image) {
   Module m{};
   if (!parse((const char *)image, &m)) return INVALID_IMAGE;
   m.context = current;
+  m.dynamic = USUAL_SHARED;
   *module = new Module(m);
   return SUCCESS;
 }
 int cuModuleGetFunction(Module **function, Module *module, const char *name) {
   *function = module;
   return strcmp(name, "run") ? NOT_FOUND : SUCCESS;
+}
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+  if (attribute != MAX_SHARED_MEMORY_PER_BLOCK_OPTIN || device < 0 || device >= DEVICES) return INVALID_VALUE;
+  *value = LARGEST_SHARED;
+  return SUCCESS;
+}
+int cuFuncSetAttribute(Module *function, int attribute, int value) {
+  if (attribute != MAX_DYNAMIC_SHARED_SIZE_BYTES || value < 0 || value > LARGEST_SHARED) return INVALID_VALUE;
+  function->dynamic = value;
+  return SUCCESS;
 }
 int cuLaunchKernel(Module *m, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned threads_y,
                    unsigned threads_z, unsigned shared, void *stream, void **arguments, void **extra) {
@@ -202,6 +218,7 @@ int cuLaunchKernel(Module *m, unsigned x, unsigned y, unsigned z, unsigned threa
   // A test's streams are numbers: the device times 256, and any number below that.
   if (stream && int(uint64_t(stream) >> 8) != current->device) return INVALID_HANDLE;
   if (extra || !x || !y || !z || !threads || int(threads) != m->variant.shape.threads) return INVALID_VALUE;
+  if (int(shared) > m->dynamic) return INVALID_VALUE;
   std::lock_guard<std::mutex> hold(mutex);
   if (!own_thread) own_thread = ++thread_count;
   const uint32_t bytes = uint32_t(argument_bytes(*m));
@@ -210,7 +227,7 @@ int cuLaunchKernel(Module *m, unsigned x, unsigned y, unsigned z, unsigned threa
            uint64_t(stream), own_thread, {}};
   snprintf(l.kernel, sizeof(l.kernel), "%s", m->kernel.c_str());
   launches.push_back(l);
-  if (executes && !capturing) execute(*m, x, copy.data());
+  if (executes && !capturing) execute(*m, x, shared, copy.data());
   return SUCCESS;
 }
 
