@@ -12,7 +12,7 @@ import multiprocessing.util
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -194,7 +194,7 @@ def fork_fork_servers() -> None:
     It is still a process of its own with the file descriptors and signal handlers of one that imports the preloads.
     """
 
-    def start(program: bytes, arguments: list[Any], passed: list[int]) -> int:
+    def start(program: bytes, arguments: Sequence[Any], passed: Sequence[int]) -> int:
         code = str(arguments[-1])
         if "multiprocessing.forkserver" not in code:  # the resource tracker
             return execute(program, arguments, passed)
