@@ -52,10 +52,13 @@ def test_ms_eden_gives_the_references_bits(checks: Checks, text: str) -> None:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_every_input_gives_the_references_bits(checks: Checks, name: str) -> None:
-    """Check matrices whose rows are whole vectors, as in most models."""
+    """Check matrices whose rows are whole vectors, as in most models; in a short run every second pair of cases."""
     texts = ("e4m3:1x16:amax", "e4m3:32x32:gam", "e2m1:1x32:e8m0", "e2m1:1x32:mx", "e2m1:1x16:nvfp4", "e5m2", "bf16")
-    for i, (text, rounding, dtype) in enumerate(product(texts, ("", ":stochastic"), DTYPES)):
-        checks.quantizer(make(name, (34, 48), dtype), Quantizer.parse(text + rounding), -(i % 2))
+    for i, (text, rounding, dtype) in enumerate(
+        product(texts, ("", ":stochastic"), DTYPES), start=2 * list(KINDS).index(name)
+    ):
+        if DEEP or i // 2 % 2:
+            checks.quantizer(make(name, (34, 48), dtype), Quantizer.parse(text + rounding), -(i % 2))
 
 
 @pytest.mark.parametrize("axis", [-1, 0])
