@@ -25,6 +25,40 @@ STARTS_A_CLUSTER = (
     "infra/test_slurm.py",
 )
 
+# Files that take more than ten seconds of processor time, the longest first; a short file runs beside the last of them.
+LONG = (
+    "sweeps/running/test_driver.py",
+    "experiments/storage/test_resume.py",
+    "kernels/backends/gpu/test_cuda_emulated.py",
+    "test_examples.py",
+    "kernels/test_ops.py",
+    "experiments/test_distributed.py",
+    "analysis/report/test_report.py",
+    "analysis/mor/test_verdicts.py",
+    "sweeps/dry_run/test_outline.py",
+    "experiments/test_titan.py",
+    "experiments/fingerprint/test_same_bits.py",
+    "kernels/backends/test_parity.py",
+    "kernels/backends/test_reference.py",
+    "sweeps/commands/test_multirun.py",
+    "sweeps/tracking/test_mlflow_databases.py",
+    "sweeps/tracking/test_mlflow_view.py",
+    "sweeps/commands/test_ui.py",
+    "analysis/report/test_notebooks.py",
+    "kernels/test_mix.py",
+    "analysis/nvfp4/test_figures.py",
+    "experiments/test_training.py",
+    "analysis/mor/test_figures.py",
+    "sweeps/tracking/test_secrets.py",
+    "models/test_quantize.py",
+    "analysis/test_other_machine.py",
+    "experiments/distributed/test_sharding.py",
+    "experiments/bench/test_bench_train.py",
+    "kernels/test_accumulators.py",
+    "analysis/engine/test_judging.py",
+    "sweeps/planning/test_every_scale.py",
+)
+
 # Set before torch is imported: if there are more workers and child processes than processors, threads that spin while
 # they wait take three quarters of the time.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -59,10 +93,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # The clusters first, since they wait the most, then the longest files: none of these must be last.
-    items.sort(key=lambda item: (not item.path.as_posix().endswith(STARTS_A_CLUSTER), "sweeps" not in item.path.parts))
+    items.sort(key=turn)
     skip(items, "deep", "make test-deep runs it", unless=lambda: DEEP)
     skip(items, "gpu", "needs a CUDA device", unless=has_cuda)
+
+
+def turn(item: pytest.Item) -> int:
+    """Return when an item runs: the clusters first, since they wait the most, then long files, then all others."""
+    path = item.path.as_posix()
+    if path.endswith(STARTS_A_CLUSTER):
+        return -1
+    return next((at for at, file in enumerate(LONG) if path.endswith(f"/{file}")), len(LONG))
 
 
 def skip(items: list[pytest.Item], mark: str, reason: str, unless: Callable[[], bool]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fewbits.experiments.distributed.memory import Memory, complaint, estimate
+from fewbits.experiments.distributed.memory import MARGIN, Memory, complaint, estimate
 from fewbits.sweeps.planning.plan import Plan, Planned
 
 COLUMNS = (
@@ -33,6 +33,8 @@ class ArmMemory:
 
     def complaint(self, device_bytes: float) -> str | None:
         """Return why the arm's trials do not fit on devices with this memory, or None."""
+        if self.memory.total <= MARGIN * device_bytes:
+            return None
         reason = complaint(self.planned.trial, self.planned.resources.ranks, device_bytes)
         return reason and f"{self.sweep}/{self.arm}: {reason}"
 

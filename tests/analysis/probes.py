@@ -42,7 +42,20 @@ SHARES = {"fprop": 0.8, "dgrad": 0.4, "wgrad": 0.4}  # the error of a GEMM alone
 
 
 def write_probe(path: Path, arm: str, trial: Trial, *, noise: float) -> dict[str, float]:
-    """Write probe.parquet with each number raised by the fraction `noise`; return the numbers of the result."""
+    """Write probe.parquet with each number raised by the fraction `noise`; return the numbers of the result.
+
+    The file depends on no world, so it is written only once.
+    """
+    content = arm, trial.probe.parts, noise
+    if path not in _WRITTEN or _WRITTEN[path][0] != content or not (path / TABLE).exists():
+        _WRITTEN[path] = content, _written(path, arm, trial, noise)
+    return _WRITTEN[path][1]
+
+
+_WRITTEN: dict[Path, tuple[object, dict[str, float]]] = {}  # by run folder, what its file was made of, and the numbers
+
+
+def _written(path: Path, arm: str, trial: Trial, noise: float) -> dict[str, float]:
     name = arm.partition("-")[2]
     error, increase = (value * (1 + noise) for value in TRUE.get(name, DEFAULT))
     persistent = PERSISTENT.get(name, 0.001) * (1 + noise)

@@ -5,12 +5,14 @@ Processes are forked from a server that has imported torch once, so that a test 
 
 import contextlib
 import functools
+import itertools
 import json
 import multiprocessing
+import multiprocessing.util
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -133,9 +135,12 @@ def _main(
     file_size: int | None,
     leads: bool,
     folder: str | None,
+    forks: bool,
 ) -> None:
     """Run `fewbits …` in a new process like the command line, with both streams closed or in one file or terminal."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if forks:
+        fork_fork_servers()
     if leads:
         os.setsid()
     os.environ.update(environment)
@@ -168,17 +173,45 @@ def started(
     file_size: int | None = None,
     leads: bool = False,
     folder: Path | None = None,
+    forks: bool = True,
 ) -> ForkServerProcess:
     """Start `fewbits ARGV` in another process, in this folder if one is given.
 
     output: the file or terminal of both streams; None: they are closed.
+    forks: a fork server that the command starts is forked from it; False: as by users, it imports all modules again.
     With leads, it leads a process group that the caller must kill.
     """
     where = None if folder is None else str(folder)
-    arguments = (argv, None if output is None else str(output), dict(environment or {}), file_size, leads, where)
+    arguments = (argv, None if output is None else str(output), dict(environment or {}), file_size, leads, where, forks)
     process = server().Process(target=_main, args=arguments, daemon=not leads)  # a daemon cannot have children
     process.start()
     return process
+
+
+def fork_fork_servers() -> None:
+    """Make multiprocessing fork its fork server from this process, which saves it the seconds of importing torch.
+
+    It is still a process of its own with the file descriptors and signal handlers of one that imports the preloads.
+    """
+
+    def start(program: bytes, arguments: Sequence[Any], passed: Sequence[int]) -> int:
+        code = str(arguments[-1])
+        if "multiprocessing.forkserver" not in code:  # the resource tracker
+            return execute(program, arguments, passed)
+        if child := os.fork():
+            return child
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # as fewbits.sweeps.running.preload does
+        kept = [0, 1, 2, *sorted(passed)]
+        for below, above in itertools.pairwise([*kept, os.sysconf("SC_OPEN_MAX")]):
+            os.closerange(below + 1, above)
+        try:
+            exec(code, {})
+        finally:
+            os._exit(0)
+
+    execute = multiprocessing.util.spawnv_passfds
+    multiprocessing.util.spawnv_passfds = start
 
 
 @functools.cache

@@ -119,9 +119,11 @@ class Command:
         return result
 
 
-def started(output: Path | None, *arguments: str | Path, environment: Mapping[str, str] | None = None) -> Command:
+def started(
+    output: Path | None, *arguments: str | Path, environment: Mapping[str, str] | None = None, forks: bool = True
+) -> Command:
     surroundings = {"PYTHONPATH": str(ROOT / "src"), **(environment or {})}
-    process = trial_inputs.started([*map(str, arguments)], output, environment=surroundings, leads=True)
+    process = trial_inputs.started([*map(str, arguments)], output, environment=surroundings, leads=True, forks=forks)
     atexit.register(process.kill)  # otherwise multiprocessing would wait for the process of a failed test
     return Command(process, output)
 

@@ -110,7 +110,7 @@ def counts(frame: pd.DataFrame) -> np.ndarray:
 
 def tensors(results: Results) -> pd.DataFrame:
     """Return the rows of `observed` with each trial only once, even if it has several places."""
-    return observed(results).drop_duplicates([*KEY, "step"])
+    return results.remembered("tensors", lambda: observed(results).drop_duplicates([*KEY, "step"]))
 
 
 def first_windows(rows: pd.DataFrame) -> pd.DataFrame:
@@ -173,16 +173,22 @@ def numbers(
     number: the function that computes it; trials whose models lack a part or block that it needs are left out. column:
     the column of `tensors` that it gets; window: chooses the windows.
     """
-    rows = window(tensors(results)).dropna(subset=[column])
     found = {}
-    for trial, of in rows.groupby(KEY)[column].mean().reset_index().groupby("id"):
-        keys = zip(of["block"] + 1, of["part"], of["slot"], strict=True)
-        seen = Seen(dict(zip(keys, of[column].astype(float), strict=True)))
+    for trial, seen in results.remembered(f"seen {column} {window}", lambda: _seen(results, column, window)).items():
         try:
-            found[str(trial)] = number(seen)
+            found[trial] = number(seen)
         except (KeyError, ValueError):
             continue
     return found
+
+
+def _seen(results: Results, column: str, window: Callable[[pd.DataFrame], pd.DataFrame]) -> dict[str, Seen]:
+    rows = window(tensors(results)).dropna(subset=[column])
+    seen = {}
+    for trial, of in rows.groupby(KEY)[column].mean().reset_index().groupby("id"):
+        keys = zip(of["block"] + 1, of["part"], of["slot"], strict=True)
+        seen[str(trial)] = Seen(dict(zip(keys, of[column].astype(float), strict=True)))
+    return seen
 
 
 def by_id(values: pd.Series) -> dict[str, float]:

@@ -81,6 +81,7 @@ def test_a_notebooks_source_runs_as_percent_cells_and_finds_the_store_above(orig
     assert printed(ran.cells[-1])[0] == ["done"] * 6 + ["diverged"] * 2
 
 
+@pytest.mark.deep  # test_report.py runs this notebook over an empty store, too; other tests here run cells in a kernel
 def test_papermill_runs_a_notebook_with_parameters(tmp_path: Path) -> None:
     made = tmp_path / "made.ipynb"
     words = ["-p", "study", "mor", "-p", "scale", "smoke", "-p", "runs", str(tmp_path / "runs"), "--no-progress-bar"]

@@ -1,6 +1,7 @@
 """Two versions are declared equal only if all bytes are equal and every changed statement was executed."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -17,6 +18,7 @@ from fewbits.experiments.same_bits import BACKENDS, Version, prove
 from fewbits.experiments.storage import checkpoints
 from tests.effort import DEEP
 from tests.experiments.trial_inputs import TINY
+from tests.forked_python import run_python
 
 NARROW = tuple(f"{key}={value}" for key, value in TINY.items() if key.startswith("model."))
 SHORT = ("training.length=32", "training.batch=2", "training.micro_batch=1", "evaluation.windows=1")
@@ -178,7 +180,17 @@ def test_moved_statements_are_no_change() -> None:
 # Whole versions
 
 
-class Unchanged(Version):
+class Forked(Version):
+    """A version whose processes do not import torch, pandas and Hydra again."""
+
+    def _python(self, *arguments: str, stdin: str = "", **variables: str) -> str:
+        environment = {**os.environ, "PYTHONPATH": str(self.root / "src"), **variables}
+        done = run_python(arguments, folder=self.root, environment=environment, stdin=stdin)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+class Unchanged(Forked):
     """A version that trains its trials and calls its kernels once for all tests."""
 
     @cached_property
@@ -206,12 +218,12 @@ def old(tmp_path_factory: pytest.TempPathFactory, few_calls: None) -> Version:
     return Unchanged(version.root, version.work)
 
 
-def copied(folder: Path) -> Version:
+def copied(folder: Path, kind: type[Version] = Forked) -> Version:
     ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
     for name in ("kernels", "models", "experiments", "src"):
         shutil.copytree(ROOT / name, folder / "root" / name, symlinks=True, ignore=ignored)
     (folder / "root/experiments/fingerprint/equal_bits.json").write_text("[]")
-    return Version(folder / "root", folder / "work")
+    return kind(folder / "root", folder / "work")
 
 
 def replace(version: Version, file: str, before: str, after: str) -> None:
@@ -241,7 +253,7 @@ def test_a_refactoring_is_declared_equal_after_a_review_if_no_trial_executed_a_p
     assert "fingerprint/equal_bits.json" in capsys.readouterr().out
 
     # No trial executes the next edited statement, so trials and executed lines stay those of the version before.
-    edited = Version(new.root, tmp_path / "edited")
+    edited = Forked(new.root, tmp_path / "edited")
     shutil.copytree(new.work, edited.work)
     replace(edited, layers, "super().__init__(width, eps, bias=False)", "super().__init__(width, eps, False)")
     assert prove(old, edited, "abc", TRIALS) == 1
@@ -266,7 +278,7 @@ def test_a_changed_rounding_is_refused(old: Version, tmp_path: Path, capsys: pyt
 
 
 def test_equal_sources_need_no_proof(old: Version, tmp_path: Path) -> None:
-    new = copied(tmp_path)
+    new = copied(tmp_path, Version)
     replace(new, "models/networks/layers.py", "class LayerNorm1p", "# a remark\nclass LayerNorm1p")
     assert prove(old, new, "abc", TRIALS) == 0
     assert declared(new) == []

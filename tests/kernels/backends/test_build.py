@@ -25,6 +25,8 @@ import torch
 
 from fewbits import fake_quantize, gaussian_noise
 from fewbits.kernels.backends import build, compilation
+from tests.effort import DEEP
+from tests.forked_python import run_python
 
 USE = """
 import hashlib, json, sys, warnings
@@ -52,7 +54,8 @@ def command_and_environment(cache: Path, **changes: str) -> dict[str, Any]:
 
 
 def use(cache: Path, **changes: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(**command_and_environment(cache, **changes), capture_output=True, check=False)
+    environment = command_and_environment(cache, **changes)["env"]
+    return run_python(["-c", USE], folder=cache.parent, environment=environment)
 
 
 @pytest.fixture(scope="module")
@@ -93,13 +96,14 @@ def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Quick:
 
 
 @needs_gcc
-def test_four_processes_at_once_build_one_library_and_all_work(quick: Quick, digest: str) -> None:
+def test_processes_at_once_build_one_library_and_all_work(quick: Quick, digest: str) -> None:
     asked = command_and_environment(quick.cache, CXX=str(quick.compiler), FEWBITS_BACKEND="cpu")
-    running = [subprocess.Popen(**asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(4)]
+    count = 4 if DEEP else 2
+    running = [subprocess.Popen(**asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(count)]
     outputs = [process.communicate() for process in running]
     assert all(out for out, _ in outputs), outputs
     answers = [json.loads(out) for out, _ in outputs]
-    assert [answer["digest"] for answer in answers] == [digest] * 4
+    assert [answer["digest"] for answer in answers] == [digest] * count
     assert not any(answer["warnings"] for answer in answers)
     assert quick.compilations() == Counter([*build.UNITS, "-shared"])
     left = sorted(path.suffix for path in quick.cache.iterdir())
@@ -168,8 +172,10 @@ def test_a_library_is_found_without_the_compiler_that_made_it(tmp_path: Path, mo
 
 @pytest.mark.parametrize(
     ("changes", "pattern"),
-    [({"CXX": "false"}, "do not work here"), ({"PATH": ""}, "no C\\+\\+ compiler found: install")],
-    ids=["broken", "none"],
+    [
+        pytest.param({"CXX": "false"}, "do not work here", id="broken"),
+        pytest.param({"PATH": ""}, "no C\\+\\+ compiler found: install", id="none", marks=pytest.mark.deep),
+    ],
 )
 def test_without_a_compiler_the_reference_serves_after_one_warning(
     changes: dict[str, str], pattern: str, tmp_path: Path, digest: str
@@ -186,8 +192,10 @@ def test_without_a_compiler_the_reference_serves_after_one_warning(
 
 @pytest.mark.parametrize(
     ("changes", "pattern"),
-    [({"CXX": "false"}, "false .*failed with status 1"), ({"PATH": ""}, "no C\\+\\+ compiler found: install g\\+\\+")],
-    ids=["broken", "none"],
+    [
+        pytest.param({"CXX": "false"}, "false .*failed with status 1", id="broken", marks=pytest.mark.deep),
+        pytest.param({"PATH": ""}, "no C\\+\\+ compiler found: install g\\+\\+", id="none"),
+    ],
 )
 def test_a_backend_that_was_asked_for_fails_loudly(changes: dict[str, str], pattern: str, tmp_path: Path) -> None:
     answer = use(tmp_path, FEWBITS_BACKEND="cpu", **changes)
@@ -253,8 +261,9 @@ def test_a_damaged_library_is_built_again(quick: Quick, damage: Callable[[Path],
     assert build.build().read_bytes() == good
 
 
+# The test before this one detects each damage; here each costs a process that imports torch.
 @needs_gcc
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", [cut_short, *(pytest.param(one, marks=pytest.mark.deep) for one in DAMAGES[1:])])
 def test_a_damaged_library_is_not_loaded_where_none_can_be_built(quick: Quick, damage: Callable[[Path], None]) -> None:
     damage(build.build())
     answer = use(quick.cache, CXX="none")
@@ -346,7 +355,7 @@ HOT_LOOPS = {
 
 @needs_gcc
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the report is read for x86_64 only")
-@pytest.mark.parametrize("dtype", ["Bf16", "Fp16", "Fp32"])
+@pytest.mark.parametrize("dtype", ["Bf16", *(pytest.param(each, marks=pytest.mark.deep) for each in ("Fp16", "Fp32"))])
 def test_the_hot_loops_are_vectorised(dtype: str, tmp_path: Path) -> None:
     """Check vectorisation: one more branch or call makes a loop scalar and ten times slower, with the same results."""
     storage = f"{dtype}::Storage *"

@@ -14,7 +14,7 @@ from fewbits.kernels.bench.measure import SHORTEST, OtherProcesses, take_turns
 SPIN = "while True: pass"
 
 
-def spin(seconds: float = 0.5) -> float:
+def spin(seconds: float = 0.2) -> float:
     end = time.process_time() + seconds
     while time.process_time() < end:
         pass

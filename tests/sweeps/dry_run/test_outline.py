@@ -84,7 +84,7 @@ def arms(text: str) -> list[dict[str, str]]:
     ("study", "prepare"),
     [
         ("mor", ["openwebtext", "c4 --documents 10000000"]),
-        ("nvfp4", ["c4-nemotron --documents 10000000"]),
+        pytest.param("nvfp4", ["c4-nemotron --documents 10000000"], marks=pytest.mark.deep),  # has the most arms
         ("gaussws", ["openwebtext", "c4 --documents 10000000"]),
     ],
 )

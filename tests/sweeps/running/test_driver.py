@@ -117,7 +117,7 @@ def test_workers_their_server_and_the_driver_are_killed_and_the_same_command_fin
     """The results equal those without interruption bit for bit, and no step of a checkpoint is repeated."""
     runs, moments = tmp_path / "runs", random.Random()
     plan = plan_of(undisturbed.file, runs)
-    command = started(tmp_path / "output", "sweep", undisturbed.file, "--runs", runs, *LOCAL)
+    command = started(tmp_path / "output", "sweep", undisturbed.file, "--runs", runs, *LOCAL, forks=False)
     killed = 0
     while killed < KILLS:
         command.until(lambda: any(steps_done(folder) for folder in running(plan)))
@@ -177,7 +177,7 @@ def test_a_sigterm_to_the_process_group_before_the_first_step_fails_no_trial(
     """`timeout` and job schedulers send it to all processes of a sweep."""
     runs = tmp_path / "runs"
     plan = planned(undisturbed.file, f"runtime.runs={runs}", *SOME)
-    command = started(tmp_path / "output", "sweep", undisturbed.file, "--runs", runs, *LOCAL, *SOME)
+    command = started(tmp_path / "output", "sweep", undisturbed.file, "--runs", runs, *LOCAL, *SOME, forks=False)
     worker = command.until(lambda: next(map(holder_of, running(plan)), None))
     assert worker is not None
     assert not any(map(steps_done, folders(plan)))

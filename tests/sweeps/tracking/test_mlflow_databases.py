@@ -18,7 +18,7 @@ from fewbits.sweeps.running.lease import leased
 from fewbits.sweeps.tracking.mlflow_view import Mirror
 from tests.sweeps.tracking.mlflow_servers import mlflow_server
 from tests.sweeps.tracking.postgres_server import needs_postgres, postgres_server
-from tests.sweeps.tracking.test_mlflow_view import MANY, ONE, STEPS, copied, everything, planned, seen, train
+from tests.sweeps.tracking.test_mlflow_view import AT_ONCE, MANY, ONE, STEPS, copied, everything, planned, seen, train
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,9 @@ def test_the_run_of_a_killed_trial_is_ended(place: Place, cache: Path, tmp_path:
     assert seen(mirror)[trial.id].info.status == "KILLED"
 
 
-def test_sixteen_processes_at_once_lose_no_metric(place: Place, done: Plan, tmp_path: Path) -> None:
+def test_processes_at_once_lose_no_metric(place: Place, done: Plan, tmp_path: Path) -> None:
     original = next(iter(done.trials.values())).folder
-    named = ((tmp_path / "runs" / f"trial-{number:08x}", f"{number:064x}") for number in range(16))
+    named = ((tmp_path / "runs" / f"trial-{number:08x}", f"{number:064x}") for number in range(AT_ONCE))
     folders = [copied(original, path, trial).path for path, trial in named]
     command = [sys.executable, "-W", "error::RuntimeWarning", "-c", MANY, *map(str, [tmp_path, *folders])]
     environment = os.environ | {"MLFLOW_TRACKING_URI": place.uri, "MLFLOW_HTTP_REQUEST_TIMEOUT": "100"}
@@ -83,7 +83,7 @@ def test_sixteen_processes_at_once_lose_no_metric(place: Place, done: Plan, tmp_
     study = client.get_experiment_by_name(EXPERIMENT)
     assert study is not None
     runs = client.search_runs([study.experiment_id])
-    assert sorted(run.data.tags[mlflow_runs.TRIAL] for run in runs) == [f"{number:064x}" for number in range(16)]
+    assert sorted(run.data.tags[mlflow_runs.TRIAL] for run in runs) == [f"{number:064x}" for number in range(AT_ONCE)]
     for run in runs:
         assert run.info.status == "FINISHED"
         assert [point.step for point in client.get_metric_history(run.info.run_id, "loss")] == list(range(STEPS))

@@ -28,6 +28,7 @@ from fewbits.sweeps.tracking import comparison
 from fewbits.sweeps.tracking.mlflow_view import Mirror
 from fewbits.sweeps.tracking.sent import CACHE
 from fewbits.sweeps.tracking.synced import Synced
+from tests.effort import DEEP
 from tests.experiments.trial_inputs import TINY, Interrupted
 from tests.messages import names
 
@@ -443,6 +444,7 @@ def test_fewbits_sync_says_how_many_and_where_to_look(
     assert everything(mirrored) == before
 
 
+AT_ONCE = 16 if DEEP else 6
 MANY = """
 import os, sys
 from pathlib import Path
@@ -465,10 +467,10 @@ sys.exit(sum(os.wait()[1] != 0 for _ in folders))
 """
 
 
-def test_sixteen_processes_at_once_lose_no_metric(done: Plan, empty_database: Path, tmp_path: Path) -> None:
+def test_processes_at_once_lose_no_metric(done: Plan, empty_database: Path, tmp_path: Path) -> None:
     """The database does not exist before."""
     original = next(iter(done.trials.values())).folder
-    named = ((tmp_path / "runs" / f"trial-{number:08x}", f"{number:064x}") for number in range(16))
+    named = ((tmp_path / "runs" / f"trial-{number:08x}", f"{number:064x}") for number in range(AT_ONCE))
     folders = [copied(original, path, trial).path for path, trial in named]
     environment = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
     command = [sys.executable, "-W", "error::RuntimeWarning", "-c", MANY, *map(str, [empty_database.parent, *folders])]
@@ -478,7 +480,7 @@ def test_sixteen_processes_at_once_lose_no_metric(done: Plan, empty_database: Pa
     study = client.get_experiment_by_name(tracking.EXPERIMENT)
     assert study is not None
     runs = client.search_runs([study.experiment_id])
-    assert sorted(run.data.tags[mlflow_runs.TRIAL] for run in runs) == [f"{number:064x}" for number in range(16)]
+    assert sorted(run.data.tags[mlflow_runs.TRIAL] for run in runs) == [f"{number:064x}" for number in range(AT_ONCE)]
     assert {run.info.status for run in runs} == {"FINISHED"}
     for run in runs:
         assert [point.step for point in client.get_metric_history(run.info.run_id, "loss")] == list(range(STEPS))
