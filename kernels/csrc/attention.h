@@ -116,20 +116,30 @@ template <class P>
 void attend(const Rows &q, const Rows &k, const Rows &v, const HeadSize &h, const Rows &out, float *log_sums) {
   typedef typename P::Element T;
   const int64_t rows = h.rows(), width = h.width();
-  Arena arena(int64_t(sizeof(T)) * (5 * h.area() + BLOCK * rows) + 4 * BLOCK * (rows + BLOCK) + 64 * 8);
+  Arena arena(int64_t(sizeof(T)) * (5 * h.area() + BLOCK * rows) + 4 * BLOCK * (2 * rows + BLOCK) + 64 * 9);
   T *queries = arena.take<T>(h.area()), *keys = arena.take<T>(h.area()), *values = arena.take<T>(h.area());
   T *key_panels = arena.take<T>(h.area()), *value_panels = arena.take<T>(h.area()), *p = arena.take<T>(BLOCK * rows);
-  float *scores = arena.take<float>(BLOCK * rows), *sums = arena.take<float>(BLOCK * BLOCK), inverse[BLOCK];
+  float *scores = arena.take<float>(BLOCK * rows), *next_scores = arena.take<float>(BLOCK * rows);
+  float *sums = arena.take<float>(BLOCK * BLOCK), inverse[BLOCK];
   prepare<P>(q, h, true, h.scale(), queries);
   prepare<P>(k, h, true, 1.0f, keys);
   prepare<P>(v, h, false, 1.0f, values);
   pack_all_columns<P>(keys, h, key_panels);
   pack_all_rows<P>(values, h, value_panels);
-  for (int64_t first = 0; first < rows; first += BLOCK) {
+  // The scores of a block of queries have two halves for each block of keys.
+  auto multiply_half = [&](int64_t first, int64_t i, float *to) {
+    const T *left = queries + first * width;
+    const int64_t key = i / 2 * BLOCK;
+    i % 2 ? P::template multiply_half<1>(left, width, key_panels + key * width, width, to + key, rows)
+          : P::template multiply_half<0>(left, width, key_panels + key * width, width, to + key, rows);
+  };
+  for (int64_t i = 0; i < 2; i++) multiply_half(0, i, scores);
+  for (int64_t first = 0; first < rows; first += BLOCK, std::swap(scores, next_scores)) {
     const int64_t end = first + BLOCK, present = std::min(BLOCK, h.tokens - first);
-    for (int64_t key = 0; key < end; key += BLOCK)
-      P::template multiply<false>(queries + first * width, width, key_panels + key * width, width, scores + key, rows);
+    const int64_t halves = end < rows ? 2 * (end / BLOCK + 1) : 0;
     for (int64_t r = 0; r < BLOCK; r++) {
+      // AMX multiplies for the next block while the vector units compute exponentials for this one.
+      for (int64_t i = r; i < halves; i += BLOCK) multiply_half(end, i, next_scores);
       float top, sum = softmax<P>(scores + r * rows, first + r + 1, end, p + r * rows, &top);
       inverse[r] = 1.0f / sum;
       if (r < present) log_sums[first + r] = float(double(top) + log(double(sum)));

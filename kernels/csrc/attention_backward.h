@@ -22,7 +22,7 @@ template <class P> struct AttentionBackward {
   const HeadSize &h;
   const int64_t rows = h.rows(), width = h.width(), area = h.area();
   Arena arena{int64_t(sizeof(T)) * (9 * area + 2 * KEYS * rows + KEYS * BLOCK) +
-              int64_t(sizeof(float)) * (3 * area + 2 * rows + 2 * BLOCK * BLOCK + BLOCK * width) + 64 * 24};
+              int64_t(sizeof(float)) * (3 * area + 2 * rows + 4 * BLOCK * BLOCK + BLOCK * width) + 64 * 24};
   T *queries = arena.take<T>(area), *keys = arena.take<T>(area), *values = arena.take<T>(area);
   T *gradients = arena.take<T>(area);                                               // of the output
   T *query_columns = arena.take<T>(area), *query_rows = arena.take<T>(area);        // panels
@@ -32,7 +32,11 @@ template <class P> struct AttentionBackward {
   float *dq = arena.take<float>(area), *dk = arena.take<float>(area),
         *dv = arena.take<float>(area);                                          // dq: [size][query]
   float *log_sums = arena.take<float>(rows), *inner = arena.take<float>(rows);  // inner: Σ y·dy of each token
-  float *scores = arena.take<float>(BLOCK * BLOCK), *dp = arena.take<float>(BLOCK * BLOCK);
+  struct Square {                                                               // of 32 keys and 32 queries
+    int64_t first, key, query;                                                  // its keys begin with first + key
+    float *scores, *dp;                                                         // dp: the gradient of p
+  };
+  float *squares = arena.take<float>(4 * BLOCK * BLOCK);  // scores and dp of the current square and of the next one
   float *strip = arena.take<float>(BLOCK * width);
 
   explicit AttentionBackward(const HeadSize &size) : h(size) {}
@@ -74,8 +78,7 @@ template <class P> struct AttentionBackward {
 
   // Add what the keys first … first + count - 1 contribute to all gradients.
   void add_keys(int64_t first, int64_t count) {
-    for (int64_t query = first; query < rows; query += BLOCK)
-      for (int64_t key = 0; key < count && first + key <= query; key += BLOCK) differentiate(first, key, query);
+    differentiate(first, count);
     for (int64_t key = 0; key < count; key += BLOCK) {
       const int64_t from = first + key;  // the first query that reads these keys
       for (int64_t e = 0; e < width; e += BLOCK) {
@@ -93,21 +96,43 @@ template <class P> struct AttentionBackward {
     }
   }
 
-  // Compute a block of exponentials p and of the gradients ds = p·(dp − Σ y·dy) of the scores.
-  void differentiate(int64_t first, int64_t key, int64_t query) {
-    const int64_t at = (first + key) * width;
-    const bool diagonal = query == first + key;
-    P::template multiply<false>(keys + at, width, query_columns + query * width, width, scores, BLOCK);
-    P::template multiply<false>(values + at, width, gradient_columns + query * width, width, dp, BLOCK);
+  // Compute exponentials p and the gradients ds = p·(dp − Σ y·dy) of the scores, for `count` keys and the queries that
+  // read them. AMX multiplies for the next square while the vector units compute this one.
+  void differentiate(int64_t first, int64_t count) {
+    Square at{first, 0, first, squares, squares + BLOCK * BLOCK};
+    for (int part = 0; part < 4; part++) multiply_part(at, part);
+    while (at.query < rows) {
+      Square next{first, at.key + BLOCK, at.query, squares + (squares == at.scores ? 2 : 0) * BLOCK * BLOCK, nullptr};
+      next.dp = next.scores + BLOCK * BLOCK;
+      if (next.key == count || first + next.key > next.query) next.key = 0, next.query += BLOCK;
+      for (int part = 0; part < 4; part++) {
+        if (next.query < rows) multiply_part(next, part);
+        differentiate_rows(at, part * 8, part * 8 + 8);
+      }
+      at = next;
+    }
+  }
+
+  // Compute a quarter of a square's scores and dp: 16 keys of one of them.
+  void multiply_part(const Square &s, int part) {
+    const int64_t left = (s.first + s.key) * width, right = s.query * width;
+    if (part == 0) P::template multiply_half<0>(keys + left, width, query_columns + right, width, s.scores, BLOCK);
+    if (part == 1) P::template multiply_half<1>(keys + left, width, query_columns + right, width, s.scores, BLOCK);
+    if (part == 2) P::template multiply_half<0>(values + left, width, gradient_columns + right, width, s.dp, BLOCK);
+    if (part == 3) P::template multiply_half<1>(values + left, width, gradient_columns + right, width, s.dp, BLOCK);
+  }
+
+  void differentiate_rows(const Square &s, int64_t begin, int64_t end) {
+    const bool diagonal = s.query == s.first + s.key;
     for (int64_t c = 0; c < BLOCK; c += LANES) {
-      const F32x16 log_sum = load(log_sums + query + c), product = load(inner + query + c);
+      const F32x16 log_sum = load(log_sums + s.query + c), product = load(inner + s.query + c);
       const I32x16 lane = lane_numbers() + int32_t(c);
-      for (int64_t r = 0; r < BLOCK; r++) {
-        F32x16 x = exponential(load(scores + r * BLOCK + c) - log_sum);
+      for (int64_t r = begin; r < end; r++) {
+        F32x16 x = exponential(load(s.scores + r * BLOCK + c) - log_sum);
         if (diagonal) x = select(lane < int32_t(r), F32x16{}, x);  // the query is before the key
-        const int64_t to = (key + r) * rows + query + c;
+        const int64_t to = (s.key + r) * rows + s.query + c;
         P::put(p + to, x);
-        P::put(ds + to, x * (load(dp + r * BLOCK + c) - product));
+        P::put(ds + to, x * (load(s.dp + r * BLOCK + c) - product));
       }
     }
   }

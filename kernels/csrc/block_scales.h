@@ -7,7 +7,8 @@ namespace fb {
 // ORDINARY blocks can take the fast loops; CAREFUL ones are processed element by element; POISONED ones become NaN.
 enum Care : uint32_t { ORDINARY = 0, CAREFUL = 1, POISONED = 2 };
 
-// The scales of n blocks, as arrays so that the loop vectorises.
+// The scales of n blocks, as arrays so that the loop vectorises. A block that becomes zeros because its scale is stored
+// as 0 gets an encode factor of 0, with which it can take the fast loops.
 struct BlockScales {
   float *encode, *decode;
   uint32_t *code, *care;
@@ -25,8 +26,9 @@ void scales(const Scaling &scaling, const uint32_t *amax, int64_t n, float max, 
   uint32_t *__restrict code = to.code, *__restrict care = to.care;
   for (int64_t i = 0; i < n; i++) {
     Scale one = make_scale(s, max, value(from[i]), g, expansion(i));
-    encode[i] = one.encode, decode[i] = one.decode, code[i] = one.code;
-    uint32_t plain = is_ordinary(s, value(from[i]), one, ordinary);
+    const bool zeros = KIND == TWO_LEVEL && (one.code == 0) & (value(from[i]) <= ordinary.most);
+    encode[i] = zeros ? 0.0f : one.encode, decode[i] = one.decode, code[i] = one.code;
+    uint32_t plain = uint32_t(is_ordinary(s, value(from[i]), one, ordinary)) | uint32_t(zeros);
     care[i] = (plain ^ 1u) + (KIND != NONE ? from[i] >= INF : 0u);
   }
 }

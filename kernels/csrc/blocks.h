@@ -81,12 +81,18 @@ struct VectorBlocks {
 #pragma GCC unroll 16
       for (int p = 0; p < STRIP; p++) memcpy(c + r * c_stride + p * REGISTER, &sum[r][p], sizeof(Part));
   }
-  // k is a multiple of 32.
+  // k is a multiple of 32. multiply_half computes 16 of the 32 rows of sums, the first ones or the last ones.
   template <bool ADD>
   static void multiply(const float *a, int64_t stride, const float *panel, int64_t k, float *c, int64_t c_stride) {
     for (int64_t n = 0; n < BLOCK; n += STRIP * REGISTER)
       for (int64_t m = 0; m < BLOCK; m += ROWS)
         strip<ADD>(a + m * stride, stride, panel + n, k, c + m * c_stride + n, c_stride);
+  }
+  template <int HALF>
+  static void multiply_half(const float *a, int64_t stride, const float *panel, int64_t k, float *c, int64_t c_stride) {
+    for (int64_t n = 0; n < BLOCK; n += STRIP * REGISTER)
+      for (int64_t m = 16 * HALF; m < 16 * HALF + 16; m += ROWS)
+        strip<false>(a + m * stride, stride, panel + n, k, c + m * c_stride + n, c_stride);
   }
 };
 

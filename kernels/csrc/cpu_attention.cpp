@@ -1,4 +1,5 @@
 // The entry points of causal attention for the CPU backend.
+#include <initializer_list>
 #include "attention_backward.h"
 #include "orders.h"
 #include "pair_blocks.h"
@@ -24,14 +25,37 @@ struct AttentionCall {  // as in layers/attention.py
   HeadSize head_size() const { return HeadSize{tokens, size, rotated, turns}; }
   int64_t shared() const { return heads / kv_heads; }
   float *sums(int64_t b, int64_t head) const { return log_sums + (b * heads + head) * tokens; }
+
+  // The rows of one head are short and far apart, so the processor does not load them ahead of time. Load the rows of
+  // all heads of a batch entry into the L2 cache, in the order of memory, if there is room for them.
+  struct Tensor {
+    const View &view;
+    int64_t heads;
+  };
+  template <bool WRITTEN> void fetch(int64_t b, std::initializer_list<Tensor> tensors) const {
+    constexpr int64_t LINE = 64 / sizeof(bf16), ROOM = (1 << 20) / sizeof(bf16);
+    int64_t width = 0;
+    for (const Tensor &x : tensors) width += x.heads * size;
+    if (width * tokens > ROOM) return;
+    for (int64_t t = 0; t < tokens; t++)
+      for (const Tensor &x : tensors)
+        for (int64_t head = 0; head < x.heads; head++)
+          for (int64_t i = 0; i < size; i += LINE) {
+            __builtin_prefetch(x.view.rows(b, head)[t] + i, WRITTEN, 2);
+            asm volatile("");  // without it, g++ removes calls of this function, which has no result
+          }
+  }
 };
 
 template <class P> void forward(const AttentionCall &c) {
   in_parallel(c.batch * c.heads, int(c.threads), [&](int64_t count) {
     typename P::Session session;
+    int64_t fetched = -1;
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < count; i++) {
       int64_t b = i / c.heads, head = i % c.heads, shared = head / c.shared();
+      if (b != fetched) c.fetch<false>(b, {{c.q, c.heads}, {c.k, c.kv_heads}, {c.v, c.kv_heads}});
+      fetched = b;
       attend<P>(c.q.rows(b, head), c.k.rows(b, shared), c.v.rows(b, shared), c.head_size(), c.out.rows(b, head),
                 c.sums(b, head));
     }
@@ -46,9 +70,15 @@ template <class P> void backward(const AttentionCall &c) {
     std::unique_ptr<Rows[]> q(new Rows[size_t(4 * c.shared())]);
     std::unique_ptr<const float *[]> sums(new const float *[size_t(c.shared())]);
     Rows *out = q.get() + c.shared(), *d_out = out + c.shared(), *dq = d_out + c.shared();
+    int64_t fetched = -1;
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < count; i++) {
       int64_t b = i / c.kv_heads, shared = i % c.kv_heads;
+      if (b != fetched) {
+        c.fetch<false>(b, {{c.q, c.heads}, {c.k, c.kv_heads}, {c.v, c.kv_heads}, {c.out, c.heads}, {c.d_out, c.heads}});
+        c.fetch<true>(b, {{c.dq, c.heads}, {c.dk, c.kv_heads}, {c.dv, c.kv_heads}});
+        fetched = b;
+      }
       for (int64_t j = 0; j < c.shared(); j++) {
         int64_t query = shared * c.shared() + j;
         q[size_t(j)] = c.q.rows(b, query), out[j] = c.out.rows(b, query);

@@ -50,9 +50,15 @@ template <class P> struct BlockKernel {
           : P::template multiply<true>(left, depth, right, depth, c, stride);
   }
 
+  // Call f with the squares of an operand, in the order of memory: a row of squares after another.
   template <class F> static void each_square(const Operand &x, int64_t outers, int64_t ks, F f) {
-    for (int64_t o = 0; o < outers; o += BLOCK)
-      for (int64_t k = 0; k < ks; k += BLOCK) f(x.from(o, k), o, k);
+    if (x.inner == 1) {
+      for (int64_t o = 0; o < outers; o += BLOCK)
+        for (int64_t k = 0; k < ks; k += BLOCK) f(x.from(o, k), o, k);
+    } else {
+      for (int64_t k = 0; k < ks; k += BLOCK)
+        for (int64_t o = 0; o < outers; o += BLOCK) f(x.from(o, k), o, k);
+    }
   }
 
   // Call f with the rows of a square and their stride: where they lie if the square is whole and its type that of

@@ -48,6 +48,11 @@ inline void put(void *to, const void *from, size_t bytes, bool around) {
   }
 #endif
   (void)around;
+#ifdef __AVX512F__  // runs are short, so a call of memcpy would take longer than the copy
+  for (; bytes >= 64; to = (char *)to + 64, from = (const char *)from + 64, bytes -= 64)
+    _mm512_storeu_si512(to, _mm512_loadu_si512(from));
+  if (!bytes) return;
+#endif
   memcpy(to, from, bytes);
 }
 

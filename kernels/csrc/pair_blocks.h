@@ -54,6 +54,11 @@ struct PairBlocks : Bf16Blocks {
   static void multiply(const bf16 *a, int64_t stride, const bf16 *panel, int64_t k, float *c, int64_t c_stride) {
     for (int64_t m = 0; m < BLOCK; m += ROWS) strip<ADD>(a + m * stride, stride, panel, k, c + m * c_stride, c_stride);
   }
+  template <int HALF>
+  static void multiply_half(const bf16 *a, int64_t stride, const bf16 *panel, int64_t k, float *c, int64_t c_stride) {
+    for (int64_t m = 16 * HALF; m < 16 * HALF + 16; m += ROWS)
+      strip<false>(a + m * stride, stride, panel, k, c + m * c_stride, c_stride);
+  }
 };
 
 }  // namespace fb

@@ -38,6 +38,13 @@ struct TileBlocks : Bf16Blocks {
       tiles::add_product(a + i, stride * int64_t(sizeof(bf16)), panel);
     tiles::store_sums(c, c_stride);
   }
+  template <int HALF>
+  static void multiply_half(const bf16 *a, int64_t stride, const bf16 *panel, int64_t k, float *c, int64_t c_stride) {
+    tiles::zero_half<HALF>();
+    for (int64_t i = 0; i < k; i += BLOCK, panel += 2 * TILE)
+      tiles::add_half<HALF>(a + 16 * HALF * stride + i, stride * int64_t(sizeof(bf16)), panel);
+    tiles::store_half<HALF>(c + 16 * HALF * c_stride, c_stride);
+  }
 };
 
 }  // namespace fb

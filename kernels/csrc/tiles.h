@@ -76,6 +76,43 @@ inline void add_product(const void *a, int64_t stride, const void *b) {
   _tile_dpbf16ps(3, 5, 7);
 }
 
+// The same for the upper or the lower 16 rows of the sums, from 0: `a` are 16 rows of A.
+template <int HALF> inline void zero_half() {
+  finish_stores();
+  if (HALF) {
+    _tile_zero(2);
+    _tile_zero(3);
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+  }
+}
+template <int HALF> inline void add_half(const void *a, int64_t stride, const void *b) {
+  if (HALF) {
+    _tile_loadd(5, a, stride);
+    _tile_loadd(6, b, 64);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_loadd(7, (const char *)b + 1024, 64);
+    _tile_dpbf16ps(3, 5, 7);
+  } else {
+    _tile_loadd(4, a, stride);
+    _tile_loadd(6, b, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, (const char *)b + 1024, 64);
+    _tile_dpbf16ps(1, 4, 7);
+  }
+}
+template <int HALF> inline void store_half(float *c, int64_t stride) {
+  if (HALF) {
+    _tile_stored(2, c, stride * 4);
+    _tile_stored(3, c + 16, stride * 4);
+  } else {
+    _tile_stored(0, c, stride * 4);
+    _tile_stored(1, c + 16, stride * 4);
+  }
+  finish_stores();
+}
+
 }  // namespace tiles
 }  // namespace fb
 #endif

@@ -77,15 +77,30 @@ template <class T>
 FB_BY_PARTS(Vector<T>, select, (const I32x16 &which, const Vector<T> &a, const Vector<T> &b),
             which.part[p] ? a.part[p] : b.part[p])
 // Lanes in pairs (0, 1), (2, 3) and so on: the two lanes of each pair exchanged, and the first or the second one twice.
+#ifdef __AVX512BW__
+FB_BY_PARTS(F32x16, exchanged, (const F32x16 &v), F32x16::Part(_mm512_permute_ps((__m512)v.part[p], 0xb1)))
+    FB_BY_PARTS(F32x16, firsts, (const F32x16 &v), F32x16::Part(_mm512_moveldup_ps((__m512)v.part[p])))
+        FB_BY_PARTS(F32x16, seconds, (const F32x16 &v), F32x16::Part(_mm512_movehdup_ps((__m512)v.part[p])))
+#else
 FB_BY_PARTS(F32x16, exchanged, (const F32x16 &v), F32x16::Part(U64Part(v.part[p]) >> 32 | U64Part(v.part[p]) << 32))
     FB_BY_PARTS(F32x16, firsts, (const F32x16 &v),
                 F32x16::Part((U64Part(v.part[p]) & 0xffffffffu) | U64Part(v.part[p]) << 32))
         FB_BY_PARTS(F32x16, seconds, (const F32x16 &v),
                     F32x16::Part(U64Part(v.part[p]) >> 32 | (U64Part(v.part[p]) & 0xffffffff00000000u)))
+#endif
             FB_INLINE F32x16 &operator+=(F32x16 &a, const F32x16 &b) {
   return a = a + b;
 }
+// a > b ? a : b and a < b ? a : b, so that a NaN of either gives b. g++ needs two instructions for such a selection.
+#ifdef __AVX512BW__
+FB_BY_PARTS(F32x16, larger, (const F32x16 &a, const F32x16 &b),
+            F32x16::Part(_mm512_max_ps((__m512)a.part[p], (__m512)b.part[p])))
+FB_BY_PARTS(F32x16, lesser, (const F32x16 &a, const F32x16 &b),
+            F32x16::Part(_mm512_min_ps((__m512)a.part[p], (__m512)b.part[p])))
+#else
 FB_INLINE F32x16 larger(const F32x16 &a, const F32x16 &b) { return select(a > b, a, b); }
+FB_INLINE F32x16 lesser(const F32x16 &a, const F32x16 &b) { return select(a < b, a, b); }
+#endif
 
 // The bits of the nearest BF16 numbers, ties to even; a NaN stays a NaN.
 FB_INLINE U32x16 narrow(const F32x16 &v) {
@@ -109,7 +124,9 @@ FB_INLINE F32x16 load(const float *from, Whole = {}) {
 FB_INLINE U32x16 load_bits(const bf16 *from) {
   U32x16 v;
   for (int p = 0; p < PARTS; p++) {
-#if defined(__AVX2__) && !defined(__AVX512BW__)  // g++ would widen halves of a register
+#if defined(__AVX512BW__)  // g++ would widen halves of a register
+    v.part[p] = U32x16::Part(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(from + p * REGISTER))));
+#elif defined(__AVX2__)
     v.part[p] = U32x16::Part(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(from + p * REGISTER))));
 #else
     U16Part part;
@@ -133,7 +150,9 @@ FB_INLINE void store(uint32_t *to, const U32x16 &v) {
 }
 FB_INLINE void store(bf16 *to, const F32x16 &v, Whole = {}) {
   U32x16 n = narrow(v);
-#if defined(__AVX2__) && !defined(__AVX512BW__)  // g++ would narrow each register by itself
+#if defined(__AVX512BW__)
+  _mm256_storeu_si256((__m256i *)to, _mm512_cvtepi32_epi16((__m512i)n.part[0]));
+#elif defined(__AVX2__)  // g++ would narrow each register by itself
   __m256i mixed = _mm256_packus_epi32((__m256i)n.part[0], (__m256i)n.part[1]);
   _mm256_storeu_si256((__m256i *)to, _mm256_permute4x64_epi64(mixed, 0xd8));
 #else
@@ -211,13 +230,24 @@ FB_INLINE float largest(const F32x16 &v) {
   return combined(v, [](float a, float b) { return a > b ? a : b; });
 }
 
+// p·2^n, rounded once, for whole n from -151 to 129 and p between 1/2 and 2; shifted = n + 1.5 · 2^23.
+FB_INLINE F32x16 times_power(const F32x16 &p, const F32x16 &n, const F32x16 &shifted) {
+#ifdef __AVX512BW__
+  (void)shifted;
+  return F32x16{{F32x16::Part(_mm512_scalef_ps((__m512)p.part[0], (__m512)n.part[0]))}};
+#else
+  (void)n;
+  I32x16 exponent = signed_bits(shifted) - 0x4b400000, first = exponent >> 1, second = exponent - first;
+  return (p * value((first + 127) << 23)) * value((second + 127) << 23);
+#endif
+}
+
 // e^x to about 2 units in the last place; 0 and infinity beyond float32, subnormals included. x = n·ln 2 + r, where
 // n·ln 2 is subtracted in two parts, of which the first product is exact; then 2^n is multiplied in two factors, of
 // which only the second can round. reference/functions.py repeats it operation by operation.
 FB_INLINE F32x16 exponential(F32x16 x) {
   constexpr float MAGIC = 12582912.0f;  // 1.5 · 2^23: added to a small number, it rounds that to an integer
-  x = select(x < -104.0f, all(-104.0f), x);
-  x = select(x > 89.0f, all(89.0f), x);
+  x = lesser(all(89.0f), larger(all(-104.0f), x));
   F32x16 shifted = x * 1.44269504f + MAGIC, n = shifted - MAGIC;
   F32x16 r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
   F32x16 p = r * 1.9875691500e-4f + 1.3981999507e-3f;
@@ -226,8 +256,7 @@ FB_INLINE F32x16 exponential(F32x16 x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = (p * (r * r) + r) + 1.0f;
-  I32x16 exponent = signed_bits(shifted) - 0x4b400000, first = exponent >> 1, second = exponent - first;
-  return (p * value((first + 127) << 23)) * value((second + 127) << 23);
+  return times_power(p, n, shifted);
 }
 
 }  // namespace fb

@@ -66,5 +66,16 @@ inline void add_product(const void *a, int64_t stride, const void *b) {
   for (int i = 0; i < 4; i++) dot(i, 4 + i / 2, 6 + i % 2);
 }
 
+template <int HALF> inline void zero_half() { memset(tile + 2 * HALF, 0, 2 * sizeof(Tile)); }
+template <int HALF> inline void add_half(const void *a, int64_t stride, const void *b) {
+  load(4 + HALF, a, stride);
+  load(6, b, 64);
+  load(7, (const char *)b + 1024, 64);
+  for (int i = 0; i < 2; i++) dot(2 * HALF + i, 4 + HALF, 6 + i);
+}
+template <int HALF> inline void store_half(float *c, int64_t stride) {
+  for (int i = 0; i < 2; i++) store(2 * HALF + i, c + i * 16, stride * 4);
+}
+
 }  // namespace tiles
 }  // namespace fb
