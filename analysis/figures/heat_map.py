@@ -80,6 +80,7 @@ def heat_map_figure(
         place: dict[str, Any] = {"orientation": "horizontal", "fraction": 0.02, "aspect": 30, "pad": 0.01}
         steps = np.linspace(0, 1, 33)
         bar = figure.colorbar(ScalarMappable(cmap=shades()), ax=all_axes, boundaries=steps, **place)
+        assert bar.solids is not None
         bar.solids.set_edgecolor("face")  # no gaps between the steps
         bar.set_label(key)
         bar.set_ticks([0, 0.5, 1], labels=["0", "½", "1"])

@@ -211,7 +211,7 @@ def fork_fork_servers() -> None:
             os._exit(0)
 
     execute = multiprocessing.util.spawnv_passfds
-    multiprocessing.util.spawnv_passfds = start
+    multiprocessing.util.spawnv_passfds = start  # type: ignore[assignment]  # only the fork server calls it here
 
 
 @functools.cache

@@ -251,7 +251,7 @@ def test_a_warp_does_one_atomic_operation_for_a_destination(text: str, axis: int
 
         return launch
 
-    launcher.kernel = counting  # type: ignore[method-assign]
+    launcher.kernel = counting  # type: ignore[method-assign, assignment]
     device.quantize(x, Quantizer.parse(text), axis, 0)
     assert counts[0] == count
 
