@@ -6,7 +6,6 @@ import ctypes
 import os
 import sys
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -18,7 +17,6 @@ from fewbits.models.recipe import EMULATE, Recipe
 
 # Peak dense BF16 FLOP/s by a part of the GPU's name; the utilisation of training (MFU) is relative to it.
 PEAK = {"H200": 989e12, "H100": 989e12, "B200": 2250e12, "A100": 312e12, "RTX 4090": 165e12}
-_LARGEST_KEPT = 32 << 20  # the largest block that glibc allows to keep
 FP8_SINCE = (8, 9)  # the compute capability of the first GPUs with FP8 products
 
 
@@ -155,27 +153,5 @@ def _keep_memory() -> None:
         libc = ctypes.CDLL(None)
         if hasattr(libc, "mallopt"):
             m_trim_threshold, m_mmap_threshold = -1, -3
-            libc.mallopt(m_mmap_threshold, _LARGEST_KEPT)
+            libc.mallopt(m_mmap_threshold, 32 << 20)
             libc.mallopt(m_trim_threshold, 1 << 30)
-            _use_huge_pages()
-
-
-@cache
-def _use_huge_pages() -> None:
-    """Extend the heap by 512 MiB of addresses and ask the kernel to back them with huge pages, once per process.
-
-    No memory is used until it is written. With 4 KiB pages the address translations of a step's tensors do not fit the
-    processor's buffers, so that reading them takes up to a seventh longer.
-    """
-    libc = ctypes.CDLL(None)
-    libc.malloc.restype = libc.sbrk.restype = ctypes.c_void_p
-    libc.malloc.argtypes, libc.sbrk.argtypes = [ctypes.c_size_t], [ctypes.c_ssize_t]
-    libc.free.argtypes, libc.madvise.argtypes = [ctypes.c_void_p], [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    madv_hugepage, page = 14, 2 << 20
-    start = -(-(libc.sbrk(0) or 0) // page) * page
-    blocks = [libc.malloc(_LARGEST_KEPT - page) for _ in range(16)]  # larger ones would not be part of the heap
-    end = libc.sbrk(0) or 0
-    for block in blocks:
-        libc.free(block)
-    if end > start:
-        libc.madvise(start, end - start, madv_hugepage)
