@@ -24,6 +24,7 @@ Timer = Callable[[], float]  # makes the measured call once and returns its seco
 PATIENCE = 5.0  # seconds for the turns of one case, if a call or the machine is very slow
 BURST, BURST_PATIENCE = 12, 0.03  # the most calls of a burst, and the seconds after which no further call starts
 SHORTEST = 0.25  # seconds over which the processor time of other processes is measured
+LONGEST_WAIT = 8 * SHORTEST  # some systems have a /proc/stat that does not count
 BUSY_CYCLES = 40_000_000  # about 20 ms, in which the host queues the GPU's work
 
 
@@ -144,11 +145,12 @@ def take_turns(
 ) -> list[list[float]]:
     """Call the timers in turns; return a list for each timer, with its seconds in each turn.
 
-    The first `untimed` turns, or more until `others` has measured a share, are not recorded. Then there are up to
-    `runs` turns: after `patience` seconds no further turn starts, but at least one is recorded.
+    The first `untimed` turns, or more until `others` has measured a share (at most `LONGEST_WAIT` seconds), are not
+    recorded. Then there are up to `runs` turns: after `patience` seconds no further turn starts, but at least one is
+    recorded.
     """
-    done = 0
-    while done < untimed or not (others is None or others.measured()):
+    done, start = 0, time.perf_counter()
+    while done < untimed or not (others is None or others.measured() or time.perf_counter() - start > LONGEST_WAIT):
         for timer in timers:
             timer()
         done += 1

@@ -14,10 +14,11 @@ gc.disable()
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
-import fewbits.sweeps.running.worker  # noqa: E402, F401
-from fewbits.experiments.fingerprint.numerics import numerics_fingerprint  # noqa: E402
+try:
+    import fewbits.sweeps.running.worker  # noqa: F401
+    from fewbits.experiments.fingerprint.numerics import numerics_fingerprint
 
-numerics_fingerprint("cpu")
-
-gc.freeze()
-gc.enable()
+    numerics_fingerprint("cpu")
+finally:  # a fork server ignores an import that fails
+    gc.freeze()
+    gc.enable()

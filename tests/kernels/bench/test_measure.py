@@ -39,10 +39,11 @@ def test_other_processes_are_measured_and_our_own_work_is_not() -> None:
     assert max(share or 0 for share in beside.shares) > 0.3
 
 
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="the kernel does not count processor time there")
 def test_turns_too_short_to_measure_have_the_share_of_the_time_before() -> None:
     start = time.perf_counter()
     others = OtherProcesses()
     take_turns([lambda: 0.0], 5, others=others)
-    assert time.perf_counter() - start >= SHORTEST
+    assert time.perf_counter() - start >= 0.8 * SHORTEST  # in ticks of 10 ms
     assert len(others.shares) == 5
     assert len(set(others.shares)) == 1
