@@ -51,6 +51,7 @@ class EmulatedLauncher:
         self._library.simt_atomics.restype = ctypes.c_uint64
         self.launches: list[Variant] = []
         self.shared: list[int] = []  # the dynamic shared memory of each launch
+        self.atomics: list[int] = []  # the atomic operations of each launch
         self.room = SHARED
 
     def kernel(self, variant: Variant, device: torch.device) -> Kernel:
@@ -67,16 +68,14 @@ class EmulatedLauncher:
             self.shared.append(shared)
             self._library.simt_shuffle(ctypes.c_uint64(len(self.launches)))
             call = ctypes.c_void_p.from_address(arguments)
+            before = self._library.simt_atomics()
             run(kernel, *dtypes, ctypes.byref(data), blocks, shared, call)
+            self.atomics.append(self._library.simt_atomics() - before)
 
         return launch
 
     def shared_memory(self, device: torch.device) -> int:
         return self.room
-
-    def atomics(self) -> int:
-        """Return how many atomic operations the threads of all launches have done so far."""
-        return int(self._library.simt_atomics())
 
 
 @cache
