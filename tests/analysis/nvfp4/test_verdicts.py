@@ -18,7 +18,7 @@ REPRODUCED, IN_PART, CONTRADICTED = Outcome.REPRODUCED, Outcome.IN_PART, Outcome
 NOT_SEEN, INCONCLUSIVE, OUT_OF_REACH = Outcome.NOT_SEEN, Outcome.INCONCLUSIVE, Outcome.OUT_OF_REACH
 EXACT = tuple(c.id for c in load_claims("nvfp4").claims if any(part.test == "exact" for part in c.parts))
 PROBED = tuple(c.id for c in load_claims("nvfp4").claims if c.id.startswith("P"))
-STRESS = ("F2", "F3")  # of two sweeps that these worlds have no effects in
+STRESS = ("F2", "F3")  # of two sweeps that the other worlds have no effects in
 TRAINED = tuple(c.id for c in load_claims("nvfp4").claims if c.id not in (*EXACT, *PROBED, *STRESS))
 UNREACHED = ("N2", "N5", "N11", "N15")
 NULLS = ("N10", "N14", "N16")
@@ -191,3 +191,21 @@ def test_probes_decide_the_findings_about_checkpoints(cpu: Plan) -> None:
     found = judged(cpu, PAPER, *PROBED)
     assert outcomes(found) == dict.fromkeys(PROBED, REPRODUCED)
     assert all(finding.n == 3 for verdict in found.values() for finding in verdict.findings)
+
+
+STRESSED = {"overfit/bad-arm": 0.05, "overfit/nvfp4": 0.01, "overfit/no-sr": 0.03}
+STRESSED |= {"rates/bad-arm": 0.05, "rates/nvfp4": 0.02}
+
+
+def test_stress_is_found_where_it_is(cpu: Plan) -> None:
+    assert outcomes(judged(cpu, World(effect=STRESSED), *STRESS)) == dict.fromkeys(STRESS, REPRODUCED)
+
+
+def test_what_the_format_costs_under_stress_is_no_effect_of_training(cpu: Plan) -> None:
+    alike = World(effect=STRESSED | {"overfit/no-sr": 0.01}, unquantized={"rates/nvfp4": 0.0})
+    assert REPRODUCED not in outcomes(judged(cpu, alike, *STRESS)).values()
+
+
+def test_stress_without_a_control_is_inconclusive(cpu: Plan) -> None:
+    silent = World(effect=STRESSED | {"overfit/bad-arm": 0.0, "rates/bad-arm": 0.0})
+    assert outcomes(judged(cpu, silent, *STRESS)) == dict.fromkeys(STRESS, INCONCLUSIVE)
