@@ -1,7 +1,7 @@
-"""Run Python programs in processes that are forked from one that has imported torch and pandas, but no module of ours.
+"""Run Python programs in processes that are forked from one that has imported the large packages that they need.
 
-A program finds the modules of whatever version its PYTHONPATH names, as if Python had been started for it, and saves
-the seconds of importing the large packages. Use it where the start of Python is not what is tested.
+A program gets its own arguments, folder, environment and streams, as if Python had been started for it, and saves the
+seconds of importing torch. Use it where the start of Python is not what is tested.
 """
 
 import functools
@@ -11,11 +11,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 TEMPLATE = """
 import json, os, runpy, sys, traceback
-import hydra, numpy, omegaconf, pandas, pyarrow.parquet, torch, yaml
 
 
 def run(arguments, folder, environment, streams):
@@ -39,47 +39,84 @@ def run(arguments, folder, environment, streams):
         runpy.run_path(first, run_name="__main__")
 
 
+def start(program):
+    if child := os.fork():
+        return child
+    status = 1
+    try:
+        run(*program)
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
 for line in sys.stdin:
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            run(*json.loads(line))
-            status = 0
-        except SystemExit as end:
-            status = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(status)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    children = [start(program) for program in json.loads(line)]
+    print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]), flush=True)
 """
 
 
+@dataclass(frozen=True)
+class Program:
+    """`python ARGUMENTS` in this folder with these environment variables alone."""
+
+    arguments: Sequence[str]
+    folder: Path
+    environment: Mapping[str, str]
+    stdin: str = ""
+
+
+class WarmPython:
+    """A process that has imported modules, from which programs are forked; it ends with this one."""
+
+    def __init__(self, imports: str, environment: Mapping[str, str], folder: Path | None = None) -> None:
+        """Start it in the folder and execute these import statements there."""
+        command = [sys.executable, "-c", imports + TEMPLATE]
+        self.process = subprocess.Popen(
+            command, env=environment, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def run(self, programs: Sequence[Program]) -> "list[subprocess.CompletedProcess[str]]":
+        """Run the programs at the same time; return the status and the output of each."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        with tempfile.TemporaryDirectory() as name:
+            streams = [
+                [Path(name, f"{stream}-{number}") for stream in ("stdin", "stdout", "stderr")]
+                for number in range(len(programs))
+            ]
+            requests = []
+            for one, (stdin, *outputs) in zip(programs, streams, strict=True):
+                stdin.write_text(one.stdin)
+                for path in outputs:
+                    path.touch()
+                paths = [str(path) for path in (stdin, *outputs)]
+                requests.append([list(one.arguments), str(one.folder), dict(one.environment), paths])
+            self.process.stdin.write(json.dumps(requests) + "\n")
+            self.process.stdin.flush()
+            statuses = json.loads(self.process.stdout.readline())
+            return [
+                subprocess.CompletedProcess(one.arguments, status, out.read_text(), err.read_text())
+                for one, status, (_, out, err) in zip(programs, statuses, streams, strict=True)
+            ]
+
+
 @functools.cache
-def _template() -> "subprocess.Popen[str]":
-    """Return the process that programs are forked from; it ends with this one, which closes its stdin."""
+def _without_our_modules() -> WarmPython:
+    """Return a process with large packages but no module of ours, whose version the PYTHONPATH of a program names."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = [sys.executable, "-c", TEMPLATE]
-    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    return WarmPython("import hydra, numpy, omegaconf, pandas, pyarrow.parquet, torch, yaml", environment)
 
 
 def run_python(
     arguments: Sequence[str], *, folder: Path, environment: Mapping[str, str], stdin: str = ""
 ) -> "subprocess.CompletedProcess[str]":
     """Run `python ARGUMENTS` in this folder with these environment variables alone; return its status and output."""
-    template = _template()
-    assert template.stdin is not None
-    assert template.stdout is not None
-    with tempfile.TemporaryDirectory() as name:
-        streams = [Path(name, stream) for stream in ("stdin", "stdout", "stderr")]
-        for path, text in zip(streams, (stdin, "", ""), strict=True):
-            path.write_text(text)
-        request = [list(arguments), str(folder), dict(environment), [str(path) for path in streams]]
-        template.stdin.write(json.dumps(request) + "\n")
-        template.stdin.flush()
-        status = int(template.stdout.readline())
-        _, out, err = (path.read_text() for path in streams)
-    return subprocess.CompletedProcess(list(arguments), status, out, err)
+    (done,) = _without_our_modules().run([Program(arguments, folder, environment, stdin)])
+    return done

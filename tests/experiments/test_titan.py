@@ -7,8 +7,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +18,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from fewbits.kernels.backends.processor import has_fast_bf16_products
 from fewbits.sweeps.running.local import environments_at, meeting_place
 from tests.effort import DEEP
+from tests.forked_python import Program, WarmPython
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torchtitan") is None, reason="torchtitan is not installed: pip install 'fewbits[titan]'"
 )
 
 ROOT = Path(__file__).parents[2]
+RANK = "from tests.experiments.titan_on_cpu import main; main()"
 STEPS = 4
 SAVED = 2  # the step that is resumed from
 NOISY = (
@@ -55,7 +55,8 @@ class Titan:
     """The folder and the process in which jobs run."""
 
     folder: Path
-    process: "subprocess.Popen[str]"  # of titan_on_cpu
+    python: WarmPython  # with titan_on_cpu
+    environment: dict[str, str]
 
     def run(self, jobs: Sequence[Job], *, ranks: int = 1, dump: str = "out") -> list[dict[str, Any]]:
         """Return, for each job, what torchtitan's first rank logged, or the error that ended it."""
@@ -86,23 +87,13 @@ class Titan:
             }
             for job, store in zip(jobs, stores, strict=True)
         ]
-        logs, outputs = ([self.folder / f"{name}-{rank}" for rank in range(ranks)] for name in ("log", "results"))
-        together = [
-            {
-                "environment": environment,
-                "jobs": plan,
-                "log": str(logs[rank]),
-                "results": str(outputs[rank]),
-            }
-            for rank, environment in enumerate(environments_at(stores[0], ranks))  # each job has its own port
-        ]
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(together) + "\n")
-        self.process.stdin.flush()
-        for log, status in zip(logs, json.loads(self.process.stdout.readline()), strict=True):
-            assert status == 0, log.read_text()[-3000:]
-        return json.loads(outputs[0].read_text())
+        environments = environments_at(stores[0], ranks)  # each job has its own port
+        programs = [Program(["-c", RANK], ROOT, self.environment | each, json.dumps(plan)) for each in environments]
+        finished = self.python.run(programs)
+        for rank in finished:
+            assert rank.returncode == 0, rank.stderr[-3000:]
+        results: list[dict[str, Any]] = json.loads(finished[0].stdout.splitlines()[-1])
+        return results
 
     def keep_only(self, step: int, dump: str, copy: str) -> None:
         """Copy one checkpoint of a dump folder, as if training was killed before the next checkpoint."""
@@ -121,17 +112,11 @@ def titan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Titan]:
     (folder / "data").mkdir()
     texts = [(ROOT / name).read_text()[:1500] for name in ("README.md", "CONTRIBUTING.md", "LICENSE", "Makefile")]
     (folder / "data" / "data.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-m", "tests.experiments.titan_on_cpu"]
-    with subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=environment | {"HF_DATASETS_CACHE": str(folder / "cache")},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        yield Titan(folder, process)  # it ends when its stdin is closed
+    cache = {"HF_DATASETS_CACHE": str(folder / "cache")}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **cache}
+    python = WarmPython("import tests.experiments.titan_on_cpu", environment, ROOT)
+    with python.process:  # it ends when its stdin is closed
+        yield Titan(folder, python, environment)
 
 
 ACCUMULATED = ("--training.global_batch_size", "4")

@@ -1,6 +1,4 @@
-"""Run torchtitan's trainer on a CPU, job after job. It is imported once, and every rank is forked from this process.
-
-Each line of stdin is a list of ranks (`Rank`) that run together; the answer is a line with the exit status of each.
+"""Run torchtitan's trainer on a CPU, job after job, in every rank; ranks are forked from a process with this module.
 
 torchtitan is made for GPUs. Replaced here are the device's name, the queries of the memory monitor, triton if it is not
 installed (none of its kernels runs), and FSDP's mean of gradients, for which gloo has only a sum.
@@ -17,10 +15,7 @@ import os
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -186,9 +181,11 @@ def add_gradients(model: nn.Module, masters: nn.Module) -> None:
         low.grad = None
 
 
-def run(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return, for each job, the rows that it logged or the error that ended it."""
+def main() -> None:
+    """Run the jobs in stdin; print, for each, the rows that it logged or the error that ended it, in the last line."""
+    signal.alarm(PATIENCE)  # ranks would wait for each other for ever
     torch.set_num_threads(1)
+    jobs: list[dict[str, Any]] = json.load(sys.stdin)
     done: list[dict[str, Any]] = []
     for job in jobs:
         os.environ["MASTER_PORT"] = str(job["port"])
@@ -201,39 +198,4 @@ def run(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         finally:
             if torch.distributed.is_initialized():
                 torch.distributed.destroy_process_group()
-    return done
-
-
-@dataclass(frozen=True)
-class Rank:
-    environment: dict[str, str]
-    jobs: list[dict[str, Any]]
-    log: str
-    results: str
-
-    def start(self) -> int:
-        """Start a process for the rank; return its process id."""
-        process = os.fork()
-        if process:
-            return process
-        status = 1
-        try:
-            signal.alarm(PATIENCE)  # ranks would wait for each other for ever
-            log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            for stream in (1, 2):
-                os.dup2(log, stream)
-            os.environ.update(self.environment)
-            Path(self.results).write_text(json.dumps(run(self.jobs)))
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(status)
-
-
-if __name__ == "__main__":
-    for line in sys.stdin:
-        processes = [Rank(**rank).start() for rank in json.loads(line)]
-        print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) for process in processes]), flush=True)
+    print(json.dumps(done))
