@@ -23,7 +23,12 @@ def empty(study: str, scale: str, folder: Path) -> Results:
 
 @pytest.mark.parametrize(
     ("study", "scale"),
-    [(name, scale) for name in studies_with_claims() for scale in ("cpu", "cpu-full") if scale in STUDIES[name].scales],
+    [
+        pytest.param(name, scale, marks=pytest.mark.deep if scale == "cpu-full" else ())
+        for name in studies_with_claims()
+        for scale in ("cpu", "cpu-full")
+        if scale in STUDIES[name].scales
+    ],
 )
 def test_an_empty_store_decides_nothing(study: str, scale: str, tmp_path: Path) -> None:
     load_hooks(study)

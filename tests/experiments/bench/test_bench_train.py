@@ -17,6 +17,7 @@ from fewbits.experiments.bench.products import LinearProducts
 from fewbits.experiments.bench.step import Step, peak_bytes
 from fewbits.experiments.config import load_recipe
 from fewbits.models.networks.registry import linear_parameters, model, parameters
+from tests.effort import DEEP
 
 SMALL = "--layers 1 --batch 1 --length 8 --steps 1 --eager 0 --no-observer --device cpu"
 
@@ -111,7 +112,9 @@ def test_the_products_are_three_of_every_linear_layer() -> None:
 
 
 def test_a_commit_is_compared_in_rounds(capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench(f"{SMALL} --model gpt2-nano --recipes mor/block --against HEAD --rounds 2 --json") == 0
+    assert (
+        bench(f"{SMALL} --model gpt2-nano --recipes mor/block --against HEAD --rounds {2 if DEEP else 1} --json") == 0
+    )
     found = json.loads(capsys.readouterr().out)
     assert [(one["model"], one["variant"]) for one in found] == [("gpt2-nano", "bf16"), ("gpt2-nano", "mor/block")]
     assert all(0 < one["speed"]["low"] <= one["speed"]["median"] <= one["speed"]["high"] for one in found)

@@ -83,8 +83,9 @@ def arms(text: str) -> list[dict[str, str]]:
 @pytest.mark.parametrize(
     ("study", "prepare"),
     [
-        ("mor", ["openwebtext", "c4 --documents 10000000"]),
-        pytest.param("nvfp4", ["c4-nemotron --documents 10000000"], marks=pytest.mark.deep),  # has the most arms
+        # These two have the most arms.
+        pytest.param("mor", ["openwebtext", "c4 --documents 10000000"], marks=pytest.mark.deep),
+        pytest.param("nvfp4", ["c4-nemotron --documents 10000000"], marks=pytest.mark.deep),
         ("gaussws", ["openwebtext", "c4 --documents 10000000"]),
     ],
 )

@@ -70,7 +70,12 @@ def test_a_trial_by_itself_may_overfit(cache: Path, tmp_path: Path) -> None:
     assert cli.main(["train", *overrides, "data.repeat=1"]) == 0
 
 
-@pytest.mark.parametrize("study", [study.name for study in STUDIES.values() if "gpu" in study.scales])
+ON_GPUS = [study.name for study in STUDIES.values() if "gpu" in study.scales]
+
+
+@pytest.mark.parametrize(
+    "study", [pytest.param(name, marks=() if name == "gaussws" else pytest.mark.deep) for name in ON_GPUS]
+)
 def test_a_study_on_a_gpu_can_be_planned_where_its_data_are(study: str, cache: Path, tmp_path: Path) -> None:
     """Random tokens of the collections' vocabularies replace the data; the machine needs no GPU."""
     generator = np.random.default_rng(0)
