@@ -2,9 +2,8 @@
 
 import importlib.util
 import math
+import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 
 import fewbits
 from fewbits.sweeps.running.store import State
+from tests.forked_python import run_python
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
@@ -72,19 +72,16 @@ def test_sums_of_few_bits_err_and_promoted_ones_do_not(capsys: pytest.CaptureFix
     assert float(errors["hopper-fp8"]) > 1 > 10 * float(errors["hopper-fp8-promoted"])
 
 
-def test_a_recipe_is_swept_compared_in_mlflow_and_judged(tmp_path: Path) -> None:
-    def printed(script: str) -> str:
-        """Run a script in a process of its own, since it sets MLflow's tracking server."""
-        command = [sys.executable, str(EXAMPLES / script), str(tmp_path / "runs")]
-        answer = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-        assert answer.returncode == 0, answer.stderr[-2000:]
-        return answer.stdout
-
-    compared = printed("own_recipe.py")
-    rows = re.findall(r"^ *(0\.0001|0\.02|0\.03) +([012]) +(\d\.\d+)$", compared, re.MULTILINE)
-    assert len(set(rows)) == 9, compared
+def test_a_recipe_is_swept_compared_in_mlflow_and_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first script is in a process of its own, since it sets MLflow's tracking server."""
+    arguments = [str(EXAMPLES / "own_recipe.py"), str(tmp_path / "runs")]
+    compared = run_python(arguments, folder=tmp_path, environment=os.environ)
+    assert compared.returncode == 0, compared.stderr[-2000:]
+    rows = re.findall(r"^ *(0\.0001|0\.02|0\.03) +([012]) +(\d\.\d+)$", compared.stdout, re.MULTILINE)
+    assert len(set(rows)) == 9, compared.stdout
     runs = fewbits.runs(tmp_path / "runs")
     assert set(runs.trials["state"]) == {State.DONE}
     assert len(runs.trials) == 15
-    judged = printed("own_claim.py")
+    run("own_claim", str(tmp_path / "runs"))
+    judged = capsys.readouterr().out
     assert len(re.findall(r"^ *(same-loss|lower-loss) +(reproduced|contradicted|inconclusive)", judged, re.M)) == 2

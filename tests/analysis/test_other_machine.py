@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +12,7 @@ from fewbits import cli
 from tests.analysis.conftest import SWEEP
 from tests.analysis.report.report_inputs import left, stand_in
 from tests.experiments.data.data_inputs import bin_folder
+from tests.forked_python import run_python
 
 ROOT = Path(__file__).parents[2]
 THERE = """
@@ -107,15 +106,7 @@ def elsewhere(commands: list[list[str]], folder: Path) -> list[Answer]:
     folder.mkdir()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW")}
     environment |= {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}  # kernels that are compiled already spare a minute
-    done = subprocess.run(
-        [sys.executable, "-c", THERE],
-        input=json.dumps(commands),
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=folder,
-        check=False,
-    )
+    done = run_python(["-c", THERE], folder=folder, environment=environment, stdin=json.dumps(commands))
     assert done.returncode == 0, done.stderr
     return [(status, out, err) for status, out, err in json.loads(done.stdout.splitlines()[-1])]
 

@@ -1,7 +1,7 @@
 """The registry: what a study has, in the paper's order, ours after it; and what items carry."""
 
-import subprocess
-import sys
+import os
+from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
@@ -13,6 +13,7 @@ from fewbits.analysis.engine.statistics.estimates import Interval
 from fewbits.analysis.report.items import FigureResult, TableCell, TableResult, TableRow, Value
 from fewbits.analysis.report.registry import StudyRegistry, study_registry
 from fewbits.sweeps.planning.plan import Plan
+from tests.forked_python import run_python
 
 
 def no_table(results: Results) -> NotPlanned:
@@ -63,9 +64,10 @@ for study in sys.argv[1:]:
 """
 
 
-def test_studies_are_complete_without_anybody_importing_their_modules() -> None:
+def test_studies_are_complete_without_anybody_importing_their_modules(tmp_path: Path) -> None:
     """Each study is in a process that has imported no module of ours."""
-    done = subprocess.run((sys.executable, "-c", MISSING, *STUDIES), capture_output=True, text=True, check=True)
+    done = run_python(["-c", MISSING, *STUDIES], folder=tmp_path, environment=os.environ)
+    assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"{study} []" for study in STUDIES]
 
 

@@ -117,7 +117,7 @@ def test_workers_their_server_and_the_driver_are_killed_and_the_same_command_fin
     """The results equal those without interruption bit for bit, and no step of a checkpoint is repeated."""
     runs, moments = tmp_path / "runs", random.Random()
     plan = plan_of(undisturbed.file, runs)
-    command = started(tmp_path / "output", "sweep", undisturbed.file, "--runs", runs, *LOCAL, forks=False)
+    command = started(tmp_path / "output", "sweep", undisturbed.file, "--runs", runs, *LOCAL, forks=not DEEP)
     killed = 0
     while killed < KILLS:
         command.until(lambda: any(steps_done(folder) for folder in running(plan)))

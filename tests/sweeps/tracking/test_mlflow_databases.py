@@ -1,8 +1,6 @@
 """Test that MLflow shows the same runs of a sweep whatever it stores them in, also if it was away meanwhile."""
 
 import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from fewbits.experiments.tracking.tracker import EXPERIMENT
 from fewbits.sweeps.planning.plan import Plan
 from fewbits.sweeps.running.lease import leased
 from fewbits.sweeps.tracking.mlflow_view import Mirror
+from tests.forked_python import run_python
 from tests.sweeps.tracking.mlflow_servers import mlflow_server
 from tests.sweeps.tracking.postgres_server import needs_postgres, postgres_server
 from tests.sweeps.tracking.test_mlflow_view import AT_ONCE, MANY, ONE, STEPS, copied, everything, planned, seen, train
@@ -75,9 +74,9 @@ def test_processes_at_once_lose_no_metric(place: Place, done: Plan, tmp_path: Pa
     original = next(iter(done.trials.values())).folder
     named = ((tmp_path / "runs" / f"trial-{number:08x}", f"{number:064x}") for number in range(AT_ONCE))
     folders = [copied(original, path, trial).path for path, trial in named]
-    command = [sys.executable, "-W", "error::RuntimeWarning", "-c", MANY, *map(str, [tmp_path, *folders])]
+    arguments = ["-c", MANY, *map(str, [tmp_path, *folders])]
     environment = os.environ | {"MLFLOW_TRACKING_URI": place.uri, "MLFLOW_HTTP_REQUEST_TIMEOUT": "100"}
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
+    ended = run_python(arguments, folder=tmp_path, environment=environment)
     assert (ended.returncode, ended.stderr) == (0, "")
     client = connection.connect(tmp_path, place.uri)
     study = client.get_experiment_by_name(EXPERIMENT)

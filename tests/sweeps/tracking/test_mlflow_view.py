@@ -30,6 +30,7 @@ from fewbits.sweeps.tracking.sent import CACHE
 from fewbits.sweeps.tracking.synced import Synced
 from tests.effort import DEEP
 from tests.experiments.trial_inputs import TINY, Interrupted
+from tests.forked_python import run_python
 from tests.messages import names
 
 SWEEP = """
@@ -446,7 +447,8 @@ def test_fewbits_sync_says_how_many_and_where_to_look(
 
 AT_ONCE = 16 if DEEP else 6
 MANY = """
-import os, sys
+import os, sys, warnings
+warnings.simplefilter("error", RuntimeWarning)
 from pathlib import Path
 import mlflow, pandas
 from fewbits.experiments.storage.run_folder import opened
@@ -473,8 +475,8 @@ def test_processes_at_once_lose_no_metric(done: Plan, empty_database: Path, tmp_
     named = ((tmp_path / "runs" / f"trial-{number:08x}", f"{number:064x}") for number in range(AT_ONCE))
     folders = [copied(original, path, trial).path for path, trial in named]
     environment = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
-    command = [sys.executable, "-W", "error::RuntimeWarning", "-c", MANY, *map(str, [empty_database.parent, *folders])]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    arguments = ["-c", MANY, *map(str, [empty_database.parent, *folders])]
+    ended = run_python(arguments, folder=tmp_path, environment=environment)
     assert (ended.returncode, ended.stderr) == (0, "")
     client = connection.connect(tmp_path / "runs", connection.tracking_uri(tmp_path / "runs"))
     study = client.get_experiment_by_name(tracking.EXPERIMENT)
