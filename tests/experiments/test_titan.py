@@ -88,7 +88,9 @@ class Titan:
             for job, store in zip(jobs, stores, strict=True)
         ]
         environments = environments_at(stores[0], ranks)  # each job has its own port
-        programs = [Program(["-c", RANK], ROOT, self.environment | each, json.dumps(plan)) for each in environments]
+        programs = [
+            Program(["-c", RANK], ROOT, {**self.environment, **each}, json.dumps(plan)) for each in environments
+        ]
         finished = self.python.run(programs)
         for rank in finished:
             assert rank.returncode == 0, rank.stderr[-3000:]
