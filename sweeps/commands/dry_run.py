@@ -15,7 +15,7 @@ from fewbits.sweeps.planning.expand import spell
 from fewbits.sweeps.planning.plan import Plan, Planned
 from fewbits.sweeps.planning.stored_plans import earlier_runs, place_of
 from fewbits.sweeps.running import store
-from fewbits.sweeps.running.driver import finished
+from fewbits.sweeps.running.driver import unfinished
 from fewbits.sweeps.running.trial_status import (
     HALF_DONE,
     TrialStatus,
@@ -84,20 +84,21 @@ def print_memory(plan: Plan, device_bytes: float) -> int:
 def _trial_rows(
     plan: Plan, statuses: Mapping[str, TrialStatus], notes: Mapping[str, list[str]]
 ) -> Iterator[tuple[str, str, str, str]]:
-    seen = set()
+    seen, has_to_run = set(), unfinished(plan)
     for member in plan.members:
         planned = plan.trials[member.id]
-        text = ", ".join([_describe_status(planned, statuses[member.id]), *notes.get(member.id, [])])
+        status = _describe_status(planned, statuses[member.id], member.id in has_to_run)
+        text = ", ".join([status, *notes.get(member.id, [])])
         again = "  (the same trial as above)" if member.id in seen else ""
         seen.add(member.id)
         yield member.cell.sweep, spell(member.cell.place), planned.folder.path.name, text + again
 
 
-def _describe_status(planned: Planned, status: TrialStatus) -> str:
+def _describe_status(planned: Planned, status: TrialStatus, has_to_run: bool) -> str:
     state = status.state
     if state is store.State.BLOCKED:
         return f"blocked: {status.why}"
-    if finished(planned):
+    if not has_to_run:
         return str(state)
     if state in store.OVER:
         return f"{state}, runs again for the checkpoints of steps {', '.join(map(str, sorted(planned.keep)))}"
@@ -111,10 +112,11 @@ def totals(
     plan: Plan, statuses: Mapping[str, TrialStatus], parallel: int | None, backend: str, rerun: Mapping[str, str]
 ) -> list[str]:
     """Return lines with the number of trials in each state, and the time and disk space that missing trials take."""
+    has_to_run = unfinished(plan, rerun)
     missing = [
         trial
         for key, trial in plan.trials.items()
-        if key in rerun or (not finished(trial) and not statuses[key].for_good)
+        if key in has_to_run and (key in rerun or not statuses[key].for_good)
     ]
     states = counted((status.state for status in statuses.values()), half_done(plan, statuses))
     lines = [f"{plural(len(plan.trials), 'trial')}: {states}"]

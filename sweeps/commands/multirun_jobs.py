@@ -30,7 +30,7 @@ from fewbits.sweeps.planning.overrides import runs_named
 from fewbits.sweeps.planning.plan import Plan, plan_cells
 from fewbits.sweeps.planning.stored_plans import UnusablePlan, load_plan
 from fewbits.sweeps.running.backend import Backend
-from fewbits.sweeps.running.driver import Driver, finished
+from fewbits.sweeps.running.driver import Driver, unfinished
 from fewbits.sweeps.running.run_sweep import STOPPED, Where, conclude, run_trials, store_plan
 from fewbits.sweeps.tracking.mlflow_view import Mirror
 
@@ -168,7 +168,7 @@ def _launch(multirun: _Multirun, jobs: Sequence[Sequence[str]]) -> list[JobRetur
     multirun.whole = joined(multirun.whole, plan)
     store_plan(multirun.whole, [multirun.name])
     multirun.mirror = Mirror(multirun.whole)
-    if not all(finished(planned) for planned in plan.trials.values()) or multirun.where.like:
+    if unfinished(plan) or multirun.where.like:
         driver = run_trials(plan, multirun.where, multirun.mirror, multirun.opened)
         if driver is not None:
             multirun.drivers.append(driver)

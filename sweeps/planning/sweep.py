@@ -17,7 +17,7 @@ may contain `at=0.5`, which comes before an arm's `at`: then the axis chooses th
 `values` holds numbers or lists of overrides, usually set by a scale, which other keys refer to as `${values.NAME}`.
 `assumed` names settings that the paper does not state. If data are missing, `--dry-run` prints all settings and marks
 the assumed ones. A folder `scale/` beside the file may hold files NAME.yaml: `scale=NAME` includes one of them, which
-sets the sizes of the trials.
+sets the sizes of the trials, and which may give single sweeps of the study other seeds: `seeds_of: {probes: [3, 4]}`.
 """
 
 from __future__ import annotations
@@ -325,6 +325,9 @@ def _load(file: Path, study: str, changes: Sequence[str]) -> Sweep:
             )
     data = compose_file(file, _BASE, changes, group="scale")
     data["study"], data["arms"] = data["study"] or study, data["arms"] or {"": {}}
+    own = data.pop(_SEEDS_OF).get(file.stem)
+    if own is not None and not any(change.lstrip("+~").startswith("seeds=") for change in changes):
+        data["seeds"] = own
     try:
         return _with_trunk(from_dict(Sweep, {"name": file.stem, **data}))
     except ValueError as error:
@@ -343,7 +346,8 @@ def _with_trunk(sweep: Sweep) -> Sweep:
     return replace(sweep, arms=arms)
 
 
-_BASE = {**plain(dataclasses.asdict(Sweep(""))), "arms": {}}
+_SEEDS_OF = "seeds_of"
+_BASE = {**plain(dataclasses.asdict(Sweep(""))), "arms": {}, _SEEDS_OF: {}}
 del _BASE["name"]
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -74,8 +75,9 @@ class Driver:
 
     def __post_init__(self) -> None:
         self.tasks = {key: Task(planned) for key, planned in self.plan.trials.items()}
-        for task in self.tasks.values():
-            if finished(task.planned):
+        missing = unfinished(self.plan)
+        for key, task in self.tasks.items():
+            if key not in missing:
                 task.stage = Stage.OVER
         self._urgency = _urgency(self.plan)
 
@@ -255,6 +257,25 @@ def job(planned: Planned) -> Job:
 
 def finished(planned: Planned) -> bool:
     """Tell whether the trial has a result with the requested evaluation, and the checkpoints that branches need."""
-    if store.state(planned.folder) not in OVER or not planned.folder.has(planned.keep):
+    return _has_result(planned) and planned.folder.has(planned.keep)
+
+
+def unfinished(plan: Plan, again: Collection[str] = ()) -> set[str]:
+    """Return the ids of the trials that have to run; again: trials that have to run although they have a result.
+
+    A checkpoint that is missing makes a finished trial run again only if a trial that has to run starts from it.
+    """
+    needed: dict[str, set[int | None]] = defaultdict(set)
+    missing = set()
+    for key, planned in reversed(plan.trials.items()):  # branches come before their parents
+        if key in again or not _has_result(planned) or any(lacks(planned, step) for step in needed[key]):
+            missing.add(key)
+            if planned.parent is not None:
+                needed[planned.parent].add(planned.trial.branch.step)
+    return missing
+
+
+def _has_result(planned: Planned) -> bool:
+    if store.state(planned.folder) not in OVER:
         return False
     return not planned.trial.evaluation.missing_from(planned.folder.result() or {})

@@ -28,7 +28,7 @@ from fewbits.sweeps.planning.replacing import find_unlike, move_aside, reasons_t
 from fewbits.sweeps.planning.stored_plans import save_plan
 from fewbits.sweeps.running import store
 from fewbits.sweeps.running.backend import Backend
-from fewbits.sweeps.running.driver import Driver, Stage, Task, finished
+from fewbits.sweeps.running.driver import Driver, Stage, Task, unfinished
 from fewbits.sweeps.running.placement import Placement
 from fewbits.sweeps.running.progress import Display
 from fewbits.sweeps.running.store import OVER, State
@@ -153,8 +153,9 @@ def _run(plan: Plan, backend: Backend, like: str | None, display: Display, mirro
 
 def _missing(plan: Plan, again: Collection[str] = ()) -> list[Planned]:
     """Return the trials that still have to run, and those with the ids `again`, which have to run again."""
-    stuck = [key for key, status in trial_statuses(plan).items() if status.for_good]
-    return [trial for key, trial in plan.trials.items() if key in again or (key not in stuck and not finished(trial))]
+    stuck = {key for key, status in trial_statuses(plan).items() if status.for_good} - set(again)
+    missing = unfinished(plan, again) - stuck
+    return [trial for key, trial in plan.trials.items() if key in missing]
 
 
 @contextmanager

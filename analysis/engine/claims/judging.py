@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from fewbits.analysis.engine.claims.findings import ControlResult, Finding, Verdict
+from fewbits.analysis.engine.claims.findings import ControlResult, Finding, Status, Verdict
 from fewbits.analysis.engine.claims.formulas import evaluate
 from fewbits.analysis.engine.claims.hooks import hooks_of, load_hooks
 from fewbits.analysis.engine.claims.pairs import Numbers, built_in, data_of
@@ -42,6 +42,8 @@ def evidence_of(study: str, claim: Claim, results: Results, of: StudyClaims | No
     of: the claims and controls that the claim belongs to, if they are not those of the study's file.
     """
     findings = find(study, claim, results)
+    if reason := claim.unfit.get(results.scale_name):
+        findings = tuple(_unjudged(finding, reason) for finding in findings)
     trials = tuple(dict.fromkeys(trial for finding in findings for trial in finding.trials))
     training = training_of(results, trials)
     controls = [(of or load_claims(study)).control(name) for name in claim.control]
@@ -54,6 +56,11 @@ def evidence_of(study: str, claim: Claim, results: Results, of: StudyClaims | No
         (*((claim.caveat,) if claim.caveat else ()), *_shaped(study, results, trials)),
         smoke=results.scale_name == "smoke" and bool(trials),
     )
+
+
+def _unjudged(finding: Finding, reason: str) -> Finding:
+    """Return the finding with its effect and interval, which are shown, and without a test."""
+    return replace(finding, status=Status.OUT_OF_REACH, reason=reason, p_for=None, p_against=None, p_absent=None)
 
 
 def _shaped(study: str, results: Results, trials: Iterable[str]) -> tuple[str, ...]:

@@ -41,7 +41,8 @@ def claims_table() -> str:
 def _row(claim: Claim) -> tuple[str, ...]:
     sentence = f"“{claim.sentence}” ({claim.place})" if claim.sentence else "a finding of ours"
     tests = _list(_part(part, claim.margin_of(part) if part.margin else None) for part in claim.parts)
-    notes = ". ".join(text for text in (claim.tests, claim.caveat) if text)
+    unfit = (f"not judged at the scale {scale}: {reason}" for scale, reason in claim.unfit.items())
+    notes = ". ".join(text for text in (claim.tests, claim.caveat, *unfit) if text)
     reach = claim.reach
     if claim.stated is not None:
         reach += f": {amount(claim.stated.parameters, 3)} parameters, {amount(claim.stated.tokens, 3)} tokens"

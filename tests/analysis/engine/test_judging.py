@@ -1,10 +1,11 @@
 """Every claim of every study can be judged at every scale; an empty store decides nothing."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from fewbits.analysis.engine.claims.findings import Status
+from fewbits.analysis.engine.claims.findings import Outcome, Status
 from fewbits.analysis.engine.claims.hooks import load_hooks
 from fewbits.analysis.engine.claims.judging import evidence_of
 from fewbits.analysis.engine.claims.preview import preview, preview_lines
@@ -40,6 +41,21 @@ def test_an_empty_store_decides_nothing(study: str, scale: str, tmp_path: Path) 
     statuses = {part.status for one in verdicts.values() for part in one.findings}
     assert statuses <= {Status.UNDECIDED, Status.NOT_RUN, Status.OUT_OF_REACH}
     assert Status.UNDECIDED in statuses
+
+
+def test_a_scale_that_cannot_judge_a_claim_does_not(tmp_path: Path) -> None:
+    results, claim = empty("mor", "cpu", tmp_path), load_claims("mor").claim("M3")
+    load_hooks("mor")
+    for unfit, outcome in (({"cpu": "the reason"}, Outcome.OUT_OF_REACH), ({"smoke": "another"}, Outcome.INCONCLUSIVE)):
+        evidence = evidence_of("mor", replace(claim, unfit=unfit), results)
+        verdict = conclude({"M3": evidence})["M3"]
+        assert verdict.outcome is outcome
+        assert (evidence.p_for is None and verdict.reason == "the reason") == (outcome is Outcome.OUT_OF_REACH)
+
+
+@pytest.mark.parametrize("study", studies_with_claims())
+def test_unfit_scales_are_scales_of_the_study(study: str) -> None:
+    assert {scale for claim in load_claims(study).claims for scale in claim.unfit} <= set(STUDIES[study].scales)
 
 
 def test_a_preview_names_what_the_planned_seeds_cannot_decide(tmp_path: Path) -> None:

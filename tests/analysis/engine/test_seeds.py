@@ -13,8 +13,10 @@ SCALES = sorted(CONFIG.glob("*/scale/*.yaml"))
 
 @pytest.mark.parametrize("path", SCALES, ids=lambda path: f"{path.parents[1].name}, {path.stem}")
 def test_planned_seeds_did_not_shape_their_design(path: Path) -> None:
-    seeds = (yaml.safe_load(path.read_text("utf-8")) or {}).get("seeds", [0])
-    assert shaping(path.parents[1].name, path.stem, seeds) == {}
+    scale = yaml.safe_load(path.read_text("utf-8")) or {}
+    assert set(scale.get("seeds_of", {})) <= {sweep.stem for sweep in path.parents[1].glob("*.yaml")}
+    for seeds in (scale.get("seeds", [0]), *scale.get("seeds_of", {}).values()):
+        assert shaping(path.parents[1].name, path.stem, seeds) == {}
 
 
 def test_a_shaping_seed_is_named_with_its_run() -> None:

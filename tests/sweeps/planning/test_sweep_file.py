@@ -161,6 +161,14 @@ def test_the_command_line_wins_over_the_scale(scaled: Path) -> None:
     assert sweep.seeds == (9,)
 
 
+def test_a_scale_may_give_single_sweeps_other_seeds(scaled: Path) -> None:
+    (scaled.parent / "scale" / "cpu.yaml").write_text(f"seeds: [0, 1]\nseeds_of: {{{scaled.stem}: [7, 8], other: [9]}}")
+    assert load_sweeps([str(scaled), "scale=cpu"])[0][0].seeds == (7, 8)
+    assert load_sweeps([str(scaled), "scale=cpu", "seeds=[2]"])[0][0].seeds == (2,)
+    scaled.rename(scaled.with_name("third.yaml"))
+    assert load_sweeps([str(scaled.with_name("third.yaml")), "scale=cpu"])[0][0].seeds == (0, 1)
+
+
 def test_a_file_may_choose_its_own_scale(scaled: Path) -> None:
     scaled.write_text("scale: cpu")
     assert load_sweeps([str(scaled)])[0][0].seeds == (0, 1)

@@ -130,6 +130,20 @@ def test_a_parent_that_was_removed_is_trained_once_more_for_its_branches(
 
 
 @pytest.mark.usefixtures("restless")
+def test_a_parent_without_checkpoints_runs_again_only_for_branches_that_have_to_run(
+    cache: Path, family: dict[str, Planned], tmp_path: Path
+) -> None:
+    trunk, late = family["trunk"], family["late"]
+    Driver(plan_of(cache, tmp_path), Pretended()).run()
+    shutil.rmtree(trunk.folder.kept)
+    Driver(plan_of(cache, tmp_path), backend := Pretended()).run()
+    assert backend.started == []
+    (late.folder.path / "result.json").unlink()
+    Driver(plan_of(cache, tmp_path), backend).run()
+    assert backend.started == [trunk.id, late.id]
+
+
+@pytest.mark.usefixtures("restless")
 def test_files_that_are_seen_late_do_not_have_it_trained_twice(
     cache: Path, family: dict[str, Planned], tmp_path: Path
 ) -> None:

@@ -52,7 +52,8 @@ keeps at most 6144 rows in its shared memory and 2048 in registers, and reads th
 these second reads at 6.8 TB/s if the 132 CTAs together read at most 33,152 KiB again, up to 14,336 rows, and fully
 otherwise. Both numbers were measured by others on an H100 PCIe (gpu-benches, `gpu-l2-cache/h100_pcie.txt`), and we
 assume them here; up to 8192 rows nothing is assumed. An L2 that held 50 MB of tiles would serve all second reads up to
-18,432 rows.
+18,432 rows. The taller a column, the nearer is the limit of every kernel that does not hold it: two reads and a write
+beside a copy's read and write, which is 67 %. So no kernel reaches 75 % for columns of any height.
 
 | rows | read twice | of copy, with the L2 | of copy, if the L2 holds nothing |
 |---|---|---|---|
