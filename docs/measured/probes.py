@@ -1,0 +1,30 @@
+"""Print a study's probes as a table: the means over seeds, and the lowest and the highest seed.
+
+python docs/measured/probes.py nvfp4 --scale pretrained --runs STORE
+"""
+
+import argparse
+
+from fewbits import read
+
+COLUMNS = ("probe", "at", "seeds", "increase of the loss, %", "lowest and highest seed", "error of the gradient, %")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Print a table of a study's probes.")
+    parser.add_argument("study")
+    parser.add_argument("--scale", default="pretrained")
+    parser.add_argument("--runs", default="runs")
+    chosen = parser.parse_args()
+    trials = read(chosen.study, scale=chosen.scale, runs=chosen.runs).trials
+    done = trials[(trials["sweep"] == "probes") & (trials["state"] == "done") & trials["increase"].notna()]
+    print(f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|")
+    for (arm, checkpoint), rows in done.groupby(["arm", "checkpoint"], sort=False):
+        increase, error = 100 * rows["increase_relative"], 100 * rows["gradient_error"].mean()
+        span = f"{increase.min():+.2f} to {increase.max():+.2f}"
+        name = arm.removeprefix("probe-")
+        print(f"| {name} | {checkpoint} | {len(rows)} | {increase.mean():+.2f} | {span} | {error:.1f} |")
+
+
+if __name__ == "__main__":
+    main()
