@@ -1,7 +1,8 @@
 """Skip tests marked `gpu` without a CUDA device and `deep` ones in a short run; distribute files over workers.
 
-All tests of a file run in one worker (--dist loadfile), so that the fixtures that they share are made once. All files
-that start a Ray cluster run in one worker too: one cluster at a time is as much as two processors carry.
+All tests of a file run in one worker (--dist loadfile), so that the fixtures that they share are made once. So do all
+files of a group: those that start a Ray cluster, since one cluster at a time is as much as two processors carry; those
+that use one MLflow server; and those that judge or show made-up results of one study, whose plans take seconds.
 """
 
 import gc
@@ -25,16 +26,24 @@ STARTS_A_CLUSTER = (
     "infra/test_slurm.py",
 )
 
+USES_THE_MLFLOW_SERVER = (
+    "sweeps/tracking/test_secrets.py",
+    "sweeps/tracking/test_mlflow_databases.py",
+    "sweeps/tracking/test_mlflow_owners.py",
+)
+OF_ONE_STUDY = tuple(f"tests/analysis/{study}/" for study in ("mor", "nvfp4", "gaussws"))
+
 # Files of more than eight seconds of processor time, the longest first; a short file runs beside the last of them.
 LONG = (
     "sweeps/running/test_driver.py",
+    "sweeps/tracking/test_secrets.py",
+    "analysis/mor/test_verdicts.py",
     "experiments/storage/test_resume.py",
     "kernels/backends/gpu/test_cuda_emulated.py",
     "analysis/report/test_report.py",
     "experiments/test_distributed.py",
     "sweeps/commands/test_multirun.py",
-    "analysis/mor/test_verdicts.py",
-    "sweeps/tracking/test_mlflow_databases.py",
+    "analysis/nvfp4/test_figures.py",
     "experiments/fingerprint/test_same_bits.py",
     "experiments/test_titan.py",
     "kernels/backends/test_parity.py",
@@ -42,11 +51,8 @@ LONG = (
     "test_examples.py",
     "sweeps/tracking/test_mlflow_view.py",
     "sweeps/commands/test_ui.py",
-    "analysis/mor/test_figures.py",
-    "analysis/nvfp4/test_figures.py",
-    "sweeps/tracking/test_secrets.py",
     "experiments/tracking/test_tracker.py",
-    "sweeps/tracking/test_mlflow_owners.py",
+    "analysis/gaussws/test_figures.py",
     "experiments/test_training.py",
     "kernels/test_ops.py",
     "sweeps/planning/test_every_scale.py",
@@ -55,7 +61,6 @@ LONG = (
     "kernels/test_mix.py",
     "experiments/commands/test_prepare_data.py",
     "analysis/test_other_machine.py",
-    "analysis/nvfp4/test_verdicts.py",
     "experiments/test_composition.py",
     "experiments/bench/test_bench_train.py",
     "sweeps/dry_run/test_outline.py",
@@ -64,10 +69,8 @@ LONG = (
     "experiments/fingerprint/test_identity.py",
     "kernels/backends/test_build.py",
     "kernels/test_accumulators.py",
-    "analysis/gaussws/test_figures.py",
     "test_portable.py",
     "experiments/commands/test_hydra_options.py",
-    "analysis/nvfp4/test_arithmetic.py",
     "experiments/distributed/test_sharding.py",
 )
 
@@ -92,11 +95,14 @@ def pytest_configure() -> None:
 
 
 class ByFile(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
-    """Give a worker whole files, and all files that start a cluster to the same one."""
+    """Give a worker whole files, and all files of a group to the same one."""
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
-        return "clusters" if file.endswith(STARTS_A_CLUSTER) else file
+        for group in (STARTS_A_CLUSTER, USES_THE_MLFLOW_SERVER):
+            if file.endswith(group):
+                return group[0]
+        return next((folder for folder in OF_ONE_STUDY if file.startswith(folder)), file)
 
 
 @pytest.hookimpl(optionalhook=True)  # unknown with -p no:xdist

@@ -1,7 +1,8 @@
 """Set how much the tests try: `make test` a small number of new random examples, `make test-deep` all of them.
 
 FEWBITS_TESTS=deep also runs the tests marked `deep`: repetitions of a mechanism that another test covers, and checks
-whose cost is out of proportion to what they have found.
+whose cost is out of proportion to what they have found. Tests of a law for all combinations of properties try pairs of
+them in a short run, and all combinations if DEEP is true.
 """
 
 import os

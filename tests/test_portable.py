@@ -1,6 +1,7 @@
 """Test that `make test-portable` runs every test file that trains, under the instruction sets of the processor."""
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
 
@@ -42,6 +43,7 @@ WITHOUT_PRODUCTS = {  # files that import such a module, but assert nothing that
     "models/test_recipe.py": "recipes as data",
 }
 PACKAGES = ("kernels", "models", "experiments")
+HELPER = re.compile(r"(?:^|\b(?:from|import) )(tests\.[\w.]+)")  # the name alone, or imported by a program
 
 
 @cache
@@ -53,10 +55,10 @@ def imports(file: Path) -> frozenset[str]:
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("tests."):
-            names.add(node.value)  # a module that runs in its own process
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names |= set(HELPER.findall(node.value))  # a module that runs in its own process
     helpers = [TESTS.parent / f"{name.replace('.', '/')}.py" for name in names if name.startswith("tests.")]
-    return frozenset(names.union(*(imports(helper) for helper in helpers if helper.is_file())))
+    return frozenset(names.union(*(imports(helper) for helper in helpers if helper.is_file() and helper != file)))
 
 
 def test_every_file_that_trains_is_run() -> None:

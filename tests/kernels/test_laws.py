@@ -14,7 +14,7 @@ from torch import Tensor
 from fewbits import Format, Quantizer, encode, fake_quantize
 from fewbits.kernels import scalings
 from fewbits.kernels.quantizer import HADAMARD_SIZES
-from tests.effort import examples
+from tests.effort import DEEP, examples
 from tests.kernels.inputs import DTYPES, FINITE, KINDS, ODD, assert_same, generator, make
 
 ELEMENTS = ("e4m3", "e5m2", "e2m1", "e3m2", "e2m3", "e3m4")
@@ -200,8 +200,13 @@ def test_negation_commutes_with_quantization(x: Tensor, element: str, scaling: s
 )
 @pytest.mark.parametrize("name", KINDS)
 def test_statistics_do_not_depend_on_how_they_are_cut(text: str, name: str) -> None:
-    """Check that totals are sums over blocks, and that neither a second call nor stats= itself changes counts."""
-    for shape, dtype in product(ODD, DTYPES):
+    """Check that totals are sums over blocks, and that neither a second call nor stats= itself changes counts.
+
+    In a short run each input meets every shape with one dtype.
+    """
+    for i, (shape, dtype) in enumerate(product(ODD, DTYPES)):
+        if not DEEP and (i // len(DTYPES) + i + list(KINDS).index(name)) % len(DTYPES):
+            continue
         x = make(name, shape, dtype)
         values, total = fake_quantize(x, text, stats=True)
         again, each = fake_quantize(x, text, stats="block")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fewbits import Mixture, fake_quantize, mix
 from fewbits.kernels.quantizer import Entry, ErrorBelow, ErrorBelowOther
-from tests.effort import examples
+from tests.effort import DEEP, examples
 from tests.kernels.inputs import DTYPES, EMPTY, KINDS, assert_same, generator, make
 
 TENSOR_LEVEL = "e4m3:128x128:gam @ error<0.045 | bf16"
@@ -114,15 +114,20 @@ def check(x: Tensor, text: str, axis: int = -1, seed: int = 5) -> Tensor:
 @pytest.mark.parametrize("text", MIXTURES)
 @pytest.mark.parametrize("axis", [-1, 0])
 def test_mixtures_decide_as_the_loop_does(text: str, axis: int) -> None:
+    """In a short run each mixture meets each input along one axis."""
     for i, name in enumerate(KINDS):
         shape = ((40, 70), (66, 150), (33, 16))[i % 3]
-        check(make(name, shape, DTYPES[(i + axis) % 3], seed=i), text, axis)
+        if DEEP or (i + axis + MIXTURES.index(text)) % 2:
+            check(make(name, shape, DTYPES[(i + axis) % 3], seed=i), text, axis)
 
 
 @pytest.mark.parametrize("text", MIXTURES)
 def test_reference_and_cpu_decide_alike(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a short run each mixture meets each input with one dtype."""
     before = torch.get_num_threads()
     for i, (name, dtype) in enumerate(product(KINDS, DTYPES)):
+        if not DEEP and (i // len(DTYPES) + i + MIXTURES.index(text)) % len(DTYPES):
+            continue
         x = make(name, (260, 150), dtype, seed=i)
         results = []
         for backend, threads in (("reference", 1), ("cpu", 1 + i % 3)):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fewbits import Format, Packed, Quantizer, decode, encode, fake_quantize
 from fewbits.kernels.scalings import SCALINGS
-from tests.effort import examples
+from tests.effort import DEEP, examples
 from tests.kernels.inputs import DTYPES, EMPTY, FINITE, KINDS, ODD, assert_same, make
 from tests.messages import naming
 
@@ -47,7 +47,10 @@ def codes_of(packed: Packed) -> Tensor:
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("scaling", SCALINGS)
 def test_what_decodes_is_what_the_fake_path_gives(name: str, scaling: str) -> None:
+    """In a short run a format and a scaling meet every shape along one axis, which alternates."""
     for i, (shape, axis) in enumerate(product(ODD, (-1, 0)), start=FORMATS.index(name)):
+        if not DEEP and (i + list(SCALINGS).index(scaling)) % 2:
+            continue
         block = ("1x16", "16x16", "tensor", "channel", "3x5", "1x32", "128x128")[i % 7]
         name, block, variant = _allowed(name, block, scaling, VARIANTS[i % len(VARIANTS)])
         x = make(FINITE[i % len(FINITE)], shape, DTYPES[i % 3], seed=i)

@@ -109,13 +109,16 @@ class Command:
         self.process.kill()
         self.process.join()
 
-    def until(self, there: Callable[[], T]) -> T:
-        """Wait until the result is true, and return it; fail if the command ends before."""
+    def until(self, there: Callable[[], T], interval: float = 0.01) -> T:
+        """Call the function at this interval of seconds until its result is true, and return it.
+
+        Fail if the command ends before.
+        """
         give_up = time.monotonic() + PATIENCE
         while not (result := there()):
             assert self.process.exitcode is None, self.printed
             assert time.monotonic() < give_up, self.printed
-            time.sleep(0.01)
+            time.sleep(interval)
         return result
 
 

@@ -60,8 +60,10 @@ def six(plans: Callable[..., Plan]) -> Plan:
     return plans("scale=cpu", "seeds=[0,1,2,3,4,5]")
 
 
-def judged(plan: Plan, world: World) -> Mapping[str, Verdict]:
-    return judge_study("mor", results(plan, world))
+def judged(plan: Plan, world: World, *names: str) -> Mapping[str, Verdict]:
+    """Return the verdicts of these claims, which are decided together, or of the whole study."""
+    found = results(plan, world)
+    return worlds.verdicts("mor", found, names) if names else judge_study("mor", found)
 
 
 def outcomes(found: Mapping[str, Verdict], names: tuple[str, ...]) -> dict[str, Outcome]:
@@ -92,7 +94,7 @@ def test_a_claim_reproduced_in_part_names_its_parts(six: Plan) -> None:
 
 
 def test_where_nothing_happens_nulls_hold_and_effects_are_not_seen_at_this_scale(six: Plan) -> None:
-    found = judged(six, NULL)
+    found = judged(six, NULL, *LOSSES, *EFFECTS, "M9", "M13", "M14")
     assert outcomes(found, LOSSES) == {name: REPRODUCED if name == "M19" else IN_PART for name in LOSSES}
     assert outcomes(found, EFFECTS) == dict.fromkeys(EFFECTS, NOT_SEEN)
     assert not any(found[name].covered for name in (*LOSSES, *EFFECTS))
@@ -112,13 +114,14 @@ def test_a_mechanism_is_contradicted_at_the_scale_of_its_statement(six: Plan) ->
     for covered, outcome in ((False, NOT_SEEN), (True, CONTRADICTED)):
         found = worlds.verdicts("mor", made, ("M9",), covered=covered)
         assert found["M9"].outcome is outcome
-    assert judge_study("mor", made)["M23"].outcome is CONTRADICTED
+    assert worlds.verdicts("mor", made, ("M9", "M23"))["M23"].outcome is CONTRADICTED
 
 
 def test_a_null_that_does_not_hold_is_not_contradicted_where_the_paper_did_not_look(six: Plan) -> None:
     worse = dict.fromkeys(("tensor", "block", "channel", "block-64"), 0.02) | {"threshold-5": 0.03, "two-way": 0.01}
-    found = judged(six, World(effect=CONTROLS | worse, fallback=some_fallback))
-    assert outcomes(found, ("M3", "M6", "M7", "M17")) == dict.fromkeys(("M3", "M6", "M7", "M17"), NOT_SEEN)
+    names = ("M3", "M6", "M7", "M17")
+    found = judged(six, World(effect=CONTROLS | worse, fallback=some_fallback), *names)
+    assert outcomes(found, names) == dict.fromkeys(names, NOT_SEEN)
 
 
 def test_the_opposite_is_contradicted_in_runs_as_large_as_the_papers_and_not_seen_in_others(six: Plan) -> None:
@@ -133,7 +136,7 @@ def test_the_opposite_is_contradicted_in_runs_as_large_as_the_papers_and_not_see
 
 
 def test_an_underpowered_null_is_inconclusive_and_says_how_many_seeds_would_do(six: Plan) -> None:
-    found = judged(six, World(effect={"bad-arm": 5.0, "e5m2": 1.0}, noise=0.01))
+    found = judged(six, World(effect={"bad-arm": 5.0, "e5m2": 1.0}, noise=0.01), *LOSSES, *EFFECTS)
     for name in LOSSES:
         assert found[name].outcome is INCONCLUSIVE, name
         assert found[name].underpowered, name
@@ -141,27 +144,24 @@ def test_an_underpowered_null_is_inconclusive_and_says_how_many_seeds_would_do(s
 
 
 def test_no_null_and_no_absence_is_decided_where_the_control_finds_nothing(six: Plan) -> None:
-    found = judged(six, World())
-    for name in (*LOSSES, *EFFECTS):
-        one = found[name]
+    for name, one in judged(six, World(), *LOSSES, *EFFECTS).items():
         assert one.outcome is INCONCLUSIVE, name
         assert [control.id for control in one.controls if not control.passed][:1] == ["graded"], name
 
 
 def test_arms_that_stay_in_bf16_do_not_show_that_quantizing_costs_nothing(six: Plan) -> None:
-    found = judged(six, World(effect=CONTROLS, fallback=lambda *place: 0.9))
-    assert found["M3"].outcome is INCONCLUSIVE
-    assert [control.id for control in found["M3"].controls if not control.passed] == ["quantizes"]
+    one = judged(six, World(effect=CONTROLS, fallback=lambda *place: 0.9), "M3")["M3"]
+    assert one.outcome is INCONCLUSIVE
+    assert [control.id for control in one.controls if not control.passed] == ["quantizes"]
 
 
 def test_errors_say_nothing_where_no_tensor_falls_back(six: Plan) -> None:
-    found = judged(six, World(effect=CONTROLS))
-    for name in ("M9", "M11", "M13", "M14", "M15", "M16", "M20", "M22", "M23"):
-        assert found[name].outcome is INCONCLUSIVE, name
+    names = ("M9", "M11", "M13", "M14", "M15", "M16", "M20", "M22", "M23")
+    assert outcomes(judged(six, World(effect=CONTROLS), *names), names) == dict.fromkeys(names, INCONCLUSIVE)
 
 
 def test_a_threshold_that_changes_no_decision_shows_no_null(six: Plan) -> None:
-    one = judged(six, World(effect=CONTROLS, fallback=lambda *place: 0.05))["M7"]
+    one = judged(six, World(effect=CONTROLS, fallback=lambda *place: 0.05), "M7")["M7"]
     assert one.outcome is INCONCLUSIVE
     assert [control.id for control in one.controls if not control.passed] == ["quantizes-more"]
 

@@ -40,10 +40,13 @@ SCENARIOS: dict[str, tuple[str, ...]] = {
     "adam-mini gaussws hybrid": (*HYBRID, "recipe=gaussws", "recipe.sampler.penalty=0.01", "optimizer=adam-mini"),
 }
 RECOMPUTED = ("mor", "nvfp4 hybrid", "gaussws")  # also in a short run: noise, choices and statistics happen once
+DEEP_ONLY = ("adam-mini",)  # the last scenario has the same optimizer
 
 
 def _trials(cache: Path, runs: Path) -> Iterator[tuple[str, Trial, Corpus]]:
     for name, asked in SCENARIOS.items():
+        if name in DEEP_ONLY and not DEEP:
+            continue
         trial, runtime = load_trial(overrides(cache, runs, *SMALL, *asked))
         yield name, *training.with_data(trial, runtime)
 

@@ -64,6 +64,12 @@ TRIALS = {
 }
 
 
+@pytest.fixture(scope="module")
+def undisturbed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """Train the trial of the defaults without interruption."""
+    return train(cache, tmp_path_factory.mktemp("undisturbed"))[0]
+
+
 @pytest.mark.parametrize("trial", TRIALS.values(), ids=TRIALS)
 def test_a_trial_gives_the_same_bytes_when_it_is_interrupted(
     trial: tuple[str, ...], cache: Path, tmp_path: Path
@@ -219,7 +225,9 @@ def test_a_full_disk_is_said_in_one_line_and_gone_on_from(cache: Path, tmp_path:
 # ------------------------------------------------------------------------------------------------ damage and races
 
 
-def test_a_damaged_checkpoint_is_passed_over_with_a_warning(cache: Path, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning(
+    undisturbed: RunFolder, cache: Path, tmp_path: Path
+) -> None:
     train_until(8, cache, tmp_path / "runs")
     newest = only_run(tmp_path / "runs") / "checkpoints" / "step-00000006" / "tensors.safetensors"
     content = bytearray(newest.read_bytes())
@@ -228,11 +236,12 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(cache: Path, tmp_pat
     with pytest.warns(UserWarning, match=naming("step-00000006", "SHA-256")):
         folder, _ = train(cache, tmp_path / "runs")
     assert list(pd.read_parquet(folder.path / "timing.parquet")["step"]) == list(range(12))
-    undisturbed, _ = train(cache, tmp_path / "undisturbed")
     assert left(folder.path) == left(undisturbed.path)
 
 
-def test_where_all_others_are_damaged_a_checkpoint_kept_for_branches_serves(cache: Path, tmp_path: Path) -> None:
+def test_where_all_others_are_damaged_a_checkpoint_kept_for_branches_serves(
+    undisturbed: RunFolder, cache: Path, tmp_path: Path
+) -> None:
     asked = ("runtime.keep_every=4",)
     train_until(8, cache, tmp_path / "runs", *asked)
     for state in (only_run(tmp_path / "runs") / "checkpoints").glob("*/state.json"):
@@ -241,7 +250,6 @@ def test_where_all_others_are_damaged_a_checkpoint_kept_for_branches_serves(cach
     with pytest.warns(UserWarning, match="damaged checkpoint"):
         folder, _ = train(cache, tmp_path / "runs", *asked, say=lambda progress: steps.append(progress.step))
     assert steps[0] == 5
-    undisturbed, _ = train(cache, tmp_path / "undisturbed")
     assert left(folder.path) == left(undisturbed.path)
 
 
@@ -347,7 +355,7 @@ def test_a_trial_that_another_process_runs_is_refused(cache: Path, tmp_path: Pat
     assert result["status"] == "done"
 
 
-def test_two_processes_on_one_trial_leave_one_result(cache: Path, tmp_path: Path) -> None:
+def test_two_processes_on_one_trial_leave_one_result(undisturbed: RunFolder, cache: Path, tmp_path: Path) -> None:
     argv = ["train", *overrides(cache, tmp_path / "runs")]
     with (
         ending(started(argv, tmp_path / "one")) as one,
@@ -357,7 +365,6 @@ def test_two_processes_on_one_trial_leave_one_result(cache: Path, tmp_path: Path
     output = (tmp_path / "one").read_text() + (tmp_path / "two").read_text()
     assert statuses in ([0, 2], [0, 0])  # the second may come when the first is done
     assert ("another process is running this trial" in output) == (statuses == [0, 2])
-    undisturbed, _ = train(cache, tmp_path / "undisturbed")
     assert left(only_run(tmp_path / "runs")) == left(undisturbed.path)
 
 

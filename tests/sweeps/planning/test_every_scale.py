@@ -17,6 +17,11 @@ SCALES = ("cpu", "cpu-full", "gpu", "paper")
 SIZES = {"python": PYTHON.size, "torch": TORCH.size} | {name: one.tokens for name, one in COLLECTIONS.items()}
 
 
+def marks(scale: str) -> tuple[pytest.MarkDecorator, ...]:
+    """Return the marks of a test at this scale: cpu-full has cpu's sweeps, with more steps and a few more arms."""
+    return (pytest.mark.deep,) if scale == "cpu-full" else ()
+
+
 @cache
 def planned(study: str, scale: str) -> Plan:
     """Return the plan of a study at one seed; composing its configs takes seconds."""
@@ -24,7 +29,8 @@ def planned(study: str, scale: str) -> Plan:
 
 
 @pytest.mark.parametrize(
-    ("scale", "study"), [(s, name) for s in SCALES for name in STUDIES if s in STUDIES[name].scales]
+    ("scale", "study"),
+    [pytest.param(s, name, marks=marks(s)) for s in SCALES for name in STUDIES if s in STUDIES[name].scales],
 )
 def test_every_study_reads_its_data_as_often_as_its_files_allow(study: str, scale: str) -> None:
     """The size of the papers' unpublished token folders is unknown, so they are not checked."""
@@ -37,7 +43,7 @@ def test_every_study_reads_its_data_as_often_as_its_files_allow(study: str, scal
             check_repeats(one.trial, one.earlier_tokens, one.trial.data.size or size)
 
 
-@pytest.mark.parametrize("scale", ["smoke", *SCALES])
+@pytest.mark.parametrize("scale", ["smoke", *(pytest.param(s, marks=marks(s)) for s in SCALES)])
 def test_what_switches_in_nvfp4_trains_after_its_switch(scale: str) -> None:
     found = planned("nvfp4", scale)
     trials = {member.cell.arm: found.trials[member.id].trial for member in found.members}

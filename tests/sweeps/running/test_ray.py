@@ -70,6 +70,7 @@ def mark_of(environment: dict[str, str]) -> bytes:
 
 
 KILLS = 2 if DEEP else 1
+INTERVAL = 0.05  # seconds between two looks at a sweep; Ray takes many to start
 
 
 @pytest.mark.parametrize("finishes_on", ["local", pytest.param("ray", marks=pytest.mark.deep)])
@@ -88,7 +89,7 @@ def test_workers_and_the_driver_are_killed_and_the_same_command_finishes(
     try:
         killed: set[int | None] = set()  # a set, since a zombie can be killed again
         while len(killed) < KILLS:
-            first.until(lambda: any(steps_done(folder) for folder in running(plan)))
+            first.until(lambda: any(steps_done(folder) for folder in running(plan)), INTERVAL)
             time.sleep(moments.uniform(0, 0.5))
             if at := running(plan):
                 hit = moments.choice(at)
@@ -96,8 +97,8 @@ def test_workers_and_the_driver_are_killed_and_the_same_command_finishes(
                 before = attempts(hit)
                 if kill_worker(hit) and hit.result() is None:
                     killed.add(pid)
-                    first.until(lambda hit=hit, before=before: attempts(hit) > before)  # type: ignore[misc]
-        first.until(lambda: bool(running(plan)))
+                    first.until(lambda hit=hit, before=before: attempts(hit) > before, INTERVAL)  # type: ignore[misc]
+        first.until(lambda: bool(running(plan)), INTERVAL)
         time.sleep(moments.uniform(0, 1))
     finally:
         first.kill()
@@ -132,7 +133,7 @@ def test_ranks_share_a_placement_group_and_ctrl_c_stops_a_sweep(
     longs = [one.folder for one in plan.trials.values() if one.parent]
     command = started(tmp_path / "out", "sweep", both, "--runs", tmp_path / "ray", environment=on_ray)
     try:
-        command.until(lambda: any(map(steps_done, longs)))
+        command.until(lambda: any(map(steps_done, longs)), INTERVAL)
         os.killpg(command.pid, signal.SIGINT)
         assert command.end() == 130, command.printed
     finally:
@@ -179,4 +180,4 @@ def test_no_process_of_ray_stays_behind_a_driver_that_ended_or_was_killed(enviro
     give_up = time.monotonic() + PATIENCE
     while (left := [marked(mark_of(each)) for each in environments]) != [[]] * len(environments):
         assert time.monotonic() < give_up, left
-        time.sleep(0.1)
+        time.sleep(0.5)  # each look reads the environments of all processes

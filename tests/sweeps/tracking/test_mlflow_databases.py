@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fewbits.experiments.tracking import connection, mlflow_runs
+from fewbits.experiments.tracking.owner import owner_of
 from fewbits.experiments.tracking.tracker import EXPERIMENT
 from fewbits.sweeps.planning.plan import Plan
 from fewbits.sweeps.running.lease import leased
@@ -31,8 +32,7 @@ class Place:
 @pytest.fixture(scope="module", params=["server", pytest.param("postgres", marks=needs_postgres)])
 def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     if request.param == "server":
-        with mlflow_server(tmp_path_factory.mktemp("server")) as address:
-            yield Place("server", address)
+        yield Place("server", request.getfixturevalue("shared_server"))
     else:
         with postgres_server() as uri:
             connection.connect(tmp_path_factory.mktemp("client"), uri)  # creates the tables, before processes need them
@@ -81,7 +81,8 @@ def test_processes_at_once_lose_no_metric(place: Place, done: Plan, tmp_path: Pa
     client = connection.connect(tmp_path, place.uri)
     study = client.get_experiment_by_name(EXPERIMENT)
     assert study is not None
-    runs = client.search_runs([study.experiment_id])
+    owner = owner_of(tmp_path / "runs")
+    runs = [run for run in client.search_runs([study.experiment_id]) if owner.owns(run.data.tags)]
     assert sorted(run.data.tags[mlflow_runs.TRIAL] for run in runs) == [f"{number:064x}" for number in range(AT_ONCE)]
     for run in runs:
         assert run.info.status == "FINISHED"

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from fewbits.sweeps.tracking import comparison
 from fewbits.sweeps.tracking.mlflow_view import PARENT, Mirror
 from fewbits.sweeps.tracking.sent import CACHE
 from tests.sweeps.sweep_inputs import started
-from tests.sweeps.tracking.mlflow_servers import mlflow_server
 from tests.sweeps.tracking.test_mlflow_view import ONE, overrides, planned, train
 
 
@@ -51,15 +49,13 @@ def stores(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Stores:
 
 
 @pytest.fixture(scope="module", params=["database", "server"])
-def uri(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Yield the URI of one MLflow for all tests: a database or a server."""
-    where = tmp_path_factory.mktemp("mlflow")
+def uri(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the URI of one MLflow for all tests: a database or a server."""
     if request.param == "server":
-        with mlflow_server(where) as address:
-            yield address
-    else:
-        connection.connect(where, f"sqlite:///{where / 'shared.db'}")
-        yield f"sqlite:///{where / 'shared.db'}"
+        return str(request.getfixturevalue("shared_server"))
+    where = tmp_path_factory.mktemp("mlflow")
+    connection.connect(where, f"sqlite:///{where / 'shared.db'}")
+    return f"sqlite:///{where / 'shared.db'}"
 
 
 def all_runs(uri: str, where: Path) -> dict[str, Any]:
@@ -72,6 +68,12 @@ def all_runs(uri: str, where: Path) -> dict[str, Any]:
     }
 
 
+def views(uri: str, where: Path) -> set[str]:
+    """Return the tags of all comparison views."""
+    studies = connection.connect(where, uri).search_experiments()
+    return {tag for study in studies for tag in study.tags if tag.startswith(comparison.TAG)}
+
+
 def of(found: dict[str, Any], owner: Owner) -> dict[str, Any]:
     return {key: run for key, run in found.items() if owner.owns(run[2])}
 
@@ -80,6 +82,7 @@ def test_owners_that_sync_at_once_have_runs_of_their_own_and_leave_others_alone(
     uri: str, stores: Stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cases = [(stores.ours, "alice"), (stores.ours, "bob"), (stores.theirs, "alice")]
+    of_others, views_of_others = all_runs(uri, tmp_path), views(uri, tmp_path)
     commands = [
         started(
             tmp_path / str(number),
@@ -92,7 +95,7 @@ def test_owners_that_sync_at_once_have_runs_of_their_own_and_leave_others_alone(
     for command in commands:
         assert command.end() == 0, command.printed
     owners = [stores.owner(store, user) for store, user in cases]
-    found = all_runs(uri, tmp_path)
+    found = {key: run for key, run in all_runs(uri, tmp_path).items() if key not in of_others}
     assert len(found) == 2 * len(cases)
     for owner in owners:
         runs = of(found, owner)
@@ -102,9 +105,7 @@ def test_owners_that_sync_at_once_have_runs_of_their_own_and_leave_others_alone(
         assert {run[2][MLFLOW_USER] for run in runs.values()} == {owner.user}
         assert (of_sweep[0], of_trial[0]) == ("FINISHED", "FINISHED")
         assert of_trial[4]["loss"] > 0
-    studies = connection.connect(tmp_path, uri).search_experiments()
-    views = [tag for study in studies for tag in study.tags if tag.startswith(comparison.TAG)]
-    assert len(set(views)) == len(cases)  # each owner compares its own runs
+    assert len(views(uri, tmp_path) - views_of_others) == len(cases)  # each owner compares its own runs
 
     # All runs are set to the state after killed drivers. One of the owners, whose cache file is gone, updates MLflow.
     client = connection.connect(tmp_path, uri)
