@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import threading
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,8 @@ from fewbits.models.recipe import EMULATE, Recipe
 # Peak dense BF16 FLOP/s by a part of the GPU's name; the utilisation of training (MFU) is relative to it.
 PEAK = {"H200": 989e12, "H100": 989e12, "B200": 2250e12, "A100": 312e12, "RTX 4090": 165e12}
 FP8_SINCE = (8, 9)  # the compute capability of the first GPUs with FP8 products
+HEAP = 1 << 30  # bytes of the heap that are in huge pages
+HUGE_PAGE, MADV_HUGEPAGE = 2 << 20, 14  # Linux on x86-64, and on ARM with pages of 4 KiB
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,8 @@ def peak_flops(device: torch.device) -> float | None:
     return next((flops for part, flops in PEAK.items() if part in name), None)
 
 
+_memory_is_kept = threading.Event()
+
 _TORCHRUN = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
 
 
@@ -148,10 +153,26 @@ def _be_deterministic() -> None:
 
 
 def _keep_memory() -> None:
-    """Make glibc reuse freed blocks of up to 32 MiB, so that the tensors of every step do not cause page faults."""
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None)
-        if hasattr(libc, "mallopt"):
-            m_trim_threshold, m_mmap_threshold = -1, -3
-            libc.mallopt(m_mmap_threshold, 32 << 20)
-            libc.mallopt(m_trim_threshold, 1 << 30)
+    """Make glibc reuse freed blocks of up to 32 MiB, so that the tensors of every step do not cause page faults.
+
+    Put the blocks into huge pages, where the kernel has them, because the tensors of a step need more pages of 4 KiB
+    than the TLB has entries. To do so, extend the heap once by HEAP bytes. These are only addresses: a page takes
+    memory from its first use on.
+    """
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if libc is None or not hasattr(libc, "mallopt") or _memory_is_kept.is_set():
+        return
+    _memory_is_kept.set()
+    m_trim_threshold, m_mmap_threshold, m_mmap_max = -1, -3, -4
+    libc.mallopt(m_mmap_threshold, 32 << 20)
+    libc.mallopt(m_trim_threshold, (1 << 31) - 1)
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.free.restype, libc.free.argtypes = None, [ctypes.c_void_p]
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    libc.mallopt(m_mmap_max, 0)  # so that this block becomes a part of the heap
+    block = libc.malloc(HEAP)
+    libc.mallopt(m_mmap_max, 1 << 16)  # the default
+    if block:
+        first = -(-block // HUGE_PAGE) * HUGE_PAGE
+        libc.madvise(first, (block + HEAP - first) // HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE)
+        libc.free(block)

@@ -28,6 +28,9 @@ def mix_matrix(
     )
     if not last:
         return out, torch.zeros(amax.shape, dtype=torch.int8, device=x.device), first_counts, amax
+    if amax.numel() == 1 and not backend.never_waits:
+        index = _choose_one(backend, x, mixture, axis, seed, out, first_counts, partition)
+        return out, torch.full(amax.shape, index, dtype=torch.int8, device=x.device), first_counts, amax
     skip = _passes(backend, x, mixture.entries[0], first_counts, axis, seed, partition, None)
     undecided = ~skip
     choice = undecided.to(torch.int8)
@@ -45,6 +48,32 @@ def mix_matrix(
             skip = skip | accepted
             undecided = ~skip
     return out, choice, first_counts, amax
+
+
+def _choose_one(
+    backend: Backend, x: Tensor, mixture: Mixture, axis: int, seed: int, out: Tensor, counts: Tensor, partition: Part
+) -> int:
+    """Return the index of the entry for the only decision block, and write that entry's values to `out`.
+
+    counts: those of the first entry, whose values `out` already holds. The decisions are those of `_passes`, but the
+    numbers are Python's, which take a small part of the time of tensors with one element.
+    """
+    last = len(mixture.entries) - 1
+    for index, entry in enumerate(mixture.entries[:last]):
+        if index:
+            _, counts, _ = backend.quantize(
+                *(x, entry.quantizer, axis, seed), out=out, want_stats=True, partition=partition
+            )
+        if isinstance(entry.test, ErrorBelow):
+            each = counts.flatten().tolist()
+            error, limit = each[ERROR], float(each[NONZEROS]) * (entry.test.threshold * ERROR_ONE)
+            accepted = each[LOST] == 0 and (error == 0 or float(error) < limit)
+        else:
+            accepted = bool(_passes(backend, x, entry, counts, axis, seed, partition, None))
+        if accepted:
+            return index
+    backend.quantize(x, mixture.entries[last].quantizer, axis, seed, out=out, partition=partition)
+    return last
 
 
 def _passes(

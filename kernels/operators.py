@@ -5,31 +5,80 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 LIBRARY: Final = torch.library.Library("fewbits", "DEF")
 
 
+_DIRECT: Final[dict[Any, Callable[..., Any]]] = {}  # what computes an operator on a CPU
+_dispatch_modes, _transforms = torch._C._len_torch_dispatch_stack, torch._C._are_functorch_transforms_active
+_ORDINARY: Final = (Tensor, torch.nn.Parameter)  # not DTensors, fake tensors, or tensors that a compiler traces
+
+
 def define(
     schema: str, run: Callable[..., Any], fake: Callable[..., Any], devices: tuple[str, ...] = ("CPU", "CUDA")
-) -> None:
-    """Define an operator: `run` computes it on `devices`, `fake` returns empty results for fake tensors."""
+) -> Callable[..., Any]:
+    """Define an operator: `run` computes it on `devices`, `fake` returns empty results for fake tensors.
+
+    Return the operator as a function that skips torch's dispatcher where no gradient is recorded.
+    """
     name = schema.split("(")[0]
     LIBRARY.define(schema)
     for key in devices:
         LIBRARY.impl(name, run, key)
     torch.library.register_fake(f"fewbits::{name}", fake, lib=LIBRARY)
+    operator = getattr(torch.ops.fewbits, name)
+    _DIRECT[operator] = run
+
+    def without_gradient(*arguments: Any) -> Any:
+        direct = not torch.is_grad_enabled() and can_skip_dispatcher(arguments)
+        return run(*arguments) if direct else operator(*arguments)
+
+    return without_gradient
+
+
+def differentiate(
+    name: str, keep: Callable[[Any, tuple[Any, ...], Any], None], backward: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Define the gradient of an operator, like torch.library.register_autograd, which documents the arguments.
+
+    Return the operator as a function. For ordinary tensors on a CPU it skips torch's dispatcher and its layer for
+    gradients, which is in Python: the two take several times as long as an autograd.Function.
+    """
+    torch.library.register_autograd(f"fewbits::{name}", backward, setup_context=keep, lib=LIBRARY)
+    operator = getattr(torch.ops.fewbits, name)
+    run = _DIRECT[operator]
+
+    # Not as setup_context of the class, for which torch binds the arguments to the signature of `forward` in each call.
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        result = run(*arguments)
+        keep(ctx, arguments, result)
+        return result
+
+    direct: Any = type(name, (Function,), {"forward": staticmethod(forward), "backward": staticmethod(backward)})
+
+    def with_gradient(*arguments: Any) -> Any:
+        return (direct.apply if can_skip_dispatcher(arguments) else operator)(*arguments)
+
+    return with_gradient
 
 
 def call(operator: Callable[..., Any], x: Tensor, *arguments: Any) -> Any:
     """Call an operator of which only x may need a gradient; skip autograd's layer, which is in Python, if it does not.
 
-    That layer takes as long as the launch of a kernel.
+    That layer takes as long as the launch of a kernel. On a CPU the dispatcher is skipped, too.
     """
     refuse_distributed(x)
     if torch.compiler.is_compiling() or (x.requires_grad and torch.is_grad_enabled()):
         return operator(x, *arguments)
     with torch._C._AutoDispatchBelowAutograd():
-        return operator(x, *arguments)
+        return (_DIRECT[operator] if can_skip_dispatcher((x, *arguments)) else operator)(x, *arguments)
+
+
+def can_skip_dispatcher(arguments: tuple[Any, ...]) -> bool:
+    """Tell whether all tensors are ordinary ones on a CPU, and nothing observes or transforms calls of operators."""
+    observed = torch.compiler.is_compiling() or _dispatch_modes() or _transforms()
+    return not observed and all(type(x) in _ORDINARY and x.is_cpu for x in arguments if isinstance(x, Tensor))
 
 
 def refuse_distributed(x: Tensor) -> None:

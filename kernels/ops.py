@@ -14,7 +14,7 @@ from fewbits.kernels.backends.choice import backend_for
 from fewbits.kernels.backends.protocol import Noise
 from fewbits.kernels.counts import COUNTS
 from fewbits.kernels.mixing import mix_matrix
-from fewbits.kernels.operators import LIBRARY, define
+from fewbits.kernels.operators import LIBRARY, define, differentiate
 from fewbits.kernels.packing import layout
 from fewbits.kernels.quantizer import Block, Mixture, Quantizer, parts_of
 
@@ -293,7 +293,7 @@ define(
     _sample_weight,
     lambda w, bits, seed, noise, block, dtype: _empty(w).to(dtype),
 )
-define(
+sample_weight_backward = define(
     "sample_weight_backward(Tensor grad, Tensor w, Tensor bits, SymInt seed, str noise, int block) -> Tensor",
     _sample_weight_backward,
     lambda grad, w, bits, *_: _empty(bits),
@@ -308,13 +308,11 @@ def _keep_weight(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 def _weight_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     w, bits = ctx.saved_tensors
     to_w, to_bits, *_ = ctx.needs_input_grad
-    for_bits = (
-        torch.ops.fewbits.sample_weight_backward(grad, w, bits, ctx.seed, ctx.noise, ctx.block) if to_bits else None
-    )
+    for_bits = sample_weight_backward(grad, w, bits, ctx.seed, ctx.noise, ctx.block) if to_bits else None
     return grad.to(w.dtype) if to_w else None, for_bits, None, None, None, None
 
 
-torch.library.register_autograd("fewbits::sample_weight", _weight_backward, setup_context=_keep_weight, lib=LIBRARY)
+sample_weight = differentiate("sample_weight", _keep_weight, _weight_backward)
 
 
 # ------------------------------------------------------------------------------------------------ products
@@ -335,4 +333,4 @@ define(
     lambda a, b: backend_for(a.device.type).matmul_fp32(a, b),
     lambda a, b: a.new_empty((a.shape[0], b.shape[1]), dtype=torch.float32),
 )
-torch.library.register_autograd("fewbits::matmul_fp32", _matmul_backward, setup_context=_keep_operands, lib=LIBRARY)
+matmul_fp32 = differentiate("matmul_fp32", _keep_operands, _matmul_backward)

@@ -8,9 +8,10 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from fewbits.kernels import ops  # noqa: F401, registers the operators
+from fewbits.kernels import ops
 from fewbits.kernels.backends import reference
 from fewbits.kernels.backends.processor import has_fast_bf16_products
+from fewbits.kernels.operators import can_skip_dispatcher
 
 # Read once, at import, because torch.compile cannot trace the reading of files.
 WIDENS = not has_fast_bf16_products()
@@ -31,6 +32,33 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 def linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x · wᵀ + bias as `matmul` does; the bias is added before the sum is rounded."""
     return _WidenedLinear.apply(x, w, bias) if _is_widened(x) else F.linear(x, w, bias)
+
+
+def linear_of_cast(x: Tensor, w: Tensor, cast: Tensor) -> Tensor | None:
+    """Return x · castᵀ like `linear`, where `cast` is the weight w in x's dtype; w receives the gradient in its dtype.
+
+    Return None where the caller has to use `linear`: for operands that are widened, under autocast, and for tensors on
+    other devices or of other classes. The results are the same; this only takes fewer calls of torch.
+    """
+    ordinary = can_skip_dispatcher((x, w, cast)) and x.is_contiguous() and not torch.is_autocast_enabled("cpu")
+    return _LinearOfCast.apply(x, w, cast) if ordinary and not _is_widened(x) else None
+
+
+class _LinearOfCast(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, cast: Tensor) -> Tensor:
+        ctx.save_for_backward(x, cast)
+        ctx.dtype = w.dtype
+        return torch.mm(x.view(-1, x.shape[-1]), cast.t()).view(*x.shape[:-1], cast.shape[0])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, cast = ctx.saved_tensors
+        rows = dy.reshape(-1, dy.shape[-1])
+        dx = torch.mm(rows, cast).view(x.shape) if ctx.needs_input_grad[0] else None
+        dw = torch.mm(rows.t(), x.view(-1, x.shape[-1])).to(ctx.dtype) if ctx.needs_input_grad[1] else None
+        return dx, dw, None
 
 
 class _WidenedLinear(Function):
@@ -69,5 +97,5 @@ def matmul_fp32(a: Tensor, b: Tensor) -> Tensor:
     if a.is_cuda and a.dtype == b.dtype and a.dtype in (torch.bfloat16, torch.float16):
         return torch.mm(a, b, out_dtype=torch.float32)
     if a.device.type == "cpu" and a.dtype == b.dtype == torch.bfloat16:
-        return torch.ops.fewbits.matmul_fp32(a, b)
+        return ops.matmul_fp32(a, b)
     return reference.matmul_fp32(a, b)

@@ -44,7 +44,8 @@ class OperandPair:
     ) -> tuple[Operand, Operand]:
         if self._in_one_read and not watch:
             spellings = map(_resolve_spelling, self._in_one_read, self.names, (seed, seed))
-            return call(torch.ops.fewbits.quantize_both, x, *spellings, *map(seed, self.names))
+            seeds = map(_seed_for, self._in_one_read, self.names, (seed, seed))
+            return call(torch.ops.fewbits.quantize_both, x, *spellings, *seeds)
         values = self.quantize_one(0, x, seed, statistics, watch=watch)
         return values, values if self.shared else self.quantize_one(1, x, seed, statistics, watch=watch)
 
@@ -56,20 +57,25 @@ class OperandPair:
         spec = slot.spec
         if spec is None:
             return x
-        spelling, choice = _resolve_spelling(spec, name, seed), None
+        spelling, drawn, choice = _resolve_spelling(spec, name, seed), _seed_for(spec, name, seed), None
         if isinstance(spec, Mixture):
-            values, choice, counts, _ = call(torch.ops.fewbits.mix, x, spelling, slot.axis, seed(name))
+            values, choice, counts, _ = call(torch.ops.fewbits.mix, x, spelling, slot.axis, drawn)
         elif spelling == "bf16" and x.dtype == torch.bfloat16:
             return x  # a cast from bf16 to bf16 changes nothing
         elif watch:
-            values, counts, _ = call(torch.ops.fewbits.quantize_stats, x, spelling, slot.axis, seed(name), False)
+            values, counts, _ = call(torch.ops.fewbits.quantize_stats, x, spelling, slot.axis, drawn, False)
         elif self.fp8[which]:
-            return encode_fp8(x, spelling, slot.axis, seed(name))
+            return encode_fp8(x, spelling, slot.axis, drawn)
         else:
-            return call(torch.ops.fewbits.quantize, x, spelling, slot.axis, seed(name))
+            return call(torch.ops.fewbits.quantize, x, spelling, slot.axis, drawn)
         if statistics is not None:
             statistics.append((name, counts, choice))
-        return encode_fp8(x, spelling, slot.axis, seed(name)) if self.fp8[which] else values
+        return encode_fp8(x, spelling, slot.axis, drawn) if self.fp8[which] else values
+
+
+def _seed_for(spec: Quantizer | Mixture, name: str, seed: Seed) -> int:
+    """Return the seed of a slot's stochastic rounding; 0 if nothing is random, because a seed takes time to derive."""
+    return seed(name) if spec.needs_seed else 0
 
 
 def _resolve_spelling(spec: Quantizer | Mixture, slot: str, seed: Seed) -> str:

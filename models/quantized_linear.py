@@ -18,6 +18,7 @@ the above holds for it, with codes in place of values.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -26,6 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from fewbits.kernels import ops
 from fewbits.kernels.fp8_products import Fp8Operand, scaled_product
 from fewbits.kernels.products import linear, matmul, matmul_fp32
 from fewbits.kernels.seeds import derive_seed
@@ -316,7 +318,7 @@ class QuantizedLinear(nn.Linear):
             return self.weight.detach().to(dtype)
         assert self.sampler is not None
         noise, seed = NOISE[self.sampler.kind], self.sampler_seed(context)
-        return torch.ops.fewbits.sample_weight(self.weight.detach(), self.bits, seed, noise, self.sampler.block, dtype)
+        return ops.sample_weight(self.weight.detach(), self.bits, seed, noise, self.sampler.block, dtype)
 
 
 def product(a: Operand, b: Operand, dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:
@@ -369,7 +371,8 @@ class _ThreeGemms(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        with torch.autocast(dy.device.type, enabled=False):  # autocast would round FP32 products
+        kind = dy.device.type  # autocast would round FP32 products
+        with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
             return _ThreeGemms.gradients(ctx, dy.contiguous())
 
     @staticmethod
@@ -396,7 +399,7 @@ class _ThreeGemms(torch.autograd.Function):
         if bit_scale is not None and ctx.needs_input_grad[2]:
             sampler, bits = layer.sampler, layer.bits
             assert sampler is not None
-            d_bits = torch.ops.fewbits.sample_weight_backward(
+            d_bits = ops.sample_weight_backward(
                 dw, weight, bits, layer.sampler_seed(context), NOISE[sampler.kind], sampler.block
             )
             d_scale = d_bits * (sampler.init - sampler.target)

@@ -53,13 +53,18 @@ class KeptCast:
 
     def __call__(self, w: Tensor, dtype: torch.dtype) -> Tensor:
         """Return w in `dtype`; where the compiler traces, or w is no ordinary tensor, it is cast by each call."""
+        cast = self.values(w, dtype)
+        return w.to(dtype) if cast is None else _StraightThrough.apply(w, cast)
+
+    def values(self, w: Tensor, dtype: torch.dtype) -> Tensor | None:
+        """Return the cast without a path for gradients; None if w has that dtype, or is cast by each call."""
         if w.dtype == dtype or torch.compiler.is_compiling() or type(w) not in _ORDINARY:
-            return w.to(dtype)
+            return None
         key = (*version(w), dtype)
         if self._cast is None or self._key != key:
             self._cast = None  # frees the old values before the new ones are allocated
             self._key, self._source, self._cast = key, w.detach(), w.detach().to(dtype)
-        return _StraightThrough.apply(w, self._cast)
+        return self._cast
 
 
 class _StraightThrough(Function):

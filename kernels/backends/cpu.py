@@ -153,14 +153,12 @@ def _request(x: Tensor, job: Job) -> _Request:
 
 
 def _quant(q: Quantizer, axis: int, rows: int, cols: int) -> _Quant:
-    quant = _Quant.from_buffer_copy(_template(q, axis))
-    r, c = q.block.resolve((rows, cols), axis)
-    quant.block_rows, quant.block_cols = min(r, max(rows, 1)), min(c, max(cols, 1))
-    return quant
+    return _Quant.from_buffer_copy(_template(q, axis, rows, cols))
 
 
 @lru_cache(maxsize=1024)  # with signs=each every GEMM may have new signs
-def _template(q: Quantizer, axis: int) -> _Quant:
+def _template(q: Quantizer, axis: int, rows: int, cols: int) -> _Quant:
+    block_rows, block_cols = q.block.resolve((rows, cols), axis)
     return _Quant(
         grid=grid_of(q.format, q.overflow),
         scaling=flat(scaling_of(q)),
@@ -169,6 +167,8 @@ def _template(q: Quantizer, axis: int) -> _Quant:
         hadamard=q.hadamard or 0,
         down=axis == 0,
         signs=sign_words(q),
+        block_rows=min(block_rows, max(rows, 1)),
+        block_cols=min(block_cols, max(cols, 1)),
     )
 
 

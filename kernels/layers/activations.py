@@ -12,24 +12,24 @@ from torch import Tensor
 
 from fewbits.kernels.backends.cpu import threads
 from fewbits.kernels.layers.library import is_compiled, is_float, library, takes
-from fewbits.kernels.operators import LIBRARY, define
+from fewbits.kernels.operators import define, differentiate
 from fewbits.kernels.reference import activations as reference
 
 
 def squared_relu(x: Tensor) -> Tensor:
     """Return max(x, 0)²."""
-    return torch.ops.fewbits.squared_relu(x) if takes(x) else F.relu(x).square()
+    return _squared_relu_of(x) if takes(x) else F.relu(x).square()
 
 
 def gelu(x: Tensor) -> Tensor:
     """Return x·Φ(x), the exact GELU, where Φ is the normal distribution function."""
-    return torch.ops.fewbits.gelu(x) if takes(x) and x.dtype == torch.bfloat16 else F.gelu(x)  # in FP32 torch is faster
+    return _gelu_of(x) if takes(x) and x.dtype == torch.bfloat16 else F.gelu(x)  # in FP32 torch is faster
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """Return gate·sigmoid(gate)·up, for two tensors of the same shape and dtype."""
     if takes(gate, up) and gate.shape == up.shape and gate.dtype == up.dtype:
-        return torch.ops.fewbits.swiglu(gate, up)
+        return _swiglu_of(gate, up)
     return F.silu(gate) * up
 
 
@@ -85,7 +85,7 @@ def _empty(x: Tensor, *_: Tensor) -> Tensor:
 
 
 define("swiglu(Tensor gate, Tensor up) -> Tensor", _swiglu, _empty, devices=("CPU",))
-define(
+_swiglu_gradients = define(
     "swiglu_backward(Tensor gate, Tensor up, Tensor dy) -> (Tensor, Tensor)",
     _swiglu_backward,
     lambda gate, up, _: (_empty(gate), _empty(up)),
@@ -97,18 +97,15 @@ def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
-def _differentiate(name: str) -> None:
-    backward = getattr(torch.ops.fewbits, f"{name}_backward")
-    torch.library.register_autograd(
-        f"fewbits::{name}",
-        lambda ctx, dy: backward(*ctx.saved_tensors, dy),
-        setup_context=_keep,
-        lib=LIBRARY,
-    )
+def _differentiated(name: str, backward: Callable[..., Any]) -> Callable[..., Any]:
+    return differentiate(name, _keep, lambda ctx, dy: backward(*ctx.saved_tensors, dy))
 
 
-for _name in ("squared_relu", "gelu"):
-    define(f"{_name}(Tensor x) -> Tensor", _of_one(_name), _empty, devices=("CPU",))
-    define(f"{_name}_backward(Tensor x, Tensor dy) -> Tensor", _backward_of_one(_name), _empty, devices=("CPU",))
-    _differentiate(_name)
-_differentiate("swiglu")
+def _define_of_one(name: str) -> Callable[[Tensor], Tensor]:
+    define(f"{name}(Tensor x) -> Tensor", _of_one(name), _empty, devices=("CPU",))
+    schema = f"{name}_backward(Tensor x, Tensor dy) -> Tensor"
+    return _differentiated(name, define(schema, _backward_of_one(name), _empty, devices=("CPU",)))
+
+
+_squared_relu_of, _gelu_of = map(_define_of_one, ("squared_relu", "gelu"))
+_swiglu_of = _differentiated("swiglu", _swiglu_gradients)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fewbits.kernels.backends.cpu import threads
 from fewbits.kernels.layers.library import address, is_compiled, library
-from fewbits.kernels.operators import LIBRARY, define
+from fewbits.kernels.operators import define, differentiate
 from fewbits.kernels.reference import attention as reference
 
 
@@ -27,7 +27,7 @@ def causal_attention(q_BTHE: Tensor, k_BTKE: Tensor, v_BTKE: Tensor, turns: Tens
         [tokens or more, rotated dimensions / 2, 2].
     """
     if _takes(q_BTHE, k_BTKE, v_BTKE):
-        return torch.ops.fewbits.attention(q_BTHE, k_BTKE, v_BTKE, turns)[0]
+        return _attention_of(q_BTHE, k_BTKE, v_BTKE, turns)[0]
     if turns is not None:
         q_BTHE, k_BTKE = rotate(q_BTHE, turns), rotate(k_BTKE, turns)
     shared = q_BTHE.shape[2] // k_BTKE.shape[2]
@@ -39,7 +39,7 @@ def fused_causal_attention(x_BTHE: Tensor, heads: int, turns: Tensor | None = No
     """Return `causal_attention` of one tensor whose heads are first `heads` of q, then those of k, then those of v."""
     kv_heads = (x_BTHE.shape[2] - heads) // 2
     if _takes(x_BTHE):
-        return torch.ops.fewbits.fused_attention(x_BTHE, heads, turns)[0]
+        return _fused_attention_of(x_BTHE, heads, turns)[0]
     qk, v = x_BTHE.split((heads + kv_heads, kv_heads), 2)
     q, k = (qk if turns is None else rotate(qk, turns)).split((heads, kv_heads), 2)  # one rotation for both
     return causal_attention(q, k, v)
@@ -191,7 +191,7 @@ def _fused_fake(x: Tensor, heads: int, turns: Tensor | None) -> tuple[Tensor, Te
 
 _SAVED = "Tensor? turns, Tensor out, Tensor log_sums, Tensor d_out"
 define("attention(Tensor q, Tensor k, Tensor v, Tensor? turns) -> (Tensor, Tensor)", _attention, _fake, ("CPU",))
-define(
+_gradients = define(
     f"attention_backward(Tensor q, Tensor k, Tensor v, {_SAVED}) -> (Tensor, Tensor, Tensor)",
     _attention_backward,
     lambda q, k, v, *_: (_empty(q), _empty(k), _empty(v)),
@@ -200,7 +200,7 @@ define(
 define(
     "fused_attention(Tensor x, int heads, Tensor? turns) -> (Tensor, Tensor)", _fused_attention, _fused_fake, ("CPU",)
 )
-define(
+_fused_gradient = define(
     f"fused_attention_backward(Tensor x, int heads, {_SAVED}) -> Tensor",
     _fused_attention_backward,
     lambda x, *_: _empty(x),
@@ -214,7 +214,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _backward(ctx: Any, d_out: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-    return *torch.ops.fewbits.attention_backward(*ctx.saved_tensors, d_out), None
+    return *_gradients(*ctx.saved_tensors, d_out), None
 
 
 def _keep_fused(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -225,8 +225,8 @@ def _keep_fused(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]
 
 def _fused_backward(ctx: Any, d_out: Tensor, _: Any) -> tuple[Tensor | None, ...]:
     x, turns, out, log_sums = ctx.saved_tensors
-    return torch.ops.fewbits.fused_attention_backward(x, ctx.heads, turns, out, log_sums, d_out), None, None
+    return _fused_gradient(x, ctx.heads, turns, out, log_sums, d_out), None, None
 
 
-torch.library.register_autograd("fewbits::attention", _backward, setup_context=_keep, lib=LIBRARY)
-torch.library.register_autograd("fewbits::fused_attention", _fused_backward, setup_context=_keep_fused, lib=LIBRARY)
+_attention_of = differentiate("attention", _keep, _backward)
+_fused_attention_of = differentiate("fused_attention", _keep_fused, _fused_backward)

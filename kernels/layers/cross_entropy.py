@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fewbits.kernels.backends.cpu import threads
 from fewbits.kernels.layers.library import is_compiled, is_float, library, takes
-from fewbits.kernels.operators import LIBRARY, define
+from fewbits.kernels.operators import define, differentiate
 from fewbits.kernels.reference import cross_entropy as reference
 
 
@@ -25,7 +25,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, *, ignored: int, overwrite: b
     if not takes(logits):
         return F.cross_entropy(logits.float(), targets, reduction="none", ignore_index=ignored)
     overwrite = overwrite and logits.is_contiguous() and not torch.compiler.is_compiling()
-    return torch.ops.fewbits.cross_entropy(logits, targets, ignored, overwrite)[0]
+    return _cross_entropy_of(logits, targets, ignored, overwrite)[0]
 
 
 def _check(targets: Tensor, columns: int, ignored: int) -> None:
@@ -83,13 +83,13 @@ define(
     devices=("CPU",),
 )
 _ARGUMENTS = "Tensor targets, Tensor log_sums, Tensor grad, int ignored"
-define(
+_gradient_of = define(
     f"cross_entropy_backward(Tensor logits, {_ARGUMENTS}) -> Tensor",
     _backward,
     lambda logits, *_: logits.new_empty(logits.shape),
     devices=("CPU",),
 )
-define(
+_gradient_in_place = define(
     f"cross_entropy_backward_(Tensor(a!) logits, {_ARGUMENTS}) -> ()",
     _backward_in_place,
     lambda *_: None,
@@ -106,11 +106,11 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _gradient(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor, None, None, None]:
     logits, targets, log_sums = ctx.saved_tensors
     if ctx.overwrite:
-        torch.ops.fewbits.cross_entropy_backward_(logits, targets, log_sums, grad, ctx.ignored)
+        _gradient_in_place(logits, targets, log_sums, grad, ctx.ignored)
         torch.autograd.graph.increment_version(logits)  # an operator does not; so later uses are errors
         return logits, None, None, None
-    dx = torch.ops.fewbits.cross_entropy_backward(logits, targets, log_sums, grad, ctx.ignored)
+    dx = _gradient_of(logits, targets, log_sums, grad, ctx.ignored)
     return dx, None, None, None
 
 
-torch.library.register_autograd("fewbits::cross_entropy", _gradient, setup_context=_keep, lib=LIBRARY)
+_cross_entropy_of = differentiate("cross_entropy", _keep, _gradient)

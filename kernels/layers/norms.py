@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fewbits.kernels.backends.cpu import threads
 from fewbits.kernels.layers.library import DTYPES, address, is_compiled, is_float, library, takes
-from fewbits.kernels.operators import LIBRARY, define
+from fewbits.kernels.operators import define, differentiate
 from fewbits.kernels.reference import norms as reference
 
 
@@ -35,7 +35,7 @@ def norm(
     """
     dtype = dtype or x.dtype
     if _takes(x, weight, bias) and dtype in DTYPES:
-        return torch.ops.fewbits.norm(x, weight, bias, offset, eps, centered, dtype)[0]
+        return _norm_of(x, weight, bias, offset, eps, centered, dtype)[0]
     wide = x if x.dtype == torch.float64 else x.float()
     factor = (weight + offset if offset else weight).to(wide.dtype)
     shift = None if bias is None else bias.to(wide.dtype)
@@ -50,7 +50,7 @@ def add_norm(
 ) -> tuple[Tensor, Tensor]:
     """Return s = x + y in their dtype, and norm(s)."""
     if _takes(x, weight, bias) and x.dtype == y.dtype and x.shape == y.shape:
-        s, n, *_ = torch.ops.fewbits.add_norm(x, y, weight, bias, offset, eps, centered)
+        s, n, *_ = _add_norm_of(x, y, weight, bias, offset, eps, centered)
         return s, n
     s = x + y
     return s, norm(s, weight, bias, eps=eps, centered=centered, offset=offset)
@@ -171,7 +171,7 @@ define(
     _add_norm_fake,
     devices=("CPU",),
 )
-define(
+_norm_gradients = define(
     "norm_backward(Tensor s, Tensor? ds, Tensor dn, Tensor weight, bool biased, Tensor mean, Tensor inverse, "
     "float offset, bool centered) -> (Tensor, Tensor, Tensor)",
     _norm_backward,
@@ -199,9 +199,7 @@ def _keep_add_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 
 def _gradients(ctx: Any, ds: Tensor | None, dn: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     s, weight, mean, inverse = ctx.saved_tensors
-    dx, dweight, dbias = torch.ops.fewbits.norm_backward(
-        s, ds, dn, weight, ctx.biased, mean, inverse, ctx.offset, ctx.centered
-    )
+    dx, dweight, dbias = _norm_gradients(s, ds, dn, weight, ctx.biased, mean, inverse, ctx.offset, ctx.centered)
     return dx, dweight, dbias if ctx.biased else None
 
 
@@ -214,5 +212,5 @@ def _add_backward(ctx: Any, ds: Tensor, dn: Tensor, *_: Any) -> tuple[Tensor | N
     return dx, dx, dweight, dbias, None, None, None
 
 
-torch.library.register_autograd("fewbits::norm", _backward, setup_context=_keep_norm, lib=LIBRARY)
-torch.library.register_autograd("fewbits::add_norm", _add_backward, setup_context=_keep_add_norm, lib=LIBRARY)
+_norm_of = differentiate("norm", _keep_norm, _backward)
+_add_norm_of = differentiate("add_norm", _keep_add_norm, _add_backward)

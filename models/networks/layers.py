@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fewbits.kernels.layers.activations import gelu, squared_relu, swiglu
 from fewbits.kernels.layers.norms import add_norm, norm
-from fewbits.kernels.products import linear
+from fewbits.kernels.products import linear, linear_of_cast
 from fewbits.models.updates import KeptCast
 
 # GaussWS's names for the linear layers of a block. `in` is Mamba-2's input layer, which fits none of these names;
@@ -33,6 +33,9 @@ class Linear(nn.Linear):
         """Do nothing: `initialise` fills the parameters."""
 
     def forward(self, x: Tensor) -> Tensor:
+        cast = self._cast.values(self.weight, x.dtype) if self.bias is None and self.keeps_cast else None
+        if cast is not None and (y := linear_of_cast(x, self.weight, cast)) is not None:
+            return y
         bias = None if self.bias is None else self.bias.to(x.dtype)
         return linear(x, self._cast(self.weight, x.dtype) if self.keeps_cast else self.weight.to(x.dtype), bias)
 
