@@ -32,6 +32,7 @@ FILES = (
     "kernels/layers/test_cross_entropy.py",
     "kernels/layers/test_norms.py",
     "kernels/test_noise.py",
+    "kernels/test_operators.py",
     "kernels/test_ops.py",
     "kernels/test_products.py",
     "models/networks/test_decoder.py",

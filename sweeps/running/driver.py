@@ -265,12 +265,12 @@ def unfinished(plan: Plan, again: Collection[str] = ()) -> set[str]:
 
     A checkpoint that is missing makes a finished trial run again only if a trial that has to run starts from it.
     """
-    needed: dict[str, set[int | None]] = defaultdict(set)
+    needed: dict[str, set[int]] = defaultdict(set)
     missing = set()
     for key, planned in reversed(plan.trials.items()):  # branches come before their parents
-        if key in again or not _has_result(planned) or any(lacks(planned, step) for step in needed[key]):
+        if key in again or not _has_result(planned) or not planned.folder.has(needed[key]):
             missing.add(key)
-            if planned.parent is not None:
+            if planned.parent is not None and planned.trial.branch.step is not None:
                 needed[planned.parent].add(planned.trial.branch.step)
     return missing
 
