@@ -253,10 +253,12 @@ def test_a_sweep_runs_on_the_worker_nodes_and_outlives_one_of_them(
 
     def kill_the_node_of_the_first_trial() -> None:
         while not ended.wait(0.05):
-            for pid in filter(None, (holder_of(folder) for folder in running(plan))):
+            at_work = [folder for folder in running(plan) if attempts(folder)]  # `attempts` counts it from here on
+            for pid in filter(None, map(holder_of, at_work)):
                 node = parent_of(pid)  # the node's raylet
                 killed.append(Path(f"/proc/{node}/environ").read_bytes())
                 os.kill(node, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)  # a lost machine takes its workers with it, at once
                 return
 
     killer = Thread(target=kill_the_node_of_the_first_trial)
