@@ -71,7 +71,7 @@ def _with_specials(x: Tensor, seed: int) -> Tensor:
 def test_compiled_sums_have_the_bits_of_the_reference(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a short run special values are in one operand of each pair, by turns."""
+    """Check pairs with special values in either operand, and in a short run in one of them, by turns."""
     for k in LENGTHS:
         for i, (a, b) in enumerate(_operands(dtype, k, k)):
             special = ((_with_specials(a, i), b), (a, _with_specials(b, i)))

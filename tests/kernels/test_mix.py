@@ -114,7 +114,7 @@ def check(x: Tensor, text: str, axis: int = -1, seed: int = 5) -> Tensor:
 @pytest.mark.parametrize("text", MIXTURES)
 @pytest.mark.parametrize("axis", [-1, 0])
 def test_mixtures_decide_as_the_loop_does(text: str, axis: int) -> None:
-    """In a short run each mixture meets each input along one axis."""
+    """Check each mixture with each input along both axes, and in a short run along one."""
     for i, name in enumerate(KINDS):
         shape = ((40, 70), (66, 150), (33, 16))[i % 3]
         if DEEP or (i + axis + MIXTURES.index(text)) % 2:
@@ -123,7 +123,7 @@ def test_mixtures_decide_as_the_loop_does(text: str, axis: int) -> None:
 
 @pytest.mark.parametrize("text", MIXTURES)
 def test_reference_and_cpu_decide_alike(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a short run each mixture meets each input with one dtype."""
+    """Check each mixture with each input in all dtypes, and in a short run in one."""
     before = torch.get_num_threads()
     for i, (name, dtype) in enumerate(product(KINDS, DTYPES)):
         if not DEEP and (i // len(DTYPES) + i + MIXTURES.index(text)) % len(DTYPES):

@@ -686,7 +686,7 @@ def test_quantizing_with_rotation_is_quantizing_what_was_rotated() -> None:
 @pytest.mark.parametrize("text", [text for text in QUANTIZERS if Quantizer.parse(text).format.bits <= 16])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_is_decoded_is_what_quantize_returns(text: str, dtype: torch.dtype) -> None:
-    """In a short run each quantizer meets every shape with one dtype."""
+    """Check each quantizer with every shape in all dtypes, and in a short run in one."""
     q = Quantizer.parse(text)
     shapes = ((33, 50, 3), (7, 130, 25), (1, 1, 1), (64, 3, 1), (0, 4, 1), (4, 0, 1))
     for rows, cols, octaves in shapes if DEEP else shapes[(DTYPES.index(dtype) + QUANTIZERS.index(text)) % 3 :: 3]:

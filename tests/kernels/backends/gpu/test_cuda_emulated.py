@@ -48,7 +48,7 @@ def test_every_family_gives_the_references_bits(checks: Checks, family: str, dty
 
 @pytest.mark.parametrize("text", MS_EDEN)
 def test_ms_eden_gives_the_references_bits(checks: Checks, text: str) -> None:
-    """In a short run a rotation meets every shape along one axis, which alternates."""
+    """Check each rotation with every shape along both axes, and in a short run along one, by turns."""
     names, start = list(KINDS), MS_EDEN.index(text) * 5
     for i, (shape, axis) in enumerate(product((*ODD, (34, 48)), (-1, 0)), start=start):
         if not DEEP and i % 2:
