@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, NullFormatter
 from matplotlib.transforms import ScaledTranslation, Transform
 
 from fewbits.analysis.figures.panels import (
@@ -35,7 +35,7 @@ FEW = 12  # lines with at most so many points have a mark at each
 FARTHEST = 4.0  # the factor by which the paper's numbers may extend the range of a panel
 LEAST = 1e-5  # half of the smallest range of changes that a panel shows
 ROW = 1.62  # the height of a row of panels in inches
-AXES = ("number", "tokens", "percent", "change")
+AXES = ("number", "log", "tokens", "percent", "change")
 WEIGHTS = {"quiet": 0.8, "text": 1.0, "line": 1.0}  # widths of reference lines by their colour
 
 
@@ -209,6 +209,10 @@ def _format(axes: Axes, panel: Panel) -> None:
     for axis, kind in ((axes.xaxis, panel.x_axis), (axes.yaxis, panel.y_axis)):
         if kind in formats:
             axis.set_major_formatter(formats[kind])
+    if panel.x_axis == "log":
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
     if panel.x_axis == "tokens":
         axes.locator_params(axis="x", nbins=4)
     axes.set_xlabel(panel.x_label)

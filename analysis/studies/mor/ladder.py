@@ -10,11 +10,12 @@ from matplotlib.figure import Figure
 from fewbits.analysis.engine.results.arms import arm_table
 from fewbits.analysis.engine.results.data import NoData
 from fewbits.analysis.engine.results.frames import Results
+from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.engine.results.places import not_planned, sweep_places
 from fewbits.analysis.engine.statistics.estimates import ALPHA, summary
-from fewbits.analysis.figures.curves import Line, Panel, Rule, curve_figure
+from fewbits.analysis.figures.curves import Line, Panel, PaperMark, Rule, curve_figure
 from fewbits.analysis.figures.series import band_of, means_of
-from fewbits.analysis.figures.theme import STYLES
+from fewbits.analysis.figures.theme import STYLES, Style
 from fewbits.analysis.report.items import FigureResult, Picture
 from fewbits.analysis.report.registry import figure
 from fewbits.analysis.studies.mor.tensors import fallback_shares, tensors
@@ -38,17 +39,27 @@ def ladder(results: Results) -> Picture:
     found[FALLBACK] = _points(part, fallback_shares(tensors(part)), arms=("ladder-block",))
     if not any(found.values()):
         return NoData("no probe of the ladder is finished")
+    papers = (PaperMark(1 - paper("mor").numbers["threshold-share"].value, _style("ladder-block")),)
 
     def draw() -> Figure:
         panels = [
-            Panel("", _lines(points), (Rule(0, "text"),), x_label="parameters, M", y_label=title, y_axis="percent")
+            Panel(
+                lines=_lines(points),
+                rules=(Rule(0, "text"),),
+                paper=papers if title == FALLBACK else (),
+                x_label="parameters, M",
+                y_label=title,
+                x_axis="log",
+                y_axis="percent",
+            )
             for title, points in found.items()
         ]
-        return curve_figure([panels], height=2.6)
+        return curve_figure([panels], height=2.6, paper="the paper's threshold")
 
     trends = [note for title, points in found.items() for note in _trends(title, points)]
     notes = (
-        "Trunks have equally many tokens per parameter. The paper's model has 8.5 B parameters.",
+        "Trunks have equally many tokens per parameter.",
+        "The hollow mark is the share that the paper chose its threshold for, at 8.5 B parameters.",
         *trends,
     )
     return FigureResult(draw, tuple(m.id for m in part.members if m.cell.arm in ARMS), notes)
@@ -68,9 +79,12 @@ def _lines(points: Points) -> tuple[Line, ...]:
     for arm, sizes in points.items():
         found = [summary(list(seeds.values()), 1 - 2 * ALPHA) for _, seeds in sorted(sizes.items())]
         x = np.array(sorted(sizes)) / 1e6
-        style = STYLES[ARMS.index(arm)]
-        lines.append(Line(x, means_of(found), style, arm_table("mor").label(arm), band_of(found), points=True))
+        lines.append(Line(x, means_of(found), _style(arm), arm_table("mor").label(arm), band_of(found), points=True))
     return tuple(lines)
+
+
+def _style(arm: str) -> Style:
+    return STYLES[ARMS.index(arm)]
 
 
 def _trends(title: str, points: Points) -> list[str]:

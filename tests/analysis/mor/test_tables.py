@@ -69,7 +69,6 @@ def test_what_cannot_be_had_is_said(found: Results) -> None:
     made = table("Table 2", found)
     assert isinstance(cell(made, "MMLU", "Configuration 1: Block").ours, OutOfReach)
     assert cell(made, "MMLU", "Configuration 1: Block").paper == 45.95
-    assert isinstance(cell(made, "Training loss", "Configuration 2: Block").ours, NotPlanned)
     assert mean(cell(made, "Loss on other text (ours, in place of tasks)", "Configuration 1: BF16")) == 3.0
 
 
@@ -103,7 +102,7 @@ def test_settings_are_those_of_the_trials_and_assumed_where_the_paper_is_silent(
     assert isinstance(schedule, Setting)
     assert "constant" in schedule.text
     assert "linear" in schedule.text
-    assert isinstance(cell(made, "Batch", "Configuration 2").ours, NotPlanned)
+    assert text(cell(made, "Batch", "Configuration 2")) == "12"
 
 
 def test_noise_is_what_pairs_and_seeds_differ_by(found: Results) -> None:
@@ -178,7 +177,7 @@ def test_other_families_are_compared_with_their_own_bf16(plans: Callable[..., Pl
     own = plans("scale=cpu-full", "sweep=families", "seeds=[0,1]")
     made = table("Families", results(own, World(effect={"mor@tensor": 0.004})))
     titles = [row.title for row in made.rows]
-    assert len(titles) == 2 * 3 * 3 * 3
+    assert len(titles) == 2 * 3 * (3 + 2), "models, partitions, and thresholds with GAM or other scalings"
     assert mean(made.rows[titles.index("gpt2-nano tensor 0.03 gam")].cells[0]) == pytest.approx(0.4, rel=0.01)
     assert mean(made.rows[titles.index("llama2-nano channel 0.045 e8m0")].cells[0]) == pytest.approx(0.0, abs=0.01)
 

@@ -19,8 +19,13 @@ EFFECTS = ("M8", "M18")
 
 
 def paper_error(arm: str, configuration: str, block: int, part: str, slot: str, end: bool) -> float:
-    """Errors as the paper reports them: high in FC2's input, FC1's gradient in block 1, the last block's gradients."""
+    """Errors as the paper reports them: high in FC2's input, FC1's gradient in block 1, the last block's gradients.
+
+    Under configuration 2 weights are high, too, in early blocks, and no forward tensor is in later ones.
+    """
     less = 0.0005 if arm == "block-64" else 0.0
+    if configuration == "2" and (part, slot) in (("up", "fprop.w"), ("down", "fprop.w"), ("down", "fprop.x")):
+        return 0.11 if block == FIRST else 0.03
     if slot == "wgrad.x":
         return FLOOR
     if slot == "fprop.x" and part == "down":
@@ -33,7 +38,7 @@ def paper_error(arm: str, configuration: str, block: int, part: str, slot: str, 
 
 
 def paper_fallback(arm: str, configuration: str, block: int, part: str, slot: str, end: bool) -> float:
-    share = {"tensor": 0.12, "block": 0.06, "channel": 0.03}.get(arm, 0.0)
+    share = {"tensor": 0.12, "block": 0.06, "channel": 0.03}.get(arm, 0.0) + (0.02 if configuration == "2" else 0.0)
     return 0.9 if arm == "tensor" and (part, slot) == ("down", "fprop.x") else share
 
 
@@ -72,17 +77,9 @@ def outcomes(found: Mapping[str, Verdict], names: tuple[str, ...]) -> dict[str, 
 
 def test_where_all_is_as_the_paper_says_every_claim_that_runs_is_reproduced(six: Plan) -> None:
     found = judged(six, TRUE)
-    in_part = {
-        "M3",
-        "M5",
-        "M6",
-        "M7",
-        "M8",
-        "M17",
-        "M18",
-    }  # with parts that this scale does not run, or that no one can
+    in_part = {"M6", "M7", "M8", "M17", "M18"}  # with parts that need larger models
     expected = {name: IN_PART if name in in_part else REPRODUCED for name in found}
-    expected |= {"M4": Outcome.OUT_OF_REACH, "M10": Outcome.NOT_RUN, "M12": Outcome.NOT_RUN}
+    expected |= {"M4": Outcome.OUT_OF_REACH}
     expected |= {"M22": INCONCLUSIVE}  # six equal shares: p is 2^-6 by their signs, which many claims do not leave
     assert {name: (one.outcome, one.reason) for name, one in found.items() if one.outcome is not expected[name]} == {}
 
@@ -95,7 +92,7 @@ def test_a_claim_reproduced_in_part_names_its_parts(six: Plan) -> None:
 
 def test_where_nothing_happens_nulls_hold_and_effects_are_not_seen_at_this_scale(six: Plan) -> None:
     found = judged(six, NULL, *LOSSES, *EFFECTS, "M9", "M13", "M14")
-    assert outcomes(found, LOSSES) == {name: REPRODUCED if name == "M19" else IN_PART for name in LOSSES}
+    assert outcomes(found, LOSSES) == {name: REPRODUCED if name in ("M3", "M19") else IN_PART for name in LOSSES}
     assert outcomes(found, EFFECTS) == dict.fromkeys(EFFECTS, NOT_SEEN)
     assert not any(found[name].covered for name in (*LOSSES, *EFFECTS))
     assert outcomes(found, ("M9", "M13", "M14")) == dict.fromkeys(("M9", "M13", "M14"), NOT_SEEN), "of far longer runs"

@@ -56,7 +56,7 @@ class World(worlds.World):
                     rows.append(labels | {"slot": "weight"})
                     for slot, spelled in operands.items():
                         of_this = (arm, configuration, block + 1, part, slot, end)
-                        wobble = self.wobble * (wave(slot + part, seed) + (5 * seed % 7 - 3) / 3)
+                        wobble = self.wobble * (wave(slot + part + configuration, seed) + (5 * seed % 7 - 3) / 3)
                         share = min(1.0, max(0.0, self.fallback(*of_this) + wobble))
                         rows.append(
                             labels
