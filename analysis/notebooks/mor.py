@@ -38,8 +38,10 @@ mor.summary()
 # The paper trains a model of 8 B parameters on 1 T tokens, once for each arm. Here its recipes train small models of
 # the same family (squared ReLU, partial rotary embeddings, untied embeddings) on text that every machine has. Arms
 # branch from a common trunk that was trained in BF16, one for each seed, and the learning rate decays to zero. So only
-# the recipe differs between arms, and rounding cannot decide when a model leaves a plateau of the loss. The verdicts
-# state what such runs show about the paper, and which claims are out of their reach.
+# the recipe differs between arms, and rounding cannot decide when a model leaves a plateau of the loss. At scale sizes
+# models of three sizes train in BF16, and recipes are measured at their ends. At scale pretrained nothing is trained:
+# recipes are measured at the weights of a published model, which has another architecture (SwiGLU). The verdicts state
+# what such runs show about the paper, and which claims are out of their reach.
 #
 # ## The method
 #

@@ -43,7 +43,8 @@ nvfp4.summary()
 # from scratch or branch from a run in NVFP4. Operands are rounded to the arm's formats and multiplied in BF16 with FP32
 # sums. Hardware multiplies codes and applies scales to the sums. Here operands are multiplied by their scales first,
 # and the results are rounded to BF16, which changes NVFP4's values by at most 0.4 %. Validation losses are computed
-# with the arm's own formats.
+# with the arm's own formats. At scale pretrained nothing is trained: recipes are measured at the weights of a published
+# model of another architecture (SwiGLU).
 #
 # ## The format
 #
