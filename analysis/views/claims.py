@@ -106,15 +106,13 @@ def groups(verdicts: Mapping[str, Verdict]) -> list[ClaimGroup]:
 
 
 def summary(verdicts: Mapping[str, Verdict]) -> Markup:
-    """Return a table of verdicts for each group of claims."""
-    shown = [
-        (
-            group,
-            tally((verdicts[claim.id] for claim in group.claims), zeros=False),
-            [_row(verdicts[claim.id]) for claim in group.claims],
-        )
-        for group in groups(verdicts)
-    ]
+    """Return a table of verdicts for each group of claims, and the ids of those that were not run."""
+    shown = []
+    for group in groups(verdicts):
+        members = [verdicts[claim.id] for claim in group.claims]
+        rows = [_row(verdict) for verdict in members if verdict.outcome is not Outcome.NOT_RUN]
+        not_run = [verdict.claim for verdict in members if verdict.outcome is Outcome.NOT_RUN]
+        shown.append((group, tally(members, zeros=False), rows, not_run))
     return render("summary", groups=shown)
 
 
@@ -142,6 +140,7 @@ def card(verdict: Verdict, trials: Trials) -> Markup:
         "claim",
         claim=claim,
         verdict=verdict,
+        not_run=verdict.outcome is Outcome.NOT_RUN,
         kind=verdict.outcome.value.replace(" ", "-"),
         badge=badge(verdict.outcome),
         group=GROUPS[claim.reach][0].removesuffix("s").lower(),

@@ -47,7 +47,10 @@ class LineView:
 
 
 def table_html(result: TableResult, trials: Trials) -> Markup:
-    """Return the table with its notes and the trials behind each number."""
+    """Return the table with its notes and the trials behind each number; folded if no number of ours was planned."""
+    numbers = [cell.ours for row in result.rows for cell in row.cells]
+    missing = next((number for number in numbers if isinstance(number, NotPlanned)), None)
+    folded = all(isinstance(number, NotPlanned | OutOfReach) or number == Setting("") for number in numbers)
     return (result.control or Markup()) + render(
         "table",
         groups=list(_groups(result.columns)),
@@ -56,6 +59,7 @@ def table_html(result: TableResult, trials: Trials) -> Markup:
         notes=(*result.notes, *_unreached(result)),
         behind=_behind(result),
         trials=trials,
+        folded=why_missing(missing) if missing and folded else "",
     )
 
 
