@@ -16,6 +16,7 @@ import yaml
 from matplotlib.figure import Figure
 
 from fewbits import cli
+from fewbits.analysis.engine.claims.findings import Outcome
 from fewbits.analysis.engine.claims.judging import judge_study
 from fewbits.analysis.engine.claims.schema import load_claims
 from fewbits.analysis.engine.results.paper import paper
@@ -162,6 +163,21 @@ def test_the_verdicts_are_those_of_the_registry(original: Made) -> None:
     assert {"✓ reproduced", "? inconclusive", "– out of reach", "· not run"} <= set(
         re.findall(r"[✓✗?–·] [a-z ]*[a-z]", original.page.words)
     )
+
+
+def test_what_a_scale_does_not_run_is_listed_by_id_and_folded(original: Made) -> None:
+    record = json.loads((original.folder / "verdicts.json").read_text())
+    text = (original.folder / "index.html").read_text()
+    outcomes = {name: found["outcome"] for name, found in record["claims"].items()}
+    not_run = {name for name, outcome in outcomes.items() if outcome == Outcome.NOT_RUN}
+    assert not_run
+    rows = set(re.findall(r'<tr><th scope="row"><a href="#(\w[^"]*)"><b>', text))
+    assert rows == set(outcomes) - not_run
+    for name in outcomes:
+        card = text.split(f'id="{name}">', 1)[1].split("</section>", 1)[0]
+        said = re.sub(r"<details>.*?</details>", "", card, flags=re.DOTALL)
+        assert ("We test: " in card and "We test: " not in said) == (name in not_run and "We test: " in card)
+        assert f'href="#{name}"' in text
 
 
 def test_a_number_leads_to_its_trials(original: Made) -> None:
