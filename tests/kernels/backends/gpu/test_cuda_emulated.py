@@ -97,6 +97,17 @@ def test_any_partition_with_any_parts_left_out(
     checks.quantizer(x, q, axis, partition=part, **skip)
 
 
+@pytest.mark.parametrize("text", ["e4m3:128x128:amax", "e2m1:1x16:nvfp4"])
+def test_calls_that_differ_only_in_their_parts(checks: Checks, text: str) -> None:
+    """Check one matrix with several partitions, with and without parts left out: each has a plan of its own."""
+    x, q = make("lognormal", (136, 144), torch.bfloat16), Quantizer.parse(text)
+    for part in (None, (1, 16), (16, 16), (128, 128), (7, 5), (136, 144), (1, 16)):
+        checks.quantizer(x, q, -1, partition=part)
+        if part:
+            grid = [-(-n // size) for n, size in zip(x.shape, part, strict=True)]
+            checks.quantizer(x, q, -1, partition=part, skip=torch.rand(grid, generator=generator(1)) < 0.5)
+
+
 @examples(30)
 @given(x=matrices(), row=quantizers(), column=quantizers(), seed=st.integers(0, 2**63 - 1))
 def test_both_axes_in_one_reading_are_two_calls(
