@@ -3,8 +3,8 @@
 Each part is a command with a time limit: parity with the reference, compute-sanitizer, benchmarks, training at gpu
 scale, executed FP8 products beside their emulation, and torchtitan. When a part ends, its result is written to
 FOLDER/PART.json and its output to FOLDER/PART.log, and docs/measured/cuda-kernels.md is written again. A part that
-passed on this GPU and commit is not run again, so the same command continues after an interruption. Without a GPU the
-exit status is 2; it is 1 if a part failed or ran out of time.
+passed on this GPU and commit, with the same uncommitted changes, is not run again, so the same command continues after
+an interruption. Without a GPU the exit status is 2; it is 1 if a part failed or ran out of time.
 
     make measure-gpu
     .venv/bin/python -m tests.measure_gpu bench trial    # these parts alone, even if they passed before
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import importlib.util
 import json
 import os
@@ -276,9 +277,7 @@ def measured(folder: Path) -> str:
         "| part | result | seconds | GPU and commit | line of its output |",
         "|---|---|---|---|---|",
     ]
-    lines += [
-        f"| {r.part} | {r.status} | {r.seconds:.0f} | {r.gpu}, {r.commit[:10]} | {_cell(r.last)} |" for r in ordered
-    ]
+    lines += [f"| {r.part} | {r.status} | {r.seconds:.0f} | {r.gpu}, {r.commit} | {_cell(r.last)} |" for r in ordered]
     bench = folder / BENCH
     passed = "bench" in results and results["bench"].status == PASSED  # else the file is that of an earlier run
     if passed and bench.is_file():
@@ -321,6 +320,22 @@ def _cell(text: str) -> str:
 _ORDER = {part.name: index for index, part in enumerate(parts(FOLDER))}
 
 
+def version(root: Path = ROOT) -> str:
+    """Return the short commit; if files outside docs/ have changes that are not committed, also their digest."""
+
+    def git(*arguments: str) -> bytes:
+        return subprocess.run(("git", *arguments), cwd=root, capture_output=True, check=False).stdout
+
+    commit = git("rev-parse", "--short=10", "HEAD").decode().strip() or "unknown"
+    changes = git("diff", "HEAD", "--", ".", ":!docs")
+    return f"{commit}+{hashlib.sha256(changes).hexdigest()[:8]}" if changes else commit
+
+
+def _stop(*_: object) -> None:
+    """End as Ctrl-C does, so that the part that runs ends too: it is in a session of its own."""
+    raise KeyboardInterrupt
+
+
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="make measure-gpu", description="Measure the CUDA path on a GPU.")
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"parts to run again: {', '.join(_ORDER)}")
@@ -331,7 +346,6 @@ def main(arguments: Sequence[str]) -> int:
 
     import torch
 
-    from fewbits.experiments.identity import commit
     from fewbits.kernels.backends.gpu import cuda
 
     if complaint := cuda.complaint():
@@ -341,7 +355,8 @@ def main(arguments: Sequence[str]) -> int:
     chosen = [part for part in parts(folder) if not options.parts or part.name in options.parts]
     if any(part.name == "torchtitan" and not part.lacks for part in chosen):
         write_titan_inputs(folder)
-    results = measure(chosen, folder, torch.cuda.get_device_name(), commit() or "unknown", again=bool(options.parts))
+    signal.signal(signal.SIGTERM, _stop)
+    results = measure(chosen, folder, torch.cuda.get_device_name(), version(), again=bool(options.parts))
     return int(any(result.status in (FAILED, TIMED_OUT) for result in results))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -81,6 +82,44 @@ def test_a_part_that_takes_too_long_ends_with_all_its_processes(tmp_path: Path, 
     assert run(tmp_path / "results", page, python("slow", code, seconds=2)) == [TIMED_OUT]
     assert time.monotonic() - start < 30
     assert not _runs(int(pid.read_text()))
+
+
+def test_a_signal_that_ends_the_measurement_ends_the_part_that_runs(tmp_path: Path, page: Path) -> None:
+    pid = tmp_path / "pid"
+    code = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    script = (
+        "import pathlib, signal, sys; from tests import measure_gpu as m; signal.signal(signal.SIGTERM, m._stop); "
+        f"part = m.Part('slow', (sys.executable, '-c', {code!r}), 60); "
+        f"m.measure([part], pathlib.Path({str(tmp_path)!r}), 'GPU', 'commit', page=pathlib.Path({str(page)!r}))"
+    )
+    measuring = subprocess.Popen([sys.executable, "-c", script], cwd=measure_gpu.ROOT, stderr=subprocess.DEVNULL)
+    end = time.monotonic() + 60
+    while not (pid.exists() and pid.read_text()) and time.monotonic() < end:
+        time.sleep(0.05)
+    measuring.terminate()
+    assert measuring.wait(60) != 0
+    assert not _runs(int(pid.read_text()))
+    assert not (tmp_path / "slow.json").exists()
+
+
+def test_changes_that_are_not_committed_are_another_version(tmp_path: Path) -> None:
+    """Check changes of sources; those of docs/, where the page is written, do not count."""
+    git = ("git", "-c", "user.name=A", "-c", "user.email=a@b.c", "-C", str(tmp_path))
+    for name in ("docs/page.md", "kernel.cu"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("one\n")
+    for command in (("init", "-q"), ("add", "-A"), ("commit", "-qm", "one")):
+        subprocess.run((*git, *command), check=True)
+    committed = measure_gpu.version(tmp_path)
+    assert len(committed) == 10
+    (tmp_path / "docs/page.md").write_text("two\n")
+    assert measure_gpu.version(tmp_path) == committed
+    changed = set()
+    for text in ("two\n", "three\n"):
+        (tmp_path / "kernel.cu").write_text(text)
+        changed.add(measure_gpu.version(tmp_path))
+    assert len(changed) == 2
+    assert all(version.startswith(f"{committed}+") for version in changed)
 
 
 def _runs(pid: int) -> bool:
