@@ -3,8 +3,8 @@
 Each part is a command with a time limit: parity with the reference, compute-sanitizer, benchmarks, training at gpu
 scale, executed FP8 products beside their emulation, and torchtitan. When a part ends, its result is written to
 FOLDER/PART.json and its output to FOLDER/PART.log, and docs/measured/cuda-kernels.md is written again. A part that
-passed on this GPU and commit is not run again, so the same command continues after an interruption. Without a GPU the
-exit status is 2; it is 1 if a part failed or ran out of time.
+passed on this GPU and commit, with the same uncommitted changes, is not run again, so the same command continues after
+an interruption. Without a GPU the exit status is 2; it is 1 if a part failed or ran out of time.
 
     make measure-gpu
     .venv/bin/python -m tests.measure_gpu bench trial    # these parts alone, even if they passed before
@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -42,7 +44,7 @@ BENCH = "bench.kernels.json"
 CASES = {
     "128x128, amax": "e4m3:128x128:amax",
     "channel": "e4m3:channel:amax",
-    "channel down, many rows": "e4m3:channel:amax axis=0",
+    "channel down, 8192 rows": "e4m3:channel:amax axis=0",
     "encode, e4m3, 128x128, gam": "encode e4m3:128x128:gam",
     "nvfp4": "e2m1:1x16:nvfp4",
     "nvfp4, stochastic, rht16": "e2m1:1x16:nvfp4:stochastic:rht16",
@@ -52,13 +54,22 @@ CASES = {
 
 @dataclass(frozen=True)
 class Part:
-    """A command that measures one thing. lacks: why it cannot run on this machine; empty if it can."""
+    """A command that measures one thing.
+
+    lacks: why it cannot run on this machine; empty if it can.
+    shows: a text by which the page finds the line of the output that it shows, which is the last one with this text;
+        empty: the last line.
+    store: the store of the command's trial, which is deleted before the part runs, because a finished trial would not
+        train again.
+    """
 
     name: str
     command: tuple[str, ...]
     seconds: int  # its time limit
     lacks: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
+    shows: str = ""
+    store: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -72,10 +83,13 @@ class Result:
     commit: str
     command: str
     tail: tuple[str, ...] = ()  # the last lines of its output, or why it was skipped
+    shows: str = ""  # as in Part
 
     @property
     def last(self) -> str:
-        return next((line for line in reversed(self.tail) if line.strip()), "")
+        """The line that the page shows: the last one with the text `shows`; if there is none, the last one."""
+        lines = [line for line in self.tail if line.strip()]
+        return ([line for line in lines if self.shows in line] or lines or [""])[-1]
 
 
 def parts(folder: Path) -> tuple[Part, ...]:
@@ -84,26 +98,35 @@ def parts(folder: Path) -> tuple[Part, ...]:
     tests = (python, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider")
     sanitizer = shutil.which("compute-sanitizer")
     lacks = "" if sanitizer else "compute-sanitizer is not installed (it is a part of the CUDA toolkit)"
+    # Without an exit status for errors, hazards that racecheck reports would leave the status of the tests. Errors of
+    # the driver's functions do not count: torch asks the driver for functions that it may lack.
+    checked = (str(sanitizer), "--error-exitcode", "1", "--report-api-errors", "no", "--tool")
     some = ("-k", "classes or weights")
     uncached = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     trial = (
         *(*fewbits, "train", "scale=gpu", "model=gpt2-124m", "training.steps=10", "training.batch=96"),
-        *("evaluation.every=10", "evaluation.windows=24", "evaluation.cloze=0", f"runtime.runs={folder / 'runs'}"),
+        *("evaluation.every=10", "evaluation.windows=24", "evaluation.cloze=0"),
     )
     fp8 = ("recipe=fp8", "recipe.weights=channel", "recipe.block=channel")
+
+    def training(name: str, seconds: int, *recipe: str) -> Part:
+        store = folder / "runs" / name
+        return Part(name, (*trial, *recipe, f"runtime.runs={store}"), seconds, shows="tokens/s", store=store)
+
     return (
         Part("parity", (*tests, "-n", str(min(16, os.cpu_count() or 1))), 480),
-        Part("memcheck", (str(sanitizer), "--tool", "memcheck", *tests, *some), 240, lacks, uncached),
-        Part("racecheck", (str(sanitizer), "--tool", "racecheck", *tests, *some), 240, lacks),
+        Part("memcheck", (*checked, "memcheck", *tests, *some), 240, lacks, uncached, "ERROR SUMMARY"),
+        Part("racecheck", (*checked, "racecheck", *tests, *some), 240, lacks, shows="RACECHECK SUMMARY"),
         Part(
             "bench",
             (*fewbits, "bench", "kernels", "--device", "cuda", "--no-peers", "--json", str(folder / BENCH)),
             180,
+            shows="GB/s",
         ),
-        Part("trial", (*trial, "recipe=nvfp4"), 180),
-        Part("fp8-emulated", (*trial, *fp8), 120),
-        Part("fp8-executed", (*trial, *fp8, "recipe.execute=fp8"), 120),
-        Part("torchtitan", titan(folder), 180, _lacks_titan(), {"HF_HUB_OFFLINE": "1"}),
+        training("trial", 180, "recipe=nvfp4"),
+        training("fp8-emulated", 120, *fp8),
+        training("fp8-executed", 120, *fp8, "recipe.execute=fp8"),
+        Part("torchtitan", titan(folder), 180, _lacks_titan(), {"HF_HUB_OFFLINE": "1"}, "tps:"),
     )
 
 
@@ -159,6 +182,8 @@ def run(part: Part, folder: Path, gpu: str, commit: str, seconds: float) -> Resu
     if part.lacks or seconds < 1:
         result = Result(part.name, SKIPPED, 0.0, gpu, commit, command, (part.lacks or "no time is left",))
     else:
+        if part.store is not None:
+            shutil.rmtree(part.store, ignore_errors=True)
         with log.open("w") as output:
             process = subprocess.Popen(
                 part.command,
@@ -175,7 +200,8 @@ def run(part: Part, folder: Path, gpu: str, commit: str, seconds: float) -> Resu
             finally:
                 _end(process)
         tail = tuple(log.read_text(errors="replace").splitlines()[-LINES:])
-        result = Result(part.name, status, round(time.monotonic() - start, 1), gpu, commit, command, tail)
+        took = round(time.monotonic() - start, 1)
+        result = Result(part.name, status, took, gpu, commit, command, tail, part.shows)
     write_json(folder / f"{part.name}.json", asdict(result))
     return result
 
@@ -245,16 +271,16 @@ def measured(folder: Path) -> str:
     """Return the measured part of the page: the parts, and the predicted speeds beside the measured ones."""
     results = stored(folder, (path.stem for path in sorted(folder.glob("*.json")) if path.name != BENCH))
     ordered = sorted(results.values(), key=lambda result: _ORDER.get(result.part, len(_ORDER)))
-    gpus = ", ".join(sorted({f"{result.gpu}, commit {result.commit[:10]}" for result in ordered}))
     lines = [
-        f"Measured on {gpus} by `make measure-gpu`.",
+        "Measured by `make measure-gpu`.",
         "",
-        "| part | result | seconds | last line |",
-        "|---|---|---|---|",
+        "| part | result | seconds | GPU and commit | line of its output |",
+        "|---|---|---|---|---|",
     ]
-    lines += [f"| {r.part} | {r.status} | {r.seconds:.0f} | {_cell(r.last)} |" for r in ordered]
+    lines += [f"| {r.part} | {r.status} | {r.seconds:.0f} | {r.gpu}, {r.commit} | {_cell(r.last)} |" for r in ordered]
     bench = folder / BENCH
-    if bench.is_file():
+    passed = "bench" in results and results["bench"].status == PASSED  # else the file is that of an earlier run
+    if passed and bench.is_file():
         lines += ["", *_beside_predictions(json.loads(bench.read_text()), predictions())]
     return "\n".join(lines) + "\n"
 
@@ -287,10 +313,27 @@ def _beside_predictions(bench: Mapping[str, object], shares: Mapping[str, str]) 
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|").strip()
+    """Return a line as a cell of a table, without the escape sequences of colours."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", text).replace("|", "\\|").strip()
 
 
 _ORDER = {part.name: index for index, part in enumerate(parts(FOLDER))}
+
+
+def version(root: Path = ROOT) -> str:
+    """Return the short commit; if files outside docs/ have changes that are not committed, also their digest."""
+
+    def git(*arguments: str) -> bytes:
+        return subprocess.run(("git", *arguments), cwd=root, capture_output=True, check=False).stdout
+
+    commit = git("rev-parse", "--short=10", "HEAD").decode().strip() or "unknown"
+    changes = git("diff", "HEAD", "--", ".", ":!docs")
+    return f"{commit}+{hashlib.sha256(changes).hexdigest()[:8]}" if changes else commit
+
+
+def _stop(*_: object) -> None:
+    """End as Ctrl-C does, so that the part that runs ends too: it is in a session of its own."""
+    raise KeyboardInterrupt
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -303,7 +346,6 @@ def main(arguments: Sequence[str]) -> int:
 
     import torch
 
-    from fewbits.experiments.identity import commit
     from fewbits.kernels.backends.gpu import cuda
 
     if complaint := cuda.complaint():
@@ -313,7 +355,8 @@ def main(arguments: Sequence[str]) -> int:
     chosen = [part for part in parts(folder) if not options.parts or part.name in options.parts]
     if any(part.name == "torchtitan" and not part.lacks for part in chosen):
         write_titan_inputs(folder)
-    results = measure(chosen, folder, torch.cuda.get_device_name(), commit() or "unknown", again=bool(options.parts))
+    signal.signal(signal.SIGTERM, _stop)
+    results = measure(chosen, folder, torch.cuda.get_device_name(), version(), again=bool(options.parts))
     return int(any(result.status in (FAILED, TIMED_OUT) for result in results))
 
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from fewbits.kernels.backends.gpu import cuda
+from fewbits.kernels.backends.gpu.warm import kernels_of
 from fewbits.kernels.bench import cases
 from tests import measure_gpu
+from tests.kernels.backends.gpu.test_machine_code import variants_of
 from tests.measure_gpu import BEGIN, BENCH, END, FAILED, PASSED, SKIPPED, TIMED_OUT, Part, measure, stored
 
 GPU, COMMIT = "NVIDIA Test", "c0ffee" * 7
@@ -80,6 +84,44 @@ def test_a_part_that_takes_too_long_ends_with_all_its_processes(tmp_path: Path, 
     assert not _runs(int(pid.read_text()))
 
 
+def test_a_signal_that_ends_the_measurement_ends_the_part_that_runs(tmp_path: Path, page: Path) -> None:
+    pid = tmp_path / "pid"
+    code = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    script = (
+        "import pathlib, signal, sys; from tests import measure_gpu as m; signal.signal(signal.SIGTERM, m._stop); "
+        f"part = m.Part('slow', (sys.executable, '-c', {code!r}), 60); "
+        f"m.measure([part], pathlib.Path({str(tmp_path)!r}), 'GPU', 'commit', page=pathlib.Path({str(page)!r}))"
+    )
+    measuring = subprocess.Popen([sys.executable, "-c", script], cwd=measure_gpu.ROOT, stderr=subprocess.DEVNULL)
+    end = time.monotonic() + 60
+    while not (pid.exists() and pid.read_text()) and time.monotonic() < end:
+        time.sleep(0.05)
+    measuring.terminate()
+    assert measuring.wait(60) != 0
+    assert not _runs(int(pid.read_text()))
+    assert not (tmp_path / "slow.json").exists()
+
+
+def test_changes_that_are_not_committed_are_another_version(tmp_path: Path) -> None:
+    """Check changes of sources; those of docs/, where the page is written, do not count."""
+    git = ("git", "-c", "user.name=A", "-c", "user.email=a@b.c", "-C", str(tmp_path))
+    for name in ("docs/page.md", "kernel.cu"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("one\n")
+    for command in (("init", "-q"), ("add", "-A"), ("commit", "-qm", "one")):
+        subprocess.run((*git, *command), check=True)
+    committed = measure_gpu.version(tmp_path)
+    assert len(committed) == 10
+    (tmp_path / "docs/page.md").write_text("two\n")
+    assert measure_gpu.version(tmp_path) == committed
+    changed = set()
+    for text in ("two\n", "three\n"):
+        (tmp_path / "kernel.cu").write_text(text)
+        changed.add(measure_gpu.version(tmp_path))
+    assert len(changed) == 2
+    assert all(version.startswith(f"{committed}+") for version in changed)
+
+
 def _runs(pid: int) -> bool:
     """Tell whether a process runs; a zombie, which nobody has waited for, does not."""
     try:
@@ -107,9 +149,83 @@ def test_measured_speeds_stand_beside_the_predicted_ones(tmp_path: Path, page: P
         assert f"| {case} | {shares[name]} | 82% (79% to 83%) |" in page.read_text()
 
 
+def test_speeds_of_a_benchmark_that_failed_are_not_those_of_an_earlier_one(tmp_path: Path, page: Path) -> None:
+    folder = tmp_path / "results"
+    bench = {"rows": 64, "cols": 64, "dtype": "bfloat16", "measured": []}
+    write = f"import pathlib; pathlib.Path({str(folder / BENCH)!r}).write_text({json.dumps(bench)!r})"
+    run(folder, page, python("bench", write))
+    assert "predicted and measured" in page.read_text()
+    run(folder, page, python("bench", "raise SystemExit(1)"), gpu="another GPU")
+    assert "predicted and measured" not in page.read_text()
+
+
+def test_a_trial_that_finished_earlier_trains_again(tmp_path: Path, page: Path) -> None:
+    """Check with a command that, like `fewbits train`, does nothing if its store has the result."""
+    store = tmp_path / "results" / "runs" / "trial"
+    code = (
+        f"import pathlib; p = pathlib.Path({str(store)!r}, 'result'); "
+        "print('done before' if p.exists() else 'trained'); p.parent.mkdir(parents=True, exist_ok=True); p.touch()"
+    )
+    part = replace(python("trial", code), store=store)
+    for _ in range(2):
+        (result,) = measure([part], tmp_path / "results", GPU, COMMIT, page=page, again=True)
+        assert result.tail == ("trained",)
+
+
+def test_parts_that_train_have_a_store_each_which_lies_in_the_folder_of_results(tmp_path: Path) -> None:
+    trained = [part for part in measure_gpu.parts(tmp_path) if "train" in part.command]
+    assert [part.name for part in trained] == ["trial", "fp8-emulated", "fp8-executed"]
+    for part in trained:
+        assert part.store is not None
+        assert part.command[-1] == f"runtime.runs={part.store}"
+        assert tmp_path in part.store.parents
+    assert len({part.store for part in trained}) == len(trained)
+
+
+@pytest.mark.parametrize("name", ["memcheck", "racecheck"])
+def test_errors_that_a_sanitizer_reports_are_a_failure(
+    tmp_path: Path, page: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Check with a sanitizer that, like NVIDIA's, returns the tests' status unless an exit status is asked for."""
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text(
+        f"#!{sys.executable}\nimport sys\nprint('========= SUMMARY: 1 error')\n"
+        "at = sys.argv.index('--error-exitcode') if '--error-exitcode' in sys.argv else None\n"
+        "sys.exit(int(sys.argv[at + 1]) if at else 0)\n"
+    )
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    part = next(part for part in measure_gpu.parts(tmp_path) if part.name == name)
+    assert part.lacks == ""
+    assert run(tmp_path / "results", page, part) == [FAILED]
+
+
+def test_the_page_shows_the_line_that_a_part_names(tmp_path: Path, page: Path) -> None:
+    part = python("trial", "print('step 1  9 tokens/s'); print('\\x1b[31mstep 2\\x1b[0m  8 tokens/s'); print('done')")
+    run(tmp_path, page, replace(part, shows="tokens/s"))
+    assert "| step 2  8 tokens/s |" in page.read_text()
+    run(tmp_path, page, replace(part, shows="no such text"), again=True)
+    assert "| done |" in page.read_text()
+
+
+def test_results_of_two_gpus_are_told_apart(tmp_path: Path, page: Path) -> None:
+    run(tmp_path, page, python("one", ""))
+    run(tmp_path, page, python("two", ""), gpu="another GPU")
+    rows = {line.split("|")[1].strip(): line for line in page.read_text().splitlines() if line.startswith("|")}
+    assert GPU in rows["one"]
+    assert "another GPU" in rows["two"]
+
+
 def test_predictions_are_shown_for_cases_that_the_benchmark_has() -> None:
     assert set(measure_gpu.CASES.values()) <= {case.name for case in cases.CASES}
     assert set(measure_gpu.CASES) <= set(measure_gpu.predictions())
+
+
+@pytest.mark.parametrize("name", measure_gpu.CASES)
+def test_a_case_launches_the_kernels_of_the_class_whose_prediction_stands_beside_it(name: str) -> None:
+    (case,) = [case for case in cases.CASES if case.name == measure_gpu.CASES[name]]
+    x, out = (torch.empty(8192, 8192, dtype=torch.bfloat16) for _ in range(2))  # memory that nothing touches
+    assert kernels_of([lambda: case.into(x, out)]) == variants_of(name)
 
 
 def test_the_page_has_a_place_for_results(tmp_path: Path) -> None:

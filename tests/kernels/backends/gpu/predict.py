@@ -6,7 +6,8 @@ rate, and those that only a part of the multiprocessor executes, at that part's 
 A second read counts fully, with one exception: the tiles of a strip (csrc/strip.cuh) that a CTA reads again come from
 the L2, at its speed and after all other traffic, if those of all CTAs that run at once fit in it. This is assumed.
 
-    python -m tests.kernels.backends.gpu.predict    # writes docs/measured/cuda-kernels-predicted.md
+    python -m tests.kernels.backends.gpu.predict             # writes docs/measured/cuda-kernels-predicted.md
+    python -m tests.kernels.backends.gpu.predict "1x32, mx"  # prints the rows of one class, and writes nothing
 """
 
 import sys
@@ -34,6 +35,26 @@ L2, L2_HOLDS = 6.8e12, 33_152 << 10
 SHARED = (227 << 10) - STATIC_SHARED  # dynamic shared memory of a CTA
 STRIPS, HIGH_STRIPS = "channel down, many rows", "channel down, 8192 rows"
 HEIGHTS = (4096, 8192, 10240, 12288, 14336, 16384, 24576, 32768, 65536)
+SHOWN = (  # the classes of the page
+    "128x128, amax",
+    STRIPS,
+    HIGH_STRIPS,
+    "channel down, many rows, gam",
+    "channel down, many rows, stochastic, with statistics",
+    "nvfp4",
+    "nvfp4, stochastic",
+    "nvfp4, stochastic, rht16",
+    "nvfp4, stochastic, rht16 down",
+    "tensor, amax",
+    "1x32, mx",
+    "128x128, statistics of blocks",
+    "128x128, gam, with statistics",
+    "1x16, statistics of blocks",
+    "encode, e4m3, 128x128, gam",
+    "nvfp4, stochastic, rht16, both axes",
+    "gam by row",
+    "channel",
+)
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 HEAD = """# CUDA kernels: predicted speed
 
@@ -94,24 +115,29 @@ def seconds(variant: Variant, path: Counter[str], rows: int, cached: bool = True
 
 def main(names: Sequence[str]) -> None:
     rows = []
-    for name in names or CLASSES:
-        variants = variants_of(name)
-        if name in BY_ELEMENT or any(variant.file != "quantize.cu" for variant in variants):
-            continue
-        used = [usage(variant, "sm_90") for variant in variants]
-        results = [(v, compiled(v)[1].common_path(), u) for v, u in zip(variants, used, strict=True)]
-        rows_of_class = CLASSES[name][2][0]
-        times = [seconds(variant, path, rows_of_class) for variant, path, _ in results]
-        share = of_copy(variants[0], sum(time for time, _ in times))
-        for i, ((variant, path, use), (_, limit)) in enumerate(zip(results, times, strict=True)):
-            ctas = resident_ctas(
-                use.registers, variant.shape.threads, use.shared_bytes + dynamic(variant, rows_of_class)
-            )
-            last = f"{share:.0%}" if i == len(results) - 1 else ""
-            count = path.total() / ELEMENTS
-            rows.append(f"| {name} | {variant.kernel} | {use.registers} | {ctas} | {count:.1f} | {limit} | {last} |\n")
+    for name in names or SHOWN:
+        rows += rows_of(name)
         print(rows[-1], end="", flush=True)
+    if not names:
         TARGET.write_text(HEAD + "".join(rows) + heights())
+
+
+def rows_of(name: str) -> list[str]:
+    """Return the page's rows of a class: one for each kernel, the last with the share of a copy."""
+    variants, height = variants_of(name), CLASSES[name][2][0]
+    if name in BY_ELEMENT or any(variant.file != "quantize.cu" for variant in variants):
+        raise ValueError(f"class {name!r}: its kernels have no common path of whole vectors, which the model needs")
+    paths = [compiled(variant)[1].common_path() for variant in variants]
+    results = [seconds(variant, path, height) for variant, path in zip(variants, paths, strict=True)]
+    share = of_copy(variants[0], sum(time for time, _ in results))
+    rows = []
+    for i, (variant, path, (_, limit)) in enumerate(zip(variants, paths, results, strict=True)):
+        use = usage(variant, "sm_90")
+        ctas = resident_ctas(use.registers, variant.shape.threads, use.shared_bytes + dynamic(variant, height))
+        last = f"{share:.0%}" if i == len(results) - 1 else ""
+        count = path.total() / ELEMENTS
+        rows.append(f"| {name} | {variant.kernel} | {use.registers} | {ctas} | {count:.1f} | {limit} | {last} |\n")
+    return rows
 
 
 def of_copy(variant: Variant, time: float) -> float:

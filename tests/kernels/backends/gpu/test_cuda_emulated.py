@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fewbits.kernels.backends import build
+from fewbits.kernels.backends import build, reference
 from fewbits.kernels.backends.gpu import tiles
 from fewbits.kernels.backends.gpu.device import Device
 from fewbits.kernels.backends.gpu.warm import Recorder
@@ -22,7 +22,7 @@ from tests.effort import DEEP, examples
 from tests.kernels.backends.gpu.device_checks import DRAWN, Checks, any_bytes, undecided
 from tests.kernels.backends.gpu.emulated import SHARED, EmulatedLauncher, emulated_device
 from tests.kernels.backends.test_parity import FAMILIES, MS_EDEN, STORED, VARIANTS, matrices, parts, quantizers
-from tests.kernels.inputs import DTYPES, EMPTY, KINDS, ODD, generator, make
+from tests.kernels.inputs import DTYPES, EMPTY, KINDS, ODD, assert_same, generator, make
 from tests.kernels.test_mix import MIXTURES
 
 pytestmark = pytest.mark.skipif(build.compiler() is None, reason="there is no C++ compiler for the emulator")
@@ -97,6 +97,17 @@ def test_any_partition_with_any_parts_left_out(
     checks.quantizer(x, q, axis, partition=part, **skip)
 
 
+@pytest.mark.parametrize("text", ["e4m3:128x128:amax", "e2m1:1x16:nvfp4"])
+def test_calls_that_differ_only_in_their_parts(checks: Checks, text: str) -> None:
+    """Check one matrix with several partitions, with and without parts left out: each has a plan of its own."""
+    x, q = make("lognormal", (136, 144), torch.bfloat16), Quantizer.parse(text)
+    for part in (None, (1, 16), (16, 16), (128, 128), (7, 5), (136, 144), (1, 16)):
+        checks.quantizer(x, q, -1, partition=part)
+        if part:
+            grid = [-(-n // size) for n, size in zip(x.shape, part, strict=True)]
+            checks.quantizer(x, q, -1, partition=part, skip=torch.rand(grid, generator=generator(1)) < 0.5)
+
+
 @examples(30)
 @given(x=matrices(), row=quantizers(), column=quantizers(), seed=st.integers(0, 2**63 - 1))
 def test_both_axes_in_one_reading_are_two_calls(
@@ -142,6 +153,42 @@ def test_blocks_of_every_class(checks: Checks, text: str, shape: tuple[int, int]
     x = make("lognormal", shape, torch.bfloat16)
     checks.quantizer(x, q, axis, partition=q.block.resolve(shape, axis))
     checks.values(make("one bad", shape, torch.float32), q, axis)
+
+
+MARGIN = 1 << 14  # elements before and behind a matrix: more than a row, and a multiple of 16 bytes
+
+
+def amid(x: Tensor, fill: float) -> tuple[Tensor, Tensor]:
+    """Return a copy of a matrix, and the memory in which it lies between margins that are filled with a number."""
+    memory = torch.full((x.numel() + 2 * MARGIN,), fill, dtype=x.dtype)
+    inside = memory[MARGIN:-MARGIN].view(x.shape)
+    return inside.copy_(x), memory
+
+
+# Heights with one row of a thread's eight missing, one too many, and none; rows of whole vectors and others.
+EDGES = tuple(product((7, 9, 128, 135), (16, 24, 33, 136)))
+
+
+@pytest.mark.parametrize("shape", EDGES)
+def test_nothing_beyond_a_matrix_is_read_or_written(checks: Checks, shape: tuple[int, int]) -> None:
+    """Check matrices between infinities, which would spoil what reads them, and results between numbers that stay."""
+    i = EDGES.index(shape)
+    x, _ = amid(make("lognormal", shape, DTYPES[i % 3], seed=i), float("inf"))
+    for text in ("e4m3:128x128:amax", "e2m1:1x16:nvfp4:stochastic", "e4m3:channel:gam", "e4m3:3x5:amax", "e4m3"):
+        q = Quantizer.parse(text)
+        outs = [amid(torch.zeros_like(x), 7.0) for _ in range(3)]
+        want = [reference.quantize(x, q, axis, 3)[0] for axis in (-1, 0)]
+        checks.backend.quantize(x, q, -1, 3, out=outs[0][0])
+        checks.backend.quantize_both(x, q, q, 3, 3, out=(outs[1][0], outs[2][0]))
+        for (out, memory), values in zip(outs, (want[0], *want), strict=True):
+            assert_same(out, values, f"{q} of {shape}")
+            assert (memory[:MARGIN] == 7).all()
+            assert (memory[-MARGIN:] == 7).all()
+    codes = reference.encode(x, q, -1, 0)
+    out, memory = amid(torch.zeros_like(x), 7.0)
+    checks.backend.decode(*codes, q, -1, shape[1], x.dtype, out=out)
+    assert_same(out, reference.decode(*codes, q, -1, shape[1], x.dtype), f"codes of {shape}")
+    assert int((memory == 7).sum()) == 2 * MARGIN + int((out == 7).sum())
 
 
 # Heights around the limits: of tiles that hold whole columns; of tiles of 1024 rows (float32: 2048), of which two (one)

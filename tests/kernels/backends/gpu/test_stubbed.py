@@ -4,7 +4,7 @@ import ctypes
 import errno
 import fcntl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
 
@@ -14,9 +14,10 @@ from torch import Tensor
 
 from fewbits.kernels.backends import reference
 from fewbits.kernels.backends.build import BuildError
-from fewbits.kernels.backends.gpu import cubins, cuda, tiles
+from fewbits.kernels.backends.gpu import cubins, cuda, device, tiles
 from fewbits.kernels.backends.gpu.calls import Call, DecodeCall, WeightCall
 from fewbits.kernels.backends.gpu.device import Device
+from fewbits.kernels.backends.gpu.variants import Kernel, Launcher, Variant
 from fewbits.kernels.backends.gpu.warm import Recorder
 from fewbits.kernels.quantizer import Quantizer
 from tests.kernels.backends.gpu import stubbed
@@ -135,6 +136,97 @@ def test_a_repeated_call_with_other_memory_seed_and_signs(stub: Stub) -> None:
                 got = stub.device.quantize(x, q, -1, seed, want_stats=True)
                 for a, b in zip(got, want, strict=True):
                     assert_same(a, b, f"{q}, {seed=}, {start=}")
+
+
+def beside_16_bytes(t: Tensor) -> Tensor:
+    """Return a copy of a matrix that begins one element after a multiple of 16 bytes."""
+    copy = torch.empty(t.numel() + 1, dtype=t.dtype)[1:].view(t.shape).copy_(t)
+    assert t.data_ptr() % 16 == 0 != copy.data_ptr() % 16
+    return copy
+
+
+@pytest.mark.parametrize("text", ["e4m3:128x128:amax", "e2m1:1x16:nvfp4:stochastic"])
+def test_a_result_that_begins_between_16_bytes_beside_an_input_that_does_not(stub: Stub, text: str) -> None:
+    """Check that every matrix decides which accesses are possible; the emulator refuses others, as a GPU does."""
+    x, q = make("lognormal", (40, 72), torch.bfloat16), Quantizer.parse(text)
+    want = reference.quantize(x, q, -1, 3)[0]
+    for out in (torch.empty_like(x), beside_16_bytes(x), torch.empty_like(x)):
+        assert_same(stub.device.quantize(x, q, -1, 3, out=out)[0], want, text)
+    down = reference.quantize(x, q, 0, 4)[0]
+    for outs in ((torch.empty_like(x), beside_16_bytes(x)), (beside_16_bytes(x), torch.empty_like(x))):
+        for got, expected in zip(stub.device.quantize_both(x, q, q, 3, 4, out=outs), (want, down), strict=True):
+            assert_same(got, expected, f"both axes of {text}")
+
+
+def test_codes_extents_and_weights_that_begin_between_16_bytes(stub: Stub) -> None:
+    x, q = make("lognormal", (40, 64), torch.bfloat16), Quantizer.parse("e2m1:1x16:nvfp4")
+    codes, scales, groups = reference.encode(x, q, -1, 0)
+    want = reference.decode(codes, scales, groups, q, -1, 64, x.dtype)
+    for stored, out in ((beside_16_bytes(codes), torch.empty_like(x)), (codes, beside_16_bytes(x))):
+        assert_same(stub.device.decode(stored, scales, groups, q, -1, 64, x.dtype, out=out), want, "values")
+    moved = beside_16_bytes(x)
+    for got, expected in zip(stub.device.extent(moved, (16, 16)), reference.extent(x, (16, 16)), strict=True):
+        assert_same(got, expected, "extent")
+    bits = torch.full((2, 2), 4.0)
+    got = stub.device.sample_weight(moved, bits, 5, "uniform", 32, x.dtype)
+    assert_same(got, reference.sample_weight(x, bits, 5, "uniform", 32, x.dtype), "sampled weight")
+
+
+def test_the_same_call_on_another_device_launches_there(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that a plan belongs to a device: its kernels are loaded there."""
+    stub.driver.stub_set_executes(0)
+    x = torch.zeros(40, 72, dtype=torch.bfloat16)
+    for index in (0, 1, 0):
+        monkeypatch.setattr(Tensor, "get_device", lambda _, index=index: index)
+        stub.driver.stub_make_current(index)
+        stub.device.quantize(x, SMALL, -1, 0)
+    assert [launch.device for launch in stub.launches] == [0, 1, 0]
+
+
+def test_plans_are_dropped_when_there_are_too_many(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "MOST_PLANS", 3)
+    for rows in (*range(1, 9), *range(1, 9)):
+        x = make("lognormal", (rows, 24), torch.bfloat16)
+        assert_same(stub.device.quantize(x, SMALL, -1, 0)[0], reference.quantize(x, SMALL, -1, 0)[0], f"{rows} rows")
+        assert len(stub.device._plans) <= 3
+
+
+class Interrupted:
+    """A launcher that calls `meanwhile` once, before the second launch."""
+
+    def __init__(self, launcher: Launcher, meanwhile: Callable[[], None]) -> None:
+        self._launcher, self._meanwhile, self._launches = launcher, meanwhile, 0
+
+    def kernel(self, variant: Variant, device: torch.device) -> Kernel:
+        kernel = self._launcher.kernel(variant, device)
+
+        def run(blocks: int, shared: int, arguments: int) -> None:
+            self._launches += 1
+            if self._launches == 2:
+                self._meanwhile()
+            kernel(blocks, shared, arguments)
+
+        return run
+
+    def shared_memory(self, device: torch.device) -> int:
+        return self._launcher.shared_memory(device)
+
+
+def test_two_threads_make_the_same_call_with_other_matrices(stub: Stub) -> None:
+    """Check a call that another thread makes between the two launches of the first: they share a plan, no arguments."""
+    q, results = Quantizer.parse("e2m1:1x16:nvfp4:stochastic"), list[Tensor]()
+    first, second = (make("lognormal", (40, 72), torch.bfloat16, seed=seed) for seed in (1, 2))
+
+    def meanwhile() -> None:
+        thread = threading.Thread(target=lambda: results.append(shared.quantize(second, q, -1, 2)[0]))
+        thread.start()
+        thread.join()
+
+    shared = Device(Interrupted(stub.device._launcher, meanwhile))
+    results.append(shared.quantize(first, q, -1, 1)[0])
+    for got, x, seed in zip(results, (second, first), (2, 1), strict=True):
+        assert_same(got, reference.quantize(x, q, -1, seed)[0], f"thread with seed {seed}")
+    assert len(shared._plans) == 1
 
 
 def run_in_thread(stub: Stub, device: int) -> list[BaseException]:

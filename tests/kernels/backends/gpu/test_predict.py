@@ -1,0 +1,112 @@
+"""Check the roofline model of the CUDA kernels, and that its page shows what it computes.
+
+In a short run the rows of a few classes are computed again; in a deep run all.
+"""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from fewbits.kernels.backends.build import BuildError
+from fewbits.kernels.backends.gpu import cubins
+from tests.kernels.backends.gpu.machine_code import nvdisasm
+from tests.kernels.backends.gpu.predict import SHOWN, TARGET, heights, of_copy, read_again, rows_of, seconds
+from tests.kernels.backends.gpu.test_machine_code import SHORT, variants_of
+
+CLOCK = 1 / (132 * 1.755e9)  # seconds in which each multiprocessor of an H100 has one clock
+BYTE = 1 / 3.0e12  # seconds in which a copy moves a byte
+
+
+def close(expected: Any) -> Any:
+    """Return what numbers equal but for the rounding of doubles; pytest.approx alone takes all times below 1e-12 s."""
+    return pytest.approx(expected, rel=1e-9, abs=0)
+
+
+# Instructions of one element, and what limits a kernel that reads and writes two bytes for each.
+LIMITS = (
+    ({"FADD": 10}, "memory", 4 * BYTE),
+    ({"FADD": 128}, "issue", CLOCK),
+    ({"FADD": 64, "LOP3.LUT": 64}, "integer and comparison", CLOCK),
+    ({"LOP3.LUT": 128}, "integer and comparison", 2 * CLOCK),
+    ({"FADD": 100, "MUFU.RCP": 16}, "conversion", CLOCK),
+)
+
+
+@pytest.mark.parametrize(("each", "limit", "time"), LIMITS)
+def test_the_slowest_resource_limits_a_kernel(each: dict[str, int], limit: str, time: float) -> None:
+    (variant,) = variants_of("128x128, amax")
+    path = Counter({op: 64 * count for op, count in each.items()})
+    if limit == "integer and comparison" and "FADD" in each:
+        path["LOP3.LUT"] += 1  # as many as are issued in the same time, and one more
+        time += CLOCK / 64 / 64
+    predicted, name = seconds(variant, path, 512)
+    assert name == limit
+    assert predicted == close(time)
+
+
+# The bytes that the launches of a class move for one element: a read by each launch, and what the last one writes.
+BYTES = {
+    "128x128, amax": (2 + 2,),
+    "nvfp4": (2, 2 + 2),
+    "nvfp4 16x16, both axes": (2, 2 + 4),
+    "encode, e4m3, 128x128, gam": (2, 2 + 1),
+    "encode, nvfp4": (2, 2 + 0.5),
+    "32x1, e8m0, fp32": (4 + 4,),
+}
+
+
+@pytest.mark.parametrize("name", BYTES)
+def test_a_launch_reads_the_matrix_and_the_last_one_writes_results(name: str) -> None:
+    variants = variants_of(name)
+    times = [seconds(variant, Counter(), 512)[0] for variant in variants]
+    assert times == close([count * BYTE for count in BYTES[name]])
+    copied = 8 if variants[0].dtypes[0] == "Fp32" else 4
+    assert of_copy(variants[0], sum(times)) == close(copied / sum(BYTES[name]))
+
+
+# The height of columns; tiles of 2048 rows that a CTA reads twice, of how many; whether the L2 holds those of all CTAs.
+AGAIN = ((8192, 0, 4, True), (10240, 1, 5, True), (14336, 3, 7, True), (16384, 4, 8, False), (65536, 28, 32, False))
+
+
+@pytest.mark.parametrize(("height", "twice", "tiles", "fits"), AGAIN)
+def test_strips_read_twice_what_they_cannot_keep(height: int, twice: int, tiles: int, fits: bool) -> None:
+    (variant,) = variants_of("channel down, 8192 rows")
+    share, in_l2 = read_again(variant, height)
+    assert share == close(twice / tiles)
+    assert in_l2 == fits
+    again = 2 * share / 6.8e12 if fits else 2 * share * BYTE
+    assert seconds(variant, Counter(), height)[0] == close(4 * BYTE + again)
+    assert seconds(variant, Counter(), height, cached=False)[0] == close((4 + 2 * share) * BYTE)
+
+
+def of_the_pages_compiler() -> None:
+    """Skip the test if the machine code cannot be that of the page, which names the version of NVRTC."""
+    try:
+        version = "{}.{}".format(*cubins.version())
+    except BuildError as missing:
+        pytest.skip(str(missing))
+    if f"NVRTC {version}:" not in TARGET.read_text().replace("\n", " "):
+        pytest.skip(f"the page is of another version of NVRTC than {version}")
+    if nvdisasm() is None:
+        pytest.skip("nvdisasm is missing: pip install nvidia-cuda-nvdisasm")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in SHORT else pytest.mark.deep) for n in SHOWN])
+def test_the_page_shows_what_the_model_computes(name: str) -> None:
+    of_the_pages_compiler()
+    page = TARGET.read_text()
+    for row in rows_of(name):
+        assert row in page
+
+
+@pytest.mark.deep
+def test_the_page_shows_what_the_model_computes_of_tall_columns() -> None:
+    of_the_pages_compiler()
+    assert heights() in TARGET.read_text()
+
+
+def test_the_page_has_the_classes_of_its_command() -> None:
+    rows = [line.split("|") for line in TARGET.read_text().partition("\nWhole columns")[0].splitlines()]
+    named = [cells[1].strip() for cells in rows if len(cells) > 3 and cells[1].strip() not in ("class", "---")]
+    assert list(dict.fromkeys(named)) == list(SHOWN)
