@@ -65,6 +65,8 @@ def test_version() -> None:
         (["--jsn"], ["--jsn", "doctor"]),
         (["doctor", "--jsn"], ["doctor", "--jsn"]),
         (["doctor", "now"], ["doctor", "now"]),
+        (["doctor", "--tokens", "64"], ["doctor", "--tokens", "--warm"]),
+        (["doctor", "--warm", "nvfp4", "llama2-nano", "--tokens", "-5"], ["--tokens", "'-5'", "≥ 1"]),
         (["bench", "kernels", "--no-such-option"], ["--no-such-option"]),
     ],
 )

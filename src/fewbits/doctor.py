@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import Literal
 
 from fewbits import __version__
-from fewbits.common.arguments import CommandParser
+from fewbits.common.arguments import CommandParser, positive
 from fewbits.common.tables import print_table
 from fewbits.kernels.backends import build
 
 BACKENDS = ("reference", "cpu", "cuda")
 OLDEST_TORCH = (2, 11)
 OLDEST_DRIVER = 525  # CUDA 12; 580 is CUDA 13
+TOKENS = 8192  # of a micro-batch, for --warm
 CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")  # one package under several names
 VECTORS = {  # widest first
     "avx512": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
@@ -75,13 +76,15 @@ def main(argv: Sequence[str]) -> int:
         help="only compile the CUDA kernels that training the model with the recipe needs; no GPU is needed",
     )
     parser.add_argument("--architecture", help="with --warm: such as sm_90 or sm_100a; default: that of this GPU")
-    parser.add_argument(
-        "--tokens", type=int, default=8192, help="with --warm: tokens of a micro-batch (default %(default)s)"
-    )
+    parser.add_argument("--tokens", type=positive, help=f"with --warm: tokens of a micro-batch (default {TOKENS})")
     options = parser.parse_args(argv)
     if options.warm:
+        if options.json or options.test:
+            parser.error("--warm compiles kernels only: give --json and --test in a call without it")
         recipe, model = options.warm
-        return warm(recipe, model, options.architecture, options.tokens)
+        return warm(recipe, model, options.architecture, options.tokens or TOKENS)
+    if options.architecture or options.tokens:
+        parser.error("--architecture and --tokens are valid with --warm RECIPE MODEL only")
 
     listed = facts()
     checks = self_test() if options.test else None
@@ -123,11 +126,14 @@ def self_test() -> list[Check]:
 
 
 def warm(recipe: str, model: str, architecture: str | None, tokens: int) -> int:
-    """Compile the CUDA kernels of a recipe and a model side by side, and print their number and the time."""
+    """Compile the CUDA kernels of a recipe and a model side by side, and print their number and the time.
+
+    Raise ValueError if NVRTC is missing or does not compile for the architecture.
+    """
     import torch
 
     from fewbits.experiments.config import load_recipe
-    from fewbits.kernels.backends.gpu import cuda
+    from fewbits.kernels.backends.gpu import cubins, cuda
     from fewbits.kernels.backends.gpu.warm import compile_all, kernels_of
     from fewbits.models.kernel_calls import calls_of
     from fewbits.models.networks.registry import model as config_of
@@ -142,6 +148,8 @@ def warm(recipe: str, model: str, architecture: str | None, tokens: int) -> int:
     quantization = quantize(on_meta(config_of(model)), load_recipe(recipe))
     variants = kernels_of(calls_of(quantization, tokens, torch.bfloat16))
     try:
+        if architecture.rstrip("af") not in (valid := cubins.architectures()):
+            raise ValueError(f"--architecture {architecture!r}: this NVRTC compiles for {', '.join(valid)}")
         count = compile_all(variants, architecture)
     except build.BuildError as error:
         raise ValueError(str(error)) from None
@@ -235,7 +243,7 @@ def _gpu() -> Fact:
             fix = f"update NVIDIA's driver to {OLDEST_DRIVER} or newer"
             return Fact("gpu", gpus, f"driver {version[1]}, too old for CUDA 12", "note", fix)
         return Fact("gpu", gpus, f"driver {version[1]}")
-    return Fact("gpu", None, f"none with driver {version[1]}" if version else f"none: {driver} does not exist")
+    return Fact("gpu", None, f"no GPU with driver {version[1]}" if version else f"no GPU: {driver} does not exist")
 
 
 def _cupy(gpu: Fact) -> Fact:

@@ -44,6 +44,8 @@ def test_kernels_are_compiled_beforehand(
         assert compiled == len(list(tmp_path.glob("cuda-*.cubin"))) > 5
         assert main(["--warm", "nvfp4", "nemotron-nano"]) == 0  # this GPU's architecture
         assert stub.nvrtc.stub_compiled() - before == compiled
+        with pytest.raises(ValueError, match=r"'hopper'.* sm_90, sm_100"):
+            main(["--warm", "nvfp4", "nemotron-nano", "--architecture", "hopper"])
 
 
 def test_without_a_gpu_an_architecture_is_needed() -> None:

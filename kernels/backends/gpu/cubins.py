@@ -84,6 +84,15 @@ def _sources() -> str:
     )
 
 
+def architectures() -> list[str]:
+    """Return the names of the architectures that NVRTC compiles for, without the suffixes `a` and `f`."""
+    count = ctypes.c_int()
+    _check(nvrtc(), nvrtc().nvrtcGetNumSupportedArchs(ctypes.byref(count)))
+    numbers = (ctypes.c_int * count.value)()
+    _check(nvrtc(), nvrtc().nvrtcGetSupportedArchs(numbers))
+    return [f"sm_{number}" for number in numbers]
+
+
 @cache
 def version() -> tuple[int, int]:
     """Return the version of NVRTC."""
