@@ -257,7 +257,7 @@ def test_a_view_that_begins_between_16_bytes() -> None:
     assert_same(fake_quantize(x.cuda()[1:].view(8, 64), "e4m3:1x16:amax").cpu(), want)
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one CUDA device")
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_the_tensors_device_is_used_not_the_current_one() -> None:
     x = given_matrix("cuda:1")
     for text in SPECS:
