@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-import threading
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -124,8 +124,6 @@ def peak_flops(device: torch.device) -> float | None:
     return next((flops for part, flops in PEAK.items() if part in name), None)
 
 
-_memory_is_kept = threading.Event()
-
 _TORCHRUN = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
 
 
@@ -145,13 +143,12 @@ def _be_deterministic() -> None:
     # Products on GPUs are summed in FP32 and rounded once.
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-    torch.set_deterministic_debug_mode(
-        "error"
-    )  # use_deterministic_algorithms(True) does the same but loads the compiler
-    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False  # sums of FP16 products are FP32
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # saves writing each new tensor
+    torch.set_deterministic_debug_mode("error")  # as use_deterministic_algorithms(True), which loads the compiler
+    # Saves writing each new tensor.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
+@cache
 def _keep_memory() -> None:
     """Make glibc reuse freed blocks of up to 32 MiB, so that the tensors of every step do not cause page faults.
 
@@ -160,9 +157,8 @@ def _keep_memory() -> None:
     memory from its first use on.
     """
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    if libc is None or not hasattr(libc, "mallopt") or _memory_is_kept.is_set():
+    if libc is None or not hasattr(libc, "mallopt"):
         return
-    _memory_is_kept.set()
     m_trim_threshold, m_mmap_threshold, m_mmap_max = -1, -3, -4
     libc.mallopt(m_mmap_threshold, 32 << 20)
     libc.mallopt(m_trim_threshold, (1 << 31) - 1)

@@ -7,6 +7,7 @@ from fewbits.kernels.api import check_seed
 from fewbits.kernels.backends.choice import backend_for
 from fewbits.kernels.backends.gpu import cuda
 from fewbits.kernels.backends.protocol import DTYPES, NOISES, Noise
+from fewbits.kernels.operators import refuse_distributed
 from fewbits.kernels.quantizer import parts_of
 from fewbits.kernels.reference import noise as reference
 
@@ -54,6 +55,7 @@ def sample_weight(
     The result is differentiable in w and in bits (eq. 4, with the maximum taken as constant). The backward pass draws R
     again from the seed instead of storing it.
     """
+    refuse_distributed(w)
     if noise not in NOISES:
         raise ValueError(f"noise {noise!r}: valid values are {', '.join(NOISES)}")
     if block not in BLOCKS:

@@ -364,7 +364,8 @@ class _ThreeGemms(torch.autograd.Function):
         original = x if ctx.watched else None
         # The context of the signs is saved with the operands: activation checkpointing may compute the operands again
         # in another context, with other signs.
-        signs_context = torch.tensor(context.numbers) if layer.plans[context.switched].draws_signs else None
+        draws_signs = layer.plans[context.switched].draws_signs
+        signs_context = torch.tensor(context.numbers, device="cpu") if draws_signs else None
         ctx.save_for_backward(weight, bit_scale, *_parts(x_backward), *_parts(w_backward), original, signs_context)
         return product(x_forward, w_forward.t(), x.dtype, bias)
 

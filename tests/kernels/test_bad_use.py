@@ -251,6 +251,11 @@ def test_a_distributed_tensor_is_refused_by_name() -> None:
         """Stands for torch.distributed.tensor.DTensor, which needs a process group."""
 
     x = torch.ones(16, 32).as_subclass(DTensor)
-    for use in (lambda: fake_quantize(x, "e4m3:1x16:amax"), lambda: mix(x, "e4m3 @ error<0.1 | bf16")):
+    uses = (
+        lambda: fake_quantize(x, "e4m3:1x16:amax"),
+        lambda: mix(x, "e4m3 @ error<0.1 | bf16"),
+        lambda: sample_weight(x, torch.ones(1, 1), 0),
+    )
+    for use in uses:
         with pytest.raises(ValueError, match="full_tensor"):
             use()
