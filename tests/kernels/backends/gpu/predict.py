@@ -10,6 +10,7 @@ the L2, at its speed and after all other traffic, if those of all CTAs that run 
     python -m tests.kernels.backends.gpu.predict "1x32, mx"  # prints the rows of one class, and writes nothing
 """
 
+import argparse
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -18,11 +19,12 @@ from pathlib import Path
 
 import torch
 
+from fewbits.kernels.backends.gpu import cubins
 from fewbits.kernels.backends.gpu.tiles import STATIC_SHARED, TWO_STRIPS, tiles_kept
 from fewbits.kernels.backends.gpu.variants import DTYPE_NAMES, Variant
 from tests.kernels.backends.gpu.machine_code import SIXTEEN, SIXTY_FOUR, resident_ctas
 from tests.kernels.backends.gpu.test_cuda_kernels_fit import CLASSES, usage
-from tests.kernels.backends.gpu.test_machine_code import BY_ELEMENT, ELEMENTS, compiled, variants_of
+from tests.kernels.backends.gpu.test_machine_code import BY_ELEMENT, ELEMENTS, LOOPED, compiled, variants_of
 
 TARGET = Path(__file__).parents[4] / "docs/measured/cuda-kernels-predicted.md"
 COPY = 3.0e12  # bytes a second that a copy moves on an H100 SXM
@@ -58,11 +60,15 @@ SHOWN = (  # the classes of the page
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 HEAD = """# CUDA kernels: predicted speed
 
-**Predicted, not measured.** A roofline model of an H100 SXM (3.0 TB/s for a copy, 132 multiprocessors at 1.755 GHz),
-from the machine code for sm_90 by NVRTC 13.5: `python -m tests.kernels.backends.gpu.predict` writes this page.
-Instructions are those of the longest path without rare code, for each of a thread's 64 elements. `of copy` compares
-with a copy of the tensor, and adds the times of all launches of a call; a second read counts fully, although a cache
-may hold it. Latency, launch overhead, divergence, atomic operations and idle multiprocessors are not modelled.
+**Predicted, not measured.** A roofline model of an H100 SXM, from the machine code for sm_90 by NVRTC {nvrtc}:
+`python -m tests.kernels.backends.gpu.predict` writes this page. It has 132 multiprocessors; a copy at 3.0 TB/s and a
+clock of 1.755 GHz are assumed. Matrices are BF16, unless a class says fp32, and too large for any cache.
+Instructions are those of the longest path without rare code, for each of a thread's 64 elements. A kernel is limited by
+`memory`, by `issue` (a multiprocessor issues 128 instructions each clock), or by operations that only a part of the
+multiprocessor executes: `integer and comparison` (64 each clock) or `conversion` (16). `of copy` compares with a copy of
+the tensor, and adds the times of all launches of a call, so that it stands in the row of the last one; a second read
+counts fully, although a cache may hold it. Latency, launch overhead, divergence, atomic operations and idle
+multiprocessors are not modelled.
 
 | class | kernel | registers | CTAs a multiprocessor | instructions an element | limited by | of copy, predicted |
 |---|---|---|---|---|---|---|
@@ -113,19 +119,27 @@ def seconds(variant: Variant, path: Counter[str], rows: int, cached: bool = True
     return times[limit], limit
 
 
-def main(names: Sequence[str]) -> None:
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser("python -m tests.kernels.backends.gpu.predict", description="Predict speeds.")
+    parser.add_argument("classes", nargs="*", metavar="CLASS", help="print the rows of these classes; write no page")
+    names = parser.parse_args(arguments).classes
+    if unknown := [name for name in names if name not in CLASSES]:
+        parser.error(f"unknown classes {'; '.join(unknown)}: valid classes are {'; '.join(CLASSES)}")
     rows = []
     for name in names or SHOWN:
-        rows += rows_of(name)
+        try:
+            rows += rows_of(name)
+        except ValueError as error:
+            parser.error(str(error))
         print(rows[-1], end="", flush=True)
     if not names:
-        TARGET.write_text(HEAD + "".join(rows) + heights())
+        TARGET.write_text(HEAD.format(nvrtc="{}.{}".format(*cubins.version())) + "".join(rows) + heights())
 
 
 def rows_of(name: str) -> list[str]:
     """Return the page's rows of a class: one for each kernel, the last with the share of a copy."""
     variants, height = variants_of(name), CLASSES[name][2][0]
-    if name in BY_ELEMENT or any(variant.file != "quantize.cu" for variant in variants):
+    if name in (*BY_ELEMENT, *LOOPED) or any(variant.file != "quantize.cu" for variant in variants):
         raise ValueError(f"class {name!r}: its kernels have no common path of whole vectors, which the model needs")
     paths = [compiled(variant)[1].common_path() for variant in variants]
     results = [seconds(variant, path, height) for variant, path in zip(variants, paths, strict=True)]
