@@ -65,8 +65,8 @@ HEAD = """# CUDA kernels: predicted speed
 clock of 1.755 GHz are assumed. Matrices are BF16, unless a class says fp32, and too large for any cache.
 Instructions are those of the longest path without rare code, for each of a thread's 64 elements. A kernel is limited by
 `memory`, by `issue` (a multiprocessor issues 128 instructions each clock), or by operations that only a part of the
-multiprocessor executes: `integer and comparison` (64 each clock) or `conversion` (16). `of copy` compares with a copy of
-the tensor, and adds the times of all launches of a call, so that it stands in the row of the last one; a second read
+multiprocessor executes: `integer and comparison` (64 each clock) or `conversion` (16). `of copy` compares with a copy
+of the tensor, and adds the times of all launches of a call, so that it stands in the row of the last one; a second read
 counts fully, although a cache may hold it. Latency, launch overhead, divergence, atomic operations and idle
 multiprocessors are not modelled.
 
