@@ -116,7 +116,7 @@ def seconds(variant: Variant, path: Counter[str], rows: int, cached: bool = True
 def main(names: Sequence[str]) -> None:
     rows = []
     for name in names or SHOWN:
-        rows += rows_of(name)
+        rows.append("".join(rows_of(name)))
         print(rows[-1], end="", flush=True)
     if not names:
         TARGET.write_text(HEAD + "".join(rows) + heights())
