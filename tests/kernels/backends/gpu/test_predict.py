@@ -108,7 +108,7 @@ def test_the_page_shows_what_the_model_computes_of_tall_columns() -> None:
 
 
 def test_changes_end_at_the_predictions_of_today() -> None:
-    """Check the last value of each class in the table of changes with the page, whose rows other tests compute again."""
+    """Compare the last value of each class in the table of changes with the page of predictions."""
     predicted = {}
     for line in TARGET.read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
