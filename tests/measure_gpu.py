@@ -1,10 +1,11 @@
 """Measure the CUDA path on a machine with a GPU, in at most half an hour: `make measure-gpu`.
 
-Each part is a command with a time limit: parity with the reference, compute-sanitizer, benchmarks, training at gpu
-scale, executed FP8 products beside their emulation, and torchtitan. When a part ends, its result is written to
-FOLDER/PART.json and its output to FOLDER/PART.log, and docs/measured/cuda-kernels.md is written again. A part that
-passed on this GPU and commit, with the same uncommitted changes, is not run again, so the same command continues after
-an interruption. Without a GPU the exit status is 2; it is 1 if a part failed or ran out of time.
+Each part is a command with a time limit: compilation of the kernels of the parity tests, these tests,
+compute-sanitizer, benchmarks, training at gpu scale, executed FP8 products beside their emulation, and torchtitan.
+When a part ends, its result is written to FOLDER/PART.json and its output to FOLDER/PART.log, and
+docs/measured/cuda-kernels.md is written again. A part that passed on this GPU and commit, with the same uncommitted
+changes, is not run again, so the same command continues after an interruption. Without a GPU the exit status is 2; it
+is 1 if a part failed or ran out of time.
 
     make measure-gpu
     .venv/bin/python -m tests.measure_gpu bench trial    # these parts alone, even if they passed before
@@ -29,6 +30,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from fewbits.common.atomic import write_atomically, write_json
+from fewbits.experiments.devices import FP8_SINCE
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "reports" / "gpu"
@@ -59,8 +61,8 @@ class Part:
     lacks: why it cannot run on this machine; empty if it can.
     shows: a text by which the page finds the line of the output that it shows, which is the last one with this text;
         empty: the last line.
-    store: the store of the command's trial, which is deleted before the part runs, because a finished trial would not
-        train again.
+    target: the file or folder that the command writes, which is deleted before the part runs: a trial whose store has
+        its result would not train again, and rows of an earlier benchmark are not those of this one.
     """
 
     name: str
@@ -69,7 +71,7 @@ class Part:
     lacks: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     shows: str = ""
-    store: Path | None = None
+    target: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,11 @@ class Result:
         return ([line for line in lines if self.shows in line] or lines or [""])[-1]
 
 
-def parts(folder: Path) -> tuple[Part, ...]:
-    """Return the parts in the order in which they run; their limits add up to less than MINUTES."""
+def parts(folder: Path, capability: tuple[int, int] = FP8_SINCE) -> tuple[Part, ...]:
+    """Return the parts in the order in which they run; their limits add up to at most MINUTES.
+
+    capability: the compute capability of the GPU.
+    """
     python, fewbits = sys.executable, (sys.executable, "-m", "fewbits.cli")
     tests = (python, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider")
     sanitizer = shutil.which("compute-sanitizer")
@@ -109,12 +114,13 @@ def parts(folder: Path) -> tuple[Part, ...]:
     )
     fp8 = ("recipe=fp8", "recipe.weights=channel", "recipe.block=channel")
 
-    def training(name: str, seconds: int, *recipe: str) -> Part:
+    def training(name: str, seconds: int, *recipe: str, lacks: str = "") -> Part:
         store = folder / "runs" / name
-        return Part(name, (*trial, *recipe, f"runtime.runs={store}"), seconds, shows="tokens/s", store=store)
+        return Part(name, (*trial, *recipe, f"runtime.runs={store}"), seconds, lacks, shows="tokens/s", target=store)
 
     return (
-        Part("parity", (*tests, "-n", str(min(16, os.cpu_count() or 1))), 480),
+        Part("warm", (python, "-m", "tests.kernels.backends.gpu.warm_parity"), 270, shows="kernels"),
+        Part("parity", (*tests, "-n", str(min(16, os.cpu_count() or 1))), 270),
         Part("memcheck", (*checked, "memcheck", *tests, *some), 240, lacks, uncached, "ERROR SUMMARY"),
         Part("racecheck", (*checked, "racecheck", *tests, *some), 240, lacks, shows="RACECHECK SUMMARY"),
         Part(
@@ -122,10 +128,11 @@ def parts(folder: Path) -> tuple[Part, ...]:
             (*fewbits, "bench", "kernels", "--device", "cuda", "--no-peers", "--json", str(folder / BENCH)),
             180,
             shows="GB/s",
+            target=folder / BENCH,
         ),
         training("trial", 180, "recipe=nvfp4"),
         training("fp8-emulated", 120, *fp8),
-        training("fp8-executed", 120, *fp8, "recipe.execute=fp8"),
+        training("fp8-executed", 120, *fp8, "recipe.execute=fp8", lacks=_lacks_fp8(capability)),
         Part("torchtitan", titan(folder), 180, _lacks_titan(), {"HF_HUB_OFFLINE": "1"}, "tps:"),
     )
 
@@ -157,6 +164,13 @@ def titan(folder: Path) -> tuple[str, ...]:
     )
 
 
+def _lacks_fp8(capability: tuple[int, int]) -> str:
+    has, needs = (".".join(map(str, version)) for version in (capability, FP8_SINCE))
+    return (
+        "" if capability >= FP8_SINCE else f"the GPU has compute capability {has}; FP8 products need {needs} or later"
+    )
+
+
 def _lacks_titan() -> str:
     return "" if importlib.util.find_spec("torchtitan") else "torchtitan is not installed: pip install 'fewbits[titan]'"
 
@@ -182,8 +196,8 @@ def run(part: Part, folder: Path, gpu: str, commit: str, seconds: float) -> Resu
     if part.lacks or seconds < 1:
         result = Result(part.name, SKIPPED, 0.0, gpu, commit, command, (part.lacks or "no time is left",))
     else:
-        if part.store is not None:
-            shutil.rmtree(part.store, ignore_errors=True)
+        if part.target is not None:
+            _delete(part.target)
         with log.open("w") as output:
             process = subprocess.Popen(
                 part.command,
@@ -204,6 +218,13 @@ def run(part: Part, folder: Path, gpu: str, commit: str, seconds: float) -> Resu
         result = Result(part.name, status, took, gpu, commit, command, tail, part.shows)
     write_json(folder / f"{part.name}.json", asdict(result))
     return result
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -278,10 +299,11 @@ def measured(folder: Path) -> str:
         "|---|---|---|---|---|",
     ]
     lines += [f"| {r.part} | {r.status} | {r.seconds:.0f} | {r.gpu}, {r.commit} | {_cell(r.last)} |" for r in ordered]
-    bench = folder / BENCH
-    passed = "bench" in results and results["bench"].status == PASSED  # else the file is that of an earlier run
-    if passed and bench.is_file():
+    bench, status = folder / BENCH, results["bench"].status if "bench" in results else SKIPPED
+    if status != SKIPPED and bench.is_file():  # the file of a part that was skipped is that of an earlier run
         lines += ["", *_beside_predictions(json.loads(bench.read_text()), predictions())]
+        if status != PASSED:
+            lines += ["", f"The benchmark did not end ({status}): these are the cases that it had measured."]
     return "\n".join(lines) + "\n"
 
 
@@ -352,7 +374,8 @@ def main(arguments: Sequence[str]) -> int:
         print(f"measure-gpu: nothing was measured: {complaint}", file=sys.stderr)
         return 2
     folder = options.folder.resolve()
-    chosen = [part for part in parts(folder) if not options.parts or part.name in options.parts]
+    capability = torch.cuda.get_device_capability()
+    chosen = [part for part in parts(folder, capability) if not options.parts or part.name in options.parts]
     if any(part.name == "torchtitan" and not part.lacks for part in chosen):
         write_titan_inputs(folder)
     signal.signal(signal.SIGTERM, _stop)

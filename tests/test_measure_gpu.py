@@ -17,6 +17,7 @@ from fewbits.kernels.backends.gpu import cuda
 from fewbits.kernels.backends.gpu.warm import kernels_of
 from fewbits.kernels.bench import cases
 from tests import measure_gpu
+from tests.kernels.backends.gpu import test_cuda, warm_parity
 from tests.kernels.backends.gpu.test_machine_code import variants_of
 from tests.measure_gpu import BEGIN, BENCH, END, FAILED, PASSED, SKIPPED, TIMED_OUT, Part, measure, stored
 
@@ -149,14 +150,60 @@ def test_measured_speeds_stand_beside_the_predicted_ones(tmp_path: Path, page: P
         assert f"| {case} | {shares[name]} | 82% (79% to 83%) |" in page.read_text()
 
 
+def writing_bench(folder: Path, then: str = "", case: str = "e4m3:channel:amax") -> Part:
+    """Return a benchmark that writes one row and then does something."""
+    row = {"case": case, "share": {"median": 0.815, "low": 0.79, "high": 0.83}}
+    bench = {"rows": 64, "cols": 64, "dtype": "bfloat16", "measured": [row]}
+    code = f"import pathlib, time; pathlib.Path({str(folder / BENCH)!r}).write_text({json.dumps(bench)!r}); {then}"
+    return replace(python("bench", code, seconds=5), target=folder / BENCH)
+
+
 def test_speeds_of_a_benchmark_that_failed_are_not_those_of_an_earlier_one(tmp_path: Path, page: Path) -> None:
+    """Check a benchmark that fails before its first row, and one for which no time is left."""
+    for seconds, status in ((60, FAILED), (0, SKIPPED)):
+        folder = tmp_path / status
+        run(folder, page, writing_bench(folder))
+        assert "predicted and measured" in page.read_text()
+        assert "did not end" not in page.read_text()
+        failing = replace(python("bench", "raise SystemExit(1)"), target=folder / BENCH)
+        assert run(folder, page, failing, gpu="another GPU", seconds=seconds) == [status]
+        assert "predicted and measured" not in page.read_text()
+
+
+def test_a_benchmark_that_is_out_of_time_keeps_the_rows_that_it_measured(tmp_path: Path, page: Path) -> None:
     folder = tmp_path / "results"
-    bench = {"rows": 64, "cols": 64, "dtype": "bfloat16", "measured": []}
-    write = f"import pathlib; pathlib.Path({str(folder / BENCH)!r}).write_text({json.dumps(bench)!r})"
-    run(folder, page, python("bench", write))
-    assert "predicted and measured" in page.read_text()
-    run(folder, page, python("bench", "raise SystemExit(1)"), gpu="another GPU")
-    assert "predicted and measured" not in page.read_text()
+    assert run(folder, page, writing_bench(folder, then="time.sleep(60)")) == [TIMED_OUT]
+    assert "| e4m3:channel:amax | 100% | 82% (79% to 83%) |" in page.read_text()
+    assert "did not end (out of time)" in page.read_text()
+
+
+def test_the_benchmark_writes_the_file_from_which_the_page_is_made(tmp_path: Path) -> None:
+    (part,) = [part for part in measure_gpu.parts(tmp_path) if part.name == "bench"]
+    assert part.target == tmp_path / BENCH
+    assert part.command[part.command.index("--json") + 1] == str(part.target)
+
+
+@pytest.mark.parametrize(("capability", "lacks"), [((8, 0), True), ((8, 6), True), ((8, 9), False), ((9, 0), False)])
+def test_fp8_products_are_skipped_on_a_gpu_that_has_none(
+    tmp_path: Path, page: Path, capability: tuple[int, int], lacks: bool
+) -> None:
+    by_name = {part.name: part for part in measure_gpu.parts(tmp_path, capability)}
+    assert bool(by_name["fp8-executed"].lacks) == lacks
+    assert not by_name["fp8-emulated"].lacks
+    if lacks:
+        assert run(tmp_path / "results", page, by_name["fp8-executed"]) == [SKIPPED]
+        assert "FP8 products need 8.9 or later" in page.read_text()
+
+
+def test_kernels_are_compiled_before_the_tests_that_need_them(tmp_path: Path) -> None:
+    assert [part.name for part in measure_gpu.parts(tmp_path)][:2] == ["warm", "parity"]
+
+
+def test_kernels_of_parity_are_compiled_in_time_by_ten_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Check the number of kernels: one takes at most a second of a core."""
+    monkeypatch.setattr(test_cuda, "DEEP", False)
+    needed = len(warm_parity.kernels(warm_parity.fixed_cases()))
+    assert 1000 < needed < 10 * measure_gpu.parts(tmp_path)[0].seconds
 
 
 def test_a_trial_that_finished_earlier_trains_again(tmp_path: Path, page: Path) -> None:
@@ -166,7 +213,7 @@ def test_a_trial_that_finished_earlier_trains_again(tmp_path: Path, page: Path) 
         f"import pathlib; p = pathlib.Path({str(store)!r}, 'result'); "
         "print('done before' if p.exists() else 'trained'); p.parent.mkdir(parents=True, exist_ok=True); p.touch()"
     )
-    part = replace(python("trial", code), store=store)
+    part = replace(python("trial", code), target=store)
     for _ in range(2):
         (result,) = measure([part], tmp_path / "results", GPU, COMMIT, page=page, again=True)
         assert result.tail == ("trained",)
@@ -176,10 +223,10 @@ def test_parts_that_train_have_a_store_each_which_lies_in_the_folder_of_results(
     trained = [part for part in measure_gpu.parts(tmp_path) if "train" in part.command]
     assert [part.name for part in trained] == ["trial", "fp8-emulated", "fp8-executed"]
     for part in trained:
-        assert part.store is not None
-        assert part.command[-1] == f"runtime.runs={part.store}"
-        assert tmp_path in part.store.parents
-    assert len({part.store for part in trained}) == len(trained)
+        assert part.target is not None
+        assert part.command[-1] == f"runtime.runs={part.target}"
+        assert tmp_path in part.target.parents
+    assert len({part.target for part in trained}) == len(trained)
 
 
 @pytest.mark.parametrize("name", ["memcheck", "racecheck"])

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fewbits.common.arguments import CommandParser, positive
+from fewbits.common.atomic import write_atomically
 
 DTYPES = ("bfloat16", "float16", "float32")
 EXAMPLES = """\
@@ -56,7 +57,7 @@ def prepare(options: argparse.Namespace) -> None:
 
     if options.device == "cuda" and (complaint := cuda.complaint()):
         raise ValueError(f"bench kernels: --device cuda: {complaint}; the only valid device on this machine is cpu")
-    if options.json and (options.json.is_dir() or not options.json.parent.is_dir()):
+    if options.json and ((options.json.exists() and not options.json.is_file()) or not options.json.parent.is_dir()):
         raise ValueError(f"bench kernels: --json {options.json}: expected a file in an existing folder")
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -68,7 +69,12 @@ def main(argv: Sequence[str]) -> int:
 
     from fewbits.kernels.bench.cases import CASES
     from fewbits.kernels.bench.report import show
+    from fewbits.kernels.bench.results import Bench
     from fewbits.kernels.bench.run import run
+
+    def save(bench: Bench) -> None:
+        if options.json:
+            write_atomically(options.json.resolve(), bench.as_json().encode())
 
     cases = [case for case in CASES if options.only in case.name]
     if not cases:
@@ -84,8 +90,7 @@ def main(argv: Sequence[str]) -> int:
         device=options.device,
         runs=options.runs,
         peers=not options.no_peers,
+        save=save,
     )
     show(bench)
-    if options.json:
-        options.json.write_text(bench.as_json())
     return 0

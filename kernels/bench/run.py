@@ -35,21 +35,35 @@ PEER_UNIT = 128  # peers need whole blocks: rows and columns must be multiples o
 
 
 def run(
-    cases: Sequence[Case], rows: int, cols: int, *, dtype: str, device: str, runs: int, peers: bool = True
+    cases: Sequence[Case],
+    rows: int,
+    cols: int,
+    *,
+    dtype: str,
+    device: str,
+    runs: int,
+    peers: bool = True,
+    save: Callable[[Bench], object],
 ) -> Bench:
-    """Measure the cases on tensors of this size and dtype; print progress on stderr."""
+    """Measure the cases on tensors of this size and dtype; print progress on stderr.
+
+    save: is called with the results so far after each case and each peer, so that a run that is ended keeps them.
+    """
     bench = Bench(machine(device), device, dtype, rows, cols, runs)
     tensors = _Tensors(rows, cols, getattr(torch, dtype), device)
     for number, case in enumerate(cases, start=1):
         _progress(f"{number}/{len(cases)} {case.name}")
         bench.measured.append(_measure(case, tensors, runs))
+        save(bench)
     if peers and (rows % PEER_UNIT or cols % PEER_UNIT):
         bench.notes.append(
             f"no peers were timed: they need whole blocks, so rows and columns must be multiples of {PEER_UNIT}"
         )
+        save(bench)
     elif peers:
         for peer in PEERS:
             _compare(peer, cases, bench, tensors)
+            save(bench)
     return bench
 
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fewbits.kernels.api import fake_quantize, mix
 from fewbits.kernels.quantizer import Quantizer
@@ -18,6 +17,7 @@ from fewbits.models.observer import Observer, ObserverConfig
 from fewbits.models.quantize import Quantization, quantize
 from fewbits.models.recipe import SLOTS, Recipe
 from tests.messages import naming
+from tests.models.copies import CountedObserver
 from tests.models.quantized import E4M3, MIXED, NVFP4, batch, linear, look, noisy, one_layer, recipe, tiny
 
 THREE = "e4m3:16x16:gam @ error<e5m2:16x16:gam | e5m2:16x16:gam @ spread<normal | bf16 ; per=block"
@@ -359,48 +359,17 @@ def test_numbers_of_steps_that_are_none_are_refused(field: str, value: int) -> N
         Observer(replace(ObserverConfig(), **{field: value}))  # type: ignore[arg-type]
 
 
-class Copies(TorchDispatchMode):
-    """Count the operations for which the host waits for a device."""
-
-    WAIT = frozenset(("_local_scalar_dense", "bincount", "nonzero", "masked_select", "unique", "equal"))
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func.overloadpacket.__name__ in self.WAIT
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("spec", [MIXED, THREE, E4M3])
 def test_steps_wait_for_no_copy_and_a_window_for_one(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    copies, copy = Copies(), Tensor.cpu
-
-    class Counted(Observer):  # only the observer's own work: mixtures on a CPU wait for their decisions
-        def record(self, *arguments: Any, **others: Any) -> None:
-            with copies:
-                super().record(*arguments, **others)
-
-        def record_weight_gradient(self, *arguments: Any) -> None:
-            with copies:
-                super().record_weight_gradient(*arguments)
-
-    def counted(tensor: Tensor) -> Tensor:  # on a CPU, `cpu` copies nothing and dispatches nothing
-        copies.count += 1
-        return copy(tensor)
-
-    monkeypatch.setattr(Tensor, "cpu", counted)
     monkeypatch.setattr("fewbits.models.observer.PENDING", 2)
-    observer = Counted(ALWAYS)
+    observer = CountedObserver(ALWAYS)
     quantization = quantize(nn.Sequential(linear(32, 64, draw=noisy)), recipe(spec), observer=observer)
     for step in range(ALWAYS.window):
         quantization.begin(step, 0)
         x, dy = data(step)
         quantization.layers[0](x.requires_grad_()).backward(dy)
-    assert copies.count == 0
-    with copies:
-        rows = observer.rows(ALWAYS.window - 1, quantization.layers)
-    assert copies.count == 1
+    assert observer.copies.count == 0
+    rows = observer.rows(ALWAYS.window - 1, quantization.layers)
+    assert observer.copies.count == 1
     assert all(row["batches"] == ALWAYS.window for row in rows if row["slot"] != "weight")
     assert len(rows) > 1

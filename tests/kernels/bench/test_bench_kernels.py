@@ -6,7 +6,9 @@ No test requires a speed, which depends on the machine and on its other users.
 import dataclasses
 import itertools
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +23,7 @@ from fewbits import cli
 from fewbits.kernels.bench import cases as bench_cases
 from fewbits.kernels.bench import measure as bench_measure
 from fewbits.kernels.bench import peers as bench_peers
+from fewbits.kernels.bench import run as bench_run
 from fewbits.kernels.bench.cases import CASES, Case
 from fewbits.kernels.bench.measure import Ratio, TouchedMemory, peak_memory
 from fewbits.kernels.bench.report import show
@@ -90,6 +93,24 @@ def test_the_json_holds_every_single_time(run: tuple[str, str, dict[str, Any]]) 
         assert isfinite(entry["memory"])
         assert entry["limit"] in ("memory", "arithmetic", None)
         assert (entry["temporary"] is not None) == LINUX
+
+
+def test_the_json_keeps_the_cases_that_were_measured_before_the_command_ended(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file, measure = tmp_path / "out.json", bench_run._measure
+
+    def end_at_the_third(case: Case, *others: Any) -> Measured:
+        if case is CASES[2]:
+            raise KeyboardInterrupt
+        return measure(case, *others)
+
+    monkeypatch.setattr(bench_run, "_measure", end_at_the_third)
+    status, _, _ = bench(capsys, *SMALL, "--no-peers", "--json", str(file))
+    assert status == 128 + signal.SIGINT
+    answer = json.loads(file.read_text())
+    assert [entry["case"] for entry in answer["measured"]] == [case.name for case in CASES[:2]]
+    assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
 
 
 @pytest.mark.usefixtures("no_compiling")
@@ -168,6 +189,7 @@ def test_the_given_number_of_threads_is_used(capsys: pytest.CaptureFixture[str])
         (["--only", "nvfp5"], ["nvfp5", *(case.name for case in CASES)]),
         (["--json", "/no/such/folder/out.json"], ["--json", "/no/such/folder/out.json"]),
         (["--json", "."], ["--json"]),
+        (["--json", os.devnull], ["--json"]),
         (["now"], ["now"]),
     ],
 )

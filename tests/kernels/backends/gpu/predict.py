@@ -128,7 +128,7 @@ def main(arguments: Sequence[str]) -> None:
     rows = []
     for name in names or SHOWN:
         try:
-            rows += rows_of(name)
+            rows.append("".join(rows_of(name)))
         except ValueError as error:
             parser.error(str(error))
         print(rows[-1], end="", flush=True)
