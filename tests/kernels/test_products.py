@@ -71,12 +71,12 @@ def threads() -> Iterator[Callable[[int], None]]:
 
 
 @pytest.fixture(scope="module", params=["library", "tiles"])
-def implementation(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def implementation(request: pytest.FixtureRequest) -> Iterator[str]:
     """Use this processor's products, or those of emulated AMX tiles."""
     if request.param == "library":
         yield request.param
         return
-    emulated = library_with_tiles("cpu_gemm.cpp", tmp_path_factory.mktemp("tiles"))
+    emulated = library_with_tiles("cpu_gemm.cpp")
     emulated.fb_matmul_fp32.argtypes = cpu.library().fb_matmul_fp32.argtypes
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpu, "library", lambda: emulated)
