@@ -45,7 +45,9 @@ help: ## Show this list
 
 setup: $(BUILT) ## Create .venv, install fewbits with its tools and EXTRAS, build the CPU kernels
 
-TESTS := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+# Byte code is kept, even if the environment says otherwise: without it, each process compiles our modules again, and
+# each of pytest's workers rewrites the assertions of all test files.
+TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 # Types and tests run in parallel, because the first tests wait for clusters to start.
 test: style ## Run what CI runs: lint, types, and the tests with a few random examples of each law

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import fewbits
+from tests.forked_python import run_python
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("kernels", "models", "experiments", "sweeps", "analysis")
@@ -96,8 +97,8 @@ sys.exit(main(sys.argv[1:]))
 """
     env = os.environ | {"PYTHONPATH": str(tmp_path)}
     trial = ("model=nemotron-nano", "model.layers=2", "data=synthetic", "scale=smoke", "training.steps=2")
-    command = [sys.executable, "-c", probe, "train", *trial, "recipe=nvfp4", f"runtime.runs={tmp_path / 'runs'}"]
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    arguments = ["-c", probe, "train", *trial, "recipe=nvfp4", f"runtime.runs={tmp_path / 'runs'}"]
+    done = run_python(arguments, folder=tmp_path, environment=env)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(f"{tmp_path}/fewbits/") == 3
     assert list(tmp_path.glob("runs/*/result.json"))

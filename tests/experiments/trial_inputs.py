@@ -222,7 +222,8 @@ def server() -> multiprocessing.context.ForkServerContext:
         "mlflow",
         "mlflow.store.tracking.sqlalchemy_store",
         "torch.distributed.fsdp",
-    ]  # the last one is for trials of several ranks
+        "torch._dynamo",
+    ]  # the last two are for trials of several ranks
     context.set_forkserver_preload(
         ["fewbits.sweeps.running.preload", "fewbits.sweeps.running.run_sweep", *costly, __name__]
     )

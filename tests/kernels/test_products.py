@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 from collections.abc import Callable, Iterator
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from fewbits.kernels import products
 from fewbits.kernels.backends import cpu, reference
 from fewbits.kernels.backends.choice import backend_for
 from fewbits.kernels.products import matmul_fp32
+from tests.forked_python import run_python
 from tests.kernels.emulation import library_with_tiles
 from tests.kernels.inputs import assert_same, generator, make
 from tests.kernels.orders import ORDERS, tiles
@@ -70,12 +71,12 @@ def threads() -> Iterator[Callable[[int], None]]:
 
 
 @pytest.fixture(scope="module", params=["library", "tiles"])
-def implementation(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def implementation(request: pytest.FixtureRequest) -> Iterator[str]:
     """Use this processor's products, or those of emulated AMX tiles."""
     if request.param == "library":
         yield request.param
         return
-    emulated = library_with_tiles("cpu_gemm.cpp", tmp_path_factory.mktemp("tiles"))
+    emulated = library_with_tiles("cpu_gemm.cpp")
     emulated.fb_matmul_fp32.argtypes = cpu.library().fb_matmul_fp32.argtypes
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpu, "library", lambda: emulated)
@@ -198,20 +199,22 @@ def test_an_element_depends_on_its_row_and_column_alone() -> None:
 
 
 @exact_order
-def test_a_forked_child_works_without_the_parents_threads() -> None:
+def test_a_forked_child_works_without_the_parents_threads(tmp_path: Path) -> None:
     code = (
-        "import os, torch\n"
+        "import os, signal, torch\n"
         "from fewbits.kernels.products import matmul_fp32\n"
         "torch.set_num_threads(2)\n"
         "a = (torch.arange(1 << 18) % 97).bfloat16().view(512, 512)\n"
         "c = matmul_fp32(a, a)\n"
         "child = os.fork()\n"
+        "signal.alarm(60)\n"  # ends each of them if it hangs
         "if child == 0:\n"
         "    d = matmul_fp32(a, a)\n"
         "    os._exit(0 if d.numpy().tobytes() == c.numpy().tobytes() else 1)\n"  # torch's own threads would hang
         "raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+    done = run_python(["-c", code], folder=tmp_path, environment=os.environ)
+    assert done.returncode == 0, done.stderr
 
 
 # In linear layers

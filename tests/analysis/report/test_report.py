@@ -6,8 +6,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -29,6 +27,7 @@ from fewbits.analysis.views.provenance import Provenance
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.sweeps.running import store
 from tests.analysis.report.report_inputs import Made, left, read_page, stand_in
+from tests.forked_python import run_python
 
 ROOT = Path(__file__).parents[3]
 
@@ -452,9 +451,7 @@ def test_claims_are_grouped_by_reach_with_sizes_beside_the_tally(original: Made)
 def test_mors_own_notebook_shows_all_that_is_registered_and_runs_over_an_empty_store(tmp_path: Path) -> None:
     words = ["report", "study=mor", "scale=smoke", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
-    answer = subprocess.run(
-        [sys.executable, "-m", "fewbits.cli", *words], capture_output=True, text=True, env=environment, check=False
-    )
+    answer = run_python(["-m", "fewbits.cli", *words], folder=tmp_path, environment=environment)
     assert answer.returncode == 1, answer.stderr
     assert "places have no result" in answer.stderr
     page = read_page(tmp_path / "out" / "mor-smoke" / "index.html")

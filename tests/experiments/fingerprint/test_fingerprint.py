@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -27,6 +28,7 @@ from fewbits.experiments.fingerprint.numerics import (
 from fewbits.experiments.fingerprint.python_source import module_digest
 from fewbits.experiments.identity import provenance
 from tests.experiments.trial_inputs import MOR, overrides
+from tests.forked_python import run_python
 
 ROOT = numerics.ROOT
 PACKAGES = ("kernels", "models", "experiments")
@@ -290,7 +292,7 @@ COMPOSING = {
 
 def test_every_module_that_a_trial_loads_is_listed(cache: Path, tmp_path: Path) -> None:
     chosen = overrides(cache, tmp_path, *MOR, "training.steps=2", "evaluation.cloze=8", "data=python")
-    done = subprocess.run([sys.executable, "-c", LOADED, *chosen], capture_output=True, text=True, cwd=ROOT)
+    done = run_python(["-c", LOADED, *chosen], folder=ROOT, environment=os.environ)
     assert done.returncode == 0, done.stderr
     loaded = {name for name in done.stdout.split() if (ROOT / module_file(name)).is_file()}
     assert {"kernels.backends.cpu", "models.networks.decoder", "experiments.storage.checkpoints"} <= loaded

@@ -3,9 +3,9 @@
 import copy
 import hashlib
 import os
-import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +24,7 @@ from fewbits.experiments.optimization.optimizers import (
     set_learning_rate,
 )
 from fewbits.models.networks.partition import Partition
+from tests.forked_python import run_python
 from tests.messages import naming
 
 
@@ -179,9 +180,10 @@ for kind in KINDS:
 """
 
 
-def test_updates_are_the_same_bits_in_another_process() -> None:
+def test_updates_are_the_same_bits_in_another_process(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    there = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, check=True, env=environment, text=True)
+    there = run_python(["-c", CHILD], folder=tmp_path, environment=environment)
+    assert there.returncode == 0, there.stderr
     models = [Model() for _ in KINDS]
     here = [train(kind, model, build(kind, model), range(4)) for kind, model in zip(KINDS, models, strict=True)]
     assert there.stdout.split() == here

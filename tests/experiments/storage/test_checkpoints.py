@@ -6,7 +6,6 @@ import os
 import random
 import resource
 import shutil
-import subprocess
 import sys
 import warnings
 from collections import OrderedDict
@@ -36,6 +35,7 @@ from fewbits.experiments.storage.checkpoints import (
     save,
     unflatten,
 )
+from tests.forked_python import run_python
 from tests.messages import naming
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
@@ -557,9 +557,7 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_checkpoint_at_or_after_the
     tmp_path: Path,
 ) -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    done = subprocess.run(
-        [sys.executable, "-c", WRITER, str(tmp_path)], capture_output=True, env=environment, text=True, check=False
-    )
+    done = run_python(["-c", WRITER, str(tmp_path)], folder=tmp_path, environment=environment)
     assert done.returncode == 0, done.stderr
     written, calls = map(int, done.stdout.split())
     assert written > 12

@@ -208,8 +208,8 @@ def test_ctrl_c_ends_a_trial_at_a_checkpoint_and_with_130(cache: Path, tmp_path:
 
 
 def test_a_full_disk_is_said_in_one_line_and_gone_on_from(cache: Path, tmp_path: Path) -> None:
-    runs, output = tmp_path / "runs", tmp_path / "output"
-    with ending(started(["train", *overrides(cache, runs, *KILLED)], output, file_size=1 << 20)) as process:
+    runs, output, asked = tmp_path / "runs", tmp_path / "output", (*KILLED, "training.steps=4")
+    with ending(started(["train", *overrides(cache, runs, *asked)], output, file_size=1 << 20)) as process:
         assert ended(process) == 1
     (message,) = (line for line in output.read_text().splitlines() if line.startswith("fewbits:"))
     assert "checkpoint not written" in message
@@ -217,8 +217,8 @@ def test_a_full_disk_is_said_in_one_line_and_gone_on_from(cache: Path, tmp_path:
     folder = only_run(runs)
     assert not leftovers(folder)
     assert not list((folder / "checkpoints").glob("*"))
-    train(cache, runs, *KILLED)
-    undisturbed, _ = train(cache, tmp_path / "undisturbed", *KILLED)
+    train(cache, runs, *asked)
+    undisturbed, _ = train(cache, tmp_path / "undisturbed", *asked)
     assert left(folder) == left(undisturbed.path)
 
 

@@ -6,10 +6,10 @@ and shrink failures. Threads share the rows and columns of one call even for the
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 from collections.abc import Iterator
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +26,7 @@ from fewbits.kernels.quantizer import HADAMARD_SIZES, Quantizer
 from fewbits.kernels.reference.noise import uniform
 from fewbits.kernels.scalings import ROUNDINGS, SCALINGS
 from tests.effort import DEEP, examples
+from tests.forked_python import run_python
 from tests.kernels.backends.gpu.device_checks import DRAWN, Checks, any_bytes, decided_late, undecided, unstorable
 from tests.kernels.inputs import DTYPES, EMPTY, KINDS, ODD, assert_same, generator, make
 
@@ -363,17 +364,19 @@ def everything(x: Tensor, q: Quantizer) -> tuple[Tensor, ...]:
     return *run(cpu, x, q, -1, 3, want_stats=True), *(cpu.encode(x, q, -1, 3) if q.format.bits <= 16 else ())
 
 
-def test_a_forked_child_works_without_the_parents_threads() -> None:
+def test_a_forked_child_works_without_the_parents_threads(tmp_path: Path) -> None:
     code = (
-        "import os, torch\n"
+        "import os, signal, torch\n"
         "from fewbits import fake_quantize\n"
         "torch.set_num_threads(2)\n"
         "x = torch.arange(1 << 18, dtype=torch.float32).view(512, 512)\n"
         "y = fake_quantize(x, 'e4m3:128x128:gam')\n"
         "child = os.fork()\n"
+        "signal.alarm(60)\n"  # ends each of them if it hangs
         "if child == 0:\n"
         "    z = fake_quantize(x, 'e4m3:128x128:gam')\n"
         "    os._exit(0 if z.numpy().tobytes() == y.numpy().tobytes() else 1)\n"  # torch's own threads would hang
         "raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+    done = run_python(["-c", code], folder=tmp_path, environment=os.environ)
+    assert done.returncode == 0, done.stderr

@@ -33,14 +33,14 @@ SHAPES = (
 
 
 @pytest.fixture(scope="module", params=["library", "tiles"])
-def implementation(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def implementation(request: pytest.FixtureRequest) -> Iterator[str]:
     """Use the compiled library, or one whose products of blocks are computed by emulated AMX tiles."""
     if request.param == "library":
         if not is_compiled():
             pytest.skip("compares the compiled library with the reference")
         yield request.param
         return
-    emulated = library_with_tiles("cpu_attention.cpp", tmp_path_factory.mktemp("tiles"))
+    emulated = library_with_tiles("cpu_attention.cpp")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layer, "library", lambda: emulated)
         patch.setattr(layer, "threads", lambda elements: 1)

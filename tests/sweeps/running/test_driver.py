@@ -27,6 +27,7 @@ from fewbits.sweeps.planning.plan import Plan
 from fewbits.sweeps.running import store
 from fewbits.sweeps.running.driver import PATIENCE as STOPS_WITHIN
 from tests.effort import DEEP
+from tests.forked_python import run_python
 from tests.messages import names
 from tests.sweeps.conftest import Undisturbed
 from tests.sweeps.sweep_inputs import (
@@ -454,13 +455,8 @@ def test_what_is_done_is_not_done_again_and_loads_neither_ray_nor_mlflow(undistu
     arguments = ["sweep", str(undisturbed.file), "--runs", str(undisturbed.store)]
     modules = "[name for name in ('ray', 'mlflow') if name in sys.modules]"
     script = f"import sys; from fewbits import cli; print(cli.main({arguments!r}), {modules})"
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = run_python(["-c", script], folder=ROOT, environment=environment)
     first, served, last = done.stdout.splitlines()
     assert (first, last) == ("8 trials: 8 done", "0 []"), done.stderr
     assert served.startswith(f"`fewbits ui --runs {undisturbed.store}`")
