@@ -122,10 +122,9 @@ def test_ranks_share_a_placement_group_and_ctrl_c_stops_a_sweep(
     """Two ranks under Ray give the bits of two ranks of the local backend. Then a trial is stopped and others wait."""
     short: dict[str, Any] = {"resources": {"ranks": 2, "cpus": 1}, "arms": {"short": {}}}
     short["overrides"] = ["training.batch=8", "recipe=nvfp4"]
-    long = ["training.steps=100000", "evaluation.every=100000"]
-    arms = {name: {"overrides": [*long, f"optimizer.lr={name}"], "parent": "short"} for name in ("0.001", "0.002")}
+    long = {"overrides": ["training.steps=100000", "evaluation.every=100000"], "parent": "short"}
     alone = tiny_file(tmp_path, cache, short, "alone")
-    both = tiny_file(tmp_path, cache, short | {"arms": {"short": {}, **arms}}, "both")
+    both = tiny_file(tmp_path, cache, short | {"arms": {"short": {}, "long": long}, "seeds": [0, 1]}, "both")
     assert cli.main(["sweep", str(alone), "--runs", str(tmp_path / "local"), "--backend", "local"]) == 0
     local, first, plan = (
         planned(file, f"runtime.runs={tmp_path / name}")
