@@ -58,7 +58,7 @@ def ladder(results: Results) -> Picture:
 
     trends = [note for title, points in found.items() for note in _trends(title, points)]
     notes = (
-        "Trunks have equally many tokens per parameter.",
+        "Trunks have equally many tokens per parameter, and a learning rate that falls with the width.",
         "The hollow mark is the share that the paper chose its threshold for, at 8.5 B parameters.",
         *trends,
     )
