@@ -211,7 +211,8 @@ def _format(axes: Axes, panel: Panel) -> None:
             axis.set_major_formatter(formats[kind])
     if panel.x_axis == "log":
         axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.set_xticks(sorted({float(x) for line in panel.lines for x in line.x}))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.2g}"))
         axes.xaxis.set_minor_formatter(NullFormatter())
     if panel.x_axis == "tokens":
         axes.locator_params(axis="x", nbins=4)

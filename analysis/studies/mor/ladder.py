@@ -51,6 +51,7 @@ def ladder(results: Results) -> Picture:
                 y_label=title,
                 x_axis="log",
                 y_axis="percent",
+                y_limits=(0 if title == FALLBACK else None, None),
             )
             for title, points in found.items()
         ]
