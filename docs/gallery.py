@@ -9,6 +9,7 @@ tables. Reports with warnings are refused: incomplete ones, and those on trials 
 """
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -50,13 +51,18 @@ def main(folders: Sequence[str]) -> None:
 def publish(folder: Path) -> None:
     """Copy a report's page and its verdicts to the gallery; raise SystemExit if the report cannot be published."""
     record = stored(json.loads((folder / "verdicts.json").read_text("utf-8")), str(folder))
-    page = (folder / "index.html").read_bytes()
+    page = for_readers((folder / "index.html").read_bytes())
     if len(page) > LARGEST_PAGE:
         raise SystemExit(f"{folder}: the page has {len(page):,} bytes; at most {LARGEST_PAGE:,} are published")
     target = GALLERY / f"{record['study']}-{record['scale']}"
     target.mkdir(parents=True, exist_ok=True)
     write_atomically(target / "index.html", page)
     write_atomically(target / "verdicts.json", (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def for_readers(page: bytes) -> bytes:
+    """Return a page whose commands do not name the publisher's store, which a reader does not have."""
+    return re.sub(rb"(<code>fewbits [^<]*?) --runs [^ <]+", rb"\1", page)
 
 
 def stored(report: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -113,3 +113,8 @@ def test_a_large_page_is_refused(script: Any, folder: Path, monkeypatch: pytest.
     (folder / "index.html").write_bytes(b" " * (script.LARGEST_PAGE + 1))
     with pytest.raises(SystemExit, match="bytes"):
         script.publish(folder)
+
+
+def test_the_publishers_store_is_not_named(script: Any) -> None:
+    page = b"<td><code>fewbits sweep study=mor scale=cpu --runs /a/store</code></td><p>--runs DIR</p>"
+    assert script.for_readers(page) == b"<td><code>fewbits sweep study=mor scale=cpu</code></td><p>--runs DIR</p>"
