@@ -18,7 +18,7 @@ SIZES = {"python": PYTHON.size, "torch": TORCH.size} | {name: one.tokens for nam
 
 
 def marks(scale: str) -> tuple[pytest.MarkDecorator, ...]:
-    """Return the marks of a test at this scale: cpu-full has cpu's sweeps, with more steps and a few more arms."""
+    """Return the marks of a test at this scale: cpu-full has sweeps of cpu."""
     return (pytest.mark.deep,) if scale == "cpu-full" else ()
 
 
