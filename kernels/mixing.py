@@ -5,11 +5,13 @@ each decision block keeps, so entries may have blocks of any size. It makes one 
 that are still undecided; a backend computes the passes.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from fewbits.kernels.backends.protocol import Backend, Part
-from fewbits.kernels.counts import ERROR, ERROR_ONE, LOST, NONZEROS
+from fewbits.kernels.counts import ERROR_ONE
 from fewbits.kernels.quantizer import Entry, ErrorBelow, ErrorBelowOther, Mixture, SpreadBelow
 
 
@@ -27,88 +29,35 @@ def mix_matrix(
         x, mixture.entries[0].quantizer, axis, seed, out=out, want_stats=True, partition=partition
     )
     if not last:
-        return out, torch.zeros(amax.shape, dtype=torch.int8, device=x.device), first_counts, amax
-    if amax.numel() == 1 and not backend.never_waits:
-        index = _choose_one(backend, x, mixture, axis, seed, out, first_counts, partition)
-        return out, torch.full(amax.shape, index, dtype=torch.int8, device=x.device), first_counts, amax
-    skip = _passes(backend, x, mixture.entries[0], first_counts, axis, seed, partition, None)
-    undecided = ~skip
-    choice = undecided.to(torch.int8)
-    if last > 1:
-        choice *= last
-    for index, entry in enumerate(mixture.entries[1:], 1):
-        if not _any_undecided(backend, undecided):
-            break
-        _, counts, _ = backend.quantize(
-            *(x, entry.quantizer, axis, seed), out=out, want_stats=index != last, partition=partition, skip=skip
-        )
-        if index < last:
-            accepted = undecided & _passes(backend, x, entry, counts, axis, seed, partition, skip)
-            choice.masked_fill_(accepted, index)
-            skip = skip | accepted
-            undecided = ~skip
+        return out, torch.zeros_like(amax, dtype=torch.int8), first_counts, amax
+    choice, decided = torch.empty_like(amax, dtype=torch.int8), torch.empty_like(amax, dtype=torch.bool)
+    counts = first_counts
+    for index, entry in enumerate(mixture.entries[:last]):
+        skip = decided if index else None
+        if index:
+            _, counts, _ = backend.quantize(
+                *(x, entry.quantizer, axis, seed), out=out, want_stats=True, partition=partition, skip=skip
+            )
+        compared = _compared(backend, x, entry, axis, seed, partition, skip)
+        if not backend.decide(index, last, counts, choice, decided, **compared):
+            return out, choice, first_counts, amax
+    # A single block that the host knows to be undecided needs no test for each of its elements.
+    skip = None if amax.numel() == 1 and not backend.never_waits else decided
+    backend.quantize(x, mixture.entries[last].quantizer, axis, seed, out=out, partition=partition, skip=skip)
     return out, choice, first_counts, amax
 
 
-def _choose_one(
-    backend: Backend, x: Tensor, mixture: Mixture, axis: int, seed: int, out: Tensor, counts: Tensor, partition: Part
-) -> int:
-    """Return the index of the entry for the only decision block, and write that entry's values to `out`.
-
-    counts: those of the first entry, whose values `out` already holds. The decisions are those of `_passes`, but the
-    numbers are Python's, which take a small part of the time of tensors with one element.
-    """
-    last = len(mixture.entries) - 1
-    for index, entry in enumerate(mixture.entries[:last]):
-        if index:
-            _, counts, _ = backend.quantize(
-                *(x, entry.quantizer, axis, seed), out=out, want_stats=True, partition=partition
-            )
-        if isinstance(entry.test, ErrorBelow):
-            each = counts.flatten().tolist()
-            error, limit = each[ERROR], float(each[NONZEROS]) * (entry.test.threshold * ERROR_ONE)
-            accepted = each[LOST] == 0 and (error == 0 or float(error) < limit)
-        else:
-            accepted = bool(_passes(backend, x, entry, counts, axis, seed, partition, None))
-        if accepted:
-            return index
-    backend.quantize(x, mixture.entries[last].quantizer, axis, seed, out=out, partition=partition)
-    return last
-
-
-def _passes(
-    backend: Backend,
-    x: Tensor,
-    entry: Entry,
-    counts: Tensor,
-    axis: int,
-    seed: int,
-    partition: Part,
-    skip: Tensor | None,
-) -> Tensor:
-    """Return True for the decision blocks that pass the entry's test, which all backends compute exactly."""
-    each = counts.unbind(-1)
-    error, finite = each[ERROR], each[LOST] == 0
+def _compared(
+    backend: Backend, x: Tensor, entry: Entry, axis: int, seed: int, partition: Part, skip: Tensor | None
+) -> dict[str, Any]:
+    """Return the arguments of Backend.decide that say what the entry's test compares with."""
     if isinstance(entry.test, ErrorBelow):
-        # ERROR_ONE is a power of two, so the order of the two products changes no bit.
-        accepted = error < each[NONZEROS].double() * (entry.test.threshold * ERROR_ONE)
-    elif isinstance(entry.test, ErrorBelowOther):
-        _, other_counts, _ = backend.quantize(
+        return {"limit": entry.test.threshold * ERROR_ONE}
+    if isinstance(entry.test, ErrorBelowOther):
+        _, counts, _ = backend.quantize(
             *(x, entry.test.other, axis, seed), want_values=False, want_stats=True, partition=partition, skip=skip
         )
-        accepted = error < other_counts[..., ERROR]
-    else:
-        assert isinstance(entry.test, SpreadBelow)
-        source = backend.rotate(x, entry.quantizer, axis) if entry.quantizer.hadamard else x
-        amax, amin = backend.extent(source, partition)
-        return finite & ((amax / amin).double() < entry.test.limit_for(entry.quantizer))
-    return finite & (accepted | (error == 0))
-
-
-def _any_undecided(backend: Backend, undecided: Tensor) -> bool:
-    """Tell whether a decision block may be undecided.
-
-    On a GPU the answer is always True, because the host would have to wait for the GPU to know it. If all decision
-    blocks are decided, the kernels that are then launched end at once.
-    """
-    return backend.never_waits or bool(undecided.any())
+        return {"other": counts}
+    assert isinstance(entry.test, SpreadBelow)
+    source = backend.rotate(x, entry.quantizer, axis) if entry.quantizer.hadamard else x
+    return {"limit": entry.test.limit_for(entry.quantizer), "extent": backend.extent(source, partition)}

@@ -159,7 +159,7 @@ CPP_ROOTS = {
         "cpu_norm.cpp",
         "cpu_packed.cpp",
     ),
-    "cuda": ("decode.cu", "quantize.cu", "weights.cu"),
+    "cuda": ("decide.cu", "decode.cu", "quantize.cu", "weights.cu"),
 }
 DEVICES = tuple(CPP_ROOTS)
 

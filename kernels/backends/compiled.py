@@ -3,6 +3,7 @@
 cpu.py and gpu/device.py compute the jobs.
 """
 
+import ctypes
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -13,6 +14,17 @@ from fewbits.kernels.backends.protocol import ABSENT, Noise, Part, Stored
 from fewbits.kernels.counts import COUNTS
 from fewbits.kernels.packing import allocate
 from fewbits.kernels.quantizer import Quantizer, parts_of
+
+
+class DecideCall(ctypes.Structure):
+    """The structure of csrc/decisions.h."""
+
+    _fields_ = [
+        *[(name, ctypes.c_void_p) for name in ("counts", "other", "largest", "smallest", "decided", "choice")],
+        ("limit", ctypes.c_double),
+        ("blocks", ctypes.c_int64),
+        *[(name, ctypes.c_int32) for name in ("index", "last")],
+    ]
 
 
 @dataclass
@@ -105,6 +117,27 @@ class Compiled(ABC):
             self._extent(x, partition, amax, amin)
         return amax, amin
 
+    def decide(
+        self,
+        index: int,
+        last: int,
+        counts: Tensor,
+        choice: Tensor,
+        decided: Tensor,
+        *,
+        limit: float = 0.0,
+        other: Tensor = ABSENT,
+        extent: tuple[Tensor, Tensor] = (ABSENT, ABSENT),
+    ) -> bool:
+        if not choice.numel():
+            return False
+        largest, smallest = extent
+        call = DecideCall(
+            *(counts.data_ptr(), other.data_ptr(), largest.data_ptr(), smallest.data_ptr()),
+            *(decided.data_ptr(), choice.data_ptr(), limit, choice.numel(), index, last),
+        )
+        return self._decide(call, counts.device)
+
     def gaussian_noise(self, count: int, seed: int, device: torch.device) -> Tensor:
         words = torch.empty((count + 7) // 8, dtype=torch.int32, device=device)
         self._draw("gaussian", words, seed)
@@ -124,6 +157,10 @@ class Compiled(ABC):
 
     @abstractmethod
     def _extent(self, x: Tensor, partition: Part, amax: Tensor, amin: Tensor) -> None: ...
+
+    @abstractmethod
+    def _decide(self, call: DecideCall, device: torch.device) -> bool:
+        """Decide, and tell whether blocks may be undecided."""
 
     @abstractmethod
     def _draw(self, noise: Noise, out: Tensor, seed: int) -> None: ...

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fewbits.kernels.backends import build, reference
-from fewbits.kernels.backends.compiled import Compiled, Job, pointer
+from fewbits.kernels.backends.compiled import Compiled, DecideCall, Job, pointer
 from fewbits.kernels.backends.constants import SIGN_WORDS, flat, grid_of, inf_code, nan_code, scaling_of, sign_words
 from fewbits.kernels.backends.protocol import DTYPES, NOISES, Noise, Part, Stored
 from fewbits.kernels.quantizer import Quantizer
@@ -62,6 +62,7 @@ def library() -> ctypes.CDLL:
         "fb_quantize": [pointer, whole, size, size, pointer, whole, whole],
         "fb_decode": [pointer, whole, size, size, pointer, whole],
         "fb_extent": [pointer, whole, size, size, size, size, pointer, pointer, whole],
+        "fb_decide": [pointer, whole],
         "fb_gaussian_noise": [size, seed, pointer, whole],
         "fb_box_muller": [size, seed, pointer, whole],
         "fb_uniform_noise": [size, seed, pointer, whole],
@@ -74,6 +75,7 @@ def library() -> ctypes.CDLL:
     }
     for entry, arguments in signatures.items():
         getattr(lib, entry).argtypes = arguments
+    lib.fb_decide.restype = size
     return lib
 
 
@@ -123,6 +125,9 @@ class Cpu(Compiled):
 
     def _extent(self, x: Tensor, partition: Part, amax: Tensor, amin: Tensor) -> None:
         library().fb_extent(*_matrix(x), *partition, amax.data_ptr(), amin.data_ptr(), threads(x.numel()))
+
+    def _decide(self, call: DecideCall, device: torch.device) -> bool:
+        return bool(library().fb_decide(ctypes.byref(call), threads(call.blocks)))
 
     def _draw(self, noise: Noise, out: Tensor, seed: int) -> None:
         draw, each = (library().fb_gaussian_noise, 8) if noise == "gaussian" else (library().fb_uniform_noise, 1)

@@ -83,6 +83,29 @@ class Backend(Protocol):
     def rotate(self, x: Tensor, q: Quantizer, axis: int, inverse: bool = False) -> Tensor:
         """Return x rotated by the quantizer's Hadamard transform, or by its inverse, in the dtype of x."""
 
+    def decide(
+        self,
+        index: int,
+        last: int,
+        counts: Tensor,
+        choice: Tensor,
+        decided: Tensor,
+        *,
+        limit: float = 0.0,
+        other: Tensor = ABSENT,
+        extent: tuple[Tensor, Tensor] = (ABSENT, ABSENT),
+    ) -> bool:
+        """Choose entry `index` of a mixture for the undecided decision blocks that pass its test.
+
+        A block passes if its values are finite and its error is zero or below that of `other`; without `other`, below
+        `limit` for each nonzero element. With `extent` it passes if its values are finite and the ratio of its largest
+        and smallest magnitudes is below `limit`.
+
+        counts, other: those of the entry's values and of the quantizer to compare with. choice (int8), decided (bool):
+        one element per block, updated in place; entry 0 does not read them. The choice of an undecided block is the
+        entry `last`. Return False if all blocks are decided; a backend that never waits returns True.
+        """
+
     def extent(self, x: Tensor, partition: Part) -> tuple[Tensor, Tensor]:
         """Return the largest and the smallest non-zero magnitude of each part; for a part of zeros, 0 and inf."""
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fewbits.kernels.backends.protocol import ABSENT, Part, Stored
-from fewbits.kernels.counts import ERROR_ONE
+from fewbits.kernels.counts import ERROR, ERROR_ONE, LOST, NONZEROS
 from fewbits.kernels.packing import pack, scale_codes, stored_scales, unpack
 from fewbits.kernels.quantizer import Quantizer
 from fewbits.kernels.reference.elements import codes_of, values_of
@@ -24,6 +24,7 @@ from fewbits.kernels.reference.scales import Scales, restore, stored_values
 from fewbits.kernels.reference.weights import sample_weight, sample_weight_backward
 
 __all__ = [
+    "decide",
     "decode",
     "encode",
     "extent",
@@ -118,6 +119,34 @@ def decode(
     values = table[unpack(codes, q.format.bits, cols)]  # a lookup is many times faster than computing each element
     restored = restore(values, Scales(scale_codes(scales), groups), q, axis, dtype)
     return restored if out is None else out.copy_(restored)
+
+
+def decide(
+    index: int,
+    last: int,
+    counts: Tensor,
+    choice: Tensor,
+    decided: Tensor,
+    *,
+    limit: float = 0.0,
+    other: Tensor = ABSENT,
+    extent: tuple[Tensor, Tensor] = (ABSENT, ABSENT),
+) -> bool:
+    largest, smallest = extent
+    error = counts[..., ERROR]
+    if largest is not ABSENT:
+        passed = (largest / smallest).double() < limit
+    elif other is not ABSENT:
+        passed = (error < other[..., ERROR]) | (error == 0)
+    else:
+        passed = (error < counts[..., NONZEROS].double() * limit) | (error == 0)
+    if index == 0:
+        choice.fill_(last)
+        decided.fill_(False)
+    accepted = ~decided & (counts[..., LOST] == 0) & passed
+    choice.masked_fill_(accepted, index)
+    decided |= accepted
+    return not bool(decided.all())
 
 
 def extent(x: Tensor, partition: Part) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,6 @@
-// The entry points of the CPU backend for quantization and for extents (largest and smallest magnitudes).
+// The entry points of the CPU backend for quantization, extents (largest and smallest magnitudes) and decisions.
 #include <algorithm>
+#include "decisions.h"
 #include "element.h"
 #include "parallel.h"
 #include "request.h"
@@ -33,6 +34,18 @@ void extent(const void *x, int64_t rows, int64_t cols, int64_t R, int64_t C, uin
   });
 }
 
+// Decide for each block, and return the number of blocks that are still undecided.
+inline int64_t decide(const DecideCall &call, int threads) {
+  int64_t undecided = 0;
+  in_parallel(call.blocks, threads, [&](int64_t count) {
+    int64_t own = 0;
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < count; i++) own += !decide_block(call, i);
+    __atomic_fetch_add(&undecided, own, __ATOMIC_RELAXED);
+  });
+  return undecided;
+}
+
 }  // namespace fb
 
 extern "C" {
@@ -41,6 +54,8 @@ void fb_quantize(const void *x, int dtype, int64_t rows, int64_t cols, const fb:
                  int threads) {
   fb::with_dtype(dtype, [&](auto d) { fb::quantize<decltype(d)>(x, rows, cols, requests, n, threads); });
 }
+
+int64_t fb_decide(const fb::DecideCall *call, int threads) { return fb::decide(*call, threads); }
 
 // The caller fills amin with infinity and amax with 0.
 void fb_extent(const void *x, int dtype, int64_t rows, int64_t cols, int64_t R, int64_t C, uint32_t *amax,

@@ -5,6 +5,7 @@
 // and variants.py).
 #pragma once
 #ifdef __CUDACC_RTC__  // NVRTC has no standard headers, and has memcpy built in
+typedef signed char int8_t;
 typedef unsigned char uint8_t;
 typedef unsigned short uint16_t;
 typedef unsigned int uint32_t;

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fewbits.kernels.backends import reference
-from fewbits.kernels.backends.compiled import Compiled, Job
+from fewbits.kernels.backends.compiled import Compiled, DecideCall, Job
 from fewbits.kernels.backends.constants import sign_words
 from fewbits.kernels.backends.gpu.calls import Call, DecodeCall, WeightCall, aligned, packed_at
 from fewbits.kernels.backends.gpu.plans import (
@@ -37,6 +37,7 @@ NOISE_EACH = {"gaussian": 4, "uniform": 8}  # packed words (gaussian) or element
 MOST_PLANS = 4096  # the number of plans that are kept; a training step needs a few for each kind of layer
 FLAT = Shape(THREADS, 2 * EDGE)  # the shape for kernels that do not divide a matrix into tiles
 NO_SPEC = spec_of(Quantizer("fp32"), -1)  # the spec for kernels that do not quantize
+DECIDE = Variant("decide.cu", "decide", ("Fp32",), FLAT, (NO_SPEC,))
 
 
 class Device(Compiled):
@@ -150,6 +151,10 @@ class Device(Compiled):
         piece, request.parts = parts_in(x, partition, shape)
         variant = Variant("quantize.cu", "extent", (DTYPE_NAMES[x.dtype],), shape, (NO_SPEC._replace(piece=piece),))
         self._launch(variant, tile_count(x, shape), call, x.device)
+
+    def _decide(self, call: DecideCall, device: torch.device) -> bool:
+        self._launch(DECIDE, -(-call.blocks // THREADS), call, device)
+        return True
 
     def _draw(self, noise: Noise, out: Tensor, seed: int) -> None:
         call = WeightCall(out=out.data_ptr(), count=out.numel(), seed=seed)

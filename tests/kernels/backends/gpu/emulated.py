@@ -21,6 +21,7 @@ from fewbits.kernels.quantizer import Quantizer
 SIMT = Path(__file__).parent / "simt"
 KERNELS = {
     "quantize.cu": ("quantize", "measure", "extent", "weigh", "quantize_strip"),
+    "decide.cu": ("decide",),
     "decode.cu": ("decode",),
     "weights.cu": ("gaussian_noise", "uniform_noise", "sample_weight", "sample_weight_backward"),
 }
@@ -134,12 +135,12 @@ class ConstantLauncher:
 
 @cache
 def _with_constants(variant: Variant) -> ctypes.CDLL:
-    call = {"quantize.cu": "Call", "decode.cu": "DecodeCall", "weights.cu": "WeightCall"}[variant.file]
+    calls = {"quantize.cu": "Call", "decide.cu": "DecideCall", "decode.cu": "DecodeCall", "weights.cu": "WeightCall"}
     dtypes = ", ".join(("fb::FB_DTYPE", "fb::FB_OTHER")[: len(variant.dtypes)])
     text = f"""#include "simt.h"
 {variant.source()}
 extern "C" void simt_shuffle(uint64_t seed) {{ simt::shuffle = seed; }}
-extern "C" void simt_run(unsigned blocks, unsigned shared, const fb::{call} *call) {{
+extern "C" void simt_run(unsigned blocks, unsigned shared, const fb::{calls[variant.file]} *call) {{
   simt::run(blocks, fb::shape().threads, shared, [&] {{ fb::FB_KERNEL<{dtypes}>(*call); }});
 }}
 """

@@ -27,7 +27,7 @@ DEEP = (
     *("1x16, statistics of blocks", "1x1, amax, fp16", "nvfp4, stochastic, ragged rht16", "nvfp4 16x16, both axes"),
     *("fouroversix, stochastic, rht16", "eden, rht128 down", "gam by row", "channel", "odd partition, parts left out"),
     *("channel down, many rows, stochastic, with statistics", "channel down, many rows, gam"),
-    *("encode, e3m2, 1x32, mx", "decode, nvfp4 down, fp32", "sampled weight, uniform"),
+    *("encode, e3m2, 1x32, mx", "decode, nvfp4 down, fp32", "decide", "sampled weight, uniform"),
 )
 
 

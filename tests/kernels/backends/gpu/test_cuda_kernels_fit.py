@@ -20,6 +20,7 @@ from fewbits.kernels.backends.gpu import cubins
 from fewbits.kernels.backends.gpu.device import Device
 from fewbits.kernels.backends.gpu.variants import Variant
 from fewbits.kernels.backends.gpu.warm import Recorder
+from fewbits.kernels.counts import ERROR_ONE
 from fewbits.kernels.quantizer import Quantizer
 from tests.kernels.backends.gpu.device_checks import any_bytes
 
@@ -46,6 +47,21 @@ def decode(text: str, axis: int = -1) -> Ask:
     return lambda device, x: device.decode(
         *any_bytes(q, axis, (x.shape[0], x.shape[1]), 0), q, axis, x.shape[1], x.dtype
     )
+
+
+def decide(device: Device, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Decide by an error, then by the error of another quantizer, then by a spread."""
+    part = (16, 8)
+    q = Quantizer("e4m3")
+    first, second = (
+        device.quantize(source, q, -1, 1, want_values=False, want_stats=True, partition=part)[1]
+        for source in (x, x.flip(0))
+    )
+    choice, decided = torch.empty(first.shape[:2], dtype=torch.int8), torch.empty(first.shape[:2], dtype=torch.bool)
+    device.decide(0, 3, first, choice, decided, limit=0.022 * ERROR_ONE)
+    device.decide(1, 3, first, choice, decided, other=second)
+    device.decide(2, 3, second, choice, decided, limit=200.0, extent=device.extent(x, part))
+    return choice, decided
 
 
 def bits(x: Tensor) -> Tensor:
@@ -124,6 +140,7 @@ CLASSES: dict[str, tuple[Ask, torch.dtype, tuple[int, int]]] = {
     "decode, fp16": (decode("fp16"), FP32, USUAL),
     "rotate": (lambda device, x: device.rotate(x, Quantizer("fp32", hadamard=16), -1, inverse=True), BF16, USUAL),
     "extent": (lambda device, x: device.extent(x, (128, 128)), BF16, USUAL),
+    "decide": (decide, BF16, USUAL),
     "sampled weight": (
         lambda device, x: device.sample_weight(x, bits(x), 1, "gaussian", 32, BF16),
         FP32,
@@ -156,6 +173,7 @@ OF_EACH_KIND = (
     "encode, e3m2, 1x32, mx",
     "decode, nvfp4 down, fp32",
     "decode, e4m3, odd blocks",
+    "decide",
 )
 
 

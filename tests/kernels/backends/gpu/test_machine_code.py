@@ -10,6 +10,7 @@ import torch
 
 from fewbits.kernels.backends.build import BuildError
 from fewbits.kernels.backends.gpu import cubins
+from fewbits.kernels.backends.compiled import DecideCall
 from fewbits.kernels.backends.gpu.calls import Call, DecodeCall, WeightCall
 from fewbits.kernels.backends.gpu.device import Device
 from fewbits.kernels.backends.gpu.tiles import STATIC_SHARED
@@ -42,7 +43,7 @@ CEILINGS = {
     ("encode, e4m3, 128x128, gam", "measure"): 4.4,
     ("encode, e4m3, 128x128, gam", "quantize"): 20.0,
 }
-STRUCTS = {"quantize.cu": Call, "decode.cu": DecodeCall, "weights.cu": WeightCall}
+STRUCTS = {"quantize.cu": Call, "decide.cu": DecideCall, "decode.cu": DecodeCall, "weights.cu": WeightCall}
 SHORT = ("128x128, amax", "channel down, many rows")
 # Processed element by element by design (docs/measured/cuda-kernels.md).
 BY_ELEMENT = ("odd blocks", "odd partition, parts left out", "overflow to inf", "nvfp4, stochastic, ragged rht16")

@@ -15,6 +15,7 @@ from torch import Tensor
 from fewbits.kernels.backends import reference
 from fewbits.kernels.backends.build import BuildError
 from fewbits.kernels.backends.gpu import cubins, cuda, device, tiles
+from fewbits.kernels.backends.compiled import DecideCall
 from fewbits.kernels.backends.gpu.calls import Call, DecodeCall, WeightCall
 from fewbits.kernels.backends.gpu.device import Device
 from fewbits.kernels.backends.gpu.variants import Kernel, Launcher, Variant
@@ -57,7 +58,7 @@ def test_each_class_gives_the_references_bits(stub: Stub, name: str, monkeypatch
     got, want = ask(stub.device, x), ask(reference, x)  # type: ignore[arg-type]  # a module with the same functions
     for a, b in zip(*(r if isinstance(r, tuple) else (r,) for r in (got, want)), strict=True):
         assert_same(a, b, name)
-    structs = {"decode": DecodeCall, "gaussian_noise": WeightCall, "uniform_noise": WeightCall}
+    structs = {"decide": DecideCall, "decode": DecodeCall, "gaussian_noise": WeightCall, "uniform_noise": WeightCall}
     structs |= {"sample_weight": WeightCall, "sample_weight_backward": WeightCall}
     assert stub.launches
     for launch in stub.launches:

@@ -1,6 +1,7 @@
 // The CUDA kernels as functions of a CPU library, which tests/kernels/backends/gpu/emulated.py calls through ctypes.
 #include "simt.h"
 
+#include "decide.cu"
 #include "decode.cu"
 #include "quantize.cu"
 #include "weights.cu"
@@ -33,6 +34,12 @@ extern "C" void simt_quantize(int kernel, int dtype, const fb::Variant *variant,
                                                  fb::quantize_strip<D>};
     simt::run(blocks, variant->shape.threads, shared, [&] { kernels[kernel](*call); });
   });
+}
+
+extern "C" void simt_decide(int, int, const fb::Variant *variant, unsigned blocks, unsigned shared,
+                            const fb::DecideCall *call) {
+  fb::variant = *variant;
+  simt::run(blocks, variant->shape.threads, shared, [&] { fb::decide<fb::Fp32>(*call); });
 }
 
 extern "C" void simt_decode(int, int dtype, const fb::Variant *variant, unsigned blocks, unsigned shared,

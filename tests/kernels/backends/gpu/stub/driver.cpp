@@ -6,6 +6,7 @@
 // another context; a module that is loaded while a stream is captured; an image that no compiler made.
 #include "simt.h"
 
+#include "decide.cu"
 #include "decode.cu"
 #include "quantize.cu"
 #include "weights.cu"
@@ -18,6 +19,8 @@ extern "C" {  // simt/emulate.cpp
 void simt_shuffle(uint64_t seed);
 void simt_quantize(int kernel, int dtype, const fb::Variant *variant, unsigned blocks, unsigned shared,
                    const fb::Call *call);
+void simt_decide(int kernel, int dtype, const fb::Variant *variant, unsigned blocks, unsigned shared,
+                 const fb::DecideCall *call);
 void simt_decode(int kernel, int dtype, const fb::Variant *variant, unsigned blocks, unsigned shared,
                  const fb::DecodeCall *call);
 void simt_weights(int kernel, int dtype, int other, const fb::Variant *variant, unsigned blocks, unsigned shared,
@@ -113,7 +116,8 @@ bool parse(const char *image, Module *module) {
 }
 
 size_t argument_bytes(const Module &m) {
-  return m.file == "decode.cu"    ? sizeof(fb::DecodeCall)
+  return m.file == "decide.cu"    ? sizeof(fb::DecideCall)
+         : m.file == "decode.cu"  ? sizeof(fb::DecodeCall)
          : m.file == "weights.cu" ? sizeof(fb::WeightCall)
                                   : sizeof(fb::Call);
 }
@@ -129,7 +133,9 @@ int index_of(const std::string &name, std::initializer_list<const char *> names)
 
 void execute(const Module &m, unsigned blocks, unsigned shared, const void *arguments) {
   simt_shuffle(launches.size());
-  if (m.file == "decode.cu") {
+  if (m.file == "decide.cu") {
+    simt_decide(0, 0, &m.variant, blocks, shared, (const fb::DecideCall *)arguments);
+  } else if (m.file == "decode.cu") {
     simt_decode(0, m.dtypes[0], &m.variant, blocks, shared, (const fb::DecodeCall *)arguments);
   } else if (m.file == "weights.cu") {
     int kernel = index_of(m.kernel, {"gaussian_noise", "uniform_noise", "sample_weight", "sample_weight_backward"});
