@@ -190,22 +190,22 @@ def test_a_longer_list_takes_the_fewest_bits_that_pass() -> None:
     assert check(x, OUTLOOK).tolist() == [[0, 1, 2]]
 
 
-@pytest.mark.parametrize(
-    ("values", "text", "expected"),
-    [
-        # One of four values flushed: the error is a quarter.
-        ((1.0, 1.0, 1.0, 0.1), "e2m1 @ error<0.25 | bf16", 1),
-        ((1.0, 1.0, 1.0, 0.1), "e2m1 @ error<0.25000001 | bf16", 0),
-        ((8.0, 1.0), "e4m3 @ spread<8 | bf16", 1),
-        ((7.96875, 1.0), "e4m3 @ spread<8 | bf16", 0),
-        # 3 - 2^-23, which float32 rounds to 3: the quotient is a float32, not a double.
-        ((3 + 2.0**-22, 1 + 2.0**-23), "e4m3 @ spread<3 | bf16", 1),
-        ((939524096.0, 1.0), "e5m2:tensor:amax @ spread<normal | bf16", 1),
-        ((939524032.0, 1.0), "e5m2:tensor:amax @ spread<normal | bf16", 0),
-        ((1.1, 1.0), "e4m3 @ error<e4m3 | bf16", 1),
-        ((1.125, 1.0), "e4m3 @ error<e4m3 | bf16", 0),  # exact: takes the first
-    ],
-)
+LIMITS = [
+    # One of four values flushed: the error is a quarter.
+    ((1.0, 1.0, 1.0, 0.1), "e2m1 @ error<0.25 | bf16", 1),
+    ((1.0, 1.0, 1.0, 0.1), "e2m1 @ error<0.25000001 | bf16", 0),
+    ((8.0, 1.0), "e4m3 @ spread<8 | bf16", 1),
+    ((7.96875, 1.0), "e4m3 @ spread<8 | bf16", 0),
+    # 3 - 2^-23, which float32 rounds to 3: the quotient is a float32, not a double.
+    ((3 + 2.0**-22, 1 + 2.0**-23), "e4m3 @ spread<3 | bf16", 1),
+    ((939524096.0, 1.0), "e5m2:tensor:amax @ spread<normal | bf16", 1),
+    ((939524032.0, 1.0), "e5m2:tensor:amax @ spread<normal | bf16", 0),
+    ((1.1, 1.0), "e4m3 @ error<e4m3 | bf16", 1),
+    ((1.125, 1.0), "e4m3 @ error<e4m3 | bf16", 0),  # exact: takes the first
+]
+
+
+@pytest.mark.parametrize(("values", "text", "expected"), LIMITS)
 def test_limits_are_strict(backend: str, values: tuple[float, ...], text: str, expected: int) -> None:
     _, choice = mix(torch.tensor([values]), text)
     assert int(choice) == expected

@@ -17,13 +17,14 @@ from fewbits.kernels.backends import build, reference
 from fewbits.kernels.backends.gpu import tiles
 from fewbits.kernels.backends.gpu.device import Device
 from fewbits.kernels.backends.gpu.warm import Recorder
+from fewbits.kernels.mixing import mix_matrix
 from fewbits.kernels.quantizer import HADAMARD_SIZES, Mixture, Quantizer
 from tests.effort import DEEP, examples
 from tests.kernels.backends.gpu.device_checks import DRAWN, Checks, any_bytes, undecided
 from tests.kernels.backends.gpu.emulated import SHARED, EmulatedLauncher, emulated_device
 from tests.kernels.backends.test_parity import FAMILIES, MS_EDEN, STORED, VARIANTS, matrices, parts, quantizers
 from tests.kernels.inputs import DTYPES, EMPTY, KINDS, ODD, assert_same, generator, make
-from tests.kernels.test_mix import MIXTURES
+from tests.kernels.test_mix import LIMITS, MIXTURES
 
 pytestmark = pytest.mark.skipif(build.compiler() is None, reason="there is no C++ compiler for the emulator")
 
@@ -325,6 +326,12 @@ def test_mixtures_decide_as_the_reference_does_without_the_host(checks: Checks, 
     for i, name in enumerate(KINDS):
         shape = ((40, 70), (66, 150), (33, 16))[i % 3]
         checks.mixture(make(name, shape, DTYPES[(i + axis) % 3], seed=i), Mixture.parse(text), axis)
+
+
+@pytest.mark.parametrize(("values", "text", "expected"), LIMITS)
+def test_limits_are_strict(checks: Checks, values: tuple[float, ...], text: str, expected: int) -> None:
+    _, choice, _, _ = mix_matrix(checks.backend, torch.tensor([values]), Mixture.parse(text), -1, 0)
+    assert int(choice) == expected
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 31, 32, 33, 8191, 8192, 20001])

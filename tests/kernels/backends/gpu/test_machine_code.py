@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fewbits.kernels.backends.build import BuildError
-from fewbits.kernels.backends.gpu import cubins
 from fewbits.kernels.backends.compiled import DecideCall
+from fewbits.kernels.backends.gpu import cubins
 from fewbits.kernels.backends.gpu.calls import Call, DecodeCall, WeightCall
 from fewbits.kernels.backends.gpu.device import Device
 from fewbits.kernels.backends.gpu.tiles import STATIC_SHARED

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from fewbits.kernels.backends import reference
 from fewbits.kernels.backends.build import BuildError
-from fewbits.kernels.backends.gpu import cubins, cuda, device, tiles
 from fewbits.kernels.backends.compiled import DecideCall
+from fewbits.kernels.backends.gpu import cubins, cuda, device, tiles
 from fewbits.kernels.backends.gpu.calls import Call, DecodeCall, WeightCall
 from fewbits.kernels.backends.gpu.device import Device
 from fewbits.kernels.backends.gpu.variants import Kernel, Launcher, Variant
