@@ -14,7 +14,7 @@ from fewbits.analysis.engine.claims.verdicts import FAMILIES
 from fewbits.analysis.views.html import render
 from fewbits.analysis.views.numbers import bounds, effect, number, p_value, size
 from fewbits.analysis.views.trials import Trials
-from fewbits.common.plural import plural
+from fewbits.common.wording import plural
 
 # Signs that distinguish outcomes without colour.
 SIGNS: dict[str, str] = {

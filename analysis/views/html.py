@@ -9,7 +9,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from fewbits.analysis.views import numbers
-from fewbits.common.plural import plural
+from fewbits.common.wording import plural
 
 TEMPLATES = Path(__file__).with_name("templates")
 

@@ -21,7 +21,7 @@ from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.report.fingerprint import sources
 from fewbits.analysis.views.html import render
 from fewbits.analysis.views.numbers import number
-from fewbits.common.plural import plural
+from fewbits.common.wording import plural
 from fewbits.experiments.identity import computed_by_todays_sources, environments
 from fewbits.experiments.storage.run_folder import HASH
 from fewbits.models.recipe import FP8

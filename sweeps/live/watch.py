@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from fewbits.common.plural import plural
 from fewbits.common.progress import Progress, clock
+from fewbits.common.wording import plural
 from fewbits.experiments.training import flops_a_token
 from fewbits.sweeps.planning.cost import work_of
 from fewbits.sweeps.planning.plan import Plan, Planned

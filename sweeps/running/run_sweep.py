@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from types import FrameType
 
 from fewbits.common.arguments import warn_in_lines
-from fewbits.common.plural import plural
 from fewbits.common.terminal import notice
+from fewbits.common.wording import plural
 from fewbits.experiments.tracking.decisions import add_decisions
 from fewbits.kernels.quantizer import Mixture
 from fewbits.sweeps.cluster.capacity import Demand

@@ -19,6 +19,7 @@ from fewbits.analysis.engine.results.arms import arm_table
 from fewbits.analysis.engine.results.data import Exact, Measured, NotPlanned
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.pairing import Metric, combined
+from fewbits.common.wording import enumeration
 from fewbits.sweeps.planning.cost import parameters_of, tokens_of
 
 # Runs cover a claim about an outcome if they have at least this share of its stated parameters and of its tokens.
@@ -130,8 +131,7 @@ class Training:
     quantized: float  # the greatest share of a trial's tokens that it reads itself, after its trunk
 
     def __str__(self) -> str:
-        sizes = " and ".join(dict.fromkeys(map(amount, self.parameters)))
-        return f"{sizes} parameters, {amount(self.tokens)} tokens"
+        return f"{enumeration(map(amount, self.parameters))} parameters, {amount(self.tokens)} tokens"
 
 
 def training_of(results: Results, trials: Iterable[str]) -> Training | None:

@@ -21,6 +21,7 @@ from fewbits.analysis.engine.results.alike import usual_kind
 from fewbits.analysis.engine.results.amounts import amount
 from fewbits.analysis.engine.results.rows import LABELS, STANDING, labels, place_name, standing
 from fewbits.common.from_dict import one_of
+from fewbits.common.wording import enumeration
 from fewbits.sweeps.planning.cost import parameters_of
 from fewbits.sweeps.planning.plan import Member, Plan
 from fewbits.sweeps.planning.stored_plans import Place, place_of
@@ -108,12 +109,12 @@ class Results:
     def scale(self) -> str:
         """The sizes of the models as text, for example `3.3 M parameters`."""
         sizes = sorted({parameters_of(self.plan.trials[member.id].trial.model) for member in self.members})
-        return " and ".join(dict.fromkeys(map(amount, sizes))) + " parameters"
+        return enumeration(map(amount, sizes)) + " parameters"
 
     @property
     def scale_name(self) -> str:
         """The name of the scale, for example `cpu`."""
-        return " and ".join(dict.fromkeys(sweep.scale for sweep in self.plan.sweeps))
+        return enumeration(sweep.scale for sweep in self.plan.sweeps)
 
     @cached_property
     def starts(self) -> dict[str, int]:

@@ -33,7 +33,7 @@ from fewbits.analysis.studies.mor.tensors import (
 from fewbits.analysis.tables.cells import BLANK, PERCENT, change, share
 from fewbits.analysis.tables.losses import paper_losses
 from fewbits.analysis.tables.settings import UNSTATED, SettingsColumn, settings_table
-from fewbits.common.plural import plural
+from fewbits.common.wording import plural
 
 ARMS = arm_table("mor")
 MODEL = "Nemotron-3 8B"
