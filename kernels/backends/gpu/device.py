@@ -28,7 +28,7 @@ from fewbits.kernels.backends.gpu.plans import (
     without_signs,
 )
 from fewbits.kernels.backends.gpu.tiles import EDGE, MOST, THREADS, Shape, parts_in, tile_count, usual_shape
-from fewbits.kernels.backends.gpu.variants import DTYPE_NAMES, LOOKUP, Launcher, Spec, Variant, spec_of
+from fewbits.kernels.backends.gpu.variants import DTYPE_NAMES, LOOKUP, Kernel, Launcher, Spec, Variant, spec_of
 from fewbits.kernels.backends.protocol import ABSENT, Noise, Part, Stored
 from fewbits.kernels.quantizer import Quantizer, parts_of
 
@@ -47,6 +47,7 @@ class Device(Compiled):
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
         self._plans: dict[tuple[Any, ...], Plan] = {}
+        self._deciders: dict[int | None, Kernel] = {}  # by the index of the device
 
     def rotate(self, x: Tensor, q: Quantizer, axis: int, inverse: bool = False) -> Tensor:
         if q.hadamard is None:
@@ -153,7 +154,11 @@ class Device(Compiled):
         self._launch(variant, tile_count(x, shape), call, x.device)
 
     def _decide(self, call: DecideCall, device: torch.device) -> bool:
-        self._launch(DECIDE, -(-call.blocks // THREADS), call, device)
+        kernel = self._deciders.get(device.index)
+        if kernel is None:
+            kernel = self._deciders[device.index] = self._launcher.kernel(DECIDE, device)
+        arguments = ctypes.c_void_p(ctypes.addressof(call))
+        kernel(-(-call.blocks // THREADS), 0, ctypes.addressof(arguments))
         return True
 
     def _draw(self, noise: Noise, out: Tensor, seed: int) -> None:
