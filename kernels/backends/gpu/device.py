@@ -132,8 +132,7 @@ class Device(Compiled):
 
     def _launch(self, variant: Variant, blocks: int, call: ctypes.Structure, device: torch.device) -> None:
         """Launch a kernel whose call has no plan."""
-        arguments = ctypes.c_void_p(ctypes.addressof(call))
-        self._launcher.kernel(variant, device)(blocks, 0, ctypes.addressof(arguments))
+        _queue(self._launcher.kernel(variant, device), blocks, call)
 
     def _decode(self, stored: Stored, q: Quantizer, axis: int, out: Tensor) -> None:
         _check_size(out)
@@ -157,8 +156,7 @@ class Device(Compiled):
         kernel = self._deciders.get(device.index)
         if kernel is None:
             kernel = self._deciders[device.index] = self._launcher.kernel(DECIDE, device)
-        arguments = ctypes.c_void_p(ctypes.addressof(call))
-        kernel(-(-call.blocks // THREADS), 0, ctypes.addressof(arguments))
+        _queue(kernel, -(-call.blocks // THREADS), call)
         return True
 
     def _draw(self, noise: Noise, out: Tensor, seed: int) -> None:
@@ -188,6 +186,11 @@ class Device(Compiled):
         call.rows, call.cols, call.block, call.uniform = *w.shape, block, noise == "uniform"
         if blocks:
             self._launch(variant, blocks, call, w.device)
+
+
+def _queue(kernel: Kernel, blocks: int, call: ctypes.Structure) -> None:
+    arguments = ctypes.c_void_p(ctypes.addressof(call))
+    kernel(blocks, 0, ctypes.addressof(arguments))
 
 
 @lru_cache(maxsize=1024)
