@@ -17,7 +17,8 @@ may contain `at=0.5`, which comes before an arm's `at`: then the axis chooses th
 `values` holds numbers or lists of overrides, usually set by a scale, which other keys refer to as `${values.NAME}`.
 `assumed` names settings that the paper does not state. If data are missing, `--dry-run` prints all settings and marks
 the assumed ones. A folder `scale/` beside the file may hold files NAME.yaml: `scale=NAME` includes one of them, which
-sets the sizes of the trials, and which may give single sweeps of the study other seeds: `seeds_of: {probes: [3, 4]}`.
+sets the sizes of the trials, and which may give single sweeps of the study other seeds, `seeds_of: {probes: [3, 4]}`, or
+fewer arms, `arms_of: {probes: [probe-block]}`.
 """
 
 from __future__ import annotations
@@ -325,9 +326,11 @@ def _load(file: Path, study: str, changes: Sequence[str]) -> Sweep:
             )
     data = compose_file(file, _BASE, changes, group="scale")
     data["study"], data["arms"] = data["study"] or study, data["arms"] or {"": {}}
-    own = data.pop(_SEEDS_OF).get(file.stem)
-    if own is not None and not any(change.lstrip("+~").startswith("seeds=") for change in changes):
-        data["seeds"] = own
+    given = {change.lstrip("+~").partition("=")[0] for change in changes}
+    for key, of_single_sweeps in _OF_SINGLE_SWEEPS.items():
+        own = data.pop(of_single_sweeps).get(file.stem)
+        if own is not None and key not in given:
+            data[key] = own
     try:
         return _with_trunk(from_dict(Sweep, {"name": file.stem, **data}))
     except ValueError as error:
@@ -346,8 +349,8 @@ def _with_trunk(sweep: Sweep) -> Sweep:
     return replace(sweep, arms=arms)
 
 
-_SEEDS_OF = "seeds_of"
-_BASE = {**plain(dataclasses.asdict(Sweep(""))), "arms": {}, _SEEDS_OF: {}}
+_OF_SINGLE_SWEEPS = {"seeds": "seeds_of", "only": "arms_of"}  # keys by which a scale sets another for single sweeps
+_BASE = {**plain(dataclasses.asdict(Sweep(""))), "arms": {}, **{key: {} for key in _OF_SINGLE_SWEEPS.values()}}
 del _BASE["name"]
 
 

@@ -47,9 +47,9 @@ def study(folder: Path, cache: Path, *words: str) -> Plan:
 
 @pytest.fixture(scope="module")
 def every(tmp_path_factory: pytest.TempPathFactory) -> Plan:
-    """Return all sweeps and both configurations with two seeds and made-up results."""
+    """Return the paper's sweeps and both configurations with two seeds and made-up results."""
     folder, cache = tmp_path_factory.mktemp("made"), shared_cache(tmp_path_factory)
-    whole = study(folder, cache, "scale=cpu-full", "seeds=[0,1]")
+    whole = study(folder, cache, "scale=cpu", "seeds=[0,1]")
     fill(whole)
     return whole
 
@@ -64,6 +64,15 @@ def sizes(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """Return made-up results of the models of several sizes, which a scale of their own trains."""
     folder, cache = tmp_path_factory.mktemp("sizes"), shared_cache(tmp_path_factory)
     whole = study(folder, cache, "scale=sizes")
+    fill(whole)
+    return Results(whole)
+
+
+@pytest.fixture(scope="module")
+def thresholds(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """Return made-up results of what the paper leaves open, which a scale of its own trains."""
+    folder, cache = tmp_path_factory.mktemp("questions"), shared_cache(tmp_path_factory)
+    whole = study(folder, cache, "scale=questions", "sweep=left-open", "seeds=[0,1]")
     fill(whole)
     return Results(whole)
 
@@ -94,8 +103,10 @@ def test_every_figure_of_the_paper_is_registered() -> None:
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_it_is_drawn_whole_with_the_trials_behind_it(name: str, made: Results, sizes: Results) -> None:
-    made = sizes if name == "Figure D" else made
+def test_it_is_drawn_whole_with_the_trials_behind_it(
+    name: str, made: Results, sizes: Results, thresholds: Results
+) -> None:
+    made = {"Figure B": thresholds, "Figure D": sizes}.get(name, made)
     picture = FIGURES[name].make(made)
     assert isinstance(picture, FigureResult)
     figure = themed(picture, "dark")

@@ -163,7 +163,7 @@ def test_what_the_paper_left_open_is_not_run_at_a_small_scale(found: Results) ->
 
 
 def test_what_the_paper_left_open_has_its_tables(plans: Callable[..., Plan]) -> None:
-    own = results(plans("scale=cpu-full", "sweep=left-open", "seeds=[0,1,2]"), World(effect={"threshold@0.08": 0.01}))
+    own = results(plans("scale=questions", "sweep=left-open", "seeds=[0,1,2]"), World(effect={"threshold@0.08": 0.01}))
     thresholds = table("Thresholds", own)
     assert [row.title for row in thresholds.rows] == ["2.0%", "3.0%", "4.0%", "4.5%", "5.0%", "6.0%", "8.0%"]
     assert mean(cell(thresholds, "8.0%", "Validation loss")) == pytest.approx(1.0, rel=1e-3)
@@ -174,7 +174,7 @@ def test_what_the_paper_left_open_has_its_tables(plans: Callable[..., Plan]) -> 
 
 
 def test_other_families_are_compared_with_their_own_bf16(plans: Callable[..., Plan]) -> None:
-    own = plans("scale=cpu-full", "sweep=families", "seeds=[0,1]")
+    own = plans("scale=questions", "sweep=families", "seeds=[0,1]")
     made = table("Families", results(own, World(effect={"mor@tensor": 0.004})))
     titles = [row.title for row in made.rows]
     assert len(titles) == 2 * 3 * (3 + 2), "models, partitions, and thresholds with GAM or other scalings"

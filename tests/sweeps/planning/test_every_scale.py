@@ -13,13 +13,13 @@ from fewbits.sweeps.planning.plan import Plan, plan
 from fewbits.sweeps.planning.studies import STUDIES
 from fewbits.sweeps.planning.sweep import load_sweeps
 
-SCALES = ("cpu", "cpu-full", "gpu", "paper")
+SCALES = ("cpu", "cpu-full", "questions", "gpu", "paper")
 SIZES = {"python": PYTHON.size, "torch": TORCH.size} | {name: one.tokens for name, one in COLLECTIONS.items()}
 
 
 def marks(scale: str) -> tuple[pytest.MarkDecorator, ...]:
-    """Return the marks of a test at this scale: cpu-full has sweeps of cpu."""
-    return (pytest.mark.deep,) if scale == "cpu-full" else ()
+    """Return the marks of a test at this scale: cpu-full and questions train what cpu does, or other recipes."""
+    return (pytest.mark.deep,) if scale in ("cpu-full", "questions") else ()
 
 
 @cache

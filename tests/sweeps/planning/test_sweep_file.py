@@ -169,6 +169,24 @@ def test_a_scale_may_give_single_sweeps_other_seeds(scaled: Path) -> None:
     assert load_sweeps([str(scaled.with_name("third.yaml")), "scale=cpu"])[0][0].seeds == (0, 1)
 
 
+def test_a_scale_may_leave_out_arms_of_single_sweeps(scaled: Path) -> None:
+    arms = "{a: {}, b: {parent: a}, c: {}}"
+    (scaled.parent / "scale" / "cpu.yaml").write_text(f"arms: {arms}\narms_of: {{{scaled.stem}: [b], other: [c]}}")
+    (sweep,), _ = load_sweeps([str(scaled), "scale=cpu"])
+    assert [arm for arm in sweep.arms if sweep.runs_at(arm)] == ["a", "b"], "with the arm that it starts from"
+    (chosen,), _ = load_sweeps([str(scaled), "scale=cpu", "only=[c]"])
+    assert [arm for arm in chosen.arms if chosen.runs_at(arm)] == ["c"]
+    scaled.rename(scaled.with_name("third.yaml"))
+    (third,), _ = load_sweeps([str(scaled.with_name("third.yaml")), "scale=cpu"])
+    assert all(map(third.runs_at, third.arms))
+
+
+def test_a_scale_that_names_an_unknown_arm_is_refused(scaled: Path) -> None:
+    (scaled.parent / "scale" / "cpu.yaml").write_text(f"arms: {{a: {{}}}}\narms_of: {{{scaled.stem}: [d]}}")
+    with pytest.raises(ValueError, match="'?d'?.*a"):
+        load_sweeps([str(scaled), "scale=cpu"])
+
+
 def test_a_file_may_choose_its_own_scale(scaled: Path) -> None:
     scaled.write_text("scale: cpu")
     assert load_sweeps([str(scaled)])[0][0].seeds == (0, 1)
