@@ -208,11 +208,19 @@ def show_rows(results: Results, study: str, rows: Sequence[ArmCurves]) -> list[S
     table, found = arm_table(study), []
     styles = assign_styles(table, rows)
     for row in rows:
-        part = sweep_places(results, row.sweep, row.where)
-        if isinstance(part, Results):
+        part = planned_row(results, row)
+        if part is not None:
             again = noise_places(results, table, row)
             found += [Shown(part, row, METRICS[metric], table, styles, again) for metric in row.metrics]
     return found
+
+
+def planned_row(results: Results, row: ArmCurves) -> Results | None:
+    """Return the places of the row's sweep; None unless this scale runs the baseline and an arm beside it."""
+    part = sweep_places(results, row.sweep, row.where)
+    if isinstance(part, NotPlanned) or not part.has(row.baseline):
+        return None
+    return part if any(map(part.has, row.arms)) else None
 
 
 def panels_of(shown: Sequence[Shown]) -> list[list[Panel]]:
@@ -253,7 +261,7 @@ def trials_of(shown: Sequence[Shown]) -> tuple[str, ...]:
 
 
 def notes_of(shown: Sequence[Shown]) -> tuple[str, ...]:
-    """Return notes on what bands show, which seeds diverged and which arms have no data."""
+    """Return notes on what bands show, which seeds diverged, and which arms have no data or are not run."""
     ids = set(trials_of(shown))
     seeds = {member.cell.seed for row in shown for member in row.part.members if member.id in ids}
     if len(seeds) == 1:
@@ -270,10 +278,14 @@ def notes_of(shown: Sequence[Shown]) -> tuple[str, ...]:
     for row in shown:
         beside = f"{row.of.name}: " if row.of.name else ""
         there = {arm for other in shown if other.of is row.of for arm in other.drawn}
-        missing = [row.of.label(row.table, arm) for arm in row.of.all_arms if arm not in there]
+        missing = {arm: row.part.has(arm) for arm in row.of.all_arms if arm not in there}
+        no_data, not_run = (
+            [row.of.label(row.table, a) for a, planned in missing.items() if planned == way] for way in (True, False)
+        )
         gone = [
             *series.diverged(row.part, row.of.all_arms),
-            *([f"No data for {', '.join(missing)}."] if missing else []),
+            *([f"No data for {', '.join(no_data)}."] if no_data else []),
+            *([f"Not run at this scale: {', '.join(not_run)}."] if not_run else []),
         ]
         notes += [beside + note for note in gone]
     return tuple(dict.fromkeys(notes))
@@ -281,9 +293,7 @@ def notes_of(shown: Sequence[Shown]) -> tuple[str, ...]:
 
 def left_out(results: Results, rows: Sequence[ArmCurves]) -> tuple[str, ...]:
     """Return a note that names the rows that this scale does not run, if there are any."""
-    missing = [
-        row.name or row.sweep for row in rows if isinstance(sweep_places(results, row.sweep, row.where), NotPlanned)
-    ]
+    missing = [row.name or row.sweep for row in rows if planned_row(results, row) is None]
     return (f"Not run at this scale: {', '.join(dict.fromkeys(missing))}.",) if missing else ()
 
 

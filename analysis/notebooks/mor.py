@@ -13,7 +13,7 @@ from fewbits import read
 
 # %% tags=["parameters"]
 study: str = "mor"  # the study, or a sweep file of your own whose `study` is mor
-scale: str = "smoke"  # smoke, cpu, sizes, pretrained, cpu-full, questions, gpu or paper; "" for the scale of a sweep file
+scale: str = "smoke"  # smoke, cpu, sizes, pretrained, cpu-full, questions, gpu, paper; "" for the scale of a sweep file
 runs: str = ""  # the store; "": the nearest folder `runs`, here or above
 overrides: str = ""  # further overrides, as one types them after `fewbits sweep`
 

@@ -17,8 +17,8 @@ may contain `at=0.5`, which comes before an arm's `at`: then the axis chooses th
 `values` holds numbers or lists of overrides, usually set by a scale, which other keys refer to as `${values.NAME}`.
 `assumed` names settings that the paper does not state. If data are missing, `--dry-run` prints all settings and marks
 the assumed ones. A folder `scale/` beside the file may hold files NAME.yaml: `scale=NAME` includes one of them, which
-sets the sizes of the trials, and which may give single sweeps of the study other seeds, `seeds_of: {probes: [3, 4]}`, or
-fewer arms, `arms_of: {probes: [probe-block]}`.
+sets the sizes of the trials, and which may give single sweeps of the study other seeds (`seeds_of: {probes: [3, 4]}`)
+or fewer arms (`arms_of: {probes: [probe-block]}`).
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from fewbits.analysis.engine.statistics.estimates import (
     median_interval,
     pooled,
     pooled_by_kind,
+    pseudo_values,
     summary,
 )
 from fewbits.analysis.engine.statistics.multiplicity import Stratum, compare_events, holm
@@ -51,6 +52,29 @@ def more_events(ours: int, of_ours: int, theirs: int, of_theirs: int) -> float:
 
 
 # -------------------------------------------------------------------------------- samples and pairs
+
+
+def test_pseudo_values_of_a_linear_number_are_the_seeds_own() -> None:
+    rows = [{"a": a, "b": 2 - a * a} for a in FEW]
+    found = pseudo_values(rows, lambda row: 3 * row["a"] - row["b"] + 1)
+    assert found == pytest.approx([3 * row["a"] - row["b"] + 1 for row in rows])
+    assert pseudo_values(rows[:1], lambda row: row["a"]) == FEW[:1]
+
+
+def test_the_interval_of_a_quotient_of_noisy_costs_covers_the_true_one_as_often_as_it_says() -> None:
+    """A cost of 0.15 % with a spread of 0.10 % over seeds, and another that is 2.4 times as large: 18 seeds."""
+    random = np.random.default_rng(1)
+    covered, own = 0, []
+    for _ in range(400):
+        costs = random.normal((0.15, 0.36), 0.10, (18, 2))
+        rows = [{"small": small, "large": large} for small, large in costs.tolist()]
+        found = estimate(pseudo_values(rows, lambda row: row["large"] / row["small"]))
+        assert found is not None
+        interval = found.interval(0.90)
+        covered += interval.low <= 2.4 <= interval.high
+        own.append(np.mean([row["large"] / row["small"] for row in rows if row["small"] > 0]))
+    assert 0.85 * 400 <= covered <= 0.95 * 400
+    assert np.median(own) > 3.0, "the mean of the seeds' own quotients is far off"
 
 
 def test_differences_are_pair_by_pair() -> None:

@@ -1,10 +1,11 @@
-"""Formulas in the data of claims, for numbers of several arms of one seed: a ratio of costs, an interaction.
+"""Formulas in the data of claims, for numbers of several arms: a ratio of costs, an interaction.
 
     formula: (mxfp4 - bf16) / (nvfp4 - bf16)
     of: {mxfp4: recipe/mxfp4, nvfp4: recipe/nvfp4, bf16: recipe/bf16}
 
 Each name stands for a metric of one arm, written `SWEEP/ARM`, or `SWEEP/ARM METRIC` for another metric than the part's.
-A quotient whose denominator is not positive has no value: without a cost, a share of that cost means nothing.
+A formula takes means over seeds, and its error is the jackknife's. A quotient whose denominator is not positive has no
+value: without a cost, a share of that cost means nothing.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def _findings(study: str, claim: Claim | ControlClaim, results: Results) -> Iter
 
 
 def formula_data(study: str, results: Results, part: Part) -> Measured:
-    """Return the values of a part's formula, one for each seed."""
+    """Return the pseudo-values of a part's formula, one for each seed."""
 
     arms: dict[str, tuple[str, str, Metric]] = {}
     for name, place in part.places.items():

@@ -81,7 +81,7 @@ class Part:
     baseline: str = ""
     metrics: tuple[str, ...] = (LOSS,)
     data: str = ""  # instead of arms: the key of the data in the result of the claim's measure hook
-    formula: str = ""  # instead of arms: a number of several arms of a seed (engine/claims/formulas.py)
+    formula: str = ""  # instead of arms: a number of several arms (engine/claims/formulas.py)
     of: dict[str, str] = field(default_factory=dict)  # the names in the formula, each with its arm
     sweep: str = ""  # the sweep to compare in; needed if several sweeps have different trials for one arm
     where: dict[str, str] = field(default_factory=dict)  # selected values of the sweep's axes

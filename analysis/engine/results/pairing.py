@@ -14,7 +14,7 @@ from fewbits.analysis.engine.results.alike import why_not_compared
 from fewbits.analysis.engine.results.data import Differences, NoData, NotPlanned
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.rows import Row, place_name, treatment
-from fewbits.analysis.engine.statistics.estimates import differences
+from fewbits.analysis.engine.statistics.estimates import differences, pseudo_values
 from fewbits.common.from_dict import one_of
 from fewbits.sweeps.running.store import OVER, State
 
@@ -89,11 +89,12 @@ def combined(
     *,
     relative: bool = True,
 ) -> Differences | NoData | NotPlanned:
-    """Return a number of several trials of a seed, such as the interaction of two choices, seed by seed.
+    """Return a number of several arms, such as the interaction of two choices or a ratio of costs.
 
-    arms: the sweep, the arm and the metric of each name; combine: takes the numbers by name, and raises ValueError if
-    they have no result. A seed counts if all of its trials are done and one kind of machine computed them; for any
-    other seed a reason is named.
+    arms: the sweep, the arm and the metric of each name; combine: takes numbers by name, and raises ValueError if they
+    have no result. It is given means over the seeds; the values are the pseudo-values of the seeds (`pseudo_values`). A
+    seed counts if all of its trials are done and one kind of machine computed them; for any other seed a reason is
+    named.
     """
     by_name = {
         name: {row["seed"]: row for row in results.rows if (row["sweep"], row["arm"]) == (sweep, arm)}
@@ -104,23 +105,24 @@ def combined(
     for _, _, metric in arms.values():
         if isinstance(metric, str) and metric not in results.metrics():
             return NoData(f"no trial has recorded {metric}")
-    values: list[float] = []
+    by_seed: list[dict[str, float]] = []
     notes: list[str] = []
     for seed in sorted(set.intersection(*map(set, by_name.values()))):
-        rows = {name: by_seed[seed] for name, by_seed in by_name.items()}
+        rows = {name: seeds[seed] for name, seeds in by_name.items()}
         numbers = {name: number(results, row, arms[name][2]) for name, row in rows.items()}
         reasons = [reason for reason in numbers.values() if isinstance(reason, str)]
         if reasons := reasons or _unlike(results, list(rows.values())):
             notes += reasons
             continue
-        try:
-            values.append(combine({name: float(value) for name, value in numbers.items()}))
-        except ValueError as error:
-            notes.append(f"seed {seed}: {error}")
-    trials = tuple(dict.fromkeys(row["id"] for by_seed in by_name.values() for row in by_seed.values()))
+        by_seed.append({name: float(value) for name, value in numbers.items()})
+    trials = tuple(dict.fromkeys(row["id"] for seeds in by_name.values() for row in seeds.values()))
     unique_notes = tuple(dict.fromkeys(notes))
-    if not values:
+    if not by_seed:
         return NoData("; ".join(unique_notes) or "no seed has ended in every arm", trials)
+    try:
+        values = pseudo_values(by_seed, combine)
+    except ValueError as error:
+        return NoData(f"mean over seeds, all or all but one: {error}", trials)
     return Differences(tuple(values), relative, trials, unique_notes)
 
 

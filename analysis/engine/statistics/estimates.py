@@ -16,7 +16,7 @@ signs: three equal values above 0 have p = 2^-3, not 0. Values that are not fini
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -93,6 +93,23 @@ def differences(ours: ArrayLike, baseline: ArrayLike, *, relative: bool = False)
     for place in np.flatnonzero(b == 0):
         raise ValueError(f"baseline[{place}] is 0, so there is no relative difference")
     return (a - b) / np.abs(b)
+
+
+def pseudo_values(rows: Sequence[Mapping[str, float]], of: Callable[[Mapping[str, float]], float]) -> list[float]:
+    """Return the jackknife's pseudo-value of each seed, for a number that is computed from means over the seeds.
+
+    rows: the seeds' numbers by name. Where `of` is linear, a pseudo-value is the seed's own number. Where it divides,
+    the mean of the pseudo-values is the quotient of the means with less bias, and their spread gives its error. The
+    mean of the seeds' own quotients would depend on the few seeds whose denominator happens to be close to 0.
+    """
+    if len(rows) < 2:
+        return [of(row) for row in rows]
+    whole, n = of(_means(rows)), len(rows)
+    return [n * whole - (n - 1) * of(_means([row for k, row in enumerate(rows) if k != left])) for left in range(n)]
+
+
+def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: math.fsum(row[name] for row in rows) / len(rows) for name in rows[0]}
 
 
 def summary(values: ArrayLike, level: float = LEVEL) -> Summary:

@@ -95,15 +95,17 @@ def figure_6(results: Results) -> Picture:
         return NoData("no curves of NVFP4 and MXFP4")
 
     def draw() -> Figure:
-        last = _longer_panels(below, above[0].style("nvfp4") if above else STYLES[0])
-        return curve_figure([*panels_of(above), last], height=ROW * (len(above) + 1) + 0.6)
+        rows = panels_of(above)
+        if not isinstance(below, NotPlanned):
+            rows.append(_longer_panels(below, above[0].style("nvfp4") if above else STYLES[0]))
+        return curve_figure(rows, height=ROW * len(rows) + 0.6)
 
     more = below.trials if isinstance(below, Longer) else ()
     notes = (*notes_of(above), *left_out(results, ROWS), _in_words(below))
     return FigureResult(draw, tuple(dict.fromkeys((*trials_of(above), *more))), notes)
 
 
-def _longer_panels(of: Longer | NoData | NotPlanned, nvfp4: Style) -> list[Panel]:
+def _longer_panels(of: Longer | NoData, nvfp4: Style) -> list[Panel]:
     if not isinstance(of, Longer):
         return [Panel(title, y_label="from scratch", empty=why_missing(of)) for title in TITLES]
 

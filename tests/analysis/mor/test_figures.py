@@ -122,6 +122,22 @@ def test_the_same_results_give_the_same_bytes(name: str, every: Plan) -> None:
     assert first == second
 
 
+def test_a_figure_of_which_a_scale_runs_only_the_baseline_or_only_arms_is_not_run(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    plan = study(tmp_path, shared_cache(tmp_path_factory), "scale=cpu-full", "seeds=[0]")
+    assert {arm: plan_has(plan, "partitions", arm, "2") for arm in ("bf16", "block")} == {"bf16": False, "block": True}
+    results = Results(plan)
+    for name in ("Figure 6", "Figure 9"):
+        assert FIGURES[name].make(results) == NotPlanned("not run at this scale (cpu-full)")
+    assert isinstance(FIGURES["Figure 5"].make(results), NoData)
+
+
+def plan_has(plan: Plan, sweep: str, arm: str, configuration: str) -> bool:
+    cells = (member.cell for member in plan.members)
+    return any((c.sweep, c.arm, dict(c.axes)) == (sweep, arm, {"configuration": configuration}) for c in cells)
+
+
 def test_what_has_no_results_says_so(empty: Plan) -> None:
     results = Results(empty)
     for name, entry in FIGURES.items():

@@ -183,7 +183,7 @@ def test_a_scale_may_leave_out_arms_of_single_sweeps(scaled: Path) -> None:
 
 def test_a_scale_that_names_an_unknown_arm_is_refused(scaled: Path) -> None:
     (scaled.parent / "scale" / "cpu.yaml").write_text(f"arms: {{a: {{}}}}\narms_of: {{{scaled.stem}: [d]}}")
-    with pytest.raises(ValueError, match="'?d'?.*a"):
+    with pytest.raises(ValueError, match=r"'?d'?.*a"):
         load_sweeps([str(scaled), "scale=cpu"])
 
 
