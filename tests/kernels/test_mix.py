@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fewbits import Mixture, fake_quantize, mix
+from fewbits.kernels.backends import cpu
+from fewbits.kernels.counts import ERROR
 from fewbits.kernels.quantizer import Entry, ErrorBelow, ErrorBelowOther
 from tests.effort import DEEP, examples
 from tests.kernels.inputs import DTYPES, EMPTY, KINDS, assert_same, generator, make
@@ -138,6 +140,21 @@ def test_reference_and_cpu_decide_alike(text: str, monkeypatch: pytest.MonkeyPat
         (a, b, c), (d, e, f) = results
         for got, want in ((d, a), (e, b), (f.counts, c.counts), (f.amax, c.amax)):
             assert_same(got, want, f"{text}, {name} {dtype}")
+
+
+@pytest.mark.parametrize("undecided", [None, 0, 35_000, 69_999])
+def test_threads_agree_whether_a_block_is_undecided(undecided: int | None) -> None:
+    """Check many blocks, since threads share the work only then; of all, at most one is undecided."""
+    counts = torch.zeros(70_000, 7, dtype=torch.int64)
+    if undecided is not None:
+        counts[undecided, ERROR] = 1
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    for _ in range(20):
+        choice, decided = torch.empty(70_000, dtype=torch.int8), torch.empty(70_000, dtype=torch.bool)
+        assert cpu.BACKEND.decide(0, 1, counts, choice, decided) == (undecided is not None)
+        assert (~decided).nonzero().flatten().tolist() == ([] if undecided is None else [undecided])
+    torch.set_num_threads(before)
 
 
 @examples(60)

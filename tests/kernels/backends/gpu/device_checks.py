@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fewbits.kernels.backends import reference
+from fewbits.kernels.counts import LOST
 from fewbits.kernels.mixing import mix_matrix
 from fewbits.kernels.packing import layout
 from fewbits.kernels.quantizer import Mixture, Quantizer
@@ -19,6 +20,8 @@ from fewbits.kernels.reference.parts import largest
 from fewbits.kernels.reference.rounding import four_over_six, round_with
 from fewbits.kernels.reference.scales import choose_scales
 from tests.kernels.inputs import assert_same, generator
+
+BESIDE = 16  # elements before and after a result that have to stay
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,24 @@ class Checks:
         got = mix_matrix(self.backend, self.place(x), mixture, axis, seed)
         for what, a, b in zip(("values", "choice", "counts", "amax"), got, want, strict=True):
             assert_same(a.cpu(), b, f"{what} of {mixture}, {tuple(x.shape)} {x.dtype}, {axis=}")
+
+    def decision(self, blocks: int, index: int) -> None:
+        """Check the decisions of so many blocks on an entry, and that the elements around them stay."""
+        random = generator(blocks)
+        counts = torch.randint(1, 8, (blocks, 7), generator=random)
+        counts[:, LOST] = torch.rand(blocks, generator=random) < 0.2
+        before = torch.rand(blocks, generator=random) < 0.5
+        results = []
+        for backend, place in ((reference, torch.clone), (self.backend, self.place)):
+            memory = place(torch.full((2, blocks + 2 * BESIDE), 77, dtype=torch.int8))
+            choice, decided = memory[:, BESIDE : BESIDE + blocks]
+            decided = decided.view(torch.bool)
+            choice.fill_(2)
+            decided.copy_(before)
+            left = backend.decide(index, 2, place(counts), choice, decided, limit=1.0)
+            assert left or not blocks or bool(decided.all())
+            results.append(memory.cpu())
+        assert_same(results[1], results[0], f"decisions of {blocks} blocks on entry {index}, and what is beside them")
 
     def noise(self, count: int, seed: int) -> None:
         device = self.place(torch.zeros(1)).device

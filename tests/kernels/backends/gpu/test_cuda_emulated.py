@@ -328,6 +328,12 @@ def test_mixtures_decide_as_the_reference_does_without_the_host(checks: Checks, 
         checks.mixture(make(name, shape, DTYPES[(i + axis) % 3], seed=i), Mixture.parse(text), axis)
 
 
+@pytest.mark.parametrize("blocks", [0, 1, 255, 256, 257, 1000])
+@pytest.mark.parametrize("index", [0, 1])
+def test_decisions_leave_what_is_beside_them(checks: Checks, blocks: int, index: int) -> None:
+    checks.decision(blocks, index)
+
+
 @pytest.mark.parametrize(("values", "text", "expected"), LIMITS)
 def test_limits_are_strict(checks: Checks, values: tuple[float, ...], text: str, expected: int) -> None:
     _, choice, _, _ = mix_matrix(checks.backend, torch.tensor([values]), Mixture.parse(text), -1, 0)

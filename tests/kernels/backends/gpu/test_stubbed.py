@@ -20,7 +20,8 @@ from fewbits.kernels.backends.gpu.calls import Call, DecodeCall, WeightCall
 from fewbits.kernels.backends.gpu.device import Device
 from fewbits.kernels.backends.gpu.variants import Kernel, Launcher, Variant
 from fewbits.kernels.backends.gpu.warm import Recorder
-from fewbits.kernels.quantizer import Quantizer
+from fewbits.kernels.mixing import mix_matrix
+from fewbits.kernels.quantizer import Mixture, Quantizer
 from tests.kernels.backends.gpu import stubbed
 from tests.kernels.backends.gpu.stubbed import Stub
 from tests.kernels.backends.gpu.test_cuda_kernels_fit import CLASSES
@@ -29,6 +30,7 @@ from tests.kernels.inputs import assert_same, make
 reason = stubbed.unavailable()
 pytestmark = pytest.mark.skipif(reason is not None, reason=str(reason))
 SMALL = Quantizer.parse("e4m3:128x128:amax")
+MIXTURE = Mixture.parse("e4m3:16x16:amax @ error<0.03 | e5m2:16x16:amax @ spread<normal | bf16 ; per=block")
 
 
 @pytest.fixture
@@ -182,6 +184,28 @@ def test_the_same_call_on_another_device_launches_there(stub: Stub, monkeypatch:
         stub.driver.stub_make_current(index)
         stub.device.quantize(x, SMALL, -1, 0)
     assert [launch.device for launch in stub.launches] == [0, 1, 0]
+
+
+def test_the_same_decision_on_another_device_launches_there(stub: Stub) -> None:
+    stub.driver.stub_set_executes(0)
+    for index in (0, 1, 0):
+        stub.driver.stub_make_current(index)
+        stub.device._decide(DecideCall(blocks=1), torch.device("cuda", index))
+    assert [launch.device for launch in stub.launches] == [0, 1, 0]
+
+
+def test_a_mixture_is_captured_after_its_first_use(stub: Stub) -> None:
+    x = make("lognormal", (40, 72), torch.bfloat16)
+    mix_matrix(stub.device, x, MIXTURE, -1, 0)
+    count = len(stub.launches)
+    with stub.capture():
+        mix_matrix(stub.device, x, MIXTURE, -1, 0)
+    assert [launch.captured for launch in stub.launches[count:]] == [True] * count
+
+
+def test_a_first_decision_inside_a_capture_says_what_to_do(stub: Stub) -> None:
+    with stub.capture(), pytest.raises(RuntimeError, match="call the function once before the capture"):
+        stub.device._decide(DecideCall(blocks=1), torch.device("cuda", 0))
 
 
 def test_plans_are_dropped_when_there_are_too_many(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
