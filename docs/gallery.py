@@ -27,7 +27,8 @@ ROOT = Path(__file__).parents[1]
 GALLERY = ROOT / "docs" / "gallery"
 BEGIN, END = "<!-- verdicts: written by docs/gallery.py -->\n", "<!-- end of verdicts -->\n"
 LARGEST_PAGE = 2 * 2**20
-SCALES = ("smoke", "cpu", "sizes", "pretrained", "cpu-full", "gpu", "paper")  # the order of rows and columns
+# The order of rows and columns.
+SCALES = ("smoke", "cpu", "sizes", "pretrained", "cpu-full", "questions", "gpu", "paper")
 # The columns that README's table always has; other outcomes have one if a stored verdict is of that kind.
 ALWAYS = (Outcome.REPRODUCED, Outcome.CONTRADICTED, Outcome.INCONCLUSIVE)
 HEAD = """\

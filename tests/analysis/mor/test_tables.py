@@ -153,7 +153,7 @@ def test_errors_beyond_the_threshold_were_not_accepted(cpu: Plan) -> None:
     assert text(cell(made, "Two-way", "Largest error")) == "by blocks"
 
 
-OPEN = ("Thresholds", "Sub-channel", "Second rounding", "Outlook", "Families")
+OPEN = ("Thresholds", "Sub-channel", "Second rounding", "Outlook", "Crossed", "Families")
 
 
 def test_what_the_paper_left_open_is_not_run_at_a_small_scale(found: Results) -> None:
@@ -171,6 +171,14 @@ def test_what_the_paper_left_open_has_its_tables(plans: Callable[..., Plan]) -> 
     assert mean(cell(rounding, "E8M0", "From GAM, not rounded")) == pytest.approx(0.0, abs=0.01)
     outlook = table("Outlook", own)
     assert mean(cell(outlook, "NVFP4 | E4M3 | BF16", "In NVFP4")) == pytest.approx(100, abs=0.01)
+
+
+def test_text_and_batch_of_configuration_2_have_rows_of_their_own(plans: Callable[..., Plan]) -> None:
+    """Check rows by batch size only: the tests train on one text, so that equal batches make equal trials."""
+    made = table("Crossed", results(plans("scale=questions", "sweep=crossed", "seeds=[0,1]"), World()))
+    assert {row.title for row in made.rows} == {"configuration 2, text only", "configuration 2, batch only"}
+    for row in made.rows:
+        assert mean(cell(made, row.title, "Tensors in BF16")) >= 0
 
 
 def test_other_families_are_compared_with_their_own_bf16(plans: Callable[..., Plan]) -> None:
