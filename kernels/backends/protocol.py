@@ -103,7 +103,7 @@ class Backend(Protocol):
 
         counts, other: those of the entry's values and of the quantizer to compare with. choice (int8), decided (bool):
         one element per block, updated in place; entry 0 does not read them. The choice of an undecided block is the
-        entry `last`. Return False if all blocks are decided; a backend that never waits returns True.
+        entry `last`. Return False if no block is undecided; a backend that never waits returns True for any blocks.
         """
 
     def extent(self, x: Tensor, partition: Part) -> tuple[Tensor, Tensor]:

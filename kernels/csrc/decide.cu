@@ -1,4 +1,4 @@
-// Decides on a GPU which entry of a mixture each decision block keeps: a block per thread.
+// Decides on a GPU which entry of a mixture each decision block keeps. A thread decides for one decision block.
 #include "decisions.h"
 #include "spec.cuh"
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +30,8 @@ OLDEST = (8, 0)  # compute capability: bf16 conversion needs Ampere
 def complaint() -> str | None:
     """Return one line that says what this backend lacks and how to install it, or None if the backend works."""
     if not torch.cuda.is_available():
+        if not Path("/proc/driver/nvidia").exists():
+            return "there is no NVIDIA GPU here, or its driver is not loaded (/proc/driver/nvidia does not exist)"
         build = f"torch {torch.__version__}"
         if torch.version.cuda is None:
             return f"{build} is built without CUDA: install a build with CUDA (see pytorch.org)"
