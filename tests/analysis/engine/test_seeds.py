@@ -14,7 +14,8 @@ SCALES = sorted(CONFIG.glob("*/scale/*.yaml"))
 @pytest.mark.parametrize("path", SCALES, ids=lambda path: f"{path.parents[1].name}, {path.stem}")
 def test_planned_seeds_did_not_shape_their_design(path: Path) -> None:
     scale = yaml.safe_load(path.read_text("utf-8")) or {}
-    assert set(scale.get("seeds_of", {})) <= {sweep.stem for sweep in path.parents[1].glob("*.yaml")}
+    sweeps = {sweep.stem for sweep in path.parents[1].glob("*.yaml")}
+    assert {*scale.get("seeds_of", {}), *scale.get("arms_of", {})} <= sweeps
     for seeds in (scale.get("seeds", [0]), *scale.get("seeds_of", {}).values()):
         assert shaping(path.parents[1].name, path.stem, seeds) == {}
 
