@@ -285,7 +285,11 @@ def notes_of(shown: Sequence[Shown]) -> tuple[str, ...]:
         gone = [
             *series.diverged(row.part, row.of.all_arms),
             *([f"No data for {', '.join(no_data)}."] if no_data else []),
-            *([f"Not run at this scale: {', '.join(not_run)}."] if not_run else []),
+            *(
+                [f"{', '.join(not_run)} {'is' if len(not_run) == 1 else 'are'} not run at this scale."]
+                if not_run
+                else []
+            ),
         ]
         notes += [beside + note for note in gone]
     return tuple(dict.fromkeys(notes))
@@ -294,7 +298,7 @@ def notes_of(shown: Sequence[Shown]) -> tuple[str, ...]:
 def left_out(results: Results, rows: Sequence[ArmCurves]) -> tuple[str, ...]:
     """Return a note that names the rows that this scale does not run, if there are any."""
     missing = [row.name or row.sweep for row in rows if planned_row(results, row) is None]
-    return (f"Not run at this scale: {', '.join(dict.fromkeys(missing))}.",) if missing else ()
+    return (f"Not run at this scale: {'; '.join(dict.fromkeys(missing))}.",) if missing else ()
 
 
 def _there(found: Mapping[str, Series | None]) -> dict[str, Series]:
