@@ -38,6 +38,7 @@ HADAMARD_SIZES = (2, 4, 8, 16, 32, 64, 128)
 
 _BLOCKS = "tensor, channel or RxC such as 128x128"
 _OPTIONS = "nearest, stochastic, rhtN, signs=te|none|SEED|each, overflow=saturate|nan|inf, group=tensor|row"
+_MOST_ENTRIES = 128  # a block's choice of an entry is an int8
 _TESTS = "error<NUMBER, error<QUANTIZER, spread<normal, spread<NUMBER"
 
 
@@ -289,6 +290,8 @@ class Mixture:
         object.__setattr__(self, "entries", tuple(self.entries))
         if not self.entries:
             raise ValueError("a mixture needs at least one entry")
+        if len(self.entries) > _MOST_ENTRIES:
+            raise ValueError(f"{len(self.entries)} entries: a mixture has at most {_MOST_ENTRIES}")
         for entry in self.entries:
             if not isinstance(entry, Entry) or not isinstance(entry.quantizer, Quantizer):
                 raise ValueError(f"expected Entry(quantizer, test) as an entry of a mixture, not {entry!r}")

@@ -22,6 +22,7 @@ from fewbits.kernels.quantizer import (
     SpreadBelow,
 )
 from fewbits.kernels.scalings import ROUNDINGS, SCALINGS
+from tests.messages import naming
 
 TENSOR_LEVEL = "e4m3:128x128:gam @ error<0.045 | bf16"
 THREE_WAY = "e4m3:128x128:gam @ error<e5m2:128x128:gam | e5m2:128x128:gam @ spread<normal | bf16 ; per=block"
@@ -323,6 +324,13 @@ def test_a_bad_mixture_is_told_what_where_and_what_would_be_right(text: str, mes
         Mixture.parse(text)
     assert f"(in mixture {text!r})" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_choice_of_more_entries_than_an_int8_counts_is_refused() -> None:
+    many = ["e2m1 @ error<1e-9"] * 127
+    assert len(Mixture.parse(" | ".join([*many, "bf16"])).entries) == 128
+    with pytest.raises(ValueError, match=naming("129", "128")):
+        Mixture.parse(" | ".join([*many, "e4m3 @ error<1e-9", "bf16"]))
 
 
 def test_a_mixture_of_nothing_is_refused() -> None:
