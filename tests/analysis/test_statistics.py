@@ -61,12 +61,15 @@ def test_pseudo_values_of_a_linear_number_are_the_seeds_own() -> None:
     assert pseudo_values(rows[:1], lambda row: row["a"]) == FEW[:1]
 
 
-def test_the_interval_of_a_quotient_of_noisy_costs_covers_the_true_one_as_often_as_it_says() -> None:
-    """A cost of 0.15 % with a spread of 0.10 % over seeds, and another that is 2.4 times as large: 18 seeds."""
+@pytest.mark.parametrize(("seeds", "spread"), [(3, 0.07), (4, 0.07), (18, 0.10)])
+def test_the_interval_of_a_quotient_of_noisy_costs_covers_the_true_one_as_often_as_it_says(
+    seeds: int, spread: float
+) -> None:
+    """Divide a cost of 0.36 % by one of 0.15 %, with spreads over seeds in percent."""
     random = np.random.default_rng(1)
     covered, own = 0, []
     for _ in range(400):
-        costs = random.normal((0.15, 0.36), 0.10, (18, 2))
+        costs = random.normal((0.15, 0.36), spread, (seeds, 2))
         rows = [{"small": small, "large": large} for small, large in costs.tolist()]
         found = estimate(pseudo_values(rows, lambda row: row["large"] / row["small"]))
         assert found is not None
@@ -74,7 +77,7 @@ def test_the_interval_of_a_quotient_of_noisy_costs_covers_the_true_one_as_often_
         covered += interval.low <= 2.4 <= interval.high
         own.append(np.mean([row["large"] / row["small"] for row in rows if row["small"] > 0]))
     assert 0.85 * 400 <= covered <= 0.95 * 400
-    assert np.median(own) > 3.0, "the mean of the seeds' own quotients is far off"
+    assert seeds < 18 or np.median(own) > 3.0, "the mean of the seeds' own quotients is far off"
 
 
 def test_differences_are_pair_by_pair() -> None:
