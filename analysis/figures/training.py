@@ -278,18 +278,13 @@ def notes_of(shown: Sequence[Shown]) -> tuple[str, ...]:
     for row in shown:
         beside = f"{row.of.name}: " if row.of.name else ""
         there = {arm for other in shown if other.of is row.of for arm in other.drawn}
-        missing = {arm: row.part.has(arm) for arm in row.of.all_arms if arm not in there}
-        no_data, not_run = (
-            [row.of.label(row.table, a) for a, planned in missing.items() if planned == way] for way in (True, False)
-        )
+        missing = [arm for arm in row.of.all_arms if arm not in there]
+        no_data = [row.of.label(row.table, arm) for arm in missing if row.part.has(arm)]
+        not_run = [row.of.label(row.table, arm) for arm in missing if not row.part.has(arm)]
         gone = [
             *series.diverged(row.part, row.of.all_arms),
             *([f"No data for {', '.join(no_data)}."] if no_data else []),
-            *(
-                [f"{', '.join(not_run)} {'is' if len(not_run) == 1 else 'are'} not run at this scale."]
-                if not_run
-                else []
-            ),
+            *([f"Not run at this scale: {', '.join(not_run)}."] if not_run else []),
         ]
         notes += [beside + note for note in gone]
     return tuple(dict.fromkeys(notes))
