@@ -326,7 +326,7 @@ def set_up(trial: Trial, device: torch.device, ranks: int = 1) -> State:
         recompute_blocks(model)
     partition = adam_mini_partition(on_meta(trial.model))
     optimizer = make_optimizer(model, trial.optimizer, partition=partition)
-    policy = Policy(trial.precision, model, optimizer, seed=derive_seed(rounding, UPDATES))
+    policy = Policy(trial.precision, model, optimizer, seed=derive_seed(rounding, UPDATES), steps=trial.training.steps)
     return State(model, optimizer, quantization, policy, penalty)
 
 

@@ -40,7 +40,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 ROUNDING = ("nearest", "stochastic")
 NARROW = ("fp32", "bf16")  # for states and sums of gradients; second moments would underflow in FP16
 GROWTH, BACKOFF = 2.0, 0.5
-PATIENCE = 32  # updates skipped in a row, after which the trial ends as diverged
+PATIENCE = 32  # updates skipped in a row, after which the trial ends as diverged; in a shorter trial, all of them
 
 
 @dataclass(frozen=True)
@@ -152,8 +152,11 @@ class Policy:
     `finish`, `judge` and `update`.
     """
 
-    def __init__(self, config: Precision, model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
+    def __init__(
+        self, config: Precision, model: nn.Module, optimizer: torch.optim.Optimizer, seed: int, *, steps: int
+    ) -> None:
         self.config, self.optimizer, self.seed = config, optimizer, seed
+        self.patience = min(PATIENCE, steps)
         self.params = {name: param for name, param in model.named_parameters() if param.requires_grad}
         self.scaler = LossScaler(config) if config.loss_scaling != "none" else None
         self.records = UpdateRecords(model, config.every) if config.every else None
@@ -243,10 +246,10 @@ class Policy:
     @property
     def complaint(self) -> str | None:
         """The reason why training cannot go on, or None if it can."""
-        if self.scaler is None or self.scaler.in_a_row < PATIENCE:
+        if self.scaler is None or self.scaler.in_a_row < self.patience:
             return None
         return (
-            f"{PATIENCE} updates in a row were skipped because gradients overflowed; the loss scale is "
+            f"{self.patience} updates in a row were skipped because gradients overflowed; the loss scale is "
             f"{self.scaler.scale:g}"
         )
 

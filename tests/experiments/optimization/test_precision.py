@@ -39,7 +39,7 @@ def policy(config: Precision, weights: Tensor, *, seed: int = 0, lr: float = 1e-
     with torch.no_grad():
         model.weight.copy_(weights)
     optimizer = make_optimizer(model, OptimizerConfig(lr=lr, weight_decay=0.0))
-    return Policy(config, model, optimizer, seed)
+    return Policy(config, model, optimizer, seed, steps=PATIENCE)
 
 
 def update(policy: Policy, grad: Tensor, step: int = 0) -> Tensor:
@@ -192,12 +192,14 @@ def test_the_recorded_counts_are_points_of_mlflow(fp16: dict[str, RunFolder]) ->
     assert first["precision/loss_scale"] == 65536
 
 
-def test_too_many_skipped_updates_end_a_trial_as_diverged(cache: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("steps", "limit"), [(PATIENCE + 4, PATIENCE), (3, 3)])
+def test_too_many_skipped_updates_end_a_trial_as_diverged(steps: int, limit: int, cache: Path, tmp_path: Path) -> None:
+    """A trial that skipped all of its updates has trained nothing, however few they are."""
     forever = ("precision=fp16", "precision.loss_scaling=static", f"precision.loss_scale={2.0**100}")
-    folder, result = train(cache, tmp_path, *SHORT, *forever, f"training.steps={PATIENCE + 4}", "training.batch=2")
-    assert (result["status"], result["step"], result["skipped_updates"]) == ("diverged", PATIENCE, PATIENCE)
-    assert f"{PATIENCE} updates in a row" in result["reason"]
-    assert metric(folder, "skipped") == [1.0] * PATIENCE
+    folder, result = train(cache, tmp_path, *SHORT, *forever, f"training.steps={steps}", "training.batch=2")
+    assert (result["status"], result["step"], result["skipped_updates"]) == ("diverged", limit, limit)
+    assert f"{limit} updates in a row" in result["reason"]
+    assert metric(folder, "skipped") == [1.0] * limit
 
 
 def test_a_loss_that_is_not_finite_still_diverges_at_once(cache: Path, tmp_path: Path) -> None:
@@ -259,7 +261,7 @@ def test_parameters_draw_noise_of_their_own() -> None:
     for param in model.parameters():
         nn.init.ones_(param)
     optimizer = make_optimizer(model, OptimizerConfig(lr=2.0**-8, weight_decay=0.0))
-    own = Policy(Precision(weights="bf16", rounding="stochastic"), model, optimizer, seed=0)
+    own = Policy(Precision(weights="bf16", rounding="stochastic"), model, optimizer, seed=0, steps=PATIENCE)
     for param in own.params.values():
         param.grad = -torch.ones(64, 64)
     own.update(0, {"step": 0})
