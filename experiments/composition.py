@@ -145,9 +145,9 @@ def parse_override(text: str) -> Override:
 
 
 def override_values(text: str) -> list[Any]:
-    """Return the value of an override, or the values of a sweep such as KEY=A,B; none for an interval or a pattern.
+    """Return the values of an override: one, or several for a sweep such as KEY=A,B.
 
-    Raise ValueError for other text.
+    The list is empty for an interval or a pattern. Raise ValueError for other text.
     """
     try:
         override: Override = OverridesParser.create().parse_override(text)

@@ -73,7 +73,10 @@ class Progress:
 
 
 class OtherTrial(RuntimeError):
-    """An error: the trial's id on this machine is not the planned one. `made_of` is the trial's identity here."""
+    """The error that the trial's id on this machine differs from the planned one.
+
+    made_of: the values from which this machine computes the id.
+    """
 
     def __init__(self, made_of: dict[str, Any]) -> None:
         super().__init__("this machine would compute another trial than was planned")

@@ -42,8 +42,8 @@ def check_execution(recipe: Recipe, layers: Iterable[tuple[str, nn.Linear]], kep
                 executes = True
                 if any(size % MULTIPLE for size in sizes):
                     raise ValueError(
-                        f"execute {FP8}: {name} is {sizes[0]}x{sizes[1]}: {', '.join(sorted(gemms))} in FP8 needs "
-                        f"multiples of {MULTIPLE}; {HINT}"
+                        f"execute {FP8}: {name} is {sizes[0]}x{sizes[1]}: for {', '.join(sorted(gemms))} in FP8, both "
+                        f"sizes must be multiples of {MULTIPLE}; use another layer size, {HINT}"
                     )
     if not executes:
         raise ValueError(

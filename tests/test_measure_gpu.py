@@ -104,7 +104,7 @@ def test_a_signal_that_ends_the_measurement_ends_the_part_that_runs(tmp_path: Pa
 
 
 def test_changes_that_are_not_committed_are_another_version(tmp_path: Path) -> None:
-    """Check changes of sources; those of docs/, where the page is written, do not count."""
+    """Uncommitted changes of sources change the version; changes in docs/, where the page is written, do not."""
     git = ("git", "-c", "user.name=A", "-c", "user.email=a@b.c", "-C", str(tmp_path))
     for name in ("docs/page.md", "kernel.cu"):
         (tmp_path / name).parent.mkdir(exist_ok=True)

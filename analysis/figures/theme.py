@@ -1,9 +1,9 @@
 """The appearance of all figures: one width, two themes, seven styles of series, and SVG and PNG files.
 
-A figure is drawn on request, once for each theme: `themed` calls its `draw` while the theme is in force, so that our
+A figure is drawn on request, once for each theme: `themed` calls its `draw` while the theme is active, so that our
 helpers and matplotlib's defaults use the theme's colours. pyplot is not used, and no setting of matplotlib stays
-changed after a call. Figures are WIDTH inches wide with letters of at least SMALL points, which can still be read if a
-telephone shows them 360 pixels wide.
+changed after a call. Figures are WIDTH inches wide. Text has at least SMALL points, so it is readable on a phone that
+shows the figure 360 pixels wide.
 
 Series differ in colour, dashes and markers. The colours are Okabe and Ito's, darker on white and lighter on black.
 """

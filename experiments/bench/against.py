@@ -1,4 +1,4 @@
-"""Time the training steps of this checkout and of another commit in turns (`fewbits bench train --against COMMIT`).
+"""Time the training steps of this checkout and of another commit alternately (`fewbits bench train --against COMMIT`).
 
 The commit is unpacked into a temporary folder. In each round both checkouts run `fewbits bench train` in a process
 of its own, in the opposite order of the round before. Only the public command line of the commit is used, so that
@@ -40,7 +40,10 @@ class Change:
 
 
 def compare(commit: str, arguments: Sequence[str], rounds: int = ROUNDS) -> list[Change]:
-    """Run `fewbits bench train` with these arguments in both checkouts, in rounds."""
+    """Run `fewbits bench train` with these arguments in this checkout and in that of `commit`, in alternating order.
+
+    Return the changes of the step times.
+    """
     times: list[tuple[dict[Key, float], dict[Key, float]]] = []
     with tempfile.TemporaryDirectory() as folder:
         other = Path(folder) / "checkout"

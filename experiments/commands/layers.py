@@ -11,7 +11,10 @@ from fewbits.models.recipe import HIGH, SLOTS
 
 
 def print_layers(trial: Trial) -> None:
-    """Print a table of the linear layers with a number for their operands, then the operands of each number."""
+    """Print a table of the linear layers, then the quantizers for each number in it.
+
+    Layers with the same quantizers have the same number.
+    """
     model = on_meta(trial.model)
     quantize(model, trial.recipe)
     kinds: dict[tuple[str, ...], str] = {}

@@ -87,13 +87,13 @@ class Stamp:
 
 @dataclass(frozen=True)
 class TokenFolder:
-    """An opened folder of tokens: its metadata, its memory-mapped splits and their surveys."""
+    """An opened folder of tokens: its metadata, its memory-mapped splits, and their checksums and largest tokens."""
 
     path: Path
     meta: Meta
     vocab: int
     splits: Mapping[str, Tokens]
-    surveys: Mapping[str, Survey]
+    surveys: Mapping[str, Survey]  # SHA-256 and largest token of each split
     stamps: Mapping[str, Stamp]  # taken before the survey
 
     def check_unchanged(self) -> None:

@@ -69,7 +69,7 @@ class ClozeScore:
 
     @property
     def standard_error(self) -> float:
-        """The binomial standard error; an upper bound if there are ties."""
+        """The binomial standard error of the accuracy. If choices tie, it is an upper bound."""
         return math.sqrt(self.accuracy * (1 - self.accuracy) / self.count)
 
 

@@ -78,7 +78,8 @@ def phases(config: ScheduleConfig, steps: int) -> tuple[int, int]:
     longest = min(decay, steps - 1)
     if warmup > longest:
         raise ValueError(
-            f"schedule.warmup {warmup} updates in a trial of {steps} ({config.kind}): valid values are 0 to {longest}"
+            f"schedule.warmup_steps or schedule.warmup_fraction gives {warmup} warm-up updates in a trial of {steps} "
+            f"updates (schedule {config.kind}): valid numbers are 0 to {longest}"
         )
     return warmup, decay
 

@@ -64,7 +64,8 @@ class Probe:
     def layers(self) -> pd.DataFrame:
         """Return a row for each recipe and layer, with means over batches and seeds.
 
-        It has the relative errors of each slot, and of the sums of each accumulator.
+        Each row has the measures of the weight gradient, the relative error of each operand slot, and the relative
+        error of the sums of each accumulator.
         """
         keys = ["recipe", "layer"]
         labels = {"block": "first", "part": "first"}

@@ -151,7 +151,7 @@ def write_state(partial: Path, content: dict[str, Any]) -> None:
 
 
 def lacking(error: OSError, path: Path, size: int) -> OSError:
-    """Return the error with the bytes that writing needs, and those that are free."""
+    """Return a copy of the error whose message says how many bytes the file needs and how many are free."""
     free = shutil.disk_usage(path.parent).free
     reason = f"checkpoint not written, {error.strerror}: {path} needs {size:,} bytes, {free:,} are free"
     return OSError(error.errno, reason)

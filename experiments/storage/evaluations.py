@@ -1,7 +1,7 @@
 """Store evaluations of a finished run beside it: one JSON file each, in the folder `evaluations` of the run folder.
 
 An evaluation is found again by its key: the task with its settings, the step, and the meaning of the sources that
-compute. It is no part of the trial, so it is in no id, and `result.json` does not change.
+compute. It does not belong to the trial, so it changes neither the trial's id nor its `result.json`.
 """
 
 from __future__ import annotations
@@ -88,7 +88,10 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 
 
 def numbers(results: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float | None]]:
-    """Yield each number of results with its name, such as `tasks.piqa.acc,none`; None for one that is not finite."""
+    """Yield the full name of each number, such as `tasks.piqa.acc,none`, and its value.
+
+    A number that was not finite was stored as null, so its value is None.
+    """
     for key, value in results.items():
         if isinstance(value, Mapping):
             yield from numbers(value, f"{prefix}{key}.")

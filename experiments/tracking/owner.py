@@ -25,7 +25,7 @@ STORE, USER, MLFLOW_USER = "fewbits.store", "fewbits.user", "mlflow.user"  # tag
 
 @dataclass(frozen=True)
 class Owner:
-    """A store and a user, which own runs in MLflow."""
+    """The owner of runs in MLflow: a user together with a store."""
 
     store: str  # its id
     user: str

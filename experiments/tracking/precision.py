@@ -16,7 +16,10 @@ LOST = ("lost", "lost_bf16", "lost_fp16")
 
 
 def metrics_by_step(rows: pd.DataFrame) -> dict[int, dict[str, float]]:
-    """Return the metrics of each measured update; rows: those of precision.parquet. Skipped updates lose nothing."""
+    """Return the metrics of each measured update from the rows of precision.parquet.
+
+    A skipped update has no metrics about lost updates.
+    """
     counts = ["values", "zeros", "nonfinite", *(name for name in ("updates", *LOST) if name in rows)]
     sums = rows.groupby(["step", "slot"])[counts].sum()
     metrics: dict[int, dict[str, float]] = {}

@@ -1,8 +1,8 @@
-"""Sample the use of the machine while a trial trains, if the user asks for MLflow's system metrics.
+"""Sample the use of processor, memory, disk, network and GPUs while a trial trains.
 
-MLflow's own variables ask for them: MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING=true, and
-MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL for the seconds between samples. The samples have MLflow's names. They are
-appended to a file of the run folder and are sent to MLflow with everything else, since workers do not connect to it.
+MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING=true enables this, and MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL is the number of
+seconds between samples, as in MLflow itself. The samples have MLflow's names. They are appended to a file of the run
+folder, which is sent to MLflow with the other data of the run, because a sweep's workers do not connect to MLflow.
 """
 
 from __future__ import annotations

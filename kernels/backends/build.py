@@ -129,7 +129,8 @@ def compiler_error(command: tuple[str, ...]) -> str | None:
 
 def _compiled(command: tuple[str, ...], target: Path) -> bytes:
     print(
-        f"fewbits: compiling the CPU kernels into {target.parent}; this takes some minutes and is done only once",
+        f"fewbits: compiling the CPU kernels into {target.parent}; this takes some minutes and is repeated only if the "
+        "sources, the flags or the processor change",
         file=sys.stderr,
         flush=True,
     )

@@ -91,7 +91,7 @@ def _box_muller(like: Tensor) -> Tensor:
 
 
 def show(timings: Sequence[Timed]) -> None:
-    """Print one table for the generators alone and one for eq. 3."""
+    """Print two tables of speeds: for the generators alone, and for whole weight sampling (GaussWS eq. 3)."""
     arms = (BITWISE, BOX_MULLER, TORCH)
     for what, title in TITLES.items():
         speeds = {(t.rows, t.cols, t.arm): f"{t.speed / 1e9:.3g}" for t in timings if t.what == what}

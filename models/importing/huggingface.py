@@ -71,7 +71,7 @@ def read_folder(folder: Path, name: str) -> Published:
     fields = Fields(str(path), _read_json(path))
     kind = fields.get("model_type")
     if not isinstance(kind, str) or kind not in _FAMILIES:
-        raise ValueError(f"{path}: model_type {kind!r}: fewbits has {', '.join(_FAMILIES)}")
+        raise ValueError(f"{path}: model_type {kind!r} is not supported; supported are {', '.join(_FAMILIES)}")
     family = _FAMILIES[kind]
     try:
         config, notes = family.config(name, fields)

@@ -158,7 +158,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """The feed-forward layer down(activation(up(x))), or with a gate down(activation(gate(x), up(x)))."""
+    """The feed-forward layer: `down(activation(up(x)))`; for gated activations, `down(activation(gate(x), up(x)))`."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()

@@ -173,5 +173,8 @@ class _CausalConv(Function):
 
 
 def _shifted(weight_WC: Tensor, tokens: int) -> list[tuple[int, Tensor]]:
-    """Return each tap that reads an earlier token, as its distance in tokens (below `tokens`) and its weight."""
+    """Return (distance, weight) for each tap of the convolution that reads an earlier token.
+
+    Taps with a distance of `tokens` or more are left out.
+    """
     return [(shift, weight_WC[-1 - shift]) for shift in range(1, min(len(weight_WC), tokens))]

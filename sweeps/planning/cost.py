@@ -79,7 +79,11 @@ class Speeds:
         return None
 
     def estimate(self, planned: Planned) -> tuple[float | None, str]:
-        """Return the seconds that the trial takes, measured or else assumed, and the source of that number."""
+        """Return the estimated seconds of the trial, and the source of the estimate.
+
+        The source is measured speeds, or FLOPs and an assumed speed. The seconds are None if neither is available: for
+        a trial on a CPU without measured speeds.
+        """
         measured = self.seconds(planned)
         return (_assumed_seconds(planned), ASSUMED) if measured is None else (measured, MEASURED)
 

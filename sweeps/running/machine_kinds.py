@@ -28,9 +28,9 @@ Computed = tuple[tuple[str | None, ...], ...]  # likenesses of the environments 
 
 
 def computed(folder: RunFolder) -> Computed:
-    """Return the environments that computed a run's steps, in order, each as its values of LIKENESS (kind, torch …).
+    """Return the environments that computed a run's steps, in order, each as a tuple of the entries of LIKENESS.
 
-    The result is empty for a run of an older version, and for one that has not started.
+    The result is empty if the run has not started, or if an old version of fewbits computed it.
     """
     try:
         provenance = folder.provenance() or {}

@@ -1,4 +1,4 @@
-"""Results of probe trials that nobody ran: numbers whose truth is known, and as different over seeds as asked."""
+"""Make result files of probe trials without running them, with known true values and a chosen spread over seeds."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -161,7 +161,7 @@ def _order(name: str) -> int:
 
 
 def wave(name: str, seed: int) -> float:
-    """-1, 0, 1 over three seeds, the baseline without any."""
+    """Return an arm's noise at a seed: -1, 0 and 1 over three seeds, and 0 for arms in QUIET."""
     return 0.0 if name in QUIET else float((seed + _order(name)) % 3 - 1)
 
 

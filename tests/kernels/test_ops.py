@@ -226,7 +226,7 @@ def test_a_gradient_passes_straight_through_rounding(dtype: torch.dtype) -> None
     "text", ["fp32:rht16", "e2m1:1x16:nvfp4:rht16", "e4m3:rht128:signs=7", "e5m2:8x8:mx:rht4:signs=none"]
 )
 def test_a_gradient_is_rotated_back(text: str, axis: int) -> None:
-    """Compare with autograd's gradient of the rotation as a matrix, whose inverse is its transpose."""
+    """Compare the gradient with a product by the transposed rotation matrix, which is its inverse."""
     rotation = "fp32:rht" + text.split(":rht")[1]
     length = X.shape[axis]
     unit = torch.eye(length)

@@ -52,7 +52,8 @@ def judge(comparison: Comparison, data: Measured) -> Finding:
     if isinstance(data, Events):
         if comparison.test not in EVENTS:
             raise ValueError(
-                f"{comparison.name}: test {comparison.test} of events; valid values are {', '.join(EVENTS)}"
+                f"{comparison.name}: test {comparison.test!r} cannot be used for counts of events such as divergence; "
+                f"valid tests are {', '.join(EVENTS)}"
             )
         return _events(empty, data.strata, comparison.test == "more")
     return _numbers(replace(empty, relative=data.relative, n=data.pairs, unit=data.unit), comparison, data)

@@ -103,7 +103,10 @@ class ArmTable:
         return pattern.format(arm=arm, place=place)
 
     def of_column(self, table: str, column: str) -> tuple[str, dict[str, str]]:
-        """Return the arm, and the axis values of its place, that a column of a paper's table shows."""
+        """Return the arm and the axis values that a column of a paper's table shows.
+
+        Raise ValueError if no arm belongs to the column.
+        """
         for arm, (place, where) in product(self.arms, (self.places or {"": {}}).items()):
             if self.column(table, arm.name, place) == column:
                 return arm.name, where

@@ -56,10 +56,10 @@ class Files:
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """The results of a plan, or of some of its sweeps or places, as the store has them.
+    """The results of a plan, or of some of its sweeps or places, read from the store.
 
-    The store is expected not to change while a report is made, so files and computed values are cached: files in
-    `files`, which all parts of a plan share, and values of `remembered` in `computed`.
+    The store must not change while a report is made, because results are cached. `files` caches tables that were read
+    and is shared by all parts of a plan; `computed` caches the values that `remembered` returns.
     """
 
     plan: Plan

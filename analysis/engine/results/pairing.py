@@ -35,10 +35,10 @@ def paired(
 ) -> Differences | NoData:
     """Return the differences arm minus baseline, one for each seed.
 
-    metric: if it is a function of two trials, its value is the difference. where: axis values of the arm that leave one
-    combination, since only seeds are replicates. baseline_where: axis values of the baseline; without them, a trial is
-    paired with the baseline's trial whose axes have the same values. A baseline without some of the axes is compared
-    with all of their values.
+    metric: the name of a number, numbers by trial id, or a function of two trials that returns their difference.
+    where: axis values that select one combination of the arm, because only seeds count as replicates.
+    baseline_where: axis values that select the baseline's combination. Without it, each trial is paired with the
+        baseline's trial that has the same values of all axes that the baseline has.
     """
     rows = arm_rows(results, arm, where)
     others = arm_rows(results, baseline, baseline_where, shared=baseline_where is None)

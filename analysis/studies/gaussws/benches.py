@@ -1,10 +1,10 @@
-"""Read the timings of training and generators that `fewbits bench` stored beside the trials, one file for each device.
+"""Read the timings of training and of noise generators that `fewbits bench` stored, one file for each device.
 
     fewbits bench train --model gpt2-nano,llama2-nano --recipes gaussws,diffq --optimizers adamw,adam-mini --store runs
     fewbits bench kernels --generators --store runs
 
-The arms of one turn are timed one after the other, so other work of the machine affects all of them alike, and arms
-are compared turn by turn. The spread over turns shows how precise a ratio is on this device, not on others.
+The arms take turns: one turn times each arm once, so other load on the machine affects all arms alike, and arms are
+compared within a turn. The spread over turns shows how precise a ratio is on this device, not on others.
 """
 
 from __future__ import annotations
@@ -103,7 +103,10 @@ def lost(ours: Timed, plain: Timed) -> tuple[float, ...]:
 
 
 def overhead(arms: Arms, optimizer: str, recipe: str) -> tuple[float, Interval | None] | None:
-    """Return the share of plain BF16's throughput that the recipe loses: the median over turns, its 95 % interval."""
+    """Return the median over turns of the share of plain BF16's throughput that the recipe loses, and its interval.
+
+    The interval has 95 % confidence. Return None for plain BF16 itself and if an arm has no timings.
+    """
     ours, plain = arms.get((optimizer, recipe)), arms.get((optimizer, PLAIN))
     if recipe == PLAIN or ours is None or plain is None:
         return None

@@ -114,7 +114,10 @@ def _draw_layer(drawing: Drawing, layer: Layer, y: float, frame: pd.DataFrame, *
 
 
 def _draw_decision(drawing: Drawing, x: float, y: float, rows: pd.DataFrame) -> None:
-    """Draw a tensor's error in a box with the fills of the formats that its mini-batches took."""
+    """Draw a box with a tensor's mean error. Its two colours show in which shares of mini-batches it was E4M3 and BF16.
+
+    Without rows, the box is empty.
+    """
     if rows.empty:
         drawing.box(x, y - 9, CHIP, 18, edge="grid")
         return

@@ -168,7 +168,10 @@ def over_steps(results: Results) -> Picture:
 
 @figure("mor", "Figure 17")
 def beside_block(results: Results) -> Picture:
-    """Show the tensors that the paper names under tensor and under block partition, in up to eight layers."""
+    """Show error histograms under tensor partition and, beside them, under block partition, in up to eight layers.
+
+    The tensors are those that the paper names: FC2's input and the gradients of QKV and FC1.
+    """
     frames = {arm: _last(results, arm, ONE) for arm in ("tensor", "block")}
     first = frames["tensor"]
     if not isinstance(first, pd.DataFrame):

@@ -121,9 +121,10 @@ def explained_by_flushing(results: Results) -> Numbers:
 
 @metric("mor", "norm_distance")
 def norm_distance(results: Results) -> Between:
-    """Return the greatest distance of two trials' parameter norms, relative to the range of the baseline's norm.
+    """Return a function of two trials: the largest distance between their curves of the norm of all parameters.
 
-    The range includes the baseline's trunk, so the metric is what a reader sees of two curves in one plot.
+    The distance is divided by the range of the baseline's curve including its trunk, so the metric measures how far
+    apart the curves are in a plot. It is None if a trial has no curve, or if the baseline's norm does not change.
     """
     frame = results.curves("parameter_norm").drop_duplicates(["id", "step"])
     curves = {str(trial): curve.set_index("step")["value"] for trial, curve in frame.groupby("id")}

@@ -255,7 +255,7 @@ def test_a_busy_machine_decides_nothing(timed: Plan) -> None:
 def test_exact_claims_are_decided_without_any_trial(
     compared: Plan, holds: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The results of the arithmetic are given here; test_theory.py tests how they are computed."""
+    """Replace the results of the arithmetic with fixed ones; test_theory.py tests the arithmetic."""
     load_hooks("gaussws")
     assert set(hooks_of("gaussws").exact) == set(EXACT)
     for name in EXACT:

@@ -609,7 +609,7 @@ def test_ties_and_heavy_tails_follow_transformer_engine_where_another_order_woul
 def hadamard_matrix(size: int) -> Tensor:
     """Return Sylvester's matrix, orthonormal, in float64.
 
-    Entry (i, j) is negative when i and j share an odd number of bits.
+    Entry (i, j) is negative if i & j has an odd number of 1 bits.
     """
     rows = [[(-1) ** (i & j).bit_count() / math.sqrt(size) for j in range(size)] for i in range(size)]
     return torch.tensor(rows, dtype=torch.float64)

@@ -25,7 +25,10 @@ def uri_of(kind: str, served: str, folder: Path) -> str:
     "kind", ["a server", "no server", pytest.param("a database", marks=pytest.mark.deep), "no database"]
 )
 def test_no_credential_is_printed_or_stored(kind: str, shared_server: str, cache: Path, tmp_path: Path) -> None:
-    """The commands are train, sweep, sync, report and ui; provenance contains the arguments of `train`."""
+    """Run train, sweep, sync, report and, except with a working database, ui, with a password in the MLflow URI.
+
+    `train` also gets the URI as an argument, which provenance stores.
+    """
     uri = uri_of(kind, shared_server.removeprefix("http://"), tmp_path)
     runs, printed = tmp_path / "runs", tmp_path / "printed"
     overrides = [f"{key}={value}" for key, value in (TINY | {"training.steps": 2, "runtime.cache": cache}).items()]
