@@ -1,4 +1,4 @@
-"""Describe where a trial computes: processor, GPU, torch, compiler. This is provenance and no part of a trial's id.
+"""Describe where a trial computes: processor, GPU, torch, compiler. It is not part of a trial's id.
 
 Two environments of one kind, with the same backend and torch, give the same bits. Others may round sums differently, so
 trials that are compared should have the same `likeness`.

@@ -237,7 +237,7 @@ class QuantizedLinear(nn.Linear):
     ) -> tuple[Operand, Operand]:
         """Return the quantized dy for dgrad and for wgrad; if only one of them is needed, return that one twice.
 
-        for_x: whether the gradient of x, and so dgrad, is needed. for_weight: the same for the weight and wgrad.
+        for_x: whether the gradient of x is needed, and so dgrad. for_weight: whether the weight's is, and so wgrad.
         """
         refuse_capture(dy.device)
         owner, pair = self.owner[0], self.plans[context.switched].dy

@@ -95,12 +95,12 @@ STYLES = (
 
 
 def theme() -> Theme:
-    """Return the theme in force."""
+    """Return the active theme."""
     return _THEME.get()
 
 
 def themed(picture: FigureResult, name: str) -> Figure:
-    """Draw a figure with its final layout in the theme with this name, which is in force only during this call."""
+    """Draw a figure with its final layout in the theme with this name, which is active only during this call."""
     one_of("theme", name, THEMES)
     token = _THEME.set(THEMES[name])
     try:

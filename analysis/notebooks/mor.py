@@ -118,7 +118,7 @@ mor.show("M19", "M20")
 # %% [markdown]
 # ## Findings of our own
 #
-# Results on settings that the paper leaves open, and the noise of the runs of this report.
+# Results on settings about which the paper says nothing, and the noise of the runs of this report.
 
 # %%
 mor.own()

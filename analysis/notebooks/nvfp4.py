@@ -142,7 +142,7 @@ nvfp4.show("Figure 14", "N17", "N18")
 # %% [markdown]
 # ## Findings of our own
 #
-# Recipes published after the paper, results on settings that it leaves open, and the noise of the runs of this report.
+# Recipes published after the paper, results on settings that it does not name, and the noise of this report's runs.
 
 # %%
 nvfp4.own()

@@ -14,7 +14,7 @@ from fewbits.analysis.views.claims import counts, tally
 from fewbits.analysis.views.html import render
 from fewbits.sweeps.planning.studies import STUDIES
 
-ABOUT = "Each scale is judged by itself. A verdict is valid for its scale; it may differ at another scale."
+ABOUT = "The verdicts of a scale rest only on its own runs. A verdict may differ at another scale."
 
 
 def write_ladder(overrides: Sequence[str], scales: Sequence[str], reports: Path) -> Written:

@@ -143,7 +143,7 @@ def _speed(ours: list[float], theirs: list[float]) -> float:
 def _in_turns(
     calls: Sequence[Callable[[], None]], device: str, turns: int, others: OtherProcesses | None = None
 ) -> list[list[float]]:
-    """Make the calls in turns; return, for each of them, the seconds that it took in every turn."""
+    """Time all calls once in each turn. Return, for each call, its seconds in every turn."""
 
     def timed(call: Callable[[], None], number: int) -> float:
         terminal.show(f"timing {number} of {len(calls)}")

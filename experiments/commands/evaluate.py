@@ -76,8 +76,14 @@ def _parser() -> CommandParser:
         metavar="RUN|TASK",
         help="runs (folders, names or hashes), and tasks: loss (the default), cloze, tasks of lm-eval, mor, nvfp4",
     )
-    text_help = "also compute the loss on this text file; may be repeated"
-    parser.add_argument("--text", action="append", default=[], type=Path, metavar="FILE", help=text_help)
+    parser.add_argument(
+        "--text",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help="also compute the loss on this text file; may be repeated",
+    )
     parser.add_argument("--step", type=int, help="step of another checkpoint than the last one")
     parser.add_argument("--items", type=positive, default=500, help="cloze items of each text (default: %(default)s)")
     parser.add_argument("--limit", type=positive, metavar="N", help="only the first N questions of each lm-eval task")

@@ -93,7 +93,7 @@ PROBING = (
 )
 
 _DATA = "makes or opens tokens; the id holds the fingerprint of their content"
-_EXTRA = "computes extra evaluation, which is no part of the id"
+_EXTRA = "computes extra evaluation, which does not change the id"
 _FILES = "reads and writes files whose content other modules compute"
 NOT_COMPUTING = {
     "kernels.backends.build": "compiles and caches the CPU library; compilation.py has its sources and flags",
@@ -109,7 +109,7 @@ NOT_COMPUTING = {
     "models.importing.packages": "finds files of published models",
     "models.networks.presets": "lists models; the id holds the values of the one that trains",
     "common.atomic": _FILES,
-    "common.environment": "sets environment variables for lm-eval; extra evaluation is no part of the id",
+    "common.environment": "sets environment variables for lm-eval; extra evaluation does not change the id",
     "experiments.storage.branches": "finds a branch's parent; the id holds the parent and its step",
     "experiments.distributed.saving": f"{_FILES}; resumed trials are tested to give the same bits",
     "experiments.storage.checkpoints": f"{_FILES}; resumed trials are tested to give the same bits",

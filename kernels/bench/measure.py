@@ -143,7 +143,7 @@ def take_turns(
     patience: float = PATIENCE,
     others: OtherProcesses | None = None,
 ) -> list[list[float]]:
-    """Call the timers in turns; return a list for each timer, with its seconds in each turn.
+    """Call all timers once in each turn. Return a list for each timer, with its seconds in each turn.
 
     The first `untimed` turns, or more until `others` has measured a share (at most `LONGEST_WAIT` seconds), are not
     recorded. Then there are up to `runs` turns: after `patience` seconds no further turn starts, but at least one is

@@ -61,8 +61,8 @@ template <class P> struct BlockKernel {
     }
   }
 
-  // Call f with the rows of a square and their stride: where they lie if the square is whole and its type that of
-  // panels, else from a copy. P's functions read pairs of elements, so strides are even.
+  // Call f with the rows of a square and their stride. If the square is whole and its type is that of panels, f reads
+  // the operand's own memory, else a copy. P's functions read pairs of elements, so strides are even.
   template <class F> static void with_rows(const Operand &x, int64_t outers, int64_t ks, F f) {
     const int64_t stride = x.inner == 1 ? x.outer : x.inner;
     if (sizeof(Element) == sizeof(bf16) && outers >= BLOCK && ks >= BLOCK && stride % 2 == 0)

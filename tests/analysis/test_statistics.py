@@ -249,7 +249,7 @@ def test_power_with_a_better_known_spread_is_that_of_its_degrees_of_freedom() ->
 
 
 def layout(arms: int, seeds: int, sd: float, generator: np.random.Generator) -> dict[str, list[float]]:
-    """Arms and seeds have levels of their own; what is left is noise."""
+    """Return values with a level for each arm and each seed, plus noise."""
     level = generator.normal(0, 5, (arms, 1)) + generator.normal(0, 50, (1, seeds))
     return {f"arm {i}": row.tolist() for i, row in enumerate(level + generator.normal(0, sd, (arms, seeds)))}
 

@@ -163,7 +163,7 @@ class Claim:
     control: tuple[str, ...] = ()  # ids of controls, all of which have to pass
     margin: Margin | None = None  # the margin of parts without one of their own
     caveat: str = ""
-    unfit: Mapping[str, str] = field(default_factory=dict)  # scales whose trials cannot judge it, with the reason
+    unfit: Mapping[str, str] = field(default_factory=dict)  # scales whose trials cannot decide it, with the reason
     ours: bool = False  # a finding of our own
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Read papers/planning/seeds.yaml, which lists the seeds that shaped a design and therefore must not judge it."""
+"""Read papers/planning/seeds.yaml, which lists seeds that shaped a design, so its claims must not use them."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ Numbers in square brackets are missing from the paper's text as we have it; we r
 * *Reach* says where a claim can be decided: `any` (arithmetic, true at any scale), `mechanism` (about tensors of a
   trained network) or `outcome` (about losses, with the number of parameters and tokens at which the paper saw them).
 * *Absence* says what follows if our runs show that there is no effect: this contradicts the claim, or the effect is
-  only "not seen at this scale". In both cases, only runs with at least half of the stated parameters and tokens
-  contradict an outcome.
+  only "not seen at this scale". In both cases, only runs with at least half of the parameters and tokens that the
+  claim names contradict an outcome.
 * *Control* names what the same runs have to show before they may decide the claim.
 """
 COLUMNS = ("claim", "the paper says", "we test", "reach", "absence", "control", "margin or bound, and its source")
@@ -41,7 +41,7 @@ def claims_table() -> str:
 def _row(claim: Claim) -> tuple[str, ...]:
     sentence = f"“{claim.sentence}” ({claim.place})" if claim.sentence else "a finding of ours"
     tests = _list(_part(part, claim.margin_of(part) if part.margin else None) for part in claim.parts)
-    unfit = (f"not judged at the scale {scale}: {reason}" for scale, reason in claim.unfit.items())
+    unfit = (f"not decided at the scale {scale}: {reason}" for scale, reason in claim.unfit.items())
     notes = ". ".join(text for text in (claim.tests, claim.caveat, *unfit) if text)
     reach = claim.reach
     if claim.stated is not None:

@@ -226,7 +226,8 @@ def _trained(verdict: Verdict, evidence: Evidence) -> Verdict:
     if not verdict.outcome.decided and verdict.outcome is not Outcome.NOT_SEEN:
         return verdict
     reason = (
-        f"runs of a few steps judge no training; otherwise the verdict would be: {verdict.outcome}, {verdict.reason}"
+        "runs of a few steps decide nothing about training; otherwise the verdict would be: "
+        f"{verdict.outcome}, {verdict.reason}"
     )
     return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=reason, supported=())
 

@@ -1,6 +1,6 @@
-"""Each kind of test in worlds whose truth is known: true, false, absent, underpowered; and how often it errs.
+"""Test each kind of test with simulated results whose truth is known: true, false, absent, underpowered.
 
-Error rates are simulated through the same functions that judge runs: `judge` and `conclude`, with few seeds.
+Its error rates are simulated with the functions that decide claims, `judge` and `conclude`, with few seeds.
 """
 
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Seeds that shaped a design never judge it."""
+"""Claims never use seeds that shaped the design."""
 
 from pathlib import Path
 

@@ -11,7 +11,7 @@ from tests.experiments.data.data_inputs import shared_cache
 
 @pytest.fixture(scope="session")
 def plans(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Plan]:
-    """Plans by their words; each has a store of its own."""
+    """Return a function that makes a plan from its overrides, once; each plan has its own store."""
     made: dict[tuple[str, ...], Plan] = {}
 
     def of(*words: str) -> Plan:

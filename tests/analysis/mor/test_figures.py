@@ -70,7 +70,7 @@ def sizes(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 @pytest.fixture(scope="module")
 def thresholds(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """Return made-up results of what the paper leaves open, which a scale of its own trains."""
+    """Return made-up results of the scale `questions`."""
     folder, cache = tmp_path_factory.mktemp("questions"), shared_cache(tmp_path_factory)
     whole = study(folder, cache, "scale=questions", "sweep=left-open", "seeds=[0,1]")
     fill(whole)

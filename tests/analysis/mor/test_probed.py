@@ -1,4 +1,4 @@
-"""Claims about tensors are judged by probes of the trunk where the plan has them, and by trained arms elsewhere."""
+"""Claims about tensors use probes of the trunk if the plan has them, and else trained arms."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -325,7 +325,7 @@ def test_a_linear_layer_is_shown_as_its_recipe_has_it() -> None:
 
 
 def test_nvfp4_clips_what_its_scale_rounds_down_and_powers_of_two_do_not() -> None:
-    """A block's greatest value errs by a sixteenth at most; rounded stochastically, on the whole it errs downwards."""
+    """The largest value of a block has an error of at most a sixteenth; with stochastic rounding, it is biased down."""
     nvfp4, four_over_six, mxfp4, ocp = (block_maxima.maxima(kind.spelled) for kind in block_maxima.KINDS)
     assert nvfp4.error.max() <= 1 / 16
     assert nvfp4.error.mean() == pytest.approx(0.0226, abs=0.001)

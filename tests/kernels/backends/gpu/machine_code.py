@@ -115,7 +115,7 @@ class Code:
         return best[min(members(0))] or Counter()
 
     def _is_rare(self, node: int) -> bool:
-        """Tell whether a block is no part of the common path.
+        """Tell whether a block is outside the common path.
 
         If a block accesses several vectors at once, one that accesses few of them serves threads at an edge.
         """
