@@ -104,7 +104,7 @@ def test_numbers_of_ones_own_pair_by_id(planned: Planner) -> None:
     assert isinstance(found, Differences)
     assert found.values == (1.0, 1.0)
     assert not found.relative
-    for numbers in ({}, {key: math.nan for key in results.trials["id"]}):
+    for numbers in ({}, dict.fromkeys(results.trials["id"], math.nan)):
         missing = sample(results, numbers, "mor", STRICT)
         assert isinstance(missing, NoData)
         assert "seed 0: no number" in missing.reason
