@@ -13,7 +13,7 @@ from fewbits.analysis.engine.claims.schema import LOSS, Comparison
 from fewbits.analysis.engine.results.data import Differences, Measured, NoData, NotPlanned
 from fewbits.analysis.engine.results.evaluation import document_error, documents
 from fewbits.analysis.engine.results.frames import Results
-from fewbits.analysis.engine.results.pairing import Between, Metric, Where, paired, sample
+from fewbits.analysis.engine.results.pairing import Between, Metric, Where, arm_rows, paired, sample
 from fewbits.analysis.engine.results.pooling import pools_of, treatments
 from fewbits.analysis.engine.results.probes import PREFIX, probe_numbers
 from fewbits.analysis.engine.statistics.estimates import Shared
@@ -45,13 +45,24 @@ def built_in(results: Results, name: str) -> Numbers:
     return Numbers(name, results.late(name.removesuffix(LATE)) if name.endswith(LATE) else name)
 
 
+def _is_paired(scope: Results, arm: str, baseline: str, where: Where) -> bool:
+    """Tell whether the plan has a trial of the baseline with the seed and the axis values of one of the arm's."""
+    others = arm_rows(scope, baseline, shared=True)
+    return any(
+        own["seed"] == other["seed"] and set(other["axes"]) <= set(own["axes"])
+        for own in arm_rows(scope, arm, where)
+        for other in others
+    )
+
+
 def data_of(results: Results, comparison: Comparison, numbers: Callable[[Results, str], Numbers]) -> Measured:
     """Return the data of a comparison of arms. numbers: the function that resolves a metric's name."""
     part, arm, baseline, where = comparison.part, comparison.arm, comparison.baseline, comparison.where
     base_where = part.baseline_where
     arms = (arm, baseline) if baseline else (arm,)
     scope = scope_of(results, arms, part.sweep, where, base_where)
-    if scope is None:
+    paired_by_axes = bool(baseline) and base_where is None
+    if scope is None or (paired_by_axes and not _is_paired(scope, arm, baseline, where)):
         return NotPlanned(f"not run at this scale ({results.scale_name})")
     metric = numbers(scope if part.sweep else results, comparison.metric)
     values, bounds = metric.values, metric.bounds

@@ -2,7 +2,8 @@
 
 `reproduced` needs every part. `contradicted` needs runs that cover the size and length at which the paper saw the
 effect. In other runs, an effect that is shown to be absent is `not seen at this scale`, which counts as undecided. A
-control that failed or was not tested makes any decision inconclusive.
+control that failed or has no data makes any decision inconclusive. A claim is `not run` if none of its parts is planned
+at the scale, or if a control that it needs is not.
 """
 
 from __future__ import annotations
@@ -201,7 +202,10 @@ def _headings(parts: Iterable[Finding]) -> str:
 
 
 def _controlled(verdict: Verdict, evidence: Evidence) -> Verdict:
-    """Return the verdict; make it inconclusive if no control shows that the runs would have detected an effect."""
+    """Return the verdict; make it inconclusive if no control shows that the runs would have detected an effect.
+
+    It is `not run` instead if the scale leaves out the arms of all controls that did not pass.
+    """
     if not verdict.outcome.decided and verdict.outcome is not Outcome.NOT_SEEN:
         return verdict
     failed = [control for control in evidence.controls if not control.passed]
@@ -210,6 +214,10 @@ def _controlled(verdict: Verdict, evidence: Evidence) -> Verdict:
         return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=reason, supported=())
     if not failed:
         return verdict
+    if {part.status for control in failed for part in control.findings} <= {Status.SUPPORTED, Status.NOT_RUN}:
+        names = ", ".join(control.id for control in failed)
+        reason = f"not run at this scale: {names}, without which the claim is not judged"
+        return replace(verdict, outcome=Outcome.NOT_RUN, reason=reason, supported=())
     failures = "; ".join(
         f"control {control.id} {'failed' if control.tested else 'was not tested'} ({control.title}: "
         f"{_reasons(tuple(part for part in control.findings if part.status is not Status.SUPPORTED))})"

@@ -167,3 +167,13 @@ def test_one_seed_decides_nothing_but_arithmetic(plans: Callable[..., Plan]) -> 
     found = judged(plans("scale=cpu", "seeds=[3]"), TRUE)
     decided = {name for name, one in found.items() if one.outcome.decided}
     assert decided == {"M1", "M2", "M21"}
+
+
+def test_what_a_scale_leaves_out_is_not_run_and_the_rest_is_judged(plans: Callable[..., Plan]) -> None:
+    """Scale cpu-full has block partition under configuration 2 without BF16, and no tensor partition for a control."""
+    found = judged(plans("scale=cpu-full"), TRUE, "M3", "M9", "M10", "M17")
+    status = {part.name: part.status for part in found["M3"].findings}
+    assert {one for name, one in status.items() if "configuration 2" in name} == {Status.NOT_RUN}
+    assert Status.SUPPORTED in status.values()
+    expected = {"M3": Outcome.NOT_RUN, "M9": REPRODUCED, "M10": REPRODUCED, "M17": IN_PART}
+    assert {name: one.outcome for name, one in found.items()} == expected
