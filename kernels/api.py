@@ -233,7 +233,8 @@ def mix(
         _check_result(x, out, apart=True)
         values = out
         choice, counts, amax = torch.ops.fewbits.mix_out(x, spec, axis, seed, out)
-    if "per=" not in spec:  # one decision for the tensor
+    _, semicolon, option = spec.rpartition(";")
+    if not semicolon or option.replace(" ", "") == "per=tensor":  # one decision for the tensor
         choice = choice.view(()) if choice.numel() else choice.new_zeros(())
         if stats:
             counts, amax = counts.sum((0, 1)), amax.sum()

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from fewbits.common.arguments import CommandParser
+from fewbits.common.arguments import CommandParser, existing
 from fewbits.sweeps.commands.sweep import in_store
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
     from fewbits.analysis.views.claims import counts
     from fewbits.sweeps.planning.lookup import show_notes
 
-    report = read_study(in_store(options.overrides, options.runs))
+    report = read_study(in_store(options.overrides, existing(options.runs)))
     show_notes(report.notes)
     if options.spreads:
         from fewbits.analysis.engine.claims.preview import spreads_of

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fewbits.common.arguments import CommandParser, warn_in_lines
+from fewbits.common.arguments import CommandParser, existing, warn_in_lines
 from fewbits.sweeps.cluster.address import is_dashboard
 from fewbits.sweeps.commands.sweep import add_where, in_store, submit_report, sweep
 
@@ -47,7 +47,8 @@ def main(argv: Sequence[str]) -> int:
         parser.error("--sweep runs one scale, but --compare needs several: run `fewbits sweep` for each scale first")
     if options.like and not options.sweep:
         parser.error("--like needs --sweep: without it nothing is trained")
-    overrides, reports = in_store(options.overrides, options.runs), Path(options.out).expanduser()
+    runs = options.runs if options.sweep else existing(options.runs)
+    overrides, reports = in_store(options.overrides, runs), Path(options.out).expanduser()
 
     from fewbits.analysis.report.files import check_place, write_report
     from fewbits.sweeps.planning.lookup import show_notes

@@ -75,7 +75,8 @@ class RunFolder:
     def reopen(self, wanted: Collection[int]) -> None:
         """Make a finished trial train again, so that it keeps the checkpoints of the wanted steps."""
         (self.path / "result.json").unlink()
-        first = min(set(wanted) - set(steps(self.kept)))
+        # Another process may have kept them meanwhile; then no checkpoint is removed.
+        first = min(set(wanted) - set(steps(self.kept)), default=math.inf)
         for step, path in steps(self.checkpoints).items():
             if step > first:
                 remove_folder(path)

@@ -158,8 +158,8 @@ def _submit(overrides: Sequence[str], options: argparse.Namespace) -> int:
 
     if is_study(overrides) and not options.dry_run:
         return submit_report(overrides, options, Path("reports"))
-    dry = ["--dry-run", *(["--trials"] if options.trials else [])] if options.dry_run else []
-    return submit([*overrides, *dry, *_job_options(options)], options.address, options.env)
+    dry = ["--dry-run", "--gpu-memory", str(options.gpu_memory), *(["--trials"] if options.trials else [])]
+    return submit([*overrides, *(dry if options.dry_run else []), *_job_options(options)], options.address, options.env)
 
 
 def _job_options(options: argparse.Namespace) -> list[str]:

@@ -134,6 +134,7 @@ COMPILED: dict[str, Callable[[Tensor, int], Any]] = {
         *torch.ops.fewbits.encode(x, FP4, -1, seed), FP4, -1, x.shape[1], x.dtype
     ),
     "mixture": lambda x, seed: mix(x, "e4m3:16x16:gam @ error<0.02 | bf16"),
+    "mixture of the tensor": lambda x, seed: mix(x, "e4m3:16x16:gam @ error<0.02 | bf16; per = tensor"),
     "mixture of blocks": lambda x, seed: mix(x, "e4m3:4x4:e8m0:stochastic @ error<0.03 | bf16 ; per=block", seed=seed),
     "mixture by object": lambda x, seed: mix(x, THREE_WAY),
     "sampled weight": lambda x, seed: sample_weight(x, x.new_full((-(-x.shape[0] // 32), 2), 5.0), seed),

@@ -124,7 +124,7 @@ def test_a_wrong_setting_is_named_with_what_is_valid(settings: dict[str, float],
 def test_warm_up_that_does_not_fit_and_updates_outside_the_trial_are_refused() -> None:
     with pytest.raises(ValueError, match=naming(90, 100, "0 to 80")):
         factor(ScheduleConfig(kind="wsd", warmup_steps=90), 0, 100)
-    with pytest.raises(ValueError, match=naming("warmup", 10, "0 to 9")):
+    with pytest.raises(ValueError, match=naming("schedule.warmup_steps", 10, "0 to 9")):
         factor(ScheduleConfig(kind="constant", warmup_steps=10), 0, 10)
     with pytest.raises(ValueError, match=r"update 10 of a trial of 10.*0 to 9"):
         factor(ScheduleConfig(), 10, 10)

@@ -186,3 +186,16 @@ def test_a_branchs_config_says_where_it_came_from(parent: RunFolder, cache: Path
     assert provenance["parent"] == str(parent.path)
     assert opened(branch.path) == branch
     assert dataclasses.replace(branch, id="") != branch
+
+
+def test_a_trial_that_has_all_wanted_checkpoints_loses_none_when_it_is_opened_again(
+    parent: RunFolder, tmp_path: Path
+) -> None:
+    """Another process may have kept them after this one looked."""
+    shutil.copytree(parent.path, tmp_path / parent.path.name)
+    folder = RunFolder(tmp_path / parent.path.name, parent.id)
+    before = checkpoints.steps(folder.checkpoints)
+    folder.reopen((4, 8))
+    assert not folder.over
+    assert before
+    assert checkpoints.steps(folder.checkpoints) == before

@@ -132,13 +132,15 @@ def test_a_study_is_reported_by_the_job_and_other_sweeps_are_not(
     where = ["--runs", "/mnt/runs", "--address", "http://head:8265"]
     assert cli.main(["sweep", "study=mor", *where, "--parallel", "3"]) == 1
     assert cli.main(["report", "study=mor", *where, "--sweep", "--out", str(tmp_path)]) == 1
-    assert cli.main(["sweep", "study=mor", *where, "--dry-run"]) == 0
+    assert cli.main(["sweep", "study=mor", *where, "--dry-run", "--gpu-memory", "141"]) == 0
     assert cli.main(["sweep", "study=mor", "sweep=tables", *where]) == 0
     assert [command[3] for command in commands] == ["report", "report", "sweep", "sweep"]
     reported = ["study=mor", 'runtime.runs="/mnt/runs"', "--sweep", "--address", "auto", "--out", "/mnt/reports"]
     assert [*commands[0][4:]] == [*reported, "--backend", "ray", "--parallel", "3"]
     assert [*commands[1][4:]] == [*reported, "--backend", "ray"]
-    assert "--dry-run" in commands[2]
+    options = commands[2]
+    assert "--dry-run" in options
+    assert float(options[options.index("--gpu-memory") + 1]) == 141
     assert not is_study(["my-sweep.yaml"])
 
 

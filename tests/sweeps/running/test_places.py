@@ -49,6 +49,17 @@ def test_a_store_that_is_a_url_is_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("command", ["claims", "report"])
+def test_results_of_a_store_that_does_not_exist_are_not_shown(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([command, "study=mor", "scale=smoke", "--runs", "mistyped"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "mistyped" in line
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.fixture
 def on_nfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a store that the system reports to be on NFS, while the cache folder is not."""
