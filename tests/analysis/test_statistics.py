@@ -16,6 +16,7 @@ from fewbits.analysis.engine.statistics.estimates import (
     Interval,
     Side,
     Spread,
+    Summary,
     checked,
     differences,
     estimate,
@@ -26,7 +27,14 @@ from fewbits.analysis.engine.statistics.estimates import (
     summary,
 )
 from fewbits.analysis.engine.statistics.multiplicity import Stratum, compare_events, holm
-from fewbits.analysis.engine.statistics.power import minimum_detectable_effect, planned_effect, power, required_n
+from fewbits.analysis.engine.statistics.power import (
+    detectable,
+    minimum_detectable_effect,
+    planned_effect,
+    power,
+    required_n,
+    seeds_needed,
+)
 from tests.messages import naming
 
 FEW = [0.31, 0.12, 0.45, -0.02, 0.27]
@@ -59,6 +67,12 @@ def test_pseudo_values_of_a_linear_number_are_the_seeds_own() -> None:
     found = pseudo_values(rows, lambda row: 3 * row["a"] - row["b"] + 1)
     assert found == pytest.approx([3 * row["a"] - row["b"] + 1 for row in rows])
     assert pseudo_values(rows[:1], lambda row: row["a"]) == FEW[:1]
+
+
+def test_two_seeds_have_the_pseudo_values_of_the_whole_and_of_the_other_seed() -> None:
+    rows = [{"a": 1.0, "b": 2.0}, {"a": 3.0, "b": 4.0}]
+    found = pseudo_values(rows, lambda row: row["a"] / row["b"])
+    assert found == pytest.approx([2 * 4 / 6 - 3 / 4, 2 * 4 / 6 - 1 / 2])
 
 
 @pytest.mark.parametrize(("seeds", "spread"), [(3, 0.07), (4, 0.07), (18, 0.10)])
@@ -113,6 +127,17 @@ def test_a_summary_is_the_mean_its_error_and_students_interval() -> None:
     assert s.interval.low == pytest.approx(s.mean - T_975_4 * error)
     assert s.interval.high == pytest.approx(s.mean + T_975_4 * error)
     assert s.interval.level == 0.95
+
+
+def test_one_value_has_a_mean_alone() -> None:
+    assert summary([3.0]) == Summary(3.0, None, None)
+    assert estimate([3.0]) is None
+
+
+@pytest.mark.parametrize("level", [-0.5, 0.0, 1.0, 1.5])
+def test_a_level_that_is_not_between_0_and_1_is_refused(level: float) -> None:
+    with pytest.raises(ValueError, match=naming("level", level)):
+        summary(FEW, level)
 
 
 def test_equal_values_have_an_interval_that_is_a_point() -> None:
@@ -185,6 +210,19 @@ def test_three_of_three_beside_none_of_three_is_one_in_twenty() -> None:
         more_events(4, 3, 0, 3)
 
 
+@pytest.mark.parametrize(("share", "pooled_is_used"), [(0.79, False), (0.81, True)])
+def test_a_pooled_spread_is_widened_and_used_unless_the_values_spread_further(
+    share: float, pooled_is_used: bool
+) -> None:
+    """The factor 1.25 is that of docs/measured/pooling.md; share: the pooled spread as a share of the values' own."""
+    own = standard.stdev(FEW)
+    found = estimate(FEW, Spread(share * own, 20))
+    assert found is not None
+    assert found.own is not pooled_is_used
+    assert found.spread.sd == pytest.approx(1.25 * share * own if pooled_is_used else own)
+    assert (found.spread.df, found.df) == ((20, 20) if pooled_is_used else (4, 4))
+
+
 # -------------------------------------------------------------------------------- power
 
 
@@ -219,13 +257,33 @@ def test_power_without_an_effect_is_the_level() -> None:
 
 
 def test_the_required_number_is_the_least_that_suffices() -> None:
-    for effect in (0.3, 0.7, 2.0):
+    for effect in (0.3, 0.7, 1.1, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 8.0):
         n = required_n(1.0, effect)
         assert n is not None
         assert power(effect, 1.0, n) >= 0.8
         assert n == 2 or power(effect, 1.0, n - 1) < 0.8
     assert required_n(1.0, 0.01, most=200) is None
     assert required_n(0.0, 0.1) == 2
+
+
+def test_an_estimate_detects_what_its_spread_and_seeds_detect() -> None:
+    for values in (FEW, FEW[:2]):
+        found, sd = estimate(values), standard.stdev(values)
+        assert found is not None
+        assert detectable(found) == pytest.approx(minimum_detectable_effect(sd, len(values)))
+        assert seeds_needed(found, sd) == 8, "as in printed tables"
+        assert seeds_needed(found, sd / 100) is None
+    equal = estimate([0.1, 0.1, 0.1])
+    assert equal is not None
+    assert (detectable(equal), seeds_needed(equal, 0.2)) == (None, 3)
+
+
+def test_with_a_pooled_spread_every_seed_adds_as_many_degrees_of_freedom_as_the_seeds_before() -> None:
+    found = estimate(FEW, Spread(1.0, 20))  # 4 seeds after the first have 20 degrees of freedom
+    assert found is not None
+    assert detectable(found) == pytest.approx(minimum_detectable_effect(1.25, 5, 20))
+    least = minimum_detectable_effect(1.25, 2, 5)
+    assert (seeds_needed(found, 1.001 * least), seeds_needed(found, 0.999 * least)) == (2, 3)
 
 
 def test_a_design_that_is_none_is_refused() -> None:
@@ -361,6 +419,37 @@ def test_a_pair_of_two_kinds_spreads_as_seeds_move_the_kinds_and_as_arms_do_in_t
     assert len({round(spread.sd, 6) for spread in within}) == 1
 
 
+def test_the_spread_across_kinds_is_the_mean_square_over_all_pairs_of_their_arms() -> None:
+    arms = quiet_and_loud(4, 7)
+    found = pooled_by_kind(arms, kinds_of(arms))
+    assert found is not None
+    spread = found.of("loud 0", "quiet 0")
+    assert spread is not None
+    quiet, loud = (np.array([row for name, row in arms.items() if name.startswith(kind)]) for kind in ("quiet", "loud"))
+    pairs = [differences(ours, theirs).var(ddof=1) for ours in loud for theirs in quiet]
+    assert spread.sd == pytest.approx(math.sqrt(np.mean(pairs)))
+    parts = [(differences(loud.mean(axis=0), quiet.mean(axis=0)).var(ddof=1), 3)]
+    parts += [((rows - rows.mean(axis=0)).var(axis=1, ddof=1).mean(), 3 * (len(rows) - 1)) for rows in (quiet, loud)]
+    assert spread.df == int(spread.sd**4 / sum(part**2 / df for part, df in parts)), "Satterthwaite's"
+
+
+def test_kinds_of_arms_that_differ_by_constants_have_no_spread() -> None:
+    levels = {"quiet 0": 0, "quiet 1": 1, "loud 0": 10, "loud 1": 12}
+    arms = {name: [level + seed for seed in (1.0, 2.0, 4.0, 5.0)] for name, level in levels.items()}
+    found = pooled_by_kind(arms, kinds_of(arms))
+    assert found is not None
+    assert found.of("quiet 0", "loud 1") == Spread(0.0, 3)
+
+
+@pytest.mark.parametrize("unit", [1e-4, 1e4])
+def test_which_arms_are_left_out_does_not_depend_on_the_unit(unit: float) -> None:
+    arms = layout(6, 4, 1.0, np.random.default_rng(1))
+    for some in (arms, arms | {"wild": [0.0, 300.0, -200.0, 50.0]}):
+        found = pooled({name: (unit * np.array(row)).tolist() for name, row in some.items()})
+        assert found is not None
+        assert found.unlike == some.keys() - arms.keys()
+
+
 def test_the_only_arm_of_its_kind_speaks_for_itself() -> None:
     arms = quiet_and_loud(1, 5)
     found = pooled_by_kind(arms, kinds_of(arms))
@@ -411,6 +500,25 @@ def test_holm_corrects_as_in_a_worked_example() -> None:
         holm([0.1, math.nan])
 
 
+def test_holm_leaves_out_tests_that_cannot_reach_the_level_of_their_family() -> None:
+    assert holm([0.05], [0.05]) == [0.05], "a p value at the level is enough"
+    assert holm([0.03, 0.03, 0.04], [0.03, 0.03, 0.0]) == [1.0, 1.0, 0.04], "two cannot reach 0.05 / 2"
+    assert holm([0.025, 0.025], [0.025, 0.025]) == [0.05, 0.05]
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.5])
+def test_holm_takes_numbers_from_0_to_1(value: float) -> None:
+    assert holm([0.0, 1.0]) == [0.0, 1.0]
+    with pytest.raises(ValueError, match=naming(r"p[1]", value)):
+        holm([0.1, value])
+
+
+def test_a_test_of_events_says_the_least_p_that_it_can_reach() -> None:
+    """One event is in one of the 2 trials of ours, or in one of the 4 of the baseline."""
+    found = compare_events([Stratum("all", 1, 2, 0, 4)])
+    assert (found.least_more, found.least_fewer) == (2 / 6, 4 / 6)
+
+
 def test_holm_keeps_the_chance_of_any_false_finding_at_the_level() -> None:
     generator = np.random.default_rng(0)
     false = [min(holm(list(row))) < 0.05 for row in generator.uniform(size=(4000, 12))]
@@ -422,6 +530,9 @@ def test_the_interval_of_a_median_is_of_order_statistics_and_holds_it_as_often_a
     found = median_interval(range(1, 21))
     assert found is not None
     assert (found.low, found.high) == (6.0, 15.0), "P(fewer than 6 of 20 below the median) is 2.1 %"
+    few = median_interval(range(1, 9))
+    assert few is not None
+    assert (few.low, few.high) == (1.0, 8.0), "P(fewer than 2 of 8 below the median) is 3.5 %, which exceeds 2.5 %"
     rng = np.random.default_rng(0)
     draws = [median_interval(rng.standard_cauchy(20)) for _ in range(2000)]
     assert np.mean([one is not None and one.low <= 0 <= one.high for one in draws]) == pytest.approx(0.958, abs=0.012)
@@ -436,3 +547,15 @@ def test_a_planned_effect_is_detected_as_often_as_it_says() -> None:
     detected = np.mean([one is not None and one.p(0.0, Side.ABOVE) <= ALPHA for one in estimates])
     assert detected == pytest.approx(0.80, abs=0.012)
     assert planned_effect(1.0, 20, 1) is None
+    assert planned_effect(2.0, 20, 3) == pytest.approx(2 * effect)
+    two = planned_effect(1.0, 20, 2)
+    assert two is not None
+    assert two > effect
+
+
+def test_planned_pairs_have_at_least_their_own_degrees_of_freedom() -> None:
+    one, four, five = (planned_effect(1.0, df, 5) for df in (1, 4, 5))
+    assert one == four
+    assert four is not None
+    assert five is not None
+    assert four > five
