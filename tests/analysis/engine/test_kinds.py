@@ -8,14 +8,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from fewbits.analysis.engine.claims.findings import ControlResult, Finding, Outcome, Status
+from fewbits.analysis.engine.claims.findings import ControlResult, Finding, Outcome, Status, Verdict
 from fewbits.analysis.engine.claims.schema import Claim, Comparison, ControlClaim, Margin, Part, Stated, comparisons
 from fewbits.analysis.engine.claims.tests import judge
 from fewbits.analysis.engine.claims.verdicts import Evidence, conclude
 from fewbits.analysis.engine.results.data import Differences, Events
 from fewbits.analysis.engine.statistics.estimates import Shared, Side, Spread, estimate
 from fewbits.analysis.engine.statistics.multiplicity import Stratum, compare_events, holm
+from fewbits.analysis.engine.statistics.power import minimum_detectable_effect
+from tests.messages import names
 
 MARGIN = Margin(0.005, True, "for tests")
 SUPPORTED, OPPOSED, ABSENT, UNDECIDED = Status.SUPPORTED, Status.OPPOSED, Status.ABSENT, Status.UNDECIDED
@@ -80,6 +83,50 @@ def test_a_null_is_shown_only_by_a_design_that_detects_the_margin() -> None:
     assert wide.underpowered
 
 
+def test_the_interval_of_a_finding_ends_at_the_margin_that_its_p_value_just_reaches() -> None:
+    data = Differences((0.010, 0.011, 0.0135), relative=True)
+    interval = judge(part("higher"), data).interval
+    assert interval is not None
+    at_the_end = replace(part("higher"), margin=Margin(interval.low, True, "for tests"))
+    assert judge(at_the_end, data).p_for == pytest.approx(0.05)
+
+
+def test_without_a_margin_the_sign_of_the_effect_decides() -> None:
+    one = judge(replace(part("higher"), margin=None), Differences((0.0010, 0.0011, 0.0012)))
+    assert (one.status, one.p_absent) == (SUPPORTED, None)
+
+
+@pytest.mark.parametrize("test", ["higher", "equivalent", "within"])
+def test_two_seeds_are_tested_and_one_is_only_shown(test: str) -> None:
+    one = judge(part(test), Differences((0.7,)))
+    assert (one.status, one.effect, one.p_for, one.interval) == (UNDECIDED, 0.7, None, None)
+    two = judge(part(test), Differences((0.7, 0.7001)))
+    assert two.status is (SUPPORTED if test == "higher" else OPPOSED)
+    assert two.effect == pytest.approx(0.70005)
+
+
+@pytest.mark.parametrize(("test", "sign"), [("higher", 1), ("lower", -1), ("no_worse", -1), ("equivalent", 0)])
+def test_a_finding_with_a_pooled_spread_says_what_its_own_pairs_would(test: str, sign: int) -> None:
+    values = tuple(0.01 * sign + noise for noise in (-0.0001, 0.0, 0.0002))
+    alone, pooled = (judge(part(test), Differences(values, spread=spread)) for spread in (None, Spread(0.001, 30)))
+    assert alone.p_own is None
+    assert pooled.p_own == pytest.approx(alone.p_for)
+    assert pooled.p_for != pytest.approx(alone.p_for)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_two_sided_statement_is_opposed_at_twice_the_better_sides_p(sign: int) -> None:
+    values = tuple(sign * value for value in (0.004, 0.009, 0.006, 0.008))
+    side = "greater" if sign > 0 else "less"
+    expected = 2 * stats.ttest_1samp(values, sign * MARGIN.value, alternative=side).pvalue
+    assert judge(part("equivalent"), Differences(values)).p_against == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("test", "value"), [("equivalent", 0.001), ("within", 0.5)])
+def test_equal_values_between_the_bounds_oppose_them_with_a_p_value_of_1(test: str, value: float) -> None:
+    assert judge(part(test), Differences((value,) * 5)).p_against == 1.0
+
+
 # -------------------------------------------------------------------------------- zero variance, bounds, divergence
 
 
@@ -93,7 +140,7 @@ def test_equal_values_are_tested_by_their_signs() -> None:
 def test_pairs_of_the_same_bits_say_that_nothing_was_active() -> None:
     for test in ("higher", "lower", "no_worse", "equivalent"):
         one = judge(part(test), Differences((0.0,) * 6, relative=True))
-        assert one.status is UNDECIDED
+        assert (one.status, one.effect) == (UNDECIDED, 0.0)
         assert "not active" in one.reason
 
 
@@ -108,11 +155,71 @@ def test_intervals_of_shares_stay_between_0_and_1() -> None:
     assert 0.5 < one.interval.low < 0.99 < one.interval.high <= 1.0
 
 
+@pytest.mark.parametrize("values", [(0.97, 1.0, 0.99), (0.0, 0.03, 0.01), (0.4, 0.5, 0.7)])
+def test_shares_are_tested_and_shown_by_their_arcsines(values: tuple[float, ...]) -> None:
+    angles = np.arcsin(np.sqrt(values))
+    one = judge(part("above"), Differences(values, bounds=(0.0, 1.0)))
+    against = np.arcsin(np.sqrt(0.5))
+    assert one.p_for == pytest.approx(stats.ttest_1samp(angles, against, alternative="greater").pvalue)
+    low, high = stats.t.interval(0.9, 2, angles.mean(), stats.sem(angles))
+    assert one.interval is not None
+    assert one.interval.low == pytest.approx(np.sin(max(low, 0.0)) ** 2)
+    assert one.interval.high == pytest.approx(np.sin(min(high, np.pi / 2)) ** 2)
+
+
+def test_a_share_that_rounding_moved_beyond_1_is_1() -> None:
+    beyond, at = ((value, 0.9, 0.95) for value in (1 + 1e-15, 1.0))
+    assert judge(part("above"), Differences(beyond, bounds=(0.0, 1.0))).p_for == pytest.approx(
+        judge(part("above"), Differences(at, bounds=(0.0, 1.0))).p_for
+    )
+
+
+@pytest.mark.parametrize(("values", "ends"), [((0.97, 0.5, -0.9), (-1.0, 1.0)), ((0.1, 0.11, 0.12), (0.093, 0.127))])
+def test_an_interval_stays_within_the_limits_of_its_values(
+    values: tuple[float, ...], ends: tuple[float, float]
+) -> None:
+    one = judge(part("higher"), Differences(values, bounds=(-1.0, 1.0)))
+    assert one.interval is not None
+    assert (one.interval.low, one.interval.high) == pytest.approx(ends, abs=5e-4)
+
+
+def test_numbers_have_a_minimum_detectable_effect_and_shares_have_none() -> None:
+    values = (0.6, 0.65, 0.72)
+    expected = minimum_detectable_effect(float(np.std(values, ddof=1)), 3)
+    assert judge(part("above"), Differences(values)).mde == pytest.approx(expected)
+    assert judge(part("above"), Differences(values, bounds=(0.0, 1.0))).mde is None
+
+
 def test_divergence_is_worse_than_any_loss() -> None:
     data = Differences((), relative=True, diverged=3)
     assert judge(part("higher"), data).status is SUPPORTED
     assert judge(part("no_worse"), data).status is OPPOSED
     assert judge(part("lower"), data).status is OPPOSED
+    one = judge(part("higher"), data)
+    assert (one.effect, one.relative, one.n) == (None, True, 3)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "p_against", "status"),
+    [
+        (4, 0, 2 / 70, OPPOSED),
+        (0, 4, 2 / 70, OPPOSED),
+        (3, 0, 2 / 20, UNDECIDED),
+        (1, 1, 1.0, UNDECIDED),
+    ],
+)
+def test_divergence_can_oppose_equivalence_and_never_supports_it(
+    ours: int, theirs: int, p_against: float, status: Status
+) -> None:
+    one = judge(part("equivalent"), Differences((), relative=True, diverged=ours, baseline_diverged=theirs))
+    assert (one.status, one.p_for, one.least_p) == (status, 1.0, 1.0)
+    assert one.p_against == pytest.approx(p_against)
+
+
+def test_trials_that_diverged_have_no_number_of_their_own() -> None:
+    one = judge(part("above"), Differences((), diverged=3))
+    assert (one.status, one.effect, one.p_for) == (UNDECIDED, None, None)
+    assert judge(part("above"), Differences((0.6, 0.61, 0.62), diverged=3)).status is SUPPORTED
 
 
 @pytest.mark.parametrize(
@@ -123,6 +230,7 @@ def test_divergence_is_worse_than_any_loss() -> None:
         ("all_above", (0.5, 0.7), OPPOSED),
         ("all_below", (0.4, 0.3), SUPPORTED),
         ("all_below", (0.4, 0.7), OPPOSED),
+        ("all_below", (0.4, 0.5), OPPOSED),
         ("all_below", (0.6,), OPPOSED),
     ],
 )
@@ -130,7 +238,10 @@ def test_an_observation_holds_if_every_trial_is_beyond_the_bound(
     test: str, values: tuple[float, ...], status: Status
 ) -> None:
     (one,) = comparisons(ControlClaim("C", "", (Part(test, arms=("a",), than=0.5),)))
-    assert judge(one, Differences(values)).status is status
+    found = judge(one, Differences(values))
+    assert found.status is status
+    assert found.effect == pytest.approx(np.mean(values))
+    assert names(found.reason, f"{test.removeprefix('all_')} 0.5")
 
 
 # -------------------------------------------------------------------------------- events
@@ -145,6 +256,24 @@ def test_events_in_strata_succeed_where_one_stratum_cannot() -> None:
     assert judge(fewer, events((0, 2))).status is UNDECIDED
     assert judge(fewer, events((0, 2), (1, 3), (3, 3))).status is SUPPORTED
     assert judge(fewer, events((2, 0), (3, 1))).status is OPPOSED
+
+
+def test_the_effect_of_events_is_the_difference_of_their_shares() -> None:
+    one = judge(part("fewer"), Events((Stratum("all", 1, 2, 1, 4),)))
+    assert (one.effect, one.relative, one.n, one.unit) == (1 / 2 - 1 / 4, False, 2, "trial")
+
+
+@pytest.mark.parametrize("stratum", [Stratum("all", 0, 0, 1, 3), Stratum("all", 1, 3, 0, 0)])
+def test_without_trials_of_both_arms_events_are_not_tested(stratum: Stratum) -> None:
+    one = judge(part("fewer"), Events((stratum,)))
+    assert (one.status, one.p_for, one.effect) == (UNDECIDED, None, None)
+
+
+def test_events_that_are_too_few_for_the_level_say_the_least_p() -> None:
+    assert names(judge(part("fewer"), events((0, 2))).reason, "0.2")
+    enough = judge(part("fewer"), events((1, 2)))
+    assert (enough.status, enough.least_p) == (UNDECIDED, 0.05)
+    assert not names(enough.reason, "0.05")
 
 
 def test_all_or_no_event_says_nothing_and_is_left_out_of_the_family() -> None:
@@ -235,6 +364,12 @@ def test_a_part_that_fails_only_the_correction_is_not_called_unsupported() -> No
     assert all(one.name in verdict.reason for one in parts)
 
 
+def verdict_of(*findings: Finding, more: int = 0, covered: bool = True) -> Verdict:
+    """Return the verdict on a claim in a report with so many undecided claims more; covered: whether theirs count."""
+    undecided = {str(i): Evidence(claim(str(i)), (finding(UNDECIDED),), covered=covered) for i in range(more)}
+    return conclude(undecided | {"X": Evidence(claim(), findings)})["X"]
+
+
 NOT_RUN, OUT = finding(Status.NOT_RUN, "other"), finding(Status.OUT_OF_REACH, "other")
 
 
@@ -295,6 +430,84 @@ def test_many_claims_together_take_a_smaller_p() -> None:
     evidence["X"] = Evidence(claim(), (finding(SUPPORTED, p=0.01),))
     assert conclude(evidence)["X"].outcome is Outcome.INCONCLUSIVE
     assert conclude({"X": evidence["X"]})["X"].outcome is Outcome.REPRODUCED
+
+
+def test_contradictions_are_corrected_over_the_claims_that_runs_can_contradict() -> None:
+    opposed = finding(OPPOSED, p=0.01)
+    assert verdict_of(opposed).outcome is Outcome.CONTRADICTED
+    assert verdict_of(finding(OPPOSED, p=0.05)).outcome is Outcome.CONTRADICTED, "a p value at the level"
+    many = verdict_of(opposed, more=20)
+    assert many.outcome is Outcome.INCONCLUSIVE
+    assert names(many.reason, 21, "0.01", "0.21")
+    assert verdict_of(opposed, more=20, covered=False).outcome is Outcome.CONTRADICTED
+
+
+def test_parts_are_corrected_over_the_parts_of_claims_with_several() -> None:
+    other = finding(Status.NOT_RUN, "other")
+    for p, more in ((0.01, 20), (0.05, 0)):
+        verdict = verdict_of(finding(SUPPORTED, p=p), other, more=more)
+        assert (verdict.outcome, verdict.supported) == (Outcome.IN_PART, ("part",))
+        assert names(verdict.reason.partition("Not supported: ")[2], "other")
+
+
+def test_a_claim_that_is_supported_only_before_correction_says_over_how_many_claims() -> None:
+    verdict = verdict_of(finding(SUPPORTED, p=0.01), more=20)
+    assert (verdict.outcome, verdict.supported) == (Outcome.INCONCLUSIVE, ())
+    assert names(verdict.reason, 21, "0.01", "0.21")
+
+
+def test_a_claim_can_reach_no_smaller_p_than_each_of_its_parts() -> None:
+    assert Evidence(claim(), (finding(SUPPORTED), finding(SUPPORTED, "other", least_p=0.125))).least_p == 0.125
+
+
+def test_the_p_value_against_a_part_is_that_of_absence_where_absence_contradicts() -> None:
+    tested = replace(finding(OPPOSED), p_against=0.01, p_absent=0.001)
+    for one, p in (
+        (tested, 0.001),
+        (replace(tested, absence="not-seen"), 0.01),
+        (replace(tested, p_absent=None), 0.01),
+    ):
+        assert Evidence(claim(), (one,)).p_against == p
+
+
+def test_arithmetic_decides_without_a_correction() -> None:
+    holds, fails = (Finding("", status, "2 of 2 codes", "exact") for status in (SUPPORTED, OPPOSED))
+    for one, expected in ((holds, Outcome.REPRODUCED), (fails, Outcome.CONTRADICTED)):
+        verdict = verdict_of(one, more=20)
+        assert (verdict.outcome, verdict.reason) == (expected, "2 of 2 codes")
+    both = (replace(fails, name="codes"), finding(OPPOSED, "loss", p=0.04))
+    assert verdict_of(*both, more=20).outcome is Outcome.CONTRADICTED
+
+
+# -------------------------------------------------------------------------------- reasons
+
+
+def test_a_verdict_gives_the_reason_of_its_only_part_or_counts_its_parts() -> None:
+    one = replace(finding(SUPPORTED), reason="0.2 %")
+    assert verdict_of(one).reason == "0.2 %"
+    assert names(verdict_of(one, replace(one, name="other")).reason, 2)
+    opposed = replace(finding(OPPOSED, "loss"), reason="0.2 %")
+    assert names(verdict_of(opposed).reason, "loss", "0.2 %")
+
+
+@pytest.mark.parametrize(("parts", "shown"), [(2, 2), (4, 4), (5, 3), (7, 3)])
+def test_of_many_reasons_some_are_given_and_the_others_counted(parts: int, shown: int) -> None:
+    reason = verdict_of(*(finding(OPPOSED, f"part {i}") for i in range(parts))).reason
+    assert [f"part {i}" in reason for i in range(parts)] == [i < shown for i in range(parts)]
+    assert ("more" in reason) == (shown < parts)
+    assert shown == parts or names(reason, parts - shown)
+
+
+def test_parts_that_say_nothing_alone_are_named_beside_what_is_missing() -> None:
+    verdict = verdict_of(finding(SUPPORTED, "without noise", alone=False), finding(Status.OUT_OF_REACH, "other"))
+    supported, _, missing = verdict.reason.partition("Not supported: ")
+    assert (verdict.outcome, verdict.supported) == (Outcome.INCONCLUSIVE, ())
+    assert names(supported, "without noise")
+    assert names(missing, "other")
+    assert not names(missing, "without noise")
+
+
+# -------------------------------------------------------------------------------- a whole report
 
 
 def test_over_a_whole_report_a_false_verdict_is_no_likelier_than_alpha() -> None:
