@@ -7,15 +7,17 @@ from functools import cache
 import pytest
 
 from fewbits.analysis.engine.claims.findings import Outcome, Status
-from fewbits.analysis.engine.claims.hooks import load_hooks
-from fewbits.analysis.engine.claims.judging import evidence_of
+from fewbits.analysis.engine.claims.hooks import hooks_of, load_hooks
+from fewbits.analysis.engine.claims.judging import Training, covered, evidence_of, training_of
 from fewbits.analysis.engine.claims.preview import preview, preview_lines
-from fewbits.analysis.engine.claims.schema import load_claims, studies_with_claims
+from fewbits.analysis.engine.claims.schema import Claim, Part, Stated, load_claims, studies_with_claims
 from fewbits.analysis.engine.claims.verdicts import conclude
+from fewbits.analysis.engine.results.data import Exact
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.sweeps.planning.plan import Plan, plan
 from fewbits.sweeps.planning.studies import STUDIES
 from fewbits.sweeps.planning.sweep import load_sweeps
+from tests.messages import naming
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +62,72 @@ def test_a_scale_that_cannot_judge_a_claim_does_not(empty: Callable[..., Results
         verdict = conclude({"M3": evidence})["M3"]
         assert verdict.outcome is outcome
         assert (evidence.p_for is None and verdict.reason == "the reason") == (outcome is Outcome.OUT_OF_REACH)
+
+
+BY_ARITHMETIC = Claim("X1", "It holds.", (Part("exact"),), ours=True)
+
+
+def test_evidence_of_trials_of_the_scale_smoke_is_marked(
+    empty: Callable[..., Results], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = load_claims("mor").claim("M3")
+    load_hooks("mor")
+    smoke = empty("mor", "smoke")
+    assert evidence_of("mor", trained, smoke).smoke
+    assert not evidence_of("mor", trained, empty("mor", "cpu")).smoke
+    monkeypatch.setitem(hooks_of("mor").exact, "X1", lambda: Exact(True, "2 of 2 codes"))
+    evidence = evidence_of("mor", BY_ARITHMETIC, smoke)
+    assert [one.status for one in evidence.findings] == [Status.SUPPORTED]
+    assert not evidence.smoke, "arithmetic needs no trials"
+
+
+def test_a_claim_by_arithmetic_needs_its_function(empty: Callable[..., Results]) -> None:
+    with pytest.raises(ValueError, match=naming("X2", "exact")):
+        evidence_of("mor", replace(BY_ARITHMETIC, id="X2"), empty("mor", "cpu"))
+
+
+STATED = replace(BY_ARITHMETIC, stated=Stated(parameters=1e6, tokens=1e9))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "tokens", "expected"),
+    [
+        ((500_000,), 500_000_000, True),
+        ((499_999,), 1_000_000_000, False),
+        ((499_999, 10_000_000), 1_000_000_000, False),
+        ((1_000_000,), 499_999_999, False),
+    ],
+)
+def test_runs_of_half_the_size_and_half_the_length_can_contradict_a_claim(
+    parameters: tuple[int, ...], tokens: int, expected: bool
+) -> None:
+    assert covered(STATED, Training(parameters, tokens, 1.0)) is expected
+
+
+def test_without_runs_only_a_claim_of_no_size_can_be_contradicted() -> None:
+    assert covered(BY_ARITHMETIC, None)
+    assert not covered(STATED, None)
+
+
+def test_a_branch_has_trained_with_the_tokens_of_its_trunk_too(empty: Callable[..., Results]) -> None:
+    results = empty("nvfp4", "cpu")
+    trials = results.plan.trials
+    name, parent = next(
+        (name, one.parent)
+        for name, one in trials.items()
+        if one.parent is not None and trials[one.parent].parent is None
+    )
+    branch, trunk = trials[name].trial, trials[parent].trial
+    assert branch.branch.step is not None
+    whole_trunk, own = (one.training.steps * one.training.batch * one.training.length for one in (trunk, branch))
+    whole = own + branch.branch.step * trunk.training.batch * trunk.training.length
+    assert whole != whole_trunk
+    alone, both = training_of(results, [name]), training_of(results, [parent, name])
+    assert alone is not None
+    assert both is not None
+    assert (alone.tokens, alone.quantized) == (whole, own / whole)
+    assert (both.tokens, both.quantized) == (max(whole, whole_trunk), 1.0)
+    assert training_of(results, ["nobody's"]) is None
 
 
 @pytest.mark.parametrize("study", studies_with_claims())
