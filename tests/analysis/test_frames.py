@@ -1,24 +1,25 @@
 """Frames of real run folders: every place is a row, numbers are those of the files, and pairs are pairs."""
 
 import json
+import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
-from fewbits.analysis.engine.results.data import Differences, NoData
+from fewbits.analysis.engine.results.data import Differences, NoData, NotPlanned
 from fewbits.analysis.engine.results.frames import Results
-from fewbits.analysis.engine.results.pairing import paired, sample
+from fewbits.analysis.engine.results.pairing import combined, paired, sample
 from fewbits.analysis.engine.results.pooling import kind, pools_of
 from fewbits.analysis.engine.results.rows import LABELS
 from fewbits.analysis.figures import series
 from fewbits.models.recipe import Recipe
 from fewbits.sweeps.planning.plan import Plan
 from fewbits.sweeps.planning.stored_plans import earlier_runs
-from tests.messages import naming
+from tests.messages import names, naming
 
 Planner = Callable[..., Plan]
 AXIS, STRICT, USUAL = "recipe.threshold", {"recipe.threshold": "0.0001"}, {"recipe.threshold": "0.045"}
@@ -87,7 +88,7 @@ def test_seeds_alone_replicate(planned: Planner) -> None:
     results = Results(planned())
     with pytest.raises(ValueError, match=naming("arm mor", "recipe.threshold=0.0001")):
         paired(results, "validation_loss", "mor", "bf16")
-    with pytest.raises(ValueError, match=naming("arm mor", "none")):
+    with pytest.raises(ValueError, match=naming("arm mor", "none", f"{AXIS}=7")):
         paired(results, "validation_loss", "mor", "bf16", {AXIS: "7"})
     with pytest.raises(ValueError, match="arm 'more'"):
         paired(results, "validation_loss", "more", "bf16")
@@ -102,9 +103,16 @@ def test_numbers_of_ones_own_pair_by_id(planned: Planner) -> None:
     found = sample(results, {str(key): value for key, value in share.items()}, "mor", STRICT)
     assert isinstance(found, Differences)
     assert found.values == (1.0, 1.0)
-    missing = sample(results, {}, "mor", STRICT)
-    assert isinstance(missing, NoData)
-    assert "seed 0: no number" in missing.reason
+    assert not found.relative
+    none: dict[str, float] = {}
+    for numbers in (none, dict.fromkeys(map(str, results.trials["id"]), math.nan)):
+        missing = sample(results, numbers, "mor", STRICT)
+        assert isinstance(missing, NoData)
+        assert "seed 0: no number" in missing.reason
+    of_baseline = {row["id"]: 1.0 for row in results.rows if row["arm"] == "bf16"}
+    unpaired = paired(results, of_baseline, "mor", "bf16", STRICT)
+    assert isinstance(unpaired, NoData)
+    assert "seed 0: no number" in unpaired.reason
 
 
 def test_divergence_is_an_event_of_its_pair(planned: Planner) -> None:
@@ -115,6 +123,59 @@ def test_divergence_is_an_event_of_its_pair(planned: Planner) -> None:
     both = paired(results, "validation_loss", "wild", "wild")
     assert isinstance(both, NoData)
     assert "both diverged" in both.reason
+
+
+def test_divergence_beside_a_missing_trial_is_no_event(planned: Planner) -> None:
+    shutil.rmtree(folder_of(Results(planned()), "bf16", 0))
+    for ours, baseline, counts in (("wild", "bf16", (1, 0)), ("bf16", "wild", (0, 1))):
+        found = paired(Results(planned()), "validation_loss", ours, baseline)
+        assert isinstance(found, Differences)
+        assert (found.diverged, found.baseline_diverged) == counts
+        assert "bf16, seed 0: missing: not run, or not to its end" in found.notes
+
+
+def difference(values: Mapping[str, float]) -> float:
+    return values["end"] - values["training"]
+
+
+def of_arm(arm: str) -> dict[str, tuple[str, str, str]]:
+    """Return two numbers of an arm, for `difference`."""
+    return {"end": ("tiny", arm, "validation_loss"), "training": ("tiny", arm, "loss")}
+
+
+def test_a_formula_takes_the_numbers_of_each_seed_whose_trials_are_done(planned: Planner) -> None:
+    results = Results(planned())
+    rows = results.trials[results.trials["arm"] == "bf16"]
+    expected = (rows["validation_loss"] - rows["loss"]).tolist()
+    found = combined(results, of_arm("bf16"), difference, relative=False)
+    assert isinstance(found, Differences)
+    assert found.values == pytest.approx(expected)
+    assert (found.relative, found.trials, found.notes) == (False, tuple(rows["id"]), ())
+    shutil.rmtree(folder_of(results, "bf16", 0))
+    one = combined(Results(planned()), of_arm("bf16"), difference)
+    assert isinstance(one, Differences)
+    assert one.values == pytest.approx(expected[1:])
+    assert one.notes == ("bf16, seed 0: missing: not run, or not to its end",)
+
+
+def test_a_formula_without_numbers_says_why(planned: Planner) -> None:
+    results = Results(planned())
+
+    def fails(values: Mapping[str, float]) -> float:
+        raise ValueError("the cost is 0")
+
+    bf16, wild = of_arm("bf16"), of_arm("wild")
+    for arms, formula, reasons in (
+        (wild, difference, ("wild, seed 0: diverged", "wild, seed 1: diverged")),
+        (bf16 | {"training": wild["training"]}, difference, ("wild, seed 0: diverged",)),
+        (bf16 | {"training": ("tiny", "bf16", "los")}, difference, ("los",)),
+        (bf16, fails, ("the cost is 0",)),
+    ):
+        nothing = combined(results, arms, formula)
+        assert isinstance(nothing, NoData)
+        assert all(names(nothing.reason, reason) for reason in reasons)
+    for missing in (of_arm("fp8"), bf16 | {"training": ("big", "bf16", "loss")}):
+        assert isinstance(combined(results, missing, difference), NotPlanned)
 
 
 def test_a_deleted_trial_is_missing_and_said_to_be(planned: Planner) -> None:
@@ -199,6 +260,19 @@ def test_arms_that_start_alike_are_pooled_where_they_are_compared(planned: Plann
     rest = pools_of(results, results, "validation_loss", "bf16", {})
     assert rest is not None
     assert {name.partition("/")[2] for name in rest.arms} == {"bf16", f"mor, {AXIS} 0.045"}, "an arm without a seed"
+
+
+def test_arms_are_pooled_by_the_logarithms_of_positive_numbers(planned: Planner) -> None:
+    results = Results(planned())
+    rows = [row for row in results.rows if row["arm"] != "wild"]
+    values = {row["id"]: 0.2 + 0.1 * row["seed"] + 0.01 * place for place, row in enumerate(rows)}
+    found = pools_of(results, results, values, "bf16", {})
+    assert found is not None
+    assert len(found.arms | found.unlike) == 3, "numbers below 1 count"
+    strict = {row["id"]: 0.0 for row in rows if dict(row["axes"]) == STRICT}
+    some = pools_of(results, results, values | strict, "bf16", {})
+    assert some is not None
+    assert {name.partition("/")[2] for name in some.arms} == {"bf16", f"mor, {AXIS} 0.045"}, "0 has no logarithm"
 
 
 @pytest.mark.parametrize(
