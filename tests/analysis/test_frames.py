@@ -178,6 +178,11 @@ def test_a_formula_without_numbers_says_why(planned: Planner) -> None:
         assert isinstance(combined(results, missing, difference), NotPlanned)
 
 
+def test_a_formula_of_an_arm_with_several_values_of_an_axis_is_refused(planned: Planner) -> None:
+    with pytest.raises(ValueError, match=naming("tiny/mor", f"{AXIS}=0.0001", f"{AXIS}=0.045")):
+        combined(Results(planned()), of_arm("bf16") | {"training": ("tiny", "mor", "loss")}, difference)
+
+
 def test_a_deleted_trial_is_missing_and_said_to_be(planned: Planner) -> None:
     shutil.rmtree(folder_of(Results(planned()), "bf16", 0))
     results = Results(planned())

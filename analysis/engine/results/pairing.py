@@ -94,12 +94,9 @@ def combined(
     arms: the sweep, the arm and the metric of each name; combine: takes numbers by name, and raises ValueError if they
     have no result. It is given means over the seeds; the values are the pseudo-values of the seeds (`pseudo_values`). A
     seed counts if all of its trials are done and one kind of machine computed them; for any other seed a reason is
-    named.
+    named. Raise ValueError if an arm has several trials of a seed, one for each value of an axis.
     """
-    by_name = {
-        name: {row["seed"]: row for row in results.rows if (row["sweep"], row["arm"]) == (sweep, arm)}
-        for name, (sweep, arm, _) in arms.items()
-    }
+    by_name = {name: _by_seed(results, sweep, arm) for name, (sweep, arm, _) in arms.items()}
     if not all(by_name.values()):
         return NotPlanned(f"not run at this scale ({results.scale_name})")
     for _, _, metric in arms.values():
@@ -124,6 +121,16 @@ def combined(
     except ValueError as error:
         return NoData(f"mean over seeds, all or all but one: {error}", trials)
     return Differences(tuple(values), relative, trials, unique_notes)
+
+
+def _by_seed(results: Results, sweep: str, arm: str) -> dict[int, Row]:
+    """Return the rows of a sweep's arm by seed; raise ValueError if the arm has several combinations of axis values."""
+    rows = [row for row in results.rows if (row["sweep"], row["arm"]) == (sweep, arm)]
+    combinations = dict.fromkeys(row["axes"] for row in rows)
+    if len(combinations) > 1:
+        listed = "; ".join(" ".join(f"{axis}={value}" for axis, value in combination) for combination in combinations)
+        raise ValueError(f"{sweep}/{arm}: a formula needs one trial for each seed, but this arm has {listed}")
+    return {row["seed"]: row for row in rows}
 
 
 def _unlike(results: Results, rows: Sequence[Row]) -> list[str]:
