@@ -112,8 +112,11 @@ def test_without_runs_only_a_claim_of_no_size_can_be_contradicted() -> None:
 def test_a_branch_has_trained_with_the_tokens_of_its_trunk_too(empty: Callable[..., Results]) -> None:
     results = empty("nvfp4", "cpu")
     trials = results.plan.trials
-    branches = ((name, one.parent) for name, one in trials.items() if one.parent is not None)
-    name, parent = next((name, parent) for name, parent in branches if trials[parent].parent is None)
+    name, parent = next(
+        (name, one.parent)
+        for name, one in trials.items()
+        if one.parent is not None and trials[one.parent].parent is None
+    )
     branch, trunk = trials[name].trial, trials[parent].trial
     assert branch.branch.step is not None
     whole_trunk, own = (one.training.steps * one.training.batch * one.training.length for one in (trunk, branch))
