@@ -452,7 +452,8 @@ def final_evaluation(state: State, trial: Trial, corpus: Corpus) -> dict[str, An
         )
         found["tasks"] = {
             task: {key: value if math.isfinite(value) else None for key, value in metrics.items()}
-            for task, metrics in scores.items()
+            for by_task in scores.values()
+            for task, metrics in by_task.items()
         }
     if found:
         found["evaluated"] = {"cloze": e.cloze, "tasks": list(e.tasks)}
@@ -478,9 +479,22 @@ def with_evaluation(
         saved = checkpoints.unflatten(checkpoint.tensors(), checkpoint.state)
         _load_weights(state.model, saved["model"], strict=True)
         state.step, state.origin = saved["step"], saved["origin"]
-        result = result | final_evaluation(state, trial, corpus)
+        result = _merged(result, final_evaluation(state, trial, corpus))
         write_json(folder.path / "result.json", result)
     return result
+
+
+def _merged(result: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
+    """Return the result with those of a later evaluation; tasks that were evaluated earlier are kept."""
+    before, now = (part.get("evaluated", {"cloze": 0, "tasks": []}) for part in (result, later))
+    evaluated = {
+        "cloze": now["cloze"] or before["cloze"],
+        "tasks": [*dict.fromkeys((*before["tasks"], *now["tasks"]))],
+    }
+    merged = result | later | {"evaluated": evaluated}
+    if "tasks" in merged:
+        merged["tasks"] = {**result.get("tasks", {}), **later.get("tasks", {})}
+    return merged
 
 
 def _begin_evaluation(state: State, trial: Trial) -> None:

@@ -92,6 +92,8 @@ def product(a: Tensor, b: Tensor, accumulator: str, *, scales: tuple[Tensor, Ten
         raise ValueError(
             f"cannot multiply shapes {list(a.shape)} and {list(b.shape)}: valid shapes are [M, K] and [K, N]"
         )
+    if a.device != b.device:
+        raise ValueError(f"cannot multiply operands on {a.device} and {b.device}: both must be on one device")
     if chosen.kind == "grouped":
         return _grouped(a, b, chosen, scales)
     if scales is not None:

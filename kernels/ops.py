@@ -193,7 +193,7 @@ def _rotate_back(grad: Tensor | None, spec: str, axis: int) -> Tensor | None:
     """Return the straight-through gradient of a quantizer or mixture; if that rotates, the gradient is rotated back."""
     if grad is None or "rht" not in spec:
         return grad
-    q = Mixture.parse(spec).quantizers[0] if "|" in spec else Quantizer.parse(spec)
+    q = Mixture.parse(spec).quantizers[0] if "|" in spec or ";" in spec else Quantizer.parse(spec)
     return torch.ops.fewbits.unrotate(grad, q.spelling, axis)
 
 

@@ -27,7 +27,6 @@ from fewbits.experiments.evaluation.cloze import evaluate_cloze
 from fewbits.experiments.evaluation.finished_run import FinishedRun
 from fewbits.experiments.evaluation.harness import check_tasks, run_tasks
 from fewbits.experiments.evaluation.loss import evaluate_loss
-from fewbits.experiments.evaluation.tasks import shots
 from fewbits.experiments.evaluation.text_loss import text_loss, text_windows
 from fewbits.experiments.fingerprint.numerics import numerics_fingerprint
 from fewbits.experiments.setup import cloze
@@ -173,8 +172,7 @@ def _computed(
             report(", ".join(key.task for key in harness))
             results = _run_tasks(run, request, model, [key.task for key in harness])
             for key in harness:
-                names = [name for name in results if name in shots([key.task]) or len(harness) == 1]
-                yield stored(key, {"tasks": {name: results[name] for name in names}})
+                yield stored(key, {"tasks": results[key.task]})
 
 
 def _progress(task: str, model: Decoder, report: Report) -> Progress:
@@ -243,7 +241,7 @@ def _text(
 
 def _run_tasks(
     run: FinishedRun, request: Request, model: Decoder, tasks: Sequence[str]
-) -> dict[str, dict[str, float | None]]:
+) -> dict[str, dict[str, dict[str, float | None]]]:
     scores = run_tasks(
         model,
         run.tokenizer,
@@ -254,7 +252,12 @@ def _run_tasks(
         include_path=request.include_path,
         run_code=request.run_code,
     )
-    return {task: {name: _number(value) for name, value in metrics.items()} for task, metrics in scores.items()}
+    return {
+        requested: {
+            task: {name: _number(value) for name, value in metrics.items()} for task, metrics in by_task.items()
+        }
+        for requested, by_task in scores.items()
+    }
 
 
 def _texts(request: Request) -> dict[str, str]:

@@ -36,9 +36,10 @@ def run_tasks(
     limit: int | None = None,
     include_path: str | Path | None = None,
     run_code: bool = False,
-) -> dict[str, dict[str, float]]:
-    """Return the metrics of each lm-eval task and, pooled, of each lm-eval group; keys are lm-eval's: "acc,none".
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Return, by each requested name, the metrics of its lm-eval tasks and, pooled, of lm-eval's groups of them.
 
+    The metrics' keys are lm-eval's, such as "acc,none". A group's members are among its results.
     `tasks` are names of lm-eval's tasks or groups, of YAML files under `include_path`, or of `tasks.TASK_GROUPS`.
     `length`, `batch` and `end` are those of `FewbitsLM`. `limit` is the number of questions of each task (None: all).
     Tasks that execute code written by the model need `run_code`.
@@ -56,15 +57,20 @@ def run_tasks(
     _check_code(manager, wanted, run_code)
     # Without DISABLE_MULTIPROC lm-eval would fork this process with threads.
     with _seeded(), environment({"DISABLE_MULTIPROC": "1", **({"HF_ALLOW_CODE_EVAL": "1"} if run_code else {})}):
+        loaded, parts = _load(manager, wanted)
         evaluated = evaluate(
             lm=lm,
-            task_dict=_load(manager, wanted),
+            task_dict=loaded,
             limit=limit,
             bootstrap_iters=BOOTSTRAPS,
             log_samples=False,
             confirm_run_unsafe_code=run_code,
         )
-    return {name: _numbers(metrics) for name, metrics in evaluated["results"].items()}
+    results = {name: _numbers(metrics) for name, metrics in evaluated["results"].items()}
+    return {
+        task: {name: results[name] for each in shots([task]) for name in parts[each] if name in results}
+        for task in tasks
+    }
 
 
 def check_tasks(tasks: Sequence[str], include_path: str | Path | None = None, run_code: bool = False) -> None:
@@ -124,9 +130,15 @@ def _check_code(manager: "TaskManager", wanted: Mapping[str, int | None], run_co
         )
 
 
-def _load(manager: "TaskManager", wanted: Mapping[str, int | None]) -> dict[str, dict[str, Any]]:
-    """Return the tasks, with their data and numbers of few-shot examples, as lm-eval's `evaluate` expects them."""
+def _load(
+    manager: "TaskManager", wanted: Mapping[str, int | None]
+) -> tuple[dict[str, dict[str, Any]], dict[str, list[str]]]:
+    """Return the tasks as lm-eval's `evaluate` expects them, and the tasks and groups that each wanted name means.
+
+    The tasks have their data and their numbers of few-shot examples.
+    """
     loaded: dict[str, dict[str, Any]] = {"tasks": {}, "groups": {}, "group_map": {}}
+    parts: dict[str, list[str]] = {}
     for name, few_shot in wanted.items():
         try:
             one: dict[str, Any] = manager.load([name])
@@ -141,9 +153,10 @@ def _load(manager: "TaskManager", wanted: Mapping[str, int | None]) -> dict[str,
             elif task.get_config("num_fewshot") is None:
                 task.set_config(key="num_fewshot", value=0)
             task.set_fewshot_seed(seed=SEED)
-        for part in loaded:
-            loaded[part] |= one[part]
-    return loaded
+        for kind in loaded:
+            loaded[kind] |= one[kind]
+        parts[name] = [*one["groups"], *one["tasks"]]
+    return loaded, parts
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -246,6 +246,8 @@ def test_wrong_operands_are_named() -> None:
         product(x, x, "hopper-fp8")
     with pytest.raises(ValueError, match=r"\[2, 2\].*\[3, 2\]"):
         product(x, torch.ones(3, 2), "fp32")
+    with pytest.raises(ValueError, match=r"cpu.*meta"):
+        product(x, x.to("meta"), "fp32")
     with pytest.raises(ValueError, match="E2M1"):
         product(x * 5, x, "blackwell-fp4")
     with pytest.raises(ValueError, match=r"\[2, 3\].*16 or 32"):

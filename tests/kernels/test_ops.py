@@ -250,10 +250,11 @@ def test_the_gradient_of_both_axes_is_the_sum() -> None:
     torch.testing.assert_close(x.grad, want, rtol=0, atol=1e-6)
 
 
-def test_the_gradient_of_a_mixture_is_rotated_back() -> None:
+@pytest.mark.parametrize("text", [ROTATED_MIX, "e4m3:16x16:gam:rht16", "e4m3:16x16:gam:rht16 ; per=block"])
+def test_the_gradient_of_a_mixture_is_rotated_back(text: str) -> None:
     grad = torch.randn(33, 50, generator=generator(6))
     want = gradient(lambda t: fake_quantize(t, "e4m3:16x16:gam:rht16"), X, grad)
-    assert_same(gradient(lambda t: mix(t, ROTATED_MIX)[0], X, grad), want)
+    assert_same(gradient(lambda t: mix(t, text)[0], X, grad), want)
 
 
 def test_statistics_and_choices_have_no_gradient() -> None:

@@ -282,7 +282,8 @@ def tasks(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, *names: str, model: LanguageModel | None = None, **settings: Any) -> dict[str, dict[str, float]]:
-    return run_tasks(model or successor(), BYTES, names, include_path=folder, **({"length": 32} | settings))
+    scores = run_tasks(model or successor(), BYTES, names, include_path=folder, **({"length": 32} | settings))
+    return {task: metrics for by_task in scores.values() for task, metrics in by_task.items()}
 
 
 def test_accuracies_are_those_of_a_model_whose_answers_are_known(tasks: Path) -> None:
@@ -383,6 +384,23 @@ def test_tasks_that_run_written_code_are_refused_unless_that_is_wanted(tasks: Pa
         run(tasks, "choose", "program")
     assert run(tasks, "program", run_code=True)["program"]["exact_match,none"] == 3 / 4
     assert "HF_ALLOW_CODE_EVAL" not in os.environ
+
+
+def test_results_of_a_name_are_those_of_its_members(tasks: Path) -> None:
+    """Request a group, a tag and a task together, and compare the results with those of each request alone."""
+    (tasks / "both.yaml").write_text(
+        json.dumps({"group": "both", "task": ["choose"], "aggregate_metric_list": [{"metric": "acc"}]})
+    )
+    write_task(tasks, "tagged", STARTS, tag="marked", **CONTINUE)
+    names = ("both", "marked", "continue")
+    together = run_tasks(successor(), BYTES, names, include_path=tasks, length=32)
+    assert {name: {*by_task} for name, by_task in together.items()} == {
+        "both": {"both", "choose"},
+        "marked": {"tagged"},
+        "continue": {"continue"},
+    }
+    for name in names:
+        assert run_tasks(successor(), BYTES, [name], include_path=tasks, length=32) == {name: together[name]}
 
 
 def test_two_names_for_one_task_are_refused(tasks: Path) -> None:

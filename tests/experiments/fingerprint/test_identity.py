@@ -32,6 +32,7 @@ from fewbits.experiments.trial import Runtime, Trial
 from fewbits.kernels.backends import cpu, reference
 from fewbits.kernels.backends.processor import instruction_set
 from fewbits.kernels.reference import attention
+from tests.experiments.evaluation.evaluation_inputs import toy_tasks
 from tests.experiments.trial_inputs import MOR, left, metric, overrides, train, train_until
 from tests.kernels.orders import ORDERS
 
@@ -321,6 +322,25 @@ def test_evaluation_asked_for_later_is_added_to_a_finished_trial(cache: Path, tm
     at_once, whole = train(cache, tmp_path / "else", *asked, "evaluation.cloze=8")
     assert at_once.id == first.id
     assert whole == later
+
+
+def test_a_second_evaluation_keeps_the_tasks_of_the_first(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    tasks = toy_tasks(tmp_path / "tasks")
+    (tasks / "again.yaml").write_text((tasks / "toy.yaml").read_text().replace("toy\n", "again\n", 1))
+    asked = ("training.steps=2", "evaluation.windows=2", "data=python", "data.size=65536")
+    both = (*asked, f"evaluation.tasks_path={tasks}")
+    train(cache, tmp_path, *both, "evaluation.tasks=[toy]", "evaluation.cloze=8")
+    _, later = train(cache, tmp_path, *both, "evaluation.tasks=[again]")
+    assert later["tasks"]["toy"] == later["tasks"]["again"]
+    assert later["validation_cloze"]["items"] == 8
+    assert later["evaluated"] == {"cloze": 8, "tasks": ["toy", "again"]}
+    assert train(cache, tmp_path, *both, "evaluation.tasks=[again,toy]")[1] == later
 
 
 def test_a_segment_that_begins_where_another_began_replaces_it() -> None:
