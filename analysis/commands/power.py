@@ -9,7 +9,7 @@ STUDY = "study="
 
 def main(argv: Sequence[str]) -> int:
     """Print the minimum detectable effects with the planned seeds; print nothing if the study has no claims."""
-    from fewbits.sweeps.commands.sweep import in_store, parse
+    from fewbits.sweeps.commands.sweep import overrides_of, parse
 
     options = parse(argv)
     study = next((text.removeprefix(STUDY) for text in options.overrides if text.startswith(STUDY)), "")
@@ -22,6 +22,6 @@ def main(argv: Sequence[str]) -> int:
     from fewbits.analysis.engine.results.frames import Results
     from fewbits.sweeps.dry_run.outline import plan_without_missing_data
 
-    planned = plan_without_missing_data(in_store(options.overrides, options.runs))
+    planned = plan_without_missing_data(overrides_of(options))
     print("\n" + "\n".join(preview_lines(preview(study, Results(planned)))))
     return 0

@@ -29,11 +29,7 @@ Exit status: 0 all trials have ended; 1 some failed, which are named; 2 wrong in
 
 def main(argv: Sequence[str]) -> int:
     options = parse(argv)
-    overrides = in_store(options.overrides, options.runs)
-    if options.config_dir is not None:
-        from fewbits.experiments.config_files import with_config_dir
-
-        overrides = with_config_dir(overrides, options.config_dir)
+    overrides = overrides_of(options)
     return _dry_run(overrides, options) if options.dry_run else sweep(overrides, options)
 
 
@@ -128,6 +124,13 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: 1 or more is expected")
     return int(text)
+
+
+def overrides_of(options: argparse.Namespace) -> list[str]:
+    """Return the overrides of the command line, with those that its `--runs` and `--config-dir` mean."""
+    from fewbits.experiments.config_files import with_config_dir
+
+    return with_config_dir(in_store(options.overrides, options.runs), options.config_dir)
 
 
 def in_store(overrides: Sequence[str], runs: str | None) -> list[str]:
