@@ -28,6 +28,7 @@ import pytest
 
 PATIENCE = 180.0  # seconds, long enough for busy machines
 MARK = "MARK_OF_A_TEST"
+AT_NORMAL_PRIORITY = {"RAY_worker_niceness": "0"}  # Ray's default, 15, stops its workers beside other tests
 HEAD_ID = "f" * 51 + "00000"
 AUTOSCALER = {
     "RAY_enable_autoscaler_v2": "1",
@@ -199,7 +200,7 @@ def _marked_environment() -> Iterator[dict[str, str]]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     try:
-        yield kept | {"PATH": path, MARK: mark}
+        yield kept | AT_NORMAL_PRIORITY | {"PATH": path, MARK: mark}
     finally:
         kill_all(f"{MARK}={mark}".encode())
 

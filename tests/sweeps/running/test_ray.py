@@ -21,7 +21,7 @@ from fewbits import cli
 from fewbits.sweeps.running import store
 from tests.effort import DEEP
 from tests.messages import names
-from tests.ray_head import MARK, kill_all, marked, short_folder
+from tests.ray_head import AT_NORMAL_PRIORITY, MARK, kill_all, marked, short_folder
 from tests.sweeps.conftest import Undisturbed
 from tests.sweeps.sweep_inputs import (
     PATIENCE,
@@ -61,7 +61,8 @@ def folder_of_ray() -> Iterator[Path]:
 @pytest.fixture
 def on_ray(folder_of_ray: Path, environments: list[dict[str, str]]) -> dict[str, str]:
     """Return the environment for a test's commands."""
-    environments.append({MARK: secrets.token_hex(16), "RAY_TMPDIR": str(folder_of_ray), "RAY_ADDRESS": ""})
+    own = {MARK: secrets.token_hex(16), "RAY_TMPDIR": str(folder_of_ray), "RAY_ADDRESS": ""}
+    environments.append(AT_NORMAL_PRIORITY | own)
     return environments[-1]
 
 
