@@ -1,7 +1,8 @@
-"""Decide which products of a recipe with `execute: fp8` read FP8 codes, and refuse recipes for which none can.
+"""Select the GEMMs of a recipe with `execute: fp8` that multiply FP8 codes, and refuse recipes that need emulation.
 
-A GEMM is executed in FP8 if both its operands have quantizers that FP8 products can read (kernels/fp8_products.py), and
-computed as usual if both are unquantized. All others are refused: an executed recipe emulates nothing.
+A GEMM is executed in FP8 if both operands have quantizers whose codes torch's FP8 product can multiply
+(kernels/fp8_products.py). It is computed as usual if both operands are unquantized. A recipe with any other GEMM is
+refused, because an executed recipe must not emulate any GEMM.
 """
 
 from __future__ import annotations
@@ -18,15 +19,19 @@ HINT = f"or set execute: {EMULATE}"
 
 
 def executed_gemms(recipe: Recipe, operands: Operands) -> frozenset[str]:
-    """Return the GEMMs that read FP8 codes: none in an emulated recipe."""
+    """Return the names of the GEMMs that read FP8 codes: those with a quantized operand, or none if all are emulated.
+
+    operands: the recipe's operands before or after its switch, or those of its kept layers.
+    """
     if recipe.execute != FP8:
         return frozenset()
     return frozenset(gemm for gemm in GEMMS if any(slot.spec is not None for _, slot in _slots(operands, gemm)))
 
 
 def check_execution(recipe: Recipe, layers: Iterable[tuple[str, nn.Linear]], kept: Collection[str]) -> None:
-    """Raise ValueError if the recipe's products cannot be executed in FP8 in one of these layers.
+    """Raise ValueError if one of these layers (name, layer) cannot execute the recipe's GEMMs in FP8.
 
+    Also raise it if no GEMM of any layer would be executed. An emulated recipe passes without checks.
     kept: the names of the layers that get the recipe's `keep.by`.
     """
     if recipe.execute != FP8:
@@ -52,7 +57,7 @@ def check_execution(recipe: Recipe, layers: Iterable[tuple[str, nn.Linear]], kep
 
 
 def check_tokens(recipe: Recipe, tokens: int) -> None:
-    """Raise ValueError if a wgrad is executed in FP8 and cannot sum over this number of tokens of a micro-batch."""
+    """Raise ValueError if wgrad is executed in FP8 and the number of tokens of a micro-batch is no multiple of 16."""
     wgrad = any("wgrad" in executed_gemms(recipe, each) for each in (recipe.operands, recipe.switched, recipe.kept))
     if wgrad and tokens % MULTIPLE:
         raise ValueError(
@@ -62,7 +67,10 @@ def check_tokens(recipe: Recipe, tokens: int) -> None:
 
 
 def problems(operands: Operands) -> Iterator[str]:
-    """Yield what prevents each GEMM that has a quantized operand from being executed in FP8."""
+    """Yield a message for each operand that prevents its GEMM from being executed in FP8.
+
+    GEMMs whose operands are both unquantized are skipped.
+    """
     for gemm in GEMMS:
         slots = list(_slots(operands, gemm))
         if all(slot.spec is None for _, slot in slots):
@@ -71,7 +79,10 @@ def problems(operands: Operands) -> Iterator[str]:
             if not is_executable(slot.spec):
                 yield f"{name} is {slot.spec or HIGH}: valid in FP8 products is {VALID}"
             elif _block(slot) == "channel" and slot.axis != AXES[name]:
-                yield f"{name} is `same`, whose channels lie across the sum of {gemm}: give {name} its own quantizer"
+                yield (
+                    f"{name} is `same`, but {gemm} sums over another dimension than the one along which these channels "
+                    f"lie: give {name} its own quantizer"
+                )
 
 
 def _slots(operands: Operands, gemm: str) -> Iterator[tuple[str, Slot]]:

@@ -1,4 +1,4 @@
-"""List the calls of kernels that a training step of a quantized model makes, to compile these kernels beforehand."""
+"""List the kernel calls of a quantized model's training step, so that these kernels can be compiled beforehand."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -14,9 +14,10 @@ Call = Callable[[], object]
 
 
 def calls_of(quantization: Quantization, tokens: int, dtype: torch.dtype) -> Iterator[Call]:
-    """Yield calls with the shapes of a micro-batch of this many tokens, on undefined values; each shape once.
+    """Yield functions without arguments, each of which calls a kernel as a training step does, once for each shape.
 
-    The layers may be on the meta device. dtype: the dtype in which the layers compute.
+    The kernels run on uninitialised tensors. The layers may be on the meta device.
+    tokens: the tokens of a micro-batch. dtype: the dtype in which the layers compute.
     """
     seen = set()
     for layer in quantization.layers:

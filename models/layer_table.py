@@ -19,10 +19,12 @@ COLUMNS = ("layer", "block", "part", "out", "in", *SLOTS, "sampler", "why")
 
 
 def layer_table(model: nn.Module) -> pd.DataFrame:
-    """Return a row for each linear layer of any model, quantized or not, in the model's order.
+    """Return a table with a row for each linear layer of a model, quantized or not, in the order of `named_modules`.
 
-    out, in: the shape of its weight. fprop.x … wgrad.x: the slot's quantizer or mixture at the start of training.
-    sampler: the noise on its weight. why: the reason why a layer is in high precision or has the recipe's `keep.by`.
+    Columns: `layer`, the module's name; `block`, the block's number from 0; `part` (qkv, out, up, down, in); `out` and
+    `in`, the shape of the weight; `fprop.x` … `wgrad.x`, the slot's quantizer or mixture at the start of training, or
+    `high`; `sampler`, the kind of noise on the weight; `why`, the reason why a layer is in high precision or has the
+    recipe's `keep.by`.
 
     >>> quantize(model, load_recipe("nvfp4"))
     >>> print(layer_table(model))
@@ -55,7 +57,7 @@ def _rows(model: nn.Module) -> Iterator[dict[str, Any]]:
 
 
 def _kept_by(recipe: Recipe, layer: QuantizedLinear, blocks: int) -> Iterator[str]:
-    """Yield the settings of the recipe's `keep` that select a layer."""
+    """Yield the settings of the recipe's `keep` that select a layer, such as `keep.last=2`. blocks: their number."""
     keep = recipe.keep
     if layer.block < keep.first:
         yield f"keep.first={keep.first}"

@@ -1,8 +1,9 @@
 """Cast sampled weights to the formats that their learned bit widths allow (GaussWS, Proposition 3 and Table C.1).
 
-A square of weights whose width is b needs ceil(log2(b + 3)) exponent bits and b - 2 mantissa bits. Widths are rounded
-up to whole bits. The scale of a square maps its largest magnitude to the format's maximum, because the proposition
-counts binades below that magnitude. Squares that need more than 16 bits keep their weights.
+A square of weights with the bit width b is cast to a format with ceil(log2(b + 3)) exponent bits and b - 2 mantissa
+bits, where b is rounded up to a whole number. The scale of a square maps its largest magnitude to the format's maximum,
+because the proposition counts binades below this magnitude. Squares with b > 12 keep their FP32 weights, because they
+need 11 or more mantissa bits, and FP16 has 10.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from fewbits.models.networks.sharded import fill, is_sharded, local, whole
 from fewbits.models.quantize import Quantization
 from fewbits.models.quantized_linear import QuantizedLinear
 
-NARROWEST, WIDEST = 3, 13  # bits: the rows of Table C.1, of which the last one is FP32
+NARROWEST, WIDEST = 3, 13  # the first and the last bit width of Table C.1; the format of the last one is FP32
 
 
 def format_of_width(bits: int) -> str:
@@ -30,12 +31,15 @@ def format_of_width(bits: int) -> str:
 
 
 def sampled_layers(quantization: Quantization) -> Iterator[QuantizedLinear]:
-    """Yield the layers whose weights are sampled."""
+    """Yield the layers whose weights have a sampler's noise and learned bit widths."""
     return (layer for layer in quantization.layers if layer.sampler is not None)
 
 
 def cast(weight: Tensor, bits: Tensor, block: int) -> Tensor:
-    """Return the weight with each square of `block` rows and columns in the format of its width."""
+    """Return the weight, with each square of `block` × `block` values cast to the format of its bit width.
+
+    bits: the bit width of each square, [squares in out, squares in in]; clamped to 3 … 13.
+    """
     whole = bits.ceil().clamp(NARROWEST, WIDEST)
     rows, columns = weight.shape
     widths = whole.repeat_interleave(block, 0)[:rows].repeat_interleave(block, 1)[:, :columns]
@@ -49,9 +53,9 @@ def cast(weight: Tensor, bits: Tensor, block: int) -> Tensor:
 
 @contextmanager
 def weights_cast(quantization: Quantization, width: int | None = None) -> Iterator[None]:
-    """Replace sampled weights by their casts until the `with` block ends, for evaluation.
+    """Replace the weights that have a sampler by their casts until the `with` block ends, for evaluation.
 
-    width: the bit width of all weights; None stands for the learned widths.
+    width: one bit width for all weights; None: the learned width of each square.
     """
     layers = list(sampled_layers(quantization))
     saved = [layer.weight.data for layer in layers]
@@ -72,7 +76,7 @@ def weights_cast(quantization: Quantization, width: int | None = None) -> Iterat
 
 
 def _set(layer: QuantizedLinear, weight: Tensor) -> None:
-    """Replace a layer's weight; a sharded one is overwritten, because its owner gathers from that memory."""
+    """Set a layer's weight. A sharded weight is overwritten in place, because fully_shard gathers from its memory."""
     if not is_sharded(layer.weight):
         layer.weight.data = weight
     elif is_sharded(weight):

@@ -1,14 +1,15 @@
 """Measure the effects of quantization during training, by layer: relative errors, choices, flushed values, bit widths.
 
-The observer collects statistics over a window of steps and then returns rows: one for each layer and slot, and one for
-each layer's weight. If the recipe switches within the window, a slot has two rows, one for each of its quantizers. The
-statistics of mixtures are recorded for every micro-batch, because mixtures compute the error anyway. Those of plain
-quantizers, and the error of the weight gradient, cost extra time and are measured only at some steps. All values stay
-on the device, where choices are counted, until the end of the window, when one copy brings them to the host: a training
-step does not wait for the device.
+The observer collects statistics over a window of steps. At the end of the window it returns one row for each layer and
+slot, and one row for each layer's weight. If the recipe switches within the window, a slot has two rows: one for its
+quantizer before the switch and one for its quantizer after it. Statistics of mixtures are recorded for every
+micro-batch, because a mixture computes errors anyway. Statistics of plain quantizers and errors of weight gradients
+take extra time, so they are measured only every `every` and every `gradients_every` steps. During the window all values
+stay on the device, and at its end one copy brings them to the host, so that a training step does not wait for the
+device.
 
-The errors of a mixture are those of its first entry, before the decision; `share_i` is the share of decisions for entry
-i.
+The errors of a mixture are the errors of its first quantizer in all blocks, whatever the mixture then chooses;
+`share_i` is the share of blocks (decisions) for which the mixture chose its i-th quantizer, counted from 0.
 """
 
 from __future__ import annotations
@@ -26,25 +27,28 @@ from fewbits.models.networks.sharded import whole
 from fewbits.models.quantized_linear import QuantizedLinear
 from fewbits.models.recipe import SLOTS
 
-ERROR_ONE = 1 << 23
-# Bins of the mean relative error of a micro-batch; MoR's bins are unknown.
+ERROR_ONE = 1 << 23  # kernels count a relative error e as the whole number e · 2²³
+# The bounds of the histogram's bins. It counts micro-batches by their mean relative error. MoR's bins are unknown.
 BINS = np.append(np.arange(0, 0.1001, 0.005), np.inf)
-ENTRIES = 4  # entries of a mixture that are counted separately; further entries count as the last of these
-PENDING = 512  # the number of observations that are kept as tensors of their own before they become rows of one
-TIERS = (5, 9, 12)  # GaussWS Fig. 5: the largest bit widths for which FP8, BF16 and FP16 hold a sampled weight
+ENTRIES = 4  # quantizers of a mixture whose choices are counted separately; the last count includes all further ones
+PENDING = 512  # how many observations are kept as separate tensors before `_compact` stacks them in one tensor
+TIERS = (5, 9, 12)  # GaussWS Fig. 5: the largest bit widths at which FP8, BF16 and FP16 represent a sampled weight
 
+# The columns of the counts that the kernels return (kernels/README.md).
 _ERROR, _NONZERO, _FLUSHED, _SATURATED, _CAPPED, _NONFINITE, _LOST = range(COUNTS)
 
 
 @dataclass(frozen=True)
 class ObserverConfig:
     enabled: bool = True
-    window: int = 50  # number of steps (MoR resets its histograms every 6000 steps)
+    window: int = 50  # steps after which rows are returned (MoR resets its histograms every 6000 steps)
     every: int = 10  # steps between measurements of plain quantizers; 0: never
     gradients_every: int = 50  # steps between measurements of the weight gradients' error; 0: never
 
 
 class Observer:
+    """Collects the statistics that the quantized layers of one model report (see the module's docstring)."""
+
     def __init__(self, config: ObserverConfig) -> None:
         for name, minimum in (("window", 1), ("every", 0), ("gradients_every", 0)):
             if getattr(config, name) < minimum:
@@ -54,46 +58,56 @@ class Observer:
         self.layers = 0
 
     def bind(self, layers: int) -> None:
-        """Set the number of layers to observe."""
+        """Set the number of layers to observe, and discard all statistics."""
         self.layers = layers
         self._pending: list[tuple[int, Tensor, Tensor | None]] = []
-        self._compacted: list[Tensor] = []  # rows of counts and of choices
-        self._keys: list[int] = []  # of these rows
+        self._compacted: list[Tensor] = []  # each row: the counts and the choices of one observation
+        self._keys: list[int] = []  # the key (`_key`) of each row of `_compacted`
         self._gradients: list[tuple[int, Tensor]] = []
         self._clear()
 
     def _clear(self) -> None:
-        keys = self.layers * len(SLOTS) * 2  # two: before and after the recipe's switch
+        keys = self.layers * len(SLOTS) * 2  # 2: before and after the recipe's switch
         self._histogram = np.zeros((keys, len(BINS) - 1), np.int64)
         self._counts = np.zeros((keys, COUNTS), np.int64)
-        self._errors = np.zeros((keys, 2))  # sum and maximum of the micro-batches' mean errors
+        self._errors = np.zeros((keys, 2))  # columns: sum and maximum of the mean errors of micro-batches
         self._choices = np.zeros((keys, ENTRIES), np.int64)
-        self._gradient = np.zeros((self.layers, 3))  # number of measurements; sums of relative error and cosine
+        self._gradient = np.zeros((self.layers, 3))  # columns: number of measurements; sums of error and of cosine
 
     # ---- called by the layers
 
     def watches(self, step: int) -> bool:
+        """Tell whether the statistics of plain quantizers are measured in this step."""
         return self.config.every > 0 and step % self.config.every == 0
 
     def watches_gradients(self, step: int) -> bool:
+        """Tell whether the errors of the weight gradients are measured in this step."""
         return self.config.gradients_every > 0 and step % self.config.gradients_every == 0
 
     def record(self, layer: int, slot: str, counts: Tensor, choice: Tensor | None, *, switched: bool = False) -> None:
+        """Record the statistics of one quantization of an operand.
+
+        layer: the layer's index. counts: the kernel's counts (kernels/README.md). choice: the index of the quantizer
+        that a mixture chose for each block; None for a plain quantizer. switched: after the recipe's switch.
+        """
         self._pending.append((_key(layer, SLOTS.index(slot), switched), counts, choice))
         if len(self._pending) >= PENDING:
             self._compact()
 
     def record_weight_gradient(self, layer: int, quantized: Tensor, exact: Tensor) -> None:
-        """Record how the weight gradient from quantized operands differs from that of the unquantized operands."""
+        """Record the relative error of a layer's weight gradient, and its cosine similarity with the exact gradient.
+
+        quantized, exact: the gradient from quantized and from unquantized operands.
+        """
         q, e = quantized.float(), exact.float()
         norm = torch.linalg.vector_norm(e)
         error = torch.linalg.vector_norm(q - e) / norm
         cosine = torch.nn.functional.cosine_similarity(q.flatten(), e.flatten(), dim=0)
         measured = torch.stack((torch.ones_like(error), error, cosine.clamp(-1, 1)))  # rounding may make it exceed 1
-        self._gradients.append((layer, torch.where(norm == 0, 0, measured)))  # a gradient of zeros has no direction
+        self._gradients.append((layer, torch.where(norm == 0, 0, measured)))  # an exact gradient of 0 is not counted
 
     def _compact(self) -> None:
-        """Make the pending observations rows of one tensor, on the device."""
+        """Stack the pending observations as the rows of one tensor, on the device."""
         if not self._pending:
             return
         counts = torch.stack([counts.reshape(-1, COUNTS).sum(0) for _, counts, _ in self._pending])
@@ -105,7 +119,10 @@ class Observer:
         self._pending = []
 
     def settle(self, values: Sequence[Tensor] = ()) -> list[float]:
-        """Read all observations, and the given scalars, from the device in one copy; return the scalars."""
+        """Copy all observations and the given scalars from the device at once; return the scalars.
+
+        The observations are added to the statistics of the window.
+        """
         self._compact()
         gradients = [values for _, values in self._gradients]
         floats = torch.cat([v.reshape(-1).double() for v in (*gradients, *values)]) if gradients or values else None
@@ -124,6 +141,7 @@ class Observer:
         return scalars
 
     def _add(self, keys: np.ndarray, counts: np.ndarray, choices: np.ndarray) -> None:
+        """Add observations, one per row, to the statistics of the window."""
         errors = counts[:, _ERROR] / ERROR_ONE / np.maximum(counts[:, _NONZERO], 1)
         np.add.at(self._counts, keys, counts)
         np.add.at(self._choices, keys, choices)
@@ -134,13 +152,14 @@ class Observer:
     # ---- results
 
     def due(self, step: int) -> bool:
+        """Tell whether this step is the last of a window."""
         return (step + 1) % self.config.window == 0
 
     def rows(self, step: int, layers: Sequence[QuantizedLinear], *, weights: bool = True) -> list[dict[str, Any]]:
         """Return the rows of the window that ends with `step`, and start the next window.
 
-        The gradients of `step` must not be cleared yet. weights=False omits the rows of the weights, for processes that
-        hold only a shard of each weight.
+        Call it before the gradients of `step` are cleared. weights=False omits the rows of the weights; to get these
+        rows, all ranks of a sharded model must call this method, because it gathers the weights.
         """
         measured = [_measure_weight(layer) if weights else {} for layer in layers]
         numbers = iter(self.settle([value for values in measured for value in values.values()]))
@@ -202,16 +221,20 @@ class Observer:
 
 
 def _key(layer: int, slot: int, switched: bool) -> int:
+    """Return the row of the statistics' arrays for a layer and slot (indices), before or after the switch."""
     return (layer * len(SLOTS) + slot) * 2 + switched
 
 
 def _count_choices(choice: Tensor, entries: Tensor) -> Tensor:
-    """Return the number of decisions for each entry; torch.bincount would wait for the device."""
+    """Return how often each quantizer of a mixture was chosen, without torch.bincount, which waits for the device."""
     return (choice.reshape(-1, 1).clamp(max=ENTRIES - 1) == entries).sum(0)
 
 
 def _measure_weight(layer: QuantizedLinear) -> dict[str, Tensor]:
-    """Return scalars on the device: the norms of a weight and its gradient, and the bit widths of its sampler."""
+    """Return scalars on the device, by column: the norms of a weight and its gradient, and statistics of bit widths.
+
+    `bits_to_T` is the share of bit widths that are at most T.
+    """
     measured = {"weight_norm": whole(layer.weight.detach()).norm()}
     if layer.weight.grad is not None:
         measured["gradient_norm"] = whole(layer.weight.grad).norm()

@@ -10,19 +10,26 @@ from fewbits.kernels.operators import call
 from fewbits.kernels.quantizer import Mixture, Quantizer, with_signs
 from fewbits.models.recipe import Slot
 
-Statistics = tuple[str, Tensor, Tensor | None]  # a slot, its counts (kernels/README.md), and a mixture's choices
-Seed = Callable[[str], int]
+# A slot's name, the kernel's counts (kernels/README.md), and a mixture's choice for each block (None: plain quantizer).
+Statistics = tuple[str, Tensor, Tensor | None]
+Seed = Callable[[str], int]  # the name of a slot or GEMM to a seed
 Operand = Tensor | Fp8Operand
 
 
 class OperandPair:
-    """The two slots of a tensor that two GEMMs read. A call returns the values for the first GEMM and for the second.
+    """The two slots of one tensor, which two GEMMs read.
 
-    seed(name): for the name of a slot, returns the seed of its stochastic rounding; for the name of a GEMM, the seed of
-        the signs that both its operands share with `signs=each`.
+    A call quantizes the tensor and returns its values for the GEMM of the first slot and for the GEMM of the second.
+
+    Arguments of the constructor:
+    names: the names of the two slots.
+    executed: the names of the GEMMs that read FP8 codes and scales instead of rounded values.
+
+    Arguments of a call:
+    seed: a function that returns the seed of stochastic rounding for a slot's name, and for a GEMM's name the seed of
+        the rotation signs (`signs=each`) that both operands of this GEMM share.
     statistics: a list to which the call appends the statistics of mixtures.
-    watch: True also appends the statistics of quantizers, which take extra time.
-    executed: the GEMMs that read FP8 codes and scales instead of rounded values.
+    watch: True also appends the statistics of plain quantizers, which take extra time.
     """
 
     def __init__(
@@ -52,7 +59,7 @@ class OperandPair:
     def quantize_one(
         self, which: int, x: Tensor, seed: Seed, statistics: list[Statistics] | None = None, *, watch: bool = False
     ) -> Operand:
-        """Return only the values for the first GEMM (which=0) or only those for the second (which=1)."""
+        """Return only the tensor for the GEMM of the first slot (which=0) or of the second slot (which=1)."""
         slot, name = (self.first, self.second)[which], self.names[0 if self.shared else which]
         spec = slot.spec
         if spec is None:
@@ -74,10 +81,11 @@ class OperandPair:
 
 
 def _seed_for(spec: Quantizer | Mixture, name: str, seed: Seed) -> int:
-    """Return the seed of a slot's stochastic rounding; 0 if nothing is random, because a seed takes time to derive."""
+    """Return the seed of a slot's rounding, or 0 if it uses no random numbers, because deriving a seed takes time."""
     return seed(name) if spec.needs_seed else 0
 
 
 def _resolve_spelling(spec: Quantizer | Mixture, slot: str, seed: Seed) -> str:
+    """Return the string form of a quantizer or mixture, with the seed of its signs in place of `signs=each`."""
     gemm = slot.partition(".")[0]
     return with_signs(spec, seed(gemm)) if spec.draws_signs else spec.spelling

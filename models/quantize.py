@@ -1,10 +1,10 @@
 """Replace the linear layers of any module by quantized ones, whose operands a recipe defines.
 
-The layers are all nn.Linear inside the module's blocks. The blocks are the items of the outermost nn.ModuleList or
-nn.Sequential, or of an nn.ModuleDict whose keys are numbers; the position of an item there is its block number, from 0.
-Linear layers outside the blocks (an output head, a router before the blocks) stay unchanged, as do the matrix products
-inside nn.MultiheadAttention. A module without blocks counts as one block. A layer's part (qkv, out, up, down, in) is
-its attribute `part`, or else follows from its name by the table below, which contains the names that common models use.
+Every nn.Linear inside the module's blocks is replaced. The blocks are the items of the outermost nn.ModuleList or
+nn.Sequential, or of an outermost nn.ModuleDict whose keys are numbers; an item's position there, from 0, is its block
+number. Linear layers outside the blocks (an output head, a router before the blocks) stay unchanged, as do the matrix
+products inside nn.MultiheadAttention. A module without blocks counts as one block. A layer's part (qkv, out, up, down,
+in) is its attribute `part`; without this attribute, PART_OF_NAME gives the part for the module names of common models.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from fewbits.models.observer import Observer
 from fewbits.models.quantized_linear import BlockLinear, Plan, QuantizedLinear, Shared, StepContext
 from fewbits.models.recipe import PARTS, Operands, Recipe, parts
 
-# The last components of a linear layer's name in Hugging Face's, torchtitan's and nanoGPT's models.
+# The last one or two components of a linear layer's module name: its part. The names are those of Hugging Face's,
+# torchtitan's and nanoGPT's models.
 PART_OF_NAME = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj", "qkv_proj", "c_attn", "wq", "wk", "wv", "query_key_value"), "qkv"),
     **dict.fromkeys(("o_proj", "wo", "out_proj", "attn.c_proj", "attention.dense"), "out"),
@@ -40,8 +41,8 @@ class Quantization(Shared):
     """The quantized layers of one model, and the state that they share: the recipe, the step context, the observer.
 
     A training loop calls `begin(step, micro_batch)` before every forward pass. Seeds depend on step and micro-batch, so
-    a repeated step gets the same noise. Alternatively, `attach` counts the optimizer's updates and the model's forward
-    passes itself.
+    a repeated step gets the same noise. Alternatively, the loop calls `attach` once, which installs hooks that count
+    the optimizer's updates and the model's forward passes.
     """
 
     observer: Observer | None = None
@@ -54,7 +55,8 @@ class Quantization(Shared):
     def begin(self, step: int, micro_batch: int = 0, *, rank: int = 0, progress: float = 0.0) -> None:
         """Set the step context of the following forward passes.
 
-        progress: the fraction of training that is done, from 0 to 1; the recipe switches when it reaches `switch.at`.
+        step, micro_batch, rank: numbers from 0, on which the seeds depend.
+        progress: the fraction of training that is done, 0 to 1; from `switch.at` on, the switched operands are used.
         """
         switched = self.recipe.switches and progress >= self.recipe.switch.at
         self.context = StepContext(step, micro_batch, rank, switched)
@@ -98,12 +100,12 @@ class Quantization(Shared):
         return self.weighted([term for term in terms if term is not None])
 
     def penalty_term(self, layer: QuantizedLinear) -> Tensor | None:
-        """Return a layer's mean |b_t − b_target|; None if the layer has no learned bit widths."""
+        """Return the mean of |b_t − target| over a layer's bit widths b_t; None if the layer has no sampler."""
         bits = layer.bits
         return None if bits is None else (bits - self.recipe.sampler.target).abs().mean()
 
     def weighted(self, terms: list[Tensor]) -> Tensor | None:
-        """Return λ times the sum of the layers' terms; None if there are none."""
+        """Return `sampler.penalty` (λ) times the sum of these terms of layers; None if the list is empty."""
         return self.recipe.sampler.penalty * torch.stack(terms).sum() if terms else None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -122,8 +124,10 @@ def quantize(
     """Replace the linear layers of the model's blocks, in place, by quantized ones with the same parameters.
 
     Create optimizers afterwards, because a sampler adds a parameter `bit_scale` to every layer with noise.
-    keep_weights=False: quantize and cast weights in every forward and backward pass instead of keeping the results, to
-        save memory.
+    seed: the rounding seed, from which the seeds of stochastic rounding, noise and drawn signs are derived.
+    observer: collects statistics of the quantized operands.
+    keep_weights: True quantizes and casts each weight once per update and keeps the result; False does so in every
+        forward and backward pass, to save memory.
 
     >>> quantization = quantize(model, Recipe.from_dict({"fprop": {"x": "e4m3:1x128:amax", "w": "e4m3:128x128:amax"}}))
     >>> quantization.attach(model, optimizer)   # or quantization.begin(step) before every forward
@@ -146,7 +150,7 @@ def quantize(
         setattr(model.get_submodule(parent), last, quantized)
         quantization.layers.append(quantized)
     quantization.kept = [layer.name for layer in linears if layer.name in kept]
-    for module in model.modules():  # those outside blocks, such as the head
+    for module in model.modules():  # fewbits' own layers that were not replaced, because they are outside the blocks
         if isinstance(module, Linear):
             module.keeps_cast = keep_weights
     if observer is not None:
@@ -156,8 +160,11 @@ def quantize(
 
 @contextmanager
 def unquantized(quantization: Quantization) -> Iterator[None]:
-    """Compute all GEMMs from unquantized operands inside a `with` block, for evaluation in the compute dtype."""
-    plan = Plan(Recipe().operands)  # all in high precision
+    """Compute all GEMMs from unquantized operands inside a `with` block, for evaluation in the compute dtype.
+
+    A sampler's noise is not removed.
+    """
+    plan = Plan(Recipe().operands)  # the default recipe has `high` in every slot
     plans = [layer.plans for layer in quantization.layers]
     try:
         for layer in quantization.layers:
@@ -169,7 +176,7 @@ def unquantized(quantization: Quantization) -> Iterator[None]:
 
 
 def linear_layers(model: nn.Module) -> Iterator[BlockLinear]:
-    """Yield the linear layers that a recipe applies to, in the model's own order."""
+    """Yield the linear layers inside the model's blocks, which recipes apply to, in the order of `named_modules`."""
     if isinstance(model, nn.Linear):
         raise ValueError(
             "the model is itself a linear layer, which cannot be replaced in place: put it into an nn.Sequential"
@@ -188,7 +195,7 @@ def linear_layers(model: nn.Module) -> Iterator[BlockLinear]:
 
 
 def keep(recipe: Recipe, layers: Sequence[BlockLinear], blocks: int) -> frozenset[str]:
-    """Return the names of the layers that the recipe's `keep` selects."""
+    """Return the names of the layers that the recipe's `keep` selects. blocks: the number of blocks of the model."""
     k = recipe.keep
     if k.first + k.last >= blocks and (k.first or k.last):
         raise ValueError(
@@ -212,11 +219,13 @@ def keep(recipe: Recipe, layers: Sequence[BlockLinear], blocks: int) -> frozense
 
 
 def _plans(recipe: Recipe, before: Operands, after: Operands) -> tuple[Plan, Plan]:
+    """Return the plans before and after the recipe's switch: the same object twice if the operands are equal."""
     first = Plan(before, executed_gemms(recipe, before))
     return first, first if after == before else Plan(after, executed_gemms(recipe, after))
 
 
 def _check_parts(recipe: Recipe, layers: Sequence[BlockLinear]) -> None:
+    """Raise ValueError if the recipe selects by part and a layer's part is unknown, or if no layer would get noise."""
     selected = parts(recipe.keep.parts) | recipe.sampled_parts
     unknown = [layer.name for layer in layers if layer.part is None]
     if selected and unknown:
@@ -226,10 +235,14 @@ def _check_parts(recipe: Recipe, layers: Sequence[BlockLinear]) -> None:
         )
     have = sorted({str(layer.part) for layer in layers})
     if recipe.sampler.kind != "none" and recipe.sampled_parts.isdisjoint(have):
-        raise ValueError(f"sampler.parts {list(recipe.sampler.parts)}: the model has only the parts {', '.join(have)}")
+        raise ValueError(
+            f"sampler.parts {list(recipe.sampler.parts)}: no layer would get noise; the model has only the parts "
+            f"{', '.join(have)}"
+        )
 
 
 def _holds_blocks(module: nn.Module) -> bool:
+    """Tell whether a module is a container of blocks: a list, or a ModuleDict whose keys are all numbers."""
     if isinstance(module, nn.ModuleDict):
         return bool(module) and all(key.isdecimal() for key in module)
     return isinstance(module, (nn.ModuleList, nn.Sequential))
@@ -241,9 +254,11 @@ def _part_from_name(name: str) -> str | None:
 
 
 def _inside(name: str, container: str) -> bool:
+    """Tell whether a module lies inside another, by their names in the model; the model itself is `""`."""
     return container == "" or name.startswith(f"{container}.")
 
 
 def _abbreviate(names: Iterable[str]) -> str:
+    """Join names for a message: the first six, and how many more there are."""
     names = list(names)
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")

@@ -1,19 +1,19 @@
 """Implement a linear layer whose three GEMMs read quantized operands.
 
     forward    y  = Q(x) · Q(w)ᵀ            x: tokens × in, w: out × in, dy: tokens × out
-    backward   dx = Q(dy) · Q(w)            each Q is that operand's slot of the recipe
-               dw = Q(dy)ᵀ · Q(x)           rounded to the recipe's wgrad.output, then FP32
+    backward   dx = Q(dy) · Q(w)            each Q is the quantizer or mixture of this operand's slot in the recipe
+               dw = Q(dy)ᵀ · Q(x)           rounded to the recipe's wgrad.output, then stored in FP32
 
 x and w are quantized in the dtype in which the layer computes: the dtype of x, or autocast's. The FP32 master copy of w
-is cast to this dtype first; a sampler adds its noise to the master copy before the cast. The quantized x that wgrad
-reads is computed in the forward pass and saved instead of x. w is quantized again only when it changes, so once per
-optimizer step, except for rotations whose signs are drawn for every GEMM. With `keep_weights=False`, w is quantized in
-each forward and each backward pass, to the same bits; this is for sharded weights, so that no process keeps a whole
-weight between the two passes. The gradient passes straight through every rounding. A bias is added in FP32, before y is
-rounded, as in nn.Linear.
+is cast to this dtype first; a sampler adds its noise to the master copy before the cast. The quantized x for wgrad is
+computed in the forward pass and saved for the backward pass in place of x. w is quantized again only when it changes,
+which is once per optimizer step; a w whose rotation has new signs for every GEMM is quantized for every micro-batch.
+With `keep_weights=False`, w is quantized in each forward and each backward pass, to the same bits, so that no process
+keeps a whole sharded weight between the two passes. Gradients pass straight through every rounding. A bias is added in
+FP32, before y is rounded, as in nn.Linear.
 
-A recipe with `execute: fp8` computes the GEMMs of E4M3 operands from codes and scales (kernels/fp8_products.py); all of
-the above holds for it, with codes in place of values.
+A recipe with `execute: fp8` computes the GEMMs of E4M3 operands from FP8 codes and scales (kernels/fp8_products.py).
+Everything above applies to it, with codes and scales in place of quantized values.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ from fewbits.models.streams import current_stream, refuse_capture
 from fewbits.models.untraced import untraced
 from fewbits.models.updates import version
 
-DRAWS = (*SLOTS, "sampler", *GEMMS)  # seeds depend on the index in this tuple; GEMMs name the draws of signs
-NOISE = {"gaussws": "gaussian", "diffq": "uniform"}
+# Everything that needs random numbers: the rounding of a slot, a sampler's noise, and a GEMM's rotation signs. A seed
+# depends on the index in this tuple.
+DRAWS = (*SLOTS, "sampler", *GEMMS)
+NOISE = {"gaussws": "gaussian", "diffq": "uniform"}  # `sampler.kind`: distribution of its noise
 OUTPUT = {"compute": None, "bf16": torch.bfloat16, "fp32": torch.float32}  # None: the dtype of the operands
 
 
@@ -58,10 +60,10 @@ class StepContext:
 
 @dataclass(frozen=True)
 class _Input:
-    """The input that was quantized last."""
+    """The layer input that was quantized last; the next layers reuse it if they read the same input (q, k, v)."""
 
     x: Tensor
-    version: tuple[int, int]  # of the values, and the stream that quantized them
+    version: tuple[int, int]  # torch's version counter of x, and the stream on which x was quantized
     dtype: torch.dtype
     pair: OperandPair
     values: tuple[Operand, Operand]
@@ -70,10 +72,10 @@ class _Input:
 
 @dataclass(frozen=True)
 class _Weights:
-    """The cached quantized weight, its cache key, and its statistics that are not recorded yet."""
+    """A layer's cached quantized weight, its cache key, and its statistics until the observer records them."""
 
     key: tuple[object, ...]
-    source: Tensor  # kept alive, see `version`
+    source: Tensor  # the unquantized weight: kept alive because the key contains its address (see `version`)
     values: tuple[Operand, Operand]
     statistics: list[Statistics]
 
@@ -93,28 +95,28 @@ class Shared:
     recipe: Recipe
     seed: int
     observer: Recorder | None = None
-    keep_weights: bool = True  # keep quantized weights for the whole step
+    keep_weights: bool = True  # cache quantized weights until they change
     context: StepContext = field(default_factory=StepContext)
-    watching: bool = False  # collect statistics of every quantizer, not only of mixtures
-    watching_gradients: bool = False  # measure the error of every weight gradient, at the cost of another GEMM
+    watching: bool = False  # collect statistics also of plain quantizers; those of mixtures are always collected
+    watching_gradients: bool = False  # measure the error of every weight gradient, which takes another GEMM
     last_input: _Input | None = None
     recorded: set[int] = field(default_factory=set)  # layers whose input the observer has recorded in this step
 
 
 @dataclass(frozen=True)
 class BlockLinear:
-    """A linear layer in a block."""
+    """A linear layer inside a model's blocks, which a recipe can quantize."""
 
-    name: str
-    block: int
-    part: str | None
+    name: str  # the module's name in the model
+    block: int  # the block's number, from 0
+    part: str | None  # one of PARTS of recipe.py; None: unknown
     linear: nn.Linear
 
 
 class Plan:
-    """The six slots of a layer, as a pair for each of the tensors x, w and dy, which two GEMMs read.
+    """The six slots of a layer, grouped by tensor: two GEMMs read each of x, w and dy, so each has an OperandPair.
 
-    executed: the GEMMs that are computed from FP8 codes.
+    executed: the names of the GEMMs that are computed from FP8 codes.
     """
 
     def __init__(self, operands: Operands, executed: frozenset[str] = frozenset()) -> None:
@@ -129,12 +131,16 @@ class Plan:
 class QuantizedLinear(nn.Linear):
     """A linear layer with quantized GEMMs and the parameters of an nn.Linear; `quantize` creates it."""
 
-    bit_scale: nn.Parameter | None  # b_i of GaussWS eq. 11, one per square
+    bit_scale: nn.Parameter | None  # b_i of GaussWS eq. 11, one per square of the weight; None without a sampler
 
     def __init__(
         self, layer: BlockLinear, shared: Shared, index: int, plans: tuple[Plan, Plan], sampler: Sampler | None
     ) -> None:
-        """Use the parameters of `layer` itself, without copies. plans: those before and after the recipe's switch."""
+        """Take over the parameters of `layer` without copying them.
+
+        index: the layer's position among the model's quantized layers. plans: before and after the recipe's switch.
+        sampler: the noise on the weight; None: no noise.
+        """
         nn.Module.__init__(self)
         linear = layer.linear
         self.in_features, self.out_features = linear.in_features, linear.out_features
@@ -143,7 +149,8 @@ class QuantizedLinear(nn.Linear):
         self.index, self.plans, self.sampler = index, plans, sampler
         self.train(linear.training)
         self.output = OUTPUT[shared.recipe.wgrad.output]
-        # In a list, so that it is not a submodule, which would be a cycle for copy and state_dict.
+        # The shared state is in a list, so that it cannot become a submodule, which would be a cycle for copy and
+        # state_dict.
         self.owner = [shared]
         self.bit_scale = None
         if sampler:
@@ -156,7 +163,7 @@ class QuantizedLinear(nn.Linear):
         return {**self.__dict__, "_weights": None}
 
     def use(self, before: Plan, after: Plan) -> None:
-        """Set the plans before and after the recipe's switch; drop the cached weight, which the old plans quantized."""
+        """Set the plans before and after the recipe's switch, and drop the weight that the old plans quantized."""
         self.plans, self._weights = (before, after), None
 
     def extra_repr(self) -> str:
@@ -166,12 +173,12 @@ class QuantizedLinear(nn.Linear):
 
     @property
     def bits(self) -> Tensor | None:
-        """The bit widths b_t, one per square of the weight (GaussWS eq. 11)."""
+        """The learned bit widths b_t, one per square of the weight (GaussWS eq. 11); None without a sampler."""
         if self.sampler is None or self.bit_scale is None:
             return None
         return self.sampler.target + self.bit_scale.float() * (self.sampler.init - self.sampler.target)
 
-    @untraced  # the operations of a forward pass depend on the step
+    @untraced  # which operations a forward pass runs depends on the step
     def forward(self, x: Tensor) -> Tensor:
         refuse_capture(x.device)
         owner, context = self.owner[0], self.owner[0].context
@@ -195,9 +202,10 @@ class QuantizedLinear(nn.Linear):
         return y.view(*x.shape[:-1], self.out_features)
 
     def seed(self, context: StepContext, name: str) -> int:
-        """Return the seed of a slot or a GEMM; it differs between steps, micro-batches, ranks and layers.
+        """Return the seed for a slot's rounding or a GEMM's rotation signs; `name` is the name of the slot or GEMM.
 
-        The seed of a weight's slot is the same for all micro-batches and ranks of a step.
+        Seeds differ between steps, micro-batches, ranks and layers. The seed of a weight's slot is the same for all
+        micro-batches and ranks of a step.
         """
         micro_batch, rank = (0, 0) if name.endswith(".w") else (context.micro_batch, context.rank)
         return derive_seed(self.owner[0].seed, context.step, micro_batch, rank, self.index, DRAWS.index(name))
@@ -211,10 +219,10 @@ class QuantizedLinear(nn.Linear):
     # ---- x and dy
 
     def _quantize_input(self, context: StepContext, x: Tensor, rows: Tensor) -> tuple[Operand, Operand]:
-        """Return the quantized x for fprop and for wgrad.
+        """Return x quantized for fprop, and x quantized for wgrad. rows: x as tokens × in, in the compute dtype.
 
-        If several layers (q, k, v) read the same tensor with the same slots, and nothing is random, only the first of
-        them quantizes it.
+        If several layers (q, k, v) read the same tensor with the same plan, and nothing is random, the first of these
+        layers quantizes it and the next ones reuse the result.
         """
         owner, pair = self.owner[0], self.plans[context.switched].x
         last, version = owner.last_input, (x._version, current_stream(x.device))
@@ -235,9 +243,10 @@ class QuantizedLinear(nn.Linear):
     def quantize_gradient(
         self, context: StepContext, dy: Tensor, for_x: bool, for_weight: bool
     ) -> tuple[Operand, Operand]:
-        """Return the quantized dy for dgrad and for wgrad; if only one of them is needed, return that one twice.
+        """Return dy quantized for dgrad, and dy quantized for wgrad.
 
-        for_x: whether the gradient of x is needed, and so dgrad. for_weight: whether the weight's is, and so wgrad.
+        for_x: the gradient of x is needed, so dgrad is computed. for_weight: the gradient of the weight is needed, so
+        wgrad is computed. If only one GEMM is computed, both elements of the result are dy quantized for this GEMM.
         """
         refuse_capture(dy.device)
         owner, pair = self.owner[0], self.plans[context.switched].dy
@@ -252,9 +261,9 @@ class QuantizedLinear(nn.Linear):
         return values
 
     def _recomputes(self) -> bool:
-        """Tell whether activation checkpointing repeats a forward pass, during the backward pass.
+        """Tell whether this forward pass is a repetition by activation checkpointing, during the backward pass.
 
-        Its statistics were recorded in the first pass and must not be recorded again.
+        The statistics were recorded in the first forward pass and must not be recorded again.
         """
         return torch._C._current_graph_task_id() != -1 and self.index in self.owner[0].recorded
 
@@ -270,9 +279,10 @@ class QuantizedLinear(nn.Linear):
     def _cached_weight(
         self, context: StepContext, dtype: torch.dtype, sampled: bool, training: bool
     ) -> tuple[Operand, Operand]:
-        """Return the quantized w for fprop and for dgrad, from the cache if it is valid.
+        """Return w quantized for fprop and w quantized for dgrad, from the cache if w has not changed.
 
-        The statistics are recorded only when training uses w, so that evaluation does not change them.
+        sampled: add the sampler's noise. training: record the statistics of w, once for each quantization; evaluation
+        passes False, so that it adds nothing to them.
         """
         w, draws_signs = self.weight, self.plans[context.switched].w.draws_signs
         key = (
@@ -291,7 +301,11 @@ class QuantizedLinear(nn.Linear):
     def _uncached_weight(
         self, context: StepContext, dtype: torch.dtype, sampled: bool, training: bool
     ) -> tuple[Operand, None]:
-        """Quantize w for fprop without caching it; record its statistics as often as those of a cached weight."""
+        """Quantize w for fprop without caching it; return it, and None in place of w for dgrad.
+
+        The statistics are recorded as often as those of a cached weight: in the first micro-batch of a step, or in
+        every micro-batch if rotation signs are drawn.
+        """
         if not training or (context.micro_batch and not self.plans[context.switched].w.draws_signs):
             return self.quantize_weight_for(0, context, dtype, sampled), None
         (w, _), statistics = self._quantize_weight(context, dtype, sampled)
@@ -300,20 +314,20 @@ class QuantizedLinear(nn.Linear):
         return w, None
 
     def quantize_weight_for(self, which: int, context: StepContext, dtype: torch.dtype, sampled: bool) -> Operand:
-        """Return the quantized w for fprop alone (which=0) or for dgrad alone (which=1)."""
+        """Return w quantized for fprop (which=0) or for dgrad (which=1), computed anew."""
         pair = self.plans[context.switched].w
         return pair.quantize_one(which, self._source(context, dtype, sampled), self._seeds(context))
 
     def _quantize_weight(
         self, context: StepContext, dtype: torch.dtype, sampled: bool
     ) -> tuple[tuple[Operand, Operand], list[Statistics]]:
-        """Return the quantized w for fprop and for dgrad, and its statistics."""
+        """Return w quantized for fprop and w quantized for dgrad, as a pair, and the statistics of w."""
         statistics: list[Statistics] = []
         source, watch = self._source(context, dtype, sampled), self.owner[0].watching
         return self.plans[context.switched].w(source, self._seeds(context), statistics, watch=watch), statistics
 
     def _source(self, context: StepContext, dtype: torch.dtype, sampled: bool) -> Tensor:
-        """Return the weight before it is quantized, in the dtype that the layer computes in."""
+        """Return the unquantized weight, with the sampler's noise if `sampled`, in the compute dtype."""
         if not sampled:
             return self.weight.detach().to(dtype)
         assert self.sampler is not None
@@ -322,9 +336,10 @@ class QuantizedLinear(nn.Linear):
 
 
 def product(a: Operand, b: Operand, dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:
-    """Return a · b + bias, rounded once to dtype; of unexecuted operands, the sum is FP32.
+    """Return a · b + bias, rounded to dtype only at the end.
 
-    On CPUs torch has no FP32 product of BF16 operands.
+    FP8 operands are multiplied by torch's scaled product. The products of ordinary tensors are summed in FP32; for an
+    FP32 result of BF16 operands, `matmul_fp32` is used, because torch has no such product on CPUs.
     """
     if isinstance(a, Fp8Operand):
         assert isinstance(b, Fp8Operand)
@@ -336,15 +351,22 @@ def product(a: Operand, b: Operand, dtype: torch.dtype, bias: Tensor | None = No
 
 
 def _parts(operand: Operand | None) -> tuple[Tensor | None, Tensor | None]:
-    """Return an operand as tensors that autograd can save: values alone, or codes and scales."""
+    """Return an operand as two tensors that autograd can save: FP8 codes and scales, or values and None."""
     return operand if isinstance(operand, Fp8Operand) else (operand, None)
 
 
 def _operand(values: Tensor | None, scales: Tensor | None) -> Any:
+    """Return the operand whose `_parts` these are."""
     return values if values is None or scales is None else Fp8Operand(values, scales)
 
 
 class _ThreeGemms(torch.autograd.Function):
+    """Multiplies the quantized x and w in the forward pass; computes dgrad and wgrad in the backward pass.
+
+    x_forward, x_backward, w_forward, w_backward: x and w, quantized for the GEMM of the forward and of the backward
+    pass that reads them. w_backward=None: w is quantized again in the backward pass.
+    """
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -362,8 +384,8 @@ class _ThreeGemms(torch.autograd.Function):
         ctx.layer, ctx.context = layer, context
         ctx.watched = layer.owner[0].watching_gradients
         original = x if ctx.watched else None
-        # The context of the signs is saved with the operands: activation checkpointing may compute the operands again
-        # in another context, with other signs.
+        # The context from which rotation signs are drawn is saved with the operands, because both operands of a GEMM
+        # need the same signs: activation checkpointing may compute the operands again in another context.
         draws_signs = layer.plans[context.switched].draws_signs
         signs_context = torch.tensor(context.numbers, device="cpu") if draws_signs else None
         ctx.save_for_backward(weight, bit_scale, *_parts(x_backward), *_parts(w_backward), original, signs_context)
@@ -372,7 +394,7 @@ class _ThreeGemms(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        kind = dy.device.type  # autocast would round FP32 products
+        kind = dy.device.type  # autocast is disabled, because it would compute FP32 products in a lower precision
         with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
             return _ThreeGemms.gradients(ctx, dy.contiguous())
 

@@ -9,13 +9,15 @@ a mixture, such as `e4m3:128x128:gam @ error<0.045 | bf16`. Blocks lie along the
 more values are valid:
 
     high    the unquantized operand, in the dtype that the model computes in
-    same    only in dgrad.w, wgrad.dy and wgrad.x: the values of this tensor that another GEMM reads (those of fprop.w,
-            dgrad.dy and fprop.x)
+    same    the quantized values that the tensor's other GEMM already reads; valid only in dgrad.w (which then reads the
+            values of fprop.w), in wgrad.dy (the values of dgrad.dy) and in wgrad.x (the values of fprop.x)
 
-`execute: fp8` computes the GEMMs of E4M3 operands from their codes (execution.py); by default all are emulated.
+`execute: fp8` multiplies the FP8 codes of E4M3 operands (execution.py). By default every GEMM is emulated: its operands
+are rounded and then multiplied as BF16 values.
 
-If both GEMMs that read a tensor have equal quantizers or mixtures, and the blocks are the same along both axes
-(squares, the whole tensor), the tensor is quantized once: both GEMMs read the same codes, and a mixture decides once.
+Two GEMMs read each tensor. If the slots of both have the same quantizer or mixture, and its blocks are the same along
+both axes (squares, or the whole tensor), the tensor is quantized once: both GEMMs read the same values, and a mixture
+makes one decision for each block.
 """
 
 from __future__ import annotations
@@ -34,17 +36,17 @@ PARTS = ("qkv", "out", "up", "down", "in")
 GEMMS = ("fprop", "dgrad", "wgrad")
 PART_GROUPS = {"all": PARTS, "od": ("out", "down")}
 OUTPUTS = ("compute", "bf16", "fp32")
-# The axis of each stored tensor (x and dy tokens × features, w out × in) that the slot's GEMM sums over.
+# Slot: the axis of its tensor that the slot's GEMM sums over. x and dy are stored as tokens × features, w as out × in.
 AXES = {"fprop.x": -1, "fprop.w": -1, "dgrad.dy": -1, "dgrad.w": 0, "wgrad.dy": 0, "wgrad.x": 0}
 SLOTS = tuple(AXES)
-# For the second slot of each tensor, the slot whose GEMM reads the same tensor first.
+# Each tensor has two slots. Second slot: first slot, whose GEMM reads the tensor earlier in a training step.
 FIRST_SLOT = {
     "dgrad.w": "fprop.w",
     "wgrad.dy": "dgrad.dy",
     "wgrad.x": "fprop.x",
 }
 SAMPLERS = ("none", "gaussws", "diffq")
-SQUARES = (1, 2, 4, 8, 16, 32, 64, 128)  # valid side lengths of a sampler's squares
+SQUARES = (1, 2, 4, 8, 16, 32, 64, 128)  # valid `sampler.block`: side lengths of the squares that share a bit width
 PASSES = ("both", "forward", "backward")
 SAME = "same"
 HIGH = "high"
@@ -72,7 +74,11 @@ class Wgrad:
 
 @dataclass(frozen=True)
 class Keep:
-    """The linear layers that get `by` in every slot, selected by first and last blocks, by part, or by name (globs)."""
+    """The linear layers that get the quantizer `by` (default `high`: unquantized) in every slot instead of their own.
+
+    A layer is selected if it is in the `first` or `last` blocks of the model (numbers of blocks), if its part is in
+    `parts`, or if its module name matches one of the glob patterns in `names`.
+    """
 
     first: int = 0
     last: int = 0
@@ -83,7 +89,11 @@ class Keep:
 
 @dataclass(frozen=True)
 class Sampler:
-    """Noise on the weights of some parts, with learned widths b_t = target + b_i · (init − target) (GaussWS eq. 11)."""
+    """Noise on the weights of the given parts, with learned bit widths b_t (GaussWS eq. 11).
+
+    b_t = target + b_i · (init − target). Each square of `block` × `block` weights has one trained b_i, which starts
+    at 1. `kind` is one of SAMPLERS; `none`: no noise.
+    """
 
     kind: str = "none"
     parts: tuple[str, ...] = ("all",)
@@ -96,7 +106,10 @@ class Sampler:
 
 @dataclass(frozen=True)
 class Switch:
-    """A change during training: after the fraction `at`, the slots of the given passes get the quantizer `to`."""
+    """A change during training: from the fraction `at` on, the slots of the given passes get the quantizer `to`.
+
+    passes: one of PASSES; `forward` changes the slots of fprop, `backward` those of dgrad and wgrad.
+    """
 
     at: float = 1.0  # 1.0: never
     passes: str = "both"
@@ -105,22 +118,27 @@ class Switch:
 
 @dataclass(frozen=True)
 class Slot:
-    """The quantizer or mixture of an operand (None: unquantized), and the axis of its tensor along which blocks lie."""
+    """The quantizer or mixture of an operand (None: unquantized), and the axis of the tensor along which blocks lie."""
 
     spec: Quantizer | Mixture | None
     axis: int
 
     def equals(self, other: Slot) -> bool:
-        """Tell whether both slots give the same values for the same tensor."""
+        """Tell whether both slots round a tensor to the same values.
+
+        This holds if the specs are equal and the blocks lie along the same axis, or are the same along both axes.
+        """
         same_axis = self.axis == other.axis or self.spec is None or _transposes(self.spec)
         return self.spec == other.spec and same_axis
 
 
-Operands = Mapping[str, Slot]  # the six slots of a layer by name
+Operands = Mapping[str, Slot]  # the six slots of a layer, by slot name (`fprop.x` …)
 
 
 @dataclass(frozen=True)
 class Recipe:
+    """A recipe: name and one-line description (`about`), operands of the three GEMMs, and exceptions from these."""
+
     name: str = "bf16"
     about: str = ""
     fprop: Fprop = field(default_factory=Fprop)
@@ -161,6 +179,7 @@ class Recipe:
 
     @cached_property
     def operands(self) -> Operands:
+        """The six slots of a layer that `keep` does not select, before the switch; `same` is resolved."""
         operands: dict[str, Slot] = {}
         for slot, axis in AXES.items():
             gemm, tensor = slot.split(".")
@@ -171,11 +190,12 @@ class Recipe:
 
     @cached_property
     def kept(self) -> Operands:
+        """The six slots of a layer that `keep` selects: `keep.by` in each."""
         return _in_every_slot(self.keep.by, "keep.by")
 
     @cached_property
     def switched(self) -> Operands:
-        """The operands after the recipe's switch (`switch.at`)."""
+        """The six slots after the switch (`switch.at`) of a layer that `keep` does not select."""
         to = _in_every_slot(self.switch.to, "switch.to")
         unchanged = {"both": (), "forward": ("dgrad", "wgrad"), "backward": ("fprop",)}[self.switch.passes]
         before = {name: slot for name, slot in self.operands.items() if name.partition(".")[0] in unchanged}
@@ -183,21 +203,25 @@ class Recipe:
 
     @property
     def sampled_parts(self) -> frozenset[str]:
+        """The parts whose weights get noise; empty without a sampler."""
         return frozenset() if self.sampler.kind == "none" else parts(self.sampler.parts)
 
     @property
     def label(self) -> str:
-        """The name under which runs are grouped, which keeps executed runs apart from emulated ones."""
+        """The name under which runs are grouped: the recipe's name, plus `-executed` if `execute` is `fp8`."""
         return self.name if self.execute == EMULATE else f"{self.name}-executed"
 
     @property
     def switches(self) -> bool:
-        """True if the operands change during training."""
+        """True if `switch` changes the operands before the end of training."""
         return self.switch.at < 1 and self.switched != self.operands
 
 
 def parts(names: tuple[str, ...], key: str = "parts") -> frozenset[str]:
-    """Return the parts with these names; the names `all` and `od` (out and down) stand for several parts."""
+    """Return the parts with these names, with `all` replaced by all parts and `od` by `out` and `down`.
+
+    key: the setting that the message of a ValueError names if a name is unknown.
+    """
     expanded: set[str] = set()
     for name in names:
         one_of(key, name, (*PARTS, *PART_GROUPS))
@@ -206,7 +230,7 @@ def parts(names: tuple[str, ...], key: str = "parts") -> frozenset[str]:
 
 
 def parse_operand(text: str, key: str) -> Quantizer | Mixture | None:
-    """Parse a slot's quantizer or mixture; return None for `high`."""
+    """Parse a slot's quantizer or mixture; return None for `high`. key: the setting that error messages name."""
     if not isinstance(text, str):
         raise ValueError(f"{key}: expected a quantizer or mixture as a string, not {text!r}")
     if text == HIGH:
@@ -218,12 +242,13 @@ def parse_operand(text: str, key: str) -> Quantizer | Mixture | None:
 
 
 def _in_every_slot(text: str, key: str) -> dict[str, Slot]:
+    """Return six slots with this one quantizer or mixture."""
     spec = parse_operand(text, key)
     return _check_rotations({slot: Slot(spec, axis) for slot, axis in AXES.items()})
 
 
 def _check_rotations(operands: dict[str, Slot]) -> dict[str, Slot]:
-    """Return the operands; raise ValueError if the two operands of a GEMM are rotated differently."""
+    """Return the operands unchanged; raise ValueError if the two operands of a GEMM do not have the same rotation."""
     for gemm in GEMMS:
         slots = {name: slot for name, slot in operands.items() if name.startswith(gemm)}
         first, second = (_rotation(slot.spec) for slot in slots.values())
@@ -234,7 +259,8 @@ def _check_rotations(operands: dict[str, Slot]) -> dict[str, Slot]:
             )
         if first is not None and any(slot.axis != AXES[name] for name, slot in slots.items()):
             raise ValueError(
-                f"{gemm}: a rotated operand cannot be `same`, because the other GEMM sums over another dimension"
+                f"{gemm}: a rotated operand cannot be `same`, because it would be rotated along the dimension that the "
+                "other GEMM sums over: give the slot its own quantizer"
             )
     return operands
 
@@ -244,11 +270,13 @@ def _spell(slot: Slot) -> str:
 
 
 def _rotation(spec: Quantizer | Mixture | None) -> tuple[int, object] | None:
+    """Return the size and the signs of the Hadamard transform of a quantizer, or of a mixture's first; None if none."""
     q = spec.quantizers[0] if isinstance(spec, Mixture) else spec
     return (q.hadamard, q.signs) if q and q.hadamard else None
 
 
 def _transposes(spec: Quantizer | Mixture) -> bool:
+    """Tell whether quantizing commutes with transposing: the blocks are square and nothing depends on the axis."""
     if isinstance(spec, Mixture):
         block = spec.decision_block
         return block.rows == block.cols and all(map(_transposes, spec.quantizers))

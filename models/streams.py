@@ -1,4 +1,4 @@
-"""Ask torch about CUDA streams: the current one, and whether it is captured."""
+"""Return the current CUDA stream, and refuse to run while a CUDA graph captures it."""
 
 import torch
 
@@ -6,7 +6,8 @@ import torch
 def current_stream(device: torch.device) -> int:
     """Return the current stream of a device as a number; 0 for a device without streams.
 
-    Work on another stream may not be finished, so what one stream has computed and kept is not for another.
+    The number is part of cache keys: a tensor that one stream computes may not be finished when another stream reads
+    it, so each stream must use only the cached tensors that it has computed itself.
     """
     if device.type != "cuda":
         return 0
@@ -17,7 +18,7 @@ def current_stream(device: torch.device) -> int:
 def refuse_capture(device: torch.device) -> None:
     """Raise RuntimeError while a CUDA graph captures the current stream.
 
-    A replay would repeat the captured step: its seeds, so the same noise, and its quantized weights.
+    Every replay of the graph would use the seeds, and thus the noise, and the quantized weights of the captured step.
     """
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(

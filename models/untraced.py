@@ -1,7 +1,7 @@
-"""Exclude functions from torch's compiler without importing the compiler when nothing is compiled.
+"""Exclude functions from torch's compiler, without importing the compiler in processes that compile nothing.
 
-The import of the compiler takes longer than that of the rest of torch, and torch's own decorator imports it at the
-first call.
+Importing the compiler takes longer than importing the rest of torch, and torch's own decorator
+(torch.compiler.disable) imports it at the first call.
 """
 
 import sys
@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 
 def untraced(function: Callable[P, R]) -> Callable[P, R]:
-    """Exclude a function from compilation, like torch.compiler.disable, but without importing the compiler."""
+    """Exclude a function from compilation, as torch.compiler.disable does, but without importing the compiler."""
     disabled = _disable_dynamo(function)
 
     @wraps(function)
@@ -29,7 +29,10 @@ def untraced(function: Callable[P, R]) -> Callable[P, R]:
 
 
 class UntracedOptimizer(Optimizer):
-    """A base class for optimizers that are never compiled."""
+    """A base class for optimizers that are never compiled.
+
+    torch wraps these two methods of Optimizer in a decorator that imports the compiler; here they are unwrapped.
+    """
 
     add_param_group = unwrap(Optimizer.add_param_group)
     zero_grad = unwrap(Optimizer.zero_grad)

@@ -1,4 +1,4 @@
-"""Keep what is computed from weights until they change: usually until the next update of an optimizer."""
+"""Cache tensors that are computed from a weight until the weight changes, usually at the next optimizer update."""
 
 from typing import Any, Final
 
@@ -9,13 +9,16 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fewbits.models.streams import current_stream
 
-_ORDINARY: Final = (Tensor, nn.Parameter)  # not DTensors, whose owners must not keep copies, nor fake tensors
+# Only casts of these types are cached: a cached cast of a sharded weight (DTensor) would keep the whole weight in
+# memory, and a fake tensor has no values.
+_ORDINARY: Final = (Tensor, nn.Parameter)
 
 
 class _Updates:
-    """A counter of the updates of all optimizers.
+    """A counter of the updates of all optimizers in this process.
 
-    A tensor's version counter misses the updates of fused optimizers, and of those that write to `.data`.
+    It is needed because a tensor's version counter does not change when a fused optimizer, or one that writes to
+    `.data`, updates the tensor.
     """
 
     count = 0
@@ -29,35 +32,39 @@ register_optimizer_step_post_hook(_Updates.add)
 
 
 def version(w: Tensor) -> tuple[int, int, int, int]:
-    """Return a value that differs after an update of an optimizer, a change in place, or a move to other memory.
+    """Return a cache key for what is computed from w; it changes when the values of w may have changed.
 
-    It differs between streams too, because one stream does not wait for what another computes. It contains the address,
-    so what is kept under it must keep w alive, else another weight may get the address.
+    The key changes after any optimizer update, after a change of w in place, and when w moves to other memory. It also
+    differs between CUDA streams, because one stream does not wait for the results of another. A cache must keep w
+    alive: the key contains the address of w, which another weight could get after w is freed.
     """
     return _Updates.count, w._version, w.data_ptr(), current_stream(w.device)
 
 
 class KeptCast:
-    """Casts a master weight to the compute dtype when it has changed, and otherwise returns the cast that it kept.
+    """Casts a master weight to the compute dtype, and returns the cached cast until the weight changes.
 
-    Gradients reach the weight in its own dtype. A copy or a pickle of this object is empty.
+    The gradient is cast to the weight's dtype. A copy or a pickle of this object has an empty cache.
     """
 
     def __init__(self) -> None:
         self._key: tuple[object, ...] | None = None
-        self._source: Tensor | None = None  # kept alive, see `version`
+        self._source: Tensor | None = None  # the weight, kept alive because the key contains its address
         self._cast: Tensor | None = None
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return KeptCast, ()
 
     def __call__(self, w: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return w in `dtype`; where the compiler traces, or w is no ordinary tensor, it is cast by each call."""
+        """Return w in `dtype`, differentiable. A call casts without the cache in the cases of `values`."""
         cast = self.values(w, dtype)
         return w.to(dtype) if cast is None else _StraightThrough.apply(w, cast)
 
     def values(self, w: Tensor, dtype: torch.dtype) -> Tensor | None:
-        """Return the cast without a path for gradients; None if w has that dtype, or is cast by each call."""
+        """Return the cached cast, detached from autograd, or None where the cache is not used.
+
+        These cases are: w already has this dtype, torch's compiler is tracing, or w is sharded or a fake tensor.
+        """
         if w.dtype == dtype or torch.compiler.is_compiling() or type(w) not in _ORDINARY:
             return None
         key = (*version(w), dtype)
@@ -68,7 +75,7 @@ class KeptCast:
 
 
 class _StraightThrough(Function):
-    """Returns `cast`, with w's gradient as if it had been cast here."""
+    """Returns `cast`, a cached cast of w; the gradient goes to w, as if w had been cast here."""
 
     @staticmethod
     def forward(ctx: Any, w: Tensor, cast: Tensor) -> Tensor:

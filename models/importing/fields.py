@@ -11,7 +11,11 @@ REQUIRED = object()
 
 @dataclass(frozen=True)
 class Fields:
-    """Nested plain values with their origin, a file. A value that is None counts as missing."""
+    """The fields of a published configuration by name, and the file that they come from (`origin`).
+
+    Each method returns the value of one field. A field that is absent or None has the default; without a default, a
+    ValueError says that the field is missing. A value of the wrong type is a ValueError, too.
+    """
 
     origin: str
     values: Mapping[str, Any]
@@ -21,7 +25,7 @@ class Fields:
         if value is not None:
             return value
         if default is REQUIRED:
-            raise ValueError(f"{self.origin} has no {name}")
+            raise ValueError(f"{self.origin} has no field {name}, which is required")
         return default
 
     def whole(self, name: str, default: Any = REQUIRED) -> int:
@@ -43,7 +47,10 @@ class Fields:
         return value
 
     def expect(self, name: str, default: Any, *valid: Any, because: str = "fewbits' model has no other") -> Any:
-        """Return the field's value; raise ValueError if it is none of the valid ones."""
+        """Return the field's value; raise ValueError if it is not one of `valid`.
+
+        because: the reason that the message gives, a clause such as "fewbits has no experts".
+        """
         value = self.get(name, default)
         if value not in valid:
             choices = " or ".join(repr(choice) for choice in valid)

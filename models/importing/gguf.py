@@ -1,7 +1,8 @@
-"""Read a published model in a GGUF file: its metadata become our configuration, its tensors our parameters.
+"""Read a published model from a GGUF file: the metadata become a DecoderConfig, the tensors the decoder's parameters.
 
-The rows of Llama's and Arcee's W_q and W_k are already in the order for rotating neighbours, which is ours. Those of
-Nemotron rotate halves, and its norms multiply by the weight itself, where ours is added to 1.
+In files of Llama and Arcee, the rows of W_q and W_k are in the order of `Decoder`, whose RoPE rotates neighbours
+(2i, 2i + 1). In files of Nemotron they are in the order for rotating (i, i + n/2) and are reordered. Nemotron's norms
+multiply by the stored weight, whereas LayerNorm1p multiplies by 1 + weight, so 1 is subtracted from the stored weights.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from fewbits.models.networks.decoder import DecoderConfig
 ARCHITECTURE, TOKENS = "general.architecture", "tokenizer.ggml.tokens"
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 
-_NAMES = {
+_NAMES = {  # a layer of Decoder: its name in GGUF, where {} is the block's number
     "embed": "token_embd",
     "norm": "output_norm",
     "head": "output",
@@ -40,19 +41,19 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class _Family:
-    """An architecture of GGUF: the fields of our configuration that are fixed by it, and where its tensors are."""
+    """An architecture of GGUF, such as `llama`, and how to read it."""
 
-    ours: Mapping[str, Any]
+    ours: Mapping[str, Any]  # the fields of DecoderConfig that the architecture fixes
     layout: Layout
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # how the loaded model differs from the published one
 
 
 def read_gguf(path: Path, name: str) -> Published:
-    """Return the model in a file, whose tensors are not read yet; name: the model's name."""
+    """Return the model in a GGUF file, without reading its tensors yet. name: the name to give the model."""
     file = GgufFile.open(path)
     kind = file.metadata.get(ARCHITECTURE)
     if not isinstance(kind, str) or kind not in _FAMILIES:
-        raise ValueError(f"{path}: {ARCHITECTURE} {kind!r}: fewbits has {', '.join(_FAMILIES)}")
+        raise ValueError(f"{path}: {ARCHITECTURE} {kind!r} is not supported; supported are {', '.join(_FAMILIES)}")
     family = _FAMILIES[kind]
     try:
         config = _config(name, file, kind, family)
@@ -63,6 +64,7 @@ def read_gguf(path: Path, name: str) -> Published:
 
 
 def _config(name: str, file: GgufFile, kind: str, family: _Family) -> DecoderConfig:
+    """Return the configuration of the model in a file. kind: its architecture, the prefix of its metadata's keys."""
     prefix = f"{kind}."
     fields = Fields(
         str(file.path),
@@ -74,7 +76,7 @@ def _config(name: str, file: GgufFile, kind: str, family: _Family) -> DecoderCon
         raise ValueError(f"{file.path} has no tensor {_EMBEDDING}")
     width, heads = fields.whole("embedding_length"), fields.whole("attention.head_count")
     head_dim = fields.whole("attention.key_length", width // max(heads, 1))
-    fields.expect("attention.value_length", head_dim, head_dim, because="keys and values have one length here")
+    fields.expect("attention.value_length", head_dim, head_dim, because="fewbits has no other length")
     rope: dict[str, Any] = {}
     if family.ours.get("positions") != "learned":
         rotated = fields.whole("rope.dimension_count", head_dim)
@@ -102,7 +104,7 @@ def _config(name: str, file: GgufFile, kind: str, family: _Family) -> DecoderCon
 
 
 def _shortest(value: float) -> float:
-    """Return the shortest decimal number that rounds to this FP32 number: 1e-5 instead of 9.999999747378752e-06."""
+    """Return the shortest decimal number that rounds to the same FP32 number: 1e-5 for 9.999999747378752e-06."""
     return float(str(np.float32(value)))
 
 
@@ -117,6 +119,6 @@ _FAMILIES: Final = {
     "gpt2": _Family(
         {"activation": "gelu", "norm": "layernorm", "positions": "learned"},
         Layout(_NAMES | _GPT2_NAMES),
-        ("GPT-2 in GGUF means the tanh approximation of GELU; here it is the exact GELU, as in nanoGPT",),
+        ("GPT-2 in GGUF uses the tanh approximation of GELU; fewbits uses the exact GELU, as nanoGPT does",),
     ),
 }

@@ -1,8 +1,11 @@
 """Read a GGUF file, the format of llama.cpp: metadata, and tensors whose values may be packed in 4 or 8 bits.
 
-    GGUF version  counts of tensors and of metadata  metadata  a description of each tensor  padding  tensors
+A file contains, in this order:
 
-All numbers are little-endian. The number of rows of a matrix comes last in a description, so shapes are reversed here.
+    "GGUF"  version  number of tensors  number of metadata  metadata  description of each tensor  padding  tensors
+
+All numbers are little-endian. A description lists the sizes of a tensor in reverse order (columns, then rows), so they
+are reversed when they are read.
 """
 
 from __future__ import annotations
@@ -20,28 +23,29 @@ from fewbits.models.importing.gguf_types import TYPE_NAMES, TYPES
 
 MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
-_ALIGNMENT = 32  # of the tensors, if the metadata name no other
+_ALIGNMENT = 32  # of the tensors in bytes, if the metadata have no `general.alignment`
+# GGUF's number of a metadata type: the format character of `struct`.
 _SCALARS: Final = dict(enumerate("BbHhIif?", 0)) | {10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 
 
 class Truncated(ValueError):
-    """An error: the file ends before its content."""
+    """Raised where the file is too short for what it describes."""
 
 
 @dataclass(frozen=True)
 class _Place:
-    """The place of a tensor in the file."""
+    """Where a tensor lies in the file, and its shape and type."""
 
     shape: tuple[int, ...]
-    type: int
-    begin: int
+    type: int  # a key of `gguf_types.TYPES`
+    begin: int  # the offset of the first byte in the file
     size: int  # bytes
 
 
 @dataclass(frozen=True)
 class GgufFile:
-    """An opened GGUF file; tensors are read from the memory map when they are needed."""
+    """An opened GGUF file, whose tensors are read from a memory map when `read` is called."""
 
     path: Path
     metadata: Mapping[str, Any]
@@ -50,7 +54,7 @@ class GgufFile:
 
     @staticmethod
     def open(path: Path) -> GgufFile:
-        """Open a file; raise ValueError if it is not a complete GGUF file or has tensors of types that are not read."""
+        """Open a file; raise ValueError if it is not GGUF, is truncated, or has a tensor of an unsupported type."""
         with path.open("rb") as file:
             if file.read(4) != MAGIC:
                 raise ValueError(f"{path} is not a GGUF file: it does not begin with {MAGIC.decode()}")
@@ -58,7 +62,9 @@ class GgufFile:
         try:
             return _parse(path, content)
         except Truncated:
-            raise ValueError(f"{path} is truncated: its {len(content):,} bytes end before its content") from None
+            raise ValueError(
+                f"{path} is truncated: it has {len(content):,} bytes, fewer than its header describes"
+            ) from None
 
     @property
     def origin(self) -> str:
@@ -77,7 +83,7 @@ class GgufFile:
 
 
 class _Cursor:
-    """A position in the file that moves on with each value that is read."""
+    """A position in the file. Each method reads one value there and moves the position behind it."""
 
     def __init__(self, content: mmap.mmap, at: int) -> None:
         self.content, self.at = content, at
@@ -89,12 +95,14 @@ class _Cursor:
         return self.content[self.at - count : self.at]
 
     def scalar(self, code: str) -> Any:
+        """Read a number. code: a format character of `struct`."""
         return struct.unpack(f"<{code}", self.bytes(struct.calcsize(f"<{code}")))[0]
 
     def string(self) -> str:
         return self.bytes(self.scalar("Q")).decode("utf-8", errors="replace")
 
     def value(self, kind: int) -> Any:
+        """Read a metadata value: a number, a string or a list. kind: GGUF's number of its type."""
         if kind == _STRING:
             return self.string()
         if kind == _ARRAY:
@@ -105,7 +113,7 @@ class _Cursor:
                 return list(struct.unpack(f"<{count}{code}", packed))
             return [self.value(inner) for _ in range(count)]
         if kind not in _SCALARS:
-            raise Truncated  # no writer makes such a type, so the bytes before it are not what they seem
+            raise Truncated  # an unknown type shows that the bytes before it are damaged
         return self.scalar(_SCALARS[kind])
 
 
@@ -113,7 +121,7 @@ def _parse(path: Path, content: mmap.mmap) -> GgufFile:
     cursor = _Cursor(content, len(MAGIC))
     version = cursor.scalar("I")
     if version not in VERSIONS:
-        raise ValueError(f"{path} has version {version} of GGUF; versions {', '.join(map(str, VERSIONS))} are read")
+        raise ValueError(f"{path} has GGUF version {version}; supported versions are {', '.join(map(str, VERSIONS))}")
     tensors, entries = cursor.scalar("Q"), cursor.scalar("Q")
     metadata = {}
     for _ in range(entries):
@@ -138,11 +146,13 @@ def _place(path: Path, name: str, shape: tuple[int, ...], kind: int, begin: int)
     if kind not in TYPES:
         is_a = TYPE_NAMES.get(kind, f"number {kind}")
         valid = ", ".join(known.name for known in TYPES.values())
-        raise ValueError(f"{path}: tensor {name} has the type {is_a}; {valid} are read")
+        raise ValueError(f"{path}: tensor {name} has the type {is_a}; supported types are {valid}")
     count = 1
     for size in shape:
         count *= size
     known = TYPES[kind]
     if not shape or shape[-1] % known.values:
-        raise ValueError(f"{path}: tensor {name} of type {known.name} has rows that are no multiple of {known.values}")
+        raise ValueError(
+            f"{path}: tensor {name} of type {known.name}: the length of its rows is no multiple of {known.values}"
+        )
     return _Place(shape, kind, begin, count // known.values * known.size)

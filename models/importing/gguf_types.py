@@ -1,7 +1,8 @@
-"""Decode the types of GGUF's tensors to FP32.
+"""Decode tensors of GGUF's types to FP32.
 
-The quantized types hold blocks of 32 values: an FP16 scale d, in Q4_1 an FP16 minimum m, and 32 whole numbers q. Bytes
-of 4-bit types hold value i in their low half and value i + 16 in their high half.
+The quantized types store blocks of 32 values: first an FP16 scale d, in Q4_1 then an FP16 minimum m, and then 32 whole
+numbers q. In the 4-bit types, byte i stores the number i in its low four bits and the number i + 16 in its high four
+bits. A value is computed from its q:
 
     Q8_0   q·d            Q4_0   (q − 8)·d            Q4_1   q·d + m
 """
@@ -18,15 +19,15 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class GgufType:
-    """A type: its name, the values and the size of a block, and the function that decodes bytes."""
+    """A type of GGUF's tensors, which stores values in blocks of a fixed number of bytes."""
 
     name: str
-    values: int
-    size: int  # bytes of a block
-    decode: Callable[[Tensor], Tensor]  # of uint8 [blocks, bytes] to FP32 [blocks, values]
+    values: int  # per block
+    size: int  # bytes per block
+    decode: Callable[[Tensor], Tensor]  # from uint8 [blocks, bytes] to FP32 [blocks, values]
 
     def read(self, packed: bytes) -> Tensor:
-        """Return the values of whole blocks, FP32."""
+        """Decode the bytes of whole blocks and return their values in FP32, one-dimensional."""
         if not packed:
             return torch.empty(0)
         blocks = torch.frombuffer(bytearray(packed), dtype=torch.uint8).view(-1, self.size)
@@ -38,11 +39,12 @@ def _cast(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
 
 
 def _half(blocks: Tensor, at: int) -> Tensor:
-    """Return the FP16 number that begins at a byte of each block, [blocks, 1]."""
+    """Return the FP16 number that starts at byte `at` of each block, as FP32 [blocks, 1]."""
     return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
 
 
 def _nibbles(packed: Tensor) -> Tensor:
+    """Return the low four bits of all bytes of a block, and then the high four bits."""
     return torch.cat((packed & 15, packed >> 4), 1).float()
 
 
@@ -58,7 +60,7 @@ def _q8_0(blocks: Tensor) -> Tensor:
     return blocks[:, 2:].view(torch.int8).float() * _half(blocks, 0)
 
 
-TYPES: Final = {
+TYPES: Final = {  # by GGUF's number of the type
     0: GgufType("F32", 1, 4, _cast(torch.float32)),
     1: GgufType("F16", 1, 2, _cast(torch.float16)),
     2: GgufType("Q4_0", 32, 18, _q4_0),
@@ -67,5 +69,5 @@ TYPES: Final = {
     30: GgufType("BF16", 1, 2, _cast(torch.bfloat16)),
 }
 
-# Types of other files, for messages.
+# Further types, which are not supported; their names are for messages.
 TYPE_NAMES: Final = {6: "Q5_0", 7: "Q5_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K"}

@@ -1,7 +1,7 @@
-"""Read a published model in a Hugging Face folder: config.json, safetensors and, for the caller, tokenizer.json.
+"""Read a published model from a Hugging Face folder: config.json and safetensors; also return tokenizer.json's path.
 
-The inverse of `fewbits.models.networks.huggingface`, whose table lists the classes and what they are here. A setting of
-config.json that our model does not have is an error.
+This is the inverse of `fewbits.models.networks.huggingface`, whose table lists the supported classes. A setting of
+config.json that `Decoder` cannot represent is an error.
 """
 
 from __future__ import annotations
@@ -59,14 +59,15 @@ _LLAMA = Layout(
 
 @dataclass(frozen=True)
 class _Family:
-    """A model_type of config.json: how it becomes our configuration, and where its tensors are."""
+    """A model_type of config.json, such as `llama`, and how to read it."""
 
+    # From the name to give the model and the fields of config.json: our configuration, and notes on differences.
     config: Callable[[str, Fields], tuple[DecoderConfig, list[str]]]
     layout: Layout
 
 
 def read_folder(folder: Path, name: str) -> Published:
-    """Return the model in a folder, whose tensors are not read yet; name: the model's name."""
+    """Return the model in a Hugging Face folder, without reading its tensors yet. name: the name to give the model."""
     path = folder / CONFIG
     fields = Fields(str(path), _read_json(path))
     kind = fields.get("model_type")
@@ -81,7 +82,8 @@ def read_folder(folder: Path, name: str) -> Published:
     layout = family.layout
     ignored = (*layout.ignored, r"lm_head\.weight") if config.tied else layout.ignored
     layout = replace(layout, ignored=ignored)
-    if not any(item.startswith(("transformer.", "model.")) for item in tensors.names):  # saved without its head
+    # A model that was saved without its head (GPT2Model, LlamaModel …) has names without these prefixes.
+    if not any(item.startswith(("transformer.", "model.")) for item in tensors.names):
         layers = {
             ours: theirs.removeprefix("transformer.").removeprefix("model.") for ours, theirs in layout.layers.items()
         }
@@ -126,17 +128,18 @@ def _gpt2(name: str, fields: Fields) -> tuple[DecoderConfig, list[str]]:
         bias=True,
         init_std=fields.number("initializer_range", 0.02),
     )
-    note = f"its activation {activation} approximates GELU by tanh; here it is the exact GELU, as in nanoGPT"
+    note = f"its activation {activation} approximates GELU by tanh; fewbits uses the exact GELU, as nanoGPT does"
     return config, [note] if activation in TANH_GELU else []
 
 
 def _like_llama(
     ours: tuple[str, str], act: str, eps: tuple[str, float], fraction: float, **others: Any
 ) -> Callable[[str, Fields], tuple[DecoderConfig, list[str]]]:
-    """Return the function that reads a configuration like Llama's.
+    """Return a function that reads a config.json whose fields are named as Llama's.
 
-    ours: the activation and the norm. eps: the name and the default of the norm's ε. fraction: the default of the
-    rotated part of a head; families whose default is 1 always rotate whole heads.
+    ours: the names of the activation and the norm in DecoderConfig. act: the required `hidden_act`. eps: the name and
+    the default of the field for the norm's ε. fraction: the default of `partial_rotary_factor`, the fraction of a
+    head's dimensions that RoPE rotates; if it is 1, no other value is valid. others: further fields of DecoderConfig.
     """
     activation, norm = ours
 
@@ -144,7 +147,7 @@ def _like_llama(
         fields.expect("hidden_act", act, act)
         width, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
         bias = fields.flag("attention_bias", False)
-        fields.expect("mlp_bias", False, bias, because="here all linear layers of blocks have a bias or none has")
+        fields.expect("mlp_bias", False, bias, because="in fewbits all linear layers of blocks have a bias or none has")
         config = DecoderConfig(
             name=name,
             vocab=fields.whole("vocab_size"),
@@ -171,7 +174,10 @@ def _like_llama(
 
 
 def _rope(fields: Fields, fraction: float) -> dict[str, Any]:
-    """Return our settings of RoPE; raise ValueError if its frequencies are scaled."""
+    """Return `rope_theta` and `rope_fraction` of DecoderConfig; raise ValueError if config.json scales RoPE.
+
+    fraction: the default of `partial_rotary_factor`, see `_like_llama`.
+    """
     nested = fields.get("rope_parameters", fields.get("rope_scaling", {}))
     if not isinstance(nested, dict):
         raise ValueError(f"{fields.origin}: rope_parameters {nested!r}: an object is expected")
@@ -182,7 +188,10 @@ def _rope(fields: Fields, fraction: float) -> dict[str, Any]:
     Fields(fields.origin, nested).expect(kind, "default", "default", because="fewbits does not scale rotations")
     rotated = both.number("partial_rotary_factor", fraction)
     if fraction == 1 and rotated != 1:
-        raise ValueError(f"{fields.origin}: partial_rotary_factor {rotated}: this family rotates whole heads, 1.0")
+        raise ValueError(
+            f"{fields.origin}: partial_rotary_factor {rotated}: 1.0 is expected, because models of this family rotate "
+            "whole heads"
+        )
     return {"rope_theta": both.number("rope_theta", 10000.0), "rope_fraction": rotated}
 
 
@@ -198,7 +207,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-# The linear layers for q, k and v are separate or one, as in the models of the papers (`presets.py`).
+# fused_qkv is set as in the papers' model of each family (`presets.py`): three layers for Llama, one for the others.
 _FAMILIES: Final = {
     "gpt2": _Family(_gpt2, _GPT2),
     "llama": _Family(

@@ -1,8 +1,8 @@
-"""Load the tensors of a published file into a decoder's state_dict, by a table of names: the file's layout.
+"""Load the tensors of a published file into a decoder's state_dict, by a `Layout`: a table of names and conventions.
 
-The model decides what is read. Each of its parameters is read from the file, reordered to our conventions and checked
-for its shape and for values that are not finite. A tensor of the file that no parameter needs is an error, because the
-published model would compute something else without it.
+Each parameter of the decoder is read from the file, checked (shape, finite values) and converted to the conventions of
+`Decoder`. A tensor of the file that no parameter needs is an error, because the published model uses it and would
+compute something else without it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _BLOCK = re.compile(r"blocks\.(\d+)\.(.+)")
 
 
 class Tensors(Protocol):
-    """The named tensors of a file or of several files."""
+    """The interface of a file, or of several files, with named tensors."""
 
     @property
     def origin(self) -> str:
-        """The path that messages name."""
+        """The path of the file or folder, for messages."""
 
     @property
     def names(self) -> Collection[str]:
@@ -41,12 +41,14 @@ class Tensors(Protocol):
 
 @dataclass(frozen=True)
 class Layout:
-    """The names of a file's layers by the names of ours, where `{}` is the number of the block, and its conventions.
+    """The names of a file's layers, and how its tensors differ from the conventions of `Decoder`.
 
-    halves: the rows of W_q and W_k are in the order for rotating (i, i + n/2) instead of neighbours.
-    transposed: the matrices of the blocks' linear layers are [in, out].
-    norm_offset: the file's weights of norms, less ours.
-    ignored: patterns of names of tensors that hold no parameter.
+    layers: the name of a layer in `Decoder` (in its block, for a layer of a block), and the name of this layer in the
+        file, where `{}` is the number of the block.
+    halves: the rows of W_q and W_k are in the order for rotating (i, i + n/2) instead of the neighbours (2i, 2i + 1).
+    transposed: the matrices of the blocks' linear layers are [in, out] instead of [out, in].
+    norm_offset: a norm's weight in the file minus its weight in `Decoder`.
+    ignored: regular expressions for names of tensors that are not parameters.
     """
 
     layers: Mapping[str, str]
@@ -56,7 +58,10 @@ class Layout:
     ignored: tuple[str, ...] = ()
 
     def sources(self, name: str) -> list[str]:
-        """Return the tensors of the file that hold one of our parameters: one, or q, k and v."""
+        """Return the names of the file's tensors that together are one parameter of `Decoder`.
+
+        This is one tensor, or three for a fused W_qkv whose q, k and v are separate in the file.
+        """
         layer, _, field = name.rpartition(".")
         block, kind = "", layer
         if match := _BLOCK.fullmatch(layer):
@@ -68,7 +73,10 @@ class Layout:
 
 
 def load_state(config: DecoderConfig, layout: Layout, tensors: Tensors) -> dict[str, Tensor]:
-    """Return the state_dict of the decoder, in FP32. Raise ValueError, which names the tensor, if one does not fit."""
+    """Return the state_dict of the decoder, in FP32.
+
+    Raise ValueError with the tensor's name if a tensor is missing, is not used, or has a wrong shape or values.
+    """
     needed = {name: layout.sources(name) for name, _ in _parameters(config)}
     _check_names(config, layout, tensors, {source for sources in needed.values() for source in sources})
     state = {}
@@ -84,7 +92,10 @@ def load_state(config: DecoderConfig, layout: Layout, tensors: Tensors) -> dict[
 
 
 def neighbours(config: DecoderConfig, rows: Tensor) -> Tensor:
-    """Reorder the rows of W_q, W_k or their biases from rotating halves (i, i + n/2) to neighbours (2i, 2i + 1)."""
+    """Reorder the rows of W_q or W_k, or the entries of their biases, for the RoPE of `Decoder`.
+
+    The given order rotates the dimensions (i, i + n/2) of each head together, the returned one (2i, 2i + 1).
+    """
     rotated = int(config.head_dim * config.rope_fraction)
     order = torch.arange(config.head_dim)
     order[:rotated] = order[:rotated].view(2, -1).T.flatten()
@@ -92,13 +103,14 @@ def neighbours(config: DecoderConfig, rows: Tensor) -> Tensor:
 
 
 def _parameters(config: DecoderConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the name and the shape of each parameter; a tied head has none of its own."""
+    """Yield the name and the shape of each parameter of the decoder, except the weight of a tied head."""
     for name, value in on_meta(config).state_dict().items():
         if not (config.tied and name == "head.weight"):
             yield name, tuple(value.shape)
 
 
 def _shapes(config: DecoderConfig, name: str, shape: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
+    """Return the shapes of the parts (one, or q, k and v) into which a parameter of this shape is divided in a file."""
     if parts == 1:
         return [shape]
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
@@ -106,6 +118,7 @@ def _shapes(config: DecoderConfig, name: str, shape: tuple[int, ...], parts: int
 
 
 def _check_names(config: DecoderConfig, layout: Layout, tensors: Tensors, needed: set[str]) -> None:
+    """Raise ValueError if the file lacks one of the needed tensors, or has one that is neither needed nor ignored."""
     there = set(tensors.names)
     if missing := sorted(needed - there):
         raise ValueError(f"{tensors.origin} has no tensor {_some(missing)}, which model {config.name} needs")
@@ -114,8 +127,8 @@ def _check_names(config: DecoderConfig, layout: Layout, tensors: Tensors, needed
     ]
     if extra:
         raise ValueError(
-            f"{tensors.origin} has the tensor {_some(extra)}, which no layer of model {config.name} uses, so its "
-            "logits would differ"
+            f"{tensors.origin} has the tensor {_some(extra)}, which no layer of model {config.name} in fewbits uses, "
+            "so the logits would differ from those of the published model"
         )
 
 
@@ -127,12 +140,16 @@ def _some(names: list[str]) -> str:
 def _read(
     config: DecoderConfig, layout: Layout, tensors: Tensors, name: str, source: str, shape: tuple[int, ...]
 ) -> Tensor:
-    """Return one tensor of the file in our conventions."""
+    """Read one tensor of the file and convert it to the conventions of `Decoder`.
+
+    name: the parameter's name in `Decoder`. source: the tensor's name in the file. shape: its shape in `Decoder`.
+    """
     turned = layout.transposed and len(shape) == 2 and name.startswith("blocks.")
     expected = shape[::-1] if turned else shape
     if (actual := tensors.shape(source)) != expected:
         raise ValueError(
-            f"{tensors.origin}: tensor {source} has the shape {_by(actual)}, but {_by(expected)} fits its configuration"
+            f"{tensors.origin}: tensor {source} has the shape {_by(actual)}, but the model's configuration needs "
+            f"{_by(expected)}"
         )
     value = tensors.read(source)
     if not value.isfinite().all():

@@ -14,10 +14,11 @@ from fewbits.models.networks.decoder import DecoderConfig
 
 @dataclass(frozen=True)
 class Published:
-    """A published model: its configuration, and the files that have its weights.
+    """A published model that has been opened: its configuration as ours, and the files that contain its weights.
 
-    tokenizer: a file that has the tokenizer, a tokenizer.json or a GGUF file; None: there is none.
-    notes: for people: how the model differs from the published one.
+    files: the files that were read, such as config.json and the weights.
+    tokenizer: the file that contains the tokenizer, a tokenizer.json or a GGUF file; None if there is none.
+    notes: sentences for the user on how the loaded model differs from the published one.
     """
 
     config: DecoderConfig
@@ -32,7 +33,7 @@ class Published:
         return load_state(self.config, self.layout, self.tensors)
 
     def digests(self) -> dict[str, str]:
-        """Return the SHA-256 of each file that was read, by its name."""
+        """Return the SHA-256 of each file of the model, including the tokenizer's, by file name without folder."""
         files = [*self.files, *([self.tokenizer] if self.tokenizer else [])]
         return {path.name: _sha256(path) for path in dict.fromkeys(files)}
 

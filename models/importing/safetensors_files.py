@@ -1,4 +1,4 @@
-"""Read the tensors of a folder of safetensors: one file, or several that an index lists."""
+"""Read the tensors of a folder with safetensors: one model.safetensors, or several files that an index lists."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ DTYPES = ("F64", "F32", "F16", "BF16")
 
 @dataclass(frozen=True)
 class SafetensorsFolder:
-    """The tensors of a folder. `places` is the file of each tensor."""
+    """The tensors of a folder's safetensors files, which are read when `read` is called."""
 
-    origin: str
-    places: Mapping[str, Path]
+    origin: str  # the folder's path, for messages
+    places: Mapping[str, Path]  # the file of each tensor
     shapes: Mapping[str, tuple[int, ...]]
-    files: tuple[Path, ...]  # those that hold tensors, and the index
+    files: tuple[Path, ...]  # the files that contain tensors, and the index if there is one
 
     @staticmethod
     def open(folder: Path) -> SafetensorsFolder:
-        """Open a folder; raise ValueError if a file is missing, truncated or holds other types of numbers."""
+        """Open a folder; raise ValueError for a missing or truncated file, or a tensor of another type than DTYPES."""
         listed: dict[str, str] = {}
         if (folder / SINGLE).is_file():
             shards = files = [folder / SINGLE]
@@ -35,7 +35,7 @@ class SafetensorsFolder:
             files = [folder / INDEX, *shards]
         else:
             others = sorted(path.name for path in folder.glob("*.bin"))
-            hint = f"; {others[0]} is a pickle, which may run any code and is not read" if others else ""
+            hint = f"; {others[0]} is a pickle, which may run any code, so fewbits does not read it" if others else ""
             raise ValueError(f"{folder} has no {SINGLE} and no {INDEX}{hint}")
         places: dict[str, Path] = {}
         shapes: dict[str, tuple[int, ...]] = {}
@@ -62,24 +62,25 @@ class SafetensorsFolder:
 
 
 def _read_index(path: Path) -> dict[str, str]:
+    """Return the index's `weight_map`: the name of each tensor and the name of its file."""
     try:
         listed = json.loads(path.read_text("utf-8"))["weight_map"]
     except (ValueError, KeyError, TypeError):
         listed = None
     if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
-        raise ValueError(f"{path} is not an index of safetensors: it has no weight_map of tensors and files")
+        raise ValueError(f"{path} is not an index of safetensors: it has no weight_map of tensor names and file names")
     return listed
 
 
 def _survey(shard: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the name and the shape of each tensor of a file."""
+    """Yield the name and the shape of each tensor of a safetensors file; raise ValueError for types not in DTYPES."""
     try:
         with safe_open(shard, "pt") as file:
             for name in file.keys():  # noqa: SIM118
                 part = file.get_slice(name)
                 if part.get_dtype() not in DTYPES:
                     raise ValueError(
-                        f"{shard}: tensor {name} has the type {part.get_dtype()}; {', '.join(DTYPES)} are read"
+                        f"{shard}: tensor {name} has the type {part.get_dtype()}; supported are {', '.join(DTYPES)}"
                     )
                 yield name, tuple(part.get_shape())
     except FileNotFoundError:

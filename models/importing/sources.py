@@ -1,4 +1,4 @@
-"""Read a published model, named by its path or by the name of a Python package that contains it."""
+"""Read a published model from a path, or from a Python package that contains it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fewbits.models.importing.published import Published
 
 
 def read_published(source: str, name: str | None = None) -> Published:
-    """Return a published model, whose tensors are not read yet.
+    """Return a published model, without reading its tensors yet.
 
-    source: a Hugging Face folder, a GGUF file, or the name of a model in a package, such as `package:smollm2`.
-    name: the model's name; None: that of the folder, the file or the package's model.
+    source: the path of a Hugging Face folder or of a GGUF file, or a model in a package, such as `package:smollm2`.
+    name: the name to give the model; None: the packaged model's name, or one made from the folder's or file's name.
     """
     path, packaged = source_path(source), packaged_model(source)
     if name is None:
@@ -24,5 +24,6 @@ def read_published(source: str, name: str | None = None) -> Published:
 
 
 def _name(path: Path) -> str:
+    """Return a model name made from a path: its last component in lower case, with `-` for special characters."""
     stem = path.resolve().name if path.is_dir() else path.stem
     return re.sub(r"[^\w.]+", "-", stem).strip("-.").lower() or "imported"

@@ -2,9 +2,9 @@
 
     embedding (+ learned positions) → blocks → norm → head
 
-Each block holds residual branches, x ← x + mixer(norm(x)). They are attention and then the feed-forward layer, or, if
-the configuration has a `pattern`, the one branch that the block's letter names. Parameters are FP32. The residual
-stream has the dtype `compute_dtype` from the embedding on; logits and loss are FP32.
+Each block has residual branches x ← x + mixer(norm(x)): attention and then the feed-forward layer, or, if the
+configuration has a `pattern`, the single mixer that the block's letter names. Parameters are FP32. The residual stream
+has the dtype `compute_dtype`, to which the embedding is cast; logits and loss are FP32.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -31,14 +31,14 @@ from fewbits.models.networks.mamba2 import Mamba2
 POSITIONS: Final = ("learned", "rope", "none")
 INITS: Final = ("gpt2", "llama")
 LETTERS: Final = {"M": "Mamba-2", "-": "feed-forward", "*": "attention"}
-# 64 MiB in FP32. With more logits, the loss is computed in parts, each of which is repeated in the backward pass.
+# 64 MiB in FP32. If there are more logits, the loss is computed in parts, and the backward pass recomputes each part.
 LOGITS_AT_ONCE: Final = 1 << 24
-IGNORED: Final = -100  # a target that has no loss
+IGNORED: Final = -100  # a token with this target is excluded from the loss
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """The configuration of a decoder, in plain values, so that it can also be the schema of a config file."""
+    """The configuration of a decoder. All fields are plain values, because it is also the schema of config files."""
 
     name: str
     vocab: int
@@ -61,10 +61,10 @@ class DecoderConfig:
     # A letter for each block, as in Megatron: M Mamba-2, - feed-forward, * attention; "": every block is *-.
     pattern: str = ""
     mamba_groups: int = 8  # the number of groups; the heads of a group share B, C and a norm
-    mamba_state: int = 128
-    mamba_head_dim: int = 64
-    mamba_expand: int = 2
-    mamba_conv: int = 4
+    mamba_state: int = 128  # N of mamba2.py
+    mamba_head_dim: int = 64  # P of mamba2.py
+    mamba_expand: int = 2  # channels of x, divided by the model's width
+    mamba_conv: int = 4  # taps of the convolution
     init: str = "gpt2"  # gpt2 or llama: see `initialise`
     init_std: float = 0.02
 
@@ -75,9 +75,9 @@ class DecoderConfig:
                 raise ValueError(f"{field} {value!r} of model {self.name!r}: valid values are {choices}")
 
     def _rules(self) -> Iterator[tuple[str, bool, str]]:
-        """Yield, for each rule, a field, whether its value is valid, and the valid values as text.
+        """Yield the rules for valid configurations: a field, whether its value is valid, and the valid values as text.
 
-        A rule may rely on the rules before it, so the caller must stop at the first invalid value.
+        A later rule may assume that the rules before it are satisfied, so the caller must stop at the first failure.
         """
         names: Mapping[str, Collection[str]] = {
             "activation": (*ACTIVATIONS, *GATED_ACTIVATIONS),
@@ -110,16 +110,17 @@ class DecoderConfig:
 
     @property
     def blocks(self) -> tuple[str, ...]:
-        """One string for each block, with a letter of `pattern` for each of its branches."""
+        """A string for each block, with a letter (see LETTERS) for each of the block's branches, such as `*-`."""
         return tuple(self.pattern) if self.pattern else ("*-",) * self.layers
 
     @property
     def branches(self) -> int:
-        """The number of residual branches, that is, of the terms that are added to the residual stream."""
+        """The number of residual branches of all blocks, that is, of terms that are added to the residual stream."""
         return sum(map(len, self.blocks))
 
     @property
     def mamba_inner(self) -> int:
+        """The number of channels of Mamba-2's x: mamba_expand · width."""
         return self.mamba_expand * self.width
 
     @property
@@ -131,7 +132,10 @@ class DecoderConfig:
 
 
 class Attention(nn.Module):
-    """Causal attention with heads/kv_heads query heads per key and value head; a fused W_qkv holds q's rows first."""
+    """Causal attention, in which heads/kv_heads query heads share each key and value head.
+
+    The rows of a fused W_qkv are those of q, then k, then v.
+    """
 
     def __init__(self, config: DecoderConfig, rope: Rope | None) -> None:
         super().__init__()
@@ -187,7 +191,7 @@ def _mamba2(config: DecoderConfig) -> Mamba2:
     )
 
 
-# The name and the constructor of the module that each letter adds to a block.
+# The letter of a branch: the name and the constructor of its module.
 MIXERS: Final[dict[str, tuple[str, Callable[[DecoderConfig, Rope | None], nn.Module]]]] = {
     "*": ("attention", Attention),
     "-": ("ffn", lambda config, rope: FeedForward(config)),
@@ -196,10 +200,10 @@ MIXERS: Final[dict[str, tuple[str, Callable[[DecoderConfig, Rope | None], nn.Mod
 
 
 class Block(nn.Module):
-    """Residual branches in sequence, x ← x + mixer(norm(x)). A branch is two modules, such as `ffn_norm` and `ffn`.
+    """Residual branches in sequence, x ← x + mixer(norm(x)); a branch has two modules, such as `ffn_norm` and `ffn`.
 
-    The sum of a branch is computed with the norm of the next one, so a block receives the last branch of the block
-    before it, and returns its own.
+    The addition of a branch's result is fused with the next branch's norm. A block therefore receives the result of
+    the previous block's last branch separately from x, and returns the result of its own last branch separately.
     """
 
     def __init__(self, config: DecoderConfig, letters: str, rope: Rope | None) -> None:
@@ -211,7 +215,11 @@ class Block(nn.Module):
             self.add_module(name, mixer(config, rope))
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the residual stream without the last branch, and that branch; y: the branch to be added to x first."""
+        """Return (x, y): the residual stream without the last branch's result, and this result.
+
+        y (argument): the result of the previous block's last branch, which is added to x first; None for the first
+        block.
+        """
         for name in self.branches:
             norm, mixer = getattr(self, f"{name}_norm"), getattr(self, name)
             if y is None:
@@ -227,7 +235,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A decoder with uninitialised parameters, which `fewbits.models.networks.registry.build` creates and fills."""
+    """A decoder, whose constructor leaves parameters uninitialised; `registry.build` creates and initialises one."""
 
     def __init__(self, config: DecoderConfig, compute_dtype: torch.dtype = torch.bfloat16) -> None:
         super().__init__()
@@ -251,7 +259,9 @@ class Decoder(nn.Module):
         """Return the input of the head: [B, T, width] in the compute dtype."""
         tokens = tokens_BT.shape[1]
         if tokens > self.config.context and self.config.positions != "none":
-            raise ValueError(f"{tokens} tokens: {self.config.name} supports 1 to {self.config.context} (its context)")
+            raise ValueError(
+                f"{tokens} tokens: model {self.config.name} supports 1 to {self.config.context}, its `context`"
+            )
         x = self.embed(tokens_BT)
         if self.positions is not None:
             x = x + self.positions.weight[:tokens]
@@ -264,10 +274,10 @@ class Decoder(nn.Module):
     def loss(self, tokens_BT: Tensor, targets_BT: Tensor, reduction: Literal["mean", "none"] = "mean") -> Tensor:
         """Return the cross entropy in nats, in FP32.
 
-        reduction: "mean" is the mean over the targets; "none" returns the loss of each token, [B, T]. A token whose
-            target is −100 is not counted in the mean, and its loss is 0.
+        reduction: "mean" returns the mean over the tokens, without those whose target is −100; "none" returns the loss
+            of each token, [B, T], which is 0 where the target is −100.
 
-        At most about LOGITS_AT_ONCE logits exist at a time: if there are more, the tokens are processed in parts.
+        At most about LOGITS_AT_ONCE logits are in memory at a time: if there are more, tokens are processed in parts.
         """
         if reduction not in ("mean", "none"):
             raise ValueError(f"reduction {reduction!r}: valid values are mean, none")

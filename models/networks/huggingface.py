@@ -1,4 +1,4 @@
-"""Express a decoder as one of transformers' models: its configuration and its weights under their names.
+"""Convert a decoder to a model of transformers: its configuration, and its weights by transformers' names.
 
 | ours | class of transformers |
 |---|---|
@@ -7,9 +7,9 @@
 | squared ReLU, LayerNorm1p, RoPE | NemotronForCausalLM |
 | squared ReLU, RMSNorm, RoPE on whole heads | ArceeForCausalLM |
 
-They compute the same function; sums are in another order. transformers rotates the dimensions (i, i + n/2) of a head
-and we rotate neighbours, so the rows of W_q and W_k are reordered. GPT-2's matrices are transposed, and its layers
-have biases: zeros, where ours have none.
+Both compute the same function, with sums in another order. transformers' RoPE rotates the dimensions (i, i + n/2) of a
+head together, and fewbits' RoPE rotates (2i, 2i + 1), so the rows of W_q and W_k are reordered. The matrices of GPT-2's
+blocks are transposed. All layers of transformers' GPT-2 have biases: they are set to 0 if the decoder has none.
 """
 
 from __future__ import annotations
@@ -28,14 +28,18 @@ Weights = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Family:
-    """A class of transformers: the decoders that it can be, and how their configuration and weights are expressed."""
+    """A class of transformers, the decoders that it can represent, and how to convert them.
 
-    architecture: str
+    activation, norm, positions: the values that these fields of DecoderConfig must have.
+    """
+
+    architecture: str  # the name of the class
     activation: str
     norm: str
     positions: str
-    whole_heads: bool  # RoPE has to rotate all dimensions of a head
-    config: Callable[[DecoderConfig], dict[str, Any]]
+    whole_heads: bool  # True: rope_fraction must be 1
+    config: Callable[[DecoderConfig], dict[str, Any]]  # returns the family's own fields of config.json
+    # Given a decoder's configuration and state_dict, return its weights by transformers' names.
     weights: Callable[[DecoderConfig, Mapping[str, Tensor]], Weights]
 
     def fits(self, config: DecoderConfig) -> bool:
@@ -48,15 +52,19 @@ def family_of(config: DecoderConfig) -> Family:
     """Return the class of transformers that computes the same function; raise ValueError if there is none."""
     if "M" in config.pattern:
         raise ValueError(
-            f"model {config.name} has Mamba-2 layers, and transformers' own bound their Δ from below, which ours do "
-            "not, so the logits would differ"
+            f"model {config.name} has Mamba-2 layers, which cannot be exported: transformers' Mamba-2 bounds the step "
+            "size Δ from below and fewbits' does not, so the logits would differ"
         )
     if config.pattern:
-        raise ValueError(f"model {config.name} has blocks of the pattern {config.pattern}, which transformers lacks")
+        raise ValueError(
+            f"model {config.name} has blocks of the pattern {config.pattern}, and transformers has no such model"
+        )
     for family in FAMILIES:
         if family.fits(config):
             if family.architecture == "GPT2LMHeadModel" and not _is_plain(config):
-                raise ValueError(f"model {config.name}: transformers' GPT-2 has heads·head_dim = width and no kv_heads")
+                raise ValueError(
+                    f"model {config.name}: transformers' GPT-2 requires heads·head_dim = width and kv_heads = heads"
+                )
             return family
     kinds = f"{config.activation}, {config.norm}, positions {config.positions}"
     if config.positions == "rope":
@@ -68,9 +76,10 @@ def family_of(config: DecoderConfig) -> Family:
 def to_huggingface(
     config: DecoderConfig, state: Mapping[str, Tensor], end: int | None = None
 ) -> tuple[dict[str, Any], Weights]:
-    """Return the content of config.json, and the weights, of a decoder with this state_dict.
+    """Return the content of config.json and the FP32 weights by transformers' names.
 
-    end: the token between documents. Learned bit widths are left out.
+    state: the decoder's state_dict; learned bit widths in it are not exported. end: the id of the token between
+    documents; None: there is none.
     """
     family = family_of(config)
     content = {
@@ -94,6 +103,7 @@ def to_huggingface(
 
 
 def _is_plain(config: DecoderConfig) -> bool:
+    """Tell whether the attention has the sizes of GPT-2: as many key as query heads, which together have the width."""
     return config.heads == config.kv_heads and config.heads * config.head_dim == config.width
 
 
@@ -130,18 +140,20 @@ def _gpt2_weights(config: DecoderConfig, state: Mapping[str, Tensor]) -> Weights
 
 
 def _with_bias(state: Mapping[str, Tensor], name: str) -> tuple[Tensor, Tensor]:
+    """Return weight and bias of a layer; without a bias in the state_dict, zeros."""
     weight = state[f"{name}.weight"]
     bias = state.get(f"{name}.bias")
     return weight, weight.new_zeros(len(weight)) if bias is None else bias
 
 
 def _joined(parts: list[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor]:
+    """Concatenate the rows of several layers (weight, bias); without biases, the bias is 0."""
     weight = torch.cat([weight for weight, _ in parts])
     biases = [bias for _, bias in parts if bias is not None]
     return weight, torch.cat(biases) if biases else weight.new_zeros(len(weight))
 
 
-# ------------------------------------------------------------------------------------------------ Llama and its kin
+# ------------------------------------------------------------------------------------------------ Llama and others
 
 
 def _rope_config(kind: str, activation: str, eps: str, config: DecoderConfig) -> dict[str, Any]:
@@ -159,7 +171,7 @@ def _rope_config(kind: str, activation: str, eps: str, config: DecoderConfig) ->
         eps: config.norm_eps,
         "attention_bias": config.bias,
         "mlp_bias": config.bias,
-        **rope,  # where versions before transformers 5 read them
+        **rope,  # versions before transformers 5 read these fields here, later versions in rope_parameters
         "rope_parameters": {"rope_type": "default", **rope},
     }
 
@@ -187,7 +199,10 @@ def _rope_weights(config: DecoderConfig, state: Mapping[str, Tensor]) -> Weights
 
 
 def _halves(config: DecoderConfig, rows: Tensor | None) -> Tensor | None:
-    """Reorder the rows of W_q, W_k or their biases from rotating neighbours (2i, 2i + 1) to halves (i, i + n/2)."""
+    """Reorder the rows of W_q or W_k, or the entries of their biases, for the RoPE of transformers.
+
+    The given order rotates the dimensions (2i, 2i + 1) of each head together, the returned one (i, i + n/2).
+    """
     if rows is None:
         return None
     rotated = int(config.head_dim * config.rope_fraction)
@@ -197,16 +212,17 @@ def _halves(config: DecoderConfig, rows: Tensor | None) -> Tensor | None:
 
 
 def _renamed(state: Mapping[str, Tensor], ours: str, theirs: str) -> Weights:
+    """Return a layer's weight and, if there is one, its bias, by transformers' name of the layer."""
     return {f"{theirs}.{part}": state[key] for part in ("weight", "bias") if (key := f"{ours}.{part}") in state}
 
 
-# ------------------------------------------------------------------------------------------------ both
+# ------------------------------------------------------------------------------------------------ all models
 
 
 def _queries_keys_values(
     config: DecoderConfig, state: Mapping[str, Tensor], prefix: str
 ) -> list[tuple[Tensor, Tensor | None]]:
-    """Return weight and bias of the queries, the keys and the values, which may be rows of one layer."""
+    """Return (weight, bias) of q, of k and of v in one block; a fused W_qkv is split. prefix: `blocks.N.attention.`."""
     if not config.fused_qkv:
         return [(state[f"{prefix}{name}.weight"], state.get(f"{prefix}{name}.bias")) for name in "qkv"]
     sizes = [config.heads * config.head_dim, *[config.kv_heads * config.head_dim] * 2]
@@ -222,6 +238,12 @@ def _named(name: str, weight: Tensor, bias: Tensor | None) -> Weights:
 def _like_llama(
     architecture: str, kind: str, ours: tuple[str, str], act: str, eps: str, whole_heads: bool = True
 ) -> Family:
+    """Return a class of transformers whose config.json has the same fields as Llama's.
+
+    kind: its `model_type`. ours: activation and norm in DecoderConfig. act: its name of the activation. eps: the name
+    of the field for the norm's ε. whole_heads: see Family.
+    """
+
     def config(decoder: DecoderConfig) -> dict[str, Any]:
         return _rope_config(kind, act, eps, decoder)
 

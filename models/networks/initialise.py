@@ -1,20 +1,21 @@
-"""Initialise parameters, each from its own random stream, keyed by the seed and the parameter's name.
+"""Initialise the parameters of a decoder, each from a random generator seeded by the seed and the parameter's name.
 
-So the bits of a parameter do not depend on the other layers, on the global generator or on the device (all numbers are
-drawn on the CPU). A deeper model starts with the same first blocks, unless the published scheme scales by depth.
+The bits of a parameter therefore do not depend on the other layers, on torch's global generator or on the device (all
+numbers are drawn on the CPU). A deeper model starts with the same first blocks, except where the published scheme
+scales the standard deviation by the number of layers.
 
-Below, N(0, σ) is the normal distribution with standard deviation σ.
+N(0, σ) is the normal distribution with standard deviation σ. DecoderConfig.init selects one of two schemes:
 
 `gpt2` (GPT-2 and nanoGPT; also Megatron's default, with which Nemotron and the hybrids were trained): N(0, init_std),
-and N(0, init_std/√branches) for the layers that add to the residual stream; branches is 2·layers, or, for a model with
-a pattern, its number of layers.
+but N(0, init_std/√branches) for the layers whose result is added to the residual stream. branches is the number of
+residual branches: 2·layers, or `layers` for a model with a `pattern`.
 
-`llama` (torchtitan's): embedding N(0, 1); q, k, v and gate N(0, 0.02); out, up and down of block l, counted from 0,
-N(0, 0.02/√(2(l + 1))); head N(0, 1/√width), truncated at 3 deviations. torchtitan also truncates the parameters of
-blocks at ±2, which is 100 deviations and is omitted here.
+`llama` (torchtitan's): embedding N(0, 1); q, k, v and gate N(0, init_std); out, up and down of block l, counted from 0,
+N(0, init_std/√(2(l + 1))); head N(0, 1/√width), truncated at 3 standard deviations. init_std is 0.02 in torchtitan,
+which also truncates the parameters of blocks at ±2. This is 100 standard deviations, so it is omitted here.
 
-Mamba-2's own parameters are initialised as in its published code: A uniform in [1, 16], Δ for the input zero
-log-uniform in [0.001, 0.1], D = 1, and the convolution like torch's.
+Mamba-2's own parameters are initialised as in its published code: A uniform in [1, 16], the step size Δ for dt = 0
+log-uniform in [0.001, 0.1], D = 1, and the convolution as torch does.
 """
 
 import math
@@ -30,7 +31,7 @@ from fewbits.models.networks.layers import Linear, Norm, Rope
 from fewbits.models.networks.mamba2 import Mamba2
 from fewbits.models.quantized_linear import QuantizedLinear
 
-Draw = Callable[[Tensor, torch.Generator], object]  # fills an FP32 CPU tensor
+Draw = Callable[[Tensor, torch.Generator], object]  # fills an FP32 CPU tensor with random numbers of the generator
 
 A_RANGE: Final = (1.0, 16.0)
 DT_RANGE: Final = (0.001, 0.1)
@@ -39,7 +40,7 @@ DT_FLOOR: Final = 1e-4
 
 @torch.no_grad()
 def initialise(model: Decoder, seed: int) -> None:
-    """Fill all parameters of a model."""
+    """Fill all parameters of a model with initial values."""
     initialise_outside_blocks(model, seed)
     for number in range(len(model.blocks)):
         initialise_block(model, number, seed)
@@ -47,7 +48,7 @@ def initialise(model: Decoder, seed: int) -> None:
 
 @torch.no_grad()
 def initialise_outside_blocks(model: Decoder, seed: int) -> None:
-    """Fill the embeddings, the last norm and the head."""
+    """Fill the parameters outside the blocks: embeddings, last norm and head."""
     config = model.config
     llama = config.init == "llama"
     _fill(model.embed.weight, "embed.weight", seed, _normal(1.0 if llama else config.init_std))
@@ -61,7 +62,7 @@ def initialise_outside_blocks(model: Decoder, seed: int) -> None:
 
 @torch.no_grad()
 def initialise_block(model: Decoder, number: int, seed: int) -> None:
-    """Fill the parameters of one block, whose linear layers may be quantized already."""
+    """Fill the parameters of the block with this number, whose linear layers may be QuantizedLinear already."""
     for name, module in model.blocks[number].named_modules(prefix=f"blocks.{number}"):
         if isinstance(module, Norm):
             module.reset_parameters()
@@ -83,6 +84,7 @@ def initialise_positions(model: Decoder, device: torch.device) -> None:
 
 
 def _deviation(config: DecoderConfig, number: int, name: str, linear: Linear | QuantizedLinear) -> float:
+    """Return the standard deviation of a linear layer's weight. number: the block's; name: the layer's in the model."""
     if config.init == "llama":
         scaled, terms = name.rpartition(".")[2] in ("out", "up", "down"), 2 * (number + 1)
     else:
@@ -101,6 +103,7 @@ def _mamba2(mixer: Mamba2, name: str, seed: int) -> None:
 
 
 def _inverse_softplus_of_steps(x: Tensor, generator: torch.Generator) -> None:
+    """Fill x with dt_bias such that softplus(dt_bias) is log-uniform in DT_RANGE."""
     step = x.uniform_(*map(math.log, DT_RANGE), generator=generator).exp_().clamp_(min=DT_FLOOR)
     x.copy_(step + torch.log(-torch.expm1(-step)))
 
@@ -114,6 +117,7 @@ def _truncated_normal(std: float) -> Draw:
 
 
 def _fill(parameter: Tensor, name: str, seed: int, draw: Draw) -> None:
+    """Fill a parameter on any device with numbers drawn on the CPU; the seed is derived from `seed` and the name."""
     values = torch.empty(parameter.shape)
     draw(values, torch.Generator().manual_seed(derive_seed(seed, *name.encode())))
     parameter.copy_(values)

@@ -15,18 +15,18 @@ from fewbits.kernels.layers.norms import add_norm, norm
 from fewbits.kernels.products import linear, linear_of_cast
 from fewbits.models.updates import KeptCast
 
-# GaussWS's names for the linear layers of a block. `in` is Mamba-2's input layer, which fits none of these names;
-# `head` is the model's output head.
+# The kinds of linear layers. The first four names are GaussWS's; `in` is Mamba-2's input layer; `head` is the model's
+# output head, which is outside the blocks.
 Part = Literal["qkv", "out", "up", "down", "in", "head"]
 
 
 class Linear(nn.Linear):
-    """A linear layer, y = x·Wᵀ + b in x's dtype, with W and b in FP32; recipes select it by `part`."""
+    """A linear layer, y = x·Wᵀ + b. W and b are FP32 and are cast to x's dtype; recipes select layers by `part`."""
 
     def __init__(self, in_features: int, out_features: int, part: Part, bias: bool = False) -> None:
         super().__init__(in_features, out_features, bias=bias)
         self.part = part
-        self.keeps_cast = True  # False casts the weight in every pass; for sharded weights
+        self.keeps_cast = True  # True caches the cast weight until the weight changes; False casts it in every pass
         self._cast = KeptCast()
 
     def reset_parameters(self) -> None:
@@ -51,7 +51,7 @@ class Embedding(nn.Embedding):
 class Norm(nn.Module):
     """A norm over the last dimension in FP32, (x − mean)/√(variance + eps)·(weight + offset) + bias."""
 
-    centered: ClassVar[bool] = True  # False: the mean is taken as 0
+    centered: ClassVar[bool] = True  # False: use 0 in place of the mean
     offset: ClassVar[float] = 0.0
 
     def __init__(self, width: int, eps: float, bias: bool) -> None:
@@ -63,7 +63,7 @@ class Norm(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Set the initial values: a factor of 1, and no bias."""
+        """Set the initial values: weight + offset = 1 and bias = 0."""
         self.weight.fill_(1.0 - self.offset)
         if self.bias is not None:
             self.bias.zero_()
@@ -83,7 +83,7 @@ class LayerNorm(Norm):
 class LayerNorm1p(Norm):
     """A LayerNorm that multiplies by 1 + weight; weight starts at 0, so weight decay pulls the factor to 1.
 
-    It always has a bias, as in Megatron, where "no bias" refers only to linear layers.
+    It always has a bias, whatever `bias` is, as in Megatron, where "no bias" refers only to linear layers.
     """
 
     offset = 1.0
@@ -93,7 +93,7 @@ class LayerNorm1p(Norm):
 
 
 class RmsNorm(Norm):
-    """An RMS norm, weight·x/√(mean(x²) + eps), which never has a bias."""
+    """An RMS norm, weight·x/√(mean(x²) + eps), which never has a bias, whatever the argument `bias` is."""
 
     centered = False
 
@@ -112,22 +112,23 @@ NORMS: Final[dict[str, Callable[[int, float, bool], Norm]]] = {
 
 
 def _turns(rotated: int, theta: float, context: int) -> Tensor:
-    """Return the cosine and sine of every angle, [context, rotated / 2, 2].
+    """Return the cosine and the sine of each rotary angle, [token position, pair of dimensions, cosine or sine].
 
-    They are not complex numbers, because a module's `.to(dtype)` drops the imaginary part of those.
+    rotated: the number of rotated dimensions of a head. The result is not a complex tensor, because a module's
+    `.to(dtype)` would drop the imaginary parts.
     """
-    with torch.device("cpu"):  # so that the bits are the same for any device
+    with torch.device("cpu"):  # computed on the CPU, so that the bits are the same on every device
         steps = theta ** (-torch.arange(0, rotated, 2, dtype=torch.float64) / rotated)
         angles = torch.outer(torch.arange(context, dtype=torch.float64), steps)
         return torch.stack((angles.cos(), angles.sin()), -1).float()
 
 
 class Rope(nn.Module):
-    """The angles of rotary positions, which rotate the first n dimensions of each head, a `fraction` of them, in pairs.
+    """The angles of rotary position embeddings (RoPE), which rotate the first n = head_dim · fraction dimensions.
 
-    In token t, the neighbours (2i, 2i + 1) are rotated by the angle t·θ^(−2i/n), as in Llama's and torchtitan's code.
-    Megatron pairs (i, i + n/2) instead, which is the same model with the rows of W_q and W_k in another order within
-    each head.
+    At position t, the neighbouring dimensions (2i, 2i + 1) of a head are rotated by the angle t·θ^(−2i/n), as in
+    Llama's and torchtitan's code. Megatron rotates (i, i + n/2) instead, which gives the same model if the rows of W_q
+    and W_k are reordered within each head.
     """
 
     turns: Tensor
@@ -140,7 +141,7 @@ class Rope(nn.Module):
         self.reset(torch.get_default_device())
 
     def reset(self, device: torch.device) -> None:
-        """Compute the angles on a device; on the meta device they have a shape only."""
+        """Set `turns` to the cosines and sines, on this device; on the meta device only their shape is set."""
         if device.type == "meta":
             self.turns = torch.empty(self.context, self.rotated // 2, 2, device=device)
         else:
@@ -150,8 +151,9 @@ class Rope(nn.Module):
 # ------------------------------------------------------------------------------------------------ activations
 
 
+# The functions for DecoderConfig.activation; a gated one takes the results of two linear layers, gate and up.
 ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
     "gelu": gelu,  # exact, as in nanoGPT
     "relu2": squared_relu,
 }
-GATED_ACTIVATIONS: Final[dict[str, Callable[[Tensor, Tensor], Tensor]]] = {"swiglu": swiglu}  # of gate and up
+GATED_ACTIVATIONS: Final[dict[str, Callable[[Tensor, Tensor], Tensor]]] = {"swiglu": swiglu}

@@ -1,16 +1,16 @@
 """Implement Mamba-2, a state-space mixer whose recurrence is computed as matrix products, chunk by chunk.
 
-For each head, with a state S [N, P], decay a = −exp(A_log) and step Δ = softplus(dt + dt_bias):
+Each head has a state S [N, P], a decay a = −exp(A_log) and, for token t, a step size Δ_t = softplus(dt_t + dt_bias):
 
     S_t = exp(Δ_t·a)·S_{t−1} + Δ_t·B_t x_tᵀ        y_t = S_tᵀ C_t + D·x_t
 
 The heads of a group share B and C. One linear layer produces z, x, B, C and dt. x, B and C pass through a causal
-depthwise convolution and SiLU. y is multiplied by SiLU(z) and then RMS-normalised group by group (the gate before the
-norm, as in the published code and Nemotron-H). An output projection follows. Everything except the two linear layers
-computes in FP32.
+depthwise convolution and SiLU. y is multiplied by SiLU(z) and then RMS-normalised within each group (the gate before
+the norm, as in the published code and Nemotron-H). The output projection, another linear layer, follows. Everything
+except the two linear layers computes in FP32.
 
-Shape suffixes: B batch, T token, C chunk, Q token of a chunk, G group, R head of a group, H head (G·R), N state, P
-head's dimension.
+A suffix of a tensor's name lists its dimensions: B batch, T token, C chunk, Q token within a chunk, G group, R head
+within a group, H head (H = G·R), N state, P dimension of a head, I all channels of x (H·P).
 """
 
 from typing import Any, Final
@@ -24,10 +24,16 @@ from torch.autograd.function import once_differentiable
 from fewbits.kernels.layers.norms import norm
 from fewbits.models.networks.layers import Linear
 
-CHUNK: Final = 64  # tokens; affects only speed
+CHUNK: Final = 64  # tokens per chunk; affects speed and the order of sums, not the function
 
 
 class Mamba2(nn.Module):
+    """The mixer: maps [B, T, width] to [B, T, width].
+
+    inner: channels of x and z, heads · P. state: N. conv: the number of taps of the convolution. eps: of the RMS norm.
+    bias: whether the two linear layers have a bias.
+    """
+
     def __init__(
         self, *, width: int, inner: int, heads: int, groups: int, state: int, conv: int, eps: float, bias: bool
     ) -> None:
@@ -60,15 +66,17 @@ class Mamba2(nn.Module):
 
 
 def ssd(x_BTHP: Tensor, dt_BTH: Tensor, a_H: Tensor, b_BTGN: Tensor, c_BTGN: Tensor, chunk: int = CHUNK) -> Tensor:
-    """Compute the recurrence from a zero state, without D·x, by Mamba-2's state-space duality algorithm in FP32.
+    """Return y [B, T, H, P] of the recurrence from the state 0, without the term D·x, in FP32.
 
-    Within a chunk, y_i = Σ_{j≤i} exp(s_i − s_j)·(C_i·B_j)·Δ_j x_j, where s is the running sum of Δ·a: attention with a
-    decay instead of the softmax. Earlier chunks affect a chunk only through the state. No exponent is positive, so
-    nothing overflows.
+    dt_BTH: the step sizes Δ. chunk: tokens per chunk.
+
+    The algorithm is Mamba-2's state-space duality. Within a chunk, y_i = Σ_{j≤i} exp(s_i − s_j)·(C_i·B_j)·Δ_j x_j,
+    where s is the running sum of Δ·a, which is attention with a decay instead of the softmax. Earlier chunks affect a
+    chunk only through the state. No exponent is positive, so nothing overflows.
     """
     tokens, groups = x_BTHP.shape[1], b_BTGN.shape[2]
     size = min(chunk, tokens)
-    padding = -tokens % size  # padded tokens have Δ = 0, which changes nothing
+    padding = -tokens % size  # padded tokens have Δ = 0, which leaves the state unchanged
     if padding:
         x_BTHP, dt_BTH, b_BTGN, c_BTGN = (
             F.pad(y, (0, 0) * (y.ndim - 2) + (0, padding)) for y in (x_BTHP, dt_BTH, b_BTGN, c_BTGN)
@@ -95,10 +103,10 @@ def ssd(x_BTHP: Tensor, dt_BTH: Tensor, a_H: Tensor, b_BTGN: Tensor, c_BTGN: Ten
 
 
 def running_sum(x: Tensor) -> Tensor:
-    """Return the sums of each row up to each element.
+    """Return the cumulative sums along the last dimension.
 
-    torch has no deterministic sum of floats on CUDA, so where determinism is requested, pairs of elements whose
-    distance doubles are added.
+    torch's cumulative sum of floats is not deterministic on CUDA, so `sum_by_doubling` replaces it there if
+    deterministic algorithms are requested.
     """
     if not (x.is_cuda and torch.are_deterministic_algorithms_enabled()):
         return x.cumsum(-1)
@@ -106,6 +114,7 @@ def running_sum(x: Tensor) -> Tensor:
 
 
 def sum_by_doubling(x: Tensor) -> Tensor:
+    """Return the cumulative sums along the last dimension: x_i ← x_i + x_{i−d} for d = 1, 2, 4, … (deterministic)."""
     size, distance = x.shape[-1], 1
     while distance < size:
         rest = size - distance
@@ -115,15 +124,15 @@ def sum_by_doubling(x: Tensor) -> Tensor:
 
 
 class _Decayed(Function):
-    """The decayed scores, scores_ij·exp(s_i − s_j) for j ≤ i, else 0.
+    """Computes the decayed scores: scores_ij·exp(s_i − s_j) for j ≤ i, and 0 for j > i.
 
-    They are the largest tensors of the model, so the code avoids every unnecessary pass over them.
+    The scores are the largest tensors of the model, so the code avoids every unnecessary pass over them.
     """
 
     @staticmethod
     def forward(ctx: Any, scores_BCGQQ: Tensor, sums_BCGRQ: Tensor) -> Tensor:
-        # The exponent is limited to 0, because exp would overflow for later tokens, which tril_ then sets to 0. Setting
-        # their exponents to −∞ instead would be three times slower.
+        # For j > i the exponents are positive and exp could overflow, so exponents are limited to 0; tril_ then sets
+        # these elements to 0. Setting the exponents to −∞ instead would be three times slower.
         decay = (sums_BCGRQ[..., :, None] - sums_BCGRQ[..., None, :]).clamp_(max=0).exp_().tril_()
         decayed = decay * scores_BCGQQ[:, :, :, None]
         ctx.save_for_backward(decay, decayed)
@@ -139,14 +148,17 @@ class _Decayed(Function):
 
 
 def causal_conv(x_BTC: Tensor, weight_WC: Tensor, bias_C: Tensor) -> Tensor:
-    """Return y_t = Σ_w weight_w·x_{t−W+1+w} + bias, channel by channel, in FP32."""
+    """Return y_t = Σ_{w<W} weight_w·x_{t−W+1+w} + bias for each channel, in FP32; x is 0 before the first token.
+
+    weight_WC: one row for each of W taps, one column for each channel.
+    """
     return _CausalConv.apply(x_BTC, weight_WC, bias_C)
 
 
 class _CausalConv(Function):
-    """A convolution with few taps, computed as shifted sums.
+    """Computes a convolution with few taps as a sum of shifted inputs.
 
-    On a CPU it is a third faster than conv1d, which needs the channels before the tokens.
+    On a CPU this is a third faster than torch's conv1d, for which x must be transposed to [B, C, T].
     """
 
     @staticmethod
@@ -173,8 +185,8 @@ class _CausalConv(Function):
 
 
 def _shifted(weight_WC: Tensor, tokens: int) -> list[tuple[int, Tensor]]:
-    """Return (distance, weight) for each tap of the convolution that reads an earlier token.
+    """Return (distance, weights of all channels) for each tap that reads the token at this distance before its own.
 
-    Taps with a distance of `tokens` or more are left out.
+    Taps with a distance of `tokens` (the sequence length) or more are omitted, because they read only zeros.
     """
     return [(shift, weight_WC[-1 - shift]) for shift in range(1, min(len(weight_WC), tokens))]

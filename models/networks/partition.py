@@ -1,19 +1,19 @@
-"""Define Adam-mini's partition: which entries of a parameter share one second moment v, the mean of their g².
+"""Define Adam-mini's partition: which entries of a parameter share one second moment v, an average of their g².
 
-`adam_mini_partition` returns one of these for every parameter:
+`adam_mini_partition` returns one of these values for every parameter:
 
     "element"            one v for each entry, as in AdamW
     "tensor"             one v for the whole parameter
-    (64, 64, …, 1, 1)    one v for each group of rows, whose sizes are listed from the first row on: 64 rows are a head,
-                         1 row is an output neuron
+    (64, 64, …, 1, 1)    one v for each group of consecutive rows; the tuple lists the groups' sizes from the first row
+                         on. Here 64 rows are an attention head, and 1 row is an output neuron.
 
-As published: embeddings and output head by element; queries and keys by head; values, attention output and MLP by
-output neuron (since version 1.1 of Adam-mini); all others, norms and biases, by tensor. The published code identifies
-parameters by name, and has no rule for Mamba-2: here its linear layers are partitioned by output neuron (assumed), and
-its other parameters by tensor.
+The rules of the published code: embeddings and output head by element; queries and keys by head; values, attention
+output and MLP by output neuron (since version 1.1 of Adam-mini); all other parameters (norms and biases) by tensor. The
+published code has no rule for Mamba-2. Here the linear layers of Mamba-2 are partitioned by output neuron (assumed),
+and its other parameters by tensor.
 
-`adam_mini_partition` supports any module whose attention stores the dimension of its heads in `head_dim`, as our models
-and those of transformers and torchtitan do.
+`adam_mini_partition` supports any model whose attention modules have an attribute `head_dim` (the dimension of a head),
+as the models of fewbits, transformers and torchtitan do.
 """
 
 from typing import Final, Literal
@@ -24,7 +24,7 @@ from fewbits.models.networks.decoder import Attention
 
 Partition = Literal["element", "tensor"] | tuple[int, ...]
 
-# The names of linear layers in our models, in transformers' and in Meta's and torchtitan's.
+# The names of linear layers in the models of fewbits, transformers, Meta and torchtitan.
 QUERY_KEY: Final = frozenset({"q", "k", "q_proj", "k_proj", "wq", "wk"})
 HEAD: Final = frozenset({"head", "lm_head", "output"})
 
@@ -46,6 +46,7 @@ def adam_mini_partition(model: nn.Module) -> dict[str, Partition]:
 
 
 def _partition_linear(model: nn.Module, path: str, linear: nn.Linear) -> Partition:
+    """Return the partition of a linear layer's weight. path: the layer's name in the model."""
     outside, _, name = path.rpartition(".")
     parent, rows = model.get_submodule(outside), linear.out_features
     if name in HEAD and not hasattr(parent, "head_dim"):
@@ -59,6 +60,7 @@ def _partition_linear(model: nn.Module, path: str, linear: nn.Linear) -> Partiti
 
 
 def _heads(path: str, rows: int, head_dim: object) -> tuple[int, ...]:
+    """Return the partition of this many rows by heads; raise ValueError if they are not whole heads."""
     if not isinstance(head_dim, int) or rows % head_dim:
         raise ValueError(
             f"{path} has {rows} rows and heads of dimension {head_dim}: expected an attention module whose head_dim "

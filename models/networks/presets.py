@@ -1,9 +1,10 @@
 """List the models of the papers by name, and a small model of each family for CPUs.
 
-The `-nano` models have the same kinds of layers as their family, at the smallest size at which the block shapes still
-differ: width 256, so that every operand of every linear layer holds at least 4 blocks of 128x128, and enough decoder
-blocks that the last 4 are not the whole model. Their vocabulary is the 256 bytes; for another tokenizer, replace
-`vocab`. Adding a model here changes no trial's id, because the id depends only on the values of the trial's own model.
+The `-nano` models have the same kinds of layers as their family, at the smallest size at which the quantization blocks
+`128x128`, `channel` and `tensor` still differ: width 256, so that every operand of every linear layer has at least 4
+blocks of 128x128. They have more than 4 decoder blocks, so that a recipe can keep the last 4 in high precision. The
+vocabulary is the 256 bytes; for another tokenizer, replace `vocab`. A new model here changes no trial's id, because an
+id depends only on the values of the trial's own model.
 """
 
 from dataclasses import replace
@@ -29,10 +30,10 @@ _GPT2 = DecoderConfig(
     tied=True,
 )
 
-# GaussWS: presets of Adam-mini's copy of torchtitan, with seven linear layers per block.
+# GaussWS: the presets of Adam-mini's fork of torchtitan, with seven linear layers per block.
 _LLAMA2 = DecoderConfig(
     name="llama2-134m",
-    vocab=32000,  # assumed for C4: the parameter count fits
+    vocab=32000,  # assumed for C4, because it gives the published number of parameters
     width=768,
     layers=12,
     heads=12,
@@ -57,11 +58,11 @@ _NEMOTRON3 = DecoderConfig(
     ffn=16384,
     norm="layernorm1p",
     rope_fraction=0.5,
-    context=4096,  # that of the published model; assumed for MoR's runs
+    context=4096,  # of the published model; assumed for MoR's runs
     init_std=0.0134,  # assumed: the default of the Nemotron family in transformers
 )
 
-# NVFP4: the Transformer of its ablations. RoPE's θ and fraction and the initial deviation are assumed.
+# NVFP4: the Transformer of the paper's ablations. RoPE's θ and fraction and the initial standard deviation are assumed.
 _NVFP4 = DecoderConfig(
     name="nvfp4-1.2b",
     vocab=131072,
@@ -74,7 +75,7 @@ _NVFP4 = DecoderConfig(
     context=8192,
 )
 
-# NVFP4: the Nemotron-H family, which has no positions, because Mamba-2 already depends on the order of tokens.
+# NVFP4: the Nemotron-H family. It has no position embeddings, because Mamba-2 already depends on the order of tokens.
 _HYBRID_8B = DecoderConfig(
     name="hybrid-8b",
     vocab=131072,
@@ -99,7 +100,7 @@ _HYBRID_12B = replace(
     pattern="M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M-",
 )
 
-# A published model, for probes at a trained checkpoint: `fewbits import smollm2`.
+# A published model, to probe recipes at trained weights: `fewbits import smollm2`.
 _SMOLLM2 = replace(
     _LLAMA2,
     name="smollm2-135m",
@@ -116,7 +117,10 @@ _SMOLLM2 = replace(
 
 
 def _nano(config: DecoderConfig, name: str, **changes: Any) -> DecoderConfig:
-    """Return a small model with a vocabulary of bytes and the same kinds of layers (see the module's docstring)."""
+    """Return a `-nano` model with the same kinds of layers as `config` (see the module's docstring).
+
+    changes: fields of DecoderConfig that differ from the sizes of `-nano` models or from `config`.
+    """
     sizes = {"vocab": 256, "width": 256, "layers": 6, "heads": 4, "kv_heads": 4, "head_dim": 64, "ffn": 512}
     return replace(config, name=name, **{**sizes, "context": 256, **changes})
 
@@ -125,7 +129,7 @@ _ALL = (
     _GPT2,
     _LLAMA2,
     replace(_LLAMA2, name="llama2-1b", width=2048, layers=18, heads=16, kv_heads=16, head_dim=128, ffn=5632),
-    # The dimensions are not published; these are assumed, because they fit the memory in GaussWS Table 1 best.
+    # The dimensions are not published. These are assumed, because they fit the memory use in GaussWS Table 1 best.
     replace(_LLAMA2, name="llama2-3b", width=3072, layers=28, heads=24, kv_heads=24, head_dim=128, ffn=8192),
     replace(_LLAMA2, name="llama2-70b-4l", width=8192, layers=4, heads=64, kv_heads=8, head_dim=128, ffn=28672),
     replace(_LLAMA2, name="llama2-70b", width=8192, layers=80, heads=64, kv_heads=8, head_dim=128, ffn=28672),

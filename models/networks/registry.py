@@ -27,9 +27,10 @@ def build(
     device: torch.device | str = "cpu",
     compute_dtype: torch.dtype = torch.bfloat16,
 ) -> Decoder:
-    """Build a model, from a configuration or name, with its initial parameters.
+    """Build a model from a configuration or a name, and initialise its parameters.
 
-    For a given seed the parameters have the same bits on every device, and do not depend on other random numbers.
+    compute_dtype: the dtype of activations; parameters are FP32. The seed alone determines the bits of the parameters,
+    on every device.
     """
     with torch.device(device):
         decoder = Decoder(model(config) if isinstance(config, str) else config, compute_dtype)
@@ -38,18 +39,18 @@ def build(
 
 
 def on_meta(config: DecoderConfig) -> Decoder:
-    """Return the model on torch's meta device, without memory, to count its parameters and inspect its structure."""
+    """Return the model on torch's meta device (shapes without memory), to inspect its structure and parameters."""
     with torch.device("meta"):
         return Decoder(config)
 
 
 def parameters(config: DecoderConfig) -> int:
-    """Return how many parameters the model has; those of a tied head count once."""
+    """Return how many parameters the model has; a weight that head and embedding share (tied) counts once."""
     return sum(parameter.numel() for parameter in on_meta(config).parameters())
 
 
 @cache
 def linear_parameters(config: DecoderConfig) -> int:
-    """Return how many of the model's parameters are weights of linear layers in blocks, which recipes can quantize."""
+    """Return the number of weights in linear layers of the model's blocks, the layers that recipes can quantize."""
     modules = on_meta(config).blocks.modules()
     return sum(module.weight.numel() for module in modules if isinstance(module, Linear))

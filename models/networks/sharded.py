@@ -1,9 +1,9 @@
-"""Read and write tensors of which this process holds only some rows, as torch's `fully_shard` leaves them.
+"""Read and write tensors that torch's `fully_shard` has sharded, so that this process has only some of the rows.
 
 A sharded tensor (a DTensor) is split along its first dimension: with R ranks, rank r has the r-th of R chunks of
-ceil(rows / R) rows, and the last ranks may have fewer or none. The functions accept ordinary tensors too, so that code
-need not know whether a model is sharded. DTensors are recognised by their method, because importing their module is
-slow.
+ceil(rows / R) rows, and the last ranks may have fewer rows or none. The functions also accept ordinary tensors, so that
+their callers need not know whether a model is sharded. DTensors are recognised by their method `full_tensor`, because
+importing the class DTensor is slow.
 """
 
 from typing import Any
@@ -17,17 +17,17 @@ def is_sharded(x: Tensor) -> bool:
 
 
 def whole(x: Tensor) -> Tensor:
-    """Return all rows of a tensor. If it is sharded, all ranks must call this, for the same tensors in one order."""
+    """Return all rows of a tensor. All ranks must gather the same sharded tensors in the same order."""
     return x.full_tensor() if hasattr(x, "full_tensor") else x
 
 
 def local(x: Tensor) -> Tensor:
-    """Return the rows that this process holds; they share the tensor's memory."""
+    """Return the rows of a tensor that this process has, without copying; for an ordinary tensor, all rows."""
     return x.to_local() if hasattr(x, "to_local") else x
 
 
 def local_rows(x: Any) -> tuple[int, int]:
-    """Return the first row that this process holds of a tensor, and the row after the last."""
+    """Return (first, end): this process has the rows first ≤ row < end of the tensor."""
     if not is_sharded(x):
         return 0, len(x)
     chunk = -(-x.shape[0] // x.device_mesh.size())
@@ -37,7 +37,7 @@ def local_rows(x: Any) -> tuple[int, int]:
 
 @torch.no_grad()
 def fill(x: Tensor, values: Tensor) -> None:
-    """Copy into a tensor. values: all its rows, or only those that this process holds."""
+    """Copy `values` into the tensor x. values: all rows of x, or only the rows of x that this process has."""
     own = local(x)
     if is_sharded(x) and values.shape == x.shape:
         values = values[slice(*local_rows(x))]
@@ -47,7 +47,7 @@ def fill(x: Tensor, values: Tensor) -> None:
 
 
 def copy_like(values: Tensor, x: Tensor) -> Tensor:
-    """Return a copy of `values`, sharded as x is if x is sharded and `values` has x's rows (see `fill`)."""
+    """Return a copy of `values`. It is sharded like x if x is sharded and `fill` could copy `values` into x."""
     if not is_sharded(x) or values.shape not in (x.shape, local(x).shape):
         return values.clone()
     copy = torch.zeros_like(x.detach(), dtype=values.dtype)
