@@ -1,18 +1,19 @@
-"""Implement Adam-mini (arXiv 2406.16793): AdamW with one second moment per part of a tensor, not per element.
+"""Implement Adam-mini (arXiv 2406.16793): AdamW with one second moment v per part of a tensor, not per element.
 
     m ← β1·m + (1 − β1)·g                     per element, as in AdamW
     v ← β2·v + (1 − β2)·mean of g² over the part
     w ← w·(1 − lr·decay) − lr/(1 − β1^t) · m / (√v / √(1 − β2^t) + ε)
 
-A partition says how a parameter is split into parts; fewbits.models.networks.partition returns it for every parameter:
+A partition divides a parameter into parts; fewbits.models.networks.partition returns it for every parameter:
 
     "element"      every element is its own part: AdamW, for embeddings and the output head
     "tensor"       the whole tensor is one part
-    (64, 64, 1, …) numbers of consecutive rows, which add up to all rows: 64 for a head's rows, 1 for a neuron's row
+    (64, 64, 1, …) the numbers of consecutive rows of each part; their sum is the number of rows. In this example 64
+                   rows are an attention head, and 1 row is an output neuron.
 
-If ranks hold a parameter in shards of rows, every rank has all of its second moments (except by "element"). A rank
-computes the means of its own rows' parts. Where shards cut a part, the gradient is gathered first, so the bits are
-those of one process.
+If a parameter is sharded, each rank has some rows of it, but all of its second moments v (with "element", only those of
+its rows). A rank computes the means of the parts that consist of its own rows. If a part of the parameter has rows on
+two ranks, every rank gathers the whole gradient first. In both cases the bits are the same as in one process.
 """
 
 from __future__ import annotations
@@ -32,18 +33,19 @@ from fewbits.models.untraced import UntracedOptimizer
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Consecutive parts with equally many rows each, so that one view [count, rows per part × columns] covers them."""
+    """Consecutive parts of a parameter that have equally many rows, so that one operation can update all of them."""
 
-    rows: slice
-    parts: slice
-    count: int
+    rows: slice  # their rows in the parameter
+    parts: slice  # their indices in v
+    count: int  # the number of parts
 
     def view(self, x: Tensor) -> Tensor:
+        """Return these rows of a parameter, or of its gradient or m, as [parts, elements per part]."""
         return x[self.rows].view(self.count, -1)
 
 
 class AdamMini(UntracedOptimizer):
-    """The optimizer Adam-mini. `params` is as for torch.optim.AdamW; `partition` has an entry for each parameter."""
+    """The optimizer Adam-mini. partition: the partition of each parameter; the other arguments are those of AdamW."""
 
     def __init__(
         self,
@@ -58,11 +60,12 @@ class AdamMini(UntracedOptimizer):
         self._runs = {p: _runs(partition[p], p.shape) for group in self.param_groups for p in group["params"]}
 
     def second_moment_shape(self, param: Tensor) -> tuple[int, ...]:
-        """Return the shape of a parameter's `exp_avg_sq`: one number per part."""
+        """Return the shape of a parameter's v (`exp_avg_sq`): [parts], or the parameter's own shape by element."""
         runs = self._runs[param]
         return tuple(param.shape) if runs is None else (runs[-1].parts.stop,)
 
     def is_by_element(self, param: Tensor) -> bool:
+        """Tell whether every element of the parameter has its own second moment."""
         return self._runs[param] is None
 
     @torch.no_grad()
@@ -78,7 +81,7 @@ class AdamMini(UntracedOptimizer):
         return loss
 
     def _update(self, param: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
-        """Update a parameter by the operations of torch's AdamW in the same order: "element" gives AdamW's bits."""
+        """Update a parameter by the operations of torch's AdamW, in the same order; "element" gives AdamW's bits."""
         state, runs = self.state[param], self._runs[param]
         if not state:
             state["step"] = torch.zeros(())
@@ -128,12 +131,12 @@ def _sharded_means(grad: Tensor, runs: tuple[_Run, ...]) -> Tensor:
             count = (end - begin) // size
             own = rows[begin - first : end - first].view(count, -1)
             means[part : part + count] = own.square().mean(1)
-    dist.all_reduce(means)  # each part is computed by one rank, and 0 elsewhere
+    dist.all_reduce(means)  # a sum: one rank has computed the mean of a part, and the other ranks have 0
     return means
 
 
 def _is_cut(x: Tensor, run: _Run) -> bool:
-    """Tell whether any rank's shard of x begins inside a part of this run."""
+    """Tell whether a part of this run has rows on two ranks, because a rank's shard of x begins inside the part."""
     ranks = x.device_mesh.size()  # type: ignore[attr-defined]  # of a DTensor
     chunk, size = -(-x.shape[0] // ranks), (run.rows.stop - run.rows.start) // run.count
     borders = range(chunk, x.shape[0], chunk)
@@ -141,14 +144,14 @@ def _is_cut(x: Tensor, run: _Run) -> bool:
 
 
 def _by_row(values: Tensor, runs: tuple[_Run, ...]) -> Tensor:
-    """Return one value for each row from one value for each part."""
+    """Return one value per row of the parameter: the value of the part that contains the row."""
     return torch.cat(
         [values[run.parts].repeat_interleave((run.rows.stop - run.rows.start) // run.count) for run in runs]
     )
 
 
 def _runs(partition: Partition, shape: torch.Size) -> tuple[_Run, ...] | None:
-    """Return groups of neighbouring parts of equal size, to update together; None if every element is its own part."""
+    """Group consecutive parts of equal size, which are updated together; return None if every element is a part."""
     if partition == "element" or len(shape) == 0 or 0 in shape:
         return None
     sizes = (shape[0],) if partition == "tensor" else partition

@@ -1,18 +1,18 @@
-"""Make a trial's optimizer, AdamW or Adam-mini over groups of parameters, and update, save and restore it.
+"""Make a trial's optimizer, AdamW or Adam-mini, and set its learning rate, clip gradients, save and restore its state.
 
 There are three groups of parameters:
 
-    decay   matrices (two dimensions or more): weights, embeddings, convolutions
-    plain   norms, biases and other vectors, and the parameters of Mamba-2's recurrence: no weight decay
-    bits    a sampler's learned bit widths (b_i of GaussWS eq. 11): here weight decay pulls them to the target, so
-            they always have it, and they may have their own learning rate
+    decay   matrices (two dimensions or more): weights, embeddings, convolutions; with weight decay
+    plain   norms, biases and other vectors, and the parameters of Mamba-2's recurrence; without weight decay
+    bits    a sampler's learned bit widths (b_i of GaussWS eq. 11); always with weight decay, because it pulls the bit
+            widths to the target. This group may have its own learning rate and weight decay.
 
-The learning rate of an update is a group's `peak_lr` times the schedule's factor. A checkpoint stores an optimizer's
-state by parameter name (`optimizer_state`). Learning rates and the like always come from the config. If a branch's
-recipe adds or drops a sampler, the state of all other parameters is still restored.
+The learning rate of an update is the group's `peak_lr` times the schedule's factor. A checkpoint stores the optimizer's
+state by parameter name (`optimizer_state`), but no settings such as learning rates, which always come from the config.
+If a branch's recipe adds or drops a sampler, the state of all other parameters is still restored.
 
-Every optimizer made here increments the version counter of the parameters it updates (torch's fused kernels do not),
-so that a cache of quantized weights can check `weight._version`.
+Every optimizer made here increments the version counter of the parameters that it updates, which torch's fused kernels
+do not do, so that a cache of quantized weights can check `weight._version`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fewbits.models.networks.sharded import copy_like, is_sharded
 from fewbits.models.untraced import UntracedOptimizer
 
 BITS = "bit_scale"
-RECURRENCE = ("A_log", "D", "dt_bias")  # Mamba-2 has no weight decay on them, whatever their shape
+RECURRENCE = ("A_log", "D", "dt_bias")  # Mamba-2's parameters without weight decay, whatever their shape
 KINDS = ("adamw", "adam-mini")
 
 
@@ -42,12 +42,12 @@ class OptimizerConfig:
     """The settings of a trial's optimizer."""
 
     kind: str = "adamw"
-    lr: float = 1e-3  # at the schedule's peak
+    lr: float = 1e-3  # the peak learning rate, which the schedule multiplies by a factor
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8  # assumed, no paper states it
     weight_decay: float = 0.1
-    decay_vectors: bool = False  # decay norms and biases too, like torchtitan, which GaussWS used for Llama2
+    decay_vectors: bool = False  # weight decay also for norms and biases, as in torchtitan (GaussWS's Llama 2 runs)
     clip: float | None = 1.0  # largest gradient norm; None: no clipping
     bits_lr_ratio: float = 1.0  # learning rate of b_i over lr; assumed, GaussWS does not state it
     bits_weight_decay: float | None = None  # None: weight_decay; assumed, GaussWS does not state it
@@ -67,7 +67,7 @@ class OptimizerConfig:
 
 
 class AdamW(UntracedOptimizer, torch.optim.AdamW):
-    """The fused AdamW of torch, without the tracing that torch.compile adds to its step."""
+    """The fused AdamW of torch, whose `step` is excluded from torch.compile."""
 
     step = torch.no_grad()(unwrap(torch.optim.AdamW.step))
 
@@ -77,8 +77,8 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """Return the optimizer of a model.
 
-    partition: Adam-mini's partition by parameter name. Bit widths need no entry: their partition is "tensor" (assumed),
-        which the published code uses for every parameter that it does not know.
+    partition: for Adam-mini, the partition of each parameter by name. A sampler's bit widths may be missing: their
+        partition is then "tensor" (assumed), which the published code uses for every parameter that it does not know.
     """
     groups = parameter_groups(model, config)
     settings: dict[str, Any] = {"lr": config.lr, "betas": (config.beta1, config.beta2), "eps": config.eps}
@@ -92,7 +92,10 @@ def make_optimizer(
 
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
-    """Return the groups that are not empty, each with its name, peak learning rate and weight decay."""
+    """Return the groups `decay`, `plain` and `bits` that have parameters, as dicts for torch's optimizers.
+
+    A dict's `params` are pairs (name, parameter); `name` is the group's name, and `peak_lr` its peak learning rate.
+    """
     members: dict[str, list[tuple[str, nn.Parameter]]] = {"decay": [], "plain": [], "bits": []}
     for name, param in model.named_parameters():
         if param.requires_grad:
@@ -115,6 +118,7 @@ def _group_name(name: str, param: Tensor, config: OptimizerConfig) -> str:
 
 
 def _by_parameter(model: nn.Module, partition: Mapping[str, Partition] | None) -> dict[Tensor, Partition]:
+    """Return the partition by parameter instead of by name, with "tensor" for missing bit widths."""
     if partition is None:
         raise ValueError("adam-mini needs a partition, a dict from each parameter's name to its partition")
     params = {name: param for name, param in model.named_parameters() if param.requires_grad}
@@ -125,6 +129,7 @@ def _by_parameter(model: nn.Module, partition: Mapping[str, Partition] | None) -
 
 
 def _move_versions(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Increment the version counter of each parameter that the optimizer has updated (a hook after its step)."""
     torch.autograd.graph.increment_version(
         [param for _, param in _named_parameters(optimizer) if param.grad is not None]
     )
@@ -136,16 +141,16 @@ def _named_parameters(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, n
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
-    """Set every group's learning rate for the next update; `factor` is the schedule's."""
+    """Set every group's learning rate for the next update to its peak times `factor`, which the schedule returns."""
     for group in optimizer.param_groups:
         group["lr"] = group["peak_lr"] * factor
 
 
 def clip_gradients(params: Iterable[Tensor], max_norm: float | None) -> Tensor:
-    """Scale all gradients so that their common norm is at most max_norm; return the norm before, on their device.
+    """Scale the gradients so that the norm over all of them is at most max_norm; return their norm before scaling.
 
-    This does not wait for the device. A norm that is not finite makes all gradients NaN, which the trial reports as
-    divergence.
+    max_norm=None: do not scale. The norm is a tensor on the gradients' device, so that the call does not wait for the
+    device. A norm that is not finite makes all scaled gradients NaN, which the trial reports as divergence.
     """
     params = list(params)
     if any(map(is_sharded, params)):
@@ -157,27 +162,31 @@ def clip_gradients(params: Iterable[Tensor], max_norm: float | None) -> Tensor:
 
 
 def _is_by_part(optimizer: torch.optim.Optimizer, param: Tensor) -> bool:
-    """Tell whether a second moment has a value for each part, all of which every rank holds."""
+    """Tell whether a parameter has one second moment per part (Adam-mini), of which every rank has all."""
     return isinstance(optimizer, AdamMini) and not optimizer.is_by_element(param)
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
-    """Return the optimizer's state by parameter name, to save it; empty before the first update. Nothing is copied."""
+    """Return the optimizer's state by parameter name, for checkpoints; it shares memory with the optimizer.
+
+    It is empty before the first update.
+    """
     return {
         name: dict(optimizer.state[param]) for name, param in _named_parameters(optimizer) if param in optimizer.state
     }
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, states: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Copy `states`, the saved state by parameter name, into the optimizer.
+    """Copy `states`, which `optimizer_state` returned, into the optimizer. Empty `states` change nothing.
 
-    A sampler's bit widths that are missing from `states` start from scratch; those that are missing from the optimizer
-    are ignored. Raises ValueError if only one of the two has another parameter, or if shapes differ.
+    `states` and the optimizer must have the same parameters and shapes, else ValueError is raised. Bit widths of
+    samplers are excepted: if only the optimizer has them, their state starts from scratch; if only `states` has them,
+    they are ignored.
     """
     params = dict(_named_parameters(optimizer))
     alone = sorted(name for name in states.keys() ^ params.keys() if name.rpartition(".")[2] != BITS)
     if alone and states:
-        raise ValueError(f"the saved optimizer and this one do not have the same parameters: {', '.join(alone)}")
+        raise ValueError(f"only one of the saved optimizer and this optimizer has the parameters {', '.join(alone)}")
     copies = {
         name: {
             key: value.clone() if key == "exp_avg_sq" and _is_by_part(optimizer, param) else copy_like(value, param)
@@ -190,7 +199,9 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, states: Mapping[str, 
         second = optimizer.second_moment_shape(param) if isinstance(optimizer, AdamMini) else tuple(param.shape)
         saved = {key: tuple(value.shape) for key, value in copies.get(name, {}).items()}
         if saved and saved != {"step": (), "exp_avg": tuple(param.shape), "exp_avg_sq": second}:
-            raise ValueError(f"the saved state of {name} belongs to another optimizer or partition: {saved}")
+            raise ValueError(
+                f"the saved state of {name} belongs to another optimizer or partition: it has the shapes {saved}"
+            )
     state = optimizer.state_dict()
     state["state"] = {index: copies[name] for index, name in enumerate(params) if name in copies}
     optimizer.load_state_dict(state)

@@ -1,22 +1,22 @@
 """Define a trial's precision policy: the scale of its loss, and the formats of its weights, states and gradients.
 
-`training.dtype` says in which dtype the model computes. The policy says the rest:
+`training.dtype` is the dtype in which the model computes. The policy defines everything else:
 
-    loss        scaled by a power of two before the backward pass, so that small gradients do not become 0 in FP16
-    gradients   summed over micro-batches in FP32, or in BF16: each sum is rounded
-    weights     FP32 (master weights), or BF16 or FP16 without master weights: each update is rounded to the format
-    states      those of the optimizer, in FP32, or rounded to BF16 after each update
+    loss        multiplied by a power of two before the backward pass, so that small gradients do not become 0 in FP16
+    gradients   summed over micro-batches in FP32, or in BF16 (then the sum is rounded after each micro-batch)
+    weights     stored in FP32 (master weights), or in BF16 or FP16 (then weights are rounded after each update)
+    states      the optimizer's states: stored in FP32, or in BF16 (then states are rounded after each update)
 
-Values of a narrower format are held in FP32 tensors. The optimizer computes an update in FP32 from the stored values
-and the results are rounded once, as a fused optimizer does with tensors of the narrower dtype. So the numbers are those
-of narrow storage, with any optimizer, but no memory is saved.
+Values of a narrower format are stored in FP32 tensors. The optimizer computes an update in FP32 from these values and
+the results are rounded once, as a fused optimizer does with tensors of the narrower dtype. The numbers are therefore
+the same as with narrow tensors, for any optimizer, but no memory is saved.
 
-Dynamic loss scaling follows torch's GradScaler. An update whose gradients are not finite is skipped and the scale
-halves; after `growth_interval` updates without overflow the scale doubles. A skipped update consumes its batch and its
-step of the schedule, but changes neither weights nor states. A static scale stays; such updates are skipped, too.
-Scales are powers of two, so that scaling and unscaling round nothing.
+Dynamic loss scaling follows torch's GradScaler. An update whose gradients are not finite is skipped, and the scale is
+halved; after `growth_interval` updates without overflow, the scale is doubled. A skipped update uses up its batch and
+its step of the schedule, but changes neither weights nor states. With static loss scaling, updates are skipped in the
+same way, but the scale never changes. Scales are powers of two, so that scaling and unscaling cause no rounding.
 
-The noise of stochastic rounding is keyed by seed, step and parameter, like all other noise.
+The random numbers of stochastic rounding are seeded by (seed, step, parameter).
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from fewbits.kernels.seeds import derive_seed
 LOSS_SCALING = ("none", "static", "dynamic")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 ROUNDING = ("nearest", "stochastic")
-NARROW = ("fp32", "bf16")  # for states and sums of gradients; second moments would underflow in FP16
+NARROW = ("fp32", "bf16")  # valid formats of states and of sums of gradients; in FP16 second moments would underflow
 GROWTH, BACKOFF = 2.0, 0.5
-PATIENCE = 32  # updates skipped in a row, after which the trial ends as diverged; in a shorter trial, all of them
+PATIENCE = 32  # a trial ends as diverged after this many skipped updates in a row (or all its updates, if fewer)
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class Precision:
     """The settings of a trial's precision policy."""
 
     loss_scaling: str = "none"
-    loss_scale: float = 65536.0  # at the start
-    growth_interval: int = 2000  # dynamic: updates without overflow after which the scale doubles
+    loss_scale: float = 65536.0  # the factor of the loss; with dynamic scaling, at the start of training
+    growth_interval: int = 2000  # dynamic scaling: updates without overflow after which the scale is doubled
     weights: str = "fp32"  # the format in which weights are stored; fp32: master weights
-    rounding: str = "nearest"  # of updated weights
+    rounding: str = "nearest"  # how updated weights are rounded to the format `weights`
     states: str = "fp32"  # the format of the optimizer's states
     accumulation: str = "fp32"  # the format in which gradients are summed over micro-batches
-    every: int = 0  # updates between measurements of updates and gradients; 0: never
+    every: int = 0  # every how many updates gradients and updates are measured (update_records.py); 0: never
 
     def __post_init__(self) -> None:
         one_of("precision.loss_scaling", self.loss_scaling, LOSS_SCALING)
@@ -71,7 +71,7 @@ class Precision:
         if self.loss_scaling == "none" and self.loss_scale != Precision.loss_scale:
             raise ValueError(
                 f"precision.loss_scale {self.loss_scale}: has no effect with precision.loss_scaling none; "
-                "set that to static or dynamic"
+                "set precision.loss_scaling to static or dynamic"
             )
         if self.rounding == "stochastic" and self.weights == "fp32":
             raise ValueError(
@@ -81,15 +81,18 @@ class Precision:
 
     @property
     def is_plain(self) -> bool:
-        """True if training needs none of the policy's mechanisms: FP32 master weights, states and sums, no scaling."""
+        """True for the default policy: FP32 weights, states and sums, no loss scaling, and no measurements."""
         return self == Precision(growth_interval=self.growth_interval)
 
     def check(self, dtype: str, sampler: str, compiled: bool) -> None:
-        """Raise ValueError if the policy does not fit the other settings of a trial."""
+        """Raise ValueError if the policy cannot be combined with other settings of the trial.
+
+        dtype: `training.dtype`. sampler: the kind of the recipe's sampler. compiled: whether torch.compile is used.
+        """
         if self.weights not in ("fp32", dtype) and dtype != "fp32":
             raise ValueError(
-                f"precision.weights {self.weights}: with training.dtype {dtype} weights are fp32 or {dtype}, because "
-                "the model would round them again"
+                f"precision.weights {self.weights}: with training.dtype {dtype}, valid values are fp32 and {dtype}, "
+                "because the model would round weights of another format again"
             )
         if self.weights != "fp32" and sampler != "none":
             raise ValueError(
@@ -103,26 +106,26 @@ class Precision:
             )
 
     def check_ranks(self, ranks: int) -> None:
-        """Raise ValueError if the policy cannot run on several ranks."""
+        """Raise ValueError if there are several ranks and the policy is not the default one."""
         if ranks > 1 and not self.is_plain:
             raise ValueError(
-                f"precision: {ranks} ranks train with FP32 weights, states and sums of gradients, without loss scaling "
-                "and with precision.every=0; use one rank, or precision=mixed"
+                f"precision: {ranks} ranks can only train with FP32 weights, states and sums of gradients, without "
+                "loss scaling and with precision.every=0; use one rank, or precision=mixed"
             )
 
 
 class LossScaler:
-    """The factor of the loss, and what its rule counts."""
+    """The loss scale, and the counts of updates by which dynamic loss scaling changes it."""
 
     def __init__(self, config: Precision) -> None:
         self.dynamic, self.growth_interval = config.loss_scaling == "dynamic", config.growth_interval
         self.scale = config.loss_scale
         self.clean = 0  # updates without overflow since the scale last changed
-        self.skipped = 0  # updates
-        self.in_a_row = 0  # updates skipped since the last one that was not
+        self.skipped = 0  # skipped updates in total
+        self.in_a_row = 0  # skipped updates since the last update that was not skipped
 
     def adjust(self, overflowed: bool) -> None:
-        """Count an update, and change a dynamic scale by the rule."""
+        """Count an update, and halve or double a dynamic scale if the update requires it."""
         self.skipped += overflowed
         self.in_a_row = self.in_a_row + 1 if overflowed else 0
         self.clean = 0 if overflowed else self.clean + 1
@@ -137,7 +140,7 @@ class LossScaler:
         return {name: getattr(self, name) for name in _SCALER_STATE}
 
     def load_state(self, state: Mapping[str, float], *, branch: bool) -> None:
-        """Restore a saved state; a branch takes only the scale from its parent."""
+        """Restore a state of `state()`. branch: it is the parent's state, of which only the scale is used."""
         for name in ("scale",) if branch else _SCALER_STATE:
             setattr(self, name, state[name])
 
@@ -148,8 +151,10 @@ _SCALER_STATE = ("scale", "clean", "skipped", "in_a_row")
 class Policy:
     """Applies a precision policy to one model and its optimizer.
 
-    A training loop calls `begin` at the start of an update, `scaled` and `add_up` for every micro-batch, and then
-    `finish`, `judge` and `update`.
+    A training loop calls, for each update: `begin`; `scaled` and `add_up` for every micro-batch, before and after its
+    backward pass; then `finish`, `judge` and `update`.
+
+    seed: of stochastic rounding. steps: the number of updates of the trial.
     """
 
     def __init__(
@@ -165,23 +170,23 @@ class Policy:
     # ---- an update, in the order of calls
 
     def begin(self, step: int) -> None:
-        """Start an update, before its first forward pass."""
+        """Start update `step` of the trial; to be called before the update's first forward pass."""
         if self.records is not None:
             self.records.begin(step, 1.0 if self.scaler is None else self.scaler.scale)
 
     def scaled(self, loss: Tensor) -> Tensor:
-        """Return the loss to call backward on."""
+        """Return the loss times the loss scale, for the backward pass."""
         return loss if self.scaler is None else loss * self.scaler.scale
 
     def add_up(self) -> None:
-        """Round the sums of gradients after a micro-batch was added to them."""
+        """Round the sums of gradients to `accumulation`; to be called after each micro-batch's backward pass."""
         if self.config.accumulation != "fp32":
             for param in self.params.values():
                 if param.grad is not None:
                     param.grad.copy_(param.grad.to(DTYPES[self.config.accumulation]))
 
     def finish(self, step: int) -> None:
-        """Unscale the gradients of an update and measure them, before they are clipped."""
+        """Divide the gradients by the loss scale and measure them; to be called before they are clipped."""
         if self.scaler is not None:
             grads = [param.grad for param in self.params.values() if param.grad is not None]
             torch._foreach_mul_(grads, 1 / self.scaler.scale)
@@ -189,7 +194,11 @@ class Policy:
             self.records.add_gradients(step, self.params)
 
     def judge(self, row: dict[str, float]) -> dict[str, float]:
-        """Return the update's metrics with `loss_scale` and `skipped`; an overflow has no gradient norm."""
+        """Return the update's metrics; with loss scaling, add `loss_scale`, and `skipped` (1.0 or 0.0).
+
+        row: the metrics, with the `gradient_norm`. If it is not finite, the gradients overflowed: the update is to be
+        skipped, and the result has no `gradient_norm`.
+        """
         if self.scaler is None:
             return row
         overflowed = not math.isfinite(row["gradient_norm"])
@@ -197,10 +206,11 @@ class Policy:
         return kept | {"loss_scale": self.scaler.scale, "skipped": float(overflowed)}
 
     def update(self, step: int, row: Mapping[str, float]) -> None:
-        """Update the weights, or skip the update if its gradients overflowed; then adjust the scale of the loss.
+        """Update the weights, or skip the update if its gradients overflowed; then adjust the loss scale.
 
-        step: counted from the start of the trunk, so that a branch does not draw its noise again.
-        row: the update's metrics, from `judge`.
+        step: the step that seeds stochastic rounding. It is counted from the start of the trunk, so that a branch does
+            not repeat the random numbers of its parent.
+        row: the update's metrics that `judge` returned, with `step`, the update's number in this trial.
         """
         overflowed = bool(row.get("skipped"))
         if not overflowed:
@@ -219,9 +229,9 @@ class Policy:
 
     @torch.no_grad()
     def store(self, step: int | None = None) -> None:
-        """Round weights and states to the formats in which they are stored.
+        """Round the weights and the optimizer's states, in place, to the formats in which the policy stores them.
 
-        step: for stochastic rounding of the weights; None rounds to nearest, as for initial weights.
+        step: the step that seeds stochastic rounding of the weights; None: round to nearest, as for initial weights.
         """
         if self.config.weights != "fp32":
             for index, param in enumerate(self.params.values()):
@@ -237,7 +247,10 @@ class Policy:
         return param.to(DTYPES[self.config.weights])
 
     def _stochastic(self, param: Tensor, *, step: int, index: int) -> Tensor:
-        """Return the weights rounded stochastically; like nearest, FP16 overflows to infinity."""
+        """Return a parameter rounded stochastically. Values too large for FP16 become infinite, as in `_nearest`.
+
+        index: the parameter's position in the model, which is part of the seed.
+        """
         spec = f"{self.config.weights}:stochastic:overflow=inf"
         return torch.ops.fewbits.quantize(param, spec, -1, derive_seed(self.seed, step, index))
 
@@ -245,7 +258,7 @@ class Policy:
 
     @property
     def complaint(self) -> str | None:
-        """The reason why training cannot go on, or None if it can."""
+        """The reason why training must end (PATIENCE updates in a row were skipped), or None if it can go on."""
         if self.scaler is None or self.scaler.in_a_row < self.patience:
             return None
         return (
@@ -254,7 +267,10 @@ class Policy:
         )
 
     def results(self) -> dict[str, Any]:
-        """Return what the trial's result says about the policy: the skipped updates, and why training ended early."""
+        """Return the policy's entries of result.json.
+
+        With loss scaling: `skipped_updates`, their number, and `reason` if skipped updates have ended training.
+        """
         skipped = {} if self.scaler is None else {"skipped_updates": self.scaler.skipped}
         return skipped if self.complaint is None else skipped | {"reason": self.complaint}
 
@@ -263,14 +279,15 @@ class Policy:
         return [] if self.records is None else self.records.rows
 
     def state(self) -> dict[str, Any]:
-        """Return the policy's state for a checkpoint: empty for a plain policy."""
+        """Return the policy's state for a checkpoint: `scaler` with loss scaling, `records` with measurements."""
         scaler = {} if self.scaler is None else {"scaler": self.scaler.state()}
         return scaler | ({} if self.records is None else {"records": self.records.state()})
 
     def load_state(self, state: Mapping[str, Any], *, branch: bool) -> None:
-        """Restore a state that `state()` returned, after weights and optimizer were loaded.
+        """Restore a state that `state()` returned; to be called after weights and optimizer were loaded.
 
-        branch: the state is that of the parent, whose policy may be another one.
+        Weights and states are then rounded to this policy's formats.
+        branch: the state is the parent's, whose policy may differ; only its loss scale is used.
         """
         if self.scaler is not None and "scaler" in state:
             self.scaler.load_state(state["scaler"], branch=branch)

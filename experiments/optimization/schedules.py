@@ -1,15 +1,15 @@
-"""Compute the learning rate over a trial as a pure function: update `step` uses peak × `factor(config, step, steps)`.
+"""Compute the learning rate over a trial as a pure function: update `step` uses peak · `factor(config, step, steps)`.
 
-Updates are counted from 0 to steps − 1. W is the number of warm-up updates. The decay starts at update D: for linear
-and cosine D = W, for wsd it starts `decay_fraction` of the trial before the end:
+Updates are numbered from 0 to steps − 1. W is the number of warm-up updates. The decay starts at update D. D is W for
+`linear` and `cosine`, steps − decay_fraction·steps for `wsd` (warm-up, stable, decay), and steps for `constant`:
 
     warm-up   step < W        (step + 1) / (W + 1)
     plateau   W ≤ step < D    1
     decay     D ≤ step        f + (1 − f)·shape((step − D) / (steps − D)),    f = final_ratio, shape falls from 1 to 0
 
-So neither the first nor the last update has a rate of 0: the factor would be f only one update after the last one. The
-last one has f + (1 − f)·shape(1 − 1/(steps − D)). nanoGPT's cosine and torchtitan's linear schedule have this form. A
-branch that decays "to zero from here" is `ScheduleConfig(kind="linear")`: it starts at the peak.
+Neither the first nor the last update has the rate 0. The factor of the last update is
+f + (1 − f)·shape(1 − 1/(steps − D)); one update later it would be f. nanoGPT's cosine and torchtitan's linear schedule
+have this form. A branch that decays from the peak to 0 over its own updates has `ScheduleConfig(kind="linear")`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+# The shape of a decay, as a function of the fraction of the decay that is done.
 SHAPES: dict[str, Callable[[float], float]] = {
     "linear": lambda done: 1 - done,
     "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * done)),
@@ -28,13 +29,13 @@ KINDS = ("constant", "linear", "cosine", "wsd")
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """A schedule for trials of any length. At most one warm-up length may be set; None means no warm-up."""
+    """A schedule for trials of any length. Set at most one of warmup_steps and warmup_fraction; 0: no warm-up."""
 
     kind: str = "linear"
     warmup_steps: int = 0
     warmup_fraction: float = 0.0
     final_ratio: float = 0.0  # the lowest learning rate divided by the peak
-    decay_fraction: float = 0.2  # only wsd: the part of the trial that decays; NVFP4: 0.2 for 12B, 0.15 for 8B and 1.2B
+    decay_fraction: float = 0.2  # only wsd: decay at the last 20 % of updates; NVFP4: 0.2 for 12B, 0.15 for 8B and 1.2B
     decay_shape: str = "linear"  # only wsd; assumed, the NVFP4 paper does not state it
 
     def __post_init__(self) -> None:
@@ -54,7 +55,7 @@ class ScheduleConfig:
 
 
 def factor(config: ScheduleConfig, step: int, steps: int) -> float:
-    """Return the factor of the peak learning rate in update `step`, counted from 0, of `steps`."""
+    """Return the learning rate of update `step` (from 0) of `steps`, divided by the peak learning rate."""
     if not 0 <= step < steps:
         raise ValueError(f"update {step} of a trial of {steps} updates: valid numbers are 0 to {steps - 1}")
     warmup, decay = phases(config, steps)
@@ -85,5 +86,5 @@ def phases(config: ScheduleConfig, steps: int) -> tuple[int, int]:
 
 
 def _part(fraction: float, steps: int) -> int:
-    """Return a fraction of a trial in updates, at least 1 unless the fraction is 0."""
+    """Return a fraction of a trial as a number of updates: 0 for the fraction 0, else at least 1."""
     return max(1, round(fraction * steps)) if fraction else 0

@@ -1,14 +1,14 @@
 """Measure gradients and updates of a trial for precision.parquet: exponents, zeros, and updates that get lost.
 
-An update of a weight from w to w + u is lost in a format if a weight that is stored in it stays where it is: u is not
-0, but adding u to w, rounded to the format, and rounding to nearest again gives the same value. These are the updates
-below half a step of the format at w. They are counted for BF16 and FP16, whatever the trial stores. In addition, `lost`
-counts the updates that left the trial's own weights where they were.
+An update u ≠ 0 of a weight w is lost in a format if round(round(w) + u) = round(w), where round is rounding to nearest
+in this format: a weight that is stored in the format does not change. This happens if |u| is below half the distance of
+neighbouring numbers of the format at w. `lost_bf16` and `lost_fp16` count these updates, whatever format the trial
+stores weights in. `lost` counts the updates that did not change the weights that the trial stores.
 
-The exponent of a gradient is floor(log2 |g|). The histogram of exponents shows which gradients would be 0 with another
-loss scale: FP16 rounds magnitudes up to 2^-25 to 0. Two kinds of gradients are measured: those of parameters, summed
-over micro-batches, and those of the results of linear layers (dy), in the dtype of the model. Exponents are those of
-the unscaled loss.
+The exponent of a gradient g is floor(log2 |g|), without the loss scale. The histogram of exponents shows which
+gradients would be 0 with another loss scale, because FP16 rounds magnitudes up to 2^-25 to 0. Two kinds of gradients
+are measured: the gradients of parameters, summed over micro-batches, and the gradients of the results of linear layers
+(dy), in the dtype in which the model computes.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-LOWEST, HIGHEST = -64, 15  # exponents of the first and the last bin, which also hold those beyond
+LOWEST, HIGHEST = -64, 15  # exponents of the first and the last bin, which also count all lower and all higher ones
 BINS = HIGHEST - LOWEST + 1
 FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_ZEROS, _NONFINITE, _VALUES = range(BINS, BINS + 3)  # what `gradient_counts` appends to the histogram
+_ZEROS, _NONFINITE, _VALUES = range(BINS, BINS + 3)  # indices of the counts that `gradient_counts` appends
 
 
 class UpdateRecords:
-    """Collects the rows of precision.parquet, for every `every`-th update."""
+    """Collects the rows of precision.parquet at every `every`-th update: one per parameter and linear layer's dy."""
 
     def __init__(self, model: nn.Module, every: int) -> None:
         self.every, self.rows = every, list[dict[str, Any]]()
-        self._scale: float | None = None  # of the loss, while an update is measured
+        self._scale: float | None = None  # the loss scale while an update is measured, else None
         self._dy: dict[str, Tensor] = {}  # sums of `gradient_counts` over micro-batches, by layer
         for name, module in model.named_modules():
             if isinstance(module, nn.Linear):
@@ -55,7 +55,10 @@ class UpdateRecords:
             self._dy[name] = self._dy[name] + counts if name in self._dy else counts
 
     def add_gradients(self, step: int, params: Mapping[str, Tensor]) -> None:
-        """Add the rows of an update, from the unscaled gradients of its parameters, if it is measured."""
+        """Add the rows of update `step` if it is measured.
+
+        params: the parameters by name; their gradients must be unscaled already.
+        """
         if self._scale is None:
             return
         self._scale = None
@@ -79,9 +82,10 @@ class UpdateRecords:
     def add_updates(
         self, step: int, before: Mapping[str, Tensor], exact: Mapping[str, Tensor], stored: Mapping[str, Tensor]
     ) -> None:
-        """Add the counts of lost updates to the parameters' rows of this update.
+        """Add the counts of lost updates to the rows that update `step` has for parameters.
 
-        before, exact, stored: the weights before the update, and after it without and with rounding.
+        before, exact, stored: the weights by name: before the update, after it in FP32, and after it as rounded to the
+        format in which the trial stores weights.
         """
         rows = {row["layer"]: row for row in self.rows if row["step"] == step and row["slot"] == "parameter"}
         for name, row in rows.items():
@@ -96,7 +100,7 @@ class UpdateRecords:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore the rows that `state()` returned."""
         self.rows = [
-            # The same order of columns as in a new row
+            # The columns must have the same order as in a new row.
             {key: row[key] for key in row if key not in COUNTED}
             | {"histogram": histogram}
             | {key: row[key] for key in COUNTED if key in row}
@@ -104,14 +108,15 @@ class UpdateRecords:
         ]
 
 
+# The columns of `update_counts`.
 COUNTED = ("updates", "lost", *(f"lost_{name}" for name in FORMATS))
 
 
 @torch.no_grad()
 def gradient_counts(grad: Tensor, scale: float = 1.0) -> Tensor:
-    """Return how many values have each exponent, then the numbers of zeros, of infinities and NaN, and of all values.
+    """Return the histogram of exponents ([BINS]), then the numbers of zeros, of infinities and NaN, and of all values.
 
-    scale: the factor of the loss, a power of two by which the exponents are lowered.
+    scale: the loss scale of the gradient, a power of two; its exponent is subtracted.
     """
     magnitude = grad.float().abs()
     zeros, nonfinite = (magnitude == 0).sum(), (~magnitude.isfinite()).sum()
@@ -123,7 +128,10 @@ def gradient_counts(grad: Tensor, scale: float = 1.0) -> Tensor:
 
 @torch.no_grad()
 def update_counts(before: Tensor, exact: Tensor, stored: Tensor) -> dict[str, int]:
-    """Return how many weights have an update other than 0, and how many of these updates are lost."""
+    """Return how many weights have an update other than 0 (`updates`), and how many of these updates are lost.
+
+    The arguments are as in `add_updates`. `lost`: in the trial's format; `lost_bf16`, `lost_fp16`: in that format.
+    """
     changed = exact != before
     lost = {"lost": changed & (stored == before)}
     for name, dtype in FORMATS.items():

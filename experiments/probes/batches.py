@@ -1,8 +1,8 @@
-"""Choose the batches of a probe trial: windows of held-out documents, or the next batches of the parent.
+"""Choose the batches of a probe trial: windows of held-out documents, or the batches that the parent would read next.
 
-Tokens of one document are not independent of each other. Therefore the documents of a held-out split are dealt to
-GROUPS groups, and a seed reads windows of one group only: up to GROUPS neighbouring seeds read no document in common,
-so the spread over seeds contains the spread over texts.
+Tokens of one document are not independent of each other. Therefore the documents of a held-out split are divided into
+GROUPS groups, and a probe with the seed s reads only the group s mod GROUPS. Seeds with different groups have no
+document in common, so the variance of results over seeds includes the variance over texts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fewbits.experiments.training import ORDER
 from fewbits.experiments.trial import Trial
 from fewbits.kernels.seeds import derive_seed
 
-GROUPS = 6
+GROUPS = 6  # the message in `batches` says "a sixth"
 
 
 def batches(corpus: Corpus, trial: Trial, parent: Trial, position: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -37,9 +37,9 @@ def batches(corpus: Corpus, trial: Trial, parent: Trial, position: int) -> Itera
     count = t.steps * t.micro_batch
     if len(windows) < count:
         raise ValueError(
-            f"training.steps {t.steps} of a probe: {count} windows of {t.length} tokens are needed, and a sixth of the "
-            f"documents of split {trial.probe.split} has {len(windows)}: use fewer steps, a smaller "
-            "training.micro_batch, a shorter training.length, or more data"
+            f"training.steps {t.steps} of a probe: {count} windows of {t.length} tokens are needed, but the sixth of "
+            f"the documents of split {trial.probe.split} that one seed reads has {len(windows)}: use fewer steps, a "
+            "smaller training.micro_batch, a shorter training.length, or more data"
         )
     for first in range(0, count, t.micro_batch):
         rows = torch.from_numpy(np.stack(windows[first : first + t.micro_batch]).astype(np.int64))
@@ -47,8 +47,8 @@ def batches(corpus: Corpus, trial: Trial, parent: Trial, position: int) -> Itera
 
 
 def _documents(corpus: Corpus, split: str, length: int) -> list[np.ndarray]:
-    """Return the documents that hold a window, in an order without pattern that no seed changes."""
-    if corpus.folder.meta.separator is None:  # every window counts as a document, as in evaluations
+    """Return the documents with more than `length` tokens, in a pseudorandom order that is the same for all seeds."""
+    if corpus.folder.meta.separator is None:  # no documents are known: every window is a document, as in evaluations
         inputs, targets = corpus.windows(split, (corpus.tokens_in(split) - 1) // length, length)
         found = list(torch.cat((inputs, targets[:, -1:]), 1).numpy())
     else:
@@ -57,7 +57,7 @@ def _documents(corpus: Corpus, split: str, length: int) -> list[np.ndarray]:
 
 
 def _windows(documents: list[np.ndarray], length: int) -> list[np.ndarray]:
-    """Return windows of length + 1 tokens: the first one of each document, then the second one of each, and so on."""
+    """Return windows of length + 1 tokens: the first window of each document, then the second of each, and so on."""
     longest = max(map(len, documents), default=0)
     return [
         tokens[begin : begin + length + 1]

@@ -1,4 +1,4 @@
-"""Hold a checkpoint's weights in models that share them: one unquantized, as the reference, and one for each recipe."""
+"""Build models that share a checkpoint's weights: an unquantized one as the reference, and one for each recipe."""
 
 from __future__ import annotations
 
@@ -28,20 +28,23 @@ _WIDTHS = ".bit_scale"
 
 @dataclass(frozen=True, eq=False)
 class Bench:
-    """The checkpoint's weights in a model that is never changed, and in one that serves as the reference."""
+    """The models of a checkpoint; all have the same parameter tensors."""
 
-    trial: Trial
-    model: Decoder
-    exact: Decoder
-    widths: Mapping[str, Tensor]  # learned bit widths, if the trial has a sampler
-    step: int
-    origin: int
+    trial: Trial  # the trial that wrote the checkpoint
+    model: Decoder  # unquantized, in the trial's dtype; copied for each recipe
+    exact: Decoder  # unquantized, in the reference's dtype
+    widths: Mapping[str, Tensor]  # learned bit widths by name; empty if the trial has no sampler
+    step: int  # the checkpoint's step
+    origin: int  # the number of steps of the trial's ancestors, if it is a branch
 
     def quantized(self, recipe: Recipe, batch: int, seed: int) -> tuple[Decoder, Quantization]:
-        """Return a model with the same parameters and the recipe's layers, ready for a batch; seed 0 is the trial's.
+        """Return a model that has the checkpoint's parameters and is quantized by a recipe, ready for a forward pass.
 
-        A sampler starts with the bit widths that the trial learned if its init, target and block are those of the
-        trial's sampler, else with its own init.
+        batch: the batch's number, from 0, which determines the step and micro-batch of the seeds.
+        seed: selects the random numbers; 0: those that the trial itself would use next.
+
+        The recipe's sampler gets the bit widths that the trial learned if its init, target and block equal those of
+        the trial's sampler. Otherwise its bit widths are its init.
         """
         t, ours, own = self.trial.training, recipe.sampler, self.trial.recipe.sampler
         rounding = self.trial.seed if t.rounding_seed is None else t.rounding_seed
@@ -61,7 +64,7 @@ class Bench:
         return model, quantization
 
     def draws_noise(self, recipe: Recipe) -> bool:
-        """Tell whether the recipe's results depend on the seed."""
+        """Tell whether the recipe uses random numbers, so that results depend on the seed."""
         _, quantization = self.quantized(recipe, 0, 0)
         return any(
             layer.sampler is not None or any(pair.needs_seed for pair in operand_pairs(quantization, layer))
@@ -70,7 +73,7 @@ class Bench:
 
 
 def make_bench(trial: Trial, checkpoint: checkpoints.Checkpoint, device: torch.device, reference: torch.dtype) -> Bench:
-    """Load the checkpoint's model and return it with its reference; the optimizer's state is not read."""
+    """Load the model of a checkpoint, without the optimizer's state. reference: the dtype of the exact model."""
     state = checkpoint.state
     saved = checkpoints.unflatten(checkpoint.tensors(device, under="model."), state["model"])
     widths = {name: tensor for name, tensor in saved.items() if name.endswith(_WIDTHS)}
@@ -83,12 +86,12 @@ def make_bench(trial: Trial, checkpoint: checkpoints.Checkpoint, device: torch.d
 
 
 def shared_copy(model: Decoder) -> Decoder:
-    """Return a copy of the model that shares its parameters and buffers."""
+    """Return a copy of the model whose parameters and buffers are the same tensors."""
     return copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
 
 
 def backward(model: Decoder, inputs: Tensor, targets: Tensor) -> tuple[float, dict[str, Tensor]]:
-    """Return the loss without a sampler's penalty, and its gradient for every parameter except bit widths."""
+    """Return the loss without a sampler's penalty, and the gradient of every parameter except bit widths, by name."""
     parameters = {name: p for name, p in model.named_parameters() if not name.endswith(_WIDTHS)}
     loss = model.loss(inputs, targets)
     gradients = torch.autograd.grad(loss, list(parameters.values()))
@@ -96,14 +99,17 @@ def backward(model: Decoder, inputs: Tensor, targets: Tensor) -> tuple[float, di
 
 
 def operand_pairs(quantization: Quantization, layer: QuantizedLinear) -> tuple[OperandPair, OperandPair, OperandPair]:
+    """Return the operand pairs of x, w and dy of a layer, before or after the recipe's switch as the step requires."""
     plan = layer.plans[quantization.context.switched]
     return plan.x, plan.w, plan.dy
 
 
 def layer_labels(layer: QuantizedLinear) -> dict[str, Any]:
+    """Return the columns that identify a layer in tables: its name, block number and part."""
     return {"layer": layer.name, "block": layer.block, "part": layer.part}
 
 
 def mean_bits(quantization: Quantization) -> float:
+    """Return the mean of all learned bit widths of a model; NaN without a sampler."""
     widths = [bits.detach().flatten() for bits in (layer.bits for layer in quantization.layers) if bits is not None]
     return float(torch.cat(widths).double().mean()) if widths else math.nan

@@ -1,4 +1,4 @@
-"""Declare the settings of a probe trial, which measures a recipe at a checkpoint instead of training."""
+"""Define the settings of a probe trial, which measures a recipe at a checkpoint instead of training."""
 
 from __future__ import annotations
 
@@ -12,16 +12,22 @@ PARTS = ("gemms", "slots", "blocks")
 
 @dataclass(frozen=True)
 class ProbeConfig:
-    """The settings of a probe trial. Its batches are counted by `training.steps`, and have `training.micro_batch` rows.
+    """The settings of a probe trial.
 
-    A probe trial starts from the checkpoint of `branch` and changes no weights.
+    A probe trial starts from the checkpoint that `branch` names and does not change it. It reads `training.steps`
+    batches of `training.micro_batch` sequences.
     """
 
-    seeds: int = 0  # draws of noise for each batch, if the recipe draws any; 0: the trial trains and is no probe
-    # validation and ood: windows of documents that the other seeds do not read; train: the parent's next batches.
+    # How often each batch is measured with other random numbers, if the recipe uses any; 0: the trial is no probe, but
+    # trains.
+    seeds: int = 0
+    # validation, ood: held-out text, of which each seed reads other documents (batches.py); train: the batches that
+    # the parent would read next.
     split: str = "validation"
-    parts: tuple[str, ...] = ()  # also quantize each GEMM, slot or block alone, and all but that one
-    update: bool = True  # measure the decrease of the loss after one update with each gradient
+    # Also measure the recipe with only one GEMM, slot or block quantized, and with all but this one (variants.py).
+    parts: tuple[str, ...] = ()
+    # Also measure how much one optimizer update decreases the loss: with the quantized and with the exact gradient.
+    update: bool = True
 
     def __post_init__(self) -> None:
         if self.seeds < 0:

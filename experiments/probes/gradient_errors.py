@@ -1,16 +1,16 @@
 """Measure how gradients from quantized operands differ from the exact gradient: cosine, error, bias, noise.
 
-With the exact gradient g, gradients ĝ_s of S rounding seeds, e_s = ĝ_s − g, and ē the mean of e_s over the seeds:
+g is the exact gradient, ĝ_s the gradient with rounding seed s of S seeds, e_s = ĝ_s − g, and ē the mean of e_s over s:
 
     norm          ‖g‖
     cosine        mean of ⟨ĝ_s, g⟩ / ‖ĝ_s‖‖g‖
     error         √(mean of ‖e_s‖²) / ‖g‖
-    bias          ⟨ē, g⟩ / ⟨g, g⟩: the projection coefficient of ĝ on g, less 1
-    mean_error    ‖ē‖ / ‖g‖: the error that remains after averaging over the seeds
-    noise         √(Σ ‖e_s − ē‖² / (S − 1)) / ‖g‖: the part that changes with the seed; 0 without randomness, NaN for
-                  one seed
-    systematic    √(mean_error² − noise² / S): the part that averaging over any number of seeds would not remove. Its
-                  square is an unbiased estimate; a negative estimate counts as 0
+    bias          ⟨ē, g⟩ / ⟨g, g⟩: how much longer ĝ is than g in the direction of g (0: equally long)
+    mean_error    ‖ē‖ / ‖g‖: the error that remains after averaging over the S seeds
+    noise         √(Σ ‖e_s − ē‖² / (S − 1)) / ‖g‖: the part of the error that changes with the seed; 0 for a recipe
+                  without random numbers, NaN for a recipe with random numbers and S = 1
+    systematic    √(mean_error² − noise² / S): the part of the error that averaging over any number of seeds would not
+                  remove. The expression under the root is an unbiased estimate; if it is negative, 0 is used
 """
 
 from __future__ import annotations
@@ -23,16 +23,19 @@ from torch import Tensor
 
 
 class GradientErrors:
-    """The errors of one batch. They are stored per parameter, so that any parameters can be combined to one vector."""
+    """Collects the gradients of one batch for several seeds, and computes the measures for any set of parameters.
+
+    exact: the exact gradient by parameter name. random: whether the recipe uses random numbers.
+    """
 
     def __init__(self, exact: Mapping[str, Tensor], *, random: bool) -> None:
         self._exact, self._random = exact, random
         self._norms = {name: _dot(g, g) for name, g in exact.items()}
-        self._seeds: list[dict[str, tuple[Tensor, Tensor]]] = []  # ⟨e, g⟩ and ⟨e, e⟩
-        self._sums: dict[str, Tensor] = {}  # sum of e over the seeds
+        self._seeds: list[dict[str, tuple[Tensor, Tensor]]] = []  # for each seed and parameter: ⟨e, g⟩ and ⟨e, e⟩
+        self._sums: dict[str, Tensor] = {}  # for each parameter: the sum of e over the seeds
 
     def add(self, gradients: Mapping[str, Tensor]) -> None:
-        """Add the gradients of one more seed; if they do not depend on the seed, call this only once."""
+        """Add the gradients of one more seed, by parameter name. Call it once if the recipe uses no random numbers."""
         products = {}
         for name, g in self._exact.items():
             e = gradients[name].float() - g
@@ -42,7 +45,7 @@ class GradientErrors:
         self._seeds.append(products)
 
     def measures(self, names: Sequence[str]) -> dict[str, float]:
-        """Return the measures of these parameters' gradients, taken together as one vector."""
+        """Return the measures (module's docstring) of the vector of all gradients of the parameters `names`."""
         count = len(self._seeds)
         gg = _total(self._norms[name] for name in names)
         eg = [_total(products[name][0] for name in names) for products in self._seeds]
@@ -73,4 +76,5 @@ def _total(numbers: Iterable[Tensor]) -> float:
 
 
 def _ratio(a: float, b: float) -> float:
+    """Return a / b; NaN if b is 0."""
     return a / b if b else math.nan

@@ -1,28 +1,30 @@
-"""Compare recipes at one checkpoint, on the same batches, with nothing else changed.
+"""Compare recipes at one checkpoint, on the same batches (`fewbits probe`).
 
-For every batch, the checkpoint's weights do a forward and a backward pass once unquantized and once with each recipe
-(several times, with different seeds, if a recipe draws noise). Each result is compared with the unquantized reference
-on the same batch, so differences have almost no noise, while comparing trained models needs many seeds. The result is
-tidy tables:
+For every batch, the model with the checkpoint's weights computes a forward and a backward pass without quantization,
+and one with each recipe (several with different seeds, if the recipe uses random numbers). Each result is compared with
+the unquantized reference on the same batch. These differences have almost no noise, whereas a comparison of trained
+models needs many seeds. The result is four tables:
 
-    loss        recipe, batch, seed         loss, reference, increase; `bits`: the mean b_t of sampled weights
+    table       a row for each              columns
+    loss        recipe, batch, seed         `loss`, `reference` (the unquantized loss), `increase` (their difference),
+                                            in nats per token; `bits`: the mean bit width b_t of sampled weights
     gradients   recipe, batch, layer        errors of the weight's gradient (gradient_errors.py);
-                                            layer `whole`: the gradient of the loss by all parameters
-    operands    recipe, batch, seed,        relative error, rates of flushed, saturated and capped values, lost values,
-                layer, slot                 share of each entry i of a mixture (share_i). Operands in high precision
-                                            have no row. A mixture's errors are those of its first entry,
-                                            before the choice
-    sums        recipe, batch, seed,        relative error of the forward products of a layer if an accumulator of few
-                layer, accumulator          bits added them (sum_errors.py); only for accumulators that are named
+                                            layer `whole`: the gradient of all parameters
+    operands    recipe, batch, seed,        `error` (relative), shares of `flushed`, `saturated` and `capped` values,
+                layer, slot                 number of `lost` values; `share_i`: share of blocks for which a mixture
+                                            chose its i-th quantizer, from 0. A mixture's `error` is that of its first
+                                            quantizer, whatever it chose. Operands in high precision have no row
+    sums        recipe, batch, seed,        `error` (relative) of the layer's forward product, if this accumulator
+                layer, accumulator          computed its sums (sum_errors.py); only with `accumulators`
 
-The reference computes in the trial's dtype: then all differences come from the recipe, and a recipe that leaves
-all operands in high precision gives differences of exactly zero. `reference="fp32"` uses FP32 throughout
-instead: this adds the error of BF16 itself, which the recipe bf16 then shows.
+By default the reference computes in the trial's dtype. Then all differences come from the recipe, and a recipe that
+leaves all operands in high precision gives differences of exactly 0. With `reference="fp32"` the reference computes in
+FP32, so the differences also contain the error of BF16, which alone is the difference for the recipe bf16.
 
-Batches of the split `train` are those that the trial reads after the checkpoint, and seed 0 draws the noise of its
-first rank. So for a trial on one rank, its own recipe gives exactly the losses of the micro-batches of its next step.
-Batches of the other splits are windows spread evenly over held-out text. Every batch has the size of a micro-batch,
-because a tensor's scale may depend on it.
+The batches of the split `train` are the ones that the trial would read after the checkpoint, and seed 0 gives the
+random numbers of the trial's first rank. For a trial on one rank, the trial's own recipe therefore gives exactly the
+losses of the micro-batches of its next step. Batches of the other splits are windows spread evenly over held-out text.
+Every batch has the size of a micro-batch, because the scale of a quantized tensor may depend on it.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ _SUM = ["recipe", "batch", "seed", "layer", "block", "part", "accumulator"]
 _OPERAND = [key for key in KEYS if key != "accumulator"]
 _STATISTICS = ["error", "flushed", "saturated", "capped", "lost"]
 
-ReportProgress = Callable[[int, int], None]  # passes done, and passes in all
+ReportProgress = Callable[[int, int], None]  # called with the number of passes done and of all passes
 
 
 def probe(
@@ -75,13 +77,17 @@ def probe(
     runtime: Runtime = Runtime(),  # noqa: B008, a frozen value
     report: ReportProgress = lambda done, total: None,
 ) -> Probe:
-    """Compare recipes at a checkpoint.
+    """Compare recipes at a checkpoint; return the tables that the module's docstring describes.
 
-    run: a run folder, or one of its checkpoints. From a run folder, the checkpoint of `step` is used, or the newest.
+    run: a run folder, or the folder of one of its checkpoints.
     recipes: names of recipes, or Recipe values; their names must differ.
-    seeds: the number of seeds for a recipe that draws noise, to separate its average effect from the noise.
-    reference: the dtype of the unquantized model, bf16 or fp32; None: the trial's dtype.
+    batches: the number of batches; each has the size of a micro-batch of the trial.
+    seeds: the number of seeds for a recipe that uses random numbers, to separate its mean effect from the noise.
+    step: the step of the checkpoint, if `run` is a run folder; None: the newest checkpoint.
+    split: train, validation or ood.
+    reference: the dtype of the unquantized model, one of bf16, fp16 and fp32; None: the trial's dtype.
     accumulators: names of accumulators whose sums are compared with exact ones, such as hopper-fp8.
+    report: called after each forward and backward pass.
 
     >>> result = probe(Path("runs/nemotron-nano-bf16-python-s0-1a2b3c4d"), ["bf16", "mor/block", "nvfp4"], seeds=4)
     >>> result.summary()
@@ -148,7 +154,7 @@ def probe(
 
 
 def _open_checkpoint(path: Path, step: int | None) -> tuple[run_folder.RunFolder, checkpoints.Checkpoint]:
-    """Return the run and the checkpoint at a path, which is a run folder (with the step) or a checkpoint itself."""
+    """Return the run and the checkpoint at a path: a run folder, or the folder of a checkpoint (then step is None)."""
     if not path.is_dir():
         raise ValueError(f"{path}: no such folder; a run folder or one of its checkpoints is expected")
     above = path.resolve().parent.parent
@@ -157,13 +163,13 @@ def _open_checkpoint(path: Path, step: int | None) -> tuple[run_folder.RunFolder
         return folder, folder.checkpoint(step)
     if step is not None:
         raise ValueError(
-            f"step {step} of {path}: the path is a checkpoint already; a step can be chosen only from a run folder"
+            f"step {step} of {path}: the path is already a checkpoint; name the run folder, or omit the step"
         )
     return run_folder.opened(above), checkpoints.load(path)
 
 
 def _checked_recipes(recipes: Sequence[str | Recipe], trial: Trial) -> list[Recipe]:
-    """Return the recipes. Raise ValueError for duplicate names, and for a recipe that this trial cannot train with."""
+    """Return the recipes, loaded by name. Raise ValueError for equal names, or if the trial cannot use a recipe."""
     checked = [load_recipe(recipe) if isinstance(recipe, str) else recipe for recipe in recipes]
     names = [recipe.name for recipe in checked]
     if not checked or len(set(names)) < len(names):
@@ -178,7 +184,7 @@ def _checked_recipes(recipes: Sequence[str | Recipe], trial: Trial) -> list[Reci
 def _batches(
     corpus: Corpus, trial: Trial, checkpoint: checkpoints.Checkpoint, split: str, count: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield `count` batches of inputs and targets from a split."""
+    """Yield `count` batches of a split, each as inputs and targets, [training.micro_batch, training.length]."""
     t = trial.training
     if split != "train":
         inputs, targets = corpus.windows(split, count * t.micro_batch, t.length)
@@ -195,13 +201,17 @@ def _batches(
 def _gradient_rows(
     errors: GradientErrors, exact: Mapping[str, Tensor], quantization: Quantization
 ) -> Iterator[dict[str, Any]]:
+    """Yield a row with the measures of each layer's weight gradient, and a row of the gradient of all parameters."""
     for layer in quantization.layers:
         yield layer_labels(layer) | errors.measures([f"{layer.name}.weight"])
     yield {"layer": WHOLE, "block": None, "part": None} | errors.measures(list(exact))
 
 
 def _operand_rows(quantization: Quantization) -> Iterator[dict[str, Any]]:
-    """Yield a row of statistics for each quantized slot; slots that share quantized values have equal statistics."""
+    """Yield a row of statistics for each layer and quantized slot.
+
+    If a tensor is quantized once for two slots, both slots get a row with the same statistics.
+    """
     observer = quantization.observer
     assert observer is not None
     rows = {(row["layer"], row["slot"]): row for row in observer.rows(quantization.context.step, quantization.layers)}
@@ -215,6 +225,6 @@ def _operand_rows(quantization: Quantization) -> Iterator[dict[str, Any]]:
 
 
 def _with_columns(rows: Sequence[Mapping[str, Any]], first: Sequence[str]) -> pd.DataFrame:
-    """Return the rows as a table with these columns first; the columns exist even without rows."""
+    """Return the rows as a table that begins with the columns `first`, which exist even if there are no rows."""
     frame = pd.DataFrame(rows)
     return frame.reindex(columns=[*first, *(column for column in frame if column not in first)])

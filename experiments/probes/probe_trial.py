@@ -1,14 +1,15 @@
 """Run a probe trial: measure a recipe at a checkpoint, batch by batch, against the same weights without quantization.
 
-A probe trial is planned, scheduled, cached and resumed like one that trains, and lies in a run folder, too. It writes
+A probe trial is planned, scheduled, cached and resumed like a trial that trains, and has a run folder. It writes
 
-    probe.parquet      a row for each batch and variant: losses, and for the whole gradient and each weight's gradient
-                       the measures of gradient_errors.py (columns: experiments/README.md)
-    numerics.parquet   statistics of each operand as a training trial writes them, over all batches together
-    result.json        the means over batches (summary.py)
+    probe.parquet      for each batch and variant (variants.py), a row with the losses and the measures of the whole
+                       gradient (gradient_errors.py); for the recipe itself (variant `all`), also a row with the
+                       measures of each layer's weight gradient. Columns: experiments/README.md
+    numerics.parquet   statistics of each operand, as a training trial writes them, over all batches together
+    result.json        means over batches (summary.py)
 
-Each finished batch is a file in `batches/` until the end, so an interrupted probe continues with the next batch and
-ends with the same bytes.
+Until the end, each measured batch is stored in a file in `batches/`, so that an interrupted probe continues with the
+next batch and gives the same files as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from fewbits.kernels.seeds import derive_seed
 FOLDER, TABLE = "batches", "probe.parquet"
 
 Row = dict[str, Any]
-Vector = Mapping[str, Tensor]  # a gradient, by parameter
+Vector = Mapping[str, Tensor]  # a gradient, or a difference of gradients, by parameter name
 
 
 def run_probe(
@@ -58,9 +59,10 @@ def run_probe(
     saved: Saved = lambda _: None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> tuple[run_folder.RunFolder, dict[str, Any]]:
-    """Run or continue a probe trial unless it is done; return its folder and its result.
+    """Run or continue a probe trial; return its folder and its result. A finished trial is not run again.
 
-    The arguments are those of `run` in training.py; `stop` is called after every batch.
+    The arguments have the same meaning as those of `run` in training.py. `stop` is called after every batch; if it
+    returns True, the probe ends with KeyboardInterrupt.
     """
     if devices.rank_count() > 1:
         raise ValueError("a probe (probe.seeds above 0) runs on one rank: remove resources.ranks")
@@ -96,24 +98,29 @@ def run_probe(
 
 @dataclass(frozen=True)
 class _Source:
-    """The checkpoint that is probed, and the trial that wrote it."""
+    """The checkpoint that is probed (`parent`), and the trial that wrote it."""
 
     parent: Parent
     trial: Trial
 
     @staticmethod
     def of(parent: Parent, trial: Trial, corpus: Corpus) -> _Source:
-        """Return the checkpoint's source; raise ValueError if the probe has another model or another data than it."""
+        """Return the checkpoint and its trial.
+
+        Raise ValueError if the probe trial's model or data differ from those of the checkpoint's trial.
+        """
         source = _Source(parent, run_folder.saved_trial(parent.folder.path))
         ours, theirs = (
             {key: value for key, value in one.to_dict()["model"].items() if key != "name"}
             for one in (trial, source.trial)
         )
         if differing := [f"model.{key} {ours[key]!r}, not {theirs[key]!r}" for key in ours if ours[key] != theirs[key]]:
-            raise ValueError(f"a probe of {parent.folder.path} must have its model: {'; '.join(differing)}")
+            raise ValueError(f"a probe of {parent.folder.path} must have this run's model: {'; '.join(differing)}")
         state, length = parent.checkpoint.state, source.trial.training.length
         if trial.probe.split == "train" and state["position"] and trial.training.length != length:
-            raise ValueError(f"training.length {trial.training.length}: probe.split=train needs the parent's, {length}")
+            raise ValueError(
+                f"training.length {trial.training.length}: with probe.split=train, the parent's value {length} is needed"
+            )
         corpus.check(state["data"]["fingerprint"], state["data"])
         return source
 
@@ -137,7 +144,7 @@ def _measure(
     read = list(batches(corpus, trial, source.trial, state["position"]))
     probe = _Probe(trial, bench, UpdateEffect(source.trial, checkpoint, bench.exact), device, read)
     if begin:
-        probe.measure(begin - 1)  # the next batch is compared with its errors
+        probe.measure(begin - 1)  # for `_across`, which compares the next batch with the batch before
     for number in range(begin, t.steps):
         began = time.perf_counter()
         rows = probe.measure(number)
@@ -153,7 +160,10 @@ def _measure(
 
 
 def _write(trial: Trial, step: int, folder: run_folder.RunFolder, count: int) -> dict[str, Any]:
-    """Write the tables of all batches and the result, and remove the batches' own files."""
+    """Write the tables of all batches and the result, and remove the files of single batches.
+
+    step: of the checkpoint. count: the number of batches.
+    """
     stored = [checked_json(_file(folder.path, number)) or {} for number in range(count)]
     table = pd.DataFrame([row for batch in stored for row in batch["rows"]])
     texts = ("variant", "layer", "part")
@@ -169,7 +179,10 @@ def _write(trial: Trial, step: int, folder: run_folder.RunFolder, count: int) ->
 
 
 class _Probe:
-    """A recipe at a checkpoint, and the errors of the batch that was measured last."""
+    """Measures batches with a trial's recipe at a checkpoint; remembers the gradients of the batch measured last.
+
+    read: inputs and targets of each batch.
+    """
 
     def __init__(
         self,
@@ -183,14 +196,15 @@ class _Probe:
         self._batches = read
         self._random = bench.draws_noise(trial.recipe)
         self._variants = self._all_variants()
-        self._last: tuple[Vector, Vector] | None = None  # the exact gradient, and the mean error of the recipe's
+        # Of the batch measured last: the exact gradient, and the quantized gradient's mean difference from it.
+        self._last: tuple[Vector, Vector] | None = None
 
     def _all_variants(self) -> list[Variant]:
         _, quantization = self._bench.quantized(self._trial.recipe, 0, 0)
         return [Variant(ALL), *variants(self._trial.probe.parts, quantization)]
 
     def measure(self, number: int) -> dict[str, list[Row]]:
-        """Return the rows of probe.parquet, and those of the operands' statistics, of one batch."""
+        """Measure one batch; return its rows of probe.parquet (`rows`) and its statistics of operands (`numerics`)."""
         inputs, targets = self._tokens(number)
         reference, exact = backward(self._bench.exact, inputs, targets)
         rows: list[Row] = []
@@ -235,10 +249,12 @@ class _Probe:
         return inputs.to(self._device), targets.to(self._device)
 
     def _across(self, exact: Vector, mean: Vector) -> dict[str, float]:
-        """Return the products of this batch's error and gradient with those of the batch before.
+        """Return scalar products of this batch with the batch before; an empty dict for the first batch.
 
-        The noise of two batches is independent, so the mean product of errors is the squared norm of the error that
-        averaging over batches and draws does not remove: an estimate without bias.
+        `cross_gradient` is the product of the two exact gradients, `cross_error` the product of the two errors (`mean`:
+        the recipe's gradient minus the exact one, averaged over seeds). The noise of two batches is independent, so the
+        mean of `cross_error` over pairs of batches is an unbiased estimate of the squared norm of the error that
+        averaging over batches and seeds does not remove.
         """
         if self._last is None:
             return {}
@@ -246,7 +262,11 @@ class _Probe:
         return {"cross_gradient": _product(exact, before), "cross_error": _product(mean, error_before)}
 
     def _update(self, number: int, exact: Vector, quantized: Vector) -> dict[str, float]:
-        """Return the decrease of the loss by the next update with either gradient, on this and on the next batch."""
+        """Return how much the optimizer's next update decreases the unquantized loss.
+
+        The keys are `decrease_PLACE_GRADIENT`. PLACE: the loss is computed on this batch (`own`) or on the next one
+        (`next`). GRADIENT: the update uses the `exact` or the `quantized` gradient of this batch.
+        """
         if not (self._trial.probe.update and self._effect.known):
             return {}
         places = {"own": self._tokens(number)}
@@ -262,27 +282,29 @@ class _Probe:
 
 
 def _finite(row: Row) -> Row:
-    """Return the row with None for numbers that are not finite, which JSON does not have."""
+    """Return the row with None in place of infinities and NaN, which JSON cannot represent."""
     return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in row.items()}
 
 
 def _zeros(quantized: Vector, exact: Vector) -> dict[str, float]:
-    """Return the share of elements whose gradient is zero with quantized operands, and without."""
+    """Return the share of elements that are 0 in the quantized gradient (`zeros`) and in the exact one."""
     size = sum(value.numel() for value in exact.values())
     shares = {"zeros": quantized, "zeros_exact": exact}
     return {name: sum(int((v == 0).sum()) for v in vector.values()) / size for name, vector in shares.items()}
 
 
 def _product(a: Vector, b: Vector) -> float:
+    """Return the scalar product of two gradients over all parameters."""
     return float(sum(torch.dot(a[name].flatten().double(), b[name].flatten().double()) for name in a))
 
 
 def _file(path: Path, number: int) -> Path:
+    """Return the file in a run folder that stores the measurements of a batch until the end of the probe."""
     return path / FOLDER / f"{number:05}.json"
 
 
 def _finished(path: Path) -> int:
-    """Return how many batches are measured; they are measured in order."""
+    """Return how many batches have been measured. Batches are measured in order, so this is the next one's number."""
     number = 0
     while _file(path, number).is_file():
         number += 1

@@ -1,8 +1,8 @@
-"""Measure what the sums of tensor cores would cost in a checkpoint's forward products (`fewbits probe --accumulators`).
+"""Measure the error of matrix products whose sums have few bits, as in tensor cores (`fewbits probe --accumulators`).
 
-The operands are those of a recipe's quantized layers, a sample of their rows. They are rounded to a dtype of the
-accumulator first, FP8 with one scale for each operand, and the products are compared with exact sums of these rounded
-operands: so an error is that of the sum alone.
+The operands are those of the forward products of a recipe's quantized layers at a checkpoint; only some rows of them
+are used. They are first rounded to the accumulator's input dtype, for FP8 with one scale for each operand. The product
+is compared with the exact product of these rounded operands, so that the error comes from the summation alone.
 """
 
 from __future__ import annotations
@@ -20,21 +20,23 @@ from fewbits.kernels.formats import TABLE
 from fewbits.models.quantize import Quantization
 from fewbits.models.quantized_linear import QuantizedLinear, StepContext
 
-SIDE = 64  # at most so many rows of x and of w, which gives 4,096 results
+SIDE = 64  # the largest number of rows of x and of w that are used; the product then has 64·64 = 4,096 elements
+# The dtype to which the operands of an accumulator are rounded; all accumulators that are not listed here: E4M3.
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "hopper-bf16": torch.bfloat16, "fp32": torch.bfloat16}
-# Operands of the tensor cores for FP4 need the scales of their blocks, which a quantized layer does not keep.
+# FP4 accumulators (kind `grouped`) are not valid: they need the scales of the operands' blocks, which a quantized layer
+# does not store.
 VALID = tuple(name for name, row in ACCUMULATORS.items() if row.kind != "grouped")
 
 
 def check(accumulators: Sequence[str]) -> None:
-    """Raise ValueError for an accumulator that cannot be measured."""
+    """Raise ValueError if a name is not one of the accumulators that can be measured (VALID)."""
     for name in accumulators:
         one_of("accumulator", name, VALID)
 
 
 @torch.no_grad()
 def sum_error(x: Tensor, w: Tensor, accumulator: str) -> float:
-    """Return the root mean square error of x · wᵀ with this accumulator, relative to the exact results."""
+    """Return ‖p − e‖ / ‖e‖ for p = x · wᵀ, summed with this accumulator, and e, the exact product."""
     a, b = (_rounded(_sample(operand), accumulator) for operand in (x, w))
     exact = a.double() @ b.double().T
     off = product(a, b.T.contiguous(), accumulator).double() - exact
@@ -43,7 +45,10 @@ def sum_error(x: Tensor, w: Tensor, accumulator: str) -> float:
 
 @contextmanager
 def measured(quantization: Quantization, accumulators: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
-    """Measure the forward products of all layers while the context is open; the list has a row for each of them."""
+    """Measure the forward product of each layer in the forward passes inside a `with` block.
+
+    The list gets a row for each product and accumulator, with the columns layer, block, part, accumulator and error.
+    """
     rows: list[dict[str, Any]] = []
 
     def measure(layer: torch.nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -62,22 +67,23 @@ def measured(quantization: Quantization, accumulators: Sequence[str]) -> Iterato
 
 @torch.no_grad()
 def _operands(layer: QuantizedLinear, x: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
-    """Return the quantized operands of a layer's forward product, with its bits, and record no statistics."""
+    """Return x and w as the layer's forward pass quantizes them, with the same bits, without recording statistics."""
     rows = x.reshape(-1, layer.in_features)
     quantized = layer.plans[context.switched].x.quantize_one(0, rows, lambda name: layer.seed(context, name))
     weight = layer.quantize_weight_for(0, context, rows.dtype, layer.sampler is not None)
     if not (isinstance(quantized, Tensor) and isinstance(weight, Tensor)):
-        raise ValueError("--accumulators adds emulated products: probe the recipe without execute=fp8")
+        raise ValueError("--accumulators needs emulated products: probe the recipe without execute=fp8")
     return quantized, weight
 
 
 def _sample(operand: Tensor) -> Tensor:
-    """Return rows that are spread evenly over the operand."""
+    """Return at most SIDE rows, spread evenly over the operand."""
     rows = operand.shape[0]
     return operand if rows <= SIDE else operand[torch.linspace(0, rows - 1, SIDE).long().to(operand.device)]
 
 
 def _rounded(operand: Tensor, accumulator: str) -> Tensor:
+    """Return the operand in the accumulator's input dtype; E4M3 values are scaled so that the largest is 448."""
     dtype = DTYPES.get(accumulator, torch.float8_e4m3fn)
     if dtype != torch.float8_e4m3fn:
         return operand.to(dtype)

@@ -1,4 +1,4 @@
-"""Summarize a probe trial: its numbers in result.json, and the statistics of operands over all batches."""
+"""Summarize a probe trial: compute the numbers of its result.json and its table numerics.parquet."""
 
 from __future__ import annotations
 
@@ -17,15 +17,19 @@ MEASURES = ("cosine", "error", "bias", "noise", "systematic")
 
 
 def summarize(table: pd.DataFrame) -> dict[str, float | None]:
-    """Return the numbers of the recipe as a whole, as means over batches; None for a number that is unknown.
+    """Return the numbers of result.json from probe.parquet: means over batches for the recipe (variant `all`).
 
-    increase             of the loss, in nats per token; increase_relative: relative to the unquantized loss
+    A number that cannot be computed or is not finite is None.
+
+    loss, reference      the loss with the recipe and without quantization, in nats per token
+    increase             loss − reference; increase_relative: increase / reference
     gradient_…           the measures of the whole gradient (gradient_errors.py)
-    gradient_zeros       share of zeros in the gradient beyond those of the exact gradient
-    persistent           squared norm of the error that averaging over batches and draws does not remove, relative to
-                         that of the mean gradient; the estimate has no bias, and can be negative
-    update_own, _next    decrease of the unquantized loss by one update with the recipe's gradient, relative to the
-                         decrease with the exact gradient, on the same batch and on the next one
+    gradient_zeros       share of zeros in the recipe's gradient minus share of zeros in the exact gradient
+    persistent           squared norm of the gradient error that averaging over batches and seeds does not remove,
+                         divided by the squared norm of the mean gradient; both are estimated by products of
+                         neighbouring batches (`_across` in probe_trial.py), so that the number can be negative
+    update_own,          decrease of the unquantized loss by one update with the recipe's gradient, divided by the
+    update_next          decrease with the exact gradient: on the same batch, and on the next batch
     """
     rows = table[(table["variant"] == ALL) & (table["layer"] == WHOLE)]
     numbers: dict[str, float] = {
@@ -47,9 +51,9 @@ def summarize(table: pd.DataFrame) -> dict[str, float | None]:
 
 
 def numerics_table(rows: Sequence[dict[str, Any]], step: int) -> pd.DataFrame:
-    """Return the rows of numerics.parquet: for each operand, its statistics over all batches and draws.
+    """Return numerics.parquet: a row for each operand, with its statistics over all batches and seeds.
 
-    rows: those of single batches. step: the step of the checkpoint, counted as in a training trial's last window.
+    rows: the statistics of single batches and seeds. step: the checkpoint's; the column `step` is the last step before.
     """
     frame = pd.DataFrame(rows)
     if frame.empty:
@@ -73,4 +77,5 @@ def _mean(values: pd.Series, weights: np.ndarray) -> float:
 
 
 def _ratio(a: float, b: float) -> float:
+    """Return a / b; NaN if b is 0."""
     return a / b if b else math.nan

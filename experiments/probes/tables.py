@@ -1,4 +1,4 @@
-"""Hold the tables of a probe, and compute views of them."""
+"""Define the result of a probe: its tables (columns: probe.py), and summaries of them."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-WHOLE = "whole"  # used as a layer's name: all parameters of the model
-# Columns that identify a row
+WHOLE = "whole"  # in the column `layer`: the row is about all parameters of the model
+# The columns that identify a row; all other columns are numbers.
 KEYS = ["recipe", "batch", "seed", "layer", "block", "part", "slot", "quantizer", "accumulator"]
-SUMS = "sum_error_"  # the start of the columns with errors of sums in the views; an accumulator's name follows
+SUMS = "sum_error_"  # in summaries, the column `sum_error_NAME` is the error of sums with the accumulator NAME
 
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """The results of a probe, with its run, step, batches and reference."""
+    """The results of a probe: what was measured, and four tables, whose columns probe.py describes."""
 
     run: str  # the run folder's name
-    step: int
-    split: str
-    batches: int
+    step: int  # of the checkpoint
+    split: str  # from which the batches were read
+    batches: int  # the number of batches
     sequences: int  # per batch
     length: int  # tokens per sequence
-    dtype: str
-    reference: str
+    dtype: str  # in which the quantized models compute
+    reference: str  # the dtype in which the unquantized model computes
     loss: pd.DataFrame
     gradients: pd.DataFrame
     operands: pd.DataFrame
-    sums: pd.DataFrame  # without rows unless accumulators were named
+    sums: pd.DataFrame  # empty if the probe was called without accumulators
 
     @property
     def accumulators(self) -> tuple[str, ...]:
@@ -36,7 +36,13 @@ class Probe:
         return tuple(dict.fromkeys(map(str, self.sums["accumulator"])))
 
     def summary(self) -> pd.DataFrame:
-        """Return a row for each recipe: means over batches, and their standard errors (`_se`), NaN for one batch."""
+        """Return a row for each recipe with means over batches.
+
+        Columns: `recipe`; `seeds`, their number; `increase` of the loss in nats per token; the measures of the whole
+        gradient (gradient_errors.py); `worst_layer`, the layer whose weight gradient has the largest mean error, and
+        `worst_error`, this error; `sum_error_NAME` for each accumulator. `increase_se` and `bias_se` are standard
+        errors, NaN for one batch.
+        """
         rows = []
         for recipe, losses in self.loss.groupby("recipe", sort=False):
             increase = losses.groupby("batch")["increase"].mean()
@@ -64,8 +70,9 @@ class Probe:
     def layers(self) -> pd.DataFrame:
         """Return a row for each recipe and layer, with means over batches and seeds.
 
-        Each row has the measures of the weight gradient, the relative error of each operand slot, and the relative
-        error of the sums of each accumulator.
+        Columns: `recipe`, `layer`, `block`, `part`; the measures of the weight's gradient (gradient_errors.py); the
+        relative error of each operand, by slot (`fprop.x` …); `sum_error_NAME` for each accumulator. The layer `whole`
+        is the gradient of all parameters.
         """
         keys = ["recipe", "layer"]
         labels = {"block": "first", "part": "first"}
@@ -76,7 +83,10 @@ class Probe:
         return gradients.join(errors).join(sums.add_prefix(SUMS)).reset_index()
 
     def long(self) -> pd.DataFrame:
-        """Return all tables as one, with a row for each number: `measure` is its name, `value` the number."""
+        """Return all four tables as one long table with a row for each number.
+
+        Columns: those of KEYS; `measure`, the number's name; `value`, the number.
+        """
         parts = []
         for frame in (self.loss, self.gradients, self.operands, self.sums):
             melted = frame.melt([key for key in KEYS if key in frame], var_name="measure", value_name="value")

@@ -1,7 +1,7 @@
-"""Measure how much one update of the optimizer with a given gradient decreases the unquantized model's loss.
+"""Measure how much one optimizer update with a given gradient decreases the unquantized model's loss.
 
-The update is the one that the parent would make next: with the optimizer's state of its checkpoint, its clipping and
-its learning rate. Afterwards the weights are as before.
+The update is the next one of the parent's training: it uses the optimizer's state of the checkpoint, and the parent's
+gradient clipping and learning rate. Afterwards the weights are restored.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ OPTIMIZER = "optimizer."
 
 
 class UpdateEffect:
-    """The parent's next update of a model's weights, applied for a moment."""
+    """The parent's next optimizer update, which `applied` applies to the weights and then undoes."""
 
     def __init__(self, parent: Trial, checkpoint: Checkpoint, model: Decoder) -> None:
-        """Read the optimizer's state. model: the unquantized model, with the parameters of the checkpoint."""
+        """Read the optimizer's state. parent: the checkpoint's trial. model: the unquantized model with its weights."""
         self._parent, self._model = parent, model
         device = next(model.parameters()).device
         states = unflatten(checkpoint.tensors(device, under=OPTIMIZER), checkpoint.state["optimizer"])
@@ -42,12 +42,12 @@ class UpdateEffect:
 
     @property
     def known(self) -> bool:
-        """Tell whether the checkpoint has an optimizer's state; that of an imported model has none."""
+        """True if the checkpoint has an optimizer state; a checkpoint of an imported model has none."""
         return bool(self._states)
 
     @contextmanager
     def applied(self, gradients: Mapping[str, Tensor]) -> Iterator[None]:
-        """Update the weights with these gradients inside a `with` block."""
+        """Update the weights with these gradients (by parameter name), and restore them after the `with` block."""
         parent, parameters = self._parent, dict(self._model.named_parameters())
         before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
         optimizer = make_optimizer(self._model, parent.optimizer, partition=self._partition)

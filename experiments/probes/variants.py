@@ -1,9 +1,10 @@
 """Quantize only some slots or blocks of a model, to find which of them cause a recipe's effect.
 
-`only fprop.x` quantizes one slot of every layer as the recipe says and leaves the others in high precision;
-`without fprop.x` quantizes all slots but that one. GEMMs (`only wgrad`) and blocks (`only block 3`) work in the same
-way. If one operand of a GEMM is rotated and the other is left in high precision, the other one is rotated too, and then
-only rounded to its own dtype, because a product needs both operands in the same basis.
+The variant `only fprop.x` quantizes the slot fprop.x of every layer as the recipe does, and leaves all other slots in
+high precision; `without fprop.x` quantizes all slots except fprop.x. GEMMs (`only wgrad`) and blocks (`only block 3`)
+have such variants, too. If the recipe rotates both operands of a GEMM (Hadamard transform) and a variant leaves one in
+high precision, this operand is still rotated, but not quantized, because a product needs both operands in the same
+basis.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from fewbits.models.quantize import Quantization
 from fewbits.models.quantized_linear import Plan, QuantizedLinear
 from fewbits.models.recipe import AXES, FIRST_SLOT, GEMMS, SLOTS, Operands, Slot
 
-ALL = "all"  # the variant that quantizes everything as the recipe says
+ALL = "all"  # the name of the variant that is the recipe itself
 
 
 @dataclass(frozen=True)
 class Variant:
-    """The slots and the blocks that a variant of a recipe quantizes."""
+    """The slots and the blocks of a model that a variant of a recipe quantizes."""
 
     name: str
     slots: frozenset[str] = frozenset(SLOTS)
-    blocks: frozenset[int] | None = None  # None: all
+    blocks: frozenset[int] | None = None  # block numbers; None: all blocks
 
     def apply(self, quantization: Quantization) -> None:
-        """Leave the operands of all other slots and blocks in high precision."""
+        """Change a quantized model, so that the operands of all other slots and blocks are in high precision."""
         plans: dict[tuple[int, bool], tuple[Plan, Plan]] = {}
         for layer in quantization.layers:
             quantizes = self.blocks is None or layer.block in self.blocks
@@ -41,10 +42,11 @@ class Variant:
 
 
 def variants(parts: Sequence[str], quantization: Quantization) -> Iterator[Variant]:
-    """Yield the variants: for each GEMM, slot or block that the recipe quantizes, only that one, and all but that one.
+    """Yield the variants `only X` and `without X` for each GEMM, slot or block X that the recipe quantizes.
 
-    parts: the kinds of variants, any of gemms, slots and blocks. Two slots that always have the same values, because
-    the recipe quantizes a tensor once for both GEMMs, are one variant.
+    parts: which X to vary, any of `gemms`, `slots` and `blocks`. If the recipe quantizes a tensor only once for two
+    slots, these two slots are varied together, under the first one's name. A model with one block has no variants by
+    block.
     """
     layers = [layer for layer in quantization.layers if _quantizes(layer)]
     used = {slot for layer in layers for plan in layer.plans for slot, its in plan.operands.items() if its.spec}
@@ -68,12 +70,16 @@ def variants(parts: Sequence[str], quantization: Quantization) -> Iterator[Varia
 
 
 def _restricted(plan: Plan, slots: frozenset[str]) -> Plan:
+    """Return a plan in which only these slots are quantized; an executed GEMM without both its slots is emulated."""
     executed = frozenset(gemm for gemm in plan.executed if slots.issuperset(_slots(gemm)))
     return Plan(restricted(plan.operands, slots), executed)
 
 
 def restricted(operands: Operands, slots: frozenset[str]) -> Operands:
-    """Return the operands with all slots but these in high precision, rotated if the GEMM's other operand is."""
+    """Return the operands of a layer with only these slots quantized.
+
+    All other slots are in high precision, but still rotated if the GEMM's other operand is quantized and rotated.
+    """
     quantized = {gemm: any(slot in slots and operands[slot].spec for slot in _slots(gemm)) for gemm in GEMMS}
     return {
         slot: its if slot in slots or its.spec is None else _high(slot, its.spec, rotated=quantized[_gemm(slot)])
@@ -82,11 +88,13 @@ def restricted(operands: Operands, slots: frozenset[str]) -> Operands:
 
 
 def _both(name: str, slots: frozenset[str]) -> Iterator[Variant]:
+    """Yield the variant that quantizes only these slots, and the variant that quantizes all other slots."""
     yield Variant(f"only {name}", slots)
     yield Variant(f"without {name}", frozenset(SLOTS) - slots)
 
 
 def _high(slot: str, spec: Quantizer | Mixture, *, rotated: bool) -> Slot:
+    """Return a slot in high precision; with rotated=True, it keeps the rotation of `spec`, the recipe's quantizer."""
     quantizer = spec.quantizers[0] if isinstance(spec, Mixture) else spec
     if not (rotated and quantizer.hadamard):
         return Slot(None, AXES[slot])
@@ -99,6 +107,7 @@ def _quantizes(layer: QuantizedLinear) -> bool:
 
 
 def _always_equal(layers: Sequence[QuantizedLinear], first: str, second: str) -> bool:
+    """Tell whether two slots of a tensor have the same values in all layers, before and after the recipe's switch."""
     return all(plan.operands[first].equals(plan.operands[second]) for layer in layers for plan in layer.plans)
 
 

@@ -1,9 +1,10 @@
-"""Find where a branch starts: another trial's checkpoint, with its weights, its optimizer and its position in the data.
+"""Find the checkpoint from which a branch starts, and check that the branch can start from it.
 
-A branch differs from its parent in its recipe, its length and its learning rates. The checkpoint fits only a
-trial with the same model, the same data in the same order, and the same kind of optimizer. An imported checkpoint has
-read no data and has no optimizer, so its branches choose their seed, length of sequences and optimizer themselves. A
-parent is identified by its id and the step, not by its path.
+A branch takes over the weights, the optimizer's state and the position in the data from a checkpoint of another trial,
+its parent. It must have the parent's model, the same data in the same order (so the same seed), and the same kind of
+optimizer; its recipe, number of steps and learning rates may differ. An imported checkpoint has read no data and has no
+optimizer, so a branch from it may have any seed, sequence length and optimizer. A branch's identity contains the
+parent's id and the step, not the parent's path.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.run_folder import RunFolder, find_run, opened, saved_trial
 from fewbits.experiments.trial import Branch, Trial
 
-IMPORTED_MODEL = "imported:"  # stands before the model's name in branch.parent
+IMPORTED_MODEL = "imported:"  # branch.parent=imported:MODEL names the imported run of a model
 
 
 @dataclass(frozen=True)
@@ -34,47 +35,52 @@ class Parent:
 
     @cached_property
     def point(self) -> ParentPoint:
+        """The parent's id and the step, for the identity of the branch."""
         return parent_point(self.folder.provenance() or {}, self.step)
 
     @cached_property
     def checkpoint(self) -> checkpoints.Checkpoint:
-        """The checkpoint, read and checked at first access; not needed once the branch has a checkpoint of its own."""
+        """The checkpoint, loaded and verified at first access (a branch with checkpoints of its own needs none)."""
         return self.folder.checkpoint(self.step)
 
     def check(self, trial: Trial, corpus: Corpus) -> None:
-        """Raise ValueError if the trial cannot start from this checkpoint."""
+        """Raise ValueError if the trial cannot start from this checkpoint. corpus: the trial's data."""
         saved = saved_trial(self.folder.path)
         data = self.checkpoint.state["data"]
         other_data = data["fingerprint"] != corpus.fingerprint
         if other_data and spelled_data(trial.data) != spelled_data(saved.data):
             raise ValueError(
-                f"a branch reads the data of its parent, and {self.folder.path} was trained with "
-                f"{spelled_data(saved.data)}, not with {spelled_data(trial.data)}"
+                f"a branch must have the data of its parent: {self.folder.path} was trained with "
+                f"{spelled_data(saved.data)}, and the branch has {spelled_data(trial.data)}"
             )
         own, theirs = dict(self._inherited(trial)), dict(self._inherited(saved))
         differing = [f"{key} {value!r}, not {theirs[key]!r}" for key, value in own.items() if value != theirs[key]]
         if other_data:
-            differing.append("the same settings give other data here than where the parent trained")
+            differing.append("the same settings of data give other data here than where the parent trained")
         if differing:
-            hint = "; to draw other noise, set training.rounding_seed" if trial.seed != saved.seed else ""
+            hint = (
+                "; to change only the seed of rounding and noise, set training.rounding_seed"
+                if trial.seed != saved.seed
+                else ""
+            )
             raise ValueError(
                 f"a branch of {self.folder.path} must have its parent's model and data: {'; '.join(differing)}{hint}"
             )
         corpus.check(data["fingerprint"], data)
 
     def _inherited(self, trial: Trial) -> Iterator[tuple[str, object]]:
-        """Yield the settings that a branch must share with its parent, except those of the data."""
+        """Yield the trial's settings (key, value) that must equal the parent's, except the settings of the data."""
         for key, value in asdict(trial.model).items():
             if key != "name":
                 yield f"model.{key}", value
         if IMPORTED not in (self.folder.provenance() or {}).get("identity", {}):
-            yield "seed", trial.seed  # it decides the order of the data
-            yield "training.length", trial.training.length  # a position in the data is counted in such sequences
+            yield "seed", trial.seed  # the order of the data depends on it
+            yield "training.length", trial.training.length  # the position in the data is a number of such sequences
             yield "optimizer.kind", trial.optimizer.kind
 
 
 def _imported_run(model: str, runs: Path) -> Path:
-    """Return the folder of the only imported run of this model in the store; raise ValueError if there is none."""
+    """Return the folder of the store's imported run of this model; raise ValueError if there is not exactly one."""
     found = [
         file.parent
         for file in sorted(runs.glob(f"{model}-*/provenance.json"))
@@ -83,20 +89,21 @@ def _imported_run(model: str, runs: Path) -> Path:
     if len(found) != 1:
         several = f"{len(found)} imported runs, " + ", ".join(path.name for path in found) if found else "none"
         raise ValueError(
-            f"{IMPORTED_MODEL}{model} needs one imported run of this model in {runs}, and there are {several}: "
-            "`fewbits import --help` shows how to import a model; or name a run"
+            f"{IMPORTED_MODEL}{model} needs exactly one imported run of this model in {runs}, and there are {several}: "
+            "import the model (see `fewbits import --help`), or set branch.parent to a run"
         )
     return found[0]
 
 
 def find_parent(branch: Branch, runs: Path) -> Parent | None:
-    """Return the parent of a branch; None for other trials.
+    """Return the parent of a branch; None if the trial has no branch.parent.
 
-    The parent is named like any run of the store `runs`; `imported:MODEL` is the imported run of this model.
+    branch.parent is a name as for `find_run`, or `imported:MODEL` for the imported run of this model in the store
+    `runs`. Without branch.step, the branch starts from the parent's last checkpoint, so the parent must have finished.
     """
     if branch.parent is None:
         if branch.step is not None:
-            raise ValueError(f"branch.step {branch.step} needs branch.parent, a run folder")
+            raise ValueError(f"branch.step {branch.step} has no effect alone: set branch.parent, too, to a run")
         return None
     try:
         model = branch.parent.removeprefix(IMPORTED_MODEL)
@@ -107,12 +114,12 @@ def find_parent(branch: Branch, runs: Path) -> Parent | None:
     if branch.step is not None:
         return Parent(folder, branch.step)
     if folder.result() is None:
-        raise ValueError(f"branch.parent {path} has not finished: set branch.step to one of its checkpoints")
+        raise ValueError(f"branch.parent {path} has not finished: set branch.step to a step of one of its checkpoints")
     return Parent(folder, max({**checkpoints.steps(folder.kept), **checkpoints.steps(folder.checkpoints)}, default=0))
 
 
 def spelled_data(data: DataConfig) -> str:
-    """Return the overrides that choose the data, as `data=python data.size=200000`."""
+    """Return the overrides that select the data, such as `data=python data.size=200000`; defaults are omitted."""
     default = DataConfig()
     changed = {key: value for key, value in asdict(data).items() if key not in ("kind", "repeat")}
     fields = (shlex.quote(f"data.{key}={value}") for key, value in changed.items() if value != getattr(default, key))

@@ -1,17 +1,18 @@
 """Save and load checkpoints of a trial: atomic, checksummed, without pickle.
 
     FOLDER/step-00001234/tensors.safetensors      every tensor
-    FOLDER/step-00001234/state.json               everything else, the SHA-256 of the tensors and its own
+    FOLDER/step-00001234/state.json               all other values, the SHA-256 of the tensors' file, and of itself
 
-Several ranks write a file each, tensors-00000-of-00002.safetensors and so on (fewbits.experiments.distributed.saving).
-state.json then has the SHA-256 of each file, and the names of the tensors that are split: these consist of the rows in
-all files. Other tensors belong to the rank whose file has them; those that only the first file has, to all ranks.
+If there are several ranks, each writes its own file: tensors-00000-of-00002.safetensors and so on
+(fewbits.experiments.distributed.saving). state.json then contains the SHA-256 of each file, and the names of the split
+tensors. Each file has some rows of a split tensor. Any other tensor in a rank's file is that rank's own value; a tensor
+that is only in the first file is the value of all ranks.
 
-A checkpoint is written under a temporary name, flushed to the disk and renamed into place. So after any failure it is
-either complete or missing, and the older ones stay until it is complete. `newest` checks every checkpoint that it
-returns; it skips a damaged one with a warning, so that the steps since the one before it have to be trained again.
-Saving step N makes N the newest: checkpoints of later steps belong to an abandoned continuation and are removed. A
-folder has one writer at a time.
+A checkpoint is written under a temporary name, flushed to the disk and renamed. After any failure it is therefore
+either complete or missing, and older checkpoints are removed only when it is complete. `newest` verifies every
+checkpoint that it returns. It skips a damaged checkpoint with a warning; the trial then resumes from an older one.
+When step N is saved, checkpoints of later steps are removed, because training has started again before them. Only one
+process at a time may write to a folder.
 
 `flatten` splits any nesting of dicts, lists and tuples (a model's or optimizer's state_dict, states of random
 generators, a position in the data) into named tensors and JSON, and `unflatten` restores exactly the same nesting.
@@ -39,13 +40,14 @@ from torch import Tensor
 
 from fewbits.common.atomic import folder_atomically, remove_folder, remove_leftovers, synced_file
 
-FORMAT, SHARDED = 1, 2  # one file of tensors, and one for each rank
+FORMAT, SHARDED = 1, 2  # `format` in state.json: one file of tensors, or one file for each rank
 TENSORS, STATE = "tensors.safetensors", "state.json"
 
-# If a damaged or foreign checkpoint of the same step exists, the step is saved as a second edition, step-00001234.2.
+# If the folder of the same step exists already, for example damaged, the step is saved as a second edition with the
+# name step-00001234.2.
 _NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
-_CHUNK = 32 << 20
-_SMALL = 1 << 20  # hashed in the same thread: passing it to another thread costs more
+_CHUNK = 32 << 20  # bytes that are written and hashed at a time
+_SMALL = 1 << 20  # bytes; smaller chunks are hashed by the writing thread, because passing them to another costs more
 _DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -67,25 +69,27 @@ _DTYPES = {
 
 
 class DamagedCheckpoint(ValueError):
-    """An error that names the damaged file of a checkpoint, and how it is damaged."""
+    """Raised for a checkpoint with a missing or damaged file; the message names the file and the damage."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose files are intact. Its tensors are read on request."""
+    """A checkpoint whose files have been verified. Its tensors are read when `tensors` is called."""
 
     path: Path
     step: int
-    state: dict[str, Any]
-    files: tuple[str, ...] = (TENSORS,)
-    split: frozenset[str] = frozenset()
+    state: dict[str, Any]  # the JSON that `flatten` returned
+    files: tuple[str, ...] = (TENSORS,)  # the names of the files of tensors, by rank
+    split: frozenset[str] = frozenset()  # the names of the tensors whose rows are split over the files
 
     def tensors(
         self, device: str | torch.device = "cpu", *, under: str = "", part: tuple[int, int] = (0, 1)
     ) -> dict[str, Tensor]:
-        """Return the tensors whose names begin with `under`; for example `model.` skips the optimizer's.
+        """Return the tensors whose names begin with `under`: for example, `model.` reads no optimizer states.
 
-        part: (rank, ranks). Of a split tensor, only this rank's rows are read; of other tensors, this rank's own one.
+        part: (rank, ranks), the rank that reads. A split tensor is read with only this rank's rows, any other tensor
+            with this rank's own value. The number of ranks may differ from when the checkpoint was saved; then the
+            tensors that are not split have the values of the first file.
         """
         rank, ranks = part
         with ExitStack() as stack:
@@ -102,12 +106,12 @@ class Checkpoint:
 
 
 def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], *, keep: int = 2) -> Path:
-    """Write the checkpoint of a step, then remove all but the newest `keep`; return its path.
+    """Write the checkpoint of a step, then remove all checkpoints of the folder but the newest `keep`; return its path.
 
-    `state` is plain JSON, as from `flatten`. A tensor is copied as a whole only if it is not contiguous. If
-    several names refer to one tensor, it is saved for each of them; `flatten` gives such a tensor one name. If writing
-    fails, for example on a full disk, OSError states the bytes needed and free; the partial checkpoint is removed, and
-    the older ones stay.
+    tensors, state: the results of `flatten`; `state` must be plain JSON. A tensor is copied in memory only if it is not
+    contiguous. A tensor with several names is saved several times; `flatten` gives it only one name. If writing fails,
+    for example on a full disk, the OSError names the bytes needed and the bytes free; the incomplete checkpoint is
+    removed, and older checkpoints stay.
     """
     if step < 0 or keep < 1:
         raise ValueError(f"step={step}, keep={keep}: step has to be 0 or more, and keep 1 or more")
@@ -126,7 +130,7 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[
 
 
 def next_path(folder: Path, step: int) -> Path:
-    """Return where the checkpoint of a step will be, in a folder that is created and cleared of partial ones."""
+    """Return the path for a new checkpoint of a step; create `folder`, and remove incomplete checkpoints from it."""
     folder.mkdir(parents=True, exist_ok=True)
     remove_leftovers(folder)
     edition = max((edition for (at, edition), _ in _list(folder) if at == step), default=0) + 1
@@ -134,7 +138,7 @@ def next_path(folder: Path, step: int) -> Path:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
-    """Write a file of tensors; return its bytes and its SHA-256."""
+    """Write tensors to a safetensors file; return its size in bytes and its SHA-256."""
     layout, size = _layout(tensors)
     try:
         with synced_file(path) as file:
@@ -144,21 +148,21 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
 
 
 def write_state(partial: Path, content: dict[str, Any]) -> None:
-    """Write the state of a checkpoint that is not complete yet."""
+    """Write state.json with this content and its SHA-256. partial: the checkpoint's folder under its temporary name."""
     _check_json(content["state"])
     with synced_file(partial / STATE) as file:
         file.write(_sealed(content))
 
 
 def lacking(error: OSError, path: Path, size: int) -> OSError:
-    """Return a copy of the error whose message says how many bytes the file needs and how many are free."""
+    """Return a new error with the same number, whose message has the bytes that the file needs and the bytes free."""
     free = shutil.disk_usage(path.parent).free
     reason = f"checkpoint not written, {error.strerror}: {path} needs {size:,} bytes, {free:,} are free"
     return OSError(error.errno, reason)
 
 
 def newest(*folders: Path) -> Checkpoint | None:
-    """Return the newest intact checkpoint of all folders, or None; warn about each damaged one that is skipped."""
+    """Return the intact checkpoint with the highest step in these folders, or None; warn about damaged ones."""
     for path in newest_first(*folders):
         try:
             return load(path)
@@ -168,19 +172,19 @@ def newest(*folders: Path) -> Checkpoint | None:
 
 
 def newest_first(*folders: Path) -> list[Path]:
-    """Return the paths of the checkpoints of all folders, damaged ones included."""
+    """Return the paths of all checkpoints in these folders, including damaged ones; the highest step comes first."""
     return [path for _, path in sorted((entry for folder in folders for entry in _list(folder)), reverse=True)]
 
 
 def steps(folder: Path) -> dict[int, Path]:
-    """Return the paths of a folder's checkpoints by step, damaged ones included."""
+    """Return the path of a folder's checkpoint by step, including damaged ones; of several editions, the latest."""
     return {step: path for (step, _), path in _list(folder)}
 
 
 def load(path: Path, part: tuple[int, int] = (0, 1)) -> Checkpoint:
-    """Return a checkpoint after checking all its bytes; raise DamagedCheckpoint if they differ from what was saved.
+    """Verify the checksums of a checkpoint and return it; raise DamagedCheckpoint if a file differs from what was saved.
 
-    part: (rank, ranks), to check only this rank's share of the files; together the ranks check all.
+    part: (rank, ranks), to verify only this rank's share of the files of tensors; all ranks together verify all files.
     """
     rank, ranks = part
     try:
@@ -193,7 +197,7 @@ def load(path: Path, part: tuple[int, int] = (0, 1)) -> Checkpoint:
             with tensors.open("rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != saved["sha256"]:
                     raise DamagedCheckpoint(f"{tensors} is not what was saved: its SHA-256 differs")
-    except OSError as error:  # a missing or unreadable file is damage, a lack of permission is not
+    except OSError as error:  # a missing or unreadable file is damage, a missing permission is not
         if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO):
             raise
         raise DamagedCheckpoint(f"{error.filename or path}: {error.strerror}") from error
@@ -202,11 +206,11 @@ def load(path: Path, part: tuple[int, int] = (0, 1)) -> Checkpoint:
 
 
 def flatten(tree: Any) -> tuple[dict[str, Tensor], Any]:
-    """Return named tensors, and JSON that refers to them. Raise TypeError for any other kind of value.
+    """Split a nested state into named tensors and plain JSON that refers to the tensors by name.
 
-    A name is the path to the tensor, such as `optimizer.w.exp_avg`. A tensor that occurs twice (a tied embedding) is
-    stored once and restored as one; views that share only some memory are restored separately. Every kind of dict is
-    restored as dict.
+    A name is the path to the tensor, such as `optimizer.w.exp_avg`. A tensor that occurs twice (a tied embedding) gets
+    one name, and `unflatten` restores one tensor; views that only overlap in memory are restored as separate tensors.
+    Every kind of dict is restored as a dict. Raise TypeError for values of other types than JSON's, tuple and Tensor.
     """
     tensors: dict[str, Tensor] = {}
     names: dict[Any, str] = {}
@@ -215,7 +219,7 @@ def flatten(tree: Any) -> tuple[dict[str, Tensor], Any]:
         same = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
         if tensor.numel() and same in names:
             return names[same]
-        while path in tensors:  # the key "a.b" and the key "b" within "a" give the same path
+        while path in tensors:  # the paths of two tensors can be equal: {"a.b": x, "a": {"b": y}}
             path += "'"
         tensors[path] = tensor.detach()
         return names.setdefault(same, path) if tensor.numel() else path
@@ -244,7 +248,7 @@ def flatten(tree: Any) -> tuple[dict[str, Tensor], Any]:
 
 
 def unflatten(tensors: Mapping[str, Tensor], state: Any) -> Any:
-    """Return the nested state that `flatten` split into tensors and JSON."""
+    """Return the nested state from the tensors and the JSON that `flatten` returned."""
     if isinstance(state, list):
         return [unflatten(tensors, item) for item in state]
     if not isinstance(state, Mapping):
@@ -262,7 +266,7 @@ def unflatten(tensors: Mapping[str, Tensor], state: Any) -> Any:
 
 
 def _list(folder: Path) -> list[tuple[tuple[int, int], Path]]:
-    """Return ((step, edition), path) of a folder's checkpoints, damaged ones included, oldest first."""
+    """Return ((step, edition), path) of each checkpoint in a folder, including damaged ones, the lowest step first."""
     if not folder.is_dir():
         return []
     matches = ((_NAME.fullmatch(path.name), path) for path in folder.iterdir())
@@ -270,7 +274,7 @@ def _list(folder: Path) -> list[tuple[tuple[int, int], Path]]:
 
 
 def _joined(files: list[Any], name: str, rank: int, ranks: int) -> Tensor:
-    """Return the rows of a split tensor that one of `ranks` ranks holds, from the files that contain them."""
+    """Return the rows of a split tensor that this rank of `ranks` needs, read from the files that contain them."""
     slices = [file.get_slice(name) for file in files]
     counts = [rows.get_shape()[0] for rows in slices]
     chunk = -(-sum(counts) // ranks)
@@ -284,7 +288,10 @@ def _joined(files: list[Any], name: str, rank: int, ranks: int) -> Tensor:
 
 
 def retain(newest: Path, keep: int) -> None:
-    """Remove checkpoints of later steps, other copies of this step, and older checkpoints beyond the number to keep."""
+    """Remove checkpoints of later steps, other editions of the newest step, and all but `keep` − 1 older checkpoints.
+
+    newest: the path of the checkpoint that has just been saved.
+    """
     ((step, edition),) = [entry for entry, path in _list(newest.parent) if path == newest]
     others = [(at, path) for (at, number), path in _list(newest.parent) if (at, number) != (step, edition)]
     older = [path for at, path in others if at < step]
@@ -294,14 +301,16 @@ def retain(newest: Path, keep: int) -> None:
 
 
 def _layout(tensors: Mapping[str, Tensor]) -> tuple[list[bytes | Tensor], int]:
-    """Return the parts of a safetensors file in order, its header first, and the file's size.
+    """Return the content of a safetensors file, as its header and then its tensors in order, and the file's size.
 
-    Tensors with wide elements come first, so that all are aligned without gaps.
+    Tensors whose elements have more bytes come first, so that all tensors are aligned without gaps.
     """
     for name, tensor in tensors.items():
         if tensor.dtype not in _DTYPES or tensor.layout is not torch.strided or tensor.is_meta:
             kind = f"{tensor.dtype} tensor, {tensor.layout}, on {tensor.device}"
-            raise ValueError(f"{name} is a {kind}: only dense tensors can be saved, of {', '.join(map(str, _DTYPES))}")
+            raise ValueError(
+                f"{name} is a {kind}: only dense tensors with values can be saved, of {', '.join(map(str, _DTYPES))}"
+            )
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     if clash := entries.keys() & tensors.keys():
         raise ValueError(f"no tensor may be named {clash.pop()}: safetensors reserves this name")
@@ -317,7 +326,10 @@ def _layout(tensors: Mapping[str, Tensor]) -> tuple[list[bytes | Tensor], int]:
 
 
 def _write(file: BinaryIO, layout: list[bytes | Tensor]) -> str:
-    """Write all parts; return the whole file's SHA-256. A second thread hashes each chunk while it is written."""
+    """Write the content that `_layout` returned; return the file's SHA-256.
+
+    A second thread hashes each chunk while this thread writes it.
+    """
     digest = hashlib.sha256()
     with ThreadPoolExecutor(1) as pool:
         hashed = pool.submit(digest.update, b"")
@@ -333,7 +345,7 @@ def _write(file: BinaryIO, layout: list[bytes | Tensor]) -> str:
 
 
 def _chunks(layout: list[bytes | Tensor]) -> Iterator[Any]:
-    """Yield the bytes of all parts; tensors on other devices are copied one chunk at a time."""
+    """Yield the bytes of the header and of the tensors in chunks; tensors on a GPU are copied chunk by chunk."""
     for part in layout:
         if isinstance(part, bytes):
             yield part
@@ -344,7 +356,7 @@ def _chunks(layout: list[bytes | Tensor]) -> Iterator[Any]:
 
 
 def _check_json(state: Mapping[str, Any]) -> None:
-    """Raise ValueError for values that JSON would change or cannot represent: tuples, other keys than strings, NaN."""
+    """Raise ValueError if a conversion to JSON and back would change the state, as with tuples, int keys or NaN."""
     try:
         same = json.loads(json.dumps(state, allow_nan=False)) == state
     except (TypeError, ValueError) as error:
@@ -354,10 +366,12 @@ def _check_json(state: Mapping[str, Any]) -> None:
 
 
 def _sealed(content: dict[str, Any]) -> bytes:
+    """Return the bytes of state.json: the content, and its SHA-256 under the key `seal`."""
     return json.dumps({"seal": _seal(content), **content}, indent=1, allow_nan=False).encode()
 
 
 def _unsealed(path: Path) -> dict[str, Any]:
+    """Return the content of a state.json without its `seal`; raise DamagedCheckpoint if the seal does not fit."""
     try:
         content = json.loads(path.read_bytes())
         intact = content.pop("seal") == _seal(content)
@@ -366,7 +380,9 @@ def _unsealed(path: Path) -> dict[str, Any]:
     if not intact:
         raise DamagedCheckpoint(f"{path} is not what was saved: its SHA-256 differs")
     if content["format"] not in (FORMAT, SHARDED):
-        raise DamagedCheckpoint(f"{path} has format {content['format']}, but this version reads {FORMAT} and {SHARDED}")
+        raise DamagedCheckpoint(
+            f"{path} has format {content['format']}, but this version of fewbits reads {FORMAT} and {SHARDED}"
+        )
     return content
 
 

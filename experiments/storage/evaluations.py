@@ -1,7 +1,7 @@
-"""Store evaluations of a finished run beside it: one JSON file each, in the folder `evaluations` of the run folder.
+"""Store evaluations of a finished run (`fewbits evaluate`): a JSON file each, in the run folder's `evaluations/`.
 
-An evaluation is found again by its key: the task with its settings, the step, and the meaning of the sources that
-compute. It does not belong to the trial, so it changes neither the trial's id nor its `result.json`.
+An evaluation is found by its key: the task and its settings, the checkpoint's step, and a hash of the sources that
+compute it. Evaluations are not part of the trial, so they change neither the trial's id nor its `result.json`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ SHOWN = 8  # hexadecimal digits of the key in a file's name
 
 @dataclass(frozen=True)
 class Key:
-    """The values that determine an evaluation's results."""
+    """The values that determine an evaluation's results, and so its file name."""
 
     task: str
     settings: dict[str, Any]
     step: int  # of the checkpoint
-    numerics: str  # the numerics fingerprint
+    numerics: str  # the hash of the sources that compute (fingerprint/numerics.py)
 
     @property
     def file(self) -> str:
+        """The name of the evaluation's file: the task, and the first digits of the key's SHA-256."""
         digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
         slug = re.sub(r"[^\w.]+", "-", self.task)[:40]
         return f"{slug}-{digest[:SHOWN]}.json"
@@ -39,37 +40,37 @@ class Key:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The results of one task; they have the shape of the same results in result.json."""
+    """The results of one task, nested in dictionaries as in result.json, so that the two can be merged."""
 
     key: Key
     results: dict[str, Any]
-    environment: dict[str, Any]  # the machine and the versions that computed them
-    time: int  # seconds since 1970
+    environment: dict[str, Any]  # the machine, and the versions of packages, that computed the results
+    time: int  # when they were computed, in seconds since 1970
 
 
 def find(run: Path, key: Key) -> Evaluation | None:
-    """Return the stored evaluation with this key, or None."""
+    """Return the evaluation with this key that is stored in the run folder `run`; None if there is none."""
     evaluation = _read(run / FOLDER / key.file)
     return evaluation if evaluation is not None and evaluation.key == key else None
 
 
 def write(run: Path, evaluation: Evaluation) -> None:
-    """Store an evaluation; one with the same key is replaced."""
+    """Store an evaluation in the run folder `run`; replace an evaluation with the same key."""
     (run / FOLDER).mkdir(exist_ok=True)
     write_json(run / FOLDER / evaluation.key.file, asdict(evaluation))
 
 
 def stored(run: Path) -> list[Evaluation]:
-    """Return all evaluations of a run, the oldest first; files that cannot be read are left out."""
+    """Return all evaluations in a run folder, the oldest first; skip files that are not valid evaluations."""
     readable = (_read(path) for path in (run / FOLDER).glob("*.json"))
     return sorted((one for one in readable if one is not None), key=lambda one: (one.time, one.key.file))
 
 
 def with_stored(run: Path, result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run's result with the results of its stored evaluations at the same step.
+    """Return `result` (of result.json), merged with the results of the run's stored evaluations at the same step.
 
-    Values of the result itself are kept. Evaluations of some of a task's questions, and those with other operands than
-    the recipe's, are left out.
+    If both have a value, that of `result` is used; among evaluations, that of the newest. Evaluations of only some
+    questions of a task (`limit`), or with unquantized operands (`unquantized`), are not included.
     """
     added: dict[str, Any] = {}
     for one in stored(run):
@@ -80,6 +81,7 @@ def with_stored(run: Path, result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge nested mappings; if both have a value that is no mapping, use the value of `above`."""
     both = {**below, **above}
     for key in below.keys() & above.keys():
         if isinstance(below[key], Mapping) and isinstance(above[key], Mapping):
@@ -88,9 +90,9 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 
 
 def numbers(results: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float | None]]:
-    """Yield the full name of each number, such as `tasks.piqa.acc,none`, and its value.
+    """Yield the name and the value of each number in nested results; a name is the path, as `tasks.piqa.acc,none`.
 
-    A number that was not finite was stored as null, so its value is None.
+    The value is None for a number that was not finite, because it was stored as null.
     """
     for key, value in results.items():
         if isinstance(value, Mapping):
@@ -100,6 +102,7 @@ def numbers(results: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 
 def _read(path: Path) -> Evaluation | None:
+    """Return the evaluation in a file; None if the file is missing or is not a valid evaluation."""
     try:
         return from_dict(Evaluation, read_json(path) or {})
     except ValueError:

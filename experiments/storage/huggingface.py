@@ -16,18 +16,21 @@ from fewbits.models.networks.huggingface import to_huggingface
 
 
 def export_huggingface(run: FinishedRun, folder: Path) -> list[str]:
-    """Write the folder, which must not exist; return lines about what it does not contain.
+    """Write a run's model to `folder`, which must not exist; return messages on what the folder does not contain.
 
     Raise ValueError if transformers has no model that computes the same function.
     """
     trial, sampler = run.trial, run.trial.recipe.sampler
     if sampler.kind != "none" and sampler.in_evaluation:
-        raise ValueError(f"recipe {trial.recipe.name} evaluates with noise on its weights, which transformers cannot")
+        raise ValueError(
+            f"recipe {trial.recipe.name} evaluates with noise on its weights (sampler.in_evaluation), which "
+            "transformers cannot do"
+        )
     if folder.exists():
-        raise ValueError(f"{folder} exists: name another folder with --out, or remove it")
+        raise ValueError(f"{folder} exists already: choose another folder with --out, or remove it")
     state = unflatten(run.checkpoint.tensors(under="model."), run.checkpoint.state["model"])
     config, weights = to_huggingface(trial.model, state, run.separator)
-    lines = [f"the recipe {trial.recipe.name} is not part of the folder: all operands are unquantized"]
+    lines = [f"the recipe {trial.recipe.name} was not exported: transformers computes with unquantized operands"]
     try:
         tokenizer: Tokenizer | None = run.tokenizer.corpus
     except ValueError as error:
@@ -44,19 +47,23 @@ def export_huggingface(run: FinishedRun, folder: Path) -> list[str]:
 
 
 def _write_tokenizer(folder: Path, tokenizer: Tokenizer, length: int) -> None:
+    """Write tokenizer.json and tokenizer_config.json. length: the model's context in tokens."""
     if isinstance(tokenizer, Bytes):
         _write_json(folder / FILE, bytes_tokenizer())
     else:
         tokenizer.save(folder)
     content = json.loads((folder / FILE).read_text("utf-8"))
     names = {token["id"]: token["content"] for token in content["added_tokens"]}
-    end = names[tokenizer.separator]  # a separator is one of the added tokens, since text never contains it
+    end = names[tokenizer.separator]  # the token between documents never occurs in text, so it is an added token
     facts = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": length, "eos_token": end}
     _write_json(folder / "tokenizer_config.json", facts | {"bos_token": end, "clean_up_tokenization_spaces": False})
 
 
 def bytes_tokenizer() -> dict[str, Any]:
-    """Return the tokenizer of bytes as a tokenizer.json: byte-level BPE without merges, whose numbers are the bytes."""
+    """Return the content of tokenizer.json for the byte tokenizer: byte-level BPE without merges.
+
+    The id of a token is the value of its byte.
+    """
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     end = {"id": Bytes.separator, "content": _spelling(Bytes.separator), "special": True}
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
@@ -84,7 +91,10 @@ def bytes_tokenizer() -> dict[str, Any]:
 
 
 def _spelling(byte: int) -> str:
-    """Return the letter by which byte-level BPE writes a byte: its own if that is visible, else one from U+0100 on."""
+    """Return the character by which byte-level BPE writes a byte.
+
+    It is the byte's own Latin-1 character if that is visible, else a character from U+0100 on.
+    """
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     if byte in visible:
         return chr(byte)

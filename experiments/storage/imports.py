@@ -1,11 +1,11 @@
-"""Write a published checkpoint as a finished run, whose only checkpoint is at step 0.
+"""Write a published model into a store as a finished run, whose only checkpoint is at step 0.
 
     RUNS/<slug>-<hash8>/  config.yaml  model.yaml  tokenizer.json  provenance.json  checkpoints/  result.json
 
-So `fewbits probe`, `evaluate` and `export` open it like any run, and `branch.parent=RUN branch.step=0` branches from
-it. Its config says which data and which batches probes read. model.yaml is a model for `model=PATH`. The id contains
-the hash of the weights, and provenance.json those of the source's files. The folder appears by a rename when it is
-complete.
+`fewbits probe`, `evaluate` and `export` open this run like any other run, and `branch.parent=RUN branch.step=0` starts
+a branch from it. config.yaml contains the settings of the data and batches that probes read. model.yaml is a model
+config for `model=PATH`. The trial's id depends on a hash of the weights; provenance.json contains the hashes of the
+source's files. The folder is written under a temporary name and renamed when it is complete.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from fewbits.models.importing.published import Published
 from fewbits.models.importing.sources import read_published
 
 MODEL = "model.yaml"
-LONGEST = 512  # tokens of a probe's sequence, unless `training.length` is set
-_NOT_OVERRIDDEN = ("model", "branch", "runtime")
+LONGEST = 512  # the default training.length (tokens of a probe's sequences) is this or the model's context, if shorter
+_NOT_OVERRIDDEN = ("model", "branch", "runtime")  # config groups that an import does not accept as overrides
 
 
 @dataclass(frozen=True)
 class Imported:
-    """An imported run. `new` is False if it was in the store already."""
+    """An imported run. notes: see Published. new: False if the run was in the store already."""
 
     folder: RunFolder
     trial: Trial
@@ -62,11 +62,15 @@ def import_run(
     cache: str | Path | None = None,
     report: Callable[[str], None] = lambda _: None,
 ) -> Imported:
-    """Import a published model into the store `runs`, unless it is there; raise ValueError if it is not ours.
+    """Import a published model into the store `runs`; an equal run that is there already is returned unchanged.
 
-    source: a Hugging Face folder, a GGUF file, or `package:smollm2`. name: the model's name; None: that of the source.
-    overrides: config overrides for what probes and evaluations read, such as `data=text` or `training.length=1024`.
-    report: called with a line before each long step.
+    Raise ValueError if fewbits does not support the model.
+    source: a Hugging Face folder, a GGUF file, or `package:smollm2`.
+    name: the name to give the model; None: the source's name.
+    overrides: config overrides for the data that probes and evaluations read, such as `data=text` or
+        `training.length=1024`.
+    cache: the folder of prepared data; None: the default one.
+    report: called with a message before each long step.
 
     >>> imported = import_run("package:smollm2", Path("runs"))
     >>> probe(imported.folder.path, ["nvfp4"], batches=2)
@@ -77,7 +81,8 @@ def import_run(
     corpus = load(trial.data, Path(cache).expanduser() if cache else default_cache())
     if corpus.vocab > trial.model.vocab:
         raise ValueError(
-            f"{source}: its model has {trial.model.vocab} tokens, but the vocabulary of the data has {corpus.vocab}"
+            f"{source}: the vocabulary of the data has {corpus.vocab} tokens, more than the model's "
+            f"{trial.model.vocab}: choose other data or another data.tokenizer"
         )
     check(trial)
     check_data(trial, corpus)
@@ -98,10 +103,12 @@ def import_run(
 
 
 def _trial(published: Published, source: str, overrides: Sequence[str]) -> Trial:
-    """Return the trial of the imported run: the model of the source, unquantized, with the data that probes read."""
+    """Return the trial of the imported run: the source's model, and the data, batches and recipe from the config."""
     for override in overrides:
         if (key := override.lstrip("+~").partition("=")[0]).partition(".")[0] in _NOT_OVERRIDDEN:
-            raise ValueError(f"{key}: an imported run takes overrides of data, training, evaluation, recipe and seed")
+            raise ValueError(
+                f"{key}: valid overrides of an imported run are those of data, training, evaluation, recipe and seed"
+            )
     model = published.config
     defaults = [f"training.length={min(LONGEST, model.context)}", "training.micro_batch=2"]
     trial, _ = load_trial([*defaults, *overrides])
@@ -112,16 +119,17 @@ def _trial(published: Published, source: str, overrides: Sequence[str]) -> Trial
 
 
 def _takes(data: DataConfig) -> Sequence[str]:
+    """Return the settings that this kind of data accepts."""
     return KINDS[data.kind].takes if data.kind in KINDS else ()
 
 
 def _tokenizer(published: Published, source: str) -> str:
-    """Return the spelling of the source's tokenizer."""
+    """Return the source's tokenizer in the form of `data.tokenizer`: `bytes`, `file:PATH` or `package:NAME`."""
     path = published.tokenizer
     if path is None:
         raise ValueError(
-            f"{source} has no tokenizer: add its {FILE}, or choose the data of its tokens, such as data=bin "
-            "data.path=FOLDER, or another data.tokenizer"
+            f"{source} has no tokenizer: add its {FILE} to the folder, or choose data that consist of the model's "
+            "tokens, such as data=bin data.path=FOLDER, or set data.tokenizer"
         )
     if packaged_model(source) is not None:
         return f"{PREFIX}{source.removeprefix(PREFIX)}"
@@ -131,15 +139,15 @@ def _tokenizer(published: Published, source: str) -> str:
 
 
 def _is_of_bytes(path: Path) -> bool:
-    """Tell whether a tokenizer.json is the one that `fewbits export` writes for bytes."""
+    """Tell whether a tokenizer.json is the byte tokenizer, as `fewbits export` writes it."""
     try:
         return bool(json.loads(path.read_text("utf-8")) == bytes_tokenizer())
     except ValueError:
-        return False  # loading it raises the error
+        return False  # not JSON: the error is raised later, when the tokenizer is loaded
 
 
 def weights_digest(state: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of a state_dict: of all names, shapes and values, in the order of the names."""
+    """Return the SHA-256 of a state_dict: of all names, shapes, dtypes and values, sorted by name."""
     digest = hashlib.sha256()
     for name, tensor in sorted(state.items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\0".encode())

@@ -3,9 +3,9 @@
     RUNS/<slug>-<hash8>/  config.yaml  provenance.json  metrics.parquet  numerics.parquet  checkpoints/
                           precision.parquet  evaluation.parquet  result.json
 
-A trial's folder is found by `hash8`, the start of its id, so that equal trials with different names share it. One
-process writes at a time. `result.json` is written last: if it exists, the trial has ended, with status done or
-diverged.
+A trial's folder is found by `hash8`, the first 8 digits of the trial's id, so that equal trials with different names
+use the same folder. Only one process at a time may write to a folder. `result.json` is written last: if it exists, the
+trial has ended, with the status `done` or `diverged`.
 """
 
 from __future__ import annotations
@@ -27,55 +27,68 @@ from fewbits.experiments.identity import computed_by_todays_sources, possible_id
 from fewbits.experiments.storage.checkpoints import Checkpoint, load, newest, steps
 from fewbits.experiments.trial import Trial
 
-NO_LOCKS = "leases keep the trials of sweeps apart; do not run the same trial twice with `fewbits train`"
-TOKENIZER = "tokenizer.json"  # of an imported run
-LOCK = ".lock"  # it contains the id of the process that has locked it
+# The end of a warning on file systems without locks.
+NO_LOCKS = "the leases of sweeps still work; but do not run the same trial in two `fewbits train` at the same time"
+TOKENIZER = "tokenizer.json"  # only in the folder of an imported run
+LOCK = ".lock"  # the file contains the id of the process that has locked it
 HASH = 8  # hexadecimal digits of the id in a folder's name
-LEAST = 4  # the fewest digits that are accepted as the name of a run
+LEAST = 4  # the smallest number of digits of an id that may be given to name a run
 
 
 class Busy(ValueError):
-    """An error: another process writes to the folder."""
+    """Raised if another process is running the trial of a folder."""
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of a run, with the id of its trial."""
+    """The folder of a run, which may not exist yet, and the id of its trial."""
 
     path: Path
     id: str
 
     @property
     def checkpoints(self) -> Path:
+        """The folder of the newest checkpoints, from which an interrupted trial resumes."""
         return self.path / "checkpoints"
 
     @property
     def kept(self) -> Path:
-        """The folder of checkpoints that are kept permanently, for branches and probes."""
+        """The folder of checkpoints that are not removed when newer ones are saved, for branches and probes."""
         return self.path / "kept"
 
     def checkpoint(self, step: int | None = None) -> Checkpoint:
-        """Return the checkpoint of a step; without a step, the newest intact one."""
+        """Return the checkpoint of a step, or for None the newest intact one; raise ValueError if there is none."""
         folders = (self.checkpoints, self.kept)
         if step is None and (latest := newest(*folders)) is not None:
             return latest
         available = {at: path for folder in folders for at, path in steps(folder).items()}
         if step not in available:
             missing = "intact checkpoint" if step is None else f"checkpoint of step {step}"
-            steps_there = f"; available are {', '.join(map(str, sorted(available)))}" if available else ", and no other"
+            steps_there = (
+                f"; it has checkpoints of steps {', '.join(map(str, sorted(available)))}"
+                if available
+                else "; it has no checkpoints"
+            )
             raise ValueError(f"{self.path} has no {missing}{steps_there}")
         return load(available[step])
 
     def has(self, wanted: Collection[int]) -> bool:
-        """Tell whether the checkpoints of these steps exist. After a divergence only earlier steps are required."""
+        """Tell whether the checkpoints of the steps `wanted` exist.
+
+        For a trial that has diverged, only the steps before the divergence are required.
+        """
         available, result = {**steps(self.kept), **steps(self.checkpoints)}, self.result() or {}
         end = result["step"] if result.get("status") == "diverged" else math.inf
         return all(step in available or step >= end for step in wanted)
 
     def reopen(self, wanted: Collection[int]) -> None:
-        """Make a finished trial train again, so that it keeps the checkpoints of the wanted steps."""
+        """Make a finished trial train again, so that it keeps the checkpoints of the steps `wanted`.
+
+        The result is removed. If a wanted step is not in `kept`, the checkpoints after the first such step are removed
+        too, so that training resumes at or before this step.
+        """
         (self.path / "result.json").unlink()
-        # Another process may have kept them meanwhile; then no checkpoint is removed.
+        # If another process has kept all wanted checkpoints in the meantime, no checkpoint is removed.
         first = min(set(wanted) - set(steps(self.kept)), default=math.inf)
         for step, path in steps(self.checkpoints).items():
             if step > first:
@@ -83,11 +96,14 @@ class RunFolder:
 
     @property
     def over(self) -> bool:
-        """Tell whether the trial has a result file, without reading it."""
+        """True if the trial has ended, that is, has a result.json; the file is not read."""
         return (self.path / "result.json").exists()
 
     def result(self) -> dict[str, Any] | None:
-        """Return the trial's result, or None if it has not ended; raise ValueError for a damaged or foreign result."""
+        """Return the content of result.json, or None if the trial has not ended.
+
+        Raise ValueError if the file is damaged or is the result of another trial.
+        """
         path = self.path / "result.json"
         try:
             result = checked_json(path)
@@ -98,14 +114,18 @@ class RunFolder:
             or result.get("status") not in ("done", "diverged")
             or not isinstance(result.get("step"), int)
         ):
-            raise ValueError(f"{path} is not this trial's result; remove this file and run the trial again")
+            raise ValueError(f"{path} is not a result of this trial; remove this file and run the trial again")
         return result
 
     def provenance(self) -> dict[str, Any] | None:
+        """Return the content of provenance.json, or None if the trial has not started."""
         return checked_json(self.path / "provenance.json")
 
     def begin(self, trial: Trial, provenance: Mapping[str, Any]) -> None:
-        """Write the config and the provenance before the trial trains. Only the run's writer may call this."""
+        """Write config.yaml and provenance.json, before the trial trains. Call it only inside `alone`.
+
+        The segments of an existing provenance.json are kept. Unfinished temporary files of the folder are removed.
+        """
         for folder in (self.path, self.checkpoints, self.kept):
             if folder.is_dir():
                 remove_leftovers(folder)
@@ -115,7 +135,7 @@ class RunFolder:
         write_json(self.path / "provenance.json", {"id": self.id, **provenance, "segments": before})
 
     def add_segment(self, segment: Mapping[str, Any]) -> None:
-        """Record a segment: the environment that computes the next steps. Only the run's writer may call this."""
+        """Add a segment (the environment that computes the next steps) to provenance.json. Call it inside `alone`."""
         provenance = self.provenance() or {}
         write_json(
             self.path / "provenance.json", {**provenance, "segments": [*provenance.get("segments", []), segment]}
@@ -123,7 +143,7 @@ class RunFolder:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Hold the folder's lock as its only writer. Raise Busy if another live process holds it."""
+        """Lock the folder inside a `with` block, as its only writer. Raise Busy if another process has locked it."""
         self.path.mkdir(parents=True, exist_ok=True)
         with ExitStack() as held:
             lock = held.enter_context((self.path / LOCK).open("a"))
@@ -138,12 +158,14 @@ class RunFolder:
 
 
 def find(runs: Path, slug: str, made_of: Mapping[str, Any], expected: str | None = None) -> RunFolder:
-    """Return the folder where the trial is or will be stored.
+    """Return the folder where a trial is stored, or where it will be stored if it has not started.
 
-    A folder that was computed by other sources than the current ones counts too, if both are proven to give the same
-    bits on the kind of device and the instruction set that computed it.
+    A folder that older sources computed is returned too, if these sources are proven to give the same bits as the
+    current ones (equal_bits.json), on the kind of device and instruction set that computed it.
 
-    expected: the id that the trial was planned with. If it is one of the trial's possible ids, only its folder counts.
+    runs: the store. slug: the trial's name, for a new folder. made_of: the trial's identity, which its id hashes.
+    expected: the id with which the trial was planned. If it is one of the possible ids of this identity, only the
+        folder with this id is returned.
     """
     ids = [trial_id(identity) for identity in possible_identities(made_of)]
     for number, possible in enumerate([expected] if expected in ids else ids):
@@ -155,7 +177,10 @@ def find(runs: Path, slug: str, made_of: Mapping[str, Any], expected: str | None
 
 
 def existing(runs: Path, trial_id: str) -> RunFolder | None:
-    """Return the folder of the trial with this id; None if there is none."""
+    """Return the folder of the trial with this id in the store `runs`; None if there is none.
+
+    Raise ValueError if a folder with the same first digits belongs to a trial with another id.
+    """
     for path in sorted(runs.glob(f"*-{trial_id[:HASH]}")):
         folder = RunFolder(path, trial_id)
         if (folder.provenance() or {"id": trial_id}).get("id") != trial_id:
@@ -167,7 +192,7 @@ def existing(runs: Path, trial_id: str) -> RunFolder | None:
 
 
 def opened(path: Path) -> RunFolder:
-    """Return the folder of an existing run, such as a branch's parent; raise ValueError if the path is not one."""
+    """Return the run folder at a path; raise ValueError if there is no run folder, or if its trial's id is missing."""
     provenance = checked_json(path / "provenance.json")
     if provenance is None:
         raise ValueError(f"{path} is no run folder: it has no provenance.json")
@@ -179,8 +204,10 @@ def opened(path: Path) -> RunFolder:
 def find_run(name: str, runs: Path) -> Path:
     """Return the folder of a run that has started.
 
-    name: its path, its folder in the store `runs`, or the first digits of its hash; `STORE/DIGITS` names a run of
-        another store. Raise ValueError if no run or more than one matches.
+    name: the folder's path, the folder's name in the store `runs`, or the first digits of the trial's id (at least 4);
+        `STORE/DIGITS` names a run of another store.
+
+    Raise ValueError if no run or more than one run matches.
     """
     paths = (expanded(name), runs / name)
     for path in paths:
@@ -206,7 +233,7 @@ def find_run(name: str, runs: Path) -> Path:
 
 
 def expanded(name: str) -> Path:
-    """Return a path with the home folder for `~` or `~USER`; other names that begin with `~` stay as they are."""
+    """Return a path in which a first `~` or `~USER` is replaced by the home folder, if there is such a user."""
     try:
         return Path(name).expanduser()
     except RuntimeError:
@@ -214,12 +241,16 @@ def expanded(name: str) -> Path:
 
 
 def _begins(folder: Path, digits: str) -> bool:
+    """Tell whether the id of a folder's trial begins with these digits."""
     short = folder.name.rpartition("-")[2]
     return short.startswith(digits[:HASH]) and (len(digits) <= HASH or opened(folder).id.startswith(digits))
 
 
 def saved_trial(path: Path) -> Trial:
-    """Return the trial of a run folder. An imported run has its tokenizer beside it, wherever the store is."""
+    """Return the trial of a run folder, from its config.yaml; raise ValueError if there is no valid config.
+
+    For an imported run, `data.tokenizer` is set to the tokenizer.json in the folder, because the store may have moved.
+    """
     try:
         trial = Trial.from_dict(yaml.safe_load((path / "config.yaml").read_text("utf-8")))
         own = path / TOKENIZER
@@ -231,7 +262,7 @@ def saved_trial(path: Path) -> Trial:
 
 
 def plain(value: Any) -> Any:
-    """Return a value with lists instead of tuples, for YAML and JSON."""
+    """Return a nested value in which lists replace tuples, for YAML and JSON."""
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     return [plain(item) for item in value] if isinstance(value, tuple) else value
