@@ -79,10 +79,7 @@ def problems(operands: Operands) -> Iterator[str]:
             if not is_executable(slot.spec):
                 yield f"{name} is {slot.spec or HIGH}: valid in FP8 products is {VALID}"
             elif _block(slot) == "channel" and slot.axis != AXES[name]:
-                yield (
-                    f"{name} is `same`, but {gemm} sums over another dimension than the one along which these channels "
-                    f"lie: give {name} its own quantizer"
-                )
+                yield f"{name} is `same`, whose channels lie across the sum of {gemm}: give {name} its own quantizer"
 
 
 def _slots(operands: Operands, gemm: str) -> Iterator[tuple[str, Slot]]:

@@ -1,16 +1,19 @@
-"""Find statements that only one version of the sources has, and tell whether the trials of that version tried them.
+"""Compare two versions of the sources, and find changed statements that the test trials did not execute.
 
-Two statements are the same if their meaning, the functions and branches that enclose them, and the statement before
-them are the same; the file does not matter. So it is no change if code moves to another file, or if its format or a
-comment changes. It is a change if two statements are swapped.
+`same_bits.py` runs the same small trials with both versions. If they give the same bits, this module lists the changed
+statements for which these trials are no evidence.
 
-A changed statement of a function counts as tried if every line of it that has code was executed. A statement that only
-declares something (constants, tables, signatures, C++ without code) is executed even if no trial uses what it declares.
-So it counts as tried only if the other version has a declaration that is equal except for renamed names: those of the
-older version that the newer one no longer has, and the reverse. An import counts as tried unless the other version
+Two statements are equal if they have the same meaning, are inside the same functions and branches, and follow the same
+statement. The file is not compared, so moving code to another file, a new format or a comment is no change. Swapping
+two statements is a change.
+
+A changed statement inside a function is tried if each of its lines that has code was executed. A statement that only
+declares something (constants, tables, signatures, C++ lines without code) is executed even if no trial uses what it
+declares. It is therefore tried only if the other version has the same declaration with at most some names replaced: a
+name that only one version has by a name that only the other version has. An import is tried unless the other version
 imports something else under the same name.
 
-This is evidence and no proof: a statement that depends on a value was executed only with the values that occurred.
+This is evidence, not proof: a statement was executed only with the values that occurred in the test trials.
 """
 
 from __future__ import annotations
@@ -27,13 +30,14 @@ from fewbits.experiments.fingerprint.computing_modules import CONFIG_CLASSES
 from fewbits.experiments.fingerprint.cpp_source import tokens
 from fewbits.experiments.fingerprint.python_source import serialised, statements
 
-_NESTED = ("body", "orelse", "finalbody", "handlers", "cases")
+_NESTED = ("body", "orelse", "finalbody", "handlers", "cases")  # the fields of syntax nodes that contain statements
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_SILENT = (ast.Raise, ast.Assert, ast.Pass)
-# Names of classes without their modules, which may differ in the other version.
+_SILENT = (ast.Raise, ast.Assert, ast.Pass)  # statements that are not compared
+# The names of configuration classes, without modules, because a class may be in another module in the other version.
 _CONFIG_CLASSES = frozenset(name for names in CONFIG_CLASSES.values() for name in names)
 _NAME = re.compile(r"(?<![\w'\"])(?:id|attr|arg|name|asname)='(\w+)'")
 _CPP_NAME = re.compile(r"[A-Za-z_]\w*")
+# Words of C++ that are not names, and names of its library: a rename never replaces them.
 _CPP_KEPT = frozenset(
     """auto bool break case char class const constexpr continue default do double else enum extern false float for
     goto if inline int long namespace noexcept operator private public return short signed sizeof static std struct
@@ -46,30 +50,31 @@ _CPP_LIBRARY = re.compile(
 
 @dataclass(frozen=True)
 class Statement:
-    """A statement: its lines, its meaning, and for declarations the parts that a renaming does not change."""
+    """A statement of a source file, without the statements inside it."""
 
     file: str
     line: int
     last_line: int
-    meaning: str
-    shape: str = ""  # the meaning without its place and with `_` for every name
-    names: tuple[str, ...] = ()  # the names that `shape` replaces, in order
-    declares: bool = False
-    binds: str | None = None  # the name that an import makes
+    meaning: str  # text that is the same for equal statements: syntax, enclosing functions, statement before
+    shape: str = ""  # the statement's syntax with `_` in place of every name, to recognise renamed declarations
+    names: tuple[str, ...] = ()  # the names that are `_` in `shape`, in order
+    declares: bool = False  # the statement is a declaration (see the module's docstring)
+    binds: str | None = None  # for an import: the name under which it imports
 
     @property
     def place(self) -> str:
+        """The file and the line, as FILE:LINE."""
         return f"{self.file}:{self.line}"
 
 
 @dataclass
 class Sources:
-    """The statements of a version, the names that they contain, and the lines of its Python files that have code."""
+    """What is compared of one version of the sources."""
 
     statements: list[Statement] = field(default_factory=list)
-    names: set[str] = field(default_factory=set)
+    names: set[str] = field(default_factory=set)  # all names that the statements contain
     bound: set[str] = field(default_factory=set)  # names that the sources themselves define
-    code_lines: dict[str, set[int]] = field(default_factory=dict)
+    code_lines: dict[str, set[int]] = field(default_factory=dict)  # Python file: its lines that have code
 
 
 def read_sources(files: Collection[str], root: Path) -> Sources:
@@ -91,7 +96,7 @@ def read_sources(files: Collection[str], root: Path) -> Sources:
 
 
 def only_in_first(first: Iterable[Statement], second: Iterable[Statement]) -> list[Statement]:
-    """Return the statements of `first` that are not in `second`; one that occurs twice has to be there twice."""
+    """Return the statements of `first` that have no equal in `second`; two equal ones need two equals there."""
     remaining = Counter(statement.meaning for statement in second)
     result = []
     for statement in first:
@@ -108,9 +113,10 @@ def untried(
     executed: Mapping[str, Collection[int]],
     executable: Mapping[str, Collection[int]] | None = None,
 ) -> list[Statement]:
-    """Return the statements that only `own` has and that the trials of this version did not try.
+    """Return the statements of `own` that `other` does not have and that the trials of `own` did not try.
 
-    executed: the executed lines of each file. executable: the lines of each C++ file that were compiled to code.
+    own, other: two versions of the sources. executed: for each file of `own`, the lines that its trials executed.
+    executable: for each C++ file of `own`, the lines that the compiler translated to code.
     """
     with_code = {**(executable or {}), **own.code_lines}
     theirs = only_in_first(other.statements, own.statements)
@@ -133,7 +139,7 @@ def untried(
 
 
 def _is_renamed(one: Statement, another: Statement, own: Sources, other: Sources) -> bool:
-    """Tell whether two statements differ at most in names that one version lost and the other one gained."""
+    """Tell whether two statements are equal except for names of which each exists in only one of the two versions."""
     if one.shape != another.shape or len(one.names) != len(another.names):
         return False
     return all(
@@ -143,6 +149,7 @@ def _is_renamed(one: Statement, another: Statement, own: Sources, other: Sources
 
 
 def _lines(code: CodeType) -> Iterator[int]:
+    """Yield the lines that have code, including those of nested functions and classes."""
     yield from (line for _, _, line in code.co_lines() if line)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -150,6 +157,7 @@ def _lines(code: CodeType) -> Iterator[int]:
 
 
 def _bound(tree: ast.AST) -> Iterator[str]:
+    """Yield the names that a module defines: functions, classes, arguments, assigned variables and attributes."""
     for node in ast.walk(tree):
         if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
             yield node.name
@@ -164,6 +172,7 @@ def _bound(tree: ast.AST) -> Iterator[str]:
 def _of_body(
     file: str, body: list[ast.stmt], place: str, in_function: bool, is_config: bool, before: str = ""
 ) -> Iterator[Statement]:
+    """Yield the statements of a body, including nested ones. place: the enclosing functions and branches, as text."""
     for node in statements(body, is_config):
         if isinstance(node, _SILENT):
             continue
@@ -178,7 +187,7 @@ def _of_body(
 
 
 def _of_import(file: str, node: ast.Import | ast.ImportFrom) -> Iterator[Statement]:
-    """Yield a statement for each imported name; for our own modules it omits the module, which may have been moved."""
+    """Yield a statement for each imported name; fewbits' own module names are omitted, because modules may move."""
     module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
     ours = module.partition(".")[0] == "fewbits"
     for alias in node.names:
@@ -192,7 +201,7 @@ def _of_import(file: str, node: ast.Import | ast.ImportFrom) -> Iterator[Stateme
 
 
 def _of_node(file: str, node: ast.AST, place: str, in_function: bool, before: str) -> Iterator[Statement]:
-    """Yield a statement for the node without its nested statements, then the nested ones."""
+    """Yield a statement for the syntax node without its nested statements, and then the nested statements."""
     nested = {name: value for name in _NESTED if isinstance(value := getattr(node, name, None), list)}
     starts = [line for part in nested.values() for child in part if (line := _first_line(child)) is not None]
     for name in nested:
@@ -229,7 +238,7 @@ def _statement(file: str, line: int, last: int, node: ast.AST) -> Statement:
 
 
 def _cpp(file: str, text: str) -> Iterator[Statement]:
-    """Yield a statement for each line, except #include and bracket lines. Some statements have no compiled code."""
+    """Yield a statement for each line of C++, except #include and lines of only brackets; some compile to no code."""
     lines: dict[int, list[str]] = {}
     for line, token in tokens(text):
         if token != "end of directive":

@@ -1,11 +1,13 @@
-"""List the modules that compute a trial's numbers, and the other modules that training imports, each with its reason.
+"""List the modules that compute a trial's numbers, and the other modules that training imports.
 
-A test compares the two lists with the imports of the training script: every imported module must be in one of them.
+The numerics fingerprint, which is part of a trial's id, covers only the modules of COMPUTING. NOT_COMPUTING gives for
+each other module that training imports the reason why it does not affect a trial's numbers, or why the id contains its
+effect anyway. A test checks that every module which the training script imports is in one of the two lists.
 """
 
 from __future__ import annotations
 
-# "any": on every device; "cpu" or "cuda": only where trials of that device kind train.
+# Module: the kind of device ("cpu" or "cuda") on which it computes numbers of trials; "any": on every kind.
 COMPUTING = {
     "kernels.backends.gpu.calls": "cuda",
     "kernels.backends.compiled": "any",
@@ -81,7 +83,7 @@ COMPUTING = {
     "experiments.training": "any",
 }
 
-# Further modules that compute the numbers of probe trials.
+# Modules that compute numbers of probe trials, in addition to those of COMPUTING.
 PROBING = (
     "experiments.probes.batches",
     "experiments.probes.bench",
@@ -92,28 +94,28 @@ PROBING = (
     "experiments.probes.variants",
 )
 
-_DATA = "makes or opens tokens; the id holds the fingerprint of their content"
-_EXTRA = "computes extra evaluation, which does not change the id"
+_DATA = "makes or opens tokens; the id contains the fingerprint of their content"
+_EXTRA = "computes additional evaluations, which do not change the id"
 _FILES = "reads and writes files whose content other modules compute"
 NOT_COMPUTING = {
     "kernels.backends.build": "compiles and caches the CPU library; compilation.py has its sources and flags",
-    "kernels.backends.choice": "chooses a backend; which one it was is provenance",
+    "kernels.backends.choice": "chooses a backend, which the provenance records; all backends give the same bits",
     "kernels.backends.gpu.cubins": "compiles and caches CUDA kernels; variants.py has their constants and options",
     "common.locks": "locks files against other processes",
     "common.store_folder": "checks the store's path",
-    "common.from_dict": "fills configuration classes; the id holds their values",
-    "kernels.api": "checks arguments of operators; of a trial, only the extra evaluation calls it",
+    "common.from_dict": "fills configuration classes; the id contains their values",
+    "kernels.api": "checks arguments of operators; in a trial, only additional evaluations call it",
     "models.learned_widths": _EXTRA,
     "models.importing.gguf_file": _DATA,
-    "models.importing.gguf_types": "decodes weights of published files; the id of an import holds their hash",
+    "models.importing.gguf_types": "decodes weights of published files; the id of an imported run contains their hash",
     "models.importing.packages": "finds files of published models",
-    "models.networks.presets": "lists models; the id holds the values of the one that trains",
+    "models.networks.presets": "lists models; the id contains the configuration of the trial's model",
     "common.atomic": _FILES,
-    "common.environment": "sets environment variables for lm-eval; extra evaluation does not change the id",
-    "experiments.storage.branches": "finds a branch's parent; the id holds the parent and its step",
+    "common.environment": "sets environment variables for lm-eval; additional evaluations do not change the id",
+    "experiments.storage.branches": "finds a branch's parent; the id contains the parent's id and the step",
     "experiments.distributed.saving": f"{_FILES}; resumed trials are tested to give the same bits",
     "experiments.storage.checkpoints": f"{_FILES}; resumed trials are tested to give the same bits",
-    "experiments.data.config": "declares settings of data; the id holds the fingerprint of the tokens",
+    "experiments.data.config": "declares settings of data; the id contains the fingerprint of the tokens",
     "experiments.data.folder": _DATA,
     "experiments.data.gguf_tokenizer": _DATA,
     "experiments.data.load": _DATA,
@@ -124,27 +126,28 @@ NOT_COMPUTING = {
     "experiments.data.text": _DATA,
     "experiments.data.tokenizing": _DATA,
     "experiments.data.preparation.web": _DATA,
-    "experiments.environment": "describes the machine; provenance",
+    "experiments.environment": "describes the machine, for the provenance",
     "experiments.evaluation.by_document": _EXTRA,
     "experiments.evaluation.cloze": _EXTRA,
     "experiments.evaluation.harness": _EXTRA,
     "experiments.evaluation.language_model": _EXTRA,
     "experiments.evaluation.tasks": _EXTRA,
-    "experiments.fingerprint.computing_modules": "lists modules; the fingerprint covers what it lists",
+    "experiments.fingerprint.computing_modules": "lists modules; the fingerprint covers the modules that it lists",
     "experiments.fingerprint.cpp_source": "makes the fingerprint, whose value is in the id",
     "experiments.fingerprint.equal_bits": "lists fingerprints that are proven to give the same numbers",
     "experiments.fingerprint.numerics": "makes the fingerprint, whose value is in the id",
     "experiments.fingerprint.python_source": "makes the fingerprint, whose value is in the id",
     "experiments.identity": "makes the id and the provenance",
     "common.redaction": "hides credentials in messages",
-    "experiments.probes.config": "declares settings of probes; the id holds their values",
+    "experiments.probes.config": "declares settings of probes; the id contains their values",
     "experiments.storage.run_folder": _FILES,
-    "experiments.setup": "checks settings before training; what it sets is in the resolved config",
+    "experiments.setup": "checks settings before training; settings that it changes are in the resolved config",
     "common.terminal": "writes progress to the terminal",
-    "experiments.trial": "declares and checks settings; the id holds their values",
+    "experiments.trial": "declares and checks settings; the id contains their values",
 }
 
-# C++ sources that are compiled for a device kind; the headers that they include are added.
+# For each kind of device, the C++ and CUDA sources in kernels/csrc; the fingerprint also covers the headers that they
+# include.
 CPP_ROOTS = {
     "cpu": (
         "cpu.cpp",
@@ -163,7 +166,8 @@ CPP_ROOTS = {
 }
 DEVICES = tuple(CPP_ROOTS)
 
-# Classes whose annotated fields are settings: their values are in the id, so their declarations are not hashed.
+# Module: its classes whose annotated fields are settings. A trial's id contains the values of these fields, so the
+# fingerprint omits their declarations.
 CONFIG_CLASSES = {
     "models.networks.decoder": ("DecoderConfig",),
     "models.observer": ("ObserverConfig",),

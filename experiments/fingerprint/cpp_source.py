@@ -1,4 +1,4 @@
-"""Reduce C++ sources to their tokens, so that comments and spaces do not change the digest, and follow includes."""
+"""Hash the tokens of a C++ source, so that comments and spaces do not change the digest; list included files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 
 
 def tokens(source: str) -> Iterator[tuple[int, str]]:
-    """Yield each token with its line; the end of a preprocessor directive is a token of its own."""
+    """Yield (line, token) for each token of a source; the end of a preprocessor directive is a token, too."""
     line, in_directive, first_of_line = 1, False, True
     for match in _TOKEN.finditer(source):
         kind, text = match.lastgroup, match.group()
@@ -50,7 +50,7 @@ def source_digest(source: str) -> str:
 
 
 def with_includes(roots: Iterable[Path]) -> list[Path]:
-    """Return, sorted, `roots` and all files that they include by a quoted name, directly or indirectly."""
+    """Return `roots` and all existing files that they include by a quoted name, directly or indirectly, sorted."""
     files: set[Path] = set()
     waiting = list(roots)
     while waiting:

@@ -1,8 +1,8 @@
-"""Record which numerics fingerprints are proven to give the same bits, so that a refactoring keeps the stored trials.
+"""Record which versions of the sources give the same bits, so that stored trials stay valid after a refactoring.
 
-`equal_bits.json` lists pairs of fingerprints, each with the kind of device and the instruction set on which a set of
-tiny trials gave the same bytes under both (`same_bits.py` writes it). A pair says nothing about any other device or
-instruction set: there, trials of the older sources remain different trials.
+`equal_bits.json`, which `same_bits.py` writes, lists pairs of numerics fingerprints. For each pair, a set of tiny
+trials gave the same bytes with both versions, on one kind of device and one instruction set. A pair is valid only
+there: on other devices and instruction sets, trials of the older version stay stale.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ FILE = Path(__file__).with_name("equal_bits.json")
 
 @dataclass(frozen=True)
 class EqualPair:
-    """Two fingerprints that gave the same bits, and where and when this was tested.
+    """Two numerics fingerprints (`old`, `new`) whose sources gave the same bits, and where and when this was tested.
 
-    untried: the number of changed statements, of both versions, that no trial executed; above 0 only if a person has
-        reviewed them.
-    reviewed: why that person considers them to compute the same.
+    old_commit: the commit with the fingerprint `old`. torch: the version of torch in the test.
+    untried: the number of changed statements, of both versions, that no trial executed; if it is above 0, a person has
+        reviewed these statements.
+    reviewed: the reason why this person considers that these statements do not change bits.
     """
 
     device: str
@@ -43,17 +44,17 @@ def declared_pairs(file: Path = FILE) -> tuple[EqualPair, ...]:
 
 
 def add_pairs(pairs: list[EqualPair], file: Path = FILE) -> None:
-    """Add pairs of equal fingerprints to the JSON file, unless it has them already."""
+    """Add pairs to the JSON file; pairs that it already has are not repeated."""
     rows = [asdict(pair) for pair in dict.fromkeys([*declared_pairs(file), *pairs])]
     file.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n", "utf-8")
     declared_pairs.cache_clear()
 
 
 def equal_fingerprints(fingerprint: str, device: str, instruction_set: str | None = None) -> list[str]:
-    """Return the fingerprint and all fingerprints that are proven equal to it, through any number of pairs.
+    """Return the fingerprint and all fingerprints that give the same bits, directly or through a chain of pairs.
 
-    Without an instruction set, pairs for any instruction set count; the caller then has to compare the pair's
-    instruction set with the one that computed the trial.
+    instruction_set: use only pairs that were tested with this one. None: use pairs of all instruction sets; the caller
+    then has to check whether they include the instruction set that computed the trial.
     """
     equal = [fingerprint]
     for known in equal:  # the list grows during the loop

@@ -1,7 +1,8 @@
-"""Print a digest of the values that the kernels give for many quantizers, as JSON; a script that `same_bits.py` runs.
+"""Call the kernels with many quantizers and print a JSON object: a description of each call and a digest of its result.
 
-It imports the public API alone, so that it runs with the kernels of any version. The tensors hold NaN, infinities,
-signed zeros, subnormals, midpoints, values beyond every format, and blocks of very different sizes.
+`same_bits.py` runs this script with two versions of the kernels and compares the digests. The script imports only the
+public API, so that it runs with any version. The tensors contain NaN, infinities, signed zeros, subnormals, midpoints
+between representable values, values beyond the range of every format, and blocks of very different magnitudes.
 """
 
 import hashlib
@@ -26,7 +27,7 @@ NOT_FINITE = (float("nan"), float("inf"), -float("inf"))
 
 
 def tensors() -> dict[str, torch.Tensor]:
-    """Return the operands, in FP32."""
+    """Return two FP32 operands by name: `finite`, and `wild`, which also contains NaN and infinities."""
     generator = torch.Generator().manual_seed(0)
     sizes = torch.exp2(torch.randint(-20, 12, (64, 6), generator=generator).float()).repeat_interleave(16, dim=1)
     finite = torch.randn(64, 96, generator=generator) * sizes
@@ -43,7 +44,10 @@ def digest(value: torch.Tensor) -> str:
 
 
 def call(x: torch.Tensor, quantizer: str, axis: int) -> str:
-    """Return the digest of the quantized values, or the class of the error if the call is refused."""
+    """Return the digest of the quantized values, or the error's class name if the kernels refuse the call.
+
+    The call is first made with a seed and, if it is refused, without one: only stochastic rounding accepts a seed.
+    """
     for seed in (7, None):
         try:
             return digest(fake_quantize(x, quantizer, axis=axis, seed=seed))

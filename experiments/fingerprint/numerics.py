@@ -1,7 +1,7 @@
-"""Compute the numerics fingerprint: one hash of the meaning of all sources that compute a trial on a kind of device.
+"""Compute the numerics fingerprint: one hash of all sources that compute a trial's numbers on a kind of device.
 
-Edits of comments, docstrings, annotations and messages do not change it, nor does any edit of a module that does not
-compute. It does not depend on the machine: equal sources have equal fingerprints.
+The fingerprint is part of a trial's id. It does not change with comments, docstrings, annotations and messages, nor
+with modules that do not compute numbers (computing_modules.py). It does not depend on the machine.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @cache
 def source_digests(device: str, root: Path) -> dict[str, str]:
-    """Return the digest of each source, by its path in the repository, that computes trials on this kind of device.
+    """Return the digest of each source that computes trials on this kind of device, by its path in the repository.
 
-    root: the repository. It has no default, because a call without it would be cached apart from a call with it.
+    device: `cpu` or `cuda`. root: the repository's folder; it has no default value, because calls with and without an
+    explicit root would be cached separately.
     """
     return {path: file_digest(path, root) for path in computing_files(device, root)}
 
@@ -35,7 +36,7 @@ def computing_files(device: str, root: Path = ROOT) -> list[str]:
 
 
 def file_digest(path: str, root: Path = ROOT) -> str:
-    """Return the digest of the meaning of one source file."""
+    """Return the digest of one Python or C++ source file, without comments and other text that computes nothing."""
     if path.endswith(".py"):
         config_classes = CONFIG_CLASSES.get(path.removesuffix(".py").replace("/", "."), ())
         return module_digest((root / path).read_bytes(), config_classes)
@@ -49,11 +50,11 @@ def numerics_fingerprint(device: str, root: Path = ROOT) -> str:
 
 @cache
 def probe_fingerprint() -> str:
-    """Return the fingerprint of the sources that compute probes, without those that training uses, too."""
+    """Return the hash of the sources that only probe trials use, in addition to those of the numerics fingerprint."""
     digests = {path: file_digest(path) for path in sorted(map(module_file, PROBING))}
     return hashlib.sha256(json.dumps(digests).encode()).hexdigest()
 
 
 def module_file(module: str) -> str:
-    """Return the path of a module's file, relative to the repository."""
+    """Return the path in the repository of the module with this dotted name (without `fewbits.`)."""
     return f"{module.replace('.', '/')}.py"

@@ -1,9 +1,9 @@
-"""Reduce a Python module to what it computes, so that two texts with the same meaning have the same digest.
+"""Hash what a Python module computes, so that changes of comments, docstrings and messages do not change the digest.
 
 The syntax tree is serialised without docstrings, comments, positions and annotations, and without the text of raised
-errors, assertions, warnings and log calls. Fields of configuration classes are left out too: their values are part of a
-trial's id, and a new field with a default must not change it. The serialisation is our own because that of the standard
-library differs between Python versions.
+errors, assertions, warnings and log calls. It is also serialised without the fields of configuration classes, because a
+trial's id contains their values, and a new field with a default must not change the id. The standard library's
+serialisation (ast.dump) is not used, because it differs between Python versions.
 """
 
 from __future__ import annotations
@@ -17,27 +17,30 @@ LOGGERS = {"log", "logger", "logging", "_log", "_logger"}
 WARNINGS = {"warn", "_warn"}
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 BODIES = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-# Fields that only some Python versions have, or that hold annotations and positions.
+# Fields of syntax nodes that are not serialised: only some Python versions have them, or they are annotations.
 SKIPPED = {"annotation", "returns", "type_comment", "type_params", "type_ignores", "kind", "ctx"}
 
 
 def module_digest(source: str | bytes, config_classes: Collection[str] = ()) -> str:
-    """Return the digest of a module's meaning.
+    """Return the digest of a module's serialised syntax tree.
 
-    config_classes: names of its classes whose annotated fields are settings; a trial's id holds their values.
+    config_classes: names of the module's classes whose annotated fields are settings, which are not serialised.
     """
     return hashlib.sha256(serialised(ast.parse(source), config_classes).encode()).hexdigest()
 
 
 def serialised(node: ast.AST, config_classes: Collection[str] = ()) -> str:
-    """Return the text that represents a syntax tree's meaning; empty fields of nodes are left out."""
+    """Return a syntax tree as text; empty fields of nodes are omitted, and messages are replaced by `message`."""
     if isinstance(node, ast.Raise | ast.Assert) or _is_message(node):
         return _fields(node, config_classes, silent=True)
     return _fields(node, config_classes, silent=False)
 
 
 def statements(body: list[ast.stmt], config_class: bool = False) -> Iterator[ast.stmt]:
-    """Yield the statements of a body that compute something."""
+    """Yield the statements of a body that compute something.
+
+    Docstrings, imports from `__future__`, `if TYPE_CHECKING` and, in a configuration class, its fields are skipped.
+    """
     for statement in body:
         expression = statement.value if isinstance(statement, ast.Expr) else None
         if isinstance(expression, ast.Constant) and isinstance(expression.value, str):
@@ -80,7 +83,7 @@ def _value(value: object, config_classes: Collection[str], silent: bool) -> str:
 
 
 def _is_message(node: ast.AST) -> bool:
-    """Tell whether the node is a call that only writes a message for people: a warning or a log call."""
+    """Tell whether the node is a call that only writes a message: a warning or a log call."""
     if not isinstance(node, ast.Call):
         return False
     called = node.func

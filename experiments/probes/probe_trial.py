@@ -119,7 +119,7 @@ class _Source:
         state, length = parent.checkpoint.state, source.trial.training.length
         if trial.probe.split == "train" and state["position"] and trial.training.length != length:
             raise ValueError(
-                f"training.length {trial.training.length}: with probe.split=train, the parent's value {length} is needed"
+                f"training.length {trial.training.length}: probe.split=train needs the parent's value, {length}"
             )
         corpus.check(state["data"]["fingerprint"], state["data"])
         return source

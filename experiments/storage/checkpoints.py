@@ -182,7 +182,7 @@ def steps(folder: Path) -> dict[int, Path]:
 
 
 def load(path: Path, part: tuple[int, int] = (0, 1)) -> Checkpoint:
-    """Verify the checksums of a checkpoint and return it; raise DamagedCheckpoint if a file differs from what was saved.
+    """Verify the checksums of a checkpoint and return it; raise DamagedCheckpoint if a file is not what was saved.
 
     part: (rank, ranks), to verify only this rank's share of the files of tensors; all ranks together verify all files.
     """

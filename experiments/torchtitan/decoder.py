@@ -1,11 +1,12 @@
-"""Train fewbits' models in torchtitan 0.2.2: its train spec `fewbits`, with a flavor for each model of the registry.
+"""Train fewbits' models in torchtitan 0.2.2: define the train spec `fewbits`, with one flavor for each of the models.
 
     [model]
     name = "fewbits"
     flavor = "nemotron3-8b"
 
-Tokens, loss, optimizer, schedule and checkpoints are torchtitan's. `training.mixed_precision_param` is the dtype in
-which the model computes. Gradients of every micro-batch are reduced, so that no rank holds whole gradients.
+torchtitan provides tokens, loss, optimizer, schedule and checkpoints. Its setting `training.mixed_precision_param` is
+the dtype in which the model computes. Gradients are reduced over ranks after every micro-batch, so that no rank has to
+store whole gradients.
 """
 
 # No `from __future__ import annotations`: torchtitan reads the types of the dataclass below.
@@ -31,19 +32,22 @@ from fewbits.experiments.torchtitan.our_models import fitted, flops_per_token, i
 from fewbits.models.networks.decoder import Decoder, DecoderConfig
 from fewbits.models.networks.presets import MODELS
 
-NAME = "fewbits"  # of the train spec
+NAME = "fewbits"  # the name of the train spec
 
 
 @dataclass
 class DecoderArgs(BaseModelArgs):  # type: ignore[misc]
-    """The arguments of a model of the registry, complete after `update_from_config`."""
+    """The arguments of one of fewbits' models for torchtitan; `update_from_config` completes them."""
 
     flavor: str = "hybrid-nano"
     config: DecoderConfig = MODELS["hybrid-nano"]
     compute_dtype: str = "bfloat16"
 
     def update_from_config(self, job_config: Any, **_: Any) -> None:
-        """Take the compute dtype, the sequence length and the tokenizer's vocabulary from torchtitan's config."""
+        """Set the compute dtype, and the model's context and vocabulary, from torchtitan's config and tokenizer.
+
+        Raise ValueError for settings that these models do not support.
+        """
         for problem in problems(job_config):
             raise ValueError(problem)
         self.compute_dtype = job_config.training.mixed_precision_param
@@ -56,7 +60,7 @@ class DecoderArgs(BaseModelArgs):  # type: ignore[misc]
 
 
 class TitanDecoder(Decoder):
-    """A decoder with the constructor, the initialisation and the name of its blocks that torchtitan expects."""
+    """A decoder with the interface that torchtitan expects: constructor, `layers` and `init_weights`."""
 
     def __init__(self, args: DecoderArgs) -> None:
         super().__init__(args.config, TORCH_DTYPE_MAP[args.compute_dtype])
@@ -66,7 +70,7 @@ class TitanDecoder(Decoder):
         return self.blocks
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        """Return logits; layers choose their dtypes themselves, so torchtitan's autocast is off."""
+        """Return logits. torchtitan's autocast is disabled, because the layers cast their operands themselves."""
         with torch.autocast(tokens_BT.device.type, enabled=False):
             return super().forward(tokens_BT)
 
@@ -75,7 +79,7 @@ class TitanDecoder(Decoder):
 
 
 def parallelize(model: TitanDecoder, parallel_dims: Any, job_config: Any) -> nn.Module:
-    """Recompute blocks if the config says so, and distribute the model: FSDP, HSDP or DDP."""
+    """Apply activation checkpointing and FSDP, HSDP or DDP to the model, as torchtitan's config says; return it."""
     recompute = job_config.activation_checkpoint
     if recompute.mode != "none":
         apply_ac(model, recompute, op_sac_save_list=_op_sac_save_list, base_folder=job_config.job.dump_folder)
@@ -89,7 +93,7 @@ def parallelize(model: TitanDecoder, parallel_dims: Any, job_config: Any) -> nn.
 
 
 def problems(job_config: Any) -> Iterator[str]:
-    """Yield a line for each setting of torchtitan that these models do not follow."""
+    """Yield a message for each setting of torchtitan's config that fewbits' models do not support."""
     for name in ("tensor", "pipeline", "context", "expert"):
         degree = getattr(job_config.parallelism, f"{name}_parallel_degree")
         if degree > 1:
@@ -102,15 +106,18 @@ def problems(job_config: Any) -> Iterator[str]:
     if job_config.training.dtype != "float32":
         yield f"training.dtype {job_config.training.dtype}: parameters of {NAME} are FP32; set training.dtype=float32"
     if job_config.training.mixed_precision_reduce != "float32":
-        yield f"training.mixed_precision_reduce: gradients of {NAME} are reduced in FP32; set it to float32"
+        yield (
+            f"training.mixed_precision_reduce: gradients of {NAME} are reduced in FP32; set "
+            "training.mixed_precision_reduce=float32"
+        )
     if job_config.training.enable_cpu_offload:
-        yield f"training.enable_cpu_offload: not supported for models of {NAME}; set it to false"
+        yield f"training.enable_cpu_offload: models of {NAME} do not support it; set training.enable_cpu_offload=false"
 
 
 def train_spec(build_metrics_processor: Any) -> TrainSpec:
-    """Return the train spec of all models of the registry."""
+    """Return torchtitan's train spec `fewbits`. build_metrics_processor: returns torchtitan's metrics processor."""
     return TrainSpec(
-        model_cls=TitanDecoder,  # torchtitan asks for a method that only other attention needs
+        model_cls=TitanDecoder,
         model_args={name: DecoderArgs(flavor=name, config=config) for name, config in MODELS.items()},
         parallelize_fn=parallelize,
         pipelining_fn=None,

@@ -1,4 +1,4 @@
-"""Summarise what the quantized layers of a model did, as metrics of torchtitan, of any of its versions."""
+"""Summarise the statistics of a model's quantized layers as metrics for torchtitan (any supported version)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PREFIX = "fewbits"
 
 
 class LoggedSteps(Observer):
-    """An observer of plain quantizers that is active in the steps that torchtitan logs."""
+    """An observer that measures plain quantizers in the steps that torchtitan logs: the first, and each interval-th."""
 
     def __init__(self, interval: int) -> None:
         super().__init__(ObserverConfig(every=interval, gradients_every=0))
@@ -26,10 +26,12 @@ class LoggedSteps(Observer):
 
 
 def numerics(models: Sequence[nn.Module]) -> dict[str, float]:
-    """Return statistics of this rank's tokens since the last call.
+    """Return metrics of this rank's tokens since the last call, by name; empty if the model is not quantized.
 
-    For each slot: the mean over layers of the relative error, flushed and saturated values and a mixture's choices, and
-    the largest error. Over all layers: the bit widths.
+    `fewbits/COLUMN/SLOT` is the mean over layers of a column of the observer's rows: relative error (`error`), shares
+    of `flushed` and `saturated` values, and shares of a mixture's choices (`share_0` …). `fewbits/error_max/SLOT` is
+    the largest error of any layer. `fewbits/bits_mean`, `_min` and `_max` are the bit widths over all layers.
+    models: the parts of the model that torchtitan trains.
     """
     layers = [module for model in models for module in model.modules() if isinstance(module, QuantizedLinear)]
     quantization = layers[0].owner[0] if layers else None

@@ -1,7 +1,7 @@
-"""Prepare fewbits' models for torchtitan: sizes, initial parameters and sharding, the same for all of its versions.
+"""Prepare fewbits' models for any supported version of torchtitan: sizes, initial parameters and sharding.
 
-As in our own training script, parameters are FP32, FSDP gathers weights and reduces gradients in FP32, and layers cast
-or quantize what they have gathered.
+As in fewbits' own training, parameters are FP32, FSDP gathers weights and reduces gradients in FP32, and each layer
+casts or quantizes its gathered weight.
 """
 
 from __future__ import annotations
@@ -21,29 +21,39 @@ from fewbits.models.networks.presets import MODELS
 from fewbits.models.networks.registry import linear_parameters
 
 ROUND = 64  # vocabularies of nano models are padded to a multiple of this, as in fewbits.experiments.setup
-RECOMPUTED = "_checkpoint_wrapped_module."  # in the names of parameters of blocks that torch's wrapper recomputes
+RECOMPUTED = "_checkpoint_wrapped_module."  # torch's activation checkpointing inserts this in names of parameters
 
 
 def fitted(flavor: str, tokens: int, length: int) -> DecoderConfig:
-    """Return the model with this name, for sequences of this length and a tokenizer with this many tokens.
+    """Return the configuration of a model, with its context and vocabulary enlarged as needed.
 
-    Rotary positions are computed for any length, and nano models have a vocabulary of any size; a ValueError names what
-    another model cannot take.
+    flavor: the model's name. tokens: the number of tokens of the tokenizer. length: the sequence length.
+
+    A longer context is possible unless positions are learned, and a larger vocabulary only for nano models; otherwise
+    raise ValueError.
     """
     config = MODELS[flavor]
     if length > config.context:
         if config.positions == "learned":
-            raise ValueError(f"training.seq_len {length}: model {config.name} has {config.context} positions")
+            raise ValueError(
+                f"training.seq_len {length}: model {config.name} has {config.context} learned positions; use at most "
+                "this length"
+            )
         config = replace(config, context=length)
     if tokens > config.vocab:
         if not config.name.endswith("-nano"):
-            raise ValueError(f"the tokenizer has {tokens} tokens, but model {config.name} has {config.vocab}")
+            raise ValueError(
+                f"the tokenizer has {tokens} tokens, but the vocabulary of model {config.name} has only {config.vocab}"
+            )
         config = replace(config, vocab=-(-tokens // ROUND) * ROUND)
     return config
 
 
 def flops_per_token(config: DecoderConfig, length: int) -> int:
-    """Return the FLOPs per token of forward and backward pass: 6 per matrix weight (head included), plus attention."""
+    """Return the FLOPs per token of forward and backward pass.
+
+    These are 6 for each weight of a linear layer, including the head, plus those of attention. length: of sequences.
+    """
     attentions = config.pattern.count("*") if config.pattern else config.layers
     matrices = linear_parameters(config) + config.width * config.vocab
     return 6 * matrices + 12 * attentions * config.heads * config.head_dim * length
@@ -51,10 +61,11 @@ def flops_per_token(config: DecoderConfig, length: int) -> int:
 
 @torch.no_grad()
 def initialise(model: Decoder, buffer_device: torch.device | None = None) -> None:
-    """Fill the parameters, which may be sharded, with the bits of `build` for the seed that torchtitan has set.
+    """Fill the parameters, which may be sharded, with the same bits as `build` does for the seed that torchtitan set.
 
-    One block at a time exists as a whole. torchtitan has allocated the parameters one by one before, so a tied head has
-    to be tied again.
+    To save memory, only one unsharded block exists at a time. A tied head is tied to the embedding again, because
+    torchtitan has allocated new memory for each parameter.
+    buffer_device: the device of the rotary angles; None: the device of the parameters.
     """
     seed, device = torch.initial_seed() % (1 << 63), model.embed.weight.device
     if model.config.tied:
@@ -77,11 +88,14 @@ def initialise(model: Decoder, buffer_device: torch.device | None = None) -> Non
 
 
 def _copy(module: nn.Module, own: dict[str, nn.Parameter], prefix: str) -> None:
+    """Copy the parameters of a module into those of the model, by name. prefix: the module's name in the model."""
     for name, parameter in module.named_parameters(prefix=prefix):
         if name not in own:  # a tied head has the embedding's name
             continue
         values, target = parameter.detach(), own[name]
-        if isinstance(target, DTensor):  # each rank has all values, so none is sent; HSDP's mesh has two dimensions
+        # Every rank has computed all values, so none are sent between ranks (src_data_rank=None). `sharded.fill` is not
+        # used, because the mesh of HSDP has two dimensions.
+        if isinstance(target, DTensor):
             values = distribute_tensor(values, target.device_mesh, target.placements, src_data_rank=None).to_local()
             target.to_local().copy_(values)
         else:
@@ -89,14 +103,14 @@ def _copy(module: nn.Module, own: dict[str, nn.Parameter], prefix: str) -> None:
 
 
 def shard(model: Decoder, mesh: Any, *, reshard_after_forward: bool) -> None:
-    """Shard every block, and what is outside the blocks, over the mesh. Gradients are summed, not averaged."""
+    """Shard each block, and the parameters outside the blocks, over the mesh. Gradients are summed, not averaged."""
     for module in model.modules():
         if isinstance(module, Linear):
-            module.keeps_cast = False  # a cast of the gathered weight would outlive it
+            module.keeps_cast = False  # a cached cast would keep a whole weight in memory after the shards are freed
     for block in model.blocks:
         fully_shard(block, mesh=mesh, reshard_after_forward=reshard_after_forward)
     fully_shard(model, mesh=mesh)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)  # torchtitan divides the loss by the tokens of all ranks
-            module.set_force_sum_reduction_for_comms(True)  # gloo has no mean
+            module.set_force_sum_reduction_for_comms(True)  # gloo cannot reduce to a mean

@@ -3,12 +3,13 @@
     torchrun --nproc_per_node=8 -m torchtitan.train --module fewbits.experiments.torchtitan.v0_3 --config hybrid-8b \\
         --fewbits.recipe nvfp4 --fewbits.settings keep.last=2 --hf_assets_path ./assets/hf/Llama-3.1-8B
 
-`--config` names a model of the registry. torchtitan's own models are not supported in this version: 0.3.0 builds them
-from a tree of configs, in which a recipe has no place; with 0.2.2 (fewbits.experiments.titan) they are.
+`--config` is the name of one of fewbits' models. torchtitan's own models are supported only with torchtitan 0.2.2
+(fewbits.experiments.titan): version 0.3.0 builds them from a tree of configs, into which a recipe cannot be inserted.
 
-torchtitan 0.3.0 captures a step in a CUDA graph unless `training.disable_cuda_graphs` is set. A graph replays the
-kernels with the arguments of the captured step, so every step would repeat that step's seeds: it is set here, and its
-absence is refused. A loss that is not finite ends the run with an error before it is logged.
+torchtitan 0.3.0 captures a step in a CUDA graph unless `training.disable_cuda_graphs` is true. A graph replays the
+kernels with the arguments of the captured step, so every step would use the seeds of this step. Therefore
+`training.disable_cuda_graphs` is true by default here, and false is refused. If a loss is not finite, torchtitan ends
+the run with an error before it logs the loss.
 """
 
 # No `from __future__ import annotations`: torchtitan reads the types of the dataclasses below.
@@ -30,7 +31,8 @@ def _check_version() -> None:
         installed = "none"
     if installed != SUPPORTED:
         raise ImportError(
-            f"this module needs torchtitan {SUPPORTED}, not {installed}; fewbits.experiments.titan needs 0.2.2"
+            f"this module needs torchtitan {SUPPORTED}, but the installed version is {installed}; for torchtitan 0.2.2 "
+            "use fewbits.experiments.titan"
         )
 
 
@@ -56,15 +58,15 @@ from fewbits.models.networks.presets import MODELS  # noqa: E402
 from fewbits.models.quantize import quantize  # noqa: E402
 
 NAME = "fewbits"
-BACKEND = "partial_dtensor"  # of torchtitan's ways to shard, the one that only uses torch's DTensors
+BACKEND = "partial_dtensor"  # the value of torchtitan's `spmd_backend` for sharding with torch's DTensors alone
 
 
 class TitanDecoder(Decoder, BaseModel):  # type: ignore[misc]
-    """A decoder that torchtitan builds from its config, with the layers that the recipe quantizes."""
+    """A decoder that torchtitan builds from its config; its linear layers are quantized by the config's recipe."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseModel.Config):  # type: ignore[misc]
-        """The model, complete after `update_from_config`."""
+        """The model's configuration and recipe; `update_from_config` completes it from torchtitan's config."""
 
         flavor: str = "hybrid-nano"
         config: DecoderConfig = MODELS["hybrid-nano"]
@@ -75,7 +77,7 @@ class TitanDecoder(Decoder, BaseModel):  # type: ignore[misc]
         logged_every: int = 1
 
         def update_from_config(self, *, config: Any, **_: Any) -> None:
-            """Take recipe, sizes and seed from torchtitan's config; raise ValueError for what is not supported."""
+            """Set recipe, sizes and seed from torchtitan's config; raise ValueError for unsupported settings."""
             for problem in problems(config):
                 raise ValueError(problem)
             self.recipe, self.settings = config.fewbits.recipe, tuple(config.fewbits.settings)
@@ -93,7 +95,8 @@ class TitanDecoder(Decoder, BaseModel):  # type: ignore[misc]
         recipe = recipe_from_overrides(config.recipe, list(config.settings))
         if recipe.sampler.penalty:
             raise ValueError(
-                f"sampler.penalty {recipe.sampler.penalty}: not supported in torchtitan {SUPPORTED}; set 0"
+                f"sampler.penalty {recipe.sampler.penalty}: not supported in torchtitan {SUPPORTED}; set "
+                "sampler.penalty=0"
             )
         observer = LoggedSteps(config.logged_every)
         self.quantization = quantize(self, recipe, seed=config.seed, observer=observer, keep_weights=False)
@@ -103,11 +106,11 @@ class TitanDecoder(Decoder, BaseModel):  # type: ignore[misc]
         return self.blocks
 
     def forward(self, tokens_BT: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Return logits. Positions are counted from the start of the sequence, not of a document in it."""
+        """Return logits. `positions` is ignored: they are counted from the start of the sequence, not of a document."""
         return super().forward(tokens_BT)
 
     def verify_module_protocol(self) -> None:
-        """Accept the layers, which are not torchtitan's: `init_weights` fills all of them."""
+        """Do nothing: torchtitan would refuse layers that are not its own, but `init_weights` initialises them all."""
 
     def init_weights(self, **arguments: Any) -> None:
         initialise(self, arguments.get("buffer_device"))
@@ -120,7 +123,10 @@ class TitanDecoder(Decoder, BaseModel):  # type: ignore[misc]
 def parallelize(
     model: TitanDecoder, *, parallel_dims: Any, parallelism: Any, ac_config: Any, dump_folder: str, **_: Any
 ) -> nn.Module:
-    """Recompute blocks if the config says so, and shard the model: FSDP or HSDP, also over one rank."""
+    """Apply activation checkpointing, and FSDP or HSDP (also for one rank), as torchtitan's config says.
+
+    Return the model.
+    """
     if ac_config is not None:
         ac_config.build(dump_folder=dump_folder).apply(model)
     names = ["dp_replicate", "fsdp"] if parallel_dims.dp_replicate_enabled else ["fsdp"]
@@ -130,29 +136,32 @@ def parallelize(
 
 
 def problems(config: Any) -> Iterator[str]:
-    """Yield a line for each setting of torchtitan that these models do not follow."""
+    """Yield a message for each setting of torchtitan's config that fewbits' models do not support."""
     for name in ("tensor", "pipeline", "context", "expert"):
         degree = getattr(config.parallelism, f"{name}_parallel_degree")
         if degree > 1:
             yield f"parallelism.{name}_parallel_degree {degree}: models of {NAME} support only FSDP and HSDP"
     if config.parallelism.spmd_backend != BACKEND:
-        yield f"parallelism.spmd_backend {config.parallelism.spmd_backend}: set it to {BACKEND}"
+        yield f"parallelism.spmd_backend {config.parallelism.spmd_backend}: set parallelism.spmd_backend={BACKEND}"
     if not config.training.disable_cuda_graphs:
-        yield "training.disable_cuda_graphs false: a CUDA graph repeats the seeds of one step; set it to true"
+        yield (
+            "training.disable_cuda_graphs false: a CUDA graph would use the seeds of one step in every step; set "
+            "training.disable_cuda_graphs=true"
+        )
     if config.compile.enable and "model" in config.compile.components:
         yield f"compile.components includes model: models of {NAME} are not compiled; set compile.components=loss"
     if config.training.dtype != "float32":
         yield f"training.dtype {config.training.dtype}: parameters of {NAME} are FP32; set training.dtype=float32"
     if config.training.enable_cpu_offload:
-        yield f"training.enable_cpu_offload: not supported for models of {NAME}; set it to false"
+        yield f"training.enable_cpu_offload: models of {NAME} do not support it; set training.enable_cpu_offload=false"
 
 
 class NumericsProcessor(MetricsProcessor):  # type: ignore[misc]
-    """A metrics processor that also logs numerics."""
+    """torchtitan's metrics processor, which here also logs the metrics of `numerics` (torchtitan/numerics.py)."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(MetricsProcessor.Config):  # type: ignore[misc]
-        """The config of torchtitan's processor."""
+        """The config of torchtitan's processor, unchanged."""
 
     def log(
         self,
@@ -162,7 +171,8 @@ class NumericsProcessor(MetricsProcessor):  # type: ignore[misc]
         grad_norm: float,
         extra_metrics: dict[str, Any] | None = None,
     ) -> None:
-        # `numerics` expects the step after the one that is logged, as in 0.2.2, whose converter counts it first.
+        # `numerics` reports the step before the layers' current step. In 0.2.2 the layers have advanced to the next
+        # step when torchtitan logs; here they are advanced now.
         for model in self.model_parts or []:
             model.quantization.begin(step)
         extra = (extra_metrics or {}) | numerics(self.model_parts or [])
@@ -171,17 +181,17 @@ class NumericsProcessor(MetricsProcessor):  # type: ignore[misc]
 
 @dataclass(kw_only=True, slots=True)
 class Fewbits:
-    """The section `fewbits` of the config."""
+    """The section `fewbits` of torchtitan's config."""
 
     recipe: str = "bf16"
-    """The name of a recipe, from `fewbits recipes`"""
+    """The name of a recipe, as `fewbits recipes` lists them"""
 
     settings: list[str] = field(default_factory=list)
-    """Changes of its settings and fields, like overrides without the prefix `recipe.`"""
+    """Overrides of the recipe's settings and fields, without the prefix `recipe.`, such as keep.last=2"""
 
 
 class Trainer(torchtitan.trainer.Trainer):  # type: ignore[misc]
-    """torchtitan's trainer, which tells the quantized layers the step, the micro-batch and the rank."""
+    """torchtitan's trainer, which here also sets the step context (step, micro-batch, rank) of the quantized layers."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(torchtitan.trainer.Trainer.Config):  # type: ignore[misc]
@@ -204,7 +214,7 @@ class Trainer(torchtitan.trainer.Trainer):  # type: ignore[misc]
 
 
 def config_of(flavor: str) -> Trainer.Config:
-    """Return the default config for a model of the registry."""
+    """Return torchtitan's default config for the model with this name."""
     spec = ModelSpec(
         name=NAME,
         flavor=flavor,
@@ -229,7 +239,7 @@ def config_of(flavor: str) -> Trainer.Config:
 
 
 def __getattr__(name: str) -> Callable[[], Trainer.Config]:
-    """Return the function that torchtitan calls for `--config NAME`."""
+    """Return the function that torchtitan calls for `--config NAME`, as if this module defined one for each model."""
     if name in MODELS:
         return lambda: config_of(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}; models are {', '.join(MODELS)}")

@@ -1,4 +1,4 @@
-"""Connect to MLflow: choose its URI, create its database and experiments, and lock them against other processes."""
+"""Connect to MLflow: choose its URI, create its database and experiments, and lock it against other processes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from fewbits.kernels.backends.build import cache_folder
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-DATABASE, ARTIFACTS, LOCK = "mlflow.db", "mlartifacts", ".mlflow.lock"  # in the folder of runs
-NO_LOCKS = "if two drivers create the same MLflow run, the next `fewbits sync` keeps one"
-SHARE = 20  # an attempt that failed after 1 s is retried after this many seconds at the earliest
+DATABASE, ARTIFACTS, LOCK = "mlflow.db", "mlartifacts", ".mlflow.lock"  # files and folders in the store
+NO_LOCKS = "if two drivers create the same MLflow run, the next `fewbits sync` keeps only one of the two"
+SHARE = 20  # after a failed attempt, the next one waits for at least this many times the duration of the failed one
 
 
 def tracking_uri(runs: Path) -> str:
-    """Return MLFLOW_TRACKING_URI, else the URI of the store's own database."""
+    """Return the environment variable MLFLOW_TRACKING_URI; if it is not set, the URI of the store's own database."""
     return os.environ.get("MLFLOW_TRACKING_URI") or f"{sqlite_database.SCHEME}{default_database(runs)}"
 
 
@@ -36,10 +36,10 @@ _warned: set[Path] = set()  # databases outside their store that this process ha
 
 
 def default_database(runs: Path) -> Path:
-    """Return the path of the store's own database: beside the run folders, except on a network file system.
+    """Return the path of the SQLite database of the store `runs`.
 
-    SQLite's locks are unreliable there. The database is then in this user's cache folder, under the store's id, and one
-    warning says so; every command uses the same path.
+    It is a file in the store, except on a network file system, where SQLite's locks are unreliable. There, all commands
+    use a file in this user's cache folder, in a folder named by the store's id, and the first call warns about it.
     """
     kind = network_kind_of(runs)
     if kind is None:
@@ -58,7 +58,10 @@ def default_database(runs: Path) -> Path:
 
 
 def connect(runs: Path, uri: str) -> MlflowClient:
-    """Return a client; create its database under a lock first, because MLflow cannot create it in parallel."""
+    """Return a client for an MLflow URI. An SQLite database is created first if it does not exist.
+
+    It is created under a lock, because MLflow fails if two processes create it at the same time.
+    """
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -67,9 +70,9 @@ def connect(runs: Path, uri: str) -> MlflowClient:
     import mlflow
 
     for name, level in (("mlflow", logging.CRITICAL), ("alembic", logging.WARNING)):
-        logging.getLogger(name).setLevel(level)  # failures arrive as exceptions and are reported in one line
+        logging.getLogger(name).setLevel(level)  # failures raise exceptions, which are reported in one line
     if uri.startswith(sqlite_database.SCHEME):
-        # open the file for each request: a pooled connection would keep using a deleted or moved file
+        # Open the file for each request: a pooled connection would go on using a file after it is deleted or moved.
         os.environ.setdefault("MLFLOW_SQLALCHEMYSTORE_POOLCLASS", "NullPool")
         runs.mkdir(parents=True, exist_ok=True)
         with locked(runs):
@@ -80,17 +83,20 @@ def connect(runs: Path, uri: str) -> MlflowClient:
 
 @contextmanager
 def locked(runs: Path) -> Iterator[None]:
-    """Let one process at a time write to MLflow for these run folders."""
+    """Lock the store `runs` inside a `with` block, so that only one process at a time writes to MLflow for it."""
     with (runs / LOCK).open("a") as lock, flocked(lock, NO_LOCKS):
         yield
 
 
 def experiment(client: MlflowClient, name: str, runs: Path, uri: str) -> str:
-    """Return an experiment's id; create it if needed. Without a server, its artifacts are beside the run folders."""
+    """Return the id of the MLflow experiment with this name; create it, or restore it if it was deleted.
+
+    If the URI is not that of a server (http), the experiment's artifacts are stored in the store `runs`.
+    """
     existing = client.get_experiment_by_name(name)
     if existing is None:
         location = None if uri.startswith("http") else (runs.resolve() / ARTIFACTS / name).as_uri()
-        tags = {"mlflow.experimentKind": "custom_model_development"}  # else MLflow's page asks each user for it
+        tags = {"mlflow.experimentKind": "custom_model_development"}  # without it, MLflow's page asks each user
         try:
             return str(client.create_experiment(name, location, tags))
         except Exception:
@@ -103,7 +109,7 @@ def experiment(client: MlflowClient, name: str, runs: Path, uri: str) -> str:
 
 
 class Patience:
-    """A guard for calls of MLflow: it reports the first failure, and after each failure delays the next attempt."""
+    """Guards calls of MLflow: reports only the first failure, and delays the next attempt after each failure."""
 
     def __init__(self) -> None:
         self._not_before = -math.inf
@@ -111,12 +117,15 @@ class Patience:
 
     @property
     def over(self) -> bool:
-        """Tell whether the next attempt may start."""
+        """True if the delay after the last failure is over, so that the next attempt may start."""
         return time.monotonic() >= self._not_before
 
     @contextmanager
     def guarding(self, consequence: str) -> Iterator[None]:
-        """Turn an exception in the `with` block into a warning that states the consequence; warn only once."""
+        """Replace an exception in the `with` block by a warning, the first time, or else ignore it.
+
+        consequence: the end of "MLflow was not updated, but …" in the warning.
+        """
         began = time.monotonic()
         try:
             yield

@@ -1,7 +1,7 @@
-"""Add the shares of a mixture's decisions over a whole trial to its result: the key `decisions` of result.json.
+"""Add the shares of a mixture's decisions, averaged over a whole trial, to result.json under the key `decisions`.
 
-They follow from numerics.parquet alone, so training does not compute them, and a trial that was killed between its
-result and this addition gets them from the next command.
+They are computed from numerics.parquet after training. If a trial is killed after its result was written and before
+they are added, a later command adds them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ KEY = "decisions"
 def add_decisions(folder: RunFolder) -> None:
     """Add the share of each format, such as `{"e4m3": 0.93, "bf16": 0.07}`, to the result of an ended trial.
 
-    A result that has them, and the result of a recipe without mixtures, stay as they are. The caller is the run's
-    writer, or the trial has ended.
+    A result that already has them, and the result of a recipe without mixtures, are not changed. Call this only as the
+    run's writer, or after the trial has ended.
     """
     table, result = folder.path / "numerics.parquet", folder.result()
     if result is None or KEY in result or not table.is_file():

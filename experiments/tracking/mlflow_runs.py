@@ -1,4 +1,4 @@
-"""Find and create runs in MLflow by their tags, and tag old runs that have no owner yet (owner.py)."""
+"""Find and create MLflow runs by their tags, and add the owner's tags (owner.py) to old runs without an owner."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
-TRIAL, FOLDER = "fewbits.trial", "fewbits.folder"  # tags of trials' runs: the trial's id and its folder
+TRIAL, FOLDER = "fewbits.trial", "fewbits.folder"  # tags of an MLflow run: the trial's id, the path of its run folder
 
 
 def search(client: MlflowClient, experiment_id: str, key: Mapping[str, str]) -> list[Run]:
-    """Return all runs with these tags, the oldest first."""
+    """Return all runs of an experiment that have these tags (name: value), the oldest first."""
     query = " and ".join(f"tags.`{tag}` = '{value}'" for tag, value in key.items())
     order = ["attributes.start_time ASC", "attributes.run_id ASC"]
     runs: list[Run] = []
@@ -31,10 +31,10 @@ def search(client: MlflowClient, experiment_id: str, key: Mapping[str, str]) -> 
 
 @dataclass(frozen=True)
 class OwnedRuns:
-    """The runs of one owner in one experiment. Another owner's runs are neither returned nor changed."""
+    """The runs of one owner in one MLflow experiment. Runs of other owners are neither returned nor changed."""
 
     client: MlflowClient
-    experiment: str  # its id
+    experiment: str  # the experiment's id
     owner: Owner
 
     def search(self, key: Mapping[str, str]) -> list[Run]:
@@ -44,7 +44,8 @@ class OwnedRuns:
     def one(self, key: Mapping[str, str], name: str, tags: Mapping[str, str], began: float) -> Run:
         """Return the owner's run with the tags in `key`; create it if there is none.
 
-        If two processes create it at the same time, the older run is kept and the other one deleted.
+        name, tags, began: of a new run: its name, further tags, and its start in seconds since 1970. If several runs
+        exist, because processes created them at the same time, the oldest is returned and the others are deleted.
         """
         if not (runs := self.search(key)):
             self.new(key, name, tags, began)
@@ -55,11 +56,14 @@ class OwnedRuns:
         return first
 
     def new(self, key: Mapping[str, str], name: str, tags: Mapping[str, str], began: float) -> Run:
-        """Create a run without searching for an existing one."""
+        """Create a run without searching for an existing one. The arguments are as in `one`."""
         return self.client.create_run(self.experiment, round(1000 * began), {**key, **self.owner.tags, **tags}, name)
 
     def adopt(self, store: Path, key: Mapping[str, str]) -> list[Run]:
-        """Tag and return runs of this store's trials that earlier versions of fewbits created without an owner."""
+        """Add the owner's tags to runs with the tags in `key` that earlier versions of fewbits created without owner.
+
+        Only runs whose run folder is in `store` are changed. Return the changed runs.
+        """
         adopted = []
         for run in search(self.client, self.experiment, key):
             tags = run.data.tags
@@ -70,6 +74,6 @@ class OwnedRuns:
 
 
 def take(client: MlflowClient, run: Run, owner: Owner) -> None:
-    """Tag a run as the owner's."""
+    """Set the owner's tags on a run."""
     for tag, value in owner.tags.items():
         client.set_tag(run.info.run_id, tag, value)

@@ -1,15 +1,17 @@
 """Summarize a trial's numerics.parquet for MLflow: a few metrics for each window of steps, instead of a row per layer.
 
-    decisions/FORMAT            share of a mixture's decisions that chose the format; mean over layers and slots
-    decisions_FORMAT/SLOT       the same for one operand slot
+    decisions/FORMAT            share of a mixture's decisions that chose the format: mean over layers and slots
+    decisions_FORMAT/SLOT       share of a mixture's decisions that chose the format in this slot: mean over layers
     error/SLOT                  relative error of the quantized operand: mean over layers
     error_max/SLOT              largest relative error of any layer
-    flushed/SLOT saturated/SLOT shares of values that became 0, or overflowed: means over layers
-    weight_gradient/error       relative error of the weight gradients; weight_gradient/cosine: their cosine
+    flushed/SLOT                share of values that became 0: mean over layers
+    saturated/SLOT              share of values that overflowed: mean over layers
+    weight_gradient/error       relative error of the weight gradient: mean over layers
+    weight_gradient/cosine      cosine of the weight gradient and the exact one: mean over layers
     bits/mean bits/min bits/max learned bit widths of a sampler, over all layers
 
-MLflow shows the charts of `section/name` below the heading `section`. The rows of all layers are in the artifact
-numerics.parquet, those of the last window also in numerics.csv, which MLflow's page can show.
+MLflow shows the chart of a metric `section/name` below the heading `section`. The artifact numerics.parquet contains
+the rows of all layers, and the artifact numerics.csv those of the last window, which MLflow's page can show.
 """
 
 from __future__ import annotations
@@ -23,21 +25,21 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MEANS = ("error", "flushed", "saturated")  # columns that are averaged over layers, by slot
-WEIGHTS = {  # columns of the slot `weight`: name of the metric, and how layers are combined
+WEIGHTS = {  # column in rows with the slot `weight`: name of the metric, and how the layers' values are combined
     "gradient_error": ("weight_gradient/error", "mean"),
     "gradient_cosine": ("weight_gradient/cosine", "mean"),
     "bits_mean": ("bits/mean", "mean"),
     "bits_min": ("bits/min", "min"),
     "bits_max": ("bits/max", "max"),
 }
-SHARE = "share_"  # prefix of the columns with a mixture's decisions
+SHARE = "share_"  # column `share_i`: the share of a mixture's decisions for its i-th quantizer, from 0
 
 Metrics = dict[str, float]
 Value = tuple[int, str, float]  # step, name of the metric, value
 
 
 def metrics_by_step(rows: pd.DataFrame) -> dict[int, Metrics]:
-    """Return the metrics of each window, by the window's last step. rows: those of numerics.parquet."""
+    """Return the metrics (name: value) of each window, by the window's last step. rows: those of numerics.parquet."""
     metrics: dict[int, Metrics] = {}
     for step, name, value in (*_means(rows), *_weights(rows), *_decisions(rows)):
         if value == value:  # NaN: not measured in this window
@@ -70,9 +72,9 @@ def _weights(rows: pd.DataFrame) -> Iterator[Value]:
 
 
 def mean_decisions(rows: pd.DataFrame) -> Metrics:
-    """Return the share of each format in all decisions of a trial; windows, layers and slots have equal weight.
+    """Return the share of each format in a trial's decisions, averaged over windows, layers and slots.
 
-    It is empty for a recipe without mixtures.
+    rows: those of numerics.parquet. The result is empty for a recipe without mixtures.
     """
     if (shares := _shares(rows)) is None:
         return {}
@@ -91,7 +93,10 @@ def _decisions(rows: pd.DataFrame) -> Iterator[Value]:
 
 
 def _shares(rows: pd.DataFrame) -> pd.DataFrame | None:
-    """Return a row for each window, layer and slot with decisions: the share of each format of all mixtures."""
+    """Return a row for each window, layer and slot with decisions; None if there are none.
+
+    Columns: `step`, `slot`, and for each format of any mixture its share, 0 if the slot's mixture does not have it.
+    """
     import pandas as pd
 
     columns = [column for column in map(str, rows) if column.startswith(SHARE)]
@@ -99,13 +104,14 @@ def _shares(rows: pd.DataFrame) -> pd.DataFrame | None:
         return None
     named = []
     for mixture, of_mixture in decided.groupby("quantizer"):
-        names = dict(zip(columns, entry_names(str(mixture)), strict=False))  # entries after the fourth have no column
+        # Only the first four quantizers of a mixture have columns.
+        names = dict(zip(columns, entry_names(str(mixture)), strict=False))
         named.append(of_mixture[["step", "slot", *columns]].rename(columns=names))
     return pd.concat(named).drop(columns=columns, errors="ignore").fillna(0.0)
 
 
 def entry_names(mixture: str) -> list[str]:
-    """Return a name for each entry of a mixture: its format, or the whole quantizer where formats repeat.
+    """Return a name for each quantizer of a mixture: its format, or the whole quantizer if another has this format.
 
     >>> entry_names("e4m3:128x128:gam @ error<0.045 | bf16 ; per=block")
     ['e4m3', 'bf16']

@@ -1,4 +1,4 @@
-"""Describe in MLflow's terms where a run comes from: tags with its provenance, and the data sets that it read."""
+"""Convert a run's provenance.json to MLflow's tags and data sets."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ from fewbits.experiments.storage.run_folder import RunFolder
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput
 
-SPLITS = {"train": "training", "validation": "validation", "ood": "out of domain"}  # MLflow's context of each split
-ENVIRONMENT = {"device": "device", "kind": "machine"}  # named otherwise than in provenance.json
-DIGEST = 8  # characters of a digest that MLflow shows, as many as of its own; the profile has the whole one
+SPLITS = {"train": "training", "validation": "validation", "ood": "out of domain"}  # split: its context in MLflow
+ENVIRONMENT = {"device": "device", "kind": "machine"}  # key of the environment in provenance.json: name in the tag
+DIGEST = 8  # first characters of the SHA-256 that are a data set's digest in MLflow; its profile has all characters
 COMMIT, SOURCE_TYPE = "mlflow.source.git.commit", "mlflow.source.type"
 
 
 def origin_tags(folder: RunFolder) -> dict[str, str | None]:
-    """Return tags for the commit, the command and the environment that computed the trial's newest steps."""
+    """Return tags for the commit, the command and the environment that computed the trial's newest steps.
+
+    A tag is `provenance.NAME`, except MLflow's own tags for the commit and the type of source. None: there is no value.
+    The result is empty if the trial has no provenance.json.
+    """
     origin = folder.provenance()
     if origin is None:
         return {}
@@ -37,7 +41,7 @@ def origin_tags(folder: RunFolder) -> dict[str, str | None]:
 
 
 def dataset_inputs(folder: RunFolder) -> list[DatasetInput]:
-    """Return the trial's data as MLflow's inputs: one data set for each split, with the digest of its tokens."""
+    """Return the trial's data as MLflow's inputs: a data set for each split, with the digest of the split's tokens."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
     data: Mapping[str, Any] = (folder.provenance() or {}).get("data") or {}

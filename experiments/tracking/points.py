@@ -1,8 +1,8 @@
 """Read from a run folder the points (values of metrics) that MLflow shows, step by step.
 
-A step's points come from its row of metrics.parquet, its speed in timing.parquet, the window of numerics.parquet that
-ends with it, and its rows of precision.parquet. Training writes timing.parquet last, so while a trial runs only the
-steps in it count: their rows in the other tables are complete.
+The points of a step come from the step's row of metrics.parquet, its speed in timing.parquet, the window of
+numerics.parquet that ends with the step, and the step's rows of precision.parquet. Training writes timing.parquet last.
+While a trial runs, only steps in timing.parquet are read, because their rows in the other tables are complete.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fewbits.experiments.tracking.system_metrics import SYSTEM
 if TYPE_CHECKING:
     import pandas as pd
 
-SECTIONS = {  # MLflow shows the chart of a metric `section/name` below the heading `section`
+SECTIONS = {  # metric: the heading below which MLflow shows its chart (the metric's name becomes `section/name`)
     "gradient_norm": "optimizer",
     "learning_rate": "optimizer",
     "parameter_norm": "optimizer",
@@ -33,23 +33,23 @@ SECTIONS = {  # MLflow shows the chart of a metric `section/name` below the head
     "tokens_per_second": "speed",
     "mfu": "speed",
 }
-_SCORES = re.compile(r"(validation|ood)_loss_\w+|\w*_share")  # numbers of result.json that no table has
+_SCORES = re.compile(r"(validation|ood)_loss_\w+|\w*_share")  # numbers that are in result.json, but in no table
 
 
 Summary = dict[int, dict[str, float]]  # metrics by step
 
 
 class Point(NamedTuple):
-    """One value of a metric, in the order of MLflow's `Metric`."""
+    """One value of a metric; the fields have the order of MLflow's `Metric`."""
 
-    key: str
+    key: str  # the metric's name
     value: float  # finite
-    timestamp: int  # milliseconds
+    timestamp: int  # milliseconds since 1970
     step: int
 
 
 def step_points(folder: RunFolder, after: int) -> Iterator[tuple[int, list[Point]]]:
-    """Yield the steps after `after` with their points."""
+    """Yield (step, points) for each step after the step `after`."""
     timing = {row["step"]: row for row in _rows(folder.path / "timing.parquet")}
     last = math.inf if folder.over else max(timing, default=-1)
     rows = [row for row in _rows(folder.path / "metrics.parquet") if after < row["step"] <= last]
@@ -67,7 +67,7 @@ def step_points(folder: RunFolder, after: int) -> Iterator[tuple[int, list[Point
 
 
 def score_points(folder: RunFolder) -> Iterator[Point]:
-    """Yield the scores that are evaluated only at the end of a trial, at the trial's last step."""
+    """Yield the numbers that are evaluated only at the end of a finished trial, as points at the trial's last step."""
     result = folder.result() or {}
     if result.get("status") == "done":
         at = round(1000 * ended(folder))
@@ -77,7 +77,7 @@ def score_points(folder: RunFolder) -> Iterator[Point]:
 
 
 def system_points(folder: RunFolder, after: int) -> Iterator[tuple[int, list[Point]]]:
-    """Yield the samples of the machine's use whose number is above `after`, with the number, counted from 1."""
+    """Yield (number, points) for each sample of system.jsonl after the first `after` ones; numbers count from 1."""
     try:
         lines = (folder.path / SYSTEM).read_text().splitlines()
     except OSError:
@@ -92,29 +92,29 @@ def system_points(folder: RunFolder, after: int) -> Iterator[tuple[int, list[Poi
 
 
 def began(folder: RunFolder) -> float:
-    """Return when the trial's first step began, or the current time if it has no steps."""
+    """Return when the trial's first step began, in seconds since 1970; the current time if it has no steps."""
     first = next(iter(_rows(folder.path / "timing.parquet")), None)
     return first["time"] - first["seconds"] if first else time.time()
 
 
 def ended(folder: RunFolder) -> float:
-    """Return the time when the trial ended, or when it last wrote its tables."""
+    """Return when the trial ended, in seconds since 1970; if it has not, when it last wrote timing.parquet."""
     files = [folder.path / name for name in ("result.json", "failure.json", "timing.parquet")]
     return next((file.stat().st_mtime for file in files if file.exists()), time.time())
 
 
 def key_of(name: str) -> str:
-    """Replace the characters of a name that MLflow does not allow."""
+    """Return a metric's or parameter's name with `_` in place of characters that MLflow does not allow."""
     return re.sub(r"[^\w./ -]", "_", name)
 
 
 def table(path: Path) -> pd.DataFrame | None:
-    """Return a table of a run folder, or None if it has no rows yet; raise ValueError if it is damaged."""
+    """Read a Parquet file of a run folder; return None if it is missing or empty; raise ValueError if it is damaged."""
     import pandas as pd
 
     if not path.exists():
         return None
-    content = io.BytesIO(path.read_bytes())  # read at once, because a running trial may replace the file
+    content = io.BytesIO(path.read_bytes())  # all bytes at once, because a running trial may replace the file
     try:
         frame = pd.read_parquet(content)
     except (OSError, ValueError) as error:
@@ -129,15 +129,18 @@ def _rows(path: Path) -> list[dict[str, float]]:
 
 
 def _summary(path: Path, after: int, metrics_by_step: Callable[[pd.DataFrame], Summary]) -> Summary:
+    """Return the metrics that a function computes from the rows of a table after the step `after`."""
     frame = table(path)
     return {} if frame is None else metrics_by_step(frame[frame["step"] > after])
 
 
 def _in_section(key: str) -> str:
+    """Return the name of a metric in MLflow, with its section if it has one."""
     return f"{SECTIONS[key]}/{key}" if key in SECTIONS else key
 
 
 def _scores(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield the name and the value of each score in result.json: losses at the end, shares, and scores of tasks."""
     for key, value in result.items():
         if key.endswith("_cloze"):
             yield key, value["accuracy"]

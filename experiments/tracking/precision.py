@@ -1,8 +1,9 @@
-"""Summarize a trial's precision.parquet for MLflow: shares of all parameters, instead of a row for each.
+"""Summarize a trial's precision.parquet for MLflow: shares over all parameters and layers, as metrics.
 
-precision/lost, lost_bf16, lost_fp16    updates that were lost, as a share of the updates other than 0
-precision/zeros, zeros_dy               gradients of parameters and of linear layers' results that are 0
-precision/nonfinite                     gradients of parameters that are infinite or NaN
+precision/lost, lost_bf16, lost_fp16    share of the updates other than 0 that were lost (see update_records.py)
+precision/zeros                         share of the gradients of parameters that are 0
+precision/zeros_dy                      share of the gradients of linear layers' results that are 0
+precision/nonfinite                     share of the gradients of parameters that are infinite or NaN
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ LOST = ("lost", "lost_bf16", "lost_fp16")
 
 
 def metrics_by_step(rows: pd.DataFrame) -> dict[int, dict[str, float]]:
-    """Return the metrics of each measured update from the rows of precision.parquet.
+    """Return the metrics (name: value) of each measured update, by its step. rows: those of precision.parquet.
 
-    A skipped update has no metrics about lost updates.
+    An update that was skipped has no metrics `precision/lost…`.
     """
     counts = ["values", "zeros", "nonfinite", *(name for name in ("updates", *LOST) if name in rows)]
     sums = rows.groupby(["step", "slot"])[counts].sum()

@@ -1,11 +1,12 @@
-"""Bring one MLflow run up to date with one run folder, from the folder's files alone and by MLflow's public client.
+"""Send the new content of a run folder to its MLflow run, by MLflow's public client.
 
-The tag `fewbits.sent` of the run holds what was sent: the last step and the digests of the artifacts. It is written
-with each batch of points, after them. So sending again sends only what is new, and a batch whose tag was not written is
-sent again, which changes nothing: MLflow's databases keep equal points once. A trial that was killed continues in the
-same run, and a run can be created again from the files.
+The run's tag `fewbits.sent` records what was sent: the last step, the number of system samples, and the digests of the
+artifacts. It is sent with each batch of points and written after them, so that the next call sends only what is new. If
+a process ends before the tag is written, the batch is sent again, which changes nothing, because MLflow's databases
+store equal points once. A trial that was killed continues in the same MLflow run, and a deleted MLflow run can be
+created again from the folder's files.
 
-Artifacts come last, after the run's status, since they may fail alone (no access to an object store).
+Artifacts are sent last, after the run's status, because they can fail alone (no access to an object store).
 """
 
 from __future__ import annotations
@@ -39,26 +40,27 @@ if TYPE_CHECKING:
     from mlflow.entities import Param, Run, RunTag
 
 T = TypeVar("T")
-SENT = "fewbits.sent"  # a tag of runs
-BATCH = 800  # metrics in one request: MLflow allows 1,000 values, of which 100 may be parameters and 100 tags
-STATUS = {"done": "FINISHED", "diverged": "FAILED"}  # by status of a result
+SENT = "fewbits.sent"  # the name of the tag
+BATCH = 800  # points per request: MLflow allows 1,000 values, and up to 100 parameters and 100 tags are sent with them
+STATUS = {"done": "FINISHED", "diverged": "FAILED"}  # status in result.json: status of the MLflow run
 CONFIG = "config.yaml"
 NUMERICS = "numerics.parquet"
 TABLES = ("metrics.parquet", NUMERICS, "precision.parquet", "timing.parquet", "evaluation.parquet")
 AT_END = ("result.json", "provenance.json", *TABLES)
-LAST_WINDOW = "numerics.csv"  # an artifact without a file in the run folder
+LAST_WINDOW = "numerics.csv"  # an artifact that is made from numerics.parquet; the run folder has no such file
 
 
 @dataclass(frozen=True)
 class Sent:
-    """The parts of a run folder that MLflow has. The run's tag `fewbits.sent` has these fields as JSON."""
+    """What has been sent to MLflow from a run folder; the tag `fewbits.sent` contains these fields as JSON."""
 
     step: int = -1  # the last step whose points were sent
-    samples: int = 0  # samples of system metrics
-    artifacts: Mapping[str, str] = field(default_factory=dict)  # digest by name
+    samples: int = 0  # how many samples of system metrics were sent
+    artifacts: Mapping[str, str] = field(default_factory=dict)  # file name: digest
 
     @classmethod
     def of(cls, tags: Mapping[str, str]) -> Sent:
+        """Return what the tags of an MLflow run record; nothing was sent if the tag is missing or invalid."""
         try:
             return cls(**json.loads(tags.get(SENT, "{}")))
         except (ValueError, TypeError):  # a user has edited the tag: send everything again
@@ -72,13 +74,13 @@ class Sent:
 
 def send(
     client: MlflowClient,
-    run: Run,  # current state in MLflow
+    run: Run,  # as it is in MLflow now
     folder: RunFolder,
-    status: str,  # MLflow's status
-    params: Mapping[str, str],
+    status: str,  # the run's new status, in MLflow's terms
+    params: Mapping[str, str],  # existing parameters are not changed
     tags: Mapping[str, str | None],  # None: delete the tag
 ) -> None:
-    """Send everything that the folder's files have and the MLflow run does not."""
+    """Send the content of a run folder that the MLflow run does not have yet, and set the run's status and tags."""
     run_id = run.info.run_id
     if run.info.lifecycle_stage == "deleted":
         client.restore_run(run_id)
@@ -97,6 +99,7 @@ def send(
 
 
 def _new_params(run: Run, params: Mapping[str, str]) -> list[Param]:
+    """Return the parameters that the MLflow run does not have, cut to the length that MLflow allows."""
     from mlflow.entities import Param
 
     named = {key_of(key): value for key, value in params.items()}
@@ -104,6 +107,7 @@ def _new_params(run: Run, params: Mapping[str, str]) -> list[Param]:
 
 
 def _new_tags(run: Run, tags: Mapping[str, str | None]) -> list[RunTag]:
+    """Return the tags that are new or differ in the MLflow run, cut to the length that MLflow allows."""
     from mlflow.entities import RunTag
 
     texts = {key: value[:5000] for key, value in tags.items() if value}
@@ -113,7 +117,7 @@ def _new_tags(run: Run, tags: Mapping[str, str | None]) -> list[RunTag]:
 def _send_data(
     client: MlflowClient, run: Run, folder: RunFolder, params: Sequence[Param], tags: Sequence[RunTag]
 ) -> Sent:
-    """Send parameters, tags and points in as few requests as possible; return what MLflow then has."""
+    """Send parameters, tags and new points in as few requests as possible; return what has been sent afterwards."""
     from mlflow.entities import Metric
 
     sent = before = Sent.of(run.data.tags)
@@ -126,9 +130,10 @@ def _send_data(
 
 
 def _groups(folder: RunFolder, sent: Sent, known: Collection[str]) -> Iterator[tuple[list[Point], Sent]]:
-    """Yield new points in groups that are sent together, each with what MLflow has after it.
+    """Yield groups of new points that must be in one request, each with the `Sent` to record after the group is sent.
 
-    known: the names of the metrics that MLflow has; scores are sent once.
+    sent: what was sent before. known: the names of the metrics that the MLflow run has; a score is sent only if its
+    name is not among them.
     """
     for step, points in step_points(folder, sent.step):
         sent = replace(sent, step=step)
@@ -140,7 +145,11 @@ def _groups(folder: RunFolder, sent: Sent, known: Collection[str]) -> Iterator[t
 
 
 def packed(groups: Iterable[tuple[Sequence[Point], T]]) -> Iterator[tuple[list[Point], T]]:
-    """Yield batches of whole groups that fit into one request, each with what came with its last group."""
+    """Combine groups of points to batches for one request each.
+
+    groups: pairs (points, value). Yield pairs (points of one or more groups, value of the last of these groups). A
+    batch has at most BATCH points, or consists of one larger group.
+    """
     batch: list[Point] = []
     before: list[T] = []
     for points, after in groups:
@@ -160,12 +169,12 @@ def _send_datasets(client: MlflowClient, run: Run, folder: RunFolder) -> None:
     if not known and (inputs := dataset_inputs(folder)):
         try:
             client.log_inputs(run.info.run_id, inputs)
-        except MlflowException:  # in MLflow, processes that log the same new data set at once collide
+        except MlflowException:  # MLflow fails if two processes log the same new data set at the same time: try again
             client.log_inputs(run.info.run_id, inputs)
 
 
 def _send_artifacts(client: MlflowClient, run: Run, folder: RunFolder, sent: Sent) -> None:
-    """Send the config at once, and the tables and the result when the trial has ended: those that have changed."""
+    """Send the files that have changed: config.yaml at any time, tables and result only after the trial has ended."""
     digests = dict(sent.artifacts)
     with TemporaryDirectory(prefix="fewbits-") as staged:
         for name in (CONFIG, *(AT_END if folder.over else ())):
@@ -181,7 +190,7 @@ def _send_artifacts(client: MlflowClient, run: Run, folder: RunFolder, sent: Sen
 
 
 def _has_place(run: Run) -> bool:
-    """Tell whether artifacts can be written: not into the folder of a store that has been moved away."""
+    """Tell whether artifacts can be written: False if they belong into a store that does not exist any more."""
     place = run.info.artifact_uri or ""
     if not place.startswith("file://"):
         return True

@@ -1,9 +1,9 @@
 """Create MLflow's SQLite database, once and faster than MLflow does.
 
-MLflow creates a database with migrations that take seconds, and fails if two processes do that at once. Here this
-happens once for each version of MLflow, in fewbits' cache; then the file is copied. The experiment `Default` of that
-file stores artifacts in the working directory of the process that created it. MLflow cannot change this location, so
-the copy gets its own by SQL.
+MLflow creates a database by migrations that take seconds, and fails if two processes do this at the same time. fewbits
+lets MLflow create one empty database for each version of MLflow, in fewbits' cache, and copies this file. In it, the
+experiment `Default` has an artifact folder in the working directory of the process that created the file. MLflow cannot
+change this folder, so it is changed in the copy by SQL.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ _EMPTY = "mlflow.db"
 
 
 def path_of(uri: str) -> Path:
-    """Return the path of the SQLite file of an MLflow URI."""
+    """Return the path of the SQLite file that an MLflow URI `sqlite:///PATH` names."""
     return Path(uri.removeprefix(SCHEME).partition("?")[0])
 
 
 def make(path: Path, artifacts: Path) -> None:
-    """Create the database if it does not exist, atomically: MLflow would refuse an incomplete one for ever.
+    """Create the database at `path` if it does not exist or is empty.
 
-    The experiment `Default` stores its artifacts in the folder `artifacts`.
+    This is atomic, because MLflow would always refuse an incomplete database. artifacts: the folder in which the
+    experiment `Default` stores its artifacts.
     """
     if path.exists():
         if path.stat().st_size:
@@ -42,6 +43,7 @@ def make(path: Path, artifacts: Path) -> None:
 
 
 def _empty() -> Path:
+    """Return the path of an empty database of the installed MLflow, in the cache; create it if needed."""
     import mlflow
 
     def existing(folder: Path) -> Path:

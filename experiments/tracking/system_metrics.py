@@ -1,8 +1,9 @@
 """Sample the use of processor, memory, disk, network and GPUs while a trial trains.
 
-MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING=true enables this, and MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL is the number of
-seconds between samples, as in MLflow itself. The samples have MLflow's names. They are appended to a file of the run
-folder, which is sent to MLflow with the other data of the run, because a sweep's workers do not connect to MLflow.
+The environment variable MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING=true enables sampling, and
+MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL is the number of seconds between samples, as in MLflow itself. The metrics have
+MLflow's names. The samples are appended to the file system.jsonl in the run folder, which is later sent to MLflow with
+the other data of the run, because the workers of a sweep do not connect to MLflow.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-SYSTEM = "system.jsonl"  # in the run folder
+SYSTEM = "system.jsonl"  # the file in the run folder
 ENABLE, INTERVAL = "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL"
 DEFAULT_INTERVAL = 10.0  # seconds, as in MLflow
 
 
 @contextmanager
 def sampled(folder: Path) -> Iterator[None]:
-    """Append samples to the folder's file while the `with` block runs, if the environment asks for them."""
+    """Append samples to the file in a run folder while the `with` block runs, if sampling is enabled."""
     ended = threading.Event()
     thread = None
     if os.environ.get(ENABLE, "").strip().lower() in ("true", "1"):
@@ -41,6 +42,7 @@ def sampled(folder: Path) -> Iterator[None]:
 
 
 def _interval() -> float:
+    """Return the seconds between samples from the environment; raise ValueError if they are not a number above 0."""
     text = os.environ.get(INTERVAL) or str(DEFAULT_INTERVAL)
     try:
         seconds = float(text)
@@ -60,7 +62,7 @@ def _sample_until(ended: threading.Event, path: Path, interval: float) -> None:
         return
     network = psutil.net_io_counters()
     gpus = _gpus()
-    psutil.cpu_percent()  # each call returns the mean since the one before
+    psutil.cpu_percent()  # each call returns the mean use since the call before, so the first result is discarded
     while not ended.wait(interval):
         sample = _of_machine(psutil, network, path.parent) | _of_gpus(*gpus)
         with contextlib.suppress(OSError), path.open("a") as file:  # a full disk must not stop the trial
@@ -69,6 +71,10 @@ def _sample_until(ended: threading.Event, path: Path, interval: float) -> None:
 
 
 def _of_machine(psutil: ModuleType, before: Any, folder: Path) -> dict[str, float]:
+    """Return the metrics of processor, memory, disk and network.
+
+    before: the network counters at the start of sampling. folder: on the disk that is measured.
+    """
     memory, disk, network = psutil.virtual_memory(), psutil.disk_usage(str(folder)), psutil.net_io_counters()
     return {
         "cpu_utilization_percentage": psutil.cpu_percent(),
@@ -83,7 +89,7 @@ def _of_machine(psutil: ModuleType, before: Any, folder: Path) -> dict[str, floa
 
 
 def _gpus() -> tuple[Any, list[Any]]:
-    """Return the module pynvml and the GPUs that this process sees; None, []: without nvidia-ml-py or a GPU."""
+    """Return the module pynvml and the machine's GPUs; (None, []) without nvidia-ml-py or without a driver."""
     try:
         import pynvml
 

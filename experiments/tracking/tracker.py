@@ -1,7 +1,7 @@
 """Copy run folders to MLflow while `fewbits train` runs, and end the MLflow runs of trials that were killed.
 
-The folders' files stay the only source. No failure of MLflow stops a trial: it is reported once and retried later, and
-the next trial with the same id sends what is missing.
+MLflow gets copies only: all results are in the run folder. A failure of MLflow does not stop a trial. It is reported
+once, and sending is tried again later; what is still missing at the end is sent when the same trial is run again.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from fewbits.experiments.trial import Runtime, Trial
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-EXPERIMENT = "fewbits"  # the experiment of trials that belong to no study
+EXPERIMENT = "fewbits"  # the name of the MLflow experiment with the runs of `fewbits train`
 
 
 def about(trial: Trial) -> dict[str, str]:
-    """Return the parameters that are set for every trial in MLflow."""
+    """Return the parameters that every trial has in MLflow: model, recipe, data and seed."""
     names = {"model": trial.model.name, "recipe": trial.recipe.label, "data": trial.data.kind}
     return {**names, "seed": str(trial.seed)}
 
 
 def reap(client: MlflowClient, runs: Path) -> int:
-    """End MLflow runs that are marked as running although their `fewbits train` was killed; return how many.
+    """End the MLflow runs that still have the status RUNNING although their `fewbits train` was killed.
 
-    Only runs of this user, this store and this host count.
+    Only runs of this user, the store `runs` and this host are ended. Return how many were ended.
     """
     trials = client.get_experiment_by_name(EXPERIMENT)
     if trials is None:
@@ -57,6 +57,7 @@ def reap(client: MlflowClient, runs: Path) -> int:
 
 
 def _is_alive(process: int) -> bool:
+    """Tell whether a process with this id exists."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -67,7 +68,10 @@ def _is_alive(process: int) -> bool:
 
 
 class Tracker:
-    """A callback that sends a trial's folder to MLflow when it has changed; call `left` when training ends."""
+    """Sends a trial's run folder to MLflow, if runtime.tracking is `mlflow`.
+
+    Training calls the object after each change of the folder, and `left` when training ends.
+    """
 
     def __init__(self, runtime: Runtime) -> None:
         self._on = runtime.tracking == "mlflow"
@@ -84,12 +88,13 @@ class Tracker:
             self._send(folder, "RUNNING")
 
     def left(self) -> None:
-        """Mark the trial as stopped in MLflow if it has no result."""
+        """Stop sampling system metrics, and set the MLflow run's status to KILLED if the trial has no result."""
         self._sampling.close()
         if self._folder is not None and self._folder.result() is None:
             self._send(self._folder, "KILLED")
 
     def _send(self, folder: RunFolder, status_without_result: str) -> None:
+        """Send the folder, unless the trial is still running and the delay after a failure is not over."""
         result = folder.result()
         if result is None and not self._patience.over:
             return
@@ -101,6 +106,7 @@ class Tracker:
             self._connected = client, run  # after a failure the next attempt connects again
 
     def _connect(self, folder: RunFolder) -> tuple[MlflowClient, str]:
+        """Return a client, and the id of the trial's MLflow run, which is created if needed."""
         runs = folder.path.parent
         uri = tracking_uri(runs)
         client = connect(runs, uri)
