@@ -1,4 +1,4 @@
-"""Count how often the observer makes the host wait for a device, on a machine without one."""
+"""Count how often the observer would make the host wait for a GPU; the count works on a machine without one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fewbits.models.quantized_linear import QuantizedLinear
 
 
 class Copies(TorchDispatchMode):
-    """A mode that counts the operations for which the host waits for a device."""
+    """A dispatch mode that counts the operations for which the host would wait for a device."""
 
     WAIT = frozenset(("_local_scalar_dense", "bincount", "nonzero", "masked_select", "unique", "equal"))
 
@@ -23,7 +23,8 @@ class Copies(TorchDispatchMode):
         self._copy = Tensor.cpu
 
     def __enter__(self) -> Copies:
-        def counted(tensor: Tensor) -> Tensor:  # on a CPU, `cpu` copies nothing and dispatches nothing
+        # `Tensor.cpu` is replaced, because on a CPU tensor it does nothing that a dispatch mode could count.
+        def counted(tensor: Tensor) -> Tensor:
             self.count += 1
             return self._copy(tensor)
 
@@ -41,7 +42,7 @@ class Copies(TorchDispatchMode):
 
 
 class CountedObserver(Observer):
-    """An observer that counts its own copies, and not those of the layers: mixtures on a CPU wait for decisions."""
+    """An observer that counts only its own copies; layers with mixtures make copies, too, on a CPU."""
 
     def __init__(self, config: ObserverConfig) -> None:
         super().__init__(config)

@@ -1,7 +1,9 @@
-"""Build our models and transformers' with the same weights: each oracle returns one of theirs and one of ours.
+"""Build pairs of a model of transformers and a decoder of fewbits with the same weights, to compare their results.
 
-Ours computes in FP32 here. Names differ, GPT-2's matrices are transposed there, and the order of rotated rows differs:
-we rotate neighbours, they rotate halves. transformers takes seconds to import, so functions import it when needed.
+Each function in ORACLES returns such a pair; the decoder computes in FP32. The weights are converted: parameters have
+other names, transformers' GPT-2 has transposed matrices, and the rows of W_q and W_k have another order, because
+transformers' RoPE rotates the dimensions (i, i + n/2) together and fewbits' RoPE (2i, 2i + 1). transformers takes
+seconds to import, so the functions import it when they are called.
 """
 
 from dataclasses import replace
@@ -19,7 +21,7 @@ SMALL = {"vocab": 61, "width": 64, "layers": 2, "heads": 4, "kv_heads": 4, "head
 
 
 def small(name: str, **changes: object) -> DecoderConfig:
-    """Return the registered model's parts at a tiny size."""
+    """Return the configuration of a model of the registry at a tiny size. changes: further fields to replace."""
     return replace(MODELS[name], **{**SMALL, **changes})  # type: ignore[arg-type]
 
 
@@ -150,7 +152,7 @@ def hybrid() -> Oracle:
             ssm_state_size=8,
             conv_kernel=4,
             chunk_size=16,
-            time_step_min=1e-30,  # a lower bound of Δ in theirs, which neither Mamba-2 nor ours has
+            time_step_min=1e-30,  # transformers bounds Δ from below, which published Mamba-2 code and fewbits do not do
             mlp_hidden_act="relu2",
         )
     )
@@ -189,14 +191,17 @@ ORACLES = {oracle.__name__: oracle for oracle in (gpt2, llama, nemotron, hybrid)
 
 
 def neighbours(weight: Tensor, head_dim: int, rotated: int) -> Tensor:
-    """Reorder the rows of W_q or W_k from rotating halves (i, i + n/2) to rotating neighbours (2i, 2i + 1)."""
+    """Reorder the rows of W_q or W_k from RoPE on the pairs (i, i + n/2) to RoPE on the pairs (2i, 2i + 1)."""
     order = torch.arange(head_dim)
     order[:rotated] = order[:rotated].view(2, -1).T.flatten()
     return weight.view(-1, head_dim, weight.shape[-1])[:, order].flatten(0, 1)
 
 
 def _stirred(model: nn.Module) -> dict[str, Tensor]:
-    """Return the model with noise on its parameters, larger than at initialisation, so that biases and norms matter."""
+    """Add noise to all parameters of a model, and return the parameters by name.
+
+    With this noise, an error in the conversion of biases and norms changes the results.
+    """
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -29,7 +29,10 @@ NVFP4 = {
 
 
 def recipe(*texts: str, output: str = "bf16", **others: Any) -> Recipe:
-    """Build a recipe from one text for each of SLOTS, or one for all."""
+    """Build a recipe from the quantizers of the six slots, in the order of SLOTS, or from one quantizer for all slots.
+
+    output: `wgrad.output`. others: further fields of the recipe.
+    """
     named = dict(zip(SLOTS, texts * 6 if len(texts) == 1 else texts, strict=True))
     gemms: dict[str, dict[str, str]] = {"fprop": {}, "dgrad": {}, "wgrad": {"output": output}}
     for slot, text in named.items():
@@ -43,7 +46,7 @@ def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor
 
 
 def noisy(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return values of many magnitudes, larger to the right, so that mixtures have decisions to make."""
+    """Return values of many magnitudes, larger in later columns, so that mixtures choose different quantizers."""
     g = torch.Generator().manual_seed(seed)
     magnitudes = torch.randn(*shape, generator=g) * torch.linspace(0.5, 5, shape[-1])
     return (torch.randn(*shape, generator=g) * magnitudes.exp()).to(dtype)
@@ -63,13 +66,13 @@ def linear(
 def one_layer(
     spec: Recipe, inner: int, out: int, *, bias: bool = False, seed: int = 0
 ) -> tuple[QuantizedLinear, Quantization]:
-    """Build a model of one layer, with a weight of many magnitudes."""
+    """Build and quantize a model of one linear layer, whose weight has values of many magnitudes (`noisy`)."""
     quantization = quantize(nn.Sequential(linear(inner, out, bias=bias, draw=noisy)), spec, seed=seed)
     return quantization.layers[0], quantization
 
 
 def tiny(name: str, *, seed: int = 1, dtype: torch.dtype = torch.bfloat16, **changes: Any) -> Decoder:
-    """Build a nano model with even smaller sizes."""
+    """Build the model `NAME-nano` with smaller sizes. changes: further fields of DecoderConfig."""
     sizes = {"layers": 2, "width": 64, "heads": 2, "kv_heads": 2, "head_dim": 32, "ffn": 96, "context": 64}
     return build(replace(MODELS[f"{name}-nano"], **{**sizes, **changes}), seed=seed, compute_dtype=dtype)
 
@@ -88,7 +91,10 @@ def train(
     evaluate: bool = False,
     switch_from: float = 0.0,
 ) -> list[Tensor]:
-    """Return every loss and the gradients of every step."""
+    """Train and return, step by step, the loss of each micro-batch and then the gradients of all parameters.
+
+    evaluate: also evaluate the model before and after each pass. switch_from: added to the progress of training.
+    """
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     seen: list[Tensor] = []
     for step in range(steps):
@@ -122,7 +128,7 @@ def equal(a: list[Tensor], b: list[Tensor]) -> bool:
 
 
 class Calls(TorchDispatchMode):
-    """The recorded kernel calls: an operator's name, the shape of its input and its other arguments."""
+    """Records kernel calls inside a `with` block, as (operator's name, shape of its input, its other arguments)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,4 +140,5 @@ class Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def of(self, *shape: int) -> list[str]:
+        """Return the names of the operators that were called on inputs of this shape."""
         return [name for name, size, _ in self.made if size == shape]

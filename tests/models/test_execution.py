@@ -1,4 +1,4 @@
-"""Test recipes with `execute: fp8`: gradients beside the emulation, which recipes are refused, and unchanged layers."""
+"""Test recipes with `execute: fp8`: results close to those of the emulation, refused recipes, copies of layers."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ def pair(spec: Recipe, *, bias: bool = False, keep_weights: bool = True) -> list
 
 
 def step(layer: QuantizedLinear, x: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
+    """Return y, the gradient of x, and the gradients of the layer's parameters."""
     leaf = x.clone().requires_grad_()
     y = layer(leaf)
     y.backward(dy)
@@ -61,7 +62,8 @@ def test_outputs_and_gradients_are_those_of_the_emulation_within_the_rounding_of
     assert len(results) == 3 + bias
     for ours, theirs, size in results:
         assert ours.dtype == theirs.dtype
-        # Each operand is rounded to BF16 by the emulation, and each result by both; E4M3's own rounding moves sizes.
+        # The results differ by at most 4 roundings to BF16: of both operands in the emulation, and of the result in
+        # both ways. `size` is computed from unrounded operands; E4M3 can make it larger, hence the factor 1.2.
         assert ((ours.float() - theirs.float()).abs() <= 4.5 * U * size * 1.2).all()
     assert not torch.equal(results[0][0], results[0][1])
 

@@ -1,4 +1,4 @@
-"""Check that products of a linear layer are rounded once, from a sum in FP32."""
+"""Check that `product` sums in FP32 and rounds a result only once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fewbits.models.quantized_linear import product
 
 
 def operands(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return dy and x of 2000 tokens; the rows of both are the summed dimension."""
+    """Return dy [2000, 40] and x [2000, 33]; wgrad sums over their 2000 rows (tokens)."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(2000, 40, generator=generator).to(dtype), torch.randn(2000, 33, generator=generator).to(dtype)
 

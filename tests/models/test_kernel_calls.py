@@ -1,4 +1,4 @@
-"""Test that the kernels compiled beforehand are all those that training launches, for each recipe."""
+"""Test that `calls_of` lists all kernels that training launches, so that they can be compiled before training."""
 
 from pathlib import Path
 
@@ -19,7 +19,10 @@ from tests.kernels.backends.gpu import stubbed
 
 @pytest.mark.parametrize("recipe", ["nvfp4", "mor/block", "mor/tensor", "gaussws"])
 def test_training_launches_only_kernels_that_were_listed(recipe: str) -> None:
-    """Check steps with and without measurements of all quantizers; their values are undefined."""
+    """Check a step with and a step without statistics of plain quantizers.
+
+    The recorder launches no kernels, so all values are undefined.
+    """
     name, tokens, recorder = "nemotron-nano", 64, Recorder()
     listed = kernels_of(calls_of(quantize(on_meta(model(name)), load_recipe(recipe)), tokens, torch.bfloat16))
     network = build(name, seed=0)

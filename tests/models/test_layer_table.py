@@ -1,4 +1,4 @@
-"""The layer table names the quantizer of every operand slot, or the reason why a layer stays in high precision."""
+"""Test the layer table: the quantizer of each operand slot, or the reason why a layer stays in high precision."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Sampled weights are cast square by square to the formats of their learned widths, and restored afterwards."""
+"""Test casts of sampled weights to the formats of their learned bit widths, square by square, and their restoration."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Test the observer: rows against a slow computation, windows, and checkpoints in the middle of a window."""
+"""Test the observer: rows compared with a slow computation, windows, and checkpoints in the middle of a window."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def data(micro_batch: int) -> tuple[Tensor, Tensor]:
 
 
 def observed(spec: Recipe, config: ObserverConfig = ALWAYS, *, micro_batches: int = 3) -> tuple[Rows, Quantization]:
-    """Return the rows of one layer after one step."""
+    """Return the observer's rows for one layer after one step with this recipe, and the quantization."""
     observer = Observer(config)
     quantization = quantize(nn.Sequential(linear(32, 64, draw=noisy)), spec, observer=observer)
     for micro_batch in range(micro_batches):
@@ -43,7 +43,11 @@ def observed(spec: Recipe, config: ObserverConfig = ALWAYS, *, micro_batches: in
 
 
 def slowly(x: Tensor, y: Tensor) -> tuple[float, int, int, int]:
-    """Return by a loop over elements: mean error over non-zeros, each at most 1; non-zeros; flushed; capped."""
+    """Return statistics of the quantized values y of x, computed by a loop over elements.
+
+    They are the mean relative error over non-zero elements, where an error above 1 counts as 1; and the numbers of
+    non-zero elements, of flushed elements (y = 0) and of capped elements (error above 1).
+    """
     total, nonzeros, flushed, capped = 0.0, 0, 0, 0
     for a, b in zip(x.double().flatten().tolist(), y.double().flatten().tolist(), strict=True):
         if a != 0:
@@ -54,7 +58,7 @@ def slowly(x: Tensor, y: Tensor) -> tuple[float, int, int, int]:
 
 
 def histogram(errors: list[float]) -> list[int]:
-    """Return twenty bins of half a percent, and one for all above."""
+    """Count errors in 20 bins of half a percent each, and one bin for all larger errors."""
     counts = [0] * 21
     for error in errors:
         counts[min(int(error / 0.005), 20)] += 1
@@ -70,7 +74,7 @@ def by_slot(rows: Rows) -> dict[str, dict[str, Any]]:
     "text", [E4M3, "e2m1:1x16:nvfp4", "e4m3:16x16:mx", "e5m2", f"{E4M3}:stochastic", MIXED, THREE, FIVE]
 )
 def test_rows_are_what_is_computed_slowly_by_hand(text: str) -> None:
-    """Check for mixtures that errors are those of the first entry, before the decision."""
+    """Compare the rows with a slow computation; a mixture's errors are those of its first quantizer in all blocks."""
     rows, quantization = observed(recipe("high", text, text, "high", "high", text))
     slots = by_slot(rows)
     assert list(slots) == ["fprop.w", "dgrad.dy", "wgrad.x", "weight"]
@@ -105,11 +109,12 @@ def test_rows_are_what_is_computed_slowly_by_hand(text: str) -> None:
         assert (row["flushed"], row["capped"]) == (flushed / nonzeros, capped / nonzeros)
         assert (row["saturated"], row["lost"]) == (saturated / nonzeros, 0)
         shares = {key: value for key, value in row.items() if key.startswith("share_")}
-        entries = [min(choice, 3) for choice in choices]  # the fourth and later entries count as one
+        entries = [min(choice, 3) for choice in choices]  # choices of the fourth and all later quantizers are one count
         assert shares == {f"share_{e}": entries.count(e) / len(entries) for e in range(4) if entries}
 
 
 def test_the_inputs_of_these_tests_differ_enough_to_be_told_apart() -> None:
+    """Check that the inputs of this file produce every kind of count, so that the other tests can detect errors."""
     rows = by_slot(observed(recipe("high", FIVE, FIVE, "high", "high", FIVE))[0])
     assert min(rows["fprop.w"][f"share_{entry}"] for entry in range(4)) > 0
     assert by_slot(observed(recipe("e2m1:1x16:nvfp4"))[0])["fprop.x"]["flushed"] > 0.1
@@ -118,6 +123,7 @@ def test_the_inputs_of_these_tests_differ_enough_to_be_told_apart() -> None:
 
 
 def test_what_came_back_as_nan_is_lost() -> None:
+    """Check that `lost` counts all elements of a block that the kernel returns as NaN, because one is infinite."""
     layer, quantization = one_layer(recipe(E4M3), 32, 64)
     quantization.observer = observer = Observer(ALWAYS)
     observer.bind(1)
@@ -167,6 +173,7 @@ def test_unquantized_operands_have_a_gradient_without_error_and_no_rows_of_slots
 
 
 def test_bit_widths_are_told_of_layers_that_have_them() -> None:
+    """Check that only rows of layers with a sampler have statistics of bit widths."""
     observer = Observer(ALWAYS)
     model = tiny("gpt2", layers=1)
     spec = recipe("high", sampler={"kind": "gaussws", "parts": ["down"], "init": 6, "target": 4})
@@ -196,6 +203,7 @@ def steps(
     micro_batches: int = 2,
     evaluate: bool = False,
 ) -> Rows:
+    """Train the steps `which` and return the observer's rows. evaluate: also evaluate the model around each pass."""
     rows: Rows = []
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     for step in which:
@@ -261,7 +269,7 @@ def test_mixtures_report_every_mini_batch_and_quantizers_every_so_many_steps() -
     assert batches == {
         **{slot: {2 * 2} for slot in ("fprop.x", "dgrad.dy", "wgrad.dy", "wgrad.x")},  # steps 0 and 3
         "fprop.w": {6},
-        "dgrad.w": set(),  # fprop's values
+        "dgrad.w": set(),  # has no rows of its own, because it reads the values of fprop.w
     }
     never = counted(spec, ObserverConfig(window=6, every=0, gradients_every=0), 6)
     assert {row["slot"] for row in never} == {"fprop.w", "weight"}

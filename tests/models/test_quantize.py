@@ -1,4 +1,4 @@
-"""Test `quantize` on our models and on others: which layers it swaps and keeps, when it switches, what it rejects."""
+"""Test `quantize` on fewbits' and other libraries' models: which layers it replaces and keeps, switches, and errors."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class NanoGptBlock(nn.Module):
 
 
 class NanoGpt(nn.Module):
-    """A model with its blocks in a list in a dictionary."""
+    """A model like nanoGPT, whose blocks are in an nn.ModuleList inside an nn.ModuleDict."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,7 +136,10 @@ class NanoGpt(nn.Module):
 
 
 class Titan(nn.Module):
-    """A model like torchtitan's, with its blocks in a dictionary by number, without those of other pipeline stages."""
+    """A model like torchtitan's, whose blocks are in an nn.ModuleDict by number.
+
+    Blocks 0 and 1 are missing, as in a process that trains another stage of a pipeline.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -156,6 +159,7 @@ def test_the_layers_of_others_models_are_found_with_their_parts_and_heads_left_a
 
 
 def test_places_in_a_sequence_are_blocks_whatever_their_names() -> None:
+    """Check that the items of an nn.Sequential are numbered by position, including items without linear layers."""
     model = nn.Sequential(OrderedDict(first=nn.Linear(4, 4), act=nn.ReLU(), last=nn.Sequential(nn.Linear(4, 2))))
     assert named(model) == [("first", 0, None), ("last.0", 2, None)]
 
@@ -170,6 +174,7 @@ def test_a_module_without_blocks_is_one_block() -> None:
 
 
 def test_what_multihead_attention_multiplies_by_itself_is_not_called_quantized() -> None:
+    """Check that nn.MultiheadAttention's own linear layers, which it computes without calling them, are not listed."""
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 2, enable_nested_tensor=False)
     assert [name for name, _, _ in named(encoder)] == [f"layers.{block}.linear{n}" for block in (0, 1) for n in (1, 2)]
 
@@ -185,7 +190,7 @@ def test_parameters_stay_the_same_objects() -> None:
 
 
 def test_a_quantized_model_can_be_quantized_by_another_recipe() -> None:
-    """Check this so that recipes can be compared on one model."""
+    """Check that the second recipe gives the same bits as on a new model, so that one model can compare recipes."""
     results = []
     for earlier in (None, recipe(SR), Recipe.from_dict(NVFP4)):
         model = tiny("gpt2")
@@ -215,7 +220,7 @@ def kept(model: nn.Module, **keep: Any) -> list[str]:
 def test_the_layers_that_nvfp4s_models_keep_in_bf16(
     name: str, first: int, last: int, blocks: int, layers: int, linears: tuple[int, int]
 ) -> None:
-    """Check N26: 16 % of the linear layers of the 12B model, about 15 % of the 8B one's."""
+    """Check claim N26: NVFP4 keeps 16 % of the linear layers of the 12B model and about 15 % of the 8B model."""
     model = on_meta(MODELS[name])
     quantization = quantize(model, recipe(E4M3, keep={"first": first, "last": last}))
     assert (len(quantization.kept), len(quantization.layers)) == linears
@@ -272,7 +277,10 @@ def test_after_switching_to_bf16_both_ways_a_step_is_one_in_bf16() -> None:
 
 
 def test_forward_alone_switched_leaves_backward_with_the_quantized_original() -> None:
-    """Check `same` in particular: what dgrad and wgrad read does not change, what fprop reads does."""
+    """Check `same` after a switch of the forward pass: fprop reads unquantized operands.
+
+    dgrad and wgrad still read the quantized ones.
+    """
     spec = recipe(E4M3, E4M3, "high", "same", "high", "same", switch={"at": 0.5, "passes": "forward"})
     layer, quantization = one_layer(spec, 32, 48)
     x, dy = normal(24, 32, seed=1, dtype=torch.bfloat16), normal(24, 48, seed=2, dtype=torch.bfloat16)
@@ -307,7 +315,10 @@ def test_a_switch_happens_at_its_very_fraction() -> None:
 def foreign_training(
     spec: Recipe | None, *, reentrant: bool | None = None, keep_weights: bool = True
 ) -> tuple[list[Tensor], list[dict[str, Any]]]:
-    """Train four steps of two micro-batches in an ordinary loop; return the losses and the observed slots."""
+    """Train transformers' Llama for four steps of two micro-batches; return the losses and the observer's slot rows.
+
+    spec: the recipe; None: do not quantize. reentrant: the kind of activation checkpointing; None: none.
+    """
     model = hugging_face()
     if reentrant is not None:
         model.activation_checkpointing_enable({"use_reentrant": reentrant})
@@ -334,7 +345,8 @@ def test_a_hugging_face_llama_trains_with_an_optimizer_attached() -> None:
     plain, _ = foreign_training(None)
     high, _ = foreign_training(recipe("high", output="fp32"))
     assert equal(plain, high)
-    for spec, slots in ((recipe(MIXED), 3), (Recipe.from_dict(NVFP4), 5)):  # slots that are quantized once count as one
+    # slots: the number of quantized slots per layer, where two slots of a tensor that is quantized once count as one.
+    for spec, slots in ((recipe(MIXED), 3), (Recipe.from_dict(NVFP4), 5)):
         losses, rows = foreign_training(spec)
         assert len(rows) == 14 * slots
         assert not any(map(torch.equal, losses, plain))
@@ -351,6 +363,7 @@ def test_activation_checkpointing_changes_neither_losses_nor_what_is_observed(re
     assert rows == their_rows
 
 
+# Recipes for tests with keep_weights=False, in which weights are quantized in every pass.
 NOT_KEPT = {
     "nvfp4": Recipe.from_dict(NVFP4),
     "sampled mixture": recipe(MIXED, sampler={"kind": "gaussws"}),
@@ -361,7 +374,7 @@ NOT_KEPT = {
 @pytest.mark.parametrize(
     ("spec", "reentrant"),
     [
-        # In a short run one recipe is recomputed in both ways and not at all, and each other one in one way.
+        # Without `deep`, nvfp4 is tested with every kind of checkpointing, and the other recipes with one kind each.
         pytest.param(NOT_KEPT[name], reentrant, marks=() if short else pytest.mark.deep, id=f"{name}-{reentrant}")
         for name, reentrant, short in (
             *(("nvfp4", reentrant, True) for reentrant in (None, False, True)),
@@ -380,6 +393,8 @@ def test_weights_that_are_not_kept_have_the_same_bits_and_are_observed_as_often(
 
 
 def test_nothing_holds_a_quantized_weight_that_is_not_kept() -> None:
+    """Check with keep_weights=False that autograd saves no quantized weight between forward and backward pass."""
+
     def bytes_held(keep_weights: bool) -> int:
         model, held = nn.Sequential(linear(32, 48)), set[tuple[int, int]]()
         (layer,) = quantize(model, recipe(E4M3), keep_weights=keep_weights).layers
@@ -443,7 +458,10 @@ def test_an_attached_optimizer_switches_by_the_steps_it_is_told() -> None:
 
 
 def test_a_compiled_model_computes_what_the_plain_one_does_and_no_step_compiles_anew() -> None:
-    """Check that layers stay eager and the rest is compiled; the compiler here captures only, to keep all bits."""
+    """Check that quantized layers stay eager while the rest of the model is compiled.
+
+    The compiler's backend `eager` only traces, so the bits must not change.
+    """
     runs = []
     for compiled in (False, True):
         torch._dynamo.reset()
@@ -519,7 +537,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a sampler for missing parts": (
         gpt2,
         {"sampler": {"kind": "diffq", "parts": ["in"]}},
-        "sampler.parts ['in']: the model has only the parts down, out, qkv, up",
+        "the model has only the parts down, out, qkv, up",
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Test the quantized linear layer: three GEMMs of quantized operands to the bit, weights quantized once, seeds."""
+"""Test the quantized linear layer: the bits of its three GEMMs, weights and inputs that are quantized once, seeds."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SR = f"{E4M3}:stochastic"
 SEED = 11
 OUTPUTS = {"compute": None, "bf16": torch.bfloat16, "fp32": torch.float32}
 
-# The six slots, and the tensors whose second GEMM reads the same values as the first.
+# Name: the quantizers of the six slots (one: of all slots), and the tensors that are quantized once for both GEMMs.
 CASES: dict[str, tuple[tuple[str, ...], str]] = {
     "nothing": (("high",), "x w dy"),
     "bf16": (("bf16",), "x w dy"),
@@ -88,7 +88,10 @@ def operand(text: str, tensor: Tensor, axis: int, seed: int) -> Tensor:
 def by_hand(
     slots: dict[str, str], shared: str, x: Tensor, w: Tensor, dy: Tensor, *, step: int = 0, micro_batch: int = 0
 ) -> dict[str, Tensor]:
-    """Compute the values that each GEMM reads, using only the public quantizers."""
+    """Return the values that each GEMM reads, by slot, computed with the public quantizers alone.
+
+    slots: the quantizer of each slot. shared: the tensors that are quantized once, separated by spaces.
+    """
     tensors, first = {"x": x, "w": w, "dy": dy}, {"x": "fprop.x", "w": "fprop.w", "dy": "dgrad.dy"}
     operands: dict[str, Tensor] = {}
     for place, (slot, text) in enumerate(slots.items()):
@@ -105,7 +108,7 @@ SHAPES = {"even": (48, 32, 64), "ragged, 3-D": (2, 21, 37, 45)}
 COMBINED = list(combinations(enumerate(CASES), enumerate((torch.bfloat16, torch.float32)), enumerate(OUTPUTS), SHAPES))
 
 
-# In a short run every second one, in which all pairs of a case, a dtype, an output and a shape occur.
+# Without DEEP, every second combination is tested; these contain all pairs of two properties.
 @pytest.mark.parametrize(
     ("case", "dtype", "output", "shape"),
     [
@@ -143,7 +146,7 @@ def test_the_three_gemms_read_what_the_recipe_says(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_where_backward_reads_the_same_codes_gradients_are_autograds_of_the_composition(dtype: torch.dtype) -> None:
-    """Check that gradients pass straight through rounding."""
+    """Check that gradients pass straight through rounding, as autograd computes them for separate operations."""
     x, dy = noisy(48, 32, seed=1, dtype=dtype), noisy(48, 40, seed=2, dtype=dtype)
     layer, _ = one_layer(recipe(SR, MIXED, "high", "same", "high", "same", output="fp32"), 32, 40, seed=SEED)
     composed = x.clone().requires_grad_(), layer.weight.detach().clone().requires_grad_()
@@ -159,7 +162,7 @@ def test_where_backward_reads_the_same_codes_gradients_are_autograds_of_the_comp
     assert layer.weight.grad is not None
     assert composed[1].grad is not None
     tolerance = {"rtol": 2**-8, "atol": 1e-3} if dtype == torch.bfloat16 else {"rtol": 0, "atol": 0}
-    torch.testing.assert_close(layer.weight.grad, composed[1].grad, **tolerance)  # theirs is rounded to BF16
+    torch.testing.assert_close(layer.weight.grad, composed[1].grad, **tolerance)  # autograd's is rounded to BF16
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
@@ -220,7 +223,10 @@ def test_strided_inputs_and_gradients_count_by_their_values() -> None:
 
 
 def test_a_rotation_alone_leaves_products_as_they_are_up_to_rounding() -> None:
-    """Check N25, for sizes that fill the last chunk and for others."""
+    """Check claim N25: rotating both operands of wgrad does not change their product, except by rounding.
+
+    53 tokens are no multiple of the rotation's size, so that the last chunk is not full.
+    """
     for tokens in (64, 53):
         x, dy = normal(tokens, 32, seed=1), normal(tokens, 48, seed=2)
         exact = dy.t().double() @ x.double()
@@ -243,7 +249,10 @@ EACH = "fp32:rht16:signs=each"
 
 
 def read_specs(quantization: Quantization, layer: QuantizedLinear, *step: int, rank: int = 0) -> list[str]:
-    """Return what the six operands are quantized by, in the order of SLOTS."""
+    """Return the string forms of the quantizers, with drawn signs, that one step uses, in the order of SLOTS.
+
+    step: the step and the micro-batch.
+    """
     quantization.begin(*step, rank=rank)
     with Calls() as calls:
         layer(normal(24, 32, seed=1).requires_grad_()).sum().backward()
@@ -253,6 +262,7 @@ def read_specs(quantization: Quantization, layer: QuantizedLinear, *step: int, r
 
 
 def test_signs_drawn_for_each_gemm_are_its_operands_alike_and_no_other_gemms() -> None:
+    """Check that both operands of a GEMM get the same signs, and every GEMM, layer, step and rank other ones."""
     layer, quantization = one_layer(recipe(EACH), 32, 48, seed=SEED)
     seen: set[str] = set()
     moments = ((0, 0, 0), (0, 1, 0), (1, 0, 0), (0, 0, 1))
@@ -263,7 +273,7 @@ def test_signs_drawn_for_each_gemm_are_its_operands_alike_and_no_other_gemms() -
     assert len(seen) == 3 * len(moments)
     other = quantize(nn.Sequential(linear(32, 48), linear(32, 48)), recipe(EACH), seed=SEED)
     assert not seen.intersection(read_specs(other, other.layers[1], 0, 0))
-    assert set(read_specs(other, other.layers[0], 0, 0)) < seen  # as after a resume
+    assert set(read_specs(other, other.layers[0], 0, 0)) < seen  # a new model repeats them, as a resumed trial must
 
 
 def test_signs_drawn_for_each_gemm_leave_all_three_products_as_they_are() -> None:
@@ -284,6 +294,7 @@ def test_signs_drawn_for_each_gemm_leave_all_three_products_as_they_are() -> Non
 
 
 def test_layers_that_read_one_tensor_turned_for_each_gemm_do_not_share_it() -> None:
+    """Check that two layers with the same input quantize it separately if each draws its own rotation signs."""
     fork = Fork()
     quantize(fork, recipe(*("high",) * 4, EACH, EACH))
     with Calls() as calls:
@@ -293,6 +304,7 @@ def test_layers_that_read_one_tensor_turned_for_each_gemm_do_not_share_it() -> N
 
 
 def test_operands_computed_again_at_another_moment_still_turn_alike() -> None:
+    """Check that both operands of a GEMM get the same signs if checkpointing recomputes one after `begin`."""
     layer, quantization = one_layer(recipe(EACH, output="fp32"), 32, 48)
     x, dy = normal(24, 32, seed=1).requires_grad_(), normal(24, 48, seed=2)
     quantization.begin(0, 0)
@@ -305,11 +317,11 @@ def test_operands_computed_again_at_another_moment_still_turn_alike() -> None:
     assert torch.allclose(layer.weight.grad, dy.t() @ x.detach(), atol=1e-3)
 
 
-# ---- N19: forward and backward read the same weights, or not
+# ---- whether the forward and the backward pass read the same quantized weights (claim N19)
 
 
 def weights_read(spec: Recipe) -> tuple[Tensor, Tensor]:
-    """Return the weights that fprop and dgrad multiply by, obtained by passing the identity through both."""
+    """Return the weights that fprop and dgrad multiply by, obtained by passing the identity matrix through both."""
     layer, _ = one_layer(spec, 32, 48)
     with torch.no_grad():
         fprop = layer(torch.eye(32)).t()
@@ -341,6 +353,7 @@ def test_forward_and_backward_read_identical_weights_where_blocks_are_square(
 
 
 def a_step(layer: nn.Module, quantization: Quantization, step: int, micro_batches: int = 3) -> None:
+    """Compute a step without an update: for each micro-batch a forward and backward pass, and an evaluation."""
     for micro_batch in range(micro_batches):
         quantization.begin(step, micro_batch)
         x = noisy(24, 32, seed=micro_batch, dtype=torch.bfloat16).requires_grad_()
@@ -385,7 +398,10 @@ def test_what_no_gemm_reads_is_not_quantized() -> None:
 
 
 def test_the_noise_of_squares_is_one_whichever_gemm_reads_them() -> None:
-    """Check that the first layer of a model, whose input has no gradient, reads the same values as if it had one."""
+    """Check that a layer's weight gradient has the same bits whether or not its input requires a gradient.
+
+    The input of a model's first layer requires none, so that only one of the two GEMMs that read dy is computed.
+    """
     x, dy = noisy(48, 32, seed=1, dtype=torch.bfloat16), noisy(48, 64, seed=2, dtype=torch.bfloat16)
     layer, _ = one_layer(recipe("e4m3:16x16:amax:stochastic"), 32, 64)
     (alone,) = torch.autograd.grad(layer(x), (layer.weight,), dy)
@@ -394,7 +410,7 @@ def test_the_noise_of_squares_is_one_whichever_gemm_reads_them() -> None:
 
 
 class Writes(torch.optim.Optimizer):
-    """An optimizer that writes without autograd's knowledge, as many published ones do."""
+    """An optimizer that writes to `.data`, which does not change a parameter's version counter."""
 
     def __init__(self, params: list[nn.Parameter]) -> None:
         super().__init__(params, {})
@@ -417,13 +433,14 @@ OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
 
 
 def assert_fresh(layer: QuantizedLinear, x: Tensor, text: str) -> None:
+    """Assert that the layer multiplies by its current weight, quantized by `text`, and not by an older one."""
     with torch.no_grad():
         assert torch.equal(layer(x), products.matmul(x, fake_quantize(layer.weight.to(x.dtype), text).t()))
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_weight_is_quantized_anew_after_every_update(name: str) -> None:
-    """Check evaluation right after the update, although no step has begun."""
+    """Check that an evaluation directly after an update, before the next `begin`, uses the new weight."""
     text = "e4m3:16x16:amax"
     layer, quantization = one_layer(recipe("high", text, "high", text, "high", "high"), 32, 48)
     optimizer = OPTIMIZERS[name](list(layer.parameters()))
@@ -446,7 +463,7 @@ def test_a_weight_is_quantized_anew_when_it_is_loaded_or_replaced() -> None:
     assert_fresh(layer, x, text)
     layer.load_state_dict({"weight": noisy(48, 32, seed=9)}, assign=True)
     assert_fresh(layer, x, text)
-    for seed in range(10, 16):  # freed memory is reused, so an address alone identifies nothing
+    for seed in range(10, 16):  # torch reuses freed memory, so a new weight may have the old weight's address
         layer.weight.data = noisy(48, 32, seed=seed)
         layer.weight.data = noisy(48, 32, seed=seed + 100)
         assert_fresh(layer, x, text)
@@ -542,7 +559,7 @@ def test_an_input_changed_in_place_is_quantized_anew() -> None:
 
 
 def seeds(ranks: int = 2) -> tuple[list[int], list[int]]:
-    """Return every seed that stochastic rounding used, for x and dy, and for w."""
+    """Return the seeds of stochastic rounding in two steps: those of x and dy, and those of w."""
     model = nn.Sequential(linear(32, 48), linear(48, 40))
     quantization = quantize(model, recipe(SR), seed=SEED)
     with Calls() as calls:
@@ -656,7 +673,7 @@ def test_copies_and_pickles_compute_the_same_and_are_independent(text: str) -> N
     quantization.begin(3, 1)
     x = noisy(24, 32, seed=1).requires_grad_()
     before = len(pickle.dumps((model, quantization)))
-    expected = model(x)  # now something exists that cannot be copied, and something that need not be
+    expected = model(x)  # now the caches have an input with an autograd graph, which cannot be copied, and weights
     assert len(pickle.dumps((model, quantization))) < 1.5 * before
     for again in (copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))):
         twin, its = again((model, quantization))

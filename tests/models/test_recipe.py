@@ -1,4 +1,4 @@
-"""Test recipes: their meaning, their errors, and their conversion to and from YAML's types."""
+"""Test recipes: the slots that they define, errors for invalid values, and conversion to and from plain values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def axes(operands: Operands) -> dict[str, int]:
 
 
 def test_blocks_lie_along_the_dimension_that_the_gemm_sums_over() -> None:
-    """Check the axes: x and dy are tokens × features, w out × in.
+    """Check the axis of each slot: x and dy are stored as tokens × features, w as out × in.
 
     fprop sums over in, dgrad over out, wgrad over tokens.
     """
@@ -32,6 +32,7 @@ def test_blocks_lie_along_the_dimension_that_the_gemm_sums_over() -> None:
 
 
 def test_same_is_the_slot_of_the_other_gemm_blocks_and_all() -> None:
+    """Check that `same` means the quantizer and the axis of the tensor's first slot."""
     o = recipe("e4m3:1x128:amax", "e5m2:1x64:gam", "e4m3", "same", "same", "same").operands
     assert (o["dgrad.w"], o["wgrad.dy"], o["wgrad.x"]) == (o["fprop.w"], o["dgrad.dy"], o["fprop.x"])
     assert o["dgrad.w"].axis == -1
@@ -45,6 +46,7 @@ def test_high_is_nothing_and_a_bar_makes_a_mixture() -> None:
     assert Recipe().operands == recipe("high").operands
 
 
+# Quantizer or mixture: whether it gives the same values for blocks along both axes of a tensor.
 ALIKE = {
     "e4m3:128x128:gam": True,
     "e4m3:tensor:amax": True,
@@ -68,7 +70,10 @@ ALIKE = {
 
 @pytest.mark.parametrize("text", ALIKE)
 def test_squares_look_alike_from_both_sides(text: str) -> None:
-    """Check G5; tests/models/test_quantized_linear.py checks that values then are equal."""
+    """Check that slots with different axes are equal only for the specs marked True (claim G5).
+
+    tests/models/test_quantized_linear.py checks that their values are then equal, too.
+    """
     spec = Mixture.parse(text) if "|" in text else Quantizer.parse(text)
     assert Slot(spec, -1).equals(Slot(spec, 0)) == ALIKE[text]
     assert Slot(spec, -1).equals(Slot(spec, -1))
@@ -113,6 +118,7 @@ def test_a_switch_takes_the_operands_of_its_passes(passes: str) -> None:
 
 
 def test_same_still_means_what_was_quantized_when_the_forward_alone_switches() -> None:
+    """Check that `same` keeps the first slot's quantizer from before a switch that changes only the forward pass."""
     spec = recipe(str(E4M3), str(E4M3), "high", "same", "high", "same", switch={"at": 0.5, "passes": "forward"})
     after = spec.switched
     assert (after["fprop.x"].spec, after["fprop.w"].spec) == (None, None)
@@ -126,12 +132,14 @@ def test_a_recipe_whose_switch_changes_nothing_does_not_switch() -> None:
 
 
 def test_what_is_kept_is_taken_by_one_spelling_everywhere() -> None:
+    """Check that layers selected by `keep` get `keep.by` in all six slots, along each slot's own axis."""
     spec = recipe(str(E4M3), keep={"first": 1, "by": "bf16"})
     assert set(specs(spec.kept).values()) == {"bf16"}
     assert axes(spec.kept) == axes(spec.operands)
 
 
 def test_parts_spell_out_their_groups() -> None:
+    """Check that `all` and `od` are replaced by the parts that they mean."""
     assert parts(("all",)) == frozenset(PARTS)
     assert parts(("od",)) == {"out", "down"}
     assert parts(("od", "qkv", "out")) == {"out", "down", "qkv"}
@@ -173,7 +181,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "rotated mixture beside none": ({"wgrad": {"dy": f"{RHT} @ error<0.1 | bf16:rht16"}}, ROTATED),
     "the same as a rotated one": (
         {"fprop": {"x": RHT, "w": RHT}, "dgrad": {"dy": RHT, "w": "same"}},
-        "dgrad: a rotated operand cannot be `same`, because the other GEMM sums over another dimension",
+        "dgrad: a rotated operand cannot be `same`",
     ),
     "switch of unknown passes": (
         {"switch": {"at": 0.5, "passes": "nowhere"}},

@@ -1,4 +1,4 @@
-"""Test samplers in the model: noise on weights by step and layer, and bit widths that learn (GaussWS, DiffQ)."""
+"""Test samplers in models (GaussWS, DiffQ): noise on weights that depends on step and layer, and learned bit widths."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ NOISE = {"gaussws": "gaussian", "diffq": "uniform"}
 
 
 def sampled(inner: int, out: int, *, slots: Recipe | None = None, **sampler: Any) -> QuantizedLinear:
-    """Build one layer with noise on its weight."""
+    """Build one quantized layer with noise on its weight.
+
+    slots: the recipe of the operands; None: all in high precision. sampler: settings of the sampler.
+    """
     sampler = {"kind": "gaussws", "penalty": 1e-4, **sampler}
     base = (slots or recipe("high", output="fp32")).to_dict()
     model = nn.Sequential(linear(inner, out, draw=noisy if slots else normal))
@@ -46,16 +49,19 @@ def grad_of(parameter: Tensor) -> Tensor:
 
 
 def weight_read(layer: nn.Module, inner: int, dtype: torch.dtype) -> Tensor:
+    """Return the weight that fprop multiplies by, obtained by passing the identity matrix through the layer."""
     with torch.no_grad():
         return layer(torch.eye(inner, dtype=dtype)).t()
 
 
 def spread(grid: Tensor, like: Tensor, block: int) -> Tensor:
+    """Expand one value per square to one value per element of a weight `like`."""
     rows, cols = like.shape
     return grid.repeat_interleave(block, 0)[:rows].repeat_interleave(block, 1)[:, :cols]
 
 
 def largest(w: Tensor, block: int) -> Tensor:
+    """Return the largest magnitude in each square of a weight."""
     rows, cols = w.shape
     padded = nn.functional.pad(w.abs(), (0, -cols % block, 0, -rows % block))
     return padded.unflatten(1, (-1, block)).unflatten(0, (-1, block)).amax((1, 3))
@@ -65,7 +71,7 @@ def largest(w: Tensor, block: int) -> Tensor:
 @pytest.mark.parametrize("block", [16, 32])
 @pytest.mark.parametrize("kind", NOISE)
 def test_both_forward_and_dgrad_read_the_sampled_weight_of_the_step(kind: str, block: int, dtype: torch.dtype) -> None:
-    """Check GaussWS eq. 3, at sizes that do not divide into squares."""
+    """Check GaussWS eq. 3 for a weight whose sizes are no multiples of the square's side."""
     layer = sampled(40, 70, kind=kind, block=block, init=5, target=3)
     with torch.no_grad():
         scale_of(layer).copy_(normal(*scale_of(layer).shape, seed=4))
@@ -86,7 +92,11 @@ def test_both_forward_and_dgrad_read_the_sampled_weight_of_the_step(kind: str, b
 
 @pytest.mark.parametrize("kind", NOISE)
 def test_the_gradient_of_bit_scale_is_autograds_with_the_maximum_detached(kind: str) -> None:
-    """Check G6, through b_t = target + b_i·(init − target) of eq. 11; the weight's gradient passes straight through."""
+    """Compare the gradients of b_i and of the weight with autograd's for the same formula (claim G6).
+
+    The formula is w + noise · largest · 2^(1 − b_t), with b_t = target + b_i·(init − target) of GaussWS eq. 11, where
+    `largest`, the maximum of a square, is a constant. The weight's gradient passes straight through.
+    """
     layer = sampled(40, 70, kind=kind, init=5.5, target=3)
     with torch.no_grad():
         scale_of(layer).copy_(1 + 0.2 * normal(*scale_of(layer).shape, seed=4))
@@ -107,6 +117,7 @@ def test_the_gradient_of_bit_scale_is_autograds_with_the_maximum_detached(kind: 
 
 
 def test_bits_learn_where_the_weight_is_frozen() -> None:
+    """Check that bit widths get the same gradient whether or not the weight requires one."""
     results = []
     for frozen in (True, False):
         layer = sampled(32, 48)
@@ -118,7 +129,7 @@ def test_bits_learn_where_the_weight_is_frozen() -> None:
 
 
 def test_the_penalty_is_lambda_times_the_sum_over_layers_of_mean_distance() -> None:
-    """Check GaussWS eq. 12."""
+    """Check GaussWS eq. 12: penalty = λ · Σ over layers of mean |b_t − target|, and its gradient."""
     model = tiny("gpt2", layers=1)
     sampler = {"kind": "gaussws", "penalty": 1e-2, "init": 6, "target": 4, "parts": ["od"]}
     quantization = quantize(model, recipe("high", sampler=sampler))
@@ -251,7 +262,10 @@ def test_a_mixture_decides_about_the_sampled_weight() -> None:
 
 @pytest.mark.parametrize(("lr", "steps", "expected"), [(6e-4, 600_000, 4.00), (6e-5, 600_000, 4.28)])
 def test_weight_decay_alone_takes_the_bits_from_init_to_target(lr: float, steps: int, expected: float) -> None:
-    """Check GPT2's schedules of GaussWS Table E.1 (linear, to a tenth; no warm-up), in strides of 2000 updates."""
+    """Check the bit widths at the end of GPT-2's training in GaussWS Table E.1, if only weight decay changes them.
+
+    The learning rate decays linearly to a tenth, without warm-up. To save time, 2000 updates are computed as one.
+    """
     layer = sampled(32, 32, init=6, target=4)
     stride = 2000
     optimizer = torch.optim.SGD([scale_of(layer)], lr=1.0, weight_decay=1.0)
@@ -280,6 +294,7 @@ def test_bits_are_part_of_the_models_state_and_learn_with_it() -> None:
 
 
 def test_a_model_cast_to_bf16_keeps_its_bits_meaning() -> None:
+    """Check that bit widths stay FP32 after `layer.bfloat16()`, although their parameter is then BF16."""
     layer = sampled(32, 48)
     before = weight_read(layer, 32, torch.bfloat16)
     layer.bfloat16()

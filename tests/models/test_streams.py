@@ -1,6 +1,7 @@
-"""Test what quantized layers do on CUDA streams: they refuse to be captured, and keep nothing for another stream.
+"""Test quantized layers on CUDA streams: no capture in a CUDA graph, and no cached tensors from another stream.
 
-The CUDA tensors are torch's fake ones, which have a device and no memory; torch.cuda's two questions get test answers.
+No GPU is needed: the CUDA tensors are torch's fake tensors, which have a device but no memory, and the two functions of
+torch that tell the current stream and whether it is captured are replaced.
 """
 
 import pytest
@@ -36,6 +37,7 @@ def test_the_stream_is_that_of_the_tensors_device(monkeypatch: pytest.MonkeyPatc
 
 
 def test_another_stream_quantizes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that weight and input are cached on one stream, and quantized again when the current stream changes."""
     model = torch.nn.Sequential(linear(32, 32, draw=noisy), linear(32, 32, draw=noisy))
     quantization = quantize(model, recipe(E4M3))
     quantization.begin(0)

@@ -1,4 +1,4 @@
-"""Check that kept casts follow their weights, whatever changes these."""
+"""Check that a cached cast of a weight is renewed after every kind of change of the weight."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""Write small GGUF files for tests, byte by byte after the format's specification."""
+"""Write small GGUF files for tests, byte by byte by the format's specification."""
 
 import struct
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,10 @@ NAMES = {
 def write_gguf(
     path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, tuple[int, Sequence[int], bytes]], version: int = 3
 ) -> Path:
-    """Write a file. tensors: the number of each one's type, its shape as torch writes it, and its bytes."""
+    """Write a GGUF file and return its path.
+
+    tensors: for each tensor, GGUF's number of its type, its shape in torch's order, and its bytes.
+    """
     head = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(metadata))
     for key, value in metadata.items():
         head += _string(key) + _value(value)
@@ -61,7 +64,7 @@ def llama_metadata(config: DecoderConfig) -> dict[str, Any]:
 
 
 def llama_tensors(config: DecoderConfig, state: Mapping[str, Tensor]) -> dict[str, tuple[int, Sequence[int], bytes]]:
-    """Return a decoder's weights in FP32 under GGUF's names; rows of q and k keep their order."""
+    """Return a decoder's FP32 weights by GGUF's names, for `write_gguf`; rows of W_q and W_k are not reordered."""
     tensors: dict[str, tuple[int, Sequence[int], bytes]] = {}
     for name, value in state.items():
         if not (config.tied and name == "head.weight"):

@@ -1,4 +1,4 @@
-"""A published Hugging Face folder loads into our classes: the logits are those of transformers' own class."""
+"""Test that a published Hugging Face folder loads into a decoder with the same logits as in transformers; errors."""
 
 import json
 from collections.abc import Callable
@@ -41,7 +41,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def publish(folder: Path, case: str, shard: str = "1GB") -> Any:
-    """Write a random model of transformers into a folder, as its authors would; return the model."""
+    """Save a random model of transformers to a folder by `save_pretrained`; return the model.
+
+    case: a key of CASES. shard: the largest size of a file.
+    """
     import transformers
 
     kind, settings = CASES[case]
@@ -49,7 +52,7 @@ def publish(folder: Path, case: str, shard: str = "1GB") -> Any:
     model = getattr(transformers, "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM")(
         getattr(transformers, f"{kind}Config")(**settings)
     )
-    with torch.no_grad():  # biases and norms matter
+    with torch.no_grad():  # random biases and norms, so that an error in their conversion changes the logits
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape), alpha=0.1)
     model.save_pretrained(folder, max_shard_size=shard)
@@ -101,7 +104,7 @@ def test_gpt2s_other_gelu_is_named(tmp_path: Path) -> None:
     assert "gelu_new" in " ".join(read_published(str(tmp_path)).notes)
 
 
-# ------------------------------------------------------------------------------------------------ what does not load
+# ------------------------------------------------------------------------------------------------ invalid folders
 
 
 def _change(folder: Path, **settings: Any) -> None:
@@ -120,6 +123,7 @@ def _cut(path: Path, at: int) -> None:
 
 
 Q = "model.layers.1.self_attn.q_proj.weight"
+# Case: a function that damages a valid folder, and the words that the error message must contain.
 BAD: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "missing tensor": (lambda f: _weights(f, lambda w: w.pop(Q)), (Q,)),
     "tensor of no layer": (lambda f: _weights(f, lambda w: w.update({"model.extra": torch.ones(2)})), ("model.extra",)),

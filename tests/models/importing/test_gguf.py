@@ -1,4 +1,4 @@
-"""A GGUF file loads into our classes: its types, its order of rows, and errors for files that are not whole."""
+"""Test that GGUF files load into a decoder: types, the order of rows, and errors for damaged or unsupported files."""
 
 import struct
 from dataclasses import asdict
@@ -23,7 +23,7 @@ TOKENS = torch.arange(24)[None] % 61
 
 
 def llama(**changes: object) -> tuple[DecoderConfig, dict[str, Tensor]]:
-    """Return a small Llama and its weights, with noise on all."""
+    """Return a small Llama's configuration and its state_dict, with noise added to all weights."""
     config = small("llama2-134m", kv_heads=2, **changes)
     model = build(config, seed=1)
     generator = torch.Generator().manual_seed(3)
@@ -70,7 +70,7 @@ def test_transformers_reads_the_same_model_from_the_file(tmp_path: Path) -> None
 
 
 def _expected(name: str, block: bytes) -> list[float]:
-    """Return the values of a quantized block, one at a time, after the format's formulas."""
+    """Return the values of a quantized block, computed one by one from the formulas of the format `name`."""
     if name == "Q8_0":
         (scale,) = struct.unpack("<e", block[:2])
         return [scale * q for q in struct.unpack("<32b", block[2:])]
@@ -84,7 +84,7 @@ def test_a_quantized_block_means_its_formula(kind: int) -> None:
     known = TYPES[kind]
     generator = torch.Generator().manual_seed(1)
     codes = torch.randint(256, (50, known.size), generator=generator, dtype=torch.uint8)
-    codes[:, 1] &= 0x3F  # scales and minima that are finite
+    codes[:, 1] &= 0x3F  # clear exponent bits, so that FP16 scales and minima are finite
     codes[:, 3] &= 0xBF if known.name == "Q4_1" else 0xFF
     packed = codes.numpy().tobytes()
     expected = [v for at in range(50) for v in _expected(known.name, packed[at * known.size : (at + 1) * known.size])]
@@ -103,7 +103,7 @@ def test_a_type_means_what_the_package_gguf_writes(kind: int) -> None:
     assert torch.equal(TYPES[kind].read(packed.tobytes()).view(8, 64), expected)
 
 
-# ------------------------------------------------------------------------------------------------ what does not load
+# ------------------------------------------------------------------------------------------------ invalid files
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Check that the decoder computes what its families' own code computes, at any size."""
+"""Check that the decoder computes the same as transformers' models of each family, and further rules of its loss."""
 
 from dataclasses import replace
 from typing import Any
@@ -43,7 +43,7 @@ def test_logits_and_gradients_equal_those_of_transformers_with_the_same_weights(
     assert expected.std() > 0.5  # the outputs are not trivial
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=2e-5)
 
-    # The whole gradient, at the embedding, where all of it arrives, and each parameter's own in norm.
+    # Compare the embedding's gradient by element, because it depends on all layers, and the norm of the whole gradient.
     cross_entropy = nn.functional.cross_entropy(expected.flatten(0, 1), y.flatten())
     their_gradients = gradients(theirs, cross_entropy)
     our_gradients = gradients(ours, ours.loss(x, y))
@@ -119,6 +119,7 @@ def test_a_loss_taken_in_parts_equals_the_whole(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_large_vocabulary_never_has_all_its_logits_alive() -> None:
+    """Check that the loss computes at most LOGITS_AT_ONCE logits at a time, which limits its memory."""
     config = small("nvfp4-1.2b", vocab=131072, width=8, layers=1, heads=1, kv_heads=1, head_dim=8, ffn=8, context=512)
     model, shapes = build(config, seed=1), []
     model.head.register_forward_hook(lambda head, args, output: shapes.append(output.numel()))
@@ -131,7 +132,7 @@ def test_a_large_vocabulary_never_has_all_its_logits_alive() -> None:
 def test_more_tokens_than_positions_are_refused() -> None:
     with pytest.raises(ValueError, match=r"33 tokens: .* 1 to 32"):
         family("llama2-134m")(tokens(1, (1, 33)))
-    assert family("hybrid-8b")(tokens(1, (1, 33))).shape == (1, 33, 61)  # has no limit of positions
+    assert family("hybrid-8b")(tokens(1, (1, 33))).shape == (1, 33, 61)  # it has no position embeddings
 
 
 @pytest.mark.parametrize(

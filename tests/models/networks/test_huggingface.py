@@ -1,4 +1,4 @@
-"""Check that a decoder expressed as one of transformers' models computes the same logits there."""
+"""Check that a decoder that is converted to a model of transformers computes the same logits there."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def test_the_logits_are_those_of_transformers(case: str) -> None:
     config = small(name, **changes)
     ours = build(config, seed=1, compute_dtype=torch.float32)
     generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():  # biases and norms matter
+    with torch.no_grad():  # random biases and norms, so that an error in their conversion changes the logits
         for parameter in ours.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
     content, weights = to_huggingface(config, ours.state_dict(), end=0)

@@ -1,4 +1,4 @@
-"""Compare each layer with torch's own in FP32 or FP64, gradients included."""
+"""Compare each layer and its gradients with torch's own layer in FP32."""
 
 from collections.abc import Callable
 
@@ -23,6 +23,7 @@ def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Te
 
 
 def same_with_gradients(ours: Tensor, theirs: Tensor, inputs: list[Tensor], rtol: float, atol: float) -> None:
+    """Assert that two results, and their gradients for the inputs, are equal within a tolerance."""
     torch.testing.assert_close(ours, theirs, rtol=rtol, atol=atol)
     cotangent = normal(*theirs.shape, seed=99).detach()
     grads = torch.autograd.grad((ours * cotangent).sum(), inputs)
@@ -32,6 +33,7 @@ def same_with_gradients(ours: Tensor, theirs: Tensor, inputs: list[Tensor], rtol
 
 
 def stirred(norm: str) -> torch.nn.Module:
+    """Return a norm of width 48 with random parameters."""
     module = NORMS[norm](48, EPS, True)
     with torch.no_grad():
         for number, parameter in enumerate(module.parameters()):
@@ -58,7 +60,7 @@ def test_norms_compute_in_fp32_and_return_the_input_dtype(norm: str) -> None:
     module, x = stirred(norm), normal(2, 7, 48, dtype=torch.bfloat16)
     y, exact = module(x), TORCH_NORMS[norm](x.float(), module)
     assert y.dtype == torch.bfloat16
-    # Rounded once, from FP32, so at most half a step of BF16 away.
+    # The FP32 result is rounded to BF16 once, so the error is at most half the distance of neighbouring BF16 numbers.
     assert ((y.float() - exact).abs() <= exact.abs() * 2**-8 + 1e-6).all()
     y.sum().backward()
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in module.parameters())

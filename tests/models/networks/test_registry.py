@@ -1,4 +1,4 @@
-"""Test the models by name: their sizes, and that only the seed decides their initial parameters."""
+"""Test the models of the registry: numbers of parameters, and initial parameters that depend only on the seed."""
 
 import math
 from dataclasses import replace
@@ -72,7 +72,7 @@ def test_a_hybrid_has_as_many_blocks_of_each_kind_as_published(name: str, mamba:
     assert pattern.endswith("M-M-M-M-")
 
 
-# ------------------------------------------------------------------------------------------------ the small ones
+# ------------------------------------------------------------------------------------------------ the -nano models
 
 
 @pytest.mark.parametrize("name", NANOS)
@@ -113,7 +113,7 @@ def test_depth_is_a_setting() -> None:
     assert len(deep.blocks) == 10
 
 
-# ------------------------------------------------------------------------------------------------ how they start
+# ------------------------------------------------------------------------------------------------ initial parameters
 
 
 def bits(decoder: Decoder) -> dict[str, Tensor]:
@@ -184,6 +184,7 @@ def test_llama_starts_as_published() -> None:
 
 
 def test_a_hybrid_scales_by_one_branch_to_a_block() -> None:
+    """Check that the deviation of a hybrid's output layers is divided by √blocks, as each block has one branch."""
     decoder = build(MODELS["hybrid-nano"], seed=7)
     for name in ("blocks.0.mamba.out_proj", "blocks.1.ffn.down", "blocks.3.attention.out"):
         assert deviation(decoder, f"{name}.weight") == pytest.approx(0.02 / math.sqrt(13), rel=0.02)
@@ -191,6 +192,7 @@ def test_a_hybrid_scales_by_one_branch_to_a_block() -> None:
 
 
 def test_no_parameter_is_left_unfilled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that `build` initialises every parameter: torch.empty returns NaN here."""
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: empty(*args, **kwargs).fill_(torch.nan))
     for name in NANOS:
