@@ -51,7 +51,7 @@ class Parent:
         if other_data and spelled_data(trial.data) != spelled_data(saved.data):
             raise ValueError(
                 f"a branch must have the data of its parent: {self.folder.path} was trained with "
-                f"{spelled_data(saved.data)}, and the branch has {spelled_data(trial.data)}"
+                f"{spelled_data(saved.data)}, not with {spelled_data(trial.data)}"
             )
         own, theirs = dict(self._inherited(trial)), dict(self._inherited(saved))
         differing = [f"{key} {value!r}, not {theirs[key]!r}" for key, value in own.items() if value != theirs[key]]
@@ -103,7 +103,7 @@ def find_parent(branch: Branch, runs: Path) -> Parent | None:
     """
     if branch.parent is None:
         if branch.step is not None:
-            raise ValueError(f"branch.step {branch.step} has no effect alone: set branch.parent, too, to a run")
+            raise ValueError(f"branch.step {branch.step} needs branch.parent: set it to a run")
         return None
     try:
         model = branch.parent.removeprefix(IMPORTED_MODEL)

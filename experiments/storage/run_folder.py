@@ -65,9 +65,7 @@ class RunFolder:
         if step not in available:
             missing = "intact checkpoint" if step is None else f"checkpoint of step {step}"
             steps_there = (
-                f"; it has checkpoints of steps {', '.join(map(str, sorted(available)))}"
-                if available
-                else "; it has no checkpoints"
+                f"; available are {', '.join(map(str, sorted(available)))}" if available else "; it has no checkpoints"
             )
             raise ValueError(f"{self.path} has no {missing}{steps_there}")
         return load(available[step])
@@ -114,7 +112,7 @@ class RunFolder:
             or result.get("status") not in ("done", "diverged")
             or not isinstance(result.get("step"), int)
         ):
-            raise ValueError(f"{path} is not a result of this trial; remove this file and run the trial again")
+            raise ValueError(f"{path} is not this trial's result; remove this file and run the trial again")
         return result
 
     def provenance(self) -> dict[str, Any] | None:

@@ -36,8 +36,8 @@ def fitted(flavor: str, tokens: int, length: int) -> DecoderConfig:
     if length > config.context:
         if config.positions == "learned":
             raise ValueError(
-                f"training.seq_len {length}: model {config.name} has {config.context} learned positions; use at most "
-                "this length"
+                f"training.seq_len {length}: model {config.name} has {config.context} positions, which are learned; "
+                "use a shorter length"
             )
         config = replace(config, context=length)
     if tokens > config.vocab:

@@ -1,4 +1,4 @@
-"""The numerics fingerprint changes if and only if the sources compute something else."""
+"""Test that the numerics fingerprint changes if and only if the sources compute something else."""
 
 import ast
 import json
@@ -52,6 +52,7 @@ def f(x: int, y: float = 0.5) -> float:
     z: float = x * y
     return z + 1.0
 '''
+# Edits (before, after) of BASE that must not change its digest, and edits that must.
 SAME = {
     "comments": ("# a comment", "# another comment\n\n"),
     "module docstring": ('"""A module."""', '"""Another text."""'),
@@ -90,6 +91,7 @@ def test_an_edit_of_what_is_computed_changes_a_modules_digest(edit: tuple[str, s
 
 
 def test_fields_of_configuration_classes_are_left_to_the_id() -> None:
+    """Check that a new field of a configuration class does not change a digest, because the id has its value."""
     base = "@dataclass\nclass Config:\n    size: int\n    def f(self): return self.size"
     grown = base.replace("size: int\n", "size: int\n    new: float = 1.0\n")
     assert module_digest(grown, ["Config"]) == module_digest(base, ["Config"])
@@ -168,16 +170,17 @@ def fingerprints(root: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def unedited() -> dict[str, str]:
-    """Return the fingerprints of the sources here, which are those of a copy, too."""
+    """Return the fingerprints of the repository's sources by kind of device; an unedited copy has the same."""
     return fingerprints(ROOT)
 
 
 def changed_on(root: Path, before: dict[str, str]) -> set[str]:
+    """Return the kinds of device whose fingerprint differs from `before`."""
     return {device for device, digest in fingerprints(root).items() if digest != before[device]}
 
 
 def with_another_statement(path: Path) -> str:
-    """Return the source with one more statement, within its first function if it has one."""
+    """Return the text of a source with an added statement: in its first function if it is Python and has one."""
     text = path.read_text("utf-8")
     if path.suffix == ".py":
         for node in ast.walk(ast.parse(text)):
@@ -210,7 +213,7 @@ def test_sources_count_on_their_devices_alone() -> None:
 
 
 def test_a_process_digests_each_source_once_for_the_id_and_the_provenance() -> None:
-    """Digesting all of them takes half a second, as long as a tiny trial trains."""
+    """Check that the digests are cached, because computing them takes half a second, as long as a tiny trial."""
     source_digests.cache_clear()
     files = provenance({"device": "cpu", "numerics": [numerics_fingerprint("cpu")]}, {})["sources"]
     assert list(files) == computing_files("cpu")
@@ -246,6 +249,7 @@ def test_an_edit_changes_the_trials_that_it_can_reach(
     assert changed_on(copied, unedited) == devices
 
 
+# A script that prints the modules that training imports directly or indirectly, found in the sources.
 IMPORTED = """
 import ast, sys
 from pathlib import Path
@@ -276,6 +280,7 @@ def test_every_module_that_training_imports_is_listed_once() -> None:
     assert all(NOT_COMPUTING.values())
 
 
+# A script that trains a trial and prints the modules of fewbits that were imported.
 LOADED = """
 import sys
 from fewbits.experiments.config import load_trial
@@ -284,7 +289,7 @@ trial, runtime = load_trial(sys.argv[1:])
 run(trial, runtime)
 print(*(name.removeprefix("fewbits.") for name in sys.modules if name.startswith("fewbits.")))
 """
-# The result of these modules is the resolved config, which is in the id.
+# Modules that make the resolved config, which is in the id, so they need not be listed.
 COMPOSING = {
     f"experiments.{name}" for name in ("composed_cache", "composition", "config", "config_files", "hydra_settings")
 }
@@ -321,7 +326,8 @@ def test_other_versions_of_python_find_the_same_fingerprint(version: str) -> Non
         return subprocess.run([program or "", "-c", command], capture_output=True, text=True, env=environment)
 
     program, environment = shutil.which(version), {"PYTHONPATH": str(ROOT / "src")}
-    if program is None or run("").returncode:  # the programs of some version managers only say what is not installed
+    # Version managers may provide a program for a version that is not installed; it only prints an error.
+    if program is None or run("").returncode:
         pytest.skip(f"{version} is not installed here")
     done = run("from fewbits.experiments.fingerprint.numerics import numerics_fingerprint as f; print(f('cpu'))")
     assert done.returncode == 0, done.stderr
@@ -337,6 +343,7 @@ def pair(old: str, new: str, instruction_set: str = "avx2", device: str = "cpu")
 
 @pytest.fixture
 def declared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Replace equal_bits.json by an empty file for a test; return its path."""
     file = tmp_path / "equal_bits.json"
     file.write_text("[]")
     original = equal_bits.declared_pairs

@@ -1,4 +1,4 @@
-"""A trial's id changes with everything that decides its numbers, with nothing else, and with no machine."""
+"""Test a trial's id: it depends on everything that determines the trial's numbers, and on nothing else."""
 
 import dataclasses
 import json
@@ -65,6 +65,7 @@ def test_equal_recipes_by_other_names_are_one_trial(cache: Path, tmp_path: Path)
 
 
 def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield (path, value) for each field of nested dataclasses that is not a dataclass itself."""
     if dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
             yield from _leaves(getattr(value, field.name), (*path, field.name))
@@ -73,7 +74,7 @@ def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
 
 
 def _replaced(value: Any, path: tuple[str, ...], leaf: Any) -> Any:
-    """Return the same value with another leaf, without the checks of its class."""
+    """Return a copy of nested dataclasses with another value at `path`, without the checks of `__post_init__`."""
     if not path:
         return leaf
     other = object.__new__(type(value))
@@ -84,7 +85,10 @@ def _replaced(value: Any, path: tuple[str, ...], leaf: Any) -> Any:
 
 
 def test_every_other_setting_is_part_of_an_id() -> None:
-    """The id holds the data's fingerprint and the parent of a branch, not their settings."""
+    """Check that each setting changes the id, except those of FREE, of the data and of the branch.
+
+    For data and branches, the id contains the data's fingerprint and the parent's id instead of the settings.
+    """
     trial, _ = load_trial(["recipe=nvfp4"])
     unchanged = trial_id(identity(trial, "data", "cpu"))
     paths = [path for path, _ in _leaves(trial) if path[0] not in ("data", "branch")]
@@ -117,9 +121,10 @@ def _defaults(kind: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def test_no_default_has_changed() -> None:
-    """A changed default would give another trial the id of an old one, because an id leaves defaults out.
+    """Compare all defaults with setting_defaults.json.
 
-    A new setting is added to the file; a default that has to change becomes the default of a new setting.
+    An id does not contain settings with default values, so after a change of a default, a new trial would have the id
+    of an old one with other settings. Add a new setting to the file. If a default has to change, make a new setting.
     """
     now = {key: value for key, value in _defaults(Trial) if not key.startswith(("data.", "branch."))}
     assert json.loads(json.dumps(now)) == json.loads(DEFAULTS.read_text())
@@ -162,7 +167,7 @@ def test_train_prints_the_id_and_nothing_else(cache: Path, tmp_path: Path, capsy
     assert printed == f"{folder.id}\n"
 
 
-# Provenance
+# Provenance: where each part of a trial was computed
 
 
 def test_provenance_says_what_an_id_is_made_of_and_where_each_part_was_computed(
@@ -185,6 +190,7 @@ def test_provenance_says_what_an_id_is_made_of_and_where_each_part_was_computed(
 
 
 def test_a_part_that_was_computed_again_counts_where_it_was_computed_last() -> None:
+    """Check that a segment replaces earlier ones with a later start: c, from step 20 on, replaces b, from 40 on."""
     parts = [{"step": step, "environment": {"kind": kind}} for step, kind in ((0, "a"), (40, "b"), (20, "c"))]
     assert environments({"segments": parts}) == [{"kind": "a"}, {"kind": "c"}]
 
@@ -213,7 +219,7 @@ def test_an_instruction_set_is_the_widest_that_is_allowed(
 
 @pytest.fixture
 def other_sources(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that sets the fingerprint of the current sources, and the pairs declared equal."""
+    """Return a function that sets the current fingerprint, and pairs (old, new, instruction set) with equal bits."""
 
     def set_to(fingerprint: str, *pairs: tuple[str, str, str]) -> None:
         monkeypatch.setattr(identity_module, "numerics_fingerprint", lambda device: fingerprint)
@@ -293,7 +299,10 @@ def test_an_interrupted_trial_goes_on_under_sources_with_the_same_bits(
 def test_backends_are_provenance_and_give_the_same_numbers(
     recipe: tuple[str, ...], cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The reference is made to add the products of a sum in the order of the compiled library."""
+    """Check that the backends cpu and reference give the same id and the same bytes.
+
+    For this test the reference adds the products of a sum in the order of the compiled library.
+    """
     order = ORDERS[cpu.library().fb_matmul_order()]
     monkeypatch.setattr(attention, "product", ORDERS[cpu.library().fb_attention_order()])
     monkeypatch.setattr(reference, "matmul_fp32", order)

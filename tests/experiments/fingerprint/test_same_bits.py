@@ -1,4 +1,4 @@
-"""Two versions are declared equal only if all bytes are equal and every changed statement was executed."""
+"""Test `same_bits`: two versions are declared equal only if trials give equal bytes and execute changed statements."""
 
 import json
 import os
@@ -44,12 +44,15 @@ class Layer:
 """
 
 
-# Changed statements, and those that a run tried
+# Changed statements that trials executed or did not execute
 
 
 @pytest.fixture
 def compared(tmp_path: Path) -> Callable[..., list[str]]:
-    """Return a function that lists the untried statements of an edit, given the lines that ran."""
+    """Return a function that compares two texts of a file and lists the new one's untried statements as FILE:LINE.
+
+    executed: the lines of the new text that trials executed. executable: for C++, the lines that have compiled code.
+    """
 
     def compare(old: str, new: str, executed: list[int], file: str = "a.py", executable: object = None) -> list[str]:
         versions = []
@@ -77,7 +80,8 @@ def edited(before: str, after: str) -> str:
         (edited("-x * scale", "-(x * scale)"), [12], ["a.py:11"]),
         (edited("-x * scale", "-(x * scale)"), [11], []),
         (edited('"too large"', '"x is too large"'), [], []),
-        (edited("x < 0", "x <= 0"), [], ["a.py:10", "a.py:11", "a.py:12"]),  # and what it encloses and precedes
+        # The changed condition, the statement inside it, and the statement after it.
+        (edited("x < 0", "x <= 0"), [], ["a.py:10", "a.py:11", "a.py:12"]),
         (edited("SIZE = 16", "_SIZE = 16"), [], []),
         (edited("SIZE = 16", "SIZE = 32"), [2], ["a.py:2"]),
         (edited("scale=1.0", "scale=2.0"), [7], ["a.py:7"]),
@@ -95,6 +99,7 @@ def test_a_changed_statement_counts_as_tried_when_it_ran(
     assert compared(MODULE, new, executed) == left
 
 
+# Pairs of texts with a changed declaration, which is untried whether or not its lines were executed.
 RAN_OR_NOT = [
     ("from fewbits.a import up as r", "from fewbits.a import down as r"),
     ("from math import ceil as r", "from math import floor as r"),
@@ -117,6 +122,7 @@ def test_a_changed_declaration_is_untried_whatever_ran(compared: Callable[..., l
     assert compared(old, new, list(range(9)))
 
 
+# Pairs of texts in which statements of functions were swapped, moved or removed.
 UNLESS_IT_RAN = [
     ("def f(x):\n    x = x + 1\n    x = x * 2\n    return x", "def f(x):\n    x = x * 2\n    x = x + 1\n    return x"),
     (
@@ -181,7 +187,7 @@ def test_moved_statements_are_no_change() -> None:
 
 
 class Forked(Version):
-    """A version whose processes do not import torch, pandas and Hydra again."""
+    """A version whose processes are forked from one that has already imported torch, pandas and Hydra."""
 
     def _python(self, *arguments: str, stdin: str = "", **variables: str) -> str:
         environment = {**os.environ, "PYTHONPATH": str(self.root / "src"), **variables}
@@ -191,7 +197,7 @@ class Forked(Version):
 
 
 class Unchanged(Forked):
-    """A version that trains its trials and calls its kernels once for all tests."""
+    """A version that calls its kernels only once for all tests of this file."""
 
     @cached_property
     def digests(self) -> dict[str, dict[str, str]]:
@@ -203,7 +209,7 @@ class Unchanged(Forked):
 
 @pytest.fixture(scope="module")
 def few_calls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Call the kernels with a few of the quantizers, unless the run is deep."""
+    """Let same_bits call the kernels with only a few quantizers; with DEEP, with all of them."""
     with pytest.MonkeyPatch.context() as patch:
         if not DEEP:
             script = tmp_path_factory.mktemp("calls") / "few_calls.py"
@@ -252,7 +258,7 @@ def test_a_refactoring_is_declared_equal_after_a_review_if_no_trial_executed_a_p
     assert (pair["untried"], pair["reviewed"]) == (0, "")
     assert "fingerprint/equal_bits.json" in capsys.readouterr().out
 
-    # No trial executes the next edited statement, so trials and executed lines stay those of the version before.
+    # No trial executes the statement that is edited next, so the results of the previous version's trials are reused.
     edited = Forked(new.root, tmp_path / "edited")
     shutil.copytree(new.work, edited.work)
     replace(edited, layers, "super().__init__(width, eps, bias=False)", "super().__init__(width, eps, False)")
@@ -260,11 +266,11 @@ def test_a_refactoring_is_declared_equal_after_a_review_if_no_trial_executed_a_p
     assert declared(edited) == [pair]
     printed = capsys.readouterr().out
     assert [line.split()[0] for line in printed.splitlines() if f" {layers}:" in line] == ["old", "new"]
-    monkeypatch.delattr(same_bits, "compare")  # what was found is kept
+    monkeypatch.delattr(same_bits, "compare")  # the second call must use the stored comparison
     assert prove(old, edited, "abc", TRIALS, reviewed="the same argument") == 0
     _, reviewed = declared(edited)
     assert reviewed["new"] == edited.description["fingerprint"] != pair["new"]
-    assert (reviewed["untried"], reviewed["reviewed"]) == (2, "the same argument")  # one in each version
+    assert (reviewed["untried"], reviewed["reviewed"]) == (2, "the same argument")  # one statement in each version
 
 
 def test_a_changed_rounding_is_refused(old: Version, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -290,7 +296,7 @@ def test_a_version_without_the_command_is_refused(tmp_path: Path) -> None:
 
 
 def kept_run(runs: Path, result: dict[str, float], weight: float = 1.0) -> None:
-    """Write what `differing_files` reads of a finished trial."""
+    """Write the files of a finished trial that `differing_files` reads. result: further entries of result.json."""
     folder = runs / "run-0"
     checkpoint = folder / "checkpoints" / "step-00000002"
     checkpoint.mkdir(parents=True)

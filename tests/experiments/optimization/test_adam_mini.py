@@ -1,4 +1,4 @@
-"""Adam-mini is AdamW if every element is its own part; otherwise it gives the results of a plain loop over parts."""
+"""Test that Adam-mini equals AdamW if every element is its own part, and otherwise a plain loop over parts."""
 
 from itertools import pairwise
 
@@ -15,7 +15,7 @@ HEADS, ROWS, COLS = 4, 24, 10
 
 
 def gradients(shape: tuple[int, ...], steps: int = 6) -> list[Tensor]:
-    """Return gradients with rows of very different size, so that parts have different second moments."""
+    """Return gradients whose rows have very different magnitudes, so that parts have different second moments."""
     generator = torch.Generator().manual_seed(5)
     rows = torch.logspace(-3, 1, shape[0] if shape else 1).reshape(shape[:1] + (1,) * (len(shape) - 1))
     return [torch.randn(shape, generator=generator) * rows for _ in range(steps)]
@@ -37,7 +37,10 @@ def train(optimizer: torch.optim.Optimizer, param: nn.Parameter, grads: list[Ten
 
 
 def by_hand(w: Tensor, grads: list[Tensor], sizes: tuple[int, ...]) -> Tensor:
-    """Return the trained weights, computed part by part with one scalar second moment each, in float64."""
+    """Return the weights after the updates, computed in float64 by a loop over parts of `sizes` rows.
+
+    Each part has one scalar second moment.
+    """
     beta1, beta2 = BETAS
     w, bounds = w.double(), torch.tensor((0, *sizes)).cumsum(0).tolist()
     m, v = torch.zeros_like(w), [0.0] * len(sizes)

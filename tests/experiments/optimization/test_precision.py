@@ -1,4 +1,4 @@
-"""A precision policy: what it stores, scales, skips and counts, and that the default one changes nothing."""
+"""Test precision policies: stored formats, loss scaling, skipped updates, counts; the default changes nothing."""
 
 import copy
 import itertools
@@ -43,7 +43,7 @@ def policy(config: Precision, weights: Tensor, *, seed: int = 0, lr: float = 1e-
 
 
 def update(policy: Policy, grad: Tensor, step: int = 0) -> Tensor:
-    """Run one update with this gradient of the scaled loss; return the new weights."""
+    """Run one update of the policy's parameter and return its new weights. grad: the gradient of the scaled loss."""
     (param,) = policy.params.values()
     param.grad = grad.clone()
     policy.begin(step)
@@ -55,11 +55,13 @@ def update(policy: Policy, grad: Tensor, step: int = 0) -> Tensor:
 
 
 def moments(policy: Policy) -> dict[str, Tensor]:
+    """Return copies of the optimizer's states of the policy's parameter, by name."""
     (state,) = policy.optimizer.state.values()
     return {name: value.clone() for name, value in state.items()}
 
 
 def on_grid(x: Tensor, name: str) -> bool:
+    """Tell whether all values are numbers of the format `name`."""
     return bool((x.numpy().astype(NUMPY[name]).astype(np.float32) == x.numpy()).all())
 
 
@@ -143,7 +145,10 @@ def test_scaling_by_a_power_of_two_changes_no_bit_where_nothing_overflows(cache:
 
 @pytest.fixture(scope="module")
 def fp16(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunFolder]:
-    """Train in FP16 with loss scales, by name; `high` overflows first. Every update is measured."""
+    """Train the same trial with several policies, with measurements of every update; return the run folders by name.
+
+    unscaled, scaled: FP16 without and with loss scaling. high: the first loss scale is so high that gradients overflow.
+    """
     runs = tmp_path_factory.mktemp("runs")
     trials = {
         "unscaled": ("precision=fp16-unscaled",),
@@ -174,7 +179,10 @@ def test_skipped_updates_are_recorded_and_the_schedule_goes_on(fp16: dict[str, R
 
 
 def test_fp16_loses_gradients_that_a_loss_scale_keeps(fp16: dict[str, RunFolder]) -> None:
-    """Squared ReLU gives zeros in FP32 too, so the further ones count: 2,584 without a scale, 302 with 2^16."""
+    """Compare how many more gradients dy are 0 in FP16 than in FP32, where squared ReLU gives zeros, too.
+
+    Measured are 2,584 without loss scaling and 302 with the scale 2^16.
+    """
 
     def zeros(name: str) -> int:
         rows = pd.read_parquet(fp16[name].path / "precision.parquet")
@@ -194,7 +202,7 @@ def test_the_recorded_counts_are_points_of_mlflow(fp16: dict[str, RunFolder]) ->
 
 @pytest.mark.parametrize(("steps", "limit"), [(PATIENCE + 4, PATIENCE), (3, 3)])
 def test_too_many_skipped_updates_end_a_trial_as_diverged(steps: int, limit: int, cache: Path, tmp_path: Path) -> None:
-    """A trial that skipped all of its updates has trained nothing, however few they are."""
+    """Check that a trial ends as diverged after PATIENCE skipped updates, or if it has fewer updates, after all."""
     forever = ("precision=fp16", "precision.loss_scaling=static", f"precision.loss_scale={2.0**100}")
     folder, result = train(cache, tmp_path, *SHORT, *forever, f"training.steps={steps}", "training.batch=2")
     assert (result["status"], result["step"], result["skipped_updates"]) == ("diverged", limit, limit)
@@ -203,7 +211,7 @@ def test_too_many_skipped_updates_end_a_trial_as_diverged(steps: int, limit: int
 
 
 def test_a_loss_that_is_not_finite_still_diverges_at_once(cache: Path, tmp_path: Path) -> None:
-    """No scale helps against an overflow of the forward pass."""
+    """Check that an infinite loss ends a trial at once: no loss scale prevents an overflow in the forward pass."""
     _, result = train(cache, tmp_path, *SHORT, "precision=fp16", "model.init_std=1000.0", "training.blow_up=0")
     assert (result["status"], result["step"], result["skipped_updates"]) == ("diverged", 0, 0)
 
@@ -235,7 +243,10 @@ def test_an_update_in_fp32_is_rounded_once_to_the_stored_format(weights: str, ro
 
 
 def test_stochastic_updates_have_the_exact_mean_and_are_a_function_of_seed_and_step() -> None:
-    """AdamW's first update is the learning rate, 1/13 of BF16's step at 1, here 2^-7 above."""
+    """Check that 1/13 of the weights is rounded up, independently for each seed and step.
+
+    All weights are 1, where the next BF16 number is 2^-7 larger. AdamW's first update is the learning rate, 2^-7 / 13.
+    """
     exact = 2.0**-7 / 13
     start = torch.ones(256, 256)
     config = Precision(weights="bf16", rounding="stochastic")
@@ -257,6 +268,7 @@ def test_stochastic_updates_have_the_exact_mean_and_are_a_function_of_seed_and_s
 
 
 def test_parameters_draw_noise_of_their_own() -> None:
+    """Check that stochastic rounding uses other random numbers for each parameter."""
     model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(2)))
     for param in model.parameters():
         nn.init.ones_(param)
@@ -271,7 +283,7 @@ def test_parameters_draw_noise_of_their_own() -> None:
 
 @pytest.mark.parametrize("accumulation", ["fp32", "bf16"])
 def test_gradients_are_summed_in_the_accumulation_format(accumulation: str) -> None:
-    """256 additions of 1 to 256 are lost in BF16, whose step there is 2."""
+    """Add 1 to 256 in 256 steps: BF16 loses every addition, because its next number after 256 is 258."""
     own = policy(Precision(accumulation=accumulation), torch.zeros(2, 2))
     (param,) = own.params.values()
     param.grad = torch.full((2, 2), 256.0)
@@ -285,7 +297,7 @@ def test_gradients_are_summed_in_the_accumulation_format(accumulation: str) -> N
 
 
 def test_the_optimizers_count_of_steps_is_not_rounded() -> None:
-    """BF16 has no 257."""
+    """Check that the optimizer's number of steps exceeds 256, although BF16 cannot represent 257."""
     made = policy(Precision(states="bf16"), torch.zeros(2, 2))
     for step in range(260):
         update(made, torch.ones(2, 2), step)
@@ -293,7 +305,10 @@ def test_the_optimizers_count_of_steps_is_not_rounded() -> None:
 
 
 def weights_and_updates() -> Iterator[tuple[float, float]]:
-    """Yield weights with updates at and around half a step, in both directions, and at powers of two."""
+    """Yield pairs (weight, update), with updates around half the distance of neighbouring numbers of FP16 and BF16.
+
+    Updates have both signs; some weights are powers of two, where this distance changes.
+    """
     for weight in (1.0, 1.0078125, 1.9921875, 3.0, -1.0, -0.171875, 2.0**-20, 0.0, 0.3, -5.3):
         exponent = math.frexp(weight)[1] - 1 if weight else -30
         for power in range(exponent - 16, exponent - 5):
@@ -309,7 +324,8 @@ def test_lost_updates_are_those_that_plain_arithmetic_finds() -> None:
         start = before.astype(dtype).astype(np.float32)
         moved = (start + (after - before)).astype(dtype).astype(np.float32)
         want[f"lost_{name}"] = int(((after != before) & (moved == start)).sum())
-        # No lost update is above half a step, and none below a quarter of one moves a weight.
+        # With s, the distance of neighbouring numbers at the weight: lost updates are at most s / 2, and updates below
+        # s / 4 are lost.
         step = 2.0 ** (np.frexp(start)[1] - (8 if name == "bf16" else 11))
         ordinary = (after != before) & (start != 0) & (np.abs(start) >= 2.0**-14)
         lost, size = moved == start, np.abs(after.astype(np.float64) - before)
@@ -321,7 +337,10 @@ def test_lost_updates_are_those_that_plain_arithmetic_finds() -> None:
 
 
 def test_updates_lost_without_master_weights_are_counted_exactly(cache: Path, tmp_path: Path) -> None:
-    """The checkpoints around an update show which weights it moved. Its learning rate is so low that most stay."""
+    """Compare the counts of lost updates with checkpoints before and after each update.
+
+    The learning rate is so low that most updates are lost.
+    """
     low = ("precision=bf16-weights", "precision.every=1", "optimizer.lr=1e-5", "runtime.keep_every=1")
     folder, _ = train(cache, tmp_path, *SHORT, *low)
     rows = pd.read_parquet(folder.path / "precision.parquet").query("slot == 'parameter'").set_index(["step", "layer"])

@@ -1,4 +1,4 @@
-"""Learning-rate schedules give the closed form, at both ends and wherever two parts meet."""
+"""Test learning-rate schedules: their formulas at both ends and between phases, and errors for invalid settings."""
 
 import math
 
@@ -12,11 +12,12 @@ from tests.messages import naming
 
 
 def curve(config: ScheduleConfig, steps: int) -> list[float]:
+    """Return the factor of every update of a trial."""
     return [factor(config, step, steps) for step in range(steps)]
 
 
 def nanogpt(it: int, warmup: int, steps: int, floor: float) -> float:
-    """Return get_lr of nanoGPT's train.py divided by its peak, with lr_decay_iters = steps."""
+    """Return the factor that `get_lr` of nanoGPT's train.py computes, with lr_decay_iters = steps."""
     if it < warmup:
         return (it + 1) / (warmup + 1)
     ratio = (it - warmup) / (steps - warmup)
@@ -24,7 +25,7 @@ def nanogpt(it: int, warmup: int, steps: int, floor: float) -> float:
 
 
 def torchtitan(step: int, warmup: int, steps: int) -> float:
-    """Return linear_warmup_linear_decay of the torchtitan version that GaussWS used."""
+    """Return the factor of `linear_warmup_linear_decay` in the version of torchtitan that GaussWS used."""
     if step < warmup:
         return (step + 1) / (warmup + 1)
     decay = float(max(1, steps - warmup))
@@ -65,7 +66,7 @@ def test_the_final_ratio_is_reached_one_update_after_the_last() -> None:
 
 @pytest.mark.parametrize("decay_fraction", [0.2, 0.15])
 def test_wsd_holds_the_peak_and_decays_in_the_last_part(decay_fraction: float) -> None:
-    """NVFP4's table of hyper-parameters states the last 20 % (12B) or 15 % (8B, 1.2B), down to 1/100 of the peak."""
+    """Check NVFP4's settings: decay in the last 20 % (12B) or 15 % (8B, 1.2B) of updates, to 1/100 of the peak."""
     config = ScheduleConfig(kind="wsd", warmup_steps=10, final_ratio=0.01, decay_fraction=decay_fraction)
     steps, decaying = 200, round(200 * decay_fraction)
     values = curve(config, steps)

@@ -1,4 +1,4 @@
-"""A probe compares recipes at one checkpoint, on the trial's own next batches, with the same model unquantized."""
+"""Test `probe`: it compares recipes at a checkpoint with the unquantized model, on the trial's next batches."""
 
 import argparse
 import hashlib
@@ -30,7 +30,7 @@ from fewbits.models.recipe import Recipe, Wgrad
 from tests.experiments.data.data_inputs import bin_folder
 from tests.experiments.trial_inputs import TINY
 
-STEP = 16  # step of a checkpoint in the middle
+STEP = 16  # the step of a checkpoint in the middle of training
 SIZES = {
     **{key: value for key, value in TINY.items() if key.startswith("model.")},
     "training.steps": 24,
@@ -43,7 +43,7 @@ SIZES = {
     "observer.enabled": False,
     "runtime.keep_every": 8,
 }
-MOR_BLOCKS = {"block": "32x32"}  # an operand of a model of this width has several
+MOR_BLOCKS = {"block": "32x32"}  # so small that each operand of these models has several blocks
 
 
 def trained(folder: Path, *overrides: str) -> Path:
@@ -61,7 +61,7 @@ def trained(folder: Path, *overrides: str) -> Path:
 
 @pytest.fixture(scope="module")
 def nvfp4(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a run that rounds stochastically, trained at a learning rate that has moved the weights."""
+    """Return a run with stochastic rounding, and a learning rate so high that the weights have changed clearly."""
     return trained(tmp_path_factory.mktemp("nvfp4"), "model.layers=2", "recipe=nvfp4", "optimizer.lr=0.002")
 
 
@@ -72,7 +72,7 @@ def gaussws(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plain_model(folder: Path, step: int | None = None) -> tuple[Decoder, dict[str, Any]]:
-    """Return the checkpoint's unquantized model, built without the probe's code, and the checkpoint's state."""
+    """Return a checkpoint's unquantized model and its state, loaded without the code of probes."""
     trial, checkpoint = saved_trial(folder), opened(folder).checkpoint(step)
     saved = {name.removeprefix("model."): tensor for name, tensor in checkpoint.tensors().items()}
     model = build(trial.model, seed=derive_seed(trial.seed, INITIAL))
@@ -91,6 +91,7 @@ def whole(found: Probe, recipe: str) -> pd.Series:
 
 
 def same(a: Probe, b: Probe) -> None:
+    """Assert that two probes have equal tables."""
     for table in ("loss", "gradients", "operands"):
         pd.testing.assert_frame_equal(getattr(a, table), getattr(b, table), check_exact=True)
 
@@ -112,6 +113,7 @@ def test_operands_left_high_change_nothing_at_all(nvfp4: Path) -> None:
 
 
 def test_the_dtype_of_the_weight_gradient_is_seen_alone(nvfp4: Path) -> None:
+    """Check a recipe that differs from the reference only in `wgrad.output`: only weight gradients have errors."""
     found = probe(nvfp4, [Recipe(name="fp32 gradients", wgrad=Wgrad(output="fp32"))], batches=1)
     assert (found.loss["increase"] == 0).all()
     errors = found.gradients[found.gradients["layer"] != WHOLE]["error"]
@@ -134,9 +136,9 @@ def test_coarser_numbers_are_worse(nvfp4: Path) -> None:
     operands = found.operands.groupby(["recipe", "slot"])["error"].mean().unstack("recipe")
     assert (operands["mxfp8"] < operands["nvfp4"]).all()
     assert (operands["nvfp4"] < operands["tensor"]).all()
-    # Rounding may lower or raise a batch's loss, so the sign of the mean is random, but its size is not: the errors of
-    # the operands of `tensor` are nine times those of mxfp8, and its loss differences were 3 to 16 times as large in
-    # nine networks (six seeds, two instruction sets).
+    # Rounding can lower or raise the loss of a batch, so the sign of the mean difference is random, but its magnitude
+    # is not. The operand errors of `tensor` are nine times those of mxfp8; its loss differences were 3 to 16 times as
+    # large in nine networks (six seeds, two instruction sets).
     change = found.loss.groupby("recipe")["increase"].apply(lambda batches: (batches**2).mean() ** 0.5)
     assert change["tensor"] > 1.5 * change["mxfp8"] > 0
 
@@ -180,7 +182,10 @@ def test_held_out_batches_are_spread_over_the_split(nvfp4: Path) -> None:
 
 @pytest.mark.parametrize("recipe", ["nvfp4", "gaussws"])
 def test_the_trials_own_recipe_gives_the_loss_that_it_went_on_with(request: pytest.FixtureRequest, recipe: str) -> None:
-    """The loss is equal to the bit, with the same weights, learned widths, windows, noise and micro-batches."""
+    """Check that the losses equal those of the trial's next step to the bit, for the trial's own recipe.
+
+    This requires the same weights, bit widths, data, random numbers and micro-batches.
+    """
     folder: Path = request.getfixturevalue(recipe)
     found = probe(folder, [saved_trial(folder).recipe], batches=2, step=STEP)
     metrics = pd.read_parquet(folder / "metrics.parquet").set_index("step")
@@ -193,7 +198,10 @@ def test_the_trials_own_recipe_gives_the_loss_that_it_went_on_with(request: pyte
 
 
 def test_averaging_over_seeds_leaves_nothing_of_noise_and_all_of_a_bias(nvfp4: Path) -> None:
-    """The scales never saturate, so stochastic rounding is unbiased, and the forward is exact."""
+    """Compare stochastic rounding, whose error averages out over seeds, with rounding to nearest, whose error does not.
+
+    Only dy of wgrad is quantized, with scales that never saturate, so stochastic rounding is unbiased.
+    """
     recipes = [
         Recipe(name=name, wgrad=Wgrad(dy=f"e2m1:1x32:e8m0{rounding}", output="fp32"))
         for name, rounding in (("stochastic", ":stochastic"), ("nearest", ""))
@@ -214,7 +222,7 @@ def test_averaging_over_seeds_leaves_nothing_of_noise_and_all_of_a_bias(nvfp4: P
 
 
 def test_gradient_errors_are_those_of_the_gradients(nvfp4: Path) -> None:
-    """A layer's weight gradient from quantized dy equals a computation by hand from the plain model's dy."""
+    """Compare the errors of a layer's weight gradient with a computation from the unquantized model's x and dy."""
     recipe = Recipe(name="dy", wgrad=Wgrad(dy="e4m3:1x128:amax", output="fp32"))
     found = probe(nvfp4, [recipe], batches=1)
     model, state = plain_model(nvfp4)
@@ -304,6 +312,7 @@ def test_a_sampler_has_the_widths_that_were_learned(gaussws: Path) -> None:
 
 
 def test_a_switch_has_happened_where_the_trial_is_past_it(nvfp4: Path) -> None:
+    """Check that a recipe's switch applies if the checkpoint's step is after it in the trial."""
     late = load_recipe("mxfp8", {"switch": {"at": 0.5, "passes": "both", "to": "high"}})
     before, after = (probe(nvfp4, [late], batches=1, step=step) for step in (8, STEP))
     assert len(before.operands)

@@ -1,4 +1,4 @@
-"""A probe trial measures a recipe at a checkpoint: exactly, resumably, and slot by slot."""
+"""Test probe trials: measured values, resuming after an interruption, variants by slot, and invalid settings."""
 
 from pathlib import Path
 
@@ -35,7 +35,7 @@ def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def probed(parent: Path, runs: Path, *more: str, stop_after: int = 0) -> RunFolder:
-    """Run a probe of the parent; with `stop_after`, interrupt it after that many batches."""
+    """Run a probe trial of the parent. stop_after: the number of batches after which it is interrupted; 0: never."""
     done = 0
 
     def say(progress: Progress) -> None:
@@ -48,7 +48,7 @@ def probed(parent: Path, runs: Path, *more: str, stop_after: int = 0) -> RunFold
 
 
 def whole(folder: RunFolder) -> pd.DataFrame:
-    """Return the mean numbers of each variant's whole gradient."""
+    """Return a row for each variant: the means over batches of the rows for the whole gradient."""
     table = pd.read_parquet(folder.path / "probe.parquet")
     return table[table["layer"] == WHOLE].groupby("variant", sort=False).mean(numeric_only=True)
 
@@ -134,7 +134,7 @@ def test_the_update_of_a_probe_is_the_one_that_training_makes(parent: Path) -> N
 
 
 def test_averaging_leaves_the_error_that_batches_have_in_common() -> None:
-    """Errors with a common part of norm 3 and independent noise, beside gradients with a common part of norm 10."""
+    """Check `persistent` with random vectors whose common part has the norm 3 (errors) and 10 (gradients)."""
     generator = np.random.default_rng(0)
     size, count = 200, 2000
     common, gradient = np.ones(size) * 3 / np.sqrt(size), np.ones(size) * 10 / np.sqrt(size)
@@ -207,6 +207,7 @@ def _probe(parent: Path, *more: str) -> Trial:
 
 
 def test_a_batch_without_a_number_leaves_no_mean_of_the_others() -> None:
+    """Check that a mean is None if a number of one batch is missing, not the mean of the other batches."""
     row = dict.fromkeys(("loss", "reference", "increase", "cosine", "error", "bias", "noise", "systematic"), 1.0)
     row |= {"zeros": 0.0, "zeros_exact": 0.0}
     rows = pd.DataFrame([{"variant": "all", "layer": WHOLE, **row}, {"variant": "all", "layer": WHOLE, **row}])

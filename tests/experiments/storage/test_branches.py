@@ -1,4 +1,4 @@
-"""A branch continues from another trial's checkpoint as that trial would have continued, except for its recipe."""
+"""Test branches: they continue from another trial's checkpoint as that trial would, except for their own recipe."""
 
 import dataclasses
 import json
@@ -26,13 +26,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def parent(cache: Path, runs: Path) -> RunFolder:
-    """Return a noisy trial of eight steps, with checkpoints kept at steps 4 and 8."""
+    """Return a trial of eight steps with stochastic rounding and a sampler, and checkpoints kept at steps 4 and 8."""
     return train(cache, runs, *NOISY, *KEPT, "training.steps=8")[0]
 
 
 @pytest.fixture(scope="module")
 def longer(cache: Path, runs: Path) -> RunFolder:
-    """Return the same trial with twelve steps."""
+    """Return the trial of `parent` with twelve steps, for comparison with branches from step 8 or 4."""
     return train(cache, runs, *NOISY, "training.steps=12")[0]
 
 
@@ -60,13 +60,17 @@ def test_a_branch_may_start_from_a_kept_checkpoint_by_the_name_of_the_run(
 def test_a_branch_of_a_branch_goes_on_along_the_line(
     parent: RunFolder, longer: RunFolder, cache: Path, runs: Path
 ) -> None:
+    """Check that a branch from step 4 and a branch of this branch give the losses of one uninterrupted trial."""
     first, _ = train(cache, runs, *NOISY, "training.steps=3", f"branch.parent={parent.path}", "branch.step=4")
     second, _ = train(cache, runs, *NOISY, "training.steps=2", f"branch.parent={first.path}")
     assert metric(second, "loss") == metric(longer, "loss")[7:9]
 
 
 def test_a_branch_differs_in_its_recipe_alone(parent: RunFolder, longer: RunFolder, cache: Path, runs: Path) -> None:
-    """Another recipe gets the same weights and data; samplers may be dropped, or added with bit scales of 1."""
+    """Check that a branch with another recipe starts with the parent's weights and data.
+
+    If the recipe has no sampler, the bit scales are dropped; if only the branch has a sampler, they start at 1.
+    """
     asked = ("training.steps=2", f"branch.parent={parent.path}")
     high, _ = train(cache, runs, *asked)
     bits = [name for name in tensors(parent.path) if name.endswith("bit_scale")]
@@ -112,6 +116,7 @@ def test_a_branch_is_known_by_its_parents_id_and_step_and_not_by_where_it_lies(
 
 
 def test_a_branch_outlives_its_parents_checkpoint(parent: RunFolder, cache: Path, tmp_path: Path) -> None:
+    """Check that a branch with checkpoints of its own resumes after the parent's checkpoint has been removed."""
     moved = tmp_path / "parent"
     shutil.copytree(parent.path, moved)
     asked = ("training.steps=5", f"branch.parent={moved}", "branch.step=4")
@@ -191,7 +196,7 @@ def test_a_branchs_config_says_where_it_came_from(parent: RunFolder, cache: Path
 def test_a_trial_that_has_all_wanted_checkpoints_loses_none_when_it_is_opened_again(
     parent: RunFolder, tmp_path: Path
 ) -> None:
-    """Another process may have kept them after this one looked."""
+    """Check `reopen` if another process has kept the wanted checkpoints in the meantime."""
     shutil.copytree(parent.path, tmp_path / parent.path.name)
     folder = RunFolder(tmp_path / parent.path.name, parent.id)
     before = checkpoints.steps(folder.checkpoints)

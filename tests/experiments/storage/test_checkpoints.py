@@ -1,4 +1,4 @@
-"""The checkpoint store returns what was saved; killed writers, damage and full disks cost only steps."""
+"""Test checkpoints: exact round trips, and no loss of older checkpoints if a writer is killed or a disk is full."""
 
 import hashlib
 import json
@@ -49,7 +49,7 @@ def bits(x: Tensor) -> bytes:
 
 
 def equal(a: Any, b: Any) -> bool:
-    """Tell whether two values have the same types and the same bits, NaN included."""
+    """Tell whether two nested values have equal types and bits; NaN equals NaN."""
     if isinstance(a, Tensor):
         return isinstance(b, Tensor) and a.dtype == b.dtype and a.shape == b.shape and bits(a) == bits(b)
     if type(a) is not type(b):
@@ -62,7 +62,7 @@ def equal(a: Any, b: Any) -> bool:
 
 
 def every_tensor() -> dict[str, Tensor]:
-    """Return tensors of all dtypes and shapes with random bytes: NaN payloads, subnormals and negative zeros too."""
+    """Return tensors of all dtypes and shapes with random bytes, and so with NaN payloads, subnormals and −0."""
     generator = torch.Generator().manual_seed(0)
     tensors = {}
     for dtype in DTYPES:
@@ -83,7 +83,7 @@ def steps(folder: Path) -> list[str]:
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """Limit the size of files, so that the kernel refuses writes as on a full disk."""
+    """Limit the size of files inside a `with` block, so that writes fail as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -225,6 +225,7 @@ def test_a_tied_tensor_is_kept_once_and_comes_back_tied(tmp_path: Path) -> None:
 
 
 def test_tensors_are_named_after_their_place_even_where_names_meet() -> None:
+    """Check the names if two paths are equal: the second one gets an apostrophe."""
     tensors, _ = flatten({"a": {"b": torch.zeros(1)}, "a.b": torch.ones(1), "list": [torch.zeros(2)]})
     assert list(tensors) == ["a.b", "a.b'", "list.0"]
 
@@ -393,7 +394,7 @@ def test_a_damaged_newest_falls_back_to_the_one_before_with_one_warning(damage: 
 
 
 def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
-    """The test flips every byte of the state except its white space, and every byte of the tensors."""
+    """Flip a bit in every byte of both files; a change of white space in state.json may stay unnoticed."""
     path = save(tmp_path, 1, {"w": torch.ones(3)}, {"a": [1, 2.5, "x"]})
     for name in (TENSORS, STATE):
         content = (path / name).read_bytes()

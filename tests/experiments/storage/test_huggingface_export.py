@@ -1,4 +1,4 @@
-"""`fewbits export` writes a folder that transformers loads: the same logits, and the run's own tokens."""
+"""Test `fewbits export`: transformers loads the folder and computes the same logits and tokens as the run."""
 
 import json
 import shutil

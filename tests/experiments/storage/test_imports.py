@@ -1,4 +1,4 @@
-"""`fewbits import` writes a run that the other commands open like any finished one, or nothing at all."""
+"""Test `fewbits import`: it writes a run that other commands open like a finished one, or it writes nothing."""
 
 import json
 import shutil
@@ -30,7 +30,7 @@ TEXT = "def square(x):\n    return x * x  # 日本 1234\n" * 20
 
 @pytest.fixture(scope="module")
 def trained(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """Return a run of a Llama with subwords."""
+    """Return a run of a small Llama with a BPE tokenizer of 512 tokens."""
     runs = tmp_path_factory.mktemp("runs")
     chosen = ("model=llama2-nano", "model.kv_heads=1", "data.tokenizer=bpe:512", "training.steps=2")
     return train(cache, runs, *DATA, *chosen)[0]
@@ -38,7 +38,7 @@ def trained(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 @pytest.fixture(scope="module")
 def published(trained: RunFolder, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a Hugging Face folder with the model and the tokenizer of that run."""
+    """Return a Hugging Face folder with the model and the tokenizer of the run `trained`."""
     out = tmp_path_factory.mktemp("published") / "tiny"
     words = ["export", str(trained.path), "--format", "huggingface", "--out", str(out), "--cache", str(cache)]
     assert cli.main(words) == 0
@@ -131,7 +131,7 @@ def test_a_model_of_bytes_keeps_the_tokenizer_bytes(cache: Path, tmp_path: Path)
     assert saved_trial(imported.folder.path).data.tokenizer == "bytes"
 
 
-# ------------------------------------------------------------------------------------------------ what is refused
+# ------------------------------------------------------------------------------------------------ errors
 
 
 def _without(name: str) -> Callable[[Path], object]:
@@ -147,6 +147,7 @@ def _unknown(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "falcon"}))
 
 
+# Case: a function that damages the folder, further overrides, and the words that the error message must contain.
 REFUSED: dict[str, tuple[Callable[[Path], object], tuple[str, ...], tuple[str, ...]]] = {
     "unknown architecture": (_unknown, (), ("falcon", "llama")),
     "truncated weights": (_truncated("model.safetensors"), (), ("model.safetensors",)),

@@ -1,4 +1,4 @@
-"""A trial gives the same bytes twice, also when it is interrupted anywhere and run again."""
+"""Test that a trial gives the same bytes if it is run twice, or interrupted at any point and resumed."""
 
 import contextlib
 import json
@@ -66,7 +66,7 @@ TRIALS = {
 
 @pytest.fixture(scope="module")
 def undisturbed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """Train the trial of the defaults without interruption."""
+    """Train a trial with default settings without interruption."""
     return train(cache, tmp_path_factory.mktemp("undisturbed"))[0]
 
 
@@ -99,6 +99,7 @@ def test_a_trial_gives_the_same_bytes_twice(cache: Path, tmp_path: Path) -> None
 
 
 def test_final_evaluations_are_the_same_where_only_they_are_left(cache: Path, tmp_path: Path) -> None:
+    """Check a trial that is resumed after its last step, when only the final evaluations are missing."""
     trial = (*TRIALS["unobserved, stochastic forward, late switch"], "data=python", "data.size=65536")
     trial += ("evaluation.cloze=40", "training.steps=4")
     folder, result = train(cache, tmp_path, *trial)
@@ -110,7 +111,10 @@ def test_final_evaluations_are_the_same_where_only_they_are_left(cache: Path, tm
 
 
 def test_what_draws_from_torchs_generator_goes_on_where_it_was(cache: Path, tmp_path: Path) -> None:
-    """Our code does not draw from torch's generator, but code that a user adds to a trial may."""
+    """Check that the state of torch's global generator is saved and restored.
+
+    fewbits does not use this generator, but code that a user adds to a trial may use it.
+    """
     drawn: list[tuple[int, float]] = []
 
     def say(progress: training.Progress) -> None:
@@ -145,7 +149,7 @@ def test_timing_goes_on_too(cache: Path, tmp_path: Path) -> None:
 KILLED = (
     *("recipe=nvfp4", "recipe.sampler.kind=gaussws", "recipe.sampler.penalty=0.0001"),
     *("precision=fp16", "precision.loss_scale=4194304.0", "precision.growth_interval=2", "precision.every=2"),
-    *("training.checkpoint_every=2", "evaluation.every=2", "evaluation.windows=8"),  # these take most of the time
+    *("training.checkpoint_every=2", "evaluation.every=2", "evaluation.windows=8"),  # most of the run time
 )
 
 
@@ -158,7 +162,10 @@ def _while_it_writes_a_checkpoint(process: ForkServerProcess, runs: Path) -> Non
 
 
 def test_a_trial_killed_at_random_moments_gives_the_same_bytes(cache: Path, tmp_path: Path) -> None:
-    """Some kills happen while a checkpoint is written. A trial that ends before all kills is started again."""
+    """Kill a trial several times, also while it writes a checkpoint, and compare its files at the end.
+
+    If the trial ends before it was killed KILLS times, a new one is started.
+    """
     undisturbed, runs, output = tmp_path / "undisturbed", tmp_path / "killed", tmp_path / "output"
     with ending(started(["train", *overrides(cache, undisturbed, *KILLED)], output)) as process:
         began = time.monotonic()
@@ -310,7 +317,10 @@ def test_a_checkpoint_of_other_data_is_refused(cache: Path, tmp_path: Path) -> N
 
 
 def test_data_that_are_written_to_under_a_trial_end_it_before_its_next_checkpoint(cache: Path, tmp_path: Path) -> None:
-    """A file that was replaced by another one is still read with its old content."""
+    """Check that a trial ends with an error if a data file is overwritten, but not if it is replaced.
+
+    After a replacement, the trial still reads the old file, which it has open.
+    """
     tokens, runs = bin_folder(tmp_path / "tokens", range(4000), range(2000)), tmp_path / "runs"
     asked = ("data=bin", "data.size=null", f"data.path={tokens}")
 
@@ -363,13 +373,13 @@ def test_two_processes_on_one_trial_leave_one_result(undisturbed: RunFolder, cac
     ):
         statuses = sorted((ended(one), ended(two)))
     output = (tmp_path / "one").read_text() + (tmp_path / "two").read_text()
-    assert statuses in ([0, 2], [0, 0])  # the second may come when the first is done
+    assert statuses in ([0, 2], [0, 0])  # both succeed if the second process starts after the first has finished
     assert ("another process is running this trial" in output) == (statuses == [0, 2])
     assert left(only_run(tmp_path / "runs")) == left(undisturbed.path)
 
 
 def test_what_is_not_finite_in_a_row_comes_back_from_a_checkpoint(cache: Path, tmp_path: Path) -> None:
-    """A weight gradient of 0 has no direction, so its error and cosine are NaN."""
+    """Check that rows with NaN and infinity are stored in a checkpoint and restored unchanged."""
     trial, runtime = load_trial(overrides(cache, tmp_path, "training.steps=3"))
     folder, _ = training.run(trial, runtime)
     corpus = load(trial.data, cache)

@@ -1,4 +1,4 @@
-"""A trial's result has the shares of its mixtures' decisions, which are added once and follow from its numerics."""
+"""Test `add_decisions`: it adds shares of mixtures' decisions, computed from numerics.parquet, to the result once."""
 
 import json
 from pathlib import Path

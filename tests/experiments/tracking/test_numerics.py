@@ -1,4 +1,4 @@
-"""Numerics are summarized by window and slot; the shares of a mixture's decisions are named by format."""
+"""Test the metrics that summarize numerics.parquet by window and slot, such as shares of decisions by format."""
 
 import pandas as pd
 import pytest
@@ -37,7 +37,7 @@ def test_errors_are_averaged_over_layers_and_their_maximum_is_kept() -> None:
 
 
 def test_decisions_of_different_mixtures_add_up_to_one() -> None:
-    """A format that a mixture does not have counts as never chosen there."""
+    """Check slots with different mixtures: a format that a mixture does not have counts with the share 0."""
     table = rows(
         {"slot": "fprop.x", "quantizer": THREE, "share_0": 0.5, "share_1": 0.25, "share_2": 0.25, "share_3": 0.0},
         {"slot": "dgrad.dy", "quantizer": TWO, "share_0": 0.75, "share_1": 0.25, "share_2": 0.0, "share_3": 0.0},

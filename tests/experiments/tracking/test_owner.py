@@ -1,4 +1,4 @@
-"""A store has one id wherever it is mounted, and a user has a name; together they identify the owner of a run."""
+"""Test the owner of MLflow runs: the id of a store, which does not depend on its path, and the name of a user."""
 
 import getpass
 import shutil
@@ -61,7 +61,7 @@ def test_the_user_is_named_by_ours_then_mlflows_then_the_systems_variable(monkey
 
 
 def test_a_user_without_a_name_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container that runs with `--user 12345` has such a user."""
+    """Check a user id without a name, as in a container that runs with `--user 12345`."""
 
     def unknown() -> str:
         raise KeyError("getpwuid(): uid not found")
@@ -81,7 +81,7 @@ def test_owners_of_one_store_or_one_name_are_different(tmp_path: Path) -> None:
 
 
 def test_no_credential_is_part_of_a_stored_key(tmp_path: Path) -> None:
-    """A key contains no hash of a password either, because a short password could be guessed from it."""
+    """Check that a cache key does not depend on a URI's password: a short password could be guessed from a hash."""
     mine = owner_of(tmp_path)
     uri = "postgresql://alice:{}@host/db"
     assert mine.cache_key(uri.format(SECRET)) == mine.cache_key(uri.format("another"))

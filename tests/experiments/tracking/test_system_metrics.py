@@ -1,4 +1,4 @@
-"""The machine's use is recorded only on request, and is sent to MLflow under MLflow's names, each sample once."""
+"""Test system metrics: they are sampled only if enabled, and each sample is sent to MLflow once, by MLflow's names."""
 
 import time
 from pathlib import Path
@@ -52,7 +52,7 @@ def test_an_invalid_interval_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_gpu_is_sampled_by_nvidias_library() -> None:
-    """Functions with the library's names replace it, since machines that run tests seldom have a GPU."""
+    """Check the metrics of a GPU. Functions with the names of NVIDIA's library replace it, so no GPU is needed."""
     nvml = SimpleNamespace(
         NVMLError=RuntimeError,
         nvmlDeviceGetMemoryInfo=lambda gpu: SimpleNamespace(used=3e9, total=12e9),

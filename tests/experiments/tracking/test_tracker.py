@@ -1,4 +1,4 @@
-"""Every step is sent to MLflow exactly once, whatever happens, and no failure of MLflow affects the trial."""
+"""Test tracking: every step is sent to MLflow exactly once, and no failure of MLflow affects the trial."""
 
 import json
 import subprocess
@@ -26,7 +26,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def mlflow(store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a client of a store that all tests of this file share; artifacts are in the test's folder."""
+    """Return a client for the MLflow database of all tests of this file; artifacts are in the test's own folder."""
     import mlflow
 
     monkeypatch.chdir(tmp_path)
@@ -110,7 +110,7 @@ def test_a_run_shows_numerics_origin_data_and_tables(mlflow: Any, cache: Path, t
 
 
 def test_sending_again_adds_nothing(mlflow: Any, cache: Path, tmp_path: Path) -> None:
-    """The tag that says what was sent may be behind, as after a kill between two requests, or lost."""
+    """Check this for a tag `fewbits.sent` that is current, behind (after a kill between two requests), or invalid."""
     folder, _ = train(cache, tmp_path, *ON, "recipe=gaussws")
     run = the_run(mlflow, folder)
     before = histories(mlflow, run)
@@ -124,7 +124,7 @@ def test_sending_again_adds_nothing(mlflow: Any, cache: Path, tmp_path: Path) ->
 
 
 def test_only_steps_whose_tables_are_complete_are_sent_while_a_trial_runs(cache: Path, tmp_path: Path) -> None:
-    """Training writes timing.parquet last."""
+    """Check that without a result, only steps in timing.parquet are sent, because training writes this table last."""
     folder, _ = train(cache, tmp_path, *ON, "runtime.tracking=none", "seed=6")
     result, timing = (folder.path / name for name in ("result.json", "timing.parquet"))
     kept = result.read_bytes()
@@ -138,7 +138,7 @@ def test_only_steps_whose_tables_are_complete_are_sent_while_a_trial_runs(cache:
 def test_an_interrupted_trial_goes_on_in_its_run(
     mlflow: Any, untracked: RunFolder, cache: Path, tmp_path: Path
 ) -> None:
-    """A trial is interrupted before and after its first checkpoint, and where MLflow has none or some of its steps."""
+    """Check a trial that is interrupted before its first checkpoint, after it, and while MLflow lacks some steps."""
     for step in (2, 5):
         train_until(step, cache, tmp_path, *ON, "seed=1")
     folder = RunFolder(next(tmp_path.glob("nemotron-*")), "")
@@ -158,7 +158,7 @@ def test_an_interrupted_trial_goes_on_in_its_run(
 
 
 def test_the_run_of_a_killed_trial_can_be_ended(mlflow: Any, cache: Path, tmp_path: Path) -> None:
-    """A run whose process is alive is not ended."""
+    """Check that `reap` ends the MLflow run if the trial's process does not exist any more, and only then."""
     train_until(2, cache, tmp_path, *ON, "seed=5")
     path = next(tmp_path.glob("nemotron-*"))
     origin = json.loads((path / "provenance.json").read_text())
@@ -193,7 +193,7 @@ def test_a_trial_that_diverges_has_failed(mlflow: Any, cache: Path, tmp_path: Pa
 
 
 def nowhere(folder: Path) -> str:
-    """Return the URI of a store that cannot exist: below a file."""
+    """Return the URI of a database that cannot be created, because its folder would be inside a file."""
     (folder / "file").write_text("")
     return f"sqlite:///{folder / 'file' / 'mlflow.db'}"
 
@@ -252,7 +252,10 @@ def test_steps_are_sent_whole_in_batches_that_mlflow_takes() -> None:
 def test_a_table_that_is_replaced_while_it_is_read_is_read_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Parquet files are read from their end, and a running trial may replace the file before the rest is read."""
+    """Check that a table is read completely before it is parsed.
+
+    Parquet is parsed from the end, and a running trial may replace the file before the rest is read.
+    """
     path, read = tmp_path / "metrics.parquet", pd.read_parquet
     pd.DataFrame({"step": range(3)}).to_parquet(path)
 
@@ -265,7 +268,7 @@ def test_a_table_that_is_replaced_while_it_is_read_is_read_whole(
 
 
 def test_a_store_that_was_moved_makes_nothing_at_its_old_place(tmp_path: Path) -> None:
-    """The old folder may not be writable, and nothing would read files there."""
+    """Check that no artifacts are written to the old folder, which may not be writable and which nothing would read."""
     client = connection.connect(tmp_path / "old", f"sqlite:///{tmp_path / 'old' / connection.DATABASE}")
     study = connection.experiment(client, "study", tmp_path / "old", client.tracking_uri)
     (tmp_path / "old").rename(tmp_path / "new")
@@ -280,7 +283,7 @@ def test_a_store_that_was_moved_makes_nothing_at_its_old_place(tmp_path: Path) -
 def test_mlflows_default_experiment_stores_artifacts_beside_the_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """MLflow would name the working directory of the process that created the cached empty database."""
+    """Check that the artifact folder is in the store, and not in the working directory of the process, as in MLflow."""
     monkeypatch.chdir(tmp_path)
     for name in ("one", "two"):
         client = connection.connect(tmp_path / name, f"sqlite:///{tmp_path / name / connection.DATABASE}")
@@ -289,7 +292,7 @@ def test_mlflows_default_experiment_stores_artifacts_beside_the_runs(
 
 
 def test_a_database_whose_making_was_cut_short_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """MLflow would refuse a database that a full disk or a killed process left incomplete."""
+    """Check that an incomplete database, as after a full disk or a kill, is never used: MLflow would refuse it."""
     import mlflow
 
     def cut_short(tracking_uri: str) -> None:
