@@ -103,7 +103,7 @@ class Observer:
         norm = torch.linalg.vector_norm(e)
         error = torch.linalg.vector_norm(q - e) / norm
         cosine = torch.nn.functional.cosine_similarity(q.flatten(), e.flatten(), dim=0)
-        measured = torch.stack((torch.ones_like(error), error, cosine.clamp(-1, 1)))  # rounding may make it exceed 1
+        measured = torch.stack((torch.ones_like(error), error, cosine.clamp(-1, 1)))  # rounding may exceed ±1
         self._gradients.append((layer, torch.where(norm == 0, 0, measured)))  # an exact gradient of 0 is not counted
 
     def _compact(self) -> None:
@@ -212,7 +212,7 @@ class Observer:
         return {name: torch.from_numpy(getattr(self, f"_{name}").copy()) for name in arrays}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Restore a state that `state()` of an observer with the same layers returned."""
+        """Restore a state that `state()` returned for equal layers; raise ValueError if its shapes do not fit."""
         expected, actual = ({name: tuple(values.shape) for name, values in s.items()} for s in (self.state(), state))
         if actual != expected:
             raise ValueError(f"the observer's state has shapes {actual}: these {self.layers} layers need {expected}")

@@ -67,8 +67,9 @@ class Quantization(Shared):
             self.watching_gradients = self.observer.watches_gradients(step) and micro_batch == 0
 
     def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, *, steps: int | None = None) -> None:
-        """Count the optimizer's updates as steps, and the forward passes of training between them as micro-batches.
+        """Install hooks that call `begin`, so that the training loop need not call it.
 
+        The optimizer's updates are counted as steps, and the forward passes of training between them as micro-batches.
         steps: the number of steps of the whole training; required if the recipe switches during training.
         """
         if steps is None and self.recipe.switches:
@@ -93,7 +94,10 @@ class Quantization(Shared):
         optimizer.register_step_post_hook(update)
 
     def penalty(self) -> Tensor | None:
-        """Return λ Σ mean |b_t − b_target| over layers (GaussWS eq. 12), to add to the loss; None if λ is 0."""
+        """Return the penalty to add to the loss: λ · Σ over layers of mean |b_t − target| (GaussWS eq. 12).
+
+        λ is `sampler.penalty`. Return None if λ is 0 or no layer has a sampler.
+        """
         if not self.recipe.sampler.penalty:
             return None
         terms = (self.penalty_term(layer) for layer in self.layers)
@@ -109,7 +113,7 @@ class Quantization(Shared):
         return self.recipe.sampler.penalty * torch.stack(terms).sum() if terms else None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for copies and pickles, without the input that was quantized last."""
+        """Return the attributes for copies and pickles, without the cached input that was quantized last."""
         return {**self.__dict__, "last_input": None}
 
 

@@ -46,7 +46,7 @@ OUTPUT = {"compute": None, "bf16": torch.bfloat16, "fp32": torch.float32}  # Non
 
 @dataclass(frozen=True)
 class StepContext:
-    """The position in training, on which seeds depend, and whether the recipe has switched."""
+    """The position in training, on which seeds depend, and whether the recipe's `switch` has happened."""
 
     step: int = 0
     micro_batch: int = 0
@@ -159,7 +159,7 @@ class QuantizedLinear(nn.Linear):
         self._weights: _Weights | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for copies and pickles, without the cached weight, which a copy quantizes again."""
+        """Return the attributes for copies and pickles, without the cached weight, which a copy quantizes again."""
         return {**self.__dict__, "_weights": None}
 
     def use(self, before: Plan, after: Plan) -> None:
@@ -250,7 +250,7 @@ class QuantizedLinear(nn.Linear):
         """
         refuse_capture(dy.device)
         owner, pair = self.owner[0], self.plans[context.switched].dy
-        owner.last_input = None  # the forward pass is over
+        owner.last_input = None  # no further layer will read this input, because the forward pass is over
         statistics: list[Statistics] = []
         if for_x and for_weight:
             values = pair(dy, self._seeds(context), statistics, watch=owner.watching)

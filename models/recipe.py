@@ -99,9 +99,9 @@ class Sampler:
     parts: tuple[str, ...] = ("all",)
     init: float = 6.0
     target: float = 4.0
-    penalty: float = 0.0  # λ of GaussWS eq. 12
+    penalty: float = 0.0  # λ of GaussWS eq. 12: the factor of the bit widths' penalty in the loss
     block: int = 32
-    in_evaluation: bool = False  # assumed: the paper does not say whether validation uses noise
+    in_evaluation: bool = False  # whether evaluations use noise; False is assumed, the paper does not say it
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Switch:
     passes: one of PASSES; `forward` changes the slots of fprop, `backward` those of dgrad and wgrad.
     """
 
-    at: float = 1.0  # 1.0: never
+    at: float = 1.0  # a fraction of training; 1.0: never
     passes: str = "both"
     to: str = HIGH
 

@@ -78,7 +78,7 @@ class Sources:
 
 
 def read_sources(files: Collection[str], root: Path) -> Sources:
-    """Read the statements of the files, whose paths are relative to `root`."""
+    """Read Python and C++ files, whose paths are relative to `root`, and return their statements and names."""
     sources = Sources()
     for file in files:
         text = (root / file).read_text("utf-8")

@@ -24,6 +24,6 @@ def unpack(commit: str, folder: Path) -> None:
 
 
 def commit_name(commit: str) -> str:
-    """Return the full hash of a commit."""
+    """Return the full hash of a commit, which may be given as a branch, a tag or an abbreviated hash."""
     done = subprocess.run(["git", "rev-parse", commit], cwd=ROOT, capture_output=True, text=True, check=True)
     return done.stdout.strip()

@@ -11,7 +11,7 @@ from __future__ import annotations
 COMPUTING = {
     "kernels.backends.gpu.calls": "cuda",
     "kernels.backends.compiled": "any",
-    "kernels.backends.compilation": "cpu",  # the compiler's flags
+    "kernels.backends.compilation": "cpu",  # has the C++ compiler's flags
     "kernels.backends.constants": "any",
     "kernels.backends.cpu": "cpu",
     "kernels.backends.gpu.cuda": "cuda",
@@ -19,7 +19,7 @@ COMPUTING = {
     "kernels.backends.protocol": "any",
     "kernels.backends.gpu.plans": "cuda",
     "kernels.backends.gpu.tiles": "cuda",
-    "kernels.backends.gpu.variants": "cuda",  # NVRTC's options too
+    "kernels.backends.gpu.variants": "cuda",  # also has the options of the CUDA compiler
     "kernels.counts": "any",
     "kernels.formats": "any",
     "kernels.fp8_products": "any",

@@ -46,7 +46,7 @@ def digest(value: torch.Tensor) -> str:
 def call(x: torch.Tensor, quantizer: str, axis: int) -> str:
     """Return the digest of the quantized values, or the error's class name if the kernels refuse the call.
 
-    The call is first made with a seed and, if it is refused, without one: only stochastic rounding accepts a seed.
+    The call is first made with a seed and, if the kernels refuse it, without one.
     """
     for seed in (7, None):
         try:

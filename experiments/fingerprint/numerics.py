@@ -29,7 +29,7 @@ def source_digests(device: str, root: Path) -> dict[str, str]:
 
 
 def computing_files(device: str, root: Path = ROOT) -> list[str]:
-    """Return the sorted paths of the sources that compute trials on this kind of device."""
+    """Return the paths in the repository, sorted, of the sources that compute trials on this kind of device."""
     python = [module_file(module) for module, needed_on in COMPUTING.items() if needed_on in ("any", device)]
     cpp = with_includes(root / "kernels" / "csrc" / name for name in CPP_ROOTS[device])
     return sorted([*python, *(file.relative_to(root).as_posix() for file in cpp)])

@@ -115,7 +115,7 @@ class AdamMini(UntracedOptimizer):
 
 
 def _sharded_means(grad: Tensor, runs: tuple[_Run, ...]) -> Tensor:
-    """Return the mean g² of each part of a sharded gradient, on every rank."""
+    """Return the mean of g² over each part of a sharded gradient; every rank gets the means of all parts."""
     import torch.distributed as dist
 
     if any(_is_cut(grad, run) for run in runs):

@@ -49,8 +49,8 @@ class OptimizerConfig:
     weight_decay: float = 0.1
     decay_vectors: bool = False  # weight decay also for norms and biases, as in torchtitan (GaussWS's Llama 2 runs)
     clip: float | None = 1.0  # largest gradient norm; None: no clipping
-    bits_lr_ratio: float = 1.0  # learning rate of b_i over lr; assumed, GaussWS does not state it
-    bits_weight_decay: float | None = None  # None: weight_decay; assumed, GaussWS does not state it
+    bits_lr_ratio: float = 1.0  # (learning rate of b_i) / lr; assumed, GaussWS does not state it
+    bits_weight_decay: float | None = None  # of b_i; None: as weight_decay; assumed, GaussWS does not state it
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

@@ -275,7 +275,7 @@ class Policy:
         return skipped if self.complaint is None else skipped | {"reason": self.complaint}
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the rows of precision.parquet."""
+        """Return the rows of precision.parquet (update_records.py); none without measurements."""
         return [] if self.records is None else self.records.rows
 
     def state(self) -> dict[str, Any]:

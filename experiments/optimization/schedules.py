@@ -36,7 +36,7 @@ class ScheduleConfig:
     warmup_fraction: float = 0.0
     final_ratio: float = 0.0  # the lowest learning rate divided by the peak
     decay_fraction: float = 0.2  # only wsd: decay at the last 20 % of updates; NVFP4: 0.2 for 12B, 0.15 for 8B and 1.2B
-    decay_shape: str = "linear"  # only wsd; assumed, the NVFP4 paper does not state it
+    decay_shape: str = "linear"  # only wsd: a key of SHAPES; assumed, the NVFP4 paper does not state it
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

@@ -42,7 +42,7 @@ class UpdateRecords:
         return step % self.every == 0
 
     def begin(self, step: int, scale: float) -> None:
-        """Start an update, before its first forward pass; scale: the loss scale of this update."""
+        """Start update `step`; to be called before the update's first forward pass. scale: its loss scale."""
         self._scale, self._dy = scale if self.due(step) else None, {}
 
     def _watch(self, name: str, y: Tensor) -> None:

@@ -22,10 +22,10 @@ GROUPS = 6  # the message in `batches` says "a sixth"
 
 
 def batches(corpus: Corpus, trial: Trial, parent: Trial, position: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield inputs and targets, int64 [windows, length], of each batch of a probe trial.
+    """Yield inputs and targets of each batch of a probe trial: int64 [training.micro_batch, training.length].
 
-    parent: the trial whose checkpoint is probed. position: the number of sequences that it has read.
-    Raise ValueError if the group of the trial's seed has too little text.
+    parent: the trial whose checkpoint is probed. position: the number of sequences that the parent had read.
+    Raise ValueError if the group of documents of the trial's seed has too little text.
     """
     t = trial.training
     if trial.probe.split == "train":

@@ -134,7 +134,7 @@ def _measure(
     say: Say,
     stop: Callable[[], bool],
 ) -> dict[str, Any]:
-    """Measure the batches that are not measured yet; write the tables and the result."""
+    """Measure the batches whose files do not exist yet; write the tables and result.json; return the result."""
     checkpoint, t = source.parent.checkpoint, trial.training
     own = replace(source.trial, training=replace(source.trial.training, dtype=t.dtype))
     bench = make_bench(own, checkpoint, device, DTYPES[t.dtype])

@@ -41,7 +41,7 @@ def summarize(table: pd.DataFrame) -> dict[str, float | None]:
         "gradient_zeros": (rows["zeros"] - rows["zeros_exact"]).mean(skipna=False),
     }
     if "cross_error" in rows:
-        products = (rows[f"cross_{name}"].iloc[1:] for name in ("error", "gradient"))  # the first batch has none
+        products = (rows[f"cross_{name}"].iloc[1:] for name in ("error", "gradient"))  # the first has none
         numbers["persistent"] = _ratio(*(values.sum(skipna=False) for values in products))
     for place in ("own", "next"):
         if f"decrease_{place}_exact" in rows:

@@ -90,7 +90,7 @@ def initialise(model: Decoder, buffer_device: torch.device | None = None) -> Non
 def _copy(module: nn.Module, own: dict[str, nn.Parameter], prefix: str) -> None:
     """Copy the parameters of a module into those of the model, by name. prefix: the module's name in the model."""
     for name, parameter in module.named_parameters(prefix=prefix):
-        if name not in own:  # a tied head has the embedding's name
+        if name not in own:  # a tied head: `named_parameters` lists its weight only as the embedding's
             continue
         values, target = parameter.detach(), own[name]
         # Every rank has computed all values, so none are sent between ranks (src_data_rank=None). `sharded.fill` is not
@@ -112,5 +112,5 @@ def shard(model: Decoder, mesh: Any, *, reshard_after_forward: bool) -> None:
     fully_shard(model, mesh=mesh)
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)  # torchtitan divides the loss by the tokens of all ranks
+            module.set_gradient_divide_factor(1.0)  # torchtitan has divided the loss by the tokens of all ranks
             module.set_force_sum_reduction_for_comms(True)  # gloo cannot reduce to a mean

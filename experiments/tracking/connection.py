@@ -65,7 +65,7 @@ def connect(runs: Path, uri: str) -> MlflowClient:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    # MLflow would print the URI with its password at each run's end.
+    # Without this variable, MLflow prints the URI with its password at the end of each run.
     os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
     import mlflow
 
@@ -100,7 +100,7 @@ def experiment(client: MlflowClient, name: str, runs: Path, uri: str) -> str:
         try:
             return str(client.create_experiment(name, location, tags))
         except Exception:
-            existing = client.get_experiment_by_name(name)  # another process was faster
+            existing = client.get_experiment_by_name(name)  # another process may have created it in the meantime
             if existing is None:
                 raise
     if existing.lifecycle_stage == "deleted":

@@ -38,7 +38,7 @@ class OwnedRuns:
     owner: Owner
 
     def search(self, key: Mapping[str, str]) -> list[Run]:
-        """Return the owner's runs with these tags, the oldest first."""
+        """Return the owner's runs in the experiment that have the tags `key` (name: value), the oldest first."""
         return search(self.client, self.experiment, {**key, **self.owner.key})
 
     def one(self, key: Mapping[str, str], name: str, tags: Mapping[str, str], began: float) -> Run:

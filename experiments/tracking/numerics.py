@@ -48,7 +48,7 @@ def metrics_by_step(rows: pd.DataFrame) -> dict[int, Metrics]:
 
 
 def last_window(rows: pd.DataFrame) -> str:
-    """Return the rows of the last window as CSV, without the histograms."""
+    """Return the rows of numerics.parquet for the last window as CSV text, without histograms and empty columns."""
     last = rows[rows["step"] == rows["step"].max()]
     return str(last.drop(columns="histogram", errors="ignore").dropna(axis="columns", how="all").to_csv(index=False))
 

@@ -36,7 +36,7 @@ SECTIONS = {  # metric: the heading below which MLflow shows its chart (the metr
 _SCORES = re.compile(r"(validation|ood)_loss_\w+|\w*_share")  # numbers that are in result.json, but in no table
 
 
-Summary = dict[int, dict[str, float]]  # metrics by step
+Summary = dict[int, dict[str, float]]  # step: metrics (name: value)
 
 
 class Point(NamedTuple):

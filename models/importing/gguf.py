@@ -64,7 +64,7 @@ def read_gguf(path: Path, name: str) -> Published:
 
 
 def _config(name: str, file: GgufFile, kind: str, family: _Family) -> DecoderConfig:
-    """Return the configuration of the model in a file. kind: its architecture, the prefix of its metadata's keys."""
+    """Return the configuration of the model in a file. kind: its architecture, also the prefix of metadata keys."""
     prefix = f"{kind}."
     fields = Fields(
         str(file.path),

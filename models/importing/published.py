@@ -1,4 +1,4 @@
-"""Describe a published model that can be loaded into our classes."""
+"""Define `Published`: a published model that has been opened and can be loaded into a Decoder."""
 
 from __future__ import annotations
 

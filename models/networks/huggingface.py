@@ -49,7 +49,7 @@ class Family:
 
 
 def family_of(config: DecoderConfig) -> Family:
-    """Return the class of transformers that computes the same function; raise ValueError if there is none."""
+    """Return the class of transformers that computes the decoder's function; raise ValueError if there is none."""
     if "M" in config.pattern:
         raise ValueError(
             f"model {config.name} has Mamba-2 layers, which cannot be exported: transformers' Mamba-2 bounds the step "
@@ -90,7 +90,7 @@ def to_huggingface(
         "bos_token_id": end,
         "eos_token_id": end,
         "dtype": "float32",
-        "torch_dtype": "float32",  # its name before transformers 5
+        "torch_dtype": "float32",  # the name of the field `dtype` before transformers 5
         **family.config(config),
     }
     weights = family.weights(config, state)

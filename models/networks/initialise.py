@@ -95,7 +95,7 @@ def _deviation(config: DecoderConfig, number: int, name: str, linear: Linear | Q
 def _mamba2(mixer: Mamba2, name: str, seed: int) -> None:
     _fill(mixer.A_log, f"{name}.A_log", seed, lambda x, generator: x.uniform_(*A_RANGE, generator=generator).log_())
     _fill(mixer.dt_bias, f"{name}.dt_bias", seed, _inverse_softplus_of_steps)
-    bound = len(mixer.conv_weight) ** -0.5  # the bound of nn.Conv1d with as many inputs as taps
+    bound = len(mixer.conv_weight) ** -0.5  # as in nn.Conv1d: 1 / √(inputs of a channel), which are its taps here
     for parameter, field in ((mixer.conv_weight, "conv_weight"), (mixer.conv_bias, "conv_bias")):
         _fill(parameter, f"{name}.{field}", seed, lambda x, generator: x.uniform_(-bound, bound, generator=generator))
     mixer.D.fill_(1.0)

@@ -41,7 +41,7 @@ class Mamba2(nn.Module):
         self.inner, self.heads, self.groups, self.state, self.eps = inner, heads, groups, state, eps
         self.mixed = inner + 2 * groups * state  # channels of x, B and C
         self.in_proj = Linear(width, inner + self.mixed + heads, part="in", bias=bias)
-        self.conv_weight = nn.Parameter(torch.empty(conv, self.mixed))  # the last row is the weight of the token itself
+        self.conv_weight = nn.Parameter(torch.empty(conv, self.mixed))  # the last row: tap of the current token
         self.conv_bias = nn.Parameter(torch.empty(self.mixed))
         self.A_log = nn.Parameter(torch.empty(heads))
         self.dt_bias = nn.Parameter(torch.empty(heads))

@@ -1,4 +1,4 @@
-"""Build a model from its configuration or its name, and count its parameters.
+"""Build a model from a DecoderConfig or from a name in presets.py, and count its parameters.
 
 Example: build(dataclasses.replace(MODELS["nemotron-nano"], layers=10), seed=1)
 """
@@ -14,7 +14,7 @@ from fewbits.models.networks.presets import MODELS
 
 
 def model(name: str) -> DecoderConfig:
-    """Return the configuration with this name."""
+    """Return the configuration of the model with this name; raise ValueError if there is none."""
     if name not in MODELS:
         raise ValueError(f"unknown model {name!r}: valid names are {', '.join(MODELS)}")
     return MODELS[name]

@@ -42,7 +42,9 @@ def fill(x: Tensor, values: Tensor) -> None:
     if is_sharded(x) and values.shape == x.shape:
         values = values[slice(*local_rows(x))]
     if values.shape != own.shape:
-        raise ValueError(f"a tensor of shape {tuple(x.shape)} cannot be filled from one of {tuple(values.shape)}")
+        raise ValueError(
+            f"a tensor of shape {tuple(x.shape)} cannot be filled with values of shape {tuple(values.shape)}"
+        )
     own.copy_(values)
 
 

@@ -1,4 +1,4 @@
-"""Build small layers and models under a recipe, and record their kernel calls, for the tests of quantization."""
+"""Helpers for the tests of quantization: build small quantized layers and models, train them, record kernel calls."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def train(
 
 
 def look(model: Decoder) -> float:
-    """Return the loss on a separate batch, as evaluation computes it."""
+    """Evaluate the model and return its loss on a batch that training does not use."""
     model.eval()
     with torch.no_grad():
         loss = float(model.loss(*batch(99)))

@@ -23,7 +23,7 @@ U = 2.0**-8  # the largest relative error of rounding to BF16
 
 
 def pair(spec: Recipe, *, bias: bool = False, keep_weights: bool = True) -> list[QuantizedLinear]:
-    """Return a layer that executes the recipe and one that emulates it, with equal parameters."""
+    """Return two layers with equal parameters: one with `execute: fp8`, and one that emulates the recipe."""
     layers = []
     for execute in ("fp8", "emulate"):
         own = Recipe.from_dict({**spec.to_dict(), "execute": execute})

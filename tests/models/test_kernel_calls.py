@@ -45,7 +45,7 @@ def test_kernels_are_compiled_beforehand(
         compiled = stub.nvrtc.stub_compiled() - before
         assert capsys.readouterr().out.startswith(f"{compiled} kernels for sm_90")
         assert compiled == len(list(tmp_path.glob("cuda-*.cubin"))) > 5
-        assert main(["--warm", "nvfp4", "nemotron-nano"]) == 0  # this GPU's architecture
+        assert main(["--warm", "nvfp4", "nemotron-nano"]) == 0  # for the architecture of this (stubbed) GPU
         assert stub.nvrtc.stub_compiled() - before == compiled
         with pytest.raises(ValueError, match=r"'hopper'.* sm_90, sm_100"):
             main(["--warm", "nvfp4", "nemotron-nano", "--architecture", "hopper"])

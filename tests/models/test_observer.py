@@ -132,13 +132,13 @@ def test_what_came_back_as_nan_is_lost() -> None:
     x[3, 5] = float("inf")
     layer(x)
     row = by_slot(observer.rows(0, quantization.layers))["fprop.x"]
-    assert row["lost"] == 16  # its whole block
+    assert row["lost"] == 16  # all elements of a block
 
 
 def test_the_weight_gradients_error_and_cosine_are_those_beside_the_unquantized_operands() -> None:
     rows, quantization = observed(recipe(E4M3), micro_batches=2)
     row = by_slot(rows)["weight"]
-    x, dy = data(0)  # only the first micro-batch of the step
+    x, dy = data(0)  # the error is measured only in the first micro-batch of a step
     exact = dy.float().t() @ x.float()
     q = fake_quantize(dy, E4M3, axis=0).t().float() @ fake_quantize(x, E4M3, axis=0).float()
     q = q.bfloat16().float()
@@ -232,7 +232,7 @@ def test_windows_end_and_begin_with_their_steps() -> None:
     activations = [row["batches"] for row in rows if row["slot"] in ("fprop.x", "dgrad.dy")]
     assert activations == [6] * len(activations)
     weights = [row["batches"] for row in rows if row["slot"] == "fprop.w"]
-    assert weights == [3] * len(weights)  # quantized once a step
+    assert weights == [3] * len(weights)  # weights are quantized once per step
 
 
 def test_rows_name_layers_blocks_and_parts_in_the_models_order() -> None:
@@ -326,7 +326,7 @@ def test_a_window_goes_on_from_a_checkpoint_as_though_nothing_had_been(spec: Rec
     observer, model = Observer(ALWAYS), tiny("llama2", layers=1, seed=9)
     quantization = quantize(model, spec, observer=observer)
     quantization.begin(0)
-    model.loss(*batch(0)).backward()  # loading discards what was recorded before
+    model.loss(*batch(0)).backward()  # `load_state` must discard these observations
     model.zero_grad()
     model.load_state_dict(weights)
     observer.load_state(state)
@@ -339,7 +339,7 @@ def test_a_state_is_a_copy() -> None:
     steps(observer, quantization, model, range(1))
     state = observer.state()
     before = {name: values.clone() for name, values in state.items()}
-    for _ in range(2):  # continuing changes neither the state that was saved nor the one that was loaded
+    for _ in range(2):  # first after `state()`, then after `load_state`: further steps must not change `state`
         steps(observer, quantization, model, range(1, 3))
         observer.settle()
         assert all(torch.equal(before[name], state[name]) for name in before)

@@ -211,10 +211,10 @@ def kept(model: nn.Module, **keep: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "first", "last", "blocks", "layers", "linears"),
     [
-        ("hybrid-12b", 2, 8, 10, 62, (20, 124)),  # 16 %
-        ("hybrid-8b", 0, 8, 8, 52, (16, 104)),  # 15 %
-        ("nvfp4-1.2b", 0, 4, 4, 20, (16, 80)),  # 20 %
-        ("hybrid-12b", 1, 2, 3, 62, (6, 124)),  # of the FP8 baseline
+        ("hybrid-12b", 2, 8, 10, 62, (20, 124)),  # 16 % of the layers
+        ("hybrid-8b", 0, 8, 8, 52, (16, 104)),  # 15 % of the layers
+        ("nvfp4-1.2b", 0, 4, 4, 20, (16, 80)),  # 20 % of the layers
+        ("hybrid-12b", 1, 2, 3, 62, (6, 124)),  # the paper's FP8 baseline
     ],
 )
 def test_the_layers_that_nvfp4s_models_keep_in_bf16(
@@ -269,6 +269,7 @@ def test_a_recipe_switches_the_passes_it_names_at_its_time_and_nothing_before(pa
 
 
 def test_after_switching_to_bf16_both_ways_a_step_is_one_in_bf16() -> None:
+    """Check that after a switch of both passes to `high`, a step has the bits of an unquantized step."""
     results = []
     for data in ({**NVFP4, "switch": {"at": 0.5, "to": "bf16"}}, {"wgrad": {"output": "fp32"}}):
         model = tiny("nemotron", layers=1)
@@ -303,6 +304,7 @@ def test_a_switch_at_the_end_of_training_is_none() -> None:
 
 
 def test_a_switch_happens_at_its_very_fraction() -> None:
+    """Check that the recipe switches in the first step whose progress is at least `switch.at`."""
     quantization = quantize(nn.Sequential(linear(32, 48)), recipe(E4M3, switch={"at": 0.82}))
     for step, switched in ((0, False), (81, False), (82, True), (100, True)):
         quantization.begin(step, progress=step / 100)
@@ -420,6 +422,7 @@ def test_a_cast_of_the_head_is_held_only_if_weights_are_kept(keep_weights: bool)
 
 
 def test_an_attached_optimizer_counts_steps_and_calls_in_training_between_them() -> None:
+    """Check that `attach` counts forward passes with gradients in training mode as micro-batches, and no others."""
     model = nn.Sequential(linear(32, 48))
     quantization = quantize(model, recipe(SR))
     quantization.begin(7, rank=3)
@@ -436,7 +439,7 @@ def test_an_attached_optimizer_counts_steps_and_calls_in_training_between_them()
             model.train()
         step = quantization.context.step
         optimizer.step()
-        assert quantization.context.step == step + 1  # true even if the model is not called
+        assert quantization.context.step == step + 1  # before the next forward pass
     assert seen == [(7, 0, 3), (7, 1, 3), (8, 0, 3), (8, 1, 3)]
 
 

@@ -196,6 +196,7 @@ def test_the_output_of_wgrad_is_rounded_to_the_recipes_dtype() -> None:
 
 @pytest.mark.parametrize("shape", [(0, 32), (3, 0, 32), (32,), (1, 32)], ids=str)
 def test_no_tokens_and_one_token_are_tokens(shape: tuple[int, ...]) -> None:
+    """Check inputs without tokens, with one token, and with a single vector as input."""
     layer, _ = one_layer(Recipe.from_dict(NVFP4), 32, 48)
     x = noisy(*shape, seed=1, dtype=torch.bfloat16).requires_grad_()
     y = layer(x)
@@ -208,6 +209,7 @@ def test_no_tokens_and_one_token_are_tokens(shape: tuple[int, ...]) -> None:
 
 
 def test_strided_inputs_and_gradients_count_by_their_values() -> None:
+    """Check that transposed inputs and gradients give the same bits as contiguous ones."""
     layer, _ = one_layer(recipe(MIXED), 32, 48)
     x, dy = noisy(32, 40, seed=1, dtype=torch.bfloat16), noisy(48, 40, seed=2, dtype=torch.bfloat16)
     results: list[list[Tensor]] = []
@@ -242,7 +244,7 @@ def test_a_rotation_alone_leaves_products_as_they_are_up_to_rounding() -> None:
             assert layer.weight.grad is not None
             error = (layer.weight.grad - exact).norm() / exact.norm()
             assert error < most, (tokens, text)
-            assert not torch.equal(layer.weight.grad, dy.t() @ x)  # it did rotate
+            assert not torch.equal(layer.weight.grad, dy.t() @ x)  # so operands were rotated
 
 
 EACH = "fp32:rht16:signs=each"
@@ -391,9 +393,9 @@ def test_what_no_gemm_reads_is_not_quantized() -> None:
     x = noisy(24, 32, seed=1, dtype=torch.bfloat16)
     with Calls() as calls, torch.no_grad():
         layer(x)
-    assert calls.of(24, 32) == ["quantize"]  # only for fprop
+    assert calls.of(24, 32) == ["quantize"]  # x is quantized only for fprop, not for wgrad
     with Calls() as calls:
-        layer(x).sum().backward()  # no gradient of x is required
+        layer(x).sum().backward()  # x requires no gradient, so dy is quantized only for wgrad
     assert [(name, args[1]) for name, shape, args in calls.made if shape == (24, 48)] == [("quantize", 0)]
 
 
@@ -470,12 +472,13 @@ def test_a_weight_is_quantized_anew_when_it_is_loaded_or_replaced() -> None:
     with torch.no_grad():
         layer.weight.mul_(1.1)
     assert_fresh(layer, x, text)
-    assert_fresh(layer, x.float(), text)  # in another dtype
+    assert_fresh(layer, x.float(), text)  # the cached weight has the dtype of the previous input
     layer.double()
     assert_fresh(layer, x, text)
 
 
 def test_a_weight_quantized_in_inference_mode_serves_training_too() -> None:
+    """Check that a weight cached in inference mode does not make the next backward pass fail."""
     layer, _ = one_layer(recipe(E4M3, E4M3, E4M3, "high", E4M3, E4M3), 32, 48)
     x = noisy(24, 32, seed=1)
     with torch.inference_mode():
@@ -493,7 +496,7 @@ def test_layers_that_read_one_tensor_alike_quantize_it_once(text: str) -> None:
         model.loss(*batch(0))
     weights = sum(layer.weight.shape == (64, 64) for layer in quantization.layers)
     assert weights == 4
-    assert len(calls.of(64, 64)) - weights == 3  # for q, k and v; for out; for gate and up
+    assert len(calls.of(64, 64)) - weights == 3  # the inputs of: q, k and v; out; gate and up
 
 
 def test_layers_that_read_one_tensor_with_noise_each_draw_their_own() -> None:
@@ -506,7 +509,7 @@ def test_layers_that_read_one_tensor_with_noise_each_draw_their_own() -> None:
 
 
 class Fork(nn.Module):
-    """A model with two layers that read one tensor."""
+    """A model with two linear layers that read the same input; it returns their results, concatenated."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -636,7 +639,7 @@ def test_activation_checkpointing_gives_the_same_bits() -> None:
         runs.append([y.detach(), *(p.grad for p in (x, *model.parameters()) if p.grad is not None)])
         rows.append(observer.rows(0, quantization.layers))
     assert equal(*runs)
-    assert rows[0] == rows[1]  # what is recomputed is not recorded again
+    assert rows[0] == rows[1]  # the statistics of recomputed passes are not recorded again
 
 
 def test_autocast_computes_in_its_dtype_over_fp32_parameters() -> None:
@@ -647,7 +650,7 @@ def test_autocast_computes_in_its_dtype_over_fp32_parameters() -> None:
         a = (x if autocast else x.bfloat16()).detach().requires_grad_()
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             y = layer(a)
-            y.backward(dy)  # wgrad's FP32 product stays FP32 here too
+            y.backward(dy)  # autocast must not round the FP32 result of wgrad
         assert y.dtype == torch.bfloat16
         assert a.grad is not None
         assert layer.weight.grad is not None

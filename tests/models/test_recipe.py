@@ -126,7 +126,7 @@ def test_same_still_means_what_was_quantized_when_the_forward_alone_switches() -
 
 
 def test_a_recipe_whose_switch_changes_nothing_does_not_switch() -> None:
-    assert not Recipe.from_dict(NVFP4).switches  # at 1, which is never
+    assert not Recipe.from_dict(NVFP4).switches  # switch.at is 1 by default, which is never
     assert not recipe("high", switch={"at": 0.5}).switches
     assert recipe(str(E4M3), switch={"at": 0.0}).switches
 

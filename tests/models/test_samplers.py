@@ -135,7 +135,7 @@ def test_the_penalty_is_lambda_times_the_sum_over_layers_of_mean_distance() -> N
     quantization = quantize(model, recipe("high", sampler=sampler))
     penalty = quantization.penalty()
     assert penalty is not None
-    assert penalty.item() == pytest.approx(1e-2 * 2 * 2)  # two layers, each 2 bits off
+    assert penalty.item() == pytest.approx(1e-2 * 2 * 2)  # two layers, whose bit widths are 2 above the target
     out, down = (layer for layer in quantization.layers if layer.bit_scale is not None)
     with torch.no_grad():
         scale_of(out).copy_(torch.tensor([[0.5, -0.5], [2.0, 0.25]]))
@@ -248,7 +248,7 @@ def test_a_weight_is_sampled_anew_when_its_bits_change() -> None:
         scale_of(layer).mul_(0.5)
     after = weight_read(layer, 32, torch.float32)
     error = (after - layer.weight).norm() / (before - layer.weight).norm()
-    assert error.item() == pytest.approx(2.0, rel=1e-4)  # from 6 bits to 5
+    assert error.item() == pytest.approx(2.0, rel=1e-4)  # 5 instead of 6 bits: twice the noise
 
 
 def test_a_mixture_decides_about_the_sampled_weight() -> None:
@@ -256,7 +256,7 @@ def test_a_mixture_decides_about_the_sampled_weight() -> None:
     layer = sampled(32, 48, slots=slots)
     noisy_weight = sample_weight(layer.weight.detach(), bits_of(layer), derive_seed(SEED, 0, 0, len(SLOTS)))
     expected, choice = mix(noisy_weight, MIXED)
-    assert 0 < float(choice.float().mean()) < 1  # the decisions are not trivial
+    assert 0 < float(choice.float().mean()) < 1  # both quantizers were chosen
     assert torch.equal(weight_read(layer, 32, torch.bfloat16), expected)
 
 

@@ -54,7 +54,7 @@ def test_names_intervals_and_extra_evaluation_are_no_part_of_an_id() -> None:
     settings |= {"keep_steps": [7], "tracking": "mlflow"}
     runtime_overrides = [f"runtime.{key}={value}" for key, value in settings.items()]
     assert the_id(*overrides, *runtime_overrides) == the_id(*overrides)
-    assert {field.name for field in dataclasses.fields(Runtime)} == {*settings, "device", "threads"}  # see below
+    assert {field.name for field in dataclasses.fields(Runtime)} == {*settings, "device", "threads"}  # tested below
 
 
 def test_equal_recipes_by_other_names_are_one_trial(cache: Path, tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_data_device_ranks_threads_and_parent_are_part_of_an_id() -> None:
         the_id(parent=dataclasses.replace(parent, numerics=("older",))),
     ]
     assert len(set(ids)) == len(ids)
-    assert the_id(device="cuda", threads=2) == the_id(device="cuda")  # a GPU does not sum on the CPU's threads
+    assert the_id(device="cuda", threads=2) == the_id(device="cuda")  # sums on a GPU do not depend on CPU threads
 
 
 def test_no_machine_is_asked_for_an_id(monkeypatch: pytest.MonkeyPatch) -> None:

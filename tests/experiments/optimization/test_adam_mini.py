@@ -68,9 +68,9 @@ def test_where_every_element_is_a_part_it_is_adamw_to_the_bit(shape: tuple[int, 
     ("partition", "sizes"),
     [
         ("tensor", (ROWS,)),
-        ((ROWS // HEADS,) * HEADS, (ROWS // HEADS,) * HEADS),  # one for each head
-        ((1,) * ROWS, (1,) * ROWS),  # one for each output neuron
-        ((6, 6, 4) + (1,) * 8, (6, 6, 4) + (1,) * 8),  # fused qkv: heads of q, of k, neurons of v
+        ((ROWS // HEADS,) * HEADS, (ROWS // HEADS,) * HEADS),  # a part for each head
+        ((1,) * ROWS, (1,) * ROWS),  # a part for each output neuron
+        ((6, 6, 4) + (1,) * 8, (6, 6, 4) + (1,) * 8),  # fused qkv: q and k by head, v by neuron
         ((5, 2, 2, 15), (5, 2, 2, 15)),
     ],
     ids=["tensor", "head", "neuron", "fused", "uneven"],

@@ -29,7 +29,7 @@ from tests.messages import naming
 
 
 class Sampled(nn.Linear):
-    """A linear layer with learned bit widths, one per square of 32 × 32."""
+    """A linear layer with a parameter for learned bit widths, one for each square of 32 × 32 weights."""
 
     def __init__(self, rows: int, cols: int) -> None:
         super().__init__(cols, rows)

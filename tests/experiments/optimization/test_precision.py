@@ -262,7 +262,7 @@ def test_stochastic_updates_have_the_exact_mean_and_are_a_function_of_seed_and_s
     assert torch.equal(again, draws[1, 1])
     for one, other in itertools.combinations(draws.values(), 2):
         both = ((one > 1) & (other > 1)).double().mean().item()
-        assert both == pytest.approx(1 / 169, rel=0.3)  # independent; 388 of 65,536 are expected, ± 20
+        assert both == pytest.approx(1 / 169, rel=0.3)  # independent draws: 388 ± 20 of 65,536
     nearest = update(policy(Precision(weights="bf16"), start, lr=exact), -torch.ones(256, 256))
     assert torch.equal(nearest, start)
 

@@ -67,7 +67,7 @@ def nvfp4(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def gaussws(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a run that learned bit widths."""
+    """Return a run of GaussWS, which has learned bit widths."""
     return trained(tmp_path_factory.mktemp("gaussws"), "model.layers=1", "recipe=gaussws", "optimizer.lr=0.01")
 
 
@@ -117,7 +117,7 @@ def test_the_dtype_of_the_weight_gradient_is_seen_alone(nvfp4: Path) -> None:
     found = probe(nvfp4, [Recipe(name="fp32 gradients", wgrad=Wgrad(output="fp32"))], batches=1)
     assert (found.loss["increase"] == 0).all()
     errors = found.gradients[found.gradients["layer"] != WHOLE]["error"]
-    assert errors.between(2.0**-12, 2.0**-8).all()  # only the reference rounds to BF16, by 2^-9 at most
+    assert errors.between(2.0**-12, 2.0**-8).all()  # only the reference rounds weight gradients to BF16
 
 
 def test_coarser_numbers_are_worse(nvfp4: Path) -> None:
@@ -336,7 +336,7 @@ def test_a_probe_gives_the_same_bits_and_leaves_the_run_as_it_was(nvfp4: Path) -
     arguments: list[str | Recipe] = [load_recipe("mor/block", MOR_BLOCKS), "nvfp4", "gaussws"]
     first = probe(nvfp4, arguments, batches=2, seeds=2)
     same(first, probe(nvfp4, arguments, batches=2, seeds=2))
-    alone = probe(nvfp4, ["nvfp4"], batches=2, seeds=2)  # the other recipes do not change the model either
+    alone = probe(nvfp4, ["nvfp4"], batches=2, seeds=2)  # other recipes must not affect this one
     together = first.gradients[first.gradients["recipe"] == "nvfp4"].reset_index(drop=True)
     pd.testing.assert_frame_equal(alone.gradients, together, check_exact=True)
     assert digest(nvfp4) == before
@@ -393,7 +393,7 @@ def test_programs_get_every_number(
     answer = json.loads(capsys.readouterr().out)
     assert (answer["step"], answer["reference"], answer["split"]) == (24, "bf16", "train")
     (summary,) = answer["recipes"]
-    assert summary["increase_se"] is None  # unknown for one batch
+    assert summary["increase_se"] is None  # one batch has no standard error
     found = probe(nvfp4, [load_recipe("mor/block", MOR_BLOCKS)], batches=1)
     assert summary["cosine"] == whole(found, "mor/block")["cosine"]
     assert len(answer["layers"]) == found.gradients["layer"].nunique()

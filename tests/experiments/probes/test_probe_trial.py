@@ -54,7 +54,7 @@ def whole(folder: RunFolder) -> pd.DataFrame:
 
 
 def errors(folder: RunFolder) -> dict[str, float]:
-    """Return the error of each variant's whole gradient."""
+    """Return the relative error of the whole gradient, averaged over batches, by variant."""
     return {str(variant): float(error) for variant, error in whole(folder)["error"].items()}
 
 
@@ -110,7 +110,7 @@ def test_statistics_of_operands_cover_all_batches(parent: Path, tmp_path: Path) 
     )
     assert not numerics.duplicated(["layer", "slot"]).any()
     assert set(numerics["batches"]) == {3}
-    assert set(numerics["step"]) == {11}  # the last of 12 updates
+    assert set(numerics["step"]) == {11}  # the checkpoint is after 12 updates, the last of which has the number 11
     assert [sum(histogram) for histogram in numerics["histogram"]] == [3] * len(numerics)
 
 

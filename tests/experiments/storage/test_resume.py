@@ -48,7 +48,7 @@ TRIALS = {
     "gaussws with its penalty": ("recipe=gaussws",),
     "sampler, mixture, adam-mini": (*GAUSSWS_MOR, "optimizer=adam-mini"),
     "mamba-2": ("recipe=nvfp4", "model=hybrid-nano", "model.layers=3", "model.pattern=M-*"),
-    # The first updates overflow, and the scale grows again before the end.
+    # The first updates overflow, so that the loss scale is halved, and it is doubled again before the end.
     "fp16, scaled dynamically, weights rounded stochastically": (
         *("precision=fp16-weights", "precision.rounding=stochastic", "precision.states=bf16"),
         *("precision.loss_scale=8388608.0", "precision.growth_interval=2", "precision.every=2"),

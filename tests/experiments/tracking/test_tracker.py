@@ -145,7 +145,7 @@ def test_an_interrupted_trial_goes_on_in_its_run(
     folder = RunFolder(folder.path, folder.provenance()["id"])  # type: ignore[index]
     run = the_run(mlflow, folder)
     assert (run.info.status, steps(mlflow, run, "loss")) == ("RUNNING", [0, 1, 2])
-    with pytest.MonkeyPatch.context() as patch:  # checkpoints that are not sent to MLflow
+    with pytest.MonkeyPatch.context() as patch:  # in this block, nothing is sent to MLflow
         patch.setattr(tracking.Tracker, "__call__", lambda *_: None)
         train_until(8, cache, tmp_path, *ON, "seed=1")
     assert steps(mlflow, run, "loss") == [0, 1, 2]

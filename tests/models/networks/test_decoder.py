@@ -40,7 +40,7 @@ def test_logits_and_gradients_equal_those_of_transformers_with_the_same_weights(
     x, y = tokens(1), tokens(2)
     expected = theirs(x).logits
     logits = ours(x)
-    assert expected.std() > 0.5  # the outputs are not trivial
+    assert expected.std() > 0.5  # the logits differ clearly, so the comparison can fail
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=2e-5)
 
     # Compare the embedding's gradient by element, because it depends on all layers, and the norm of the whole gradient.
@@ -110,7 +110,7 @@ def test_a_loss_taken_in_parts_equals_the_whole(monkeypatch: pytest.MonkeyPatch)
     model, x, y = family("llama2-134m"), tokens(1), tokens(2)
     whole = model.loss(x, y)
     expected = gradients(model, whole)
-    monkeypatch.setattr("fewbits.models.networks.decoder.LOGITS_AT_ONCE", 7 * 61)  # 48 rows in parts of 7
+    monkeypatch.setattr("fewbits.models.networks.decoder.LOGITS_AT_ONCE", 7 * 61)  # 48 tokens in parts of 7
     in_parts = model.loss(x, y)
     torch.testing.assert_close(in_parts, whole)
     grads = gradients(model, in_parts)
@@ -125,7 +125,7 @@ def test_a_large_vocabulary_never_has_all_its_logits_alive() -> None:
     model.head.register_forward_hook(lambda head, args, output: shapes.append(output.numel()))
     x = tokens(1, (1, 300))
     model.loss(x, x).backward()
-    assert len(shapes) == 6  # three parts, each repeated in backward
+    assert len(shapes) == 6  # three parts, each computed in the forward and again in the backward pass
     assert max(shapes) <= 1 << 24
 
 
@@ -163,5 +163,6 @@ def test_a_wrong_reduction_names_the_valid_ones() -> None:
 
 
 def test_settings_are_plain_values() -> None:
+    """Check that DecoderConfig has only plain values, because it is the schema of config files."""
     values = vars(DecoderConfig("tiny", 61, 64, 2, 4, 4, 16, 96)).values()
     assert {type(value) for value in values} == {str, int, float, bool}

@@ -147,7 +147,7 @@ def test_gpt2s_deeper_model_differs_in_the_scale_of_what_joins_the_residual_stre
     config = MODELS["gpt2-nano"]
     shallow, deep = build(config, seed=7), build(replace(config, layers=24), seed=7)
     for name, weight in shallow.named_parameters():
-        scale = 2 if name.endswith(("out.weight", "down.weight")) else 1  # √(24/6)
+        scale = 2 if name.endswith(("out.weight", "down.weight")) else 1  # √(24 / 6), by the numbers of blocks
         torch.testing.assert_close(weight, deep.get_parameter(name) * scale, rtol=1e-6, atol=0)
 
 
