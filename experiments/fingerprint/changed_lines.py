@@ -1,19 +1,19 @@
 """Compare two versions of the sources, and find changed statements that the test trials did not execute.
 
 `same_bits.py` runs the same small trials with both versions. If they give the same bits, this module lists the changed
-statements for which these trials are no evidence.
+statements that these trials did not execute ("untried"), which a person then has to review.
 
-Two statements are equal if they have the same meaning, are inside the same functions and branches, and follow the same
-statement. The file is not compared, so moving code to another file, a new format or a comment is no change. Swapping
-two statements is a change.
+Two statements are equal if their syntax is the same (without comments and messages), they are inside the same functions
+and branches, and they follow the same statement. File names are not compared, so moving code to another file is no
+change. Swapping two statements is a change.
 
-A changed statement inside a function is tried if each of its lines that has code was executed. A statement that only
-declares something (constants, tables, signatures, C++ lines without code) is executed even if no trial uses what it
-declares. It is therefore tried only if the other version has the same declaration with at most some names replaced: a
-name that only one version has by a name that only the other version has. An import is tried unless the other version
-imports something else under the same name.
+A changed statement inside a function counts as tried if all its lines with code were executed. A declaration (a
+constant, a table, a signature, a line of C++ without code) is executed even if no trial uses what it declares, so the
+executed lines prove nothing. A changed declaration counts as tried only if it was merely renamed: the other version has
+an equal declaration, except that some names which only one version has are replaced by names which only the other
+version has. A changed import counts as tried unless the other version imports another object under the same name.
 
-This is evidence, not proof: a statement was executed only with the values that occurred in the test trials.
+Executed lines are evidence, not proof: a statement was executed only with the values that occurred in these trials.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def fitted(flavor: str, tokens: int, length: int) -> DecoderConfig:
 def flops_per_token(config: DecoderConfig, length: int) -> int:
     """Return the FLOPs per token of forward and backward pass.
 
-    These are 6 for each weight of a linear layer, including the head, plus those of attention. length: of sequences.
+    These are 6 for each weight of a linear layer, including the head, plus the FLOPs of attention to `length` tokens.
     """
     attentions = config.pattern.count("*") if config.pattern else config.layers
     matrices = linear_parameters(config) + config.width * config.vocab
@@ -93,8 +93,8 @@ def _copy(module: nn.Module, own: dict[str, nn.Parameter], prefix: str) -> None:
         if name not in own:  # a tied head: `named_parameters` lists its weight only as the embedding's
             continue
         values, target = parameter.detach(), own[name]
-        # Every rank has computed all values, so none are sent between ranks (src_data_rank=None). `sharded.fill` is not
-        # used, because the mesh of HSDP has two dimensions.
+        # Every rank has computed all values, so none are sent between ranks (src_data_rank=None). torch's function also
+        # supports the mesh of HSDP, which has two dimensions.
         if isinstance(target, DTensor):
             values = distribute_tensor(values, target.device_mesh, target.placements, src_data_rank=None).to_local()
             target.to_local().copy_(values)

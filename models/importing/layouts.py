@@ -110,7 +110,10 @@ def _parameters(config: DecoderConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _shapes(config: DecoderConfig, name: str, shape: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
-    """Return the shapes of the parts (one, or q, k and v) into which a parameter of this shape is divided in a file."""
+    """Return the shapes of the file's tensors that together are one parameter: itself, or q, k and v of a W_qkv.
+
+    name, shape: the parameter's in `Decoder`. parts: the number of tensors, 1 or 3.
+    """
     if parts == 1:
         return [shape]
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
