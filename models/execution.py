@@ -19,7 +19,7 @@ HINT = f"or set execute: {EMULATE}"
 
 
 def executed_gemms(recipe: Recipe, operands: Operands) -> frozenset[str]:
-    """Return the names of the GEMMs that read FP8 codes: those with a quantized operand, or none if all are emulated.
+    """Return the names of the GEMMs that read FP8 codes: those with a quantized operand; none in an emulated recipe.
 
     operands: the recipe's operands before or after its switch, or those of its kept layers.
     """

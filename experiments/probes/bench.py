@@ -35,7 +35,7 @@ class Bench:
     exact: Decoder  # unquantized, in the reference's dtype
     widths: Mapping[str, Tensor]  # learned bit widths by name; empty if the trial has no sampler
     step: int  # the checkpoint's step
-    origin: int  # the number of steps of the trial's ancestors, if it is a branch
+    origin: int  # updates that the trial's ancestors made before the trial started; 0 if it is no branch
 
     def quantized(self, recipe: Recipe, batch: int, seed: int) -> tuple[Decoder, Quantization]:
         """Return a model that has the checkpoint's parameters and is quantized by a recipe, ready for a forward pass.

@@ -117,7 +117,7 @@ def problems(job_config: Any) -> Iterator[str]:
 def train_spec(build_metrics_processor: Any) -> TrainSpec:
     """Return torchtitan's train spec `fewbits`. build_metrics_processor: returns torchtitan's metrics processor."""
     return TrainSpec(
-        model_cls=TitanDecoder,
+        model_cls=TitanDecoder,  # it lacks a method of torchtitan's interface that only other kinds of attention need
         model_args={name: DecoderArgs(flavor=name, config=config) for name, config in MODELS.items()},
         parallelize_fn=parallelize,
         pipelining_fn=None,
