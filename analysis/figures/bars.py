@@ -1,7 +1,7 @@
 """Draw estimates with their intervals, one in each row, or groups of upright bars.
 
-The first row is at the top; the paper's number is a hollow mark in the same row. A number beyond the axis's range is an
-arrow at the edge.
+The first estimate is in the top row. The paper's number is a hollow mark in the row of our number. If a number is
+beyond the range of the axis, an arrow (ours) or a triangle (the paper's) at the edge stands for it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ DOTTED = (2, 2)
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its interval and the paper's number."""
+    """A row of a figure: our number with its interval, and the paper's number."""
 
     label: str
-    mean: float | None  # None if there is no number; the text says why
+    mean: float | None  # ours; None if it is missing, and then `text` gives the reason
     interval: Interval | None = None
     paper: float | None = None
     text: str = ""  # shown to the right of the panel
@@ -43,7 +43,11 @@ class Estimate:
 def effects_figure(
     rows: Sequence[Estimate], margins: Sequence[float], noise: Interval | None, label: str, reach: float
 ) -> Figure:
-    """Draw changes with their intervals, and zero, the margins and the noise. reach: half the length of the axis."""
+    """Draw changes with their intervals, one in each row, on an axis from -reach to reach.
+
+    Vertical lines mark zero and ± each margin; a band marks the interval `noise` of the A/A comparison. label: of the
+    axis.
+    """
     figure, ((axes,),) = panels(1, 1, 1.15 + 0.21 * len(rows))
     axes.set(xlim=(-reach, reach), ylim=(len(rows) - 0.4, -0.6))
     for value in (*margins, *(-margin for margin in margins)):
@@ -64,7 +68,11 @@ def effects_figure(
 
 
 def draw_estimate(axes: Axes, y: float, row: Estimate, reach: float | None = None) -> None:
-    """Draw one row: our mark is filled, the paper's is hollow, and numbers beyond `reach` are arrows."""
+    """Draw one row at height y: our mark is filled, the paper's is hollow.
+
+    For a number whose size exceeds `reach`, a mark at the edge points outwards: an arrow for ours, a triangle for the
+    paper's.
+    """
     far = np.inf if reach is None else reach
     if row.paper is not None:
         beyond = abs(row.paper) > far
@@ -84,7 +92,7 @@ def draw_estimate(axes: Axes, y: float, row: Estimate, reach: float | None = Non
 
 
 def draw_estimates(axes: Axes, title: str, rows: Sequence[Estimate]) -> None:
-    """Draw a panel of percentages without a line at zero."""
+    """Draw a panel of estimates, one in each row, on an axis that shows fractions as percent."""
     axes.set_title(title)
     for y, row in enumerate(rows):
         draw_estimate(axes, y, row)
@@ -99,9 +107,10 @@ def draw_estimates(axes: Axes, title: str, rows: Sequence[Estimate]) -> None:
 def bar_figure(
     groups: Sequence[str], panels_of: Mapping[str, Mapping[str, Sequence[float]]], styles: Mapping[str, Style]
 ) -> Figure:
-    """Draw panels of grouped bars.
+    """Draw panels of grouped bars below each other.
 
-    panels_of: by the panel's title and the series' name, a number for each group; NaN leaves the bar out.
+    groups: the labels below the groups of bars. panels_of[title][series]: the heights of the series' bars in the panel
+    with this title, one for each group; NaN draws no bar. styles: by series.
     """
     figure, grid = panels(len(panels_of), 1, 2.3 * len(panels_of), sharex=True)
     for (axes,), (title, found) in zip(grid, panels_of.items(), strict=True):

@@ -1,8 +1,8 @@
 """Draw curves: panels of lines over tokens, steps or any other number.
 
 A line is a mean over seeds with its band; if it has few points, each has a mark and an error bar. Points of several
-lines at the same x can be drawn side by side. The paper's last numbers are hollow marks to the right of a panel, or
-arrows if the panel would have to be several times as high to include them.
+lines at the same x can be drawn side by side. The paper's final numbers are hollow marks to the right of a panel. A
+number that would make the range of the y axis several times as large is an arrow instead.
 """
 
 from __future__ import annotations
@@ -31,28 +31,30 @@ from fewbits.analysis.figures.panels import (
 from fewbits.analysis.figures.theme import Array, Style, theme
 from fewbits.common.from_dict import one_of
 
-FEW = 12  # lines with at most so many points have a mark at each
-FARTHEST = 4.0  # the factor by which the paper's numbers may extend the range of a panel
-LEAST = 1e-5  # half of the smallest range of changes that a panel shows
+FEW = 12  # lines with at most this number of points have a mark at each point
+FARTHEST = 4.0  # the factor by which the paper's numbers may extend the range of a panel's y axis
+LEAST = 1e-5  # a y axis of changes shows at least the range from -LEAST to LEAST
 ROW = 1.62  # the height of a row of panels in inches
+# The kinds of axes: plain numbers, a log scale (x only), numbers of tokens, and fractions shown as percent without
+# ("percent") or with ("change") a plus sign.
 AXES = ("number", "log", "tokens", "percent", "change")
 WEIGHTS = {"quiet": 0.8, "text": 1.0, "line": 1.0}  # widths of reference lines by their colour
 
 
 @dataclass(frozen=True)
 class Line:
-    """A series. It is in the legend if it has a `label`, after all others if it is `secondary`."""
+    """A series in a panel."""
 
     x: Array
     y: Array
     style: Style
-    label: str = ""
-    band: tuple[Array, Array] | None = None
-    points: bool | None = None  # whether each point is marked; None: if there are few
-    side_by_side: bool = False  # points are shifted so that they do not hide points of other lines at the same x
-    secondary: bool = False
+    label: str = ""  # in the legend; a line without a label is not in the legend
+    band: tuple[Array, Array] | None = None  # its lower and upper edges
+    points: bool | None = None  # whether each point is marked; None: if there are at most FEW points
+    side_by_side: bool = False  # shift marked points so that they do not hide those of other lines at the same x
+    secondary: bool = False  # list the line after all others in the legend
     hollow: bool = False  # large open marks, for numbers of the paper
-    width: float | None = None
+    width: float | None = None  # of the line, in points; None: matplotlib's setting
 
     @property
     def marked(self) -> bool:
@@ -61,11 +63,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Rule:
-    """A horizontal or upright line across a panel; `colour` is one of the theme's."""
+    """A straight reference line across a panel: horizontal at y = value, or upright at x = value."""
 
     value: float
-    colour: str = "quiet"
-    label: str = ""
+    colour: str = "quiet"  # a key of WEIGHTS, which is the name of a colour of the theme
+    label: str = ""  # in the legend; a line without a label is not in the legend
     upright: bool = False
     dashes: tuple[float, ...] = ()
 
@@ -90,9 +92,9 @@ class Panel:
     y_label: str = ""
     x_axis: str = "number"
     y_axis: str = "number"
-    y_limits: tuple[float | None, float | None] = (None, None)
-    branches_at: float | None = None  # the x at which arms branch; most of a long trunk before it is left out
-    empty: str = ""  # if there are no lines, the reason
+    y_limits: tuple[float | None, float | None] = (None, None)  # bottom and top; None: as the lines need
+    branches_at: float | None = None  # the x at which arms branch from a trunk; a long trunk is not shown in full
+    empty: str = ""  # the reason for an empty panel; if it is set, no line is drawn
 
     def __post_init__(self) -> None:
         one_of("axis", self.x_axis, AXES)
@@ -107,20 +109,24 @@ def curve_figure(
     paper: str = "the paper's last",
     **options: Any,
 ) -> Figure:
-    """Draw a grid of panels under a common legend. columns: of the legend; options: those of Figure.subplots."""
+    """Draw a grid of panels (`rows`) under a common legend.
+
+    height: in inches. columns: of the legend. paper: the legend's text for the paper's marks. options: those of
+    Figure.subplots, such as sharex.
+    """
     height = 0.45 + ROW * len(rows) if height is None else height
     figure, grid = panels(len(rows), max(map(len, rows)), height, **options)
     pairs = [pair for axes, row in zip(grid, rows, strict=True) for pair in zip(axes, row, strict=True)]
     for axes, panel in pairs:
         draw_lines(axes, panel)
-    for axes, panel in pairs:  # limits of shared axes hold for all of their panels
+    for axes, panel in pairs:  # in a second loop, since the lines of all panels that share an axis determine its limits
         finish(axes, panel)
     legend(figure, keys([panel for row in rows for panel in row], paper), columns)
     return figure
 
 
 def keys(shown: Sequence[Panel], paper: str = "the paper's last") -> list[Artist]:
-    """Return the legend's entries for these panels: each series once, reference lines, and the paper's numbers."""
+    """Return the legend's entries for these panels: each labelled line once, reference lines, and the paper's marks."""
     lines = [line for panel in shown for line in panel.lines if line.label]
     lines.sort(key=lambda line: line.secondary)
     entries = dict.fromkeys((line.label, line.style, line.width) for line in lines)
@@ -137,7 +143,7 @@ def draw_panel(axes: Axes, panel: Panel) -> None:
 
 
 def draw_lines(axes: Axes, panel: Panel) -> None:
-    """Draw the lines of a panel, or the reason why there are none."""
+    """Draw the title and the lines of a panel, or the reason why it is empty."""
     axes.set_title(panel.title)
     axes.set_ylabel(panel.y_label)
     if panel.empty or not panel.lines:
@@ -152,14 +158,14 @@ def draw_lines(axes: Axes, panel: Panel) -> None:
 
 
 def finish(axes: Axes, panel: Panel) -> None:
-    """Set a panel's limits and formats, and add the paper's marks."""
+    """Set the axes' limits and number formats of a panel whose lines are drawn, and add the paper's marks."""
     if panel.empty or not panel.lines:
         return
     if panel.branches_at is not None:
         axes.axvline(panel.branches_at, color=theme().quiet, linewidth=0.7)
         _leave_out_long_trunk(axes, panel)
     largest = max(float(np.max(np.abs(edge))) for line in panel.lines for edge in (line.y, *(line.band or ())))
-    if panel.y_axis == "change" and largest < LEAST:  # equal up to rounding
+    if panel.y_axis == "change" and largest < LEAST:  # the arms are equal up to rounding errors
         axes.set_ylim(-LEAST, LEAST)
     bottom, top = panel.y_limits
     if bottom is not None:
@@ -198,7 +204,7 @@ def _draw_line(axes: Axes, line: Line) -> None:
         axes.vlines(line.x, *line.band, color=line.style.shade, linewidth=1.1, transform=place)
     elif line.band is not None:
         axes.fill_between(line.x, *line.band, color=line.style.shade, alpha=0.13, linewidth=0)
-    if line.marked:  # shifted points do not extend the limits of the axes by themselves
+    if line.marked:  # matplotlib does not include points with a shifting transform in the limits of the axes
         edges = (line.y, *(line.band or ()))
         axes.update_datalim(np.column_stack([np.tile(line.x, len(edges)), np.concatenate(edges)]))
         axes.autoscale_view()
@@ -235,7 +241,7 @@ def _draw_paper_marks(axes: Axes, marks: Sequence[PaperMark]) -> None:
 
 
 def _leave_out_long_trunk(axes: Axes, panel: Panel) -> None:
-    """Limit the shown part of a trunk to three times the length of the branches."""
+    """Limit the axes so that at most a part of the trunk is shown that is three times as long as the branches."""
     assert panel.branches_at is not None
     last = max(float(line.x[-1]) for line in panel.lines)
     left = panel.branches_at - 3 * (last - panel.branches_at)

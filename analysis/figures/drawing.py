@@ -1,4 +1,4 @@
-"""Draw schematics of boxes, arrows and text; coordinates are in points from the lower left corner."""
+"""Draw schematics of boxes, arrows and text. Coordinates and lengths are in points, from the lower left corner."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from fewbits.analysis.figures.theme import SMALL, TEXT, WIDTH, theme
 
-POINTS = 72 * WIDTH  # the width of a drawing
+POINTS = 72 * WIDTH  # the width of a drawing in points
 FORMATS = ("E4M3", "E5M2", "BF16")  # the formats for which themes have fills
-E4M3, E5M2, BF16 = range(3)
+E4M3, E5M2, BF16 = range(3)  # indices into FORMATS and Theme.formats
 
 
 class Drawing:
-    """A figure to draw in. height: in points."""
+    """A figure to draw in, POINTS wide. height: in points."""
 
     def __init__(self, height: float) -> None:
         self.figure = Figure(figsize=(WIDTH, height / 72))
@@ -38,7 +38,11 @@ class Drawing:
         color: str = "",
         **options: Any,
     ) -> None:
-        """Write text at x, y. at: left, center or right, the part of the text that is at x; its middle is at y."""
+        """Write text whose left end, center or right end (`at`) is at x, and whose vertical middle is at y.
+
+        size: in points. color: as #rrggbb; if empty, the theme's text colour, or its quiet colour if `quiet`. options:
+        those of Axes.text.
+        """
         ink = color or (theme().quiet if quiet else theme().text)
         options = {"va": "center", "weight": "bold" if bold else "normal"} | options
         self.axes.text(x, y, words, ha=at, color=ink, fontsize=size, **options)
@@ -56,7 +60,11 @@ class Drawing:
         line: float = 0.9,
         **options: Any,
     ) -> None:
-        """Draw a rectangle with text in its middle. x, y: its lower left corner; edge: one of the theme's colours."""
+        """Draw a rectangle with the text `words` in its middle.
+
+        x, y: the lower left corner. fill: a colour of matplotlib. edge: the name of a colour of the theme; without it,
+        no outline is drawn. line: the width of the outline. options: those of `text`.
+        """
         colour = getattr(theme(), edge) if edge else "none"
         width_of_line = line if edge else 0
         self.axes.add_patch(
@@ -68,7 +76,7 @@ class Drawing:
     def arrow(
         self, start: tuple[float, float], end: tuple[float, float], *, style: str = "-|>", edge: str = "quiet"
     ) -> None:
-        """Draw an arrow from one point to another."""
+        """Draw an arrow. style: an arrow style of matplotlib; edge: the name of a colour of the theme."""
         self.axes.add_patch(
             FancyArrowPatch(
                 start, end, arrowstyle=style, mutation_scale=7, color=getattr(theme(), edge), linewidth=0.9, zorder=1
@@ -80,7 +88,7 @@ class Drawing:
         self.axes.plot(xs, ys, color=theme().quiet, linewidth=0.8)
 
     def format_key(self, formats: Sequence[int], y: float) -> None:
-        """Draw a legend of the formats' fills."""
+        """Draw a legend of the fills of these formats (indices into FORMATS) in a row at height y."""
         for i, one in enumerate(formats):
             self.box(10 + 62 * i, y - 5, 12, 10, fill=theme().formats[one])
             self.text(27 + 62 * i, y, FORMATS[one])

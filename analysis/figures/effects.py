@@ -1,4 +1,7 @@
-"""The figure of effects: each arm's change of validation loss, with the noise, the margins and the paper's number."""
+"""The figure of effects: each arm's relative change of validation loss from its baseline, in percent, as a row.
+
+Beside each change are the paper's number and, for all rows, the claims' margins and the A/A noise.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +23,21 @@ from fewbits.analysis.report.items import FigureResult, Picture
 from fewbits.analysis.tables.comparing import compare
 
 LOSS = "validation_loss"
-FAR = 4.0  # effects beyond so many times the median effect, such as controls', do not extend the axis
+FAR = 4.0  # effects beyond FAR times the median effect, such as those of controls, do not extend the axis
 
 
 @dataclass(frozen=True)
 class EffectsFigure:
-    """The figure of all arms of a study, as figures.yaml declares it. The arms are those of the study's sweeps."""
+    """The figure of all arms of a study, as figures.yaml declares it.
+
+    Its arms are those of the sweeps in the list `groups` of arms.yaml.
+    """
 
     id: str
     title: str = "Effects of all arms, and the noise"
-    margins: tuple[str, ...] = ()  # claims whose margins are drawn
-    paper: dict[str, str] = field(default_factory=dict)  # the id of the paper's number for a change, by SWEEP/ARM
+    margins: tuple[str, ...] = ()  # the ids of the claims whose margins are drawn
+    # By SWEEP/ARM, the key in `numbers` of papers/STUDY.yaml of the paper's number for the arm's change.
+    paper: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -40,9 +47,9 @@ class Effect:
 
     label: str
     arm: str
-    group: str
-    data: Data
-    paper: float | None = None
+    group: str  # a text that is the same for all arms of one group in arms.yaml
+    data: Data  # the change for each seed, or the reason why there are no data
+    paper: float | None = None  # the paper's change, as a fraction
 
     @property
     def estimate(self) -> Estimate:
@@ -59,9 +66,9 @@ class Effect:
 
 
 def effects_of(results: Results, study: str, of: EffectsFigure) -> list[Effect]:
-    """Return the effects of all arms that this scale runs and that are trained as long as their baseline.
+    """Return the effects of the arms that are run at this scale and end at the same steps as their baseline.
 
-    If several sweeps have the same trials, the first counts.
+    Trunks have no effect. If several groups of arms.yaml contain the same trials, only the first group shows them.
     """
     table, found = arm_table(study), []
     seen: set[tuple[str, ...]] = set()
@@ -86,7 +93,7 @@ def effects_of(results: Results, study: str, of: EffectsFigure) -> list[Effect]:
 
 
 def effects_picture(results: Results, study: str, of: EffectsFigure) -> Picture:
-    """Return the figure of the arms that this scale runs."""
+    """Return the figure of the arms that are run at this scale; NotPlanned or NoData if there is no effect."""
     found = effects_of(results, study, of)
     if not found:
         return not_planned(results)
@@ -104,7 +111,7 @@ def effects_picture(results: Results, study: str, of: EffectsFigure) -> Picture:
     reasons = (one.data.reason if isinstance(one.data, NoData) else "" for one in found)
     notes = (
         "Each arm minus its baseline of the same seed at the end of training, relative to the baseline; the paper has "
-        "one run of each arm. Arrows and triangles at an edge stand for numbers beyond it.",
+        "one run of each arm. Arrows (ours) and triangles (the paper's) at an edge stand for numbers beyond it.",
         *of.notes,
         *dict.fromkeys(filter(None, reasons)),
         *dict.fromkeys(note for one in found if isinstance(one.data, Differences) for note in one.data.notes),
@@ -113,7 +120,7 @@ def effects_picture(results: Results, study: str, of: EffectsFigure) -> Picture:
 
 
 def _ends(part: Results, arm: str) -> set[int]:
-    """Return the steps after which an arm's trials end, counted from the start of their trunk."""
+    """Return the numbers of steps after which an arm's trials end, counted from the start of their trunk."""
     trials = trial_ids(part, arm).values()
     return {part.starts[trial] + part.plan.trials[trial].trial.training.steps for trial in trials}
 
@@ -123,6 +130,7 @@ def _arms(part: Results) -> list[str]:
 
 
 def _paper_change(table: ArmTable, of: EffectsFigure, group: Group, arm: str) -> float | None:
+    """Return the paper's change for an arm, as a fraction: the declared number, or else one from the paper's tables."""
     if (key := f"{group.sweep}/{arm}") in of.paper:
         return paper(table.study).numbers[of.paper[key]].value
     for name in table.columns:
@@ -133,13 +141,16 @@ def _paper_change(table: ArmTable, of: EffectsFigure, group: Group, arm: str) ->
 
 
 def _margin(study: str, name: str) -> float:
-    """Return the smallest margin of a claim's parts."""
+    """Return the smallest margin of the parts of the claim with this id."""
     claim = load_claims(study).claim(name)
     return min(margin.value for part in claim.parts if (margin := claim.margin_of(part)) is not None)
 
 
 def _usual(rows: Sequence[Estimate]) -> list[float]:
-    """Return the sizes, and the ends of intervals, of the effects that are not beyond FAR times the median effect."""
+    """Return the numbers that the axis has to include: the sizes and interval ends of effects that are not far.
+
+    An effect is far if its size exceeds FAR times the median size; an end, if it exceeds twice this limit.
+    """
     sizes = [abs(row.mean) for row in rows if row.mean is not None]
     most = FAR * float(np.median(sizes))
     ends = [max(map(abs, row.ends)) for row in rows if row.mean is not None and row.ends and abs(row.mean) <= most]

@@ -1,4 +1,4 @@
-"""Draw the three products of a linear layer, with what a recipe does to each of their operands."""
+"""Draw the three matrix products (GEMMs) of a linear layer and how a recipe quantizes each operand."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from fewbits.analysis.figures.theme import theme
 from fewbits.kernels.quantizer import Quantizer
 from fewbits.models.recipe import Recipe, Slot
 
-BAND = 78.0  # the height of a product's part
-TRANSFORM, ELEMENTS, ROUNDING = 44.0, 116.0, 234.0  # left edges of the boxes of an operand's processing
-PRODUCT, RESULT = 308.0, 366.0
+# Positions and lengths in points.
+BAND = 78.0  # the height of the drawing of one product
+TRANSFORM, ELEMENTS, ROUNDING = 44.0, 116.0, 234.0  # left edges of the boxes that show how an operand is quantized
+PRODUCT, RESULT = 308.0, 366.0  # left edges of the box of the GEMM and of its result
 DIMENSIONS = {"x": ("tokens", "inputs"), "w": ("outputs", "inputs"), "dy": ("tokens", "outputs")}
 
 
 @dataclass(frozen=True)
 class Operand:
-    """The processing of one operand of a product, as text."""
+    """An operand of a product, with the texts of the boxes that show how it is quantized."""
 
-    tensor: str
+    tensor: str  # x, w or dy
     transform: str = ""
     elements: str = ""  # the format and block; empty if the operand is not quantized
     rounding: str = ""
-    same: bool = False  # whether the values are those of the same tensor in the product before
+    same: bool = False  # whether the product drawn above uses the same quantized values of this tensor
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,10 @@ class Product:
 
 
 def products(recipe: Recipe, dtype: str) -> tuple[Product, ...]:
-    """Return the three products of a linear layer; equal tensors are neighbours in the order of operands.
+    """Return the three products of a linear layer with this recipe: Fprop, Dgrad and Wgrad.
 
-    dtype: the dtype in which the model computes.
+    Their operands are ordered so that a tensor which two products share is the last operand of the first product and
+    the first operand of the second. dtype: the dtype in which the model computes.
     """
     o = recipe.operands
     last = dtype if recipe.wgrad.output == "compute" else recipe.wgrad.output
@@ -69,7 +71,7 @@ def _operand(tensor: str, slot: Slot, before: Slot | None = None) -> Operand:
 
 
 def draw_flow(flow: Sequence[Product]) -> Figure:
-    """Draw the products below each other, each with its operands' processing from left to right."""
+    """Draw the products below each other. The boxes of an operand show from left to right how it is quantized."""
     drawing = Drawing(20 + BAND * len(flow))
     heads = {TRANSFORM: "transform", ELEMENTS: "elements, blocks", ROUNDING: "rounding"}
     for x, words in heads.items():
@@ -92,7 +94,7 @@ def _product(drawing: Drawing, product: Product, top: float) -> None:
 
 
 def _operand_line(drawing: Drawing, operand: Operand, y: float) -> None:
-    """Draw an operand and an arrow through the boxes of its processing."""
+    """Draw an operand, the boxes that show how it is quantized, and an arrow through them to the GEMM."""
     fills = theme().formats
     drawing.text(20, y, operand.tensor, at="center", bold=True, size=TEXT)
     drawing.arrow((32, y), (PRODUCT, y))
@@ -111,13 +113,13 @@ def _operand_line(drawing: Drawing, operand: Operand, y: float) -> None:
 
 
 def scalings_text(recipe: Recipe) -> str:
-    """Return the names of the scalings of a recipe's quantizers."""
+    """Return the names of the scalings of a recipe's quantizers, joined by "and"; "none" if it has no quantizer."""
     found = [str(slot.spec.scaling) for _, slot in recipe.operands.items() if isinstance(slot.spec, Quantizer)]
     return " and ".join(dict.fromkeys(found)) or "none"
 
 
 def kept_text(recipe: Recipe) -> str:
-    """Return a sentence that says which blocks stay in high precision."""
+    """Return a sentence that says which blocks of layers stay in high precision."""
     keep = recipe.keep
     ends = [f"the {name} {n}" for name, n in (("first", keep.first), ("last", keep.last)) if n]
     return f"Blocks that stay {keep.by}: {' and '.join(ends)}." if ends else "No block stays high."

@@ -1,4 +1,4 @@
-"""Draw heat maps: rows of shaded cells with numbers in them, or histograms as rows with a line at a threshold."""
+"""Draw heat maps: tables of shaded cells with numbers, or histograms, one in each row, with a line at a threshold."""
 
 from __future__ import annotations
 
@@ -19,50 +19,51 @@ from fewbits.analysis.figures.panels import legend, line_key, panels, rows_of_la
 from fewbits.analysis.figures.theme import SMALL, Array, Style, ink, shades, theme
 
 ROW = 0.155  # the height of a histogram's row in inches
-NUMBERED_ROW = 0.2  # the height of a row of numbers
+NUMBERED_ROW = 0.2  # the height of a row of cells with numbers in inches
 MARGIN = 0.02  # the gap at each side of a cell, as a fraction of its width
-WRAPPED = 8  # characters of a line of a column label above the map
-APART = 0.6  # the gap before the last, open bin of a histogram, in cells
+WRAPPED = 8  # the most characters in a line of a column's label above the map
+APART = 0.6  # the gap before a histogram's last bin, which has no upper limit, in widths of a cell
 
 
 @dataclass(frozen=True)
 class HeatRow:
-    """A row's label and its values. The name of a `group` is beside its rows.
+    """A row of a heat map.
 
-    Cells of NaN and 0 are empty, and those of negative values are not shaded.
+    The cells of NaN and 0 are empty. The cells of negative numbers have a text, but no shade.
     """
 
     label: str
-    values: Array
-    group: str = ""
+    values: Array  # one for each column
+    group: str = ""  # the name beside neighbouring rows of the same group
 
 
 @dataclass(frozen=True)
 class HeatMap:
-    """The contents of one panel. Values are shaded as shares of `most`."""
+    """The contents of one panel."""
 
     rows: tuple[HeatRow, ...]
-    columns: tuple[str, ...]  # labels; an empty one has no tick
+    columns: tuple[str, ...]  # labels; a column with an empty label has no tick
     title: str = ""
     x_label: str = ""
-    most: float = 1.0
-    spell: Callable[[float], str] | None = None  # returns the text in a cell
-    open_bin: bool = False  # whether a gap separates the last column from the others
-    threshold: float | None = None  # the position of an upright line, in columns
-    columns_above: bool = False
+    most: float = 1.0  # the value with the darkest shade; other values are shaded as shares of it
+    spell: Callable[[float], str] | None = None  # returns the text in the cell of a value; None: no texts
+    open_bin: bool = False  # whether a gap separates the last column (a bin without upper limit) from the others
+    threshold: float | None = None  # the position of an upright line: 0 is the left edge of the first column
+    columns_above: bool = False  # whether the labels of columns are above the map
 
 
 def histogram_row(label: str, counts: Array, group: str = "") -> HeatRow:
-    """Return a histogram as a row: its counts as shares of their sum."""
+    """Return a histogram as a row: each count divided by the sum of all counts."""
     return HeatRow(label, counts / max(counts.sum(), 1), group)
 
 
 def heat_map_figure(
     maps: Sequence[HeatMap], *, key: str = "", threshold: str = "", beside: bool = False, room: float = 0.0
 ) -> Figure:
-    """Draw heat maps below each other, or with `beside` side by side with labels at the first only.
+    """Draw heat maps below each other; with `beside`, side by side, and only the first one has labels of rows.
 
-    key, threshold: the meaning of the shades and of the line; room: additional height in inches.
+    key: the meaning of the shades; if given, a colour bar from 0 to 1 is drawn. threshold: the legend's text for the
+    upright line. room: additional height in inches.
     """
     numbered = maps[0].spell is not None
     sizes = [len(one.rows) for one in maps]
@@ -76,7 +77,8 @@ def heat_map_figure(
     for i, (axes, one) in enumerate(zip(all_axes, maps, strict=True)):
         draw_heat_map(axes, one, labels=not (beside and i))
     if key:
-        # Few steps are drawn as vectors, so that both themes differ in colours alone (theme.in_both_themes).
+        # With explicit steps, the colour bar is drawn as vectors and not as an image. Images would differ between the
+        # themes in more than colours (theme.in_both_themes).
         place: dict[str, Any] = {"orientation": "horizontal", "fraction": 0.02, "aspect": 30, "pad": 0.01}
         steps = np.linspace(0, 1, 33)
         bar = figure.colorbar(ScalarMappable(cmap=shades()), ax=all_axes, boundaries=steps, **place)
@@ -91,7 +93,7 @@ def heat_map_figure(
 
 
 def draw_heat_map(axes: Axes, of: HeatMap, *, labels: bool = True) -> None:
-    """Draw one heat map."""
+    """Draw one heat map. labels: whether to write the labels of rows and groups."""
     shade = shades()
     cells, fills = [], []
     lefts = np.arange(len(of.columns)) + np.append(np.zeros(len(of.columns) - 1), APART * of.open_bin)
@@ -129,9 +131,9 @@ def draw_heat_map(axes: Axes, of: HeatMap, *, labels: bool = True) -> None:
 
 
 def _mark_groups(axes: Axes, rows: Sequence[HeatRow], labels: bool) -> None:
-    """Draw a line between groups, and each group's name upright beside its rows.
+    """Draw a line between groups of rows, and each group's name, rotated by 90 degrees, beside the group's rows.
 
-    If a name is longer than its rows are high, write only the last word of each name, horizontally.
+    If any name is longer than its group of rows is high, write all names horizontally, and only their last words.
     """
     starts = [i for i, row in enumerate(rows) if i == 0 or row.group != rows[i - 1].group]
     longest = max(len(row.label) for row in rows)

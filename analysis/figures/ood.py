@@ -1,7 +1,7 @@
-"""Figures that replace the paper's figures of task scores: losses on out-of-domain text, with the paper's last scores.
+"""Figures of losses on out-of-domain text, beside the paper's last task scores: they replace figures of task scores.
 
-Task scores need models of billions of parameters. Our models can show whether an arm that is as good as its baseline on
-text like its training data is as good on other text, which is what task scores would show beyond the loss.
+Task scores need models of billions of parameters. Out-of-domain losses answer a part of the same question with small
+models: is an arm that is as good as its baseline on text like its training data also as good on other text?
 """
 
 from __future__ import annotations
@@ -29,17 +29,20 @@ CLOZE = ("ood_cloze.accuracy", "validation_cloze.accuracy")
 
 @dataclass(frozen=True)
 class OodFigure:
-    """Rows of arms with out-of-domain loss, our cloze task and the paper's last score, as declared in figures.yaml."""
+    """A figure with a row of panels for each group of arms, as figures.yaml declares it.
+
+    The panels show the out-of-domain loss, the accuracy in our cloze task (if measured), and the paper's last score.
+    """
 
     id: str
-    score: str  # the usual name of the paper's score
-    row: str  # the row of the paper's tables with the score
+    score: str  # the name of the paper's score in titles, such as MMLU
+    row: str  # the id of the score's row in the paper's tables
     rows: tuple[ArmCurves, ...]
     notes: tuple[str, ...] = field(default=())
 
 
 def ood_figure(results: Results, study: str, of: OodFigure) -> Picture:
-    """Return the figure of the rows that this scale runs."""
+    """Return the figure of the rows whose arms are run at this scale; the panels of other rows say "not run"."""
     shown = {row.of.name: row for row in show_rows(results, study, of.rows)}
     if not shown:
         return not_planned(results)
@@ -82,14 +85,14 @@ def ood_figure(results: Results, study: str, of: OodFigure) -> Picture:
 
 
 def _scores(study: str, of: OodFigure, row: ArmCurves) -> dict[str, float]:
-    """Return the paper's last scores as fractions."""
+    """Return the paper's last scores of a row's arms as fractions, by arm; arms without a score are left out."""
     table, printed = arm_table(study), paper(study).table(row.table)
     values = {arm: printed.value(of.row, table.column(printed.id, arm, table.place(row.where))) for arm in row.all_arms}
     return {arm: value / 100 for arm, value in values.items() if value is not None}
 
 
 def _cloze(row: Shown) -> dict[str, tuple[float, ...]]:
-    """Return the final accuracies of our four-way cloze task by arm, one for each seed; empty if there are none."""
+    """Return the final accuracies in our four-way cloze task, one for each seed, by arm; {} if none was measured."""
     metric = next((name for name in CLOZE if name in row.part.metrics()), None)
     if metric is None:
         return {}

@@ -1,4 +1,4 @@
-"""Helpers of all figures: grids of panels, legends, number formats of axes, and reasons in empty panels."""
+"""Helpers for all figures: grids of panels, legends, number formats of axes, and reasons in empty panels."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from matplotlib.ticker import FuncFormatter
 
 from fewbits.analysis.figures.theme import SMALL, WIDTH, Style, theme
 
-PLACEHOLDER = 32  # characters in a line of a placeholder's text
+PLACEHOLDER = 32  # the most characters in a line of the text in an empty panel
 
 
 def panels(rows: int, columns: int, height: float, **options: Any) -> tuple[Figure, list[list[Axes]]]:
-    """Return a figure and the rows of its panels. height: in inches; options: those of Figure.subplots."""
+    """Return a figure with a grid of panels, and the panels by row. height: in inches; options: of Figure.subplots."""
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, **options)
-    for axes in grid.flat:  # a number of ticks that depends on the space would change the layout
+    for axes in grid.flat:  # by default, the number of ticks depends on the space, and so the layout on the ticks
         axes.locator_params(nbins=5)
     return figure, [list(row) for row in grid]
 
 
 def line_key(label: str, style: Style, width: float | None = None) -> Line2D:
-    """Return the legend's entry for a series."""
+    """Return the legend's entry for a series. width: of the line; with a width, the entry has no marker."""
     dashes: Any = style.dashes or (None, None)
     marker = style.marker if width is None else ""
     return Line2D([], [], color=style.shade, dashes=dashes, marker=marker, label=label, linewidth=width)
 
 
 def rule_key(label: str, dashes: tuple[float, ...] = ()) -> Line2D:
-    """Return the legend's entry for a reference line."""
+    """Return the legend's entry for a reference line, such as a margin."""
     pattern: Any = dashes or (None, None)
     return Line2D([], [], color=theme().quiet, linewidth=0.9, dashes=pattern, label=label)
 
@@ -45,13 +45,13 @@ def paper_key(label: str = "the paper's") -> Line2D:
 
 
 def legend(figure: Figure, keys: Sequence[Artist], columns: int = 3) -> None:
-    """Add a legend above all panels, unless it has no entries."""
+    """Add a legend with these entries above all panels; without entries, add nothing. columns: the most columns."""
     if keys:
         figure.legend(handles=list(keys), loc="outside upper left", ncols=min(columns, len(keys)), borderpad=0.1)
 
 
 def placeholder(axes: Axes, reason: str) -> None:
-    """Write the reason into a panel without data."""
+    """Write into an empty panel the reason why it has no data."""
     axes.grid(False)
     axes.set(xticks=[], yticks=[])
     lines = fill(reason, PLACEHOLDER)
@@ -67,7 +67,10 @@ def rows_of_labels(axes: Axes, labels: Sequence[str]) -> None:
 
 
 def percent(digits: int | None = None, *, signed: bool = False) -> FuncFormatter:
-    """Return a formatter of fractions as percent, without trailing zeros; the label of the axis has the % sign."""
+    """Return a formatter that shows fractions as percent, for example 0.015 as 1.5; the axis's label has the % sign.
+
+    digits: the number of decimals; if None, up to five without trailing zeros. signed: write + before positive numbers.
+    """
 
     def spell(value: float, _: object) -> str:
         text = f"{100 * value:.{5 if digits is None else digits}f}"

@@ -1,4 +1,7 @@
-"""The figure of probes: the gradient's error and the loss's increase by operand, GEMM and block, arm beside arm."""
+"""The figure of probes: how much quantizing an operand, a GEMM or a block of layers changes the gradient and the loss.
+
+It has two heat maps, of the gradient's error and of the loss's increase, with columns for each arm.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +21,27 @@ from fewbits.analysis.figures.heat_map import HeatMap, HeatRow, heat_map_figure
 from fewbits.analysis.report.items import FigureResult, Picture
 
 ALL = "all"
+# The first word of a variant's name in the probes' tables (the rest names the operand, GEMM or block), and its label.
 KINDS = {"only": "alone", "without": "all but it"}
 
 
 @dataclass(frozen=True)
 class ProbesFigure:
-    """The figure of some arms of a sweep of probes, as figures.yaml declares it."""
+    """A figure of some arms of a sweep of probes, as figures.yaml declares it."""
 
     id: str
     title: str = "Which operands change the gradient and the loss"
     sweep: str = "probes"
     arms: tuple[str, ...] = ()
-    where: dict[str, str] = field(default_factory=dict)
+    where: dict[str, str] = field(default_factory=dict)  # selected values of the sweep's axes
 
 
 def probes_figure(results: Results, study: str, of: ProbesFigure) -> Picture:
-    """Return the figure: a row for each operand, GEMM and block, with numbers for it alone and for all but it."""
+    """Return the figure, with a row for each operand, GEMM and block of layers.
+
+    For each arm, a row has two cells: only this target is quantized, or everything except it. NotPlanned or NoData
+    is returned if no arm is run at this scale or no probe is finished.
+    """
     part = sweep_places(results, of.sweep, of.where)
     if not isinstance(part, Results) or not any(part.has(arm, of.where) for arm in of.arms):
         return not_planned(results)
@@ -76,8 +84,8 @@ def probes_figure(results: Results, study: str, of: ProbesFigure) -> Picture:
 
     notes = (
         "Means over batches and seeds. `Alone`: only this operand, GEMM or block is quantized as the recipe says; `all "
-        "but it`: everything else is. An operand that two GEMMs share counts under its first one. Increases below 0 "
-        "are not shaded.",
+        "but it`: everything except it is quantized. An operand that two GEMMs share is shown under the first of them. "
+        "Increases below 0 are not shaded.",
     )
     return FigureResult(draw, tuple(dict.fromkeys(rows["id"])), notes)
 

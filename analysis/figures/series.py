@@ -1,7 +1,7 @@
 """Series of arms over training: means over seeds with bands, and paired changes from a baseline.
 
 A series has only the steps that all of the arm's seeds have, because a mean would jump where a seed is missing. Seeds
-that diverged are left out unless all did; figures name them in their notes.
+that diverged do not count, but if all seeds diverged, all count. The notes of figures name the diverged seeds.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from fewbits.analysis.engine.statistics.estimates import ALPHA, Summary, summary
 from fewbits.analysis.figures.theme import Array
 from fewbits.sweeps.running.store import State
 
-POINTS = 25  # the points to which a curve with a value at every step is averaged
+POINTS = 25  # the number of points to which a curve with a value at every step is averaged
 COLUMNS = ["arm", "seed", "id", "state", "step", "tokens", "value"]
 Band = tuple[Array, Array]
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that curves show."""
+    """A number that trials record during training and that curves show."""
 
-    name: str
+    name: str  # the column of metrics.parquet
     title: str
     unit: str
-    every_step: bool = False  # has a value at every step, so it is averaged over steps to be readable
-    of_micro_batches: bool = False  # depends on the size of micro-batches, which is another one in A/A runs
+    every_step: bool = False  # whether it has a value at every step; then curves are averaged over steps
+    of_micro_batches: bool = False  # whether it depends on the size of micro-batches, which differs in A/A runs
 
 
 METRICS = {
@@ -47,19 +47,22 @@ METRICS = {
 
 @dataclass(frozen=True)
 class Series:
-    """A mean over seeds at numbers of tokens.
+    """A curve: the mean over seeds as a function of the number of tokens, with a band (its lower and upper edges).
 
-    The band of a level is the range of the seeds; that of a change is the 90 % interval.
+    The band is the range of the seeds for an arm's own numbers (`level`), and the 90 % interval for changes (`change`).
     """
 
     tokens: Array
     mean: Array
     band: Band | None  # None for one seed
-    trials: tuple[str, ...]
+    trials: tuple[str, ...]  # ids
 
 
 def curves(results: Results, metric: str) -> pd.DataFrame:
-    """Return the curves of a metric; the table is empty if no trial has recorded it yet."""
+    """Return a table with a row for each place and step at which the metric is finite; its columns include COLUMNS.
+
+    The table is empty if no trial has recorded the metric yet.
+    """
     try:
         frame = results.curves(metric)
     except Damaged:
@@ -70,7 +73,7 @@ def curves(results: Results, metric: str) -> pd.DataFrame:
 
 
 def recorded(results: Results, metric: Metric) -> pd.DataFrame:
-    """Return the curves of a metric, averaged over steps if it has a value at every step; the table is cached."""
+    """Return the table of `curves`, averaged over steps if the metric has a value at every step; it is cached."""
 
     def read() -> pd.DataFrame:
         frame = curves(results, metric.name)
@@ -80,9 +83,10 @@ def recorded(results: Results, metric: Metric) -> pd.DataFrame:
 
 
 def smoothed(frame: pd.DataFrame, results: Results) -> pd.DataFrame:
-    """Return the curves as means over so many steps that a complete trial has POINTS of them.
+    """Return the table with values averaged over windows of steps, so that a finished trial has about POINTS rows.
 
-    Several arms may have the same trial; each keeps its curve.
+    A row of a window has the labels, step and tokens of its last step. A trial that belongs to several arms has rows
+    for each arm.
     """
     parts = []
     for (trial, _), one in frame.drop_duplicates(["id", "arm", "step"]).groupby(["id", "arm"], sort=False):
@@ -94,7 +98,7 @@ def smoothed(frame: pd.DataFrame, results: Results) -> pd.DataFrame:
 
 
 def level(frame: pd.DataFrame, arm: str) -> Series | None:
-    """Return the arm's own numbers; None if it has none."""
+    """Return the curve of the arm's own numbers; None if the table has no rows of the arm."""
     table = _tokens_by_seeds(frame, arm)
     if table.empty:
         return None
@@ -104,7 +108,7 @@ def level(frame: pd.DataFrame, arm: str) -> Series | None:
 
 
 def change(frame: pd.DataFrame, arm: str, baseline: str) -> Series | None:
-    """Return the arm's change relative to the baseline of the same seed at the same step; None if there is no pair."""
+    """Return the curve of (arm - baseline) / |baseline|, paired by seed and number of tokens; None without a pair."""
     ours, theirs = _tokens_by_seeds(frame, arm), _tokens_by_seeds(frame, baseline)
     seeds = [seed for seed in ours.columns if seed in theirs.columns]
     steps = ours.index.intersection(theirs.index)
@@ -127,12 +131,12 @@ def thinned(series: Series | None) -> Series | None:
 
 
 def means_of(found: Sequence[Summary]) -> Array:
-    """Return the means of summaries."""
+    """Return the means of the summaries as an array."""
     return np.array([one.mean for one in found])
 
 
 def band_of(found: Sequence[Summary]) -> Band | None:
-    """Return the intervals of summaries as a band; None unless all have one."""
+    """Return the lower and upper ends of the summaries' intervals; None if a summary has no interval."""
     intervals = [one.interval for one in found if one.interval is not None]
     if not intervals or len(intervals) < len(found):
         return None
@@ -140,7 +144,7 @@ def band_of(found: Sequence[Summary]) -> Band | None:
 
 
 def switches(part: Results, arms: Sequence[str]) -> tuple[float, ...]:
-    """Return the numbers of tokens after which these arms' recipes switch, in ascending order."""
+    """Return the different numbers of tokens after which recipes of these arms change quantizers, ascending."""
     found: set[float] = set()
     frame = curves(part, "loss")
     for trial, steps in frame[frame["arm"].isin(list(arms))].groupby("id"):
@@ -152,19 +156,22 @@ def switches(part: Results, arms: Sequence[str]) -> tuple[float, ...]:
 
 
 def diverged(results: Results, arms: Sequence[str]) -> tuple[str, ...]:
-    """Return a note for each trial of these arms that diverged."""
+    """Return a note for each diverged trial of these arms: the arm, the seed and the step."""
     rows = results.trials
     gone = rows[rows["arm"].isin(list(arms)) & (rows["state"] == State.DIVERGED)]
     return tuple(f"{row.arm}, seed {row.seed}: diverged at step {row.step}" for row in gone.itertuples())
 
 
 def trials_of(frame: pd.DataFrame, arm: str) -> tuple[str, ...]:
-    """Return the ids of the arm's trials."""
+    """Return the ids of the arm's trials in the table, each once."""
     return tuple(dict.fromkeys(frame.loc[frame["arm"] == arm, "id"]))
 
 
 def _tokens_by_seeds(frame: pd.DataFrame, arm: str) -> pd.DataFrame:
-    """Return a table with a row for each number of tokens that every seed has, and a column for each seed."""
+    """Return an arm's values with a row for each number of tokens and a column for each seed.
+
+    Numbers of tokens that a seed lacks are dropped, and so are diverged seeds if another seed did not diverge.
+    """
     rows = frame[frame["arm"] == arm]
     whole = rows[rows["state"] != str(State.DIVERGED)]
     return (

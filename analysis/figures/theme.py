@@ -1,11 +1,12 @@
 """The appearance of all figures: one width, two themes, seven styles of series, and SVG and PNG files.
 
-A figure is drawn on request, once for each theme: `themed` calls its `draw` while the theme is active, so that our
-helpers and matplotlib's defaults use the theme's colours. pyplot is not used, and no setting of matplotlib stays
-changed after a call. Figures are WIDTH inches wide. Text has at least SMALL points, so it is readable on a phone that
-shows the figure 360 pixels wide.
+A figure is drawn on request, once for each theme: `themed` calls `FigureResult.draw` while the theme is active, so that
+the helpers in this folder and matplotlib's defaults use the theme's colours. pyplot is not used, and matplotlib's
+settings are restored after each call. Figures are WIDTH inches wide. Text has at least SMALL points, so it is readable
+on a phone that shows the figure 360 pixels wide.
 
-Series differ in colour, dashes and markers. The colours are Okabe and Ito's, darker on white and lighter on black.
+Series differ in colour, dashes and markers. The colours are those of Okabe and Ito, which colour-blind readers can
+tell apart, darker on white and lighter on black.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ Array = NDArray[np.float64]
 
 WIDTH = 5.6  # inches
 TEXT, SMALL = 9.0, 8.2  # points, as in theme.yaml; SMALL is 7.3 pixels in a figure 360 pixels wide
-# Fonts of browsers; positions are measured with DejaVu Sans, which is wider than all of them.
+# The fonts that an SVG names, for browsers. Matplotlib lays text out with DejaVu Sans, which is wider than all of them.
 FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 
@@ -66,20 +67,21 @@ _THEME: ContextVar[Theme] = ContextVar("theme", default=THEMES["light"])
 
 @dataclass(frozen=True)
 class Style:
-    """The appearance of a series. colour: an index into the theme's `series`, or the name of another of its colours."""
+    """The appearance of a series."""
 
-    colour: int | str
+    colour: int | str  # an index into `Theme.series`, or the name of another field of Theme with a colour
     dashes: tuple[float, ...] = ()  # a solid line if empty
     marker: str = "o"
 
     @property
     def shade(self) -> str:
+        """The colour in the active theme, as #rrggbb."""
         return theme().series[self.colour] if isinstance(self.colour, int) else str(getattr(theme(), self.colour))
 
 
 BASELINE = Style("text")  # the style of the baseline
-NOISE = Style("text", (1, 1.6), "x")  # the style of A/A: trials that should be equal
-QUIET = Style("quiet")
+NOISE = Style("text", (1, 1.6), "x")  # the style of A/A comparisons: trials that should be equal
+QUIET = Style("quiet")  # a grey style for lines of less importance, such as trunks
 STYLES = (
     Style(0, (5, 1.4), "s"),
     Style(1, (1.6, 1.2), "^"),
@@ -100,14 +102,14 @@ def theme() -> Theme:
 
 
 def themed(picture: FigureResult, name: str) -> Figure:
-    """Draw a figure with its final layout in the theme with this name, which is active only during this call."""
+    """Draw a figure, with its final layout, in the theme with this name. The theme is active only during the call."""
     one_of("theme", name, THEMES)
     token = _THEME.set(THEMES[name])
     try:
         with _settings(THEMES[name]):
             figure = picture.draw()
             figure.draw_without_rendering()
-            figure.set_layout_engine("none")  # the layout, which takes most of the time, is done
+            figure.set_layout_engine("none")  # the layout takes most of the time and need not be computed again
             return figure
     finally:
         _THEME.reset(token)
@@ -120,7 +122,8 @@ def svg(figure: Figure) -> str:
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :].replace("'DejaVu Sans'", FONTS)
-    # The ids in use get short names in their order: matplotlib's names depend on colours and so differ between themes.
+    # Ids that the SVG refers to are numbered in their order: matplotlib's ids depend on colours, so they would differ
+    # between themes. All other ids are removed.
     used = dict.fromkeys(re.findall(r'(?:url\(|href=")#([^)"]+)', text))
     names = {name: f"i{number}" for number, name in enumerate(used)}
     text = re.sub(r' id="([^"]+)"', lambda found: f' id="{names[found[1]]}"' if found[1] in names else "", text)
@@ -129,9 +132,9 @@ def svg(figure: Figure) -> str:
 
 
 def in_both_themes(light: str, dark: str) -> str:
-    """Return one SVG with the light or the dark colours, as the page prefers, in half of the space of the two.
+    """Return one SVG that shows the colours of `light` or `dark`, as the reader's browser prefers.
 
-    It is empty if the two differ in more than their colours.
+    It is half as large as both SVGs. Return "" if the two differ in more than their colours.
     """
     if _COLOUR.sub("", light) != _COLOUR.sub("", dark):
         return ""
@@ -146,7 +149,10 @@ def in_both_themes(light: str, dark: str) -> str:
 
 
 def _compact(text: str) -> str:
-    """Return a shorter SVG that looks the same: coordinates to 0.01 px, the font stated once, short paths."""
+    """Return a shorter SVG that looks the same: rounded coordinates, the font stated once, and paths without spaces.
+
+    Numbers from 1 are rounded to 0.01 px, and smaller ones to three digits.
+    """
 
     def rounded(number: re.Match[str]) -> str:
         value = float(number[0])
@@ -155,7 +161,7 @@ def _compact(text: str) -> str:
     def path(found: re.Match[str]) -> str:
         text, last = "", ""
         for command, numbers in re.findall(r"([MLQCZmlqcz])\s*([^MLQCZmlqcz]*)", found[0]):
-            # Pairs of numbers that follow those of M or L are ends of lines, too.
+            # In SVG, further pairs of numbers after a command M or L mean L, so a repeated L is not needed.
             text += (" " if command == "L" and last in ("M", "L") else command) + numbers.strip()
             last = command
         return text
@@ -170,7 +176,7 @@ def _compact(text: str) -> str:
 
 
 def png(figure: Figure, dots: int = 200) -> bytes:
-    """Return the figure as a PNG."""
+    """Return the figure as a PNG. dots: pixels per inch."""
     buffer = io.BytesIO()
     with _settings(THEMES["light"]):
         figure.savefig(buffer, format="png", dpi=dots, metadata={"Software": None})
@@ -179,7 +185,7 @@ def png(figure: Figure, dots: int = 200) -> bytes:
 
 @contextmanager
 def _settings(of: Theme) -> Iterator[None]:
-    """Use matplotlib's own defaults with the theme's colours, and restore the user's settings afterwards."""
+    """Use matplotlib's defaults, theme.yaml's settings and the theme's colours; then restore the user's settings."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         colours: dict[Any, Any] = {"figure.facecolor": of.background, "grid.color": of.grid}
@@ -195,10 +201,10 @@ def _settings(of: Theme) -> Iterator[None]:
 
 
 def shades() -> LinearSegmentedColormap:
-    """Return the colours of shares from 0, which is already visible, to 1."""
+    """Return the colour map for shares from 0 to 1; its colour for 0 differs from the background."""
     return LinearSegmentedColormap.from_list("shares", list(theme().shades))
 
 
 def ink(fill: tuple[float, float, float, float]) -> str:
-    """Return a text colour that is readable on this fill."""
+    """Return black or white, whichever is readable on this fill (red, green, blue, alpha from 0 to 1)."""
     return "#1b1f24" if np.dot(fill[:3], (0.3, 0.59, 0.11)) > 0.5 else "#ffffff"

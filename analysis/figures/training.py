@@ -1,7 +1,7 @@
 """Figures of training: for each metric a panel of the arms' curves and a panel of their paired changes from a baseline.
 
-The changes have their own panel because arms differ by a tenth of a percent. If the paper prints last numbers, they are
-hollow marks; they are from a much larger model and a much longer training than ours.
+The changes have their own panel because arms differ by only a tenth of a percent. Changes at the end of training that
+the paper prints are hollow marks; the paper's model and training are much larger than ours.
 """
 
 from __future__ import annotations
@@ -28,18 +28,20 @@ from fewbits.common.from_dict import one_of
 
 @dataclass(frozen=True)
 class ArmCurves:
-    """Arms of one sweep with their baseline, as figures.yaml declares them: a row of panels for each metric."""
+    """Arms of one sweep and their baseline, as figures.yaml declares them. A figure has a row of panels per metric."""
 
     sweep: str
     arms: tuple[str, ...]
     baseline: str = BASELINE
     name: str = ""  # the label of the rows, if a figure has rows of several sweeps
     metrics: tuple[str, ...] = ("loss", "validation_loss")
-    where: dict[str, str] = field(default_factory=dict)
-    labels: dict[str, str] = field(default_factory=dict)  # labels of arms instead of those in the table of arms
-    table: str = ""  # the paper's table with the last numbers of the arms
-    paper: dict[str, str] = field(default_factory=dict)  # the id of the paper's number for an arm's last change
-    noise: bool = True  # whether A/A is shown, whose optimizer and learning rate are those of plain BF16
+    where: dict[str, str] = field(default_factory=dict)  # selected values of the sweep's axes
+    labels: dict[str, str] = field(default_factory=dict)  # by arm, labels that replace those of arms.yaml
+    table: str = ""  # the id of the paper's table with the arms' numbers at the end of training
+    paper: dict[str, str] = field(default_factory=dict)  # by arm, the key of the paper's number for its final change
+    # Whether to show the A/A comparison. Its optimizer and learning rate are those of plain BF16, so it does not suit
+    # arms with other ones.
+    noise: bool = True
 
     def __post_init__(self) -> None:
         for metric in self.metrics:
@@ -53,7 +55,10 @@ class ArmCurves:
         return self.labels.get(arm, table.label(arm))
 
     def paper_change(self, table: ArmTable, metric: str, arm: str) -> float | None:
-        """Return the paper's last change of an arm from its baseline."""
+        """Return the paper's final change of an arm from its baseline as a fraction; None if the paper has none.
+
+        Only the metrics loss and validation_loss have one.
+        """
         if metric not in ("loss", "validation_loss"):
             return None
         if arm in self.paper:
@@ -67,34 +72,37 @@ class ArmCurves:
 
 @dataclass(frozen=True)
 class TrainingFigure:
-    """A figure that consists of rows of ArmCurves. title: only for a figure of our own."""
+    """A figure of training, as figures.yaml declares it."""
 
     id: str
     rows: tuple[ArmCurves, ...]
     notes: tuple[str, ...] = ()
-    title: str | None = None
+    title: str | None = None  # only for a figure that the paper does not have
 
 
 @dataclass(frozen=True)
 class Shown:
-    """The results of arms of one sweep for one metric."""
+    """One row of panels: the results of arms of one sweep for one metric."""
 
-    part: Results
+    part: Results  # the results of the sweep
     of: ArmCurves
     metric: Metric
     table: ArmTable
-    styles: Mapping[str, Style]  # by label
-    again: Results | None = None  # the results with the A/A trials
+    styles: Mapping[str, Style]  # by the arms' labels
+    again: Results | None = None  # the results with the A/A trials; None if they are not shown
 
     @cached_property
     def levels(self) -> dict[str, Series]:
-        """The own numbers of the arms and of their trunks."""
+        """By arm, the curve of its own numbers, for the arms and their trunks; without arms that have no data."""
         frame = series.recorded(self.part, self.metric)
         return _there({name: series.level(frame, name) for name in (*self.of.all_arms, *self.trunks)})
 
     @cached_property
     def changes(self) -> dict[str, Series]:
-        """The changes of arms from the baseline, of A/A from BF16, and of further trunks from the first one."""
+        """By arm, the curve of its change from the baseline; without arms that have no pair of trials.
+
+        The A/A arm is compared with BF16, and each trunk after the first one with the first trunk.
+        """
         frame = series.recorded(self.part, self.metric)
         changes = {arm: series.change(frame, arm, self.of.baseline) for arm in self.of.arms}
         for trunk in self.trunks[1:]:
@@ -106,14 +114,14 @@ class Shown:
 
     @cached_property
     def trunks(self) -> tuple[str, ...]:
-        """The trunks that these arms branch from."""
+        """The trunks that these arms branch from, in the order of arms.yaml."""
         parents = {self.part.plan.trials[m.id].parent for m in self.part.members if m.cell.arm in self.of.all_arms}
         found = {m.cell.arm for m in self.part.members if m.id in parents}
         return tuple(name for name in self.table.trunks if name in found)
 
     @property
     def drawn(self) -> tuple[str, ...]:
-        """The arms that have data."""
+        """The arms that have data, including the baseline."""
         return tuple(arm for arm in self.of.all_arms if arm in self.levels)
 
     @property
@@ -130,7 +138,7 @@ class Shown:
         return BASELINE_STYLE if arm == self.of.baseline else self.styles[self.of.label(self.table, arm)]
 
     def level_panel(self, x_label: str = "tokens") -> Panel:
-        """Return the panel of the arms' own numbers."""
+        """Return the left panel of the row: the arms' own numbers over tokens."""
         lines = [*self._trunks(self.levels), *self._arms(self.levels)]
         ends = [float(self.levels[name].tokens[-1]) for name in self.trunks if name in self.levels]
         return Panel(
@@ -143,7 +151,7 @@ class Shown:
         )
 
     def change_panel(self, x_label: str = "tokens", title: str = "", y_label: str = "") -> Panel:
-        """Return the panel of changes from the baseline."""
+        """Return the right panel of the row: the arms' changes from the baseline over tokens, and the paper's."""
         lines = [*self._trunks(self.changes)]
         if AGAIN in self.changes:
             lines.append(self._line(self.changes[AGAIN], NOISE, self.table.label(AGAIN), secondary=True))
@@ -172,7 +180,7 @@ class Shown:
         ]
 
     def _trunks(self, found: Mapping[str, Series]) -> list[Line]:
-        """Return the trunks' lines. A trunk has the same style in all rows of a figure."""
+        """Return the lines of the trunks. found: curves by arm. A trunk has the same style in all rows of a figure."""
         styles = {name: Style("quiet", (4, 2)) if i else QUIET for i, name in enumerate(self.table.trunks)}
         return [
             self._line(found[name], styles[name], self.table.trunks[name], secondary=True)
@@ -181,7 +189,8 @@ class Shown:
         ]
 
     def _line(self, found: Series, style: Style, label: str, *, secondary: bool = False) -> Line:
-        apart = not self.metric.every_step and style.colour != "quiet"  # otherwise points are too close to each other
+        # Points are drawn side by side only if few points are in a curve; else they would be too close to each other.
+        apart = not self.metric.every_step and style.colour != "quiet"
         return Line(found.tokens, found.mean, style, label, found.band, None, apart, secondary)
 
 
@@ -189,7 +198,10 @@ class Shown:
 
 
 def training_figure(results: Results, study: str, of: TrainingFigure) -> Picture:
-    """Return the figure of the rows that this scale runs; its notes name the others."""
+    """Return the figure of the rows whose arms are run at this scale; its notes name the other rows.
+
+    NotPlanned or NoData is returned if no row is run or none has data.
+    """
     shown = show_rows(results, study, of.rows)
     if not shown:
         return not_planned(results)
@@ -204,7 +216,10 @@ def training_figure(results: Results, study: str, of: TrainingFigure) -> Picture
 
 
 def show_rows(results: Results, study: str, rows: Sequence[ArmCurves]) -> list[Shown]:
-    """Return the rows that this scale runs, one for each metric. Arms with equal labels have equal styles."""
+    """Return a Shown for each metric of each row that `planned_row` finds in the plan.
+
+    Arms with the same label have the same style.
+    """
     table, found = arm_table(study), []
     styles = assign_styles(table, rows)
     for row in rows:
@@ -216,7 +231,7 @@ def show_rows(results: Results, study: str, rows: Sequence[ArmCurves]) -> list[S
 
 
 def planned_row(results: Results, row: ArmCurves) -> Results | None:
-    """Return the places of the row's sweep; None unless this scale runs the baseline and an arm beside it."""
+    """Return the results of the row's sweep; None if this scale lacks the baseline or all of the row's arms."""
     part = sweep_places(results, row.sweep, row.where)
     if isinstance(part, NotPlanned) or not part.has(row.baseline):
         return None
@@ -224,7 +239,7 @@ def planned_row(results: Results, row: ArmCurves) -> Results | None:
 
 
 def panels_of(shown: Sequence[Shown]) -> list[list[Panel]]:
-    """Return two panels for each row. If rows share their x axis, only the last one labels it."""
+    """Return the two panels of each row. If all rows show the same trials, only the last row labels the x axis."""
     shared = _share_axis(shown)
     labels = ["" if shared and row is not shown[-1] else "tokens" for row in shown]
     return [[row.level_panel(label), row.change_panel(label)] for row, label in zip(shown, labels, strict=True)]
@@ -235,7 +250,10 @@ def _share_axis(shown: Sequence[Shown]) -> bool:
 
 
 def assign_styles(table: ArmTable, rows: Sequence[ArmCurves]) -> dict[str, Style]:
-    """Return a style for each label of a figure: the one in the table of arms, else the next unused one."""
+    """Return a style for each label of the figure's arms: the style that arms.yaml gives, else the next unused one.
+
+    Raise ValueError for more labels than styles.
+    """
     labels = {row.label(table, arm): table.arm(arm).style for row in rows for arm in row.arms}
     free = iter(i for i in range(len(STYLES)) if i not in labels.values())
     if len(labels) > len(STYLES):
@@ -244,7 +262,10 @@ def assign_styles(table: ArmTable, rows: Sequence[ArmCurves]) -> dict[str, Style
 
 
 def noise_places(results: Results, table: ArmTable, row: ArmCurves) -> Results | None:
-    """Return the results with A/A trials for the row's model and axes; None if there are none or they are not shown."""
+    """Return results with A/A trials: of the first sweep of the row's family (the same model) that has such trials.
+
+    They have the row's axis values. Return None if no sweep has A/A trials or the row does not show them.
+    """
     for sweep in table.family(row.sweep) if row.noise else ():
         part = sweep_places(results, sweep, row.where)
         if isinstance(part, Results) and part.has(AGAIN):
@@ -256,12 +277,12 @@ def noise_places(results: Results, table: ArmTable, row: ArmCurves) -> Results |
 
 
 def trials_of(shown: Sequence[Shown]) -> tuple[str, ...]:
-    """Return the ids of all trials behind these rows."""
+    """Return the ids of all trials whose numbers these rows show, each once."""
     return tuple(dict.fromkeys(trial for row in shown for trial in row.trials))
 
 
 def notes_of(shown: Sequence[Shown]) -> tuple[str, ...]:
-    """Return notes on what bands show, which seeds diverged, and which arms have no data or are not run."""
+    """Return notes: first what lines and bands show, then which seeds diverged, and which arms have no data."""
     ids = set(trials_of(shown))
     seeds = {member.cell.seed for row in shown for member in row.part.members if member.id in ids}
     if len(seeds) == 1:
@@ -274,7 +295,7 @@ def notes_of(shown: Sequence[Shown]) -> tuple[str, ...]:
     if any(row.metric.every_step for row in shown):
         notes.append(f"The training loss is averaged over steps to {series.POINTS} points of each curve.")
     if any(row.paper_changes for row in shown):
-        notes.append("The paper's last numbers are hollow marks at the right, or arrows if they are far from ours.")
+        notes.append("The paper's final numbers are hollow marks at the right, or arrows if they are far from ours.")
     for row in shown:
         beside = f"{row.of.name}: " if row.of.name else ""
         there = {arm for other in shown if other.of is row.of for arm in other.drawn}
@@ -291,7 +312,7 @@ def notes_of(shown: Sequence[Shown]) -> tuple[str, ...]:
 
 
 def left_out(results: Results, rows: Sequence[ArmCurves]) -> tuple[str, ...]:
-    """Return a note that names the rows that this scale does not run, if there are any."""
+    """Return one note that names the rows whose arms are not run at this scale; without such rows, ()."""
     missing = [row.name or row.sweep for row in rows if planned_row(results, row) is None]
     return (f"Not run at this scale: {'; '.join(dict.fromkeys(missing))}.",) if missing else ()
 

@@ -1,4 +1,4 @@
-"""Make the tables and figures that `studies/STUDY/figures.yaml` and `tables.yaml` declare as data."""
+"""Make the tables and figures that a study declares as data, in `studies/STUDY/figures.yaml` and `tables.yaml`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FILES = ("figures.yaml", "tables.yaml")
 
 @dataclass(frozen=True)
 class Declared:
-    """The tables and figures that the files of a study declare."""
+    """The contents of a study's figures.yaml and tables.yaml; each field is a top-level key of one of these files."""
 
     training: tuple[TrainingFigure, ...] = ()
     ood: tuple[OodFigure, ...] = ()
@@ -37,7 +37,7 @@ class Declared:
 
 @cache
 def declared(study: str) -> Declared:
-    """Return the declared tables and figures of a study; there are none if it has no files."""
+    """Return the contents of a study's figures.yaml and tables.yaml; all fields are empty if it has neither file."""
     found: dict[str, object] = {}
     for path in (STUDIES / study / name for name in FILES):
         if path.is_file():
@@ -49,7 +49,10 @@ def declared(study: str) -> Declared:
 
 
 def declared_figures(study: str) -> Iterator[tuple[str, str | None, MakeFigure]]:
-    """Yield each figure as its id, its title (None for a figure of the paper) and the function that makes it."""
+    """Yield the id, the title and the drawing function of each figure that the study declares.
+
+    The title is None for a figure of the paper, whose title is in `papers/STUDY.yaml`.
+    """
     found = declared(study)
     for training in found.training:
         yield training.id, training.title, partial(training_figure, study=study, of=training)
@@ -62,9 +65,9 @@ def declared_figures(study: str) -> Iterator[tuple[str, str | None, MakeFigure]]
 
 
 def declared_tables(study: str) -> Iterator[tuple[str, str, MakeTable]]:
-    """Yield each table as its id, its title and the function that makes it; all are our own.
+    """Yield the id, the title and the function of each declared table; the paper has no table like these.
 
-    The table of power needs no declaration: every study with claims has it.
+    Every study with claims also has the table "Power", which is not declared.
     """
     found = declared(study)
     if found.noise:

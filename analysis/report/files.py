@@ -2,8 +2,9 @@
 
     REPORTS/STUDY-SCALE/index.html  STUDY.ipynb  verdicts.json  tables/*.csv|tex  figures/*.svg|png  made-of.json
 
-The folder is written under another name and then replaces the previous one, so a report is never incomplete. Equal
-results and equal code give equal files, so a report is not written again if neither has changed (see `fingerprint`).
+The folder is written under a temporary name and then replaces the previous folder, so a report is never incomplete.
+A report whose results and code have not changed is not written again, since its files would be the same
+(`fingerprint.py`).
 """
 
 from __future__ import annotations
@@ -38,18 +39,18 @@ INDEX = "index.html"
 
 @dataclass(frozen=True)
 class Written:
-    """A report that was written, or that existed already."""
+    """What `fewbits report` prints about a report that was just written, or that existed already and is up to date."""
 
-    index: Path
+    index: Path  # the report's index.html
     verdicts: str  # the number of verdicts of each outcome, as text
-    missing: tuple[str, ...]  # a line for each place without a result
-    notes: tuple[str, ...] = ()  # notes on the plan that was read
+    missing: tuple[str, ...]  # a line for each place (arm, axis values, seed) without a result
+    notes: tuple[str, ...] = ()  # lines about the plan that was read, for example that a plan file is unusable
 
 
 def write_report(overrides: Sequence[str], reports: Path) -> Written:
-    """Write the report of the study that the overrides select, and send it to MLflow if that has the study's sweeps.
+    """Write the report of the study that the overrides select, and send it to MLflow if MLflow has the study's sweeps.
 
-    overrides: as for `fewbits sweep`.
+    overrides: as for `fewbits sweep`, for example `study=mor scale=cpu`. reports: the folder of all reports.
     """
     planned = read_study(overrides)
     set_in = notebook_parameters(planned.overrides, planned.scale, planned.results.plan.store)
@@ -65,7 +66,8 @@ def _files(study: str, set_in: Mapping[str, Any]) -> dict[str, str | bytes]:
     notebooks = {path.stem: path for path in sorted(NOTEBOOKS.glob("*.py"))}
     one_of("study with a report", study, notebooks)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PlanWarning)  # the page has these notes, and the command prints them
+        # The page and the command show the notes on the plan, so the notebook need not warn of them, too.
+        warnings.simplefilter("ignore", PlanWarning)
         executed = execute(notebooks[study], set_in)
     report: StudyReport = executed.names[study]
     if unshown := list(report.unshown()):
@@ -85,23 +87,27 @@ def _files(study: str, set_in: Mapping[str, Any]) -> dict[str, str | bytes]:
 
 
 def check_place(reports: Path) -> None:
-    """Create the folder for reports if necessary; raise ValueError if no file can be written there."""
+    """Create the folder of all reports if it does not exist; raise ValueError if no file can be written there."""
     try:
         reports.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=reports):
             pass
     except OSError as error:
-        raise ValueError(f"--out {reports}: no report can be written there: {error.strerror}") from None
+        raise ValueError(f"--out {reports}: no report can be written to this folder: {error.strerror}") from None
 
 
 def replace_folder(folder: Path, make: Callable[[], Mapping[str, str | bytes]], made_of: str) -> None:
-    """Replace a report's folder by the files that `make` returns.
+    """Replace a report's folder by a new one with the files that `make` returns.
 
-    `make` takes a while, so the folder is checked first. Raise ValueError if it has files but is not a report's, or
-    cannot be written. made_of: the digest to record.
+    make: returns the contents of the files by their paths in the folder. It can take minutes, so the folder is checked
+    before the call: ValueError is raised if the folder has files but no index.html, or cannot be written. made_of: the
+    digest of the report's inputs (`fingerprint.made_of`), which is stored in made-of.json.
     """
     if folder.exists() and any(folder.iterdir()) and not (folder / INDEX).is_file():
-        raise ValueError(f"{folder} is no report, so it is not replaced; choose another folder with --out")
+        raise ValueError(
+            f"{folder} has files but no index.html, so it is no report and is not replaced; choose another folder "
+            "with --out"
+        )
     check_place(folder.parent)
     contents = {name: text.encode() if isinstance(text, str) else text for name, text in make().items()}
     contents[MADE_OF] = record(made_of, contents)
@@ -122,7 +128,7 @@ def _notebook(notebook: object) -> str:
 
 
 def to_json(record: object) -> str:
-    """Return a record as JSON; equal records give equal text."""
+    """Return a record as indented JSON that ends with a line feed; raise ValueError for NaN and infinity."""
     return json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 

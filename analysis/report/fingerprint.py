@@ -1,7 +1,8 @@
-"""Compute a digest of everything that a report depends on: code, versions of packages, and the files of the results.
+"""Compute a digest of everything that a report depends on: code, versions of packages, and the files of the runs.
 
-If the digest is equal and the report's files are unchanged, a new report would be equal, so it is not written again.
-Checkpoints are too large to be read each time; their names, sizes and modification times are hashed instead.
+A report is not written again if this digest is the same as at the last time and the report's files are unchanged.
+Checkpoints (the files in subfolders of run folders) are too large to be read each time; their names, sizes and
+modification times are hashed instead.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 def made_of(results: Results, overrides: tuple[str, ...]) -> str:
-    """Return the digest of a report on these results with these overrides."""
+    """Return the digest of all inputs of a report.
+
+    overrides: further texts that the report depends on, such as the values of its notebook's parameters.
+    """
     parts = {
         "overrides": overrides,
         "code": sources(SOURCES),
@@ -39,7 +43,7 @@ def made_of(results: Results, overrides: tuple[str, ...]) -> str:
 
 
 def sources(folders: tuple[str, ...]) -> str:
-    """Return the digest of the source and data files in these packages."""
+    """Return one digest of the names and contents of the files in these packages whose suffix is in CODE."""
     total = hashlib.sha256()
     for name in folders:
         for path in sorted(path for path in (_ROOT / name).rglob("*") if path.suffix in CODE):
@@ -48,7 +52,7 @@ def sources(folders: tuple[str, ...]) -> str:
 
 
 def unchanged(folder: Path, made_of: str) -> bool:
-    """Tell whether the folder has a report with this digest, and its files are as they were written."""
+    """Tell whether the folder has a report whose inputs had this digest, with no file changed since it was written."""
     try:
         record = json.loads((folder / MADE_OF).read_text("utf-8"))
         return record["made of"] == made_of and all(
@@ -59,13 +63,13 @@ def unchanged(folder: Path, made_of: str) -> bool:
 
 
 def record(made_of: str, files: Mapping[str, bytes]) -> bytes:
-    """Return the content of the file `made-of.json`, which `unchanged` reads."""
+    """Return the content of `made-of.json`, which `unchanged` reads: `made_of` and the digest of each file by name."""
     entries = {"made of": made_of, "files": {name: digest(content) for name, content in files.items()}}
     return (json.dumps(entries, indent=2) + "\n").encode()
 
 
 def digest(content: bytes) -> str:
-    """Return the digest of a file's content."""
+    """Return the SHA-256 digest of a file's content in hexadecimal."""
     return hashlib.sha256(content).hexdigest()
 
 

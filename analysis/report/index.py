@@ -1,7 +1,8 @@
-"""Write the page of all papers: the verdicts of all reports in a folder, with the scales of a study side by side.
+"""Write the page of all studies: a table for each study, with a row for each claim and a column for each scale.
 
-The verdicts are read from the reports' verdicts.json, so that page and reports agree. The claims' texts are read from
-the studies' current files, not from the reports.
+The table shows a scale if the folder of reports has a report of it. The verdicts are read from each report's
+verdicts.json, so the page agrees with the reports. The texts of the claims are read from the installed
+`papers/claims/STUDY.yaml`, not from the reports.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ ABOUT = (
 
 @dataclass(frozen=True)
 class Report:
-    """A report in the folder."""
+    """A report in the folder of reports, as its verdicts.json describes it."""
 
     study: str
     scale: str
-    size: str
-    folder: str
+    size: str  # the amount of training as text (`StudyReport.size`)
+    folder: str  # the name of its folder
     flags: int  # the number of its warnings
-    verdicts: Mapping[str, Verdict]
+    verdicts: Mapping[str, Verdict]  # by claim
 
     @property
     def link(self) -> str:
@@ -53,7 +54,7 @@ class Report:
 
 
 def write_index(reports: Path) -> Path:
-    """Write the page of all reports in a folder; raise ValueError if there are none."""
+    """Write `index.html` for all reports in a folder, and return its path; raise ValueError if there is no report."""
     found_reports = [report for path in sorted(reports.glob(f"*/{INDEX}")) if (report := _read(path)) is not None]
     if not found_reports:
         raise ValueError(f"no report in {reports}; to write one: fewbits report study=NAME scale=NAME")
@@ -63,7 +64,7 @@ def write_index(reports: Path) -> Path:
 
 
 def _read(page: Path) -> Report | None:
-    """Return the report of a page; None for a page that compares several scales."""
+    """Return the report whose page is this index.html; None if the page compares several scales (`ladder.py`)."""
     file = page.with_name("verdicts.json")
     try:
         record = json.loads(file.read_text("utf-8"))
@@ -73,11 +74,11 @@ def _read(page: Path) -> Report | None:
         flags = sum(len(record[key]) for key in ("notices", "flags", "mixed"))
         return Report(record["study"], record["scale"], record["size"], page.parent.name, flags, verdicts)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{file} cannot be read ({error}); write that report again, or remove its folder") from None
+        raise ValueError(f"{file} cannot be read ({error}); write this report again, or remove its folder") from None
 
 
 def restored(record: Mapping[str, Any]) -> Verdict:
-    """Return a verdict from its record in verdicts.json."""
+    """Return the Verdict that a claim's record in verdicts.json describes."""
     verdict = from_dict(Verdict, record)
     controls = (replace(control, findings=_restored(control.findings)) for control in verdict.controls)
     findings = _restored(verdict.findings)

@@ -1,4 +1,4 @@
-"""The types of tables and figures: every number has the trials behind it, or there is the reason for its absence."""
+"""The types of tables and figures in reports: a number names its trials, and a missing number has a reason."""
 
 from __future__ import annotations
 
@@ -21,33 +21,36 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OutOfReach:
-    """The reason why no scale of ours can give a number."""
+    """The reason why no scale of the study can give a number."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The text of a cell that is not a measured number: a setting from the trials' configs, or a remark."""
+    """The text of a table cell that has no measured number: a setting from the trials' configs, or a remark."""
 
     text: str
-    trials: tuple[str, ...] = ()
-    assumed: bool = False  # the paper does not state the setting
+    trials: tuple[str, ...] = ()  # ids
+    assumed: bool = False  # true if the paper does not state the setting, so we chose it
 
 
 @dataclass(frozen=True)
 class Value:
-    """A measured number: the mean over seeds, with the trials that it is from."""
+    """A measured number: the mean over seeds, with the ids of the trials that it is from."""
 
     mean: float
     interval: Interval | None = None  # None with one seed
-    n: int = 0
+    n: int = 0  # the number of seeds
     trials: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @staticmethod
     def of(data: Differences | NoData) -> Value | NoData:
-        """Return the mean of a sample or of paired differences."""
+        """Return the mean of an arm's own numbers or of paired differences; NoData if every pair diverged.
+
+        NoData is returned as it is.
+        """
         if isinstance(data, NoData):
             return data
         if not data.values:
@@ -61,7 +64,7 @@ class Value:
         return Value(estimated.mean, estimated.interval(LEVEL), estimated.n, data.trials, notes)
 
     def times(self, factor: float) -> Value:
-        """Return the number and its interval in another unit, such as percent."""
+        """Return the value with its mean and interval multiplied by the factor, for example 100 for percent."""
         interval = self.interval and Interval(
             self.interval.low * factor, self.interval.high * factor, self.interval.level
         )
@@ -73,7 +76,7 @@ Ours = Value | Setting | Missing
 
 
 def why_missing(ours: Missing) -> str:
-    """Return the text that says why there is no number."""
+    """Return the text that a cell shows instead of a missing number: the reason, after "out of reach" or "no data"."""
     if isinstance(ours, NotPlanned):
         return ours.reason
     return f"{'out of reach' if isinstance(ours, OutOfReach) else 'no data'}: {ours.reason}"
@@ -84,13 +87,13 @@ class TableCell:
     """A cell of a table, with the paper's number and ours."""
 
     ours: Ours
-    paper: float | str | None = None  # None if the paper has no number, or its text as we have it lacks it
+    paper: float | str | None = None  # the paper's number or text; None if the paper, or our copy of it, has none
     source: str = ""  # the source of the paper's number
     comparable: bool = True  # false for losses, which depend on model and data; then no difference is shown
 
     @property
     def difference(self) -> float | None:
-        """Our number minus the paper's; None if they cannot be compared."""
+        """Our number minus the paper's; None if one of them is missing, or if they are not comparable."""
         if isinstance(self.ours, Value) and isinstance(self.paper, float) and self.comparable:
             return self.ours.mean - self.paper
         return None
@@ -105,33 +108,35 @@ class TableRow:
     """A row of a table, for one metric."""
 
     title: str
-    cells: tuple[TableCell, ...]
+    cells: tuple[TableCell, ...]  # one for each column of the table
     unit: str = ""
 
 
 @dataclass(frozen=True)
 class TableResult:
-    """A table with rows and columns as in the paper."""
+    """A table; if it is one of the paper's, it has the paper's rows and columns."""
 
-    columns: tuple[str, ...]
+    columns: tuple[str, ...]  # titles
     rows: tuple[TableRow, ...]
     notes: tuple[str, ...] = ()
-    control: Markup | None = None  # HTML above the table that changes its cells; the table is complete without it
+    # HTML above the table with a script that changes cells as the reader chooses; without scripts, the table is whole.
+    control: Markup | None = None
 
     def __post_init__(self) -> None:
         for row in self.rows:
             if len(row.cells) != len(self.columns):
-                raise ValueError(f"row {row.title}: {len(row.cells)} cells in {len(self.columns)} columns")
+                raise ValueError(f"row {row.title}: {len(row.cells)} cells for a table of {len(self.columns)} columns")
 
     @property
     def trials(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(t for row in self.rows for cell in row.cells for t in cell.trials))
 
     def frame(self) -> pd.DataFrame:
-        """Return the table in long form: a row for each metric and column of the table.
+        """Return the table in long form: a row for each cell, named by `metric`, `unit` and `column`.
 
-        `paper`, `ours`, `difference`, `low` and `high` are numbers or NaN; `note` has a cell's text: a setting, the
-        reason for a missing number, or what the paper prints instead of a number.
+        `paper`, `ours` and `difference` are numbers or NaN, as are `low` and `high`, the ends of the interval of
+        `ours`; `seeds` is the number of seeds. `note` has the cell's text: a setting, the reason for a missing number,
+        or what the paper prints instead of a number.
         """
         return pd.DataFrame(
             [
@@ -144,9 +149,9 @@ class TableResult:
 
 @dataclass(frozen=True)
 class FigureResult:
-    """A figure as the function that draws it."""
+    """A figure that is not drawn yet: its drawing function, the ids of the trials behind it, and notes below it."""
 
-    draw: Callable[[], Figure]
+    draw: Callable[[], Figure]  # draws in the active theme (figures/theme.py)
     trials: tuple[str, ...] = ()  # empty for a schematic
     notes: tuple[str, ...] = ()
 

@@ -1,4 +1,4 @@
-"""Write the scale ladder: one page with the verdicts at several scales side by side."""
+"""Write the scale ladder: one page with the verdicts on a study's claims at several scales side by side."""
 
 from __future__ import annotations
 
@@ -14,15 +14,19 @@ from fewbits.analysis.views.claims import counts, tally
 from fewbits.analysis.views.html import render
 from fewbits.sweeps.planning.studies import STUDIES
 
-ABOUT = "The verdicts of a scale rest only on its own runs. A verdict may differ at another scale."
+ABOUT = "The verdicts at a scale use only the runs of this scale. A verdict may differ at another scale."
 
 
 def write_ladder(overrides: Sequence[str], scales: Sequence[str], reports: Path) -> Written:
-    """Write the page that compares these scales of the study that the overrides select."""
+    """Write the page that compares these scales of a study, in the folder STUDY-SCALE-SCALE… of `reports`.
+
+    overrides: as for `fewbits sweep`, for example `study=mor`, without the scale. Raise ValueError for fewer than two
+    scales, or for a scale that is given twice.
+    """
     if len(scales) < 2 or len(set(scales)) != len(scales):
-        raise ValueError(f"--compare {' '.join(scales)}: give two scales or more, each once")
+        raise ValueError(f"--compare {' '.join(scales)}: give at least two scales, and each only once")
     if chosen := [override for override in overrides if override.startswith("scale=")]:
-        raise ValueError(f"{chosen[0]} and --compare {' '.join(scales)}: give the scales only once, to --compare")
+        raise ValueError(f"{chosen[0]} and --compare {' '.join(scales)}: give the scales to --compare alone")
     reports_by_scale = {scale: read_study((*overrides, f"scale={scale}")) for scale in scales}
     folder = reports / "-".join((reports_by_scale[scales[0]].study, *scales))
     digests = [made_of(report.results, (*report.overrides, report.changed)) for report in reports_by_scale.values()]

@@ -1,8 +1,8 @@
-"""Execute a notebook in percent format in this process.
+"""Execute a notebook in percent format (a Python file with cells after `# %%`) in this process.
 
-A separate kernel would take two seconds to start and import torch again, so the cells run here as in Jupyter: in one
-namespace, in order, and each shows the value of its last expression. Equal cells give equal files, since neither the
-time nor the machine is recorded. An error in a cell is raised to the caller.
+A separate kernel would take two seconds to start and would import torch again. The cells run as in Jupyter: in one
+namespace, in order, and each shows the value of its last expression. Neither the time nor the machine is recorded, so
+cells with the same results give the same notebook file. An error in a cell is raised to the caller.
 """
 
 from __future__ import annotations
@@ -29,15 +29,18 @@ PARAMETERS = "parameters"  # the tag of the cell whose values a caller can repla
 
 @dataclass(frozen=True)
 class Executed:
-    """An executed notebook: its cells' namespace and, by the ids of cells, the HTML that they add to the page."""
+    """A notebook after its cells have run."""
 
-    notebook: NotebookNode
-    names: dict[str, Any]
-    html: dict[str, Markup]
+    notebook: NotebookNode  # the cells with their outputs
+    names: dict[str, Any]  # the variables that the cells have set
+    html: dict[str, Markup]  # by cell id, the HTML that the cell adds to the report's page
 
 
 def execute(source: Path, parameters: Mapping[str, Any]) -> Executed:
-    """Execute a notebook. parameters: the values of all variables in the cell with the tag `parameters`."""
+    """Execute the notebook in the file `source`.
+
+    parameters: the new values of all variables that the cell with the tag `parameters` sets, by name and in its order.
+    """
     import jupytext
 
     notebook = jupytext.read(source)
@@ -59,19 +62,28 @@ def execute(source: Path, parameters: Mapping[str, Any]) -> Executed:
 
 
 def _replace(notebook: NotebookNode, source: Path, parameters: Mapping[str, Any]) -> None:
-    """Replace the values of the tagged cell, and keep its annotations and comments, which papermill's help shows."""
+    """Replace the values in the cell with the tag `parameters`; keep its type annotations and comments.
+
+    The help of papermill (a tool that runs notebooks with other parameters) shows these annotations and comments.
+    """
     tagged = [cell for cell in notebook.cells if PARAMETERS in cell.metadata.get("tags", [])]
     if len(tagged) != 1:
         raise ValueError(f"{source}: {len(tagged)} cells have the tag {PARAMETERS}; exactly one must have it")
     (cell,) = tagged
     lines = [match for line in cell.source.split("\n") if (match := _ASSIGNMENT.fullmatch(line))]
     if [line["name"] for line in lines] != list(parameters) or len(lines) < len(cell.source.split("\n")):
-        raise ValueError(f"{source}: the cell {PARAMETERS} must set {', '.join(parameters)}, each in a line of its own")
+        raise ValueError(
+            f"{source}: the cell with the tag {PARAMETERS} must set {', '.join(parameters)}, in this order, each in a "
+            "line of its own"
+        )
     cell.source = "\n".join(f"{line['head']} {parameters[line['name']]!r}{line['about'] or ''}" for line in lines)
 
 
 def _run(source: str, file: str, names: dict[str, Any]) -> tuple[str, Any]:
-    """Run a cell; return what it prints and the value of its last expression."""
+    """Run a cell in the namespace `names`; return what it prints and the value of its last expression.
+
+    The value is None if the cell does not end with an expression. file: the name of the cell in tracebacks.
+    """
     tree = ast.parse(source, file)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     printed, value = io.StringIO(), None
@@ -90,7 +102,7 @@ def _stream(printed: str) -> Iterator[NotebookNode]:
 
 
 def _shown(value: Any, count: int) -> Iterator[NotebookNode]:
-    """Yield the outputs for a cell's value, as Jupyter makes them."""
+    """Yield the notebook outputs that Jupyter makes for a cell's value. count: the cell's execution count."""
     from nbformat.v4 import new_output
 
     if isinstance(value, Items):
@@ -102,6 +114,6 @@ def _shown(value: Any, count: int) -> Iterator[NotebookNode]:
 def _bundle(value: Any) -> dict[str, str]:
     if hasattr(value, "report_bundle"):
         return cast(dict[str, str], value.report_bundle())
-    # The text of a frame depends on the width of the terminal, so the notebook has a frame's name instead
+    # The repr of a DataFrame depends on the width of the terminal, so the notebook stores the table's name instead.
     data = {"text/plain": f"<{value.report_name}>" if isinstance(value, ShownFrame) else repr(value)}
     return data | {"text/html": value._repr_html_()} if hasattr(value, "_repr_html_") else data

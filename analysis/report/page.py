@@ -1,8 +1,7 @@
 """Turn an executed notebook into one self-contained HTML page, without external scripts, fonts or images.
 
-Only a table with a control (`TableResult.control`) has an inline script; without scripts the page shows the table.
-
-The page has the notebook's prose and results, without the code of its cells.
+The page has the notebook's prose and results, without the code of its cells. A table with a control
+(`TableResult.control`) has an inline script; browsers that run no scripts show this table, too.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from fewbits.analysis.views.numbers import anchor
 
 
 def page(executed: Executed, title: str, foot: str) -> str:
-    """Return the page of an executed notebook. foot: the text at the end of the page."""
+    """Return the HTML page of an executed notebook. foot: the text at the end of the page."""
     contents: list[str] = []
     body = Markup().join(_parts(executed, contents))
     return document(title, body, contents, foot)
 
 
 def document(title: str, body: Markup, contents: list[str], foot: str) -> str:
-    """Return an HTML page. contents: the headings in the body that the table of contents lists."""
+    """Return an HTML page. contents: the headings in the body that the table of contents lists; foot: the last text."""
     return str(render("page", title=title, style=style(), body=body, contents=contents, foot=foot)) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""The registry of a study's tables and figures, each of which is a function of the results.
+"""Register functions that make a study's tables and figures from the results of its trials.
 
     @table("mor", "Table 2")
     def table_2(results: Results) -> Table: …
@@ -6,9 +6,9 @@
     @figure("mor", "Figure 5")
     def figure_5(results: Results) -> Picture: …
 
-Titles of the paper's tables and figures come from the paper's data file. Our own are registered with a title; they come
-after the paper's and are marked as ours. Tables and figures that `tables.yaml` and `figures.yaml` declare need no
-function. Claims are not registered but data (engine/claims/schema.py).
+Titles of the paper's tables and figures come from `papers/STUDY.yaml`. A table or figure of our own is registered with
+a title; reports show it after the paper's and mark it as ours. Tables and figures that `tables.yaml` and `figures.yaml`
+declare need no function. Claims are not registered; `papers/claims/STUDY.yaml` has them (engine/claims/schema.py).
 """
 
 from __future__ import annotations
@@ -29,57 +29,63 @@ M = TypeVar("M", MakeTable, MakeFigure)
 
 @dataclass(frozen=True)
 class Entry(Generic[M]):
-    """A table or figure of a study."""
+    """A registered table or figure of a study."""
 
     id: str
     title: str
     of_paper: bool  # false for a table or figure of our own
-    make: M
+    make: M  # the function that makes it from the results
 
 
 @dataclass
 class StudyRegistry:
-    """The tables and figures of one study."""
+    """The tables and figures of one study. "Our own" are those that the paper does not have."""
 
     study: str
-    loaded: bool = False
+    loaded: bool = False  # whether the tables and figures of tables.yaml and figures.yaml are registered
     _tables: dict[str, Entry[MakeTable]] = field(default_factory=dict)
     _figures: dict[str, Entry[MakeFigure]] = field(default_factory=dict)
 
     @property
     def tables(self) -> list[Entry[MakeTable]]:
-        """The paper's tables in its order, then our own in the order of registration."""
+        """The registered tables: the paper's in the paper's order, then our own in the order of registration."""
         return [self._tables[name] for name in self.table_ids if name in self._tables]
 
     @property
     def figures(self) -> list[Entry[MakeFigure]]:
-        """The paper's figures in its order, then our own in the order of registration."""
+        """The registered figures: the paper's in the paper's order, then our own in the order of registration."""
         return [self._figures[name] for name in self.figure_ids if name in self._figures]
 
     @property
     def table_ids(self) -> list[str]:
-        """The ids of the paper's tables, registered or not, and of our own."""
+        """The ids of all tables of the paper, registered or not, then of our own."""
         return list(dict.fromkeys([*(table.id for table in paper(self.study).tables), *self._tables]))
 
     @property
     def figure_ids(self) -> list[str]:
-        """The ids of the paper's figures, registered or not, and of our own."""
+        """The ids of all figures of the paper, registered or not, then of our own."""
         return list(dict.fromkeys([*(figure.id for figure in paper(self.study).figures), *self._figures]))
 
     @property
     def missing(self) -> list[str]:
-        """The ids of the paper's tables and figures for which nothing is registered."""
+        """The ids of the paper's tables and figures for which no function is registered."""
         names = [*self.table_ids, *self.figure_ids]
         return [name for name in names if name not in self._tables and name not in self._figures]
 
     def add_table(self, name: str, make: MakeTable, title: str | None = None) -> None:
-        """Register a table of the paper or, with a title, of our own."""
+        """Register the function that makes the table with the id `name`. title: only for a table of our own.
+
+        Raise ValueError if the id is already registered or, without a title, if the paper has no such table.
+        """
         printed = paper(self.study).table(name).title if title is None else title
         self._check(self._tables, name)
         self._tables[name] = Entry(name, printed, title is None, make)
 
     def add_figure(self, name: str, make: MakeFigure, title: str | None = None) -> None:
-        """Register a figure of the paper or, with a title, of our own."""
+        """Register the function that makes the figure with the id `name`. title: only for a figure of our own.
+
+        Raise ValueError if the id is already registered or, without a title, if the paper has no such figure.
+        """
         printed = paper(self.study).figure(name).title if title is None else title
         self._check(self._figures, name)
         self._figures[name] = Entry(name, printed, title is None, make)
@@ -93,14 +99,14 @@ _REGISTRIES: dict[str, StudyRegistry] = {}
 
 
 def study_registry(study: str) -> StudyRegistry:
-    """Return the registry of a study, with everything that its modules and its `figures.yaml` register."""
+    """Return the registry of a study with all its tables and figures: those of its modules and of its YAML files."""
     registry = _registry(study)
     load(registry)
     return registry
 
 
 def load(registry: StudyRegistry) -> None:
-    """Import the study's modules, which register their functions, and register its declared tables and figures.
+    """Register a study's tables and figures: import its modules (see the decorators below), and read its YAML files.
 
     A second call changes nothing.
     """
@@ -118,7 +124,7 @@ def load(registry: StudyRegistry) -> None:
 
 
 def table(study: str, name: str, title: str | None = None) -> Callable[[MakeTable], MakeTable]:
-    """Register the decorated function as a table of the paper or, with a title, of our own."""
+    """Register the decorated function as the table with the id `name`. title: only for a table of our own."""
 
     def register(make: MakeTable) -> MakeTable:
         _registry(study).add_table(name, make, title)
@@ -128,7 +134,7 @@ def table(study: str, name: str, title: str | None = None) -> Callable[[MakeTabl
 
 
 def figure(study: str, name: str, title: str | None = None) -> Callable[[MakeFigure], MakeFigure]:
-    """Register the decorated function as a figure of the paper or, with a title, of our own."""
+    """Register the decorated function as the figure with the id `name`. title: only for a figure of our own."""
 
     def register(make: MakeFigure) -> MakeFigure:
         _registry(study).add_figure(name, make, title)

@@ -1,4 +1,4 @@
-"""Make the table of verdicts at several scales, with a cell for each claim and scale."""
+"""Make the HTML table of verdicts at several scales, with a row for each claim and a column for each scale."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from fewbits.analysis.views.html import render
 
 @dataclass(frozen=True)
 class Column:
-    """The verdicts of one scale."""
+    """A column of the table: the verdicts at one scale."""
 
-    name: str
-    remark: str  # the text beside the name in the head of the column
-    verdicts: Mapping[str, Verdict]
+    name: str  # of the scale
+    remark: str  # the text beside the name in the head of the column, such as the size of the model
+    verdicts: Mapping[str, Verdict]  # by claim
     link: str = ""  # the address of the report with the full verdicts
 
 
 @dataclass(frozen=True)
 class Cell:
-    """The verdict on a claim at one scale."""
+    """The verdict on a claim at one scale, as the table shows it."""
 
-    badge: Markup
-    finding: FindingView | None  # the finding whose effect is shown
-    link: str  # the address of the claim in the report
+    badge: Markup  # the outcome
+    finding: FindingView | None  # the finding whose effect is shown; None if no finding has an effect
+    link: str  # the address of the claim in the scale's report; "" without a report
 
 
 def scales_table(claims: Sequence[Claim], columns: Sequence[Column]) -> Markup:
-    """Return the table with a row for each claim and a column for each scale."""
+    """Return the table as HTML. A cell without a verdict on the claim has a dash."""
     rows = [(claim, [_cell(claim, column) for column in columns]) for claim in claims]
     return render("scales", columns=[(column.name, column.remark) for column in columns], rows=rows)
 

@@ -1,12 +1,12 @@
-"""The report of a study at one scale, with the functions that its notebook calls for each item.
+"""The report of a study at one scale. Notebooks call its functions to show items: tables, figures and claims.
 
     mor = fewbits.read("mor", scale="cpu").report
     mor.table("Table 2")                # a DataFrame; in Jupyter it is shown as the table of the report
     mor.figure("Figure 5")              # a matplotlib Figure, shown with its caption
     mor.claims("M3", "M4", "M5")        # a DataFrame
 
-The report's files are written from the items that the notebook has shown. An item without data in the store, or
-without a function that makes it, shows a text that says so.
+The report's files contain the items that the notebook has shown. An item without data in the store, or without a
+function that makes it, is shown as a text that says so.
 """
 
 from __future__ import annotations
@@ -46,15 +46,16 @@ NOT_MADE = "fewbits does not make this item yet"
 
 
 def read_study(overrides: Sequence[str]) -> StudyReport:
-    """Return the report of the study that the overrides select; they are those of `fewbits sweep`.
+    """Return the report of the study that the overrides select. overrides: as for `fewbits sweep`.
 
-    A sweep file of the user's own names its study in the key `study`. Raise ValueError for an unknown study.
+    If they select a sweep file of the user's own, the file's key `study` names the study. Raise ValueError if the
+    study is unknown.
     """
     return report_of(find_plan(overrides), overrides)
 
 
 def report_of(found: FoundPlan, overrides: Sequence[str]) -> StudyReport:
-    """Return the report of the plan that these overrides select; raise ValueError if it is not that of a study."""
+    """Return the report of a plan. overrides: those that selected it. Raise ValueError if its study is unknown."""
     sweeps = found.plan.sweeps
     studies = sorted({sweep.study for sweep in sweeps})
     for study in studies:
@@ -70,14 +71,14 @@ class StudyReport:
 
     study: str
     scale: str
-    overrides: tuple[str, ...]
+    overrides: tuple[str, ...]  # those that selected the plan, as for `fewbits sweep`
     results: Results
-    changed: str = ""  # how the sweep's definition differs from that in the stored plan
-    notes: tuple[str, ...] = ()  # notes on the plan that a command prints
-    tables: dict[str, Table] = field(default_factory=dict)  # the tables that have been shown
-    figures: dict[str, Picture] = field(default_factory=dict)
-    shown_claims: list[str] = field(default_factory=list)
-    _drawings: dict[str, Drawing] = field(default_factory=dict)
+    changed: str = ""  # a line that says so if the sweep's definition has changed since the stored plan
+    notes: tuple[str, ...] = ()  # lines about the plan that a command prints
+    tables: dict[str, Table] = field(default_factory=dict)  # by id, the tables that have been shown
+    figures: dict[str, Picture] = field(default_factory=dict)  # by id, the figures that have been shown
+    shown_claims: list[str] = field(default_factory=list)  # the ids of the claims that have been shown
+    _drawings: dict[str, Drawing] = field(default_factory=dict)  # a cache by the figures' ids
 
     @property
     def name(self) -> str:
@@ -110,7 +111,11 @@ class StudyReport:
 
     @property
     def size(self) -> str:
-        """The amount of training, and the greatest share of a quantized run's tokens that its own recipe trained."""
+        """Return the amount of training, and how much of it used the quantized recipes, as text.
+
+        A run that branches from a trunk trains only the tokens after the trunk with its own recipe. The text has the
+        greatest share of these tokens in all tokens of one quantized run.
+        """
         total = training_of(self.results, self.results.plan.trials)
         if total is None:
             return self.results.scale
@@ -121,7 +126,7 @@ class StudyReport:
         return f"{total}; {share}"
 
     def _quantized(self) -> Iterator[str]:
-        """Yield the ids of the trials that quantize something, without trunks, from which others branch."""
+        """Yield the ids of the trials that quantize an operand or use a sampler, without trunks."""
         trunks = {planned.parent for planned in self.results.plan.trials.values()}
         for trial, planned in self.results.plan.trials.items():
             recipe = planned.trial.recipe
@@ -132,7 +137,10 @@ class StudyReport:
     # -------------------------------------------------------------------------------- the start of a report
 
     def opening(self) -> ShownFrame:
-        """Return the number of verdicts of each outcome, shown with the title and the warnings to read first."""
+        """Return a table with the number of claims of each outcome.
+
+        In the report, it is shown as the header of the page: title, scale, outcomes and warnings.
+        """
         study = STUDIES[self.study]
         head = render(
             "header",
@@ -145,14 +153,17 @@ class StudyReport:
         return shown_frame(outcome_rows(self.verdicts.values()), "title", head + self.origin.flags())
 
     def summary(self) -> ShownFrame:
-        """Return a row for each claim; shown by group (exact, mechanism, training), with how claims are judged."""
+        """Return a table with a row for each claim: its statement, verdict, reason, and one comparison's numbers.
+
+        In the report, the claims are grouped (exact, mechanism, training) below the rules for verdicts.
+        """
         html = claims.rules() + claims.summary(self.verdicts)
         return shown_frame(map(verdict_row, self.verdicts.values()), "summary of the verdicts", html)
 
     # -------------------------------------------------------------------------------- items
 
     def show(self, *names: str) -> Items:
-        """Return tables, figures and claims by id, which a notebook shows one below the other."""
+        """Return the tables, figures and claims with these ids, which a notebook shows one below the other."""
         return Items(self._item(name) for name in names)
 
     def _item(self, name: str) -> ShownFrame | ShownFigure:
@@ -161,9 +172,9 @@ class StudyReport:
         return self.figure(name) if name in self.registry.figure_ids else self.claims(name)
 
     def table(self, name: str) -> ShownFrame:
-        """Return a table by its id: a row for each metric and column, with the paper's number and ours.
+        """Return the table with the id `name` in long form: a row for each cell, with the paper's number and ours.
 
-        If the table has no data, the frame is empty and its display says why. Raise ValueError for an unknown id.
+        If there are no data, the frame is empty, and its display gives the reason. Raise ValueError for an unknown id.
         """
         one_of(f"table of {self.study}", name, self.registry.table_ids)
         entry = next((entry for entry in self.registry.tables if entry.id == name), None)
@@ -180,9 +191,10 @@ class StudyReport:
         return shown_frame(result.frame() if isinstance(result, TableResult) else (), name, html)
 
     def figure(self, name: str) -> ShownFigure:
-        """Return a figure of matplotlib by its id, in the light theme.
+        """Return the figure with the id `name` as a matplotlib Figure in the light theme.
 
-        If the figure has no data, it says why, as its attribute `missing` does. Raise ValueError for an unknown id.
+        If there are no data, the figure shows the reason, which its attribute `missing` also has. Raise ValueError for
+        an unknown id.
         """
         from fewbits.analysis.views.shown_figure import shown_figure  # imported here: matplotlib is slow to import
 
@@ -206,7 +218,11 @@ class StudyReport:
         return lambda light: self.drawing(name, light)
 
     def drawing(self, name: str, light: Figure | None = None) -> Drawing:
-        """Return a figure that has been shown, and that has data, as it is in the report's files."""
+        """Return a figure as SVG and PNG for the report's files, from a cache if it was drawn before.
+
+        name: the id of a figure that has been shown and has data. light: this figure, if it is already drawn in the
+        light theme.
+        """
         from fewbits.analysis.views.shown_figure import draw
 
         if name not in self._drawings:
@@ -214,7 +230,10 @@ class StudyReport:
         return self._drawings[name]
 
     def claims(self, *names: str) -> ShownFrame:
-        """Return a row for each comparison of these claims, shown in full; without names, of all claims."""
+        """Return a table with a row for each comparison of the claims with these ids; without ids, of all claims.
+
+        In the report, each claim is shown in full.
+        """
         names = names or tuple(self.verdicts)
         for name in names:
             one_of(f"item of {self.study}", name, dict.fromkeys([*self.verdicts, *claim_ids(self.study)]))
@@ -227,7 +246,7 @@ class StudyReport:
         return claims.card(self.verdicts[name], self.trials) if name in self.verdicts else self._absent(name)
 
     def own(self) -> Items:
-        """Return the tables, figures and claims of our own that no earlier cell has shown."""
+        """Return the tables, figures and claims that the paper does not have and that no earlier cell has shown."""
         tables = [self.table(e.id) for e in self.registry.tables if not e.of_paper and e.id not in self.tables]
         figures = [self.figure(e.id) for e in self.registry.figures if not e.of_paper and e.id not in self.figures]
         ours = [claim.id for claim in self._claims() if claim.ours and claim.id not in self.shown_claims]
@@ -251,26 +270,29 @@ class StudyReport:
     # -------------------------------------------------------------------------------- the end of a report
 
     def remarks(self) -> ShownFrame:
-        """Return a row for each remark on the verdicts; fixed rules choose them."""
+        """Return a table with a row for each remark on the verdicts; fixed rules choose the remarks (`remarks.py`)."""
         rows = [dict(zip(remarks.COLUMNS, row, strict=True)) for row in remarks.remarks(self.verdicts)]
         return shown_frame(rows, "remarks", remarks.remarks_html(self.verdicts))
 
     def not_printed(self) -> ShownFrame:
-        """Return a row for each of the paper's numbers that is inferred or missing."""
+        """Return a table of the numbers that the paper's text does not print, with the source of each number here."""
         numbers = remarks.not_printed(self.paper)
         html = render("list", items=[f"{number}: {source}" for number, source in numbers] or ["Nothing."])
         rows = [{"number": number, "source": source} for number, source in numbers]
         return shown_frame(rows, "numbers that the paper does not print", html)
 
     def unreached(self) -> ShownFrame:
-        """Return a row for each reason why claims are out of reach."""
+        """Return a table of the reasons why no scale can test certain claims, with the claims of each reason."""
         reasons = remarks.unreached(self.verdicts)
         html = render("remarks", sections=[("", reasons)] if reasons else [])
         rows = [{"claims": ", ".join(names), "reason": reason} for names, reason in reasons]
         return shown_frame(rows, "out of reach", html)
 
     def provenance(self) -> ShownFrame:
-        """Return the code, data and machines behind the numbers, shown with the table of all trials."""
+        """Return a table (name, value) of the code, data and machines behind the numbers.
+
+        In the report, the table of all trials follows.
+        """
         rows = [{"name": name, "value": value} for name, value, _ in self.origin.rows()]
         return shown_frame(rows, "provenance", self.origin.table() + trials.trial_table(self.trials))
 
@@ -283,7 +305,7 @@ class StudyReport:
         yield from (claim.id for claim in self._claims() if claim.id not in self.shown_claims)
 
     def record(self) -> dict[str, object]:
-        """Return the contents of verdicts.json."""
+        """Return the contents of verdicts.json; its key `claims` has each Verdict as a dictionary, by claim."""
         return {
             "study": self.study,
             "scale": self.scale,
