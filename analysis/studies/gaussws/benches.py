@@ -1,10 +1,10 @@
-"""Read the timings of training and of noise generators that `fewbits bench` stored, one file for each device.
+"""Read the timings of training and of noise generators that `fewbits bench` has stored, in a file for each device.
 
     fewbits bench train --model gpt2-nano,llama2-nano --recipes gaussws,diffq --optimizers adamw,adam-mini --store runs
     fewbits bench kernels --generators --store runs
 
-The arms take turns: one turn times each arm once, so other load on the machine affects all arms alike, and arms are
-compared within a turn. The spread over turns shows how precise a ratio is on this device, not on others.
+Timings are made in turns. One turn times each arm once, so that other load on the machine affects all arms alike, and
+arms are compared within a turn. The spread over turns shows how precise a ratio is on this device, not on others.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from typing import Any, Generic, TypeVar
 from fewbits.analysis.engine.results.frames import Damaged, Results
 from fewbits.analysis.engine.statistics.estimates import Interval, median_interval
 
-FOLDER = "bench"
-DEVICES = ("cuda", "cpu")  # reports show the first one with measurements
-PLAIN = "bf16"
-QUIET = 0.05  # the share of the processors that other processes may use in a quiet turn
+FOLDER = "bench"  # in the store
+DEVICES = ("cuda", "cpu")  # reports show the first device in this order that has measurements
+PLAIN = "bf16"  # the recipe without quantization and noise
+QUIET = 0.05  # a turn is quiet if other processes use at most this share of the processors
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Timed:
-    """The times of an arm, one for each turn, and the number of elements or tokens that each processes."""
+    """The timings of one arm."""
 
-    amount: int
-    seconds: tuple[float, ...]
-    others: tuple[float | None, ...] = ()  # the share of the processors that other processes used, turn by turn
+    amount: int  # the number of tokens or elements that the arm processes in a turn
+    seconds: tuple[float, ...]  # by turn
+    others: tuple[float | None, ...] = ()  # by turn, the share of the processors that other processes used
     memory: int | None = None  # bytes at the peak of a training step
 
     def __post_init__(self) -> None:
@@ -40,39 +40,40 @@ class Timed:
 
     @property
     def speed(self) -> float:
+        """Tokens or elements per second, in the median turn."""
         return self.amount / median(self.seconds)
 
     @property
     def quiet(self) -> tuple[bool, ...]:
-        """True for each turn in which other processes used little of the machine; False if that was not measured."""
+        """By turn, whether other processes used at most QUIET of the processors; False if this was not measured."""
         shares = self.others or (None,) * len(self.seconds)
         return tuple(share is not None and share <= QUIET for share in shares)
 
     def longer_than(self, other: Timed) -> tuple[float, ...]:
-        """Return by which fraction this arm takes longer than the other for the same amount, for each turn."""
+        """Return for each turn (time of this arm) / (time of the other arm) − 1, both for the same amount."""
         mine = (s / self.amount for s in self.seconds)
         return tuple(a / b - 1 for a, b in zip(mine, (s / other.amount for s in other.seconds), strict=True))
 
 
-Arms = Mapping[tuple[str, str], Timed]  # by optimizer and recipe, or by timed operation and generator
+Arms = Mapping[tuple[str, str], Timed]  # by (optimizer, recipe), or by (timed operation, generator)
 
 
 @dataclass(frozen=True)
 class Bench(Generic[T]):
-    """The timings of one device: the arms of each model, by name, or of each matrix, by shape."""
+    """The timings of one device."""
 
-    device: str
-    kind: str
-    timed: Mapping[T, Arms]
+    device: str  # a description of the machine and of the measurement
+    kind: str  # one of DEVICES
+    timed: Mapping[T, Arms]  # by name of the model, or by shape (rows, columns) of the matrix
 
 
 def training(results: Results) -> Bench[str] | None:
-    """Return the times of training steps, by model; None if they were not measured."""
+    """Return the timings of training steps, by model; None if the plan's store has none."""
     return _first(results, "train", _training)
 
 
 def generators(results: Results) -> Bench[tuple[int, int]] | None:
-    """Return the times of generators, by shape; None if they were not measured."""
+    """Return the timings of noise generators, by shape of the matrix; None if the plan's store has none."""
     return _first(results, "generators", _generators)
 
 
@@ -98,7 +99,7 @@ def _timed(row: dict[str, Any], amount: int, memory: int | None = None) -> Timed
 
 
 def lost(ours: Timed, plain: Timed) -> tuple[float, ...]:
-    """Return the share of plain throughput that our arm loses, for each turn."""
+    """Return for each turn the share of the throughput of plain BF16 (`plain`) that our arm loses."""
     return tuple(1 - 1 / (1 + longer) for longer in ours.longer_than(plain))
 
 
@@ -115,6 +116,7 @@ def overhead(arms: Arms, optimizer: str, recipe: str) -> tuple[float, Interval |
 
 
 def _where(found: dict[str, Any]) -> str:
+    """Return a line that describes the machine, the number of turns and the load. found: the content of the file."""
     machine = found["machine"]
     processor = machine.get("processor") or machine.get("cpu") or ""
     device = str(machine["device"])
@@ -123,7 +125,10 @@ def _where(found: dict[str, Any]) -> str:
 
 
 def _first(results: Results, name: str, read: Callable[[dict[str, Any]], Mapping[T, Arms]]) -> Bench[T] | None:
-    """Return the timings of the first device in DEVICES that has any."""
+    """Return the timings in the file of the first device in DEVICES that has a file; None if there is no file.
+
+    name: the first part of the file's name. read: converts the content of the file.
+    """
     stores = [planned.folder.path.parent for planned in results.plan.trials.values()]
     for path, kind in ((store / FOLDER / f"{name}-{kind}.json", kind) for store in stores[:1] for kind in DEVICES):
         if path.is_file():
@@ -137,11 +142,11 @@ def _first(results: Results, name: str, read: Callable[[dict[str, Any]], Mapping
 
 
 def _checked(measured: Mapping[T, Arms]) -> Mapping[T, Arms]:
-    """Return the timings; raise ValueError unless arms that are compared turn by turn have the same number of turns."""
+    """Return the timings unchanged; raise ValueError if arms that are compared turn by turn differ in their turns."""
     if not measured or not all(measured.values()):
         raise ValueError("there are no timings")
     for arms in measured.values():
-        for first in {first for first, _ in arms}:  # a slow operation has fewer turns than the others
+        for first in {first for first, _ in arms}:  # per operation, since slow operations are timed in fewer turns
             if len({len(one.seconds) for (kind, _), one in arms.items() if kind == first}) != 1:
                 raise ValueError(f"arms of {first} have different numbers of turns")
     return measured

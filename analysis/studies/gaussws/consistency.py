@@ -1,7 +1,7 @@
-"""Check our kernels of GaussWS for consistency.
+"""Compute the numbers that claims G5, G6 and G17 need from our kernels of GaussWS.
 
-The checks concern a weight and its transpose (G5), noise and gradients of the forward and the backward pass (G6), and
-the bytes that the paper counts (G17).
+G5: is a weight quantized like its transpose? G6: do noise and gradients of the backward pass agree with the forward
+pass? G17: how many bytes do the tensors take that the paper counts?
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from fewbits.models.networks.registry import linear_parameters, model
 
 KINDS = {"gaussws": "gaussian", "diffq": "uniform"}
 INT4 = "e1m2"  # with one exponent bit the grid is uniform: 0, ±1 … ±7 steps
-SHAPE = (3 * SQUARE + 5, 2 * SQUARE + 9)  # squares at the edges are smaller
+SHAPE = (3 * SQUARE + 5, 2 * SQUARE + 9)  # not a multiple of the squares' side, so squares at two edges are smaller
 GIB = 2**30
 
 
 def weights(seed: int = 0, shape: tuple[int, int] = SHAPE) -> Tensor:
+    """Return a matrix of normal values in FP32."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
@@ -35,7 +36,7 @@ def weights(seed: int = 0, shape: tuple[int, int] = SHAPE) -> Tensor:
 
 
 def parted(w: Tensor, block: str, grid: str = INT4) -> int:
-    """Return the number of elements that differ between a weight and its transpose, both quantized in such blocks."""
+    """Return in how many elements Q(w) and Q(wᵀ)ᵀ differ, where Q quantizes to a format (`grid`) in these blocks."""
     there = fake_quantize(w, f"{grid}:{block}:amax")
     back = fake_quantize(w.T.contiguous(), f"{grid}:{block}:amax").T
     return int((there != back).sum())
@@ -48,14 +49,19 @@ def parted(w: Tensor, block: str, grid: str = INT4) -> int:
 class Gradients:
     """The kernel's gradients compared with automatic differentiation in float64."""
 
-    squares: int
-    bits: float  # greatest difference of a bit width's gradient, relative to ln 2 · s · Σ|g·R|, the scale of rounding
-    weights: float  # greatest difference of ∂L/∂w from ∂L/∂ŵ
-    redrawn: bool  # whether the backward pass has the forward pass's R, in each element
+    squares: int  # the number of squares, each of which has a bit width
+    # The greatest difference between gradients of a bit width, relative to ln 2 · s · Σ|g·R|, which bounds the gradient
+    # and so the rounding errors: s is the factor of the noise, g the output gradient.
+    bits: float
+    weights: float  # the greatest difference between ∂L/∂w and ∂L/∂ŵ
+    redrawn: bool  # whether the backward pass uses the same R as the forward pass
 
 
 def gradients(kind: str, seed: int = 5) -> Gradients:
-    """Compare the gradients of the kernel and of eq. 3 in float64, for random weights, widths and output gradients."""
+    """Compare the kernel's gradients with those of eq. 3 in float64, for random weights and output gradients.
+
+    kind: gaussian or uniform noise.
+    """
     w = weights(seed).requires_grad_()
     grid = tuple(-(-n // SQUARE) for n in SHAPE)
     widths = torch.linspace(3, 9, math.prod(grid)).view(grid).requires_grad_()
@@ -81,9 +87,10 @@ def gradients(kind: str, seed: int = 5) -> Gradients:
 
 
 def _redrawn(w: Tensor, widths: Tensor, seed: int, kind: str) -> bool:
-    """Tell whether the backward pass draws the same R as the forward pass, in elements on the squares' diagonals.
+    """Tell whether the backward pass uses the same R as the forward pass, for five elements of each square's diagonal.
 
-    If only one element of a square has an output gradient, the gradient of the square's width gives that element's R.
+    If the output gradient is 1 in one element of a square and 0 elsewhere, the gradient of the square's width is
+    proportional to the R of this element.
     """
     forward = noise(kind, w.numel(), seed).view(SHAPE)
     scale = _maxima(w) * torch.exp2(1 - widths.double())
@@ -105,10 +112,12 @@ def _sampled(w: Tensor, widths: Tensor, seed: int, kind: str) -> Tensor:
 
 
 def _spread(grid: Tensor) -> Tensor:
+    """Return a matrix of SHAPE in which every element has the value of its square. grid: a value for each square."""
     return grid.repeat_interleave(SQUARE, 0)[: SHAPE[0]].repeat_interleave(SQUARE, 1)[:, : SHAPE[1]]
 
 
 def _by_square(x: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return the result of `reduce` for each square of x."""
     return torch.stack([torch.stack([reduce(part) for part in band.split(SQUARE, 1)]) for band in x.split(SQUARE)])
 
 
@@ -123,12 +132,13 @@ def _maxima(w: Tensor) -> Tensor:
 class Bytes:
     """The bytes that tensors take for each element of a weight."""
 
-    sampled: float  # ŵ
-    noise: dict[str, float]  # R as it is generated, by method
-    widths: float  # bit widths in float32
+    sampled: float  # of ŵ
+    noise: dict[str, float]  # of R as it is generated, by method
+    widths: float  # of the bit widths in float32
 
 
 def bytes_each(shape: tuple[int, int] = (1024, 1024)) -> Bytes:
+    """Return the bytes for each element of a weight of this shape."""
     w, count = torch.zeros(shape), math.prod(shape)
     widths = torch.full((shape[0] // SQUARE, shape[1] // SQUARE), 6.0)
     return Bytes(
@@ -139,7 +149,10 @@ def bytes_each(shape: tuple[int, int] = (1024, 1024)) -> Bytes:
 
 
 def added(name: str, recipe: str, batch: int, length: int) -> float:
-    """Return the bytes that the recipe adds to the counted peak memory of a training step, per sampled weight."""
+    """Return the bytes that a recipe adds to the counted peak memory of a training step, per sampled parameter.
+
+    name: the preset of the model, of which one layer is trained. batch, length: sequences and tokens in a sequence.
+    """
     config = replace(model(name), layers=1)
     text = torch.zeros(batch, length + 1, dtype=torch.long)
     peaks = []
@@ -151,7 +164,7 @@ def added(name: str, recipe: str, batch: int, length: int) -> float:
 
 
 def papers_bytes() -> dict[str, float]:
-    """Return the bytes that GaussWS adds under AdamW in Table 1, per parameter that it samples, by row of the table."""
+    """Return the bytes per sampled parameter that GaussWS adds with AdamW in the paper's Table 1, by size of model."""
     models = {"134m": "llama2-134m", "1b": "llama2-1b", "3b": "llama2-3b", "70b": "llama2-70b-4l"}
     printed = paper("gaussws").table("Table 1")
     found = {}

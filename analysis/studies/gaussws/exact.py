@@ -1,4 +1,4 @@
-"""Check claims that arithmetic decides at any scale with our own kernels, whenever a report is made: G1 to G6, G17."""
+"""Check claims G1 to G6 and G17, which arithmetic with our kernels decides at any scale, each time a report is made."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fewbits.analysis.studies.gaussws import consistency, theory
 from fewbits.analysis.studies.gaussws.consistency import KINDS
 from fewbits.analysis.studies.gaussws.theory import Swallowed
 
-ROUNDED = 1e-6  # the greatest relative error of a gradient that is summed in float32 instead of float64
+ROUNDED = 1e-6  # the greatest relative error that summing a gradient in float32 instead of float64 may cause
 CHANCE = 18.5  # χ² with four degrees of freedom exceeds this with a probability of 0.001
 
 
@@ -39,7 +39,7 @@ def g1() -> Exact:
 
 @exact("gaussws", "G2")
 def g2() -> Exact:
-    """Check Lemma 1 for BF16 by counting the noise that a cast swallows below the widths of the lemma, and at them."""
+    """Check Lemma 1 for BF16: casts lose noise at 9 bits but not below (4-bit uniform noise: at 5 but not below)."""
     below = [_lost(bits) for bits in (3, 4, 5, 6, 7, 8, 8.5, 8.99)]
     uniform = [_lost(bits, *theory.UNIFORM_4_BITS) for bits in (3, 4, 4.5, 4.99)]
     ends = _lost(9), _lost(5, *theory.UNIFORM_4_BITS)
@@ -58,6 +58,7 @@ def g2() -> Exact:
 
 
 def _lost(bits: float, *magnitudes: float) -> Swallowed:
+    """Return the counts of swallowed noise with |R| of these magnitudes together; without any, of 1 and 2."""
     found = [theory.swallowed(bits, magnitude) for magnitude in magnitudes or (1.0, 2.0)]
     return Swallowed(sum(one.lost for one in found), sum(one.cases for one in found))
 
@@ -68,14 +69,14 @@ def _none(found: Sequence[Swallowed]) -> str:
 
 
 def _boundaries() -> tuple[str, ...]:
-    """Return notes on both readings of Lemma 1, and on the width that it excludes."""
+    """Return notes on the width that Lemma 1 excludes, and on weights between the points of BF16's grid."""
     at_nine, beside = theory.swallowed(9), {bits: theory.swallowed(bits, beside_grid=True) for bits in (8, 8.5, 8.99)}
     words = ", ".join(
         f"{one.share:.2%} at {bits:g}" if one.lost else f"none at {bits:g}" for bits, one in beside.items()
     )
     return (
-        f"at 9 bits noise is lost in {at_nine.lost:,} of {at_nine.cases:,} cases, which are ties: the maximum is a "
-        "power of two, so noise is half a step",
+        f"at 9 bits noise is lost in {at_nine.lost:,} of {at_nine.cases:,} cases. They are ties: the maximum is a "
+        "power of two, so the noise is half a step",
         "weights between the points of BF16's grid, such as FP32 master weights, keep all noise only up to 8 bits "
         f"(b < m + 1 + τ): in the upper {theory.BINADES} binades the share of lost noise is {words}",
     )
@@ -111,8 +112,8 @@ def g3() -> Exact:
         f"one binade below Lemma 2's cut-off {lower[0]:.0%} of the weights are lost for |R| = 1 and {lower[1]:.0%} for "
         "|R| = 2, which the lemma's proof leaves out",
         "with Table C.1's mantissa bits, b − 2, the width is exactly the one that Lemma 1 excludes: if a block's "
-        f"maximum is a power of two, ties swallow noise; to keep it, too, takes {ties[0]} bits instead of 1 at b = 3 "
-        f"and {ties[1]} instead of 6 at b = 8",
+        f"maximum is a power of two, ties swallow noise; keeping this noise, too, takes {ties[0]} bits instead of 1 at "
+        f"b = 3 and {ties[1]} instead of 6 at b = 8",
     )
     return Exact(not lost and not gone and fits and same == len(cells), what, notes)
 
@@ -127,7 +128,8 @@ def g4() -> Exact:
     holds = kept and gone <= noisy and not without and float(bound) <= 0.317
     what = (
         f"of {weights:,} weights below the cut-off {noisy / weights:.1%} have noise and {gone / weights:.1%} are "
-        f"masked, {without or 'none'} of them without noise; the others are {'unchanged' if kept else 'changed, too'}"
+        f"masked, {without or 'none'} of them without noise; weights without noise are "
+        f"{'unchanged' if kept else 'changed, too'}"
     )
     notes = (
         f"generated noise is not zero with a probability of {float(bound):.4f}; for the ideal distribution it is 0.317",
@@ -176,8 +178,8 @@ def g17() -> Exact:
     few, many = (consistency.added("llama2-nano", "gaussws", *size) for size in ((1, 8), (4, 256)))
     printed = ", ".join(f"{value:.2f} ({name.upper()})" for name, value in consistency.papers_bytes().items())
     notes = (
-        f"bytes that Table 1 of the paper adds per sampled weight: {printed}",
-        f"counted in our training: {few:.3f} bytes per weight if memory peaks in the optimizer's step and {many:.3f} "
-        "if it peaks in the backward pass, for which plain BF16 keeps BF16 copies of its FP32 weights, too",
+        f"bytes per sampled weight that GaussWS adds in Table 1 of the paper: {printed}",
+        f"counted in our training: {few:.3f} bytes per weight if memory peaks in the optimizer's step, and {many:.3f} "
+        "if it peaks in the backward pass, for which plain BF16, too, keeps BF16 copies of its FP32 weights",
     )
     return Exact(holds, what, notes)

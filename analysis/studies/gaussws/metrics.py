@@ -1,4 +1,4 @@
-"""Metrics of GaussWS's trials that claims compare: bit widths at the end of training."""
+"""Metrics of GaussWS's trials that claims compare: bit widths at the end of training, a number by trial id."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ SHARE = (0.0, 1.0)
 
 @metric("gaussws", "width_spread")
 def width_spread(results: Results) -> Mapping[str, float]:
-    """Return the standard deviation of each trial's widths at its end, in bits, over all squares of all layers.
+    """Return the standard deviation in bits of the widths of all squares of all layers at the end of each trial.
 
-    All widths have the same initial value and the same decay. So this is 0 without gradients, although decay moves the
-    widths by almost two bits.
+    All widths have the same initial value and the same decay. Therefore a value above 0 shows that gradients move
+    them; decay alone moves all widths equally, by almost two bits.
     """
     return {trial: one.spread for trial, one in finals(results).items()}
 
@@ -27,7 +27,7 @@ def mean_width(results: Results) -> Mapping[str, float]:
 
 
 def _up_to(tier: int) -> Callable[[Results], Mapping[str, float]]:
-    """Return the metric that is the share of a trial's parameters with widths of at most `tier` bits."""
+    """Return a metric: the share of a trial's parameters whose widths are at most `tier` bits."""
     return lambda results: {trial: one.tiers[tier] for trial, one in finals(results).items()}
 
 

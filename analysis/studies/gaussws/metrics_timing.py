@@ -1,7 +1,7 @@
-"""Data of G16 and G18: ratios of timings in each turn in which other processes used little of the machine.
+"""The data of claims G16 and G18: ratios of timings in each quiet turn (benches.py), with little load by others.
 
-A claim about all models or shapes holds if it holds for the least favourable one, so each turn counts with its least
-favourable ratio. If other processes disturbed more than half of the turns, there are no data.
+A claim about all models or shapes holds if it holds for the least favourable of them, so the value of a turn is its
+least favourable ratio. If other processes disturbed more than half of the turns, there are no data.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from fewbits.analysis.studies.gaussws import benches
 from fewbits.analysis.studies.gaussws.benches import PLAIN, QUIET, Timed, lost
 from fewbits.kernels.bench.generators import BITWISE, BOX_MULLER, TORCH
 
-MODELS = {"134m": "llama2-134m", "1b": "llama2-1b", "3b": "llama2-3b", "70b": "llama2-70b-4l"}  # by Table 1's rows
+MODELS = {"134m": "llama2-134m", "1b": "llama2-1b", "3b": "llama2-3b", "70b": "llama2-70b-4l"}  # by size in Table 1
 THREEFOLD = 3.0
-Pair = tuple[Timed | None, Timed | None]
-Turns = Callable[[Timed, Timed], Sequence[float]]
+Pair = tuple[Timed | None, Timed | None]  # an arm and its baseline for one model or shape; None: not measured
+Turns = Callable[[Timed, Timed], Sequence[float]]  # returns a value for each turn of a pair
 
 
 @measure("gaussws", "G16")
 def training(results: Results) -> Mapping[str, Measured]:
-    """Return the cost of sampling in whole training steps of Table 1's models on a GPU."""
+    """Return the data of G16's parts, by name: the costs of sampling in training steps of Table 1's models on a GPU."""
     names = ("order-gaussws", "order-diffq", "gaussws-at-most", "diffq-at-least")
     found = benches.training(results)
     if found is None or found.kind != "cuda" or not any(name in found.timed for name in MODELS.values()):
@@ -51,10 +51,10 @@ def training(results: Results) -> Mapping[str, Measured]:
 
 @measure("gaussws", "G18")
 def generators(results: Results) -> Mapping[str, Measured]:
-    """Return how much longer the other generators take than the bitwise one, for the least favourable shape.
+    """Return the data of the parts of G18, by name: how much longer other generators take than the bitwise generator.
 
-    The paper's figure times the forward pass of eq. 3. On a CPU there is no such kernel with Box-Muller, so only the
-    generators themselves are compared.
+    The part `torch` compares a third of torch's time. The paper's figure times the forward pass of eq. 3. On a CPU, no
+    kernel computes this with Box-Muller, so only the generation of noise is compared there.
     """
     found = benches.generators(results)
     if found is None:
@@ -70,7 +70,11 @@ def generators(results: Results) -> Mapping[str, Measured]:
 
 
 def _chosen(choose: Callable[[Iterable[float]], float], pairs: Iterable[Pair], turns: Turns) -> Measured:
-    """Return for each quiet turn the value that `choose` takes from all pairs; pairs number their own quiet turns."""
+    """Return a value for each quiet turn: the one that `choose` (min or max) takes from the values of all pairs.
+
+    Pairs were timed separately, so the first quiet turn of one is combined with the first quiet turn of the others, and
+    so on. Return NoData if an arm was not measured or too few turns were quiet.
+    """
     kept: list[list[float]] = []
     for ours, other in pairs:
         if ours is None or other is None:
@@ -91,6 +95,6 @@ def _chosen(choose: Callable[[Iterable[float]], float], pairs: Iterable[Pair], t
 
 
 def _printed(column: str) -> list[float]:
-    """Return the shares of throughput that the models lose according to this column of Table 1."""
+    """Return the shares of throughput that models lose, from this column of the paper's Table 1, as fractions."""
     printed = [paper("gaussws").table("Table 1").value(f"overhead-{size}", column) for size in MODELS]
     return [value / 100 for value in printed if value is not None]

@@ -1,7 +1,7 @@
-"""Figures 2, D.1 and C: our kernels' results on small matrices from fixed seeds, computed whenever they are drawn.
+"""Figures 2, D.1 and C: results of our kernels on small matrices from fixed seeds, computed when the figures are drawn.
 
-The paper does not give its matrices, but the figures' message does not depend on them. INT4 is the uniform grid of 0,
-±1 … ±7 steps (E1M2); a block's largest magnitude is at 7.
+The paper does not give the numbers of its matrices, but what the figures show does not depend on them. INT4 is the
+uniform grid of 0, ±1 … ±7 steps (E1M2); the scale maps a block's largest magnitude to 7.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from fewbits.kernels.api import fake_quantize
 from fewbits.kernels.formats import Format
 from fewbits.kernels.noise import sample_weight
 
-SIDE, BLOCK, BITS, SEED = 4, 2, 4.0, 33
-CELL = 23.8
-GAP = (POINTS - 4 * SIDE * CELL) / 5
-Blocks = tuple[int, int]
+SIDE, BLOCK, BITS, SEED = 4, 2, 4.0, 33  # the sides of a matrix and of a block, the bit width, the seed
+CELL = 23.8  # the side of a cell in points
+GAP = (POINTS - 4 * SIDE * CELL) / 5  # between four matrices in a row
+Blocks = tuple[int, int]  # the rows and columns of a block
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A matrix to draw. Its blocks are outlined, and marked cells are filled."""
+    """A matrix to draw, with a number in each cell."""
 
     title: str
     values: Tensor
-    blocks: Blocks = (SIDE, SIDE)
-    marked: Tensor | None = None
+    blocks: Blocks = (SIDE, SIDE)  # the size of the blocks, which are outlined
+    marked: Tensor | None = None  # true for the cells that are filled
 
 
 # -------------------------------------------------------------------------------- Figure 2
@@ -57,11 +57,12 @@ class Noisy:
 
     @property
     def swallowed(self) -> Tensor:
+        """True for the elements whose noise is not 0 before the cast, but 0 after it."""
         return (self.noise != 0) & (self.effective == 0)
 
 
 def noisy(kind: str) -> Noisy:
-    """Return a matrix with the kernel's noise in float32, and the cast to INT4 with the steps of w's blocks."""
+    """Return a matrix with the kernel's noise (kind: gaussian or uniform), cast to INT4 with w's scales of blocks."""
     w = weights(SEED, (SIDE, SIDE))
     bits = torch.full((SIDE // BLOCK, SIDE // BLOCK), BITS)
     drawn: Literal["gaussian", "uniform"] = "gaussian" if kind == "gaussian" else "uniform"
@@ -81,7 +82,7 @@ def _maxima(w: Tensor) -> Tensor:
 
 @figure("gaussws", "Figure 2")
 def figure_2(results: Results) -> Picture:
-    """Show the noise that the backward pass uses and the noise that is left after a cast to INT4."""
+    """Draw the noise that the backward pass uses, and the noise that is left after a cast to INT4."""
     found = {"U(−½, ½)": noisy("uniform"), "GaussWS": noisy("gaussian")}
     squares = (BLOCK, BLOCK)
     rows = [
@@ -109,7 +110,7 @@ def figure_2(results: Results) -> Picture:
 
 @figure("gaussws", "Figure D.1")
 def figure_d1(results: Results) -> Picture:
-    """Show that vector blocks quantize a weight differently in the two passes, and square blocks do not."""
+    """Draw a weight as both passes quantize it: blocks of one row differ between the passes, square blocks do not."""
     w = weights(SEED + 1, (SIDE, SIDE))
     kinds: tuple[tuple[str, Blocks], ...] = (("vectors of 2", (1, BLOCK)), ("squares of 2", (BLOCK, BLOCK)))
     rows, differing = [], []
@@ -134,13 +135,14 @@ def figure_d1(results: Results) -> Picture:
 
 # -------------------------------------------------------------------------------- Figure 1's schematic
 
-WEIGHT, WIDTH_BITS, DRAWS = 0.62, 5.0, 1 << 16  # the weight is a fraction of its block's maximum
-SEEN = (WEIGHT - 0.2, WEIGHT + 0.2)
+# The weight, as a fraction of its block's maximum, its bit width, and the number of draws of its noise.
+WEIGHT, WIDTH_BITS, DRAWS = 0.62, 5.0, 1 << 16
+SEEN = (WEIGHT - 0.2, WEIGHT + 0.2)  # the range of the axis of the sampled weight
 
 
 @figure("gaussws", "Figure C", "Values that sampling gives to a weight, and the values of FP6 (Figure 1, left)")
 def figure_c(results: Results) -> Picture:
-    """Show the kernels' noise and ŵ over many draws for one weight."""
+    """Draw histograms of the noise R that the kernels draw, and of ŵ for one weight over many draws."""
     values = {name: noise(kind, DRAWS, SEED).numpy() for name, kind in (("GaussWS", "gaussian"), ("DiffQ", "uniform"))}
     step = 2.0 ** (1 - WIDTH_BITS)
     form = Format.parse("e3m2")
@@ -165,7 +167,8 @@ def figure_c(results: Results) -> Picture:
 
     notes = (
         f"{DRAWS:,} draws for one weight (solid line); dashed lines: values of FP6 E3M2. Rounded normal noise leaves "
-        "the weight as it is in seven draws of ten, and else moves it by integer multiples of 2^(1−b) · max.",
+        "the weight as it is in seven draws of ten; in the other draws, it moves the weight by integer multiples of "
+        "2^(1−b) · max.",
     )
     return FigureResult(draw, (), notes)
 
@@ -174,7 +177,7 @@ def figure_c(results: Results) -> Picture:
 
 
 def draw_matrices(rows: Sequence[Sequence[Shown]]) -> Figure:
-    """Draw rows of four matrices."""
+    """Draw rows of up to four matrices, side by side."""
     height = SIDE * CELL + 34
     drawing = Drawing(len(rows) * height + 16)
     for i, row in enumerate(rows):

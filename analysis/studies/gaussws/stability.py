@@ -1,9 +1,9 @@
-"""Table A, of our own: instability that is induced by a learning rate that is too high for a trained model.
+"""Table A, which the paper does not have: instability that we induce with a learning rate that is too high.
 
-The paper's BF16 run diverges after 30 G tokens, which is out of reach. Here arms start from one trained checkpoint and
-continue at 3, 10 and 30 times its learning rate (reasons: sweeps/config/gaussws/stability.yaml). The criterion was
-fixed before the first run: a trial *leaves the trunk's level* if it diverges or if its training loss, averaged over the
-last tenth of its steps, is more than a tenth above the trunk's, averaged in the same way.
+The paper's BF16 run diverges after 30 G tokens, which is out of reach. Here arms start from a trunk's checkpoint and
+continue at 3, 10 and 30 times the trunk's learning rate (reasons: sweeps/config/gaussws/stability.yaml). The criterion
+was fixed before the first run: a trial *leaves the trunk's level* if it diverges, or if its training loss is more than
+10 % above the trunk's training loss, both averaged over the last tenth of the steps.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ AXIS, RATES = "rate", ("x3", "x10", "x30")
 CRITERION = (
     f"A trial leaves the trunk's level if it diverges or its final loss is more than {RISE:.0%} above the trunk's"
 )
-INDUCED = "Instability is induced by us; this does not test training as long as the paper's"
+INDUCED = "We induce this instability by raising the learning rate; it is no test of training as long as the paper's"
 
 
 @dataclass(frozen=True)
 class Ended:
-    """The final state of an arm at one learning rate, over its finished trials."""
+    """How the finished trials of an arm ended at one learning rate."""
 
     left: int  # the number of trials that left the trunk's level
-    rises: tuple[float, ...]  # relative changes from the trunk's loss, of trials with a finite loss
-    trials: tuple[str, ...]
+    rises: tuple[float, ...]  # loss / the trunk's loss - 1, for each trial with a finite loss
+    trials: tuple[str, ...]  # the ids of the finished trials, one for each seed
 
     @property
     def seeds(self) -> int:
@@ -51,7 +51,7 @@ class Ended:
 
 
 def ended(part: Results, arm: str, rate: str) -> Ended | None:
-    """Return the final state of an arm at a learning rate; None if it has no finished trial there."""
+    """Return how an arm's trials at a learning rate (one of RATES) ended; None if no trial is finished."""
     late, states = part.late("loss"), dict(zip(part.trials["id"], part.trials["state"], strict=True))
     left = 0
     rises: list[float] = []
@@ -70,7 +70,7 @@ def ended(part: Results, arm: str, rate: str) -> Ended | None:
 
 
 def all_ended(results: Results) -> dict[tuple[str, str], Ended]:
-    """Return the final states of all arms of both optimizers, by arm and learning rate."""
+    """Return how the trials of all arms in SWEEPS ended, by (arm, learning rate); each sweep has another optimizer."""
     found = {}
     for sweep, arms in SWEEPS.items():
         part = sweep_places(results, sweep)
@@ -84,7 +84,10 @@ def all_ended(results: Results) -> dict[tuple[str, str], Ended]:
 
 @table("gaussws", "Table A", "Induced instability: seeds that leave the trunk's level, and the change of their loss")
 def table_a(results: Results) -> Table:
-    """Return the table with the trials that left the trunk's level and the rise of the loss, by arm and rate."""
+    """Return a table with two rows for each arm and a column for each learning rate.
+
+    The rows are the number of trials that left the trunk's level, and the mean rise of the loss.
+    """
     found = all_ended(results)
     if not found:
         there = isinstance(sweep_places(results, SWEEP), Results)

@@ -31,7 +31,7 @@ ARMS = {"bf16": BASELINE, "gaussws": OURS, "diffq": "diffq"}
 
 @table("gaussws", "Table B.1")
 def table_b1(results: Results) -> TableResult:
-    """Compare our measurements with the words of the paper's table."""
+    """Return the paper's table, whose cells are words, with our measurements of the same properties."""
     printed = paper("gaussws").table("Table B.1")
     measure: dict[str, Callable[[Results, str], Ours]] = {
         "throughput": _throughput,
@@ -47,8 +47,8 @@ def table_b1(results: Results) -> TableResult:
             cells.append(TableCell(ours, words, printed.source))
         rows.append(TableRow(row.title, tuple(cells)))
     notes = (
-        "Throughput: the share of BF16's throughput that the timed models lose under AdamW",
-        "Stability: seeds that leave the trunk's level at 3, 10 and 30 times its learning rate (Table A)",
+        "Throughput: the share of BF16's throughput that the timed models lose with AdamW",
+        "Stability: seeds that leave the trunk's level at 3, 10 and 30 times the trunk's learning rate (Table A)",
         "Accuracy: the change of GPT-2's validation loss from BF16",
     )
     return TableResult(tuple(column.title for column in printed.columns), tuple(rows), notes)
@@ -100,7 +100,7 @@ TIES = "Mantissa of ŵ that keeps ties, too (ours)"
 
 @table("gaussws", "Table C.1")
 def table_c1(results: Results) -> TableResult:
-    """Compare the bits that a search finds with the paper's."""
+    """Return the paper's table of needed bits, with the numbers of bits that a search with our kernels finds."""
     printed = paper("gaussws").table("Table C.1")
     found = theory.table_c1_rows()
     rows = [
@@ -109,10 +109,11 @@ def table_c1(results: Results) -> TableResult:
     ]
     ties = tuple(_entry(float(theory.least_mantissa_bits(bits, ties=True)), None, "") for bits in theory.WIDTHS)
     notes = (
-        "Ours are found by search, not computed from Proposition 3: the fewest exponent bits that reach the least step "
-        "needed, and the fewest mantissa bits with which a cast swallows no noise, for any weight and maximum",
-        "With b − 2 mantissa bits, noise in a block whose maximum is a power of two is half a step, a tie; to keep it "
-        "takes one bit more",
+        "Ours are found by search, not computed from Proposition 3: the fewest exponent bits with which a format has "
+        "the least step needed, and the fewest mantissa bits with which a cast swallows no noise, for any weight and "
+        "maximum",
+        "With b − 2 mantissa bits, noise in a block whose maximum is a power of two is half a step, a tie; one more "
+        "bit is needed to keep this noise",
     )
     return TableResult(tuple(column.title for column in printed.columns), (*rows, TableRow(TIES, ties, "bits")), notes)
 
@@ -127,7 +128,7 @@ SWEEPS = {
     "gpt2-124m": "gpt2",
     "llama2-134m": "llama2",
     "llama2-1b": "large",
-}  # columns of the paper's table, each with our sweep
+}  # by column of the paper's table, our sweep
 SETTINGS: dict[str, Describe] = {
     "length": lambda line: f"{line.arm.training.length:,}",
     "local": lambda line: f"{line.arm.training.micro_batch:,}",
@@ -149,7 +150,7 @@ UNSTATED: dict[str, Describe] = {
 
 
 def _column(results: Results, column: Column) -> SettingsColumn:
-    """Return our column. The number of ranks is that which the plan gives the arm's trials."""
+    """Return our settings for a column of the paper's table; the number of ranks is the one in the plan."""
     part = sweep_places(results, SWEEPS[column.id])
     trials = [] if isinstance(part, NotPlanned) else [part.plan.trials[name] for name in trial_ids(part, OURS).values()]
     ranks = max((planned.resources.ranks for planned in trials), default=1)
@@ -161,13 +162,16 @@ def _column(results: Results, column: Column) -> SettingsColumn:
 
 
 def _bits_decay(line: Lineage) -> float:
+    """Return the weight decay of bit widths: their own setting, or else that of the weights."""
     own = line.arm.optimizer.bits_weight_decay
     return line.arm.optimizer.weight_decay if own is None else own
 
 
 @table("gaussws", "Table E.1")
 def table_e1(results: Results) -> TableResult:
-    """Compare the paper's settings with those in the configs of our GaussWS arms."""
+    """Return the paper's settings of training with the settings in the configs of our GaussWS arms."""
     printed = paper("gaussws").table("Table E.1")
     columns = [_column(results, column) for column in printed.columns]
-    return settings_table(printed, columns, UNSTATED, ("A sum of steps is the trunk's steps plus the branch's",))
+    return settings_table(
+        printed, columns, UNSTATED, ("A sum of steps means the steps of the trunk plus the steps of the branch",)
+    )

@@ -1,12 +1,12 @@
-"""Check GaussWS's theory of noise and casts with our own kernels, whenever a report is made (G1 to G4).
+"""Compute what claims G1 to G4 need: GaussWS's theory of noise and casts, checked with our own kernels.
 
 Rounding depends on mantissas only, so all cases can be enumerated: every mantissa of a block's maximum with every
 mantissa of a weight, in all binades that matter. ŵ = cast(w + R · 2^(1−b) · max|w|) is computed by its definition for
-chosen R and by the kernel for the R of a seed; for the same R, both have to give the same bits.
+chosen R, and by the kernel for the R of a seed; for the same R, both have to give the same bits.
 
-Where the paper leaves two readings open, both are checked (facts 1.3.5): weights may lie on the cast's grid or between
-its points (Lemma 1), and blocks' maxima may be powers of two, for which noise is exactly half a step and ties decide
-(Table C.1).
+Where the paper can be read in two ways, both are checked. In Lemma 1, weights may lie only on the grid of the cast, or
+also between its points. In Table C.1, maxima of blocks may be powers of two or not; if they are, noise is exactly half
+a step, a tie.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from fewbits.kernels.reference import noise as reference_noise
 BF16_MANTISSA = 7
 SQUARE = 32
 PATTERNS = 1 << 16  # the patterns of the 16 random bits from which an element of R is computed
-UNIFORM_4_BITS = tuple(k / 16 for k in range(1, 9))  # the magnitudes that U(−½, ½) has in 4 bits: τ = −4
-MAXIMA = 128  # the number of mantissas of blocks' maxima that are tried, at most: all of BF16's
+UNIFORM_4_BITS = tuple(k / 16 for k in range(1, 9))  # the magnitudes of U(−½, ½) in 4 bits; the smallest is 2^τ, τ = −4
+MAXIMA = 128  # the most mantissas of blocks' maxima that are tried: all of BF16's
 WIDTHS = range(3, 14)  # the bit widths of Table C.1
 BINADES = 4  # binades of weights, from the maximum's down; lower ones have finer steps and swallow no more noise
 
@@ -39,7 +39,10 @@ BINADES = 4  # binades of weights, from the maximum's down; lower ones have fine
 
 
 def equation_10() -> dict[int, Fraction]:
-    """Return Pr(R) by eq. 10. Inside Pr(±1), the paper prints a probability without a sign: that of both signs."""
+    """Return Pr(R) by eq. 10, by R.
+
+    The paper's formula of Pr(±1) contains Pr(±2); it is read as the probability of both signs together.
+    """
     two = Fraction(3, 4) / 2**9
     one = Fraction(3, 4) ** 2 / 4 * (1 - 2 * two)
     return {-2: two, -1: one, 0: 1 - 2 * (one + two), 1: one, 2: two}
@@ -47,12 +50,12 @@ def equation_10() -> dict[int, Fraction]:
 
 @cache
 def generated() -> dict[int, Fraction]:
-    """Return Pr(R) of the generator, counted over all patterns of its 16 random bits."""
+    """Return Pr(R) of the generator, by R, counted over all patterns of its 16 random bits."""
     number = torch.arange(PATTERNS)
     nibbles = reference_noise.gaussian_nibbles([number >> bit & 1 for bit in range(16)])
     values = reference_noise.unpack_noise(nibbles, 8 * PATTERNS)[
         ::8
-    ]  # only the first element of each word is a pattern
+    ]  # a word holds eight elements, of which only the first is computed from a pattern
     return {value: Fraction(int((values == value).sum()), PATTERNS) for value in range(-2, 3)}
 
 
@@ -60,13 +63,13 @@ def generated() -> dict[int, Fraction]:
 class Drawn:
     """The R that the kernel draws, compared with the reference generator and with eq. 10."""
 
-    elements: int
-    different: int  # elements that differ from the reference's
-    chi_square: float  # of the counts against eq. 10, with 4 degrees of freedom
+    elements: int  # the number of drawn elements
+    different: int  # the number of elements that differ from the reference generator's
+    chi_square: float  # χ² of the counts of R against eq. 10, with 4 degrees of freedom
 
 
 def drawn(elements: int = 1 << 18, seed: int = 1) -> Drawn:
-    """Compare the kernel's R for one seed with the reference generator's and with eq. 10."""
+    """Compare the R that the kernel draws for one seed with the reference generator and with eq. 10."""
     found = noise("gaussian", elements, seed)
     expected = reference_noise.unpack_noise(reference_noise.gaussian_noise(elements, seed, "cpu"), elements)
     counts = torch.bincount(found.long() + 2, minlength=5).double()
@@ -75,7 +78,7 @@ def drawn(elements: int = 1 << 18, seed: int = 1) -> Drawn:
 
 
 def noise(kind: str, count: int, seed: int) -> Tensor:
-    """Return the kernel's R as float32."""
+    """Return `count` elements of the R that the kernel draws, as float32. kind: gaussian or uniform."""
     if kind == "gaussian":
         return unpack_noise(gaussian_noise(count, seed), count).float()
     return uniform_noise(count, seed).float()
@@ -90,31 +93,31 @@ def cast(x: Tensor, mantissa: int) -> Tensor:
 
 
 def sampled(w: Tensor, r: Tensor | float, scale: Tensor, mantissa: int = BF16_MANTISSA) -> Tensor:
-    """Return ŵ by its definition (eq. 3), after the cast."""
+    """Return cast(w + r · scale), which defines ŵ (eq. 3)."""
     return cast(w + r * scale, mantissa)
 
 
 def scales(bits: float, maxima: Tensor) -> Tensor:
-    """Return the factors of the noise; the bit width is rounded to float32, as in the kernel."""
+    """Return the factors of the noise, 2^(1 − bits) · maxima, with `bits` rounded to float32, as in the kernel."""
     exact = 1 - torch.tensor(bits, dtype=torch.float32).double()
     return torch.exp2(exact).float() * maxima
 
 
 def mantissas(count: int, steps: int) -> Tensor:
-    """Return mantissas from 1 to below 2 on a grid of `steps` steps: all, or `count` of them, which include 1."""
+    """Return mantissas 1 + i / steps below 2: all of them, or `count` of them if there are more; 1 is included."""
     return 1 + torch.linspace(0, steps - 1, min(count, steps)).round() / steps
 
 
 @dataclass(frozen=True)
 class Swallowed:
-    """Counts of cases with noise that is not zero, and of those in which it has no effect after the cast."""
+    """Counts of cases: all that are tried, and those in which a nonzero term has no effect after the cast."""
 
-    lost: int  # cases without an effect, such as fp(ŵ) = fp(w)
-    cases: int
+    lost: int  # cases without an effect, such as fp(ŵ) = fp(w) although the noise is not 0
+    cases: int  # all cases
 
     @staticmethod
     def of(same: Iterable[Tensor]) -> Swallowed:
-        """Count the cases; `same` is true in those without an effect."""
+        """Count the cases. Each tensor in `same` has an element for each case, true if there is no effect."""
         counts = [(int(one.sum()), one.numel()) for one in same]
         return Swallowed(sum(lost for lost, _ in counts), sum(cases for _, cases in counts))
 
@@ -133,8 +136,9 @@ def swallowed(
 ) -> Swallowed:
     """Count the cases in which the cast swallows noise with |R| = magnitude: fp(ŵ) = fp(w).
 
-    The cases are all mantissas of the maximum and of the weight, in all binades, with both signs of R. beside_grid:
-    weights also lie on sixteenths of a step, as FP32 master weights may. ties: maxima may be powers of two.
+    bits: the bit width b. mantissa: the mantissa bits of the cast. The cases are all mantissas of the maximum and of
+    the weight, in the upper BINADES, with both signs of R. beside_grid: also try weights at sixteenths of a step, as
+    FP32 master weights can have. ties: also try maxima that are powers of two.
     """
     steps = 1 << mantissa
     maxima = mantissas(MAXIMA, steps)[0 if ties else 1 :, None]
@@ -152,12 +156,12 @@ def swallowed(
 
 @dataclass(frozen=True)
 class Sampled:
-    """Squares whose maxima have all mantissas of BF16, and the ŵ that the kernel computes from them."""
+    """Weights in squares whose maxima have all mantissas of BF16, and the ŵ that the kernel computes from them."""
 
     w: Tensor
-    scale: Tensor  # the factor of the noise in each element's square
-    r: Tensor
-    kernel: Tensor  # ŵ in BF16, as float32
+    scale: Tensor  # for each element, the factor of the noise in its square
+    r: Tensor  # the noise R
+    kernel: Tensor  # the kernel's ŵ in BF16, stored as float32
 
     @property
     def defined(self) -> bool:
@@ -170,10 +174,10 @@ class Sampled:
 
 
 def by_kernel(bits: float, kind: str, *, exponents: tuple[int, int] = (-12, 1), seed: int = 1) -> Sampled:
-    """Sample random BF16 weights with the kernel, for the R of a seed.
+    """Sample random BF16 weights with the kernel, which draws R from the seed.
 
-    exponents: the range of the weights' exponents, whose end is excluded; the squares' maxima have exponent 0. Weights
-    above their square's maximum are halved.
+    bits: the bit width. kind: gaussian or uniform noise. exponents: the range of the weights' exponents, whose end is
+    excluded; the squares' maxima have exponent 0. Weights above the maximum of their square are halved.
     """
     g = torch.Generator().manual_seed(seed)
     shape, steps = (SQUARE, SQUARE * MAXIMA), 1 << BF16_MANTISSA
@@ -191,15 +195,15 @@ def by_kernel(bits: float, kind: str, *, exponents: tuple[int, int] = (-12, 1), 
 
 
 def cutoff(bits: float, maximum: float) -> int:
-    """Return Lemma 2's cut-off: the exponent above which small weights survive in a block with this maximum (eq. 8)."""
+    """Return Lemma 2's cut-off (eq. 8): in a block with this maximum, weights with a greater exponent survive noise."""
     return math.floor(2 - bits + math.log2(maximum)) - BF16_MANTISSA
 
 
 def drowned(bits: float, above: int = 0, magnitude: float = 1.0) -> Swallowed:
     """Count the cases in which a small weight has no effect: BF16 rounds noise with and without it to the same value.
 
-    above: the number of binades by which the weights are above the cut-off. The cases are the small weights and maxima
-    of all mantissas, with noise of both signs.
+    bits: the bit width. above: the number of binades by which the weights are above the cut-off. magnitude: |R|. The
+    cases are all mantissas of the small weight and of the maximum, with both signs of the noise.
     """
     maxima = mantissas(MAXIMA, 1 << BF16_MANTISSA)
     exponents = torch.tensor([float(cutoff(bits, float(m)) + above) for m in maxima])
@@ -213,16 +217,16 @@ def drowned(bits: float, above: int = 0, magnitude: float = 1.0) -> Swallowed:
 
 
 def exponent_bits(bits: int, *, after_noise: bool) -> int:
-    """Return the exponent bits by Proposition 3: those of w, or with after_noise those of ŵ."""
+    """Return the exponent bits that w needs by Proposition 3; with after_noise, those that ŵ needs."""
     return math.ceil(math.log2(bits + (3 if after_noise else 1)))
 
 
 def least_exponent_bits(bits: int, *, after_noise: bool) -> int:
-    """Return the fewest exponent bits, found by search, with which a format reaches from the maximum to the least step.
+    """Search the fewest exponent bits with which a format covers the range from the greatest value to the least step.
 
-    The format's top binade is that of the greatest value. The least step is the one of Proposition 3: that of the
-    cut-off for w, and with after_noise that of the noise for ŵ. One value of the exponent field is for zero and
-    subnormals, one for infinities and NaN.
+    The format's top binade is the binade of the greatest value. The least step is the one of Proposition 3: for w the
+    cut-off, and for ŵ (after_noise) the step of the noise. One value of the exponent field is for zero and subnormals,
+    one for infinities and NaN.
     """
     top, least = (1, 1 - bits - BF16_MANTISSA) if after_noise else (0, cutoff(bits, 1.0))
     for width in range(2, 9):
@@ -233,7 +237,7 @@ def least_exponent_bits(bits: int, *, after_noise: bool) -> int:
 
 
 def least_mantissa_bits(bits: int, *, ties: bool) -> int:
-    """Return the fewest mantissa bits with which no noise is swallowed. ties: blocks' maxima may be powers of two."""
+    """Return the fewest mantissa bits that lose no noise in a cast. ties: also if maxima are powers of two."""
     return next(m for m in range(1, 24) if not swallowed(bits, mantissa=m, ties=ties).lost)
 
 
@@ -247,12 +251,12 @@ class Underflows:
 
 
 def underflows(bits: int) -> Underflows:
-    """Count underflows of random weights above the cut-off, as Proposition 3 assumes, and of the kernel's ŵ of them."""
+    """Count the underflows of random weights above the cut-off, which Proposition 3 assumes, and of the kernel's ŵ."""
     found = by_kernel(bits, "gaussian", exponents=(cutoff(bits, 1.0) + 1, 1))
     counts = []
     for values, after_noise in ((found.w, False), (found.kernel, True)):
         grid = _ieee(exponent_bits(bits, after_noise=after_noise))
-        scaled = values * 2.0 ** (grid.emax - after_noise)  # noise may add a binade above the maximum's
+        scaled = values * 2.0 ** (grid.emax - after_noise)  # noise can move values to the binade above the maximum's
         counts.append(int(((fake_quantize(scaled, str(grid)) == 0) & (values != 0)).sum()))
     return Underflows(counts[0], counts[1], found.w.numel())
 
@@ -271,7 +275,7 @@ FORMATS = (
     "bf16",
     "fp16",
     "fp32",
-)  # the formats of today's hardware in Table C.1
+)  # the formats of today's hardware that Table C.1 can name
 
 
 def formats_for(exponent: int, mantissa: int) -> tuple[str, ...]:
@@ -285,17 +289,17 @@ def formats_for(exponent: int, mantissa: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Masked:
-    """Counts of weights below the cut-off under the kernel's noise."""
+    """Counts of weights below the cut-off, to which the kernel adds noise."""
 
-    weights: int  # all of them
-    noisy: int  # those whose R is not zero
-    masked: int  # those without an effect on ŵ
-    masked_without_noise: int  # those without an effect although their R is zero
-    kept: int  # those whose R is zero and whose ŵ is the weight itself
+    weights: int  # all weights below the cut-off
+    noisy: int  # weights whose R is not zero
+    masked: int  # weights without an effect on ŵ
+    masked_without_noise: int  # weights without an effect on ŵ although their R is zero
+    kept: int  # weights whose R is zero and whose ŵ is the weight itself
 
 
 def masked(bits: float) -> Masked:
-    """Count the weights below the cut-off that noise masks."""
+    """Count the weights below the cut-off that noise masks: ŵ is the same as for a weight of 0. bits: the bit width."""
     low = cutoff(bits, 1.0)
     found = by_kernel(bits, "gaussian", exponents=(low - 6, low - 1))
     small = found.w.abs() < torch.exp2(torch.tensor(float(low)))
@@ -306,7 +310,7 @@ def masked(bits: float) -> Masked:
 
 
 def table_c1_rows() -> dict[str, list[tuple[float | str, float | str]]]:
-    """Return the rows of Table C.1 as pairs of our value, which a search finds, and the paper's."""
+    """Return the rows of Table C.1, by id: for each of WIDTHS, our value (found by search) and the paper's."""
     mantissa = [least_mantissa_bits(bits, ties=False) for bits in WIDTHS]
     sampled = [least_exponent_bits(bits, after_noise=True) for bits in WIDTHS]
     ours: dict[str, list[float | str]] = {

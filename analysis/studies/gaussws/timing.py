@@ -1,4 +1,4 @@
-"""Table 1 and Figure 6: timings on the present device, with the paper's timings on an A100."""
+"""Table 1 and Figure 6: the timings that this store has, with the paper's timings on an A100."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fewbits.analysis.tables.cells import BLANK, PERCENT
 from fewbits.kernels.bench.generators import BITWISE, BOX_MULLER, TORCH
 
 GIB, THOUSAND = 2**30, 1e3
-COLUMNS = {  # the columns of Table 1, each with its optimizer and recipe
+COLUMNS = {  # by id of a column of Table 1, the optimizer and the recipe
     f"{optimizer}{f'-{recipe}' if recipe != PLAIN else ''}": (optimizer, recipe)
     for optimizer in ("adamw", "adam-mini")
     for recipe in (PLAIN, "gaussws", "diffq")
@@ -32,7 +32,7 @@ MEASURED = "the last measurements of `fewbits bench train --store` in this store
 
 @table("gaussws", "Table 1")
 def table_1(results: Results) -> Table:
-    """Compare throughput, overhead and memory."""
+    """Return the paper's table of throughput, overhead and memory with our measurements."""
     printed, found = paper("gaussws").table("Table 1"), benches.training(results)
     if found is None:
         return NoData("not measured; run `fewbits bench train --store`, or `make reproduce-gaussws`")
@@ -58,14 +58,18 @@ def table_1(results: Results) -> Table:
         f"Ours: {MEASURED}",
         f"{found.device}; {steps}",
         "Overhead: the share of throughput that is lost, as the median over turns with its 95 % interval. The mean "
-        "overhead is 1 minus the geometric mean of the models' throughput ratios, as in the paper; ours covers the "
-        "timed models",
-        "Memory: on a CPU, the counted bytes of tensors at the peak of a step; the paper's is a GPU's memory",
+        "overhead is 1 minus the geometric mean of the models' throughput ratios, as in the paper; our mean is over "
+        "the timed models",
+        "Memory: on a CPU, the counted bytes of tensors at the peak of a step; the paper's numbers are a GPU's memory",
     )
     return TableResult(tuple(column.heading for column in printed.columns), tuple(rows), notes)
 
 
 def _measured(arms: Arms, what: str, place: tuple[str, str]) -> Value | None:
+    """Return a measured number of one arm, in the table's unit; None if it was not measured.
+
+    what: speed, overhead or memory. place: the optimizer and the recipe.
+    """
     timed = arms.get(place)
     if timed is None:
         return None
@@ -101,7 +105,7 @@ TITLES = {"generator": "noise alone", "forward": "w + R · 2^(1−b) · max|w|"}
 
 @figure("gaussws", "Figure 6")
 def figure_6(results: Results) -> Picture:
-    """Show how many elements per second each generator computes."""
+    """Draw the number of elements per second that each generator computes, by shape of the matrix."""
     found = benches.generators(results)
     if found is None:
         return NoData("not measured; run `fewbits bench kernels --generators --store`, or `make reproduce-gaussws`")
@@ -118,10 +122,10 @@ def figure_6(results: Results) -> Picture:
         return bar_figure(shapes, speeds, dict(zip(GENERATORS.values(), STYLES, strict=False)))
 
     notes = (
-        f"{found.device}. Medians over turns, in each of which every arm was timed.",
-        "The paper's figure shows the second panel's quantity on GPUs. Its shapes are only in the plot; ours range "
-        "from the smallest to the largest weights in its text. In the second panel, Box–Muller needs a compiler that "
-        "fuses it, so it is there on GPUs only."
+        f"{found.device}. Medians over turns; every arm was timed in each turn.",
+        "The paper's figure shows the quantity of the second panel on GPUs. The paper shows its shapes only in the "
+        "plot; ours range from the smallest to the largest weights in the paper's text. In the second panel, "
+        "Box–Muller needs a compiler that fuses it with the sum, so the panel has it on GPUs only."
         + (" For the larger matrices, torch is timed on a part of the elements." if found.kind == "cpu" else ""),
     )
     return FigureResult(draw, (), notes)

@@ -1,4 +1,4 @@
-"""Figure 5, each layer's bit widths at the end, and Figure D, of our own, the bit widths over training."""
+"""Figure 5, the bit widths of each layer at the end of training, and Figure D (ours), the widths over training."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ from fewbits.analysis.report.registry import figure
 from fewbits.analysis.studies.gaussws.widths import OURS, at_the_end, by_decay_alone, families, final_of, recorded
 from fewbits.models.observer import TIERS
 
-PARTS = {"qkv": 0, "out": 1, "up": 2, "down": 3}  # parts of a block with their places in STYLES
+PARTS = {"qkv": 0, "out": 1, "up": 2, "down": 3}  # by part of a block, the index of its style in STYLES
 DOTTED = (1, 2)
 
 
 @figure("gaussws", "Figure 5")
 def figure_5(results: Results) -> Picture:
-    """Show mean, spread and extremes of each layer's widths, and the shares of parameters up to each tier."""
+    """Draw the mean, standard deviation and extremes of each layer's widths, for each family of models.
+
+    Beside each panel are the shares of parameters with at most 5, 9 and 12 bits.
+    """
     there = families(results)
     ended = {name: _of_ours(at_the_end(recorded(part))) for name, part in there.items()}
     ended = {name: rows for name, rows in ended.items() if not rows.empty}
@@ -50,7 +53,8 @@ def figure_5(results: Results) -> Picture:
     notes = (
         "Layers are in the order of the model; upright lines separate blocks. The layers of a block are qkv, out, up "
         "and down in GPT-2, and q, k, v, out, gate, up and down in Llama 2. Means are over seeds, extremes over all "
-        "seeds. Right: the shares of parameters up to 5, 9 and 12 bits, the widths that FP8 E3M4, BF16 and FP16 hold.",
+        "seeds. Right: the shares of parameters with at most 5, 9 and 12 bits, the widths that FP8 E3M4, BF16 and FP16 "
+        "can represent.",
     )
     return FigureResult(draw, _ids(ended), notes)
 
@@ -85,7 +89,7 @@ def _draw_layers(axes: Axes, rows: pd.DataFrame) -> None:
 
 
 def _write_tiers(axes: Axes, part: Results) -> None:
-    """Write the share of parameters up to each tier to the right of the panel."""
+    """Write the shares of parameters with at most 5, 9 and 12 bits to the right of the panel."""
     if (found := final_of(part, OURS)) is not None:
         for tier in TIERS:
             words = f"≤ {tier}: {100 * found.tiers[tier]:.4g} %"
@@ -94,7 +98,7 @@ def _write_tiers(axes: Axes, part: Results) -> None:
 
 @figure("gaussws", "Figure D", "Bit widths over training, by part of a block")
 def figure_d(results: Results) -> Picture:
-    """Show the mean width of each part and the shares of parameters over steps."""
+    """Draw the mean width of each part of a block, and the shares of parameters with few bits, over steps."""
     found = {name: _of_ours(recorded(part)) for name, part in families(results).items()}
     there = {name: rows for name, rows in found.items() if not rows.empty}
     if not there:

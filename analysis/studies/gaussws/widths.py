@@ -1,7 +1,8 @@
-"""Bit widths over training: by layer, and for whole models with the shares of parameters up to some widths.
+"""Read the learned bit widths: by layer over training, and for a whole model at the end of training.
 
-Each 32x32 square of a weight has a width. For each layer the observer records the mean, spread and extremes of the
-widths and the shares up to 5, 9 and 12 bits. In numbers of a whole model, layers are weighted by their parameters.
+Each 32x32 square of a weight has a bit width. During training, the observer (models/observer.py) records for each layer
+the mean, standard deviation and extremes of its widths, and the shares of its parameters with at most 5, 9 and 12 bits.
+Numbers of a whole model weight layers by their parameters.
 """
 
 from __future__ import annotations
@@ -25,23 +26,24 @@ from fewbits.models.observer import TIERS
 from fewbits.sweeps.running.store import State
 
 OURS = "gaussws"
-FAMILIES = {"GPT-2": "gpt2", "Llama 2": "llama2"}  # families of models, each with its sweep
+FAMILIES = {"GPT-2": "gpt2", "Llama 2": "llama2"}  # by family of models, the sweep
 COLUMNS = ("bits_mean", "bits_std", "bits_min", "bits_max", *(f"bits_to_{tier}" for tier in TIERS))
 
 
 @dataclass(frozen=True)
 class Final:
-    """The widths of a whole model at the end of a trial."""
+    """The bit widths of a whole model at the end of training."""
 
     mean: float
     spread: float  # standard deviation over all squares of all layers
-    tiers: dict[int, float]  # for each number of bits in TIERS, the share of parameters with at most that width
+    tiers: dict[int, float]  # by number of bits in TIERS, the share of parameters whose width is at most this number
 
 
 def recorded(results: Results) -> pd.DataFrame:
-    """Return a table of widths with a row for each window and layer, in the model's order.
+    """Return a table of widths with a row for each trial, window of steps and layer; it is cached.
 
-    size: the layer's number of parameters.
+    Rows are sorted by trial, step and position of the layer in the model (`place`); `size` is the layer's number of
+    parameters, and COLUMNS are the observer's statistics.
     """
     return results.remembered("bit widths", lambda: _recorded(results))
 
@@ -61,19 +63,19 @@ def _recorded(results: Results) -> pd.DataFrame:
 
 @cache
 def _layers(config: DecoderConfig) -> dict[str, tuple[int, int]]:
-    """Return the position of each linear layer in the model and the number of its weights."""
+    """Return two numbers by name of a linear layer in a block: its position in the model, and its number of weights."""
     modules = on_meta(config).named_modules()
     linear = [(name, m) for name, m in modules if isinstance(m, nn.Linear) and name.startswith("blocks.")]
     return {name: (place, module.weight.numel()) for place, (name, module) in enumerate(linear)}
 
 
 def at_the_end(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the last windows of trials that are done; the last window of other trials is not the end of training."""
+    """Return the rows of each finished trial's last window; unfinished trials have no end of training, so no rows."""
     return last_windows(rows[rows["state"] == State.DONE])
 
 
 def finals(results: Results) -> dict[str, Final]:
-    """Return the widths at the end of each trial that is done, by its id."""
+    """Return the widths of the whole model at the end of each finished trial, by its id."""
     ended = at_the_end(recorded(results)).drop_duplicates(["id", "layer"])
     return {str(trial): _final(rows) for trial, rows in ended.groupby("id")}
 
@@ -86,7 +88,7 @@ def _final(rows: pd.DataFrame) -> Final:
 
 
 def by_decay_alone(trial: Trial) -> float:
-    """Return the final width that weight decay alone gives, without gradients."""
+    """Return the final bit width that decay alone would give, if all gradients of the widths were 0."""
     optimizer, steps = trial.optimizer, trial.training.steps
     decay = optimizer.weight_decay if optimizer.bits_weight_decay is None else optimizer.bits_weight_decay
     rate = optimizer.lr * optimizer.bits_lr_ratio
@@ -96,13 +98,13 @@ def by_decay_alone(trial: Trial) -> float:
 
 
 def families(results: Results) -> dict[str, Results]:
-    """Return the results of each family that this scale runs with the arm `gaussws`."""
+    """Return the results of each family of models whose arm `gaussws` is run at this scale, by the family's name."""
     found = {name: sweep_places(results, sweep) for name, sweep in FAMILIES.items()}
     return {name: part for name, part in found.items() if isinstance(part, Results) and part.has(OURS)}
 
 
 def final_of(results: Results, arm: str) -> Final | None:
-    """Return the means over the seeds of an arm; None if no trial of it is done."""
+    """Return an arm's final widths, averaged over seeds; None if no trial of the arm is finished."""
     ended = finals(results)
     of_arm = [ended[key] for key in trial_ids(results, arm).values() if key in ended]
     if not of_arm:

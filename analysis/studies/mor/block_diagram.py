@@ -1,4 +1,4 @@
-"""Figure 1: one transformer block of the trained model, with the decisions of its runs for each tensor."""
+"""Figure 1: one transformer block of the trained model, with the format that its runs chose for each tensor."""
 
 from __future__ import annotations
 
@@ -24,26 +24,31 @@ from fewbits.models.networks.decoder import DecoderConfig
 from fewbits.models.networks.layers import Linear
 from fewbits.models.networks.registry import on_meta
 
+# By branch or activation, the label of the operation before the last linear layer of a branch.
 BETWEEN = {"attention": "causal attention", "relu2": "squared ReLU", "gelu": "GELU", "swiglu": "SiLU × gate"}
+# The left edge of each column of tensors in points, its heading, and the tensor.
 TENSORS = ((184.0, "input x", INPUT), (257.0, "weight w", WEIGHT), (330.0, "gradient dy", GRADIENT))
-STEP = 25.0  # the height of a layer's row
-LEFT, WIDTH = 22.0, 150.0
-CHIP = 68.0
+STEP = 25.0  # the height of a layer's row in points
+LEFT, WIDTH = 22.0, 150.0  # the left edge and the width of the boxes of layers
+CHIP = 68.0  # the width of a tensor's box
 
 
 @dataclass(frozen=True)
 class Layer:
     """A step of a block, from top to bottom: a linear layer or another operation."""
 
-    words: str
-    part: str | None = None  # the part's name, of a linear layer only
-    shape: str = ""
-    joins: bool = False  # whether it adds the branch's output to the residual stream
+    words: str  # the label
+    part: str | None = None  # for a linear layer only: the name of the part, such as qkv
+    shape: str = ""  # for a linear layer only, for example "64 → 192"
+    joins: bool = False  # whether the step adds the output of a branch to the residual stream
 
 
 @figure("mor", "Figure 1")
 def figure_1(results: Results) -> Picture:
-    """Show one transformer block with the errors and decisions of its tensors in the last window."""
+    """Draw one transformer block, with the errors and decisions of its tensors in the last window of the arm Block.
+
+    It is the block of the model (layer) with the most fallbacks.
+    """
     part = sweep_places(results, "partitions", ONE)
     if isinstance(part, NotPlanned):
         return part
@@ -67,7 +72,7 @@ def figure_1(results: Results) -> Picture:
         for i, one in enumerate(layers):
             y = drawing.height - 46 - STEP * i
             _draw_layer(drawing, one, y, of, first=i == 0)
-            if one.joins:  # draw the residual stream, from above the norm to the addition of the branch's output
+            if one.joins:  # draw the residual stream: a line from above the branch's norm to the addition
                 start = y + STEP * (i - branch) + 13
                 drawing.line([LEFT + WIDTH / 2, 8, 8, LEFT + WIDTH / 2 - 6], [start, start, y, y])
                 branch = i + 1
@@ -75,15 +80,15 @@ def figure_1(results: Results) -> Picture:
 
     recipe = load_recipe("mor/block").fprop.x
     notes = (
-        f"Layer {layer + 1} of {model.name} with {recipe}: mean relative error in E4M3 and, if the decisions of "
-        "mini-batches differ, the share that stayed in BF16. "
+        f"Layer {layer + 1} of {model.name} with {recipe}: mean relative error in E4M3 and, if the decisions in "
+        "mini-batches differ, the share of mini-batches in which the tensor stayed in BF16. "
         + ("Last window of Block; the layer with most fallbacks." if len(of) else "No run has recorded decisions yet."),
     )
     return FigureResult(draw, tuple(dict.fromkeys(of["id"])), notes)
 
 
 def block_layers(config: DecoderConfig, layer: int) -> Iterator[Layer]:
-    """Yield the steps of a block of this model. layer: the block's index."""
+    """Yield the steps of one block of this model, from top to bottom. layer: the index of the block."""
     block = on_meta(config).blocks[layer]
     assert isinstance(block, nn.Module)
     for branch in block.branches:  # type: ignore[union-attr]
@@ -114,9 +119,9 @@ def _draw_layer(drawing: Drawing, layer: Layer, y: float, frame: pd.DataFrame, *
 
 
 def _draw_decision(drawing: Drawing, x: float, y: float, rows: pd.DataFrame) -> None:
-    """Draw a box with a tensor's mean error. Its two colours show in which shares of mini-batches it was E4M3 and BF16.
+    """Draw a box with a tensor's mean error, coloured by the shares of mini-batches in E4M3 and in BF16.
 
-    Without rows, the box is empty.
+    rows: the tensor's rows of `decisions`; without rows, the box is empty.
     """
     if rows.empty:
         drawing.box(x, y - 9, CHIP, 18, edge="grid")

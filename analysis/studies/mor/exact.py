@@ -1,8 +1,9 @@
-"""Check what GAM's scales guarantee by construction with our own kernels, whenever a report is made (M1, M2, M21).
+"""Check claims M1, M2 and M21 about GAM's scales with our own kernels, each time a report is made.
 
-The tensors are BF16, as in MoR, and chosen as hard cases: blocks' mantissas just below and above the group's, where a
-scale that is rounded in the wrong direction saturates; magnitudes at both ends of BF16's range; heavy tails; blocks of
-zeros; ragged edges. Numbers are compared to the bit: float32 scales and BF16 values are exact in float64.
+The tensors are BF16, as in MoR, and chosen as hard cases: blocks whose mantissas are just below and above the mantissa
+of the group, where a scale that is rounded in the wrong direction saturates; magnitudes at both ends of BF16's range;
+heavy tails; blocks of zeros; ragged edges. Numbers are compared to the bit: float32 scales and BF16 values are exact in
+float64.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ SHAPE = (192, 320)  # several blocks of each size, some of them ragged
 
 
 def hard_tensors() -> dict[str, Tensor]:
+    """Return the hard cases by a description, as float32 tensors of SHAPE."""
     g = torch.Generator().manual_seed(0)
     normal = torch.randn(SHAPE, generator=g)
     steps = torch.randint(0, 128, SHAPE, generator=g)  # every BF16 mantissa
@@ -50,18 +52,19 @@ def hard_tensors() -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Quantized:
-    """A tensor and its quantization with one format and block."""
+    """A tensor and its quantization with one format and one size of blocks."""
 
     x: Tensor
-    y: Tensor
-    stats: QuantStats
+    y: Tensor  # x quantized and decoded
+    stats: QuantStats  # by block
     packed: Packed
-    scales: Tensor  # the blocks' scales
-    group_scales: Tensor
+    scales: Tensor  # of the blocks: exponents, stored as codes
+    group_scales: Tensor  # the mantissas that the blocks of a group share
 
 
 @cache
 def quantized() -> list[Quantized]:
+    """Return all hard cases: every tensor with each of FORMATS and BLOCKS."""
     found = []
     for x, element, block in product(hard_tensors().values(), FORMATS, BLOCKS):
         quantizer, source = Quantizer(format=element, block=block, scaling="gam"), x.bfloat16()
@@ -75,15 +78,16 @@ def quantized() -> list[Quantized]:
 
 @dataclass(frozen=True)
 class Scaled:
-    """The quantities of M1 over all cases; scaled magnitudes are relative to the format's maximum."""
+    """The quantities of claim M1 over all hard cases; scaled magnitudes are relative to the format's maximum."""
 
     cases: int
     blocks: int
-    saturated: int  # saturated elements
+    saturated: int  # the number of saturated elements
     greatest: float  # the greatest scaled magnitude
-    least: float  # the least of the blocks' greatest scaled magnitudes, of blocks that are not zero
-    lost_maxima: int  # elements with a tensor's greatest magnitude that quantization changes
-    would_saturate: int  # blocks that would saturate if exponents were not rounded down for a greater group mantissa
+    least: float  # the least value, over blocks that are not zero, of a block's greatest scaled magnitude
+    lost_maxima: int  # the number of elements with their tensor's greatest magnitude that quantization changes
+    # The number of blocks that would saturate if GAM did not lower the exponent where the group's mantissa is greater.
+    would_saturate: int
 
 
 @cache
@@ -111,13 +115,13 @@ def scaled() -> Scaled:
 
 @dataclass(frozen=True)
 class Metadata:
-    """The quantities of M2 over all cases."""
+    """The quantities of claim M2 over all hard cases."""
 
     cases: int
     blocks: int
-    exponent_bits: int  # the bits that are stored for each block
-    mantissa_bits: int  # the bits of a group's scale that vary; the others of its 32 are the same in every tensor
-    restored: int  # cases whose values follow exactly from codes, exponents and these mantissa bits
+    exponent_bits: int  # the number of bits that are stored for each block
+    mantissa_bits: int  # the number of bits of a group's scale (of 32) that differ between tensors
+    restored: int  # the number of cases whose values are restored exactly from codes, exponents and these mantissa bits
 
 
 @cache
@@ -181,12 +185,12 @@ def m2() -> dict[str, Exact]:
 
 @dataclass(frozen=True)
 class Grouped:
-    """One mantissa for a whole tensor compared with one for each row of blocks."""
+    """GAM with one mantissa for a whole tensor, compared with one mantissa for each row of blocks."""
 
     tensors: int
-    worse: int  # tensors whose error is greater with smaller groups
-    error: tuple[float, float]  # mean relative error with one mantissa for the tensor, and for each row of blocks
-    bits: tuple[float, float]  # bits of scales for each block, likewise
+    worse: int  # the number of tensors whose error is greater with smaller groups
+    error: tuple[float, float]  # the mean relative error with a mantissa for the tensor, and with one for each row
+    bits: tuple[float, float]  # the bits of scales, divided by the number of blocks, in these two cases
 
 
 WHOLE = Quantizer(format="e4m3", block="64x64", scaling="gam")
@@ -195,7 +199,7 @@ GROUPINGS = (WHOLE, replace(WHOLE, group="row"))  # a mantissa for the whole ten
 
 @cache
 def grouped(count: int = 24) -> Grouped:
-    """Compare both groupings on heavy-tailed tensors, where too small encoding scales flush values to zero."""
+    """Compare both groupings on `count` heavy-tailed tensors, where too small encoding scales flush values to zero."""
     g = torch.Generator().manual_seed(1)
     sums, worse, bits = [0.0, 0.0], 0, [0.0, 0.0]
     for _ in range(count):

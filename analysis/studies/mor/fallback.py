@@ -32,7 +32,7 @@ from fewbits.analysis.studies.mor.tensors import (
 
 ARMS = ("block", "tensor", "channel")
 OBSERVED = "BF16 run: block's error ≥ 4.5 %"
-KINDS = {"x": "input", "w": "weight", "dy": "grad"}
+KINDS = {"x": "input", "w": "weight", "dy": "grad"}  # by the last part of a slot's name, the label of the tensor
 
 
 def style(arm: str) -> Style:
@@ -47,7 +47,7 @@ def style(arm: str) -> Style:
 
 @figure("mor", "Figure 10")
 def figure_10(results: Results) -> Picture:
-    """Show the share of decisions for BF16 in each window, before and after arms branch from the trunk."""
+    """Draw the share of decisions for BF16 over steps, before and after arms branch from the trunk."""
     parts = {"Configuration 1": ONE, "Configuration 2": TWO}
     found = {name: sweep_places(results, "partitions", where) for name, where in parts.items()}
     shares = {name: fallback_over_steps(part) for name, part in found.items() if isinstance(part, Results)}
@@ -63,13 +63,15 @@ def figure_10(results: Results) -> Picture:
         return curve_figure(rows, height=0.5 + sum(heights), columns=2, paper=key, height_ratios=heights)
 
     notes = (
-        "A decision is for one tensor in one mini-batch; under Channel each direction has its own. Before the branch: "
-        "the decisions that Block would have made, from errors that were recorded along the BF16 trunk.",
+        "A decision is for one tensor in one mini-batch; with Channel, for one direction of a tensor. "
+        "Before the branch: the decisions that Block would have made, from errors that were recorded along the BF16 "
+        "trunk.",
     )
     return FigureResult(draw, tuple(dict.fromkeys(i for frame in shares.values() for i in frame["id"])), notes)
 
 
 def _empty(name: str, results: Results) -> Panel:
+    """Return the empty panel of a configuration that is not run at this scale."""
     return Panel(f"{name}: decisions for BF16, %", empty=not_planned(results).reason)
 
 
@@ -103,7 +105,10 @@ def _shares_panel(name: str, frame: pd.DataFrame) -> Panel:
 
 @figure("mor", "Figure C", "Where tensors fall back")
 def fallback_by_layer(results: Results) -> Picture:
-    """Show each arm's share of decisions for BF16 by linear layer and tensor, and by layer."""
+    """Draw two heat maps of the share of decisions for BF16, with a column for each arm.
+
+    The rows are the tensors of the linear layers in the first map, and the blocks (layers) of the model in the second.
+    """
     found: dict[str, pd.DataFrame] = {}
     for sweep in ("partitions", "ablations", "sub-tensor"):
         part = sweep_places(results, sweep, ONE)
@@ -138,7 +143,7 @@ def fallback_by_layer(results: Results) -> Picture:
 
     notes = (
         "Share of decisions for BF16 in percent, mean over the branch and seeds; configuration 1. Empty cells: no "
-        "fallback. Two- and three-way decide for each block, the other arms for each tensor.",
+        "fallback. Two-way and Three-way decide for each block, the other arms for each tensor.",
     )
     return FigureResult(draw, tuple(dict.fromkeys(i for rows in found.values() for i in rows["id"])), notes)
 

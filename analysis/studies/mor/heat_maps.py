@@ -1,9 +1,10 @@
 """Figures 11 to 19: histograms of each tensor's mean relative error in E4M3, with one count for each mini-batch.
 
-Rows of the maps have the paper's names: layers from 1, `linear_qkv`, `linear_proj`, `fc1` and `fc2`, each with its
-input, weight and gradient. If a tensor's rows and columns are quantized separately, the map has a row for each. "Rows"
-are the vectors that the first product with the tensor sums over: Fprop for inputs and weights, Dgrad for gradients.
-"Columns" are those of the later product. Counts are summed over seeds.
+A row of a map is the histogram of one tensor. It has the paper's names: layers counted from 1, then `linear_qkv`,
+`linear_proj`, `fc1` or `fc2`, then input, weight or gradient. If a tensor's rows and columns are quantized separately
+(Channel), the map has a row for each direction: "rows" are the vectors over which the first product with the tensor
+sums (Fprop for inputs and weights, Dgrad for gradients), and "columns" are the vectors over which the later product
+sums. Counts are summed over seeds.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ from fewbits.sweeps.running.store import State
 LINE = f"threshold, {100 * THRESHOLD:g} %"
 SHADES = "share of mini-batches in each row"
 ERROR = "mean relative error in E4M3, %"
-STEP = float(EDGES[1])
+STEP = float(EDGES[1])  # the width of a bin
 BINS = (*("" if i % 4 else f"{100 * edge:.2g}" for i, edge in enumerate(EDGES[:-2])), f">{100 * EDGES[-2]:.3g}")
 draw_histograms = partial(heat_map_figure, key=SHADES, threshold=LINE)
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A tensor of a linear layer, or one direction of it."""
+    """A tensor of a linear layer, or one direction of a tensor, with its operand slot."""
 
     label: str
     slot: str
@@ -65,22 +66,22 @@ GRADIENTS_APART = (Kind("grad rows", "dgrad.dy"), Kind("grad columns", "wgrad.dy
 
 @dataclass(frozen=True)
 class ErrorMap:
-    """A figure of an arm's last window. layers: the function that chooses layers of the model by their number."""
+    """A figure of an arm's errors in the last window of training."""
 
     id: str
     arm: str
     kinds: tuple[Kind, ...]
-    layers: Callable[[int], list[int]]
-    where: Where
+    layers: Callable[[int], list[int]]  # returns the indices of the shown layers for a model's number of layers
+    where: Where  # values of the sweep's axes
 
 
 def ends(layers: int, each: int) -> list[int]:
-    """Return the indices of the first and the last `each` layers."""
+    """Return the indices of the first `each` and the last `each` of so many layers."""
     return list(range(layers)) if layers <= 2 * each else [*range(each), *range(layers - each, layers)]
 
 
 def spaced(layers: int, most: int) -> list[int]:
-    """Return the indices of at most `most` evenly spaced layers, with the first and the last."""
+    """Return the indices of at most `most` evenly spaced layers, including the first and the last."""
     return sorted({round(i) for i in np.linspace(0, layers - 1, min(most, layers))})
 
 
@@ -95,7 +96,7 @@ MAPS = (
 
 
 def error_map(results: Results, of: ErrorMap) -> Picture:
-    """Return the heat map of a figure."""
+    """Return the heat map of a figure, or the reason why there are no data for it."""
     frame = _last(results, of.arm, of.where)
     if not isinstance(frame, pd.DataFrame):
         return frame
@@ -109,7 +110,7 @@ for _one in MAPS:
 
 @figure("mor", "Figure 11")
 def annotated(results: Results) -> Picture:
-    """Show the first rows of Figures 12 and 13 with annotations that explain heat maps."""
+    """Draw the rows of layer 1 in Figures 12 and 13 with annotations that explain heat maps."""
     frame = _last(results, "block", ONE)
     if not isinstance(frame, pd.DataFrame):
         return frame
@@ -137,7 +138,7 @@ def annotated(results: Results) -> Picture:
 
 @figure("mor", "Figure 14")
 def over_steps(results: Results) -> Picture:
-    """Show three tensors of layer 1 in each window, first along the BF16 trunk, then under Block."""
+    """Draw histograms of three tensors of layer 1 over steps: first along the BF16 trunk, then in the arm Block."""
     part = sweep_places(results, "partitions", ONE)
     if isinstance(part, NotPlanned):
         return part
@@ -162,15 +163,15 @@ def over_steps(results: Results) -> Picture:
         drawn.axes[0].annotate("step", (0, 1), (-8, 4), textcoords="offset points", **options)
         return drawn
 
-    notes = ("Layer 1. The trunk quantizes nothing; its errors are those that E4M3 would have.",)
+    notes = ("Layer 1. The trunk quantizes nothing; its errors are the errors that E4M3 would have had.",)
     return FigureResult(draw, _ids(frame), notes + _seeds(frame))
 
 
 @figure("mor", "Figure 17")
 def beside_block(results: Results) -> Picture:
-    """Show error histograms under tensor partition and, beside them, under block partition, in up to eight layers.
+    """Draw error histograms of up to eight layers with tensor partition (left) and block partition (right).
 
-    The tensors are those that the paper names: FC2's input and the gradients of QKV and FC1.
+    The tensors are the ones that the paper names: FC2's input and the gradients of QKV and FC1.
     """
     frames = {arm: _last(results, arm, ONE) for arm in ("tensor", "block")}
     first = frames["tensor"]
@@ -196,7 +197,7 @@ def beside_block(results: Results) -> Picture:
         ]
         return draw_histograms(maps, beside=True)
 
-    notes = (_when(first, "tensor"), "The right panel has the same tensors under block partition.")
+    notes = (_when(first, "tensor"), "The right panel has the same tensors with block partition.")
     return FigureResult(draw, tuple(i for frame in found.values() for i in _ids(frame)), notes)
 
 
@@ -208,7 +209,10 @@ def _map(rows: Sequence[HeatRow], title: str = "") -> HeatMap:
 
 
 def _last(results: Results, arm: str, where: Where) -> pd.DataFrame | NoData | NotPlanned:
-    """Return the arm's decisions in the last window of training, from trials that are done."""
+    """Return the rows of `decisions` for an arm's finished trials, in their last window of steps.
+
+    Return NotPlanned or NoData if the arm is not run at this scale or has no such rows.
+    """
     part = sweep_places(results, "partitions", where)
     if isinstance(part, NotPlanned):
         return part
@@ -223,6 +227,7 @@ def _last(results: Results, arm: str, where: Where) -> pd.DataFrame | NoData | N
 def _rows(
     frame: pd.DataFrame, layers: Iterable[int], kinds: Sequence[Kind], parts: Sequence[str] = ()
 ) -> list[HeatRow]:
+    """Return a histogram for each of these layers, parts and kinds of tensors. parts: without any, all parts."""
     found = []
     for layer in layers:
         of = frame[frame["block"] == layer]
@@ -247,6 +252,7 @@ def _seeds(frame: pd.DataFrame) -> tuple[str, ...]:
 
 
 def _when(frame: pd.DataFrame, arm: str) -> str:
+    """Return a note that names the arm, the window, the number of mini-batches in a row, and the seeds."""
     batches = int(frame.groupby(["layer", "slot"])["batches"].sum().max())
     (seeds,) = _seeds(frame)
     return f"{arm_table('mor').label(arm)}, the last window: {batches} mini-batches per row. {seeds}"

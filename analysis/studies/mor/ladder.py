@@ -1,4 +1,4 @@
-"""Figure D: errors of gradients, increases of the loss and decisions of recipes, against the size of the model."""
+"""Figure D: gradient errors, increases of the loss, and decisions for BF16 over the size of the model, by recipe."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ ARMS = ("ladder-block", "ladder-always-tensor", "ladder-always-block", "ladder-e
 MEASURES = {"gradient_error": "error of the gradient, %", "increase_relative": "increase of the loss, %"}
 FALLBACK = "decisions for BF16, %"
 
-Points = dict[str, dict[int, dict[int, float]]]  # a number by arm, parameters and seed
+Points = dict[str, dict[int, dict[int, float]]]  # points[arm][number of parameters][seed]
 
 
 @figure("mor", "Figure D", "Recipes against the size of the model")
 def ladder(results: Results) -> Picture:
-    """Show each measure at the end of the trunks of all sizes, with its trend over sizes in the notes."""
+    """Draw each measure at the end of the trunks over the size of the model; the notes give its slope for each arm."""
     part = sweep_places(results, SWEEP)
     if not isinstance(part, Results):
         return not_planned(results)
@@ -60,13 +60,14 @@ def ladder(results: Results) -> Picture:
     trends = [note for title, points in found.items() for note in _trends(title, points)]
     notes = (
         "Trunks have equally many tokens per parameter, and a learning rate that falls with the width.",
-        "The hollow mark is the share that the paper chose its threshold for, at 8.5 B parameters.",
+        "The hollow mark is the share of tensors in BF16 for which the paper chose its threshold, at 8.5 B parameters.",
         *trends,
     )
     return FigureResult(draw, tuple(m.id for m in part.members if m.cell.arm in ARMS), notes)
 
 
 def _points(part: Results, numbers: dict[str, float], arms: tuple[str, ...] = ARMS) -> Points:
+    """Return the numbers of the finished trials of these arms. numbers: by trial id."""
     points: Points = {}
     for row in part.rows:
         if row["arm"] in arms and row["state"] == State.DONE and row["id"] in numbers:
@@ -89,7 +90,10 @@ def _style(arm: str) -> Style:
 
 
 def _trends(title: str, points: Points) -> list[str]:
-    """Return a note for each arm with the change per factor of ten in parameters, and its interval over seeds."""
+    """Return a note for each arm: the slope of the numbers over log10 of the parameters, with its interval over seeds.
+
+    Only seeds count that have a number at every size; an arm with one size or without such seeds has no note.
+    """
     notes = []
     for arm, sizes in points.items():
         seeds = set.intersection(*(set(of_seed) for of_seed in sizes.values()))

@@ -1,9 +1,9 @@
 """Metrics of MoR's trials that claims compare: shares of fallbacks, errors of tensors, distances of parameter norms.
 
-Errors are those of E4M3 before the decision. Metrics use their excess over E4M3's floor, 2.25 %: the mean relative
-error of values that are all in the normal range, which no scale can lower (facts 1.0). A ratio of excesses says how
-much farther from the floor one tensor is than another. Blocks are counted from 1; `up` is the paper's FC1 and `down`
-its FC2.
+A metric is a number by trial id, or a function of two trials. Errors are the mean relative errors of tensors in E4M3,
+before the decision. No scale can lower the error below a floor of about 2.25 %, the mean relative error of values that
+are all in E4M3's normal range. Metrics therefore compare excesses over the floor: a ratio of two tensors' excesses says
+how much farther from the floor one is. Blocks are counted from 1; `up` is the paper's FC1 and `down` its FC2.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ from fewbits.analysis.studies.mor.tensors import (
 from fewbits.models.observer import ENTRIES
 
 FLOOR = math.log2(math.e) / 64  # E4M3's mean relative error for log-uniform magnitudes: 1/32 · 0.5 / ln 2
-LEAST = 0.0005  # added to each excess, so that two tensors at the floor (2.17 to 2.25 %) have a ratio near 1
+LEAST = 0.0005  # added to each excess, so that two tensors near the floor (2.17 to 2.25 %) have a ratio near 1
 FLUSHED = (THRESHOLD - FLOOR) / (1 - FLOOR)  # the share of values flushed to zero that raises the floor to THRESHOLD
-PAPERS_BLOCKS, NOTHING_AFTER = 32, 9  # M12: the paper's model has 32 blocks, and none falls back after the ninth
+# M12: the paper's model has 32 blocks, and after the ninth block no tensor of the forward pass falls back.
+PAPERS_BLOCKS, NOTHING_AFTER = 32, 9
 FEW = 2  # the number of first blocks in Figure 18
 SHARE = (0.0, 1.0)
 
@@ -50,6 +51,7 @@ Of = Callable[[Seen], float]
 
 
 def excess(error: float) -> float:
+    """Return how much a tensor's error exceeds the floor, plus LEAST; at least LEAST."""
     return max(0.0, error - FLOOR) + LEAST
 
 
@@ -70,7 +72,7 @@ def fallback_share(results: Results) -> Numbers:
 
 
 def _entry(place: int) -> Callable[[Results], Numbers]:
-    """Return the metric that is a trial's share of decisions for the mixture's entry at this place."""
+    """Return a metric: a trial's share of decisions for the quantizer with this index in the mixture."""
     return lambda results: by_id(results.numerics().groupby("id")[f"share_{place}"].mean().dropna())
 
 
@@ -80,7 +82,10 @@ for _place in range(ENTRIES):
 
 @metric("mor", "fallback_ratio")
 def fallback_ratio(results: Results) -> Between:
-    """Return the ratio of our trial's share of tensors in BF16 to the baseline's."""
+    """Return a function of two trials: our share of tensors in BF16 divided by the baseline's.
+
+    It returns None if a share is missing or the baseline's share is 0.
+    """
     shares = tensors.fallback_shares(tensors.tensors(results))
 
     def ratio(ours: str, baseline: str) -> float | None:
@@ -96,22 +101,23 @@ def below_threshold(results: Results) -> Numbers:
 
 @metric("mor", "mean_error")
 def mean_error(results: Results) -> Numbers:
-    """Return each trial's mean relative error over all tensors and windows."""
+    """Return the mean relative error over all tensors and windows of steps, by trial."""
     return by_id(tensors.tensors(results).groupby("id")["error"].mean())
 
 
 @metric("mor", "explained_by_flushing", SHARE)
 def explained_by_flushing(results: Results) -> Numbers:
-    """Return the share of tensors for which the share of flushed values predicts whether the error exceeds THRESHOLD.
+    """Return how often a tensor's share of flushed values tells correctly whether its error exceeds THRESHOLD.
 
-    A value that is flushed to zero has an error of 100 %, so a share of FLUSHED raises a tensor's error from E4M3's
-    floor to the threshold. A trial has this metric only if some of its tensors exceed the threshold and some do not.
+    A value that is flushed to zero has an error of 100 %, so a share FLUSHED of such values raises a tensor's error
+    from E4M3's floor to the threshold. The metric is the mean of two shares of correct answers: among tensors above the
+    threshold, and among the others. A trial without one of these two kinds of tensors is left out.
     """
     found = {}
     for trial, seen in tensors.tensors(results).dropna(subset=["flushed"]).groupby("id"):
         exceeds, flushes = seen["error"] > THRESHOLD, seen["flushed"] > FLUSHED
         if exceeds.any() and not exceeds.all():
-            # Both classes have equal weight, since only few tensors exceed the threshold.
+            # Both shares have equal weight, because only few tensors exceed the threshold.
             found[str(trial)] = fmean((float((flushes[exceeds]).mean()), float((~flushes[~exceeds]).mean())))
     return found
 
@@ -123,8 +129,9 @@ def explained_by_flushing(results: Results) -> Numbers:
 def norm_distance(results: Results) -> Between:
     """Return a function of two trials: the largest distance between their curves of the norm of all parameters.
 
-    The distance is divided by the range of the baseline's curve including its trunk, so the metric measures how far
-    apart the curves are in a plot. It is None if a trial has no curve, or if the baseline's norm does not change.
+    The distance is divided by the range (largest minus smallest norm) of the baseline's curve including its trunk, so
+    the metric says how far apart the curves are in a plot. The function returns None if a trial has no curve, or if the
+    baseline's norm does not change.
     """
     frame = results.curves("parameter_norm").drop_duplicates(["id", "step"])
     curves = {str(trial): curve.set_index("step")["value"] for trial, curve in frame.groupby("id")}
@@ -150,15 +157,17 @@ def norm_distance(results: Results) -> Between:
 
 
 def _register(name: str, number: Of, column: str = "error", bounds: tuple[float, float] | None = None) -> None:
+    """Register the metric `name`, which `number` computes from this column of a trial's tensors in the last window."""
     metric("mor", name, bounds)(lambda results: tensors.numbers(results, number, column))
 
 
 def _ratio(above: float, below: float) -> float:
+    """Return the ratio of the excesses of two errors."""
     return excess(above) / excess(below)
 
 
 def early(seen: Seen) -> list[int]:
-    """Return our first blocks, in the same proportion to all blocks as 9 to the paper's 32."""
+    """Return the first 9/32 of our blocks, at least one: in the paper, nothing falls back after block 9 of 32."""
     return seen.blocks[: max(1, round(len(seen.blocks) * NOTHING_AFTER / PAPERS_BLOCKS))]
 
 
@@ -171,18 +180,18 @@ def _gradients(seen: Seen, block: int) -> float:
 
 
 def last_gradients(seen: Seen) -> float:
-    """Return the ratio of the last block's gradients to the highest of the others.
+    """Return the excess of the last block's gradients divided by the greatest excess of another block's gradients.
 
-    Block 1 is left out because the paper says that it stands out, too.
+    Block 1 does not count, because the paper says that its gradients are high, too. A block's gradients are averaged.
     """
     *others, end = seen.blocks
     return _ratio(_gradients(seen, end), max(_gradients(seen, block) for block in others[1:]))
 
 
 def gradients_by_part(seen: Seen) -> float:
-    """Return the ratio of gradients of qkv and FC1 to those of the others, without the last block.
+    """Return the mean excess of the gradients of qkv and FC1 divided by that of the output projection and FC2.
 
-    The paper says that all gradients of the last block are high.
+    The last block does not count, because the paper says that all its gradients are high.
     """
     before = seen.blocks[:-1]
 
@@ -193,12 +202,16 @@ def gradients_by_part(seen: Seen) -> float:
 
 
 def directions(seen: Seen) -> float:
-    """Return the geometric mean over gradients of the ratio of the worse direction's excess to the better one's."""
+    """Return the greater of the excesses of a gradient's two directions divided by the smaller one.
+
+    The result is the geometric mean over the gradients of all blocks and parts.
+    """
     pairs = [(seen.of(b, p, DY), seen.of(b, p, DY_COLUMNS)) for b, p in product(seen.blocks, PARTS)]
     return float(np.exp(np.mean([abs(math.log(_ratio(*pair))) for pair in pairs])))
 
 
 def fc2_directions(seen: Seen) -> float:
+    """Return the excess of FC2's input by rows divided by that by columns; geometric mean over the first blocks."""
     pairs = [(seen.of(block, FC2, X), seen.of(block, FC2, X_COLUMNS)) for block in seen.blocks[:FEW]]
     return float(np.exp(np.mean([math.log(_ratio(*pair)) for pair in pairs])))
 
@@ -227,10 +240,10 @@ _register("fc2_input_least_fallback", lambda s: min(s.of(b, FC2, X) for b in s.b
 
 
 def _over_training(name: str, part: str, slot: str, blocks: Callable[[Seen], list[int]]) -> None:
-    """Register the least growth of a tensor's excess over these blocks.
+    """Register the metric `name`: the growth of a tensor's excess in training, in the block where it grows least.
 
-    The growth is the ratio of the excess at the end of a trial to that in the first window of the trial or, if it has a
-    trunk, of the trunk.
+    part, slot: the tensor. blocks: returns the blocks to compare. The growth is the excess at the end of a trial
+    divided by the excess in the first window of the trial or, if it branches from a trunk, of the trunk.
     """
 
     def by_block(seen: Seen) -> dict[int, float]:
@@ -247,7 +260,10 @@ def _over_training(name: str, part: str, slot: str, blocks: Callable[[Seen], lis
 
 
 def _at_start(name: str, part: str, slot: str) -> None:
-    """Register block 1's error in the first window of a trial or, if it has a trunk, of the trunk."""
+    """Register the metric `name`: the error of a tensor of block 1 at the start of training.
+
+    It is taken from the first window of the trial or, if the trial branches from a trunk, of the trunk.
+    """
 
     @metric("mor", name)
     def start(results: Results) -> Numbers:
@@ -256,6 +272,7 @@ def _at_start(name: str, part: str, slot: str) -> None:
 
 
 def _root(results: Results, trial: str) -> str:
+    """Return the id of the first trunk of a trial; its own id if it has none."""
     parent = results.plan.trials[trial].parent
     return trial if parent is None else _root(results, parent)
 

@@ -1,7 +1,7 @@
-"""Figures 2 to 4: our kernels' results on small tensors from fixed seeds, computed whenever they are drawn.
+"""Figures 2 to 4: results of our kernels on small tensors from fixed seeds, computed when the figures are drawn.
 
-The tensors are random, not trained. Their magnitudes are log-normal (heavy tails), because otherwise all decisions
-would be the same.
+The tensors are random, not trained. Their magnitudes are log-normal (with heavy tails), because all decisions would be
+the same for normal values.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ HEADS = ("log |x|", "scale over m", "error of E4M3", "one decision")
 
 @figure("mor", "Figure 2")
 def figure_2(results: Results) -> Picture:
-    """Show GAM on one small tensor under three partitions: the exponents, the errors and the decision of each."""
+    """Draw one small tensor with GAM's scales for three partitions into blocks: exponents, errors and the decision."""
     x = heavy_tailed(8, 8, deviation=4.0, seed=0)
     partitions = {"tensor": "tensor", "block, 4×4": "4x4", "channel": "channel"}
 
@@ -61,7 +61,7 @@ def figure_2(results: Results) -> Picture:
 
 
 def group_scale(x: Tensor) -> tuple[float, float, int]:
-    """Return the largest magnitude, GAM's mantissa, and the exponent of the scale of the whole tensor."""
+    """Return three numbers of x with one GAM scale: its largest magnitude, the scale's mantissa and its exponent."""
     packed = encode(x, "e4m3:tensor:gam")
     assert packed.group_scales is not None
     assert packed.scales is not None
@@ -69,7 +69,10 @@ def group_scale(x: Tensor) -> tuple[float, float, int]:
 
 
 def _partition(drawing: Drawing, x: Tensor, name: str, block: str, top: float) -> None:
-    """Draw a row of maps: values, exponents, errors and the decision."""
+    """Draw the row of maps for one partition: values, exponents of scales, errors and the decision.
+
+    name: the partition's label. block: its spelling in a quantizer. top: the upper edge of the maps.
+    """
     cell = SIDE / x.shape[0]
     quantizer = Quantizer.parse(f"e4m3:{block}:gam")
     rows, columns = quantizer.block.resolve(x.shape)
@@ -102,12 +105,12 @@ def _partition(drawing: Drawing, x: Tensor, name: str, block: str, top: float) -
 
 @figure("mor", "Figure 3")
 def figure_3(results: Results) -> Picture:
-    """Show three-way decisions for the blocks of two tensors, and the types in which their product is computed."""
+    """Draw the formats that three-way MoR chooses for the blocks of two matrices, and the formats of block products."""
     mixture = Mixture.parse(load_recipe("mor/three-way").fprop.x)
     rows, inner, columns = 3, 4, 3
     a = choices(rows, inner, mixture, seed=1)
     b = choices(inner, columns, mixture, seed=2)
-    promoted = np.maximum(a[:, :, None], b[None, :, :])  # rows × inner × columns: the higher of the two types
+    promoted = np.maximum(a[:, :, None], b[None, :, :])  # (rows, inner, columns): the higher of the two formats
 
     def draw() -> Figure:
         size, gap = 48.0, 18.0
@@ -129,21 +132,24 @@ def figure_3(results: Results) -> Picture:
             drawing.box(right + j * size, below - (i + 1) * size, size, size, edge="text", line=1.1)
         drawing.text(left + size * inner / 2, below + 8, "A: 3×4 blocks", at="center", quiet=True)
         drawing.text(right - 8, top - size * inner / 2, "B: 4×3 blocks", at="right", quiet=True)
-        words = "A·B: four block products in each, in the higher type"
+        words = "A·B: four block products in each block, in the higher type"
         drawing.text(POINTS - 110, below - size * rows - 11, words, at="center", quiet=True)
         return drawing.figure
 
     parts = ", ".join(f"{(promoted == i).mean():.0%} in {name}" for i, name in enumerate(FORMATS))
     notes = (
-        f"Decisions of {mixture} for tensors made for this figure, whose 128×128 blocks have magnitudes of different "
-        "spreads.",
+        f"Decisions of {mixture} for tensors made for this figure. The spread of magnitudes differs between their "
+        "128×128 blocks.",
         f"Shares of the {promoted.size} block products: {parts}.",
     )
     return FigureResult(draw, (), notes)
 
 
 def choices(rows: int, columns: int, mixture: Mixture, seed: int) -> np.ndarray:
-    """Return the mixture's choice for each 128×128 block of a tensor; magnitudes in blocks have different spreads."""
+    """Return the index of the quantizer that the mixture chooses for each 128×128 block of a random tensor.
+
+    The tensor has rows × columns blocks, which differ in the spread of their magnitudes.
+    """
     generator = torch.Generator().manual_seed(seed)
     spread = 2.4 + 1.4 * torch.randn(rows, columns, generator=generator)
     deviation = spread.abs().repeat_interleave(128, 0).repeat_interleave(128, 1)
@@ -153,7 +159,7 @@ def choices(rows: int, columns: int, mixture: Mixture, seed: int) -> np.ndarray:
 
 # -------------------------------------------------------------------------------- Figure 4
 
-STATIONS = (
+STATIONS = (  # the labels of the steps of fake quantization, from top to bottom
     "x in BF16",
     "times the scale",
     "cast: E4M3's code",
@@ -163,24 +169,24 @@ STATIONS = (
     "error before, %",
     "error after, %",
 )
-FP32, AGAIN = 4, 5  # the stations of the values before and after the second rounding
+FP32, AGAIN = 4, 5  # the indices of the steps before and after the second rounding
 
 
 @dataclass(frozen=True)
 class Flow:
-    """Three values as text at each station of fake quantization."""
+    """Three values of a tensor at each step of fake quantization (STATIONS)."""
 
     scale: float
-    stations: tuple[tuple[str, ...], ...]
+    stations: tuple[tuple[str, ...], ...]  # by step and value, as text
 
     def moved(self, value: int) -> bool:
-        """Tell whether the second rounding to BF16 changed a value."""
+        """Tell whether the second rounding to BF16 changed the value with this index."""
         return self.stations[FP32][value] != self.stations[AGAIN][value]
 
 
 @figure("mor", "Figure 4")
 def figure_4(results: Results) -> Picture:
-    """Show values at each step of fake quantization, with GAM's scales and with powers of two."""
+    """Draw three values at each step of fake quantization, with a GAM scale and with a power of two as scale."""
     x = heavy_tailed(2, 4, deviation=2.0, seed=3)
     flows = {name: flow(x, f"e4m3:1x4:{scaling}") for name, scaling in (("GAM", "gam"), ("E8M0", "e8m0"))}
 
@@ -209,14 +215,18 @@ def figure_4(results: Results) -> Picture:
 
     moved = sum(map(flows["GAM"].moved, range(3)))
     notes = (
-        "Three values of a small block. Dividing E4M3's values by a power of two is exact in BF16. Dividing by GAM's "
-        f"scale gives numbers with more bits than BF16 has, which are rounded once more ({moved} of 3 change here).",
+        "Three values of a small block. Dividing values of E4M3 by a power of two is exact in BF16. Dividing them by "
+        "GAM's scale gives numbers with more bits than BF16 has, so they are rounded a second time "
+        f"({moved} of 3 change here).",
     )
     return FigureResult(draw, (), notes)
 
 
 def flow(x: Tensor, spelling: str) -> Flow:
-    """Return the first three values of the second row at every station; the tensor's maximum is not in that row."""
+    """Return the first three values of the second row of x at every step.
+
+    spelling: the quantizer. The maximum of x is not in this row, so that the scale is not fitted to one of the values.
+    """
     quantizer = Quantizer.parse(spelling)
     packed = encode(x, quantizer)
     assert packed.scales is not None
@@ -244,7 +254,7 @@ def flow(x: Tensor, spelling: str) -> Flow:
 
 
 def heavy_tailed(rows: int, columns: int, *, deviation: float, seed: int) -> Tensor:
-    """Return a BF16 tensor whose magnitudes' binary logarithms are normal with this standard deviation."""
+    """Return a BF16 tensor with random signs and log2 |x| normal with this standard deviation and mean 0."""
     return _lognormal(rows, columns, deviation, torch.Generator().manual_seed(seed))
 
 
@@ -254,7 +264,7 @@ def _lognormal(rows: int, columns: int, deviation: float | Tensor, generator: to
 
 
 def power_of_two(exponent: int) -> str:
-    """Return a power of two as text."""
+    """Return 2 to this exponent as text with a superscript, for example 2⁻³."""
     return "2" + str(exponent).translate(SUPERSCRIPTS)
 
 

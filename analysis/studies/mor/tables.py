@@ -1,6 +1,7 @@
-"""MoR's tables: Tables 1 to 4 compare the paper's numbers with ours; three of our own show fallbacks, errors, rounding.
+"""MoR's Tables 1 to 4 with the paper's numbers and ours, and three tables that the paper does not have.
 
-Changes are changes of the validation loss in percent, paired by seed.
+These three tables show fallbacks, accepted errors, and the effect of the second rounding. Changes are changes of the
+validation loss in percent, paired by seed.
 """
 
 from __future__ import annotations
@@ -44,15 +45,16 @@ for _name in ("Table 2", "Table 3", "Table 4"):
 
 @table("mor", "Table 1")
 def table_1(results: Results) -> TableResult:
-    """Compare the paper's settings with those in the configs of our BF16 arms."""
+    """Return the paper's settings of training with the settings in the configs of our BF16 arms."""
     columns = [SettingsColumn(MODEL, results, BASELINE, where) for where in (ONE, TWO)]
     seeds = plural(len(trial_ids(results, BASELINE, ONE)), "seed")
-    notes = (f"The paper ran each arm once; ours, with {seeds}",)
+    notes = (f"The paper ran each arm once; we ran each arm with {seeds}",)
     return settings_table(paper("mor").table("Table 1"), columns, UNSTATED, notes)
 
 
 # -------------------------------------------------------------------------------- tensors
 
+# The columns of the table of fallbacks: by title, a function that selects rows of `tensors`.
 KINDS: Mapping[str, Callable[[pd.DataFrame], pd.Series]] = {
     "All": lambda rows: rows["slot"].notna(),
     "QKV": lambda rows: rows["part"] == QKV,
@@ -70,7 +72,7 @@ CONFIGURATIONS: Mapping[str, Where] = {"configuration 1": ONE, "configuration 2"
 
 @table("mor", "Fallbacks", "Tensors in BF16 over whole runs (blocks in sub-tensor arms)")
 def fallbacks(results: Results) -> TableResult:
-    """Return the table of each arm's share of tensors in BF16, by kind of tensor."""
+    """Return a table of shares of tensors in BF16, with a row for each arm and configuration and a column per kind."""
     rows = tensors(results)
     shares = {title: fallback_shares(rows[choose(rows)]) for title, choose in KINDS.items()}
     shares["All, first window"] = fallback_shares(first_windows(rows))
@@ -86,7 +88,7 @@ def fallbacks(results: Results) -> TableResult:
 
 @table("mor", "Errors and losses", "The largest error that an arm accepted, and its loss (M19)")
 def errors_and_losses(results: Results) -> TableResult:
-    """Return the table of each arm's largest accepted error and its change of the validation loss."""
+    """Return a table with a row for each arm: its largest accepted error, and its change of the validation loss."""
     accepted = largest_accepted(tensors(results))
     rows = []
     for arm in MIXTURES:
@@ -94,15 +96,16 @@ def errors_and_losses(results: Results) -> TableResult:
             by_blocks = TableCell(Setting("by blocks"))
             largest = by_blocks if arm in BY_BLOCKS else share(results, accepted, arm, ONE)
             rows.append(TableRow(ARMS.title(arm), (largest, change(results, LOSS, arm, where=ONE)), "%"))
-    notes = ("If tensors were refused, the threshold is shown as the largest accepted error",)
+    notes = ("If tensors fell back to BF16, the threshold is shown as the largest accepted error",)
     return TableResult(("Largest error", "Change of validation loss"), tuple(rows), notes)
 
 
 @table("mor", "Second rounding", "Scalings with and without rounding to BF16 after descaling")
 def second_rounding(results: Results) -> Table:
-    """Return the table of changes by scaling, with and without rounding to BF16 after descaling.
+    """Return a table of changes of the loss by scaling, with and without rounding to BF16 after descaling.
 
-    Dividing by a power of two is exact in BF16; dividing by another scale needs a second rounding.
+    Descaling divides by the scale. Dividing by a power of two is exact in BF16; dividing by another scale needs this
+    second rounding.
     """
     if not results.has("fp32", ONE):
         return not_planned(results)

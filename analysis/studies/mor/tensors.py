@@ -1,9 +1,9 @@
-"""The observer's records of MoR's tensors: errors, their histograms, and decisions for BF16.
+"""Read what the observer (models/observer.py) recorded of MoR's tensors: errors, histograms, decisions for BF16.
 
-A tensor is a part of a block (qkv, out, up, down) with a slot, and a row of the heat maps. A part has three slots if
-one decision is for both directions of a tensor, and six if each direction has its own (channel). The paper calls up FC1
-and down FC2. The BF16 trunk and the arm `watched` quantize nothing; their recorded errors show what 128x128 blocks
-would have decided.
+A tensor is identified by a block of the model, a part of this block (qkv, out, up, down) and an operand slot. A part
+has three slots if one decision is for both directions of a tensor, and six if each direction has a decision (channel).
+The paper calls `up` FC1 and `down` FC2. The BF16 trunk and the arm `watched` quantize nothing; they only record the
+errors that 128x128 blocks would have, from which follow the decisions that the arm Block would have made.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from fewbits.models.observer import BINS, ENTRIES
 QKV, OUT, FC1, FC2 = "qkv", "out", "up", "down"
 PARTS = (QKV, OUT, FC1, FC2)
 TITLES = {QKV: "linear_qkv", OUT: "linear_proj", FC1: "fc1", FC2: "fc2", "in": "in_proj"}  # the paper's names
-X, W, DY = "fprop.x", "fprop.w", "dgrad.dy"  # activation, weight, gradient; their rows, if directions are separate
+# Slots of the activation, the weight and the gradient. If the directions of a tensor are quantized separately, these
+# are the slots of its rows, and X_COLUMNS, W_COLUMNS and DY_COLUMNS are the slots of its columns.
+X, W, DY = "fprop.x", "fprop.w", "dgrad.dy"
 X_COLUMNS, W_COLUMNS, DY_COLUMNS = "wgrad.x", "dgrad.w", "wgrad.dy"
 FORWARD = (X, W, X_COLUMNS, W_COLUMNS)
 KEY = ["id", "block", "part", "slot"]
@@ -39,11 +41,11 @@ T = TypeVar("T")
 
 
 def observed(results: Results) -> pd.DataFrame:
-    """Return a row for each window, tensor and place.
+    """Return a table with a row for each place, window of steps and tensor, and the columns COLUMNS and NUMBERS.
 
-    fallback: the share of decisions for the mixture's last entry, BF16; in sub-tensor arms, decisions are for blocks.
-    limit: the error below which the first entry is taken, if the mixture's test has such a limit. Blocks are counted
-    from 0.
+    fallback: the share of decisions for BF16, the last quantizer of the mixture; sub-tensor arms decide for each block.
+    limit: the error below which the mixture takes its first quantizer; NaN if its test has no such limit. line_step:
+    the number of steps since the start of the trunk. Blocks are counted from 0.
     """
     return results.remembered("observed", lambda: _observed(results))
 
@@ -65,7 +67,7 @@ def _observed(results: Results) -> pd.DataFrame:
 
 @cache
 def high(spelled: str) -> int | None:
-    """Return the index of a mixture's last entry, BF16; None if the text is no mixture."""
+    """Return the index of a mixture's last quantizer, BF16, in the observer's shares; None for a plain quantizer."""
     return min(len(Mixture.parse(spelled).entries), ENTRIES) - 1 if "|" in spelled else None
 
 
@@ -76,7 +78,11 @@ def _limit(spelled: str) -> float:
 
 
 def decisions(results: Results) -> pd.DataFrame:
-    """Return the rows with decisions; for arms that only record errors, the decisions that Block would have made."""
+    """Return the rows of `observed` that have decisions in the column `fallback`.
+
+    For the BF16 trunk and the arm `watched`, which only record errors, these are the decisions that the arm Block would
+    have made.
+    """
     frame = observed(results).dropna(subset=["fallback"]).copy()
     watched = frame["arm"].isin((TRUNK, WATCHED))
     above = EDGES[:-1] > THRESHOLD - 1e-9
@@ -86,21 +92,25 @@ def decisions(results: Results) -> pd.DataFrame:
 
 
 def fallback_over_steps(results: Results) -> pd.DataFrame:
-    """Return the share of decisions for BF16 by trial and window.
+    """Return a table with the share of decisions for BF16 by trial and window of steps.
 
-    The columns are those of curves: `value` is the share and `tokens` the step, counted from the trunk's start.
+    The columns have the names that figures of curves expect: `value` is the share, and `tokens` is the step, counted
+    from the trunk's start.
     """
     by = ["arm", "seed", "id", "state", "line_step"]
     return share(decisions(results), by).rename(columns={"line_step": "tokens"})
 
 
 def share(frame: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    """Return the mean fallback of each group as `value`; all tensors and windows have equal weight."""
+    """Return the mean of the column `fallback` in each group of rows, as the column `value`.
+
+    by: the columns that identify a group. All tensors and windows have equal weight.
+    """
     return frame.groupby(by, sort=False)["fallback"].mean().rename("value").reset_index()
 
 
 def counts(frame: pd.DataFrame) -> np.ndarray:
-    """Return the sum of the histograms in the table."""
+    """Return the sum of the histograms in the table: a count for each bin of errors."""
     histograms = [np.asarray(h, float) for h in frame["histogram"]]
     return np.sum(histograms, axis=0) if histograms else np.zeros(len(BINS) - 1)
 
@@ -109,17 +119,17 @@ def counts(frame: pd.DataFrame) -> np.ndarray:
 
 
 def tensors(results: Results) -> pd.DataFrame:
-    """Return the rows of `observed` with each trial only once, even if it has several places."""
+    """Return the rows of `observed` with each trial only once, even if the plan has it at several places."""
     return results.remembered("tensors", lambda: observed(results).drop_duplicates([*KEY, "step"]))
 
 
 def first_windows(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the first window of each trial."""
+    """Return the rows of each trial's first window of steps."""
     return rows[rows["step"] == rows.groupby("id")["step"].transform("min")]
 
 
 def fallback_shares(rows: pd.DataFrame) -> dict[str, float]:
-    """Return each trial's share of tensors in BF16, or of blocks in sub-tensor arms.
+    """Return the share of tensors in BF16 by trial, or of blocks in sub-tensor arms.
 
     All tensors and windows have equal weight.
     """
@@ -127,7 +137,10 @@ def fallback_shares(rows: pd.DataFrame) -> dict[str, float]:
 
 
 def below(rows: pd.DataFrame, threshold: float) -> dict[str, float]:
-    """Return each trial's share of errors below a threshold, which has to be an edge of the histograms' bins."""
+    """Return the share of errors below a threshold, by trial.
+
+    Raise ValueError if the threshold is not an edge of the histograms' bins.
+    """
     edges = np.flatnonzero(np.isclose(BINS, threshold))
     if len(edges) != 1:
         raise ValueError(f"threshold {threshold}: expected an edge of the histogram's bins, a multiple of {BINS[1]}")
@@ -136,10 +149,10 @@ def below(rows: pd.DataFrame, threshold: float) -> dict[str, float]:
 
 
 def largest_accepted(rows: pd.DataFrame) -> dict[str, float]:
-    """Return the greatest error that each trial accepted, for trials whose mixture has a limit.
+    """Return the greatest error that a mixture accepted, by trial; trials whose mixture has no limit are left out.
 
-    If a tensor's greatest error exceeds the limit, the errors accepted in other mini-batches are below the limit, and
-    the limit itself is taken.
+    A tensor is accepted in mini-batches in which its error is below the limit. If its greatest error exceeds the limit,
+    the greatest accepted error is not recorded, and the limit is used instead.
     """
     taken = rows[(rows["share_0"] > 0) & rows["limit"].notna()]
     return by_id(taken[["error_max", "limit"]].min(axis=1).groupby(taken["id"]).max())
@@ -168,10 +181,10 @@ def numbers(
     column: str = "error",
     window: Callable[[pd.DataFrame], pd.DataFrame] = last_windows,
 ) -> dict[str, T]:
-    """Return a number for each trial, computed from its tensors.
+    """Return a number for each trial, which the function `number` computes from the trial's tensors.
 
-    number: the function that computes it; trials whose models lack a part or block that it needs are left out. column:
-    the column of `tensors` that it gets; window: chooses the windows.
+    column: the column of `tensors` whose values the function gets, as means over the rows that the function `window`
+    chooses. Trials whose models lack a part or block that the function needs are left out.
     """
     found = {}
     for trial, seen in results.remembered(f"seen {column} {window}", lambda: _seen(results, column, window)).items():
@@ -192,5 +205,5 @@ def _seen(results: Results, column: str, window: Callable[[pd.DataFrame], pd.Dat
 
 
 def by_id(values: pd.Series) -> dict[str, float]:
-    """Return a series with trial ids as its index as a dictionary."""
+    """Return the values of a series by its index, the trial ids, as a dictionary."""
     return {str(key): float(value) for key, value in values.items()}

@@ -1,4 +1,4 @@
-"""Figure B: the share of fallbacks and the change of validation loss over the threshold."""
+"""Figure B: the share of fallbacks and the change of validation loss, as functions of the threshold."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from fewbits.analysis.studies.mor.tensors import THRESHOLD, fallback_shares, ten
 from fewbits.kernels.quantizer import Mixture
 
 AXIS = "recipe.threshold"
-BLOCKS = ("128x128", "tensor", "channel")  # blocks in the order of colours
-SCALINGS = {"gam": "GAM", "amax": "FP32 amax", "e8m0": "E8M0"}  # scalings in the order of dashes and markers
-Values = Mapping[float, Sequence[float]]  # numbers by threshold, one for each seed
+BLOCKS = ("128x128", "tensor", "channel")  # the index is the index of the colour
+SCALINGS = {"gam": "GAM", "amax": "FP32 amax", "e8m0": "E8M0"}  # labels; the position gives the dashes and the marker
+Values = Mapping[float, Sequence[float]]  # by threshold, a number for each seed
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """One arm at several thresholds, with fixed values of its other axes."""
+    """A line of the figure: one arm at several thresholds, with fixed values of its other axes."""
 
     sweep: str
     arm: str
-    rest: tuple[tuple[str, str], ...]
+    rest: tuple[tuple[str, str], ...]  # the other axes, each with its value
     model: str
     block: str
     scaling: str
-    spelled: Mapping[float, str]  # the axis's values as text, by threshold
+    spelled: Mapping[float, str]  # by threshold, the value of the axis as text
 
     @property
     def label(self) -> str:
@@ -52,12 +52,12 @@ class Threshold:
         return replace(STYLES[like], colour=colour)
 
     def values(self, measure: Callable[[Where], Data]) -> Values:
-        """Return the numbers at each threshold that has any. measure: returns the data for values of the arm's axes."""
+        """Return the numbers at each threshold that has data. measure: returns the data for values of the axes."""
         found = {x: measure({**dict(self.rest), AXIS: text}) for x, text in self.spelled.items()}
         return {x: data.values for x, data in found.items() if isinstance(data, Differences) and data.values}
 
     def line(self, values: Values) -> Line:
-        """Return the mean at each threshold, with an interval if there are several seeds."""
+        """Return the line through the means at each threshold, with 90 % intervals if there are several seeds."""
         x = [value for value in self.spelled if value in values]
         found = [summary(values[value], 1 - 2 * ALPHA) for value in x]
         return Line(np.array(x), means_of(found), self.style, self.label, band_of(found), points=True)
@@ -65,7 +65,7 @@ class Threshold:
 
 @figure("mor", "Figure B", "Thresholds: share of fallbacks and change of loss")
 def thresholds(results: Results) -> Picture:
-    """Show the share of decisions for BF16 and the change of validation loss at each threshold."""
+    """Draw the share of decisions for BF16 and the change of validation loss over thresholds, for each model."""
     arms = _arms(results)
     if not arms:
         return not_planned(results)
@@ -113,6 +113,7 @@ PAPERS = Rule(THRESHOLD, label="the paper's, 4.5 %", upright=True)
 
 
 def _arms(results: Results) -> list[Threshold]:
+    """Return the arms of all sweeps that vary the threshold, once for each combination of their other axes."""
     found: dict[tuple[str, str, tuple[tuple[str, str], ...]], dict[str, str]] = {}
     for member in results.members:
         axes = dict(member.cell.axes)

@@ -1,8 +1,8 @@
 """Figure C: error and bias of a block's greatest value, computed with our kernels.
 
-A block's scale is rounded, too: to E4M3 or to a power of two. If it is rounded up, the top of E2M1's grid is unused. If
-it is rounded down, the block's greatest value is clipped to 6; there stochastic rounding has a bias, and nowhere else.
-The direction depends on the position of the greatest value between two powers of two.
+The scale of a block is rounded, too: to E4M3 or to a power of two. If it is rounded up, the block does not use the top
+of E2M1's range. If it is rounded down, the block's greatest value is clipped to 6; only there has stochastic rounding a
+bias. The direction depends on the position of the greatest value between two powers of two.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from fewbits.analysis.report.registry import figure
 from fewbits.kernels.api import fake_quantize
 from fewbits.kernels.quantizer import Quantizer
 
-PLACES, BLOCKS = 128, 1024  # positions of the greatest value in its binade; blocks for each position
+PLACES, BLOCKS = 128, 1024  # the numbers of positions of the greatest value between 1 and 2, and of blocks for each one
 SEED = 5
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A way of scaling."""
+    """A quantizer of E2M1 elements, with its label and style in the figure."""
 
     label: str
     spelled: str
@@ -45,20 +45,20 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Maxima:
-    """Means over blocks, relative to the greatest value, for each of its positions in the binade."""
+    """Errors of the blocks' greatest values relative to these values: means over blocks, for each position."""
 
-    error: Array  # the magnitude of the error of rounding to nearest
+    error: Array  # the mean magnitude of the error of rounding to nearest
     bias: Array  # the mean error of stochastic rounding
 
 
 def places() -> Tensor:
-    """Return the greatest values: positions evenly spaced, in logarithm, from 1 to 2."""
+    """Return the PLACES greatest values, from 1 to 2, whose logarithms are evenly spaced."""
     return torch.exp2((torch.arange(PLACES) + 0.5) / PLACES)
 
 
 @cache
 def maxima(spelled: str) -> Maxima:
-    """Quantize blocks of normal values, scaled so that each block's greatest value is the one wanted."""
+    """Return the errors of a quantizer on blocks of normal values that are scaled to the greatest values `places()`."""
     q = Quantizer.parse(spelled)
     width = q.block.cols
     assert width is not None
@@ -67,7 +67,7 @@ def maxima(spelled: str) -> Maxima:
     wanted = places()[:, None, None]
     greatest = x.abs().argmax(-1, keepdim=True)
     x = x / x.gather(-1, greatest) * wanted
-    # a further row has the tensor's greatest value, so that the tensor's scale does not depend on the blocks
+    # A further row contains the tensor's greatest value, so that the tensor's scale does not depend on the blocks.
     x = torch.cat([x.view(-1, width), torch.full((1, width), 16.0)])
 
     def relative(spec: Quantizer | str) -> Tensor:
@@ -80,7 +80,7 @@ def maxima(spelled: str) -> Maxima:
 
 @figure("nvfp4", "Figure C", "The greatest value of a block")
 def figure_c(results: Results) -> Picture:
-    """Show the greatest value's error if rounded to nearest, and its bias if rounded stochastically."""
+    """Draw the greatest value's mean error with rounding to nearest, and its bias with stochastic rounding."""
     found = {kind: maxima(kind.spelled) for kind in KINDS}
 
     def draw() -> Figure:

@@ -1,8 +1,8 @@
-"""Check what is true of NVFP4 by construction with our own kernels, whenever a report is made (N12, N24, N25).
+"""Check claims about NVFP4's arithmetic (N12, N24, N25) with our own kernels, each time a report is made.
 
-Two findings of our own are about the same kernels: stochastic rounding is biased where a block's scale was rounded down
-(S1), and the Hadamard transform raises the squared error of tensors with outliers (S2). Unless a check names another
-tensor, values are normal, from a fixed seed. Random results are averaged over so many values that their own errors are
+Two findings of our own concern the same kernels: stochastic rounding is biased where a block's scale was rounded down
+(S1), and the Hadamard transform raises the squared error of tensors with outliers (S2). Values are normal, from a fixed
+seed, if a check does not name another tensor. Random results are averaged over so many values that their own errors are
 negligible.
 """
 
@@ -37,7 +37,7 @@ def normal(seed: int = 0) -> Tensor:
 
 
 def squared_error(x: Tensor, y: Tensor) -> float:
-    """Return the squared error of y relative to the sum of squares of x."""
+    """Return Σ (x − y)² / Σ x²."""
     return float((x.double() - y.double()).square().sum() / x.double().square().sum())
 
 
@@ -46,7 +46,7 @@ def squared_error(x: Tensor, y: Tensor) -> float:
 
 @cache
 def rounding_errors(spec: str) -> tuple[float, float]:
-    """Return the relative squared errors of rounding to nearest and of stochastic rounding."""
+    """Return two relative squared errors of a quantizer on normal values: rounding to nearest, and stochastic."""
     x = normal()
     return squared_error(x, fake_quantize(x, spec)), squared_error(x, fake_quantize(x, f"{spec}:stochastic", seed=1))
 
@@ -69,18 +69,19 @@ def n12() -> Exact:
 
 @dataclass(frozen=True)
 class Maxima:
-    """Relative errors of blocks' greatest values after quantization."""
+    """Relative errors of the greatest value of each block after quantization."""
 
-    share: float  # the share of these values among all values
-    mean: float  # the mean error
-    most: float  # the greatest error
+    share: float  # the share of such values among all values: 1 / size of a block
+    mean: float  # the mean error on normal values
+    most: float  # the greatest error, also over other blocks (see `maxima`)
 
 
 @cache
 def maxima(spec: str) -> Maxima:
-    """Return the errors of blocks' greatest values.
+    """Return the errors of blocks' greatest values with a quantizer.
 
-    The mean is that of normal values; the greatest is also over blocks whose greatest values have all BF16 mantissas.
+    The greatest error is over normal values and over 128 further blocks, whose greatest values have all mantissas of
+    BF16.
     """
     size = _cols(spec)
     mantissas = 1 + torch.arange(128.0) / 128
@@ -105,19 +106,19 @@ def _errors_at_maxima(x: Tensor, y: Tensor, size: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Used:
-    """The part of E2M1's grid that a block uses if its greatest magnitude is slightly above 3 times a power of two."""
+    """The values of E2M1 that a block uses if its greatest magnitude is slightly above 3 times a power of two."""
 
-    magnitudes: tuple[float, ...]  # the magnitudes of the codes in use, without the scale, in ascending order
+    magnitudes: tuple[float, ...]  # of the codes in use, not multiplied by the scale, in ascending order
 
     @property
     def binades(self) -> float:
-        """The binades from the least nonzero magnitude to the greatest."""
+        """log2 of the greatest magnitude divided by the least nonzero magnitude."""
         return math.log2(self.magnitudes[-1] / min(m for m in self.magnitudes if m))
 
 
 @cache
 def used(spec: str) -> Used:
-    """Return the part of E2M1's grid in use for the paper's example, values from 0 to an amax of 3 + δ."""
+    """Return the values of E2M1 that a quantizer uses in the paper's example: values from 0 to an amax of 3 + δ."""
     size = _cols(spec)
     x = torch.linspace(0, 3.01, 8 * size).reshape(size, 8).t().contiguous()  # slightly different values in each row
     x[:, -1] = 3.01
@@ -129,7 +130,7 @@ def used(spec: str) -> Used:
 
 @exact("nvfp4", "N24")
 def n24() -> Exact:
-    """Check that blocks' greatest values have errors near FP8's: no greater than rounding to E4M3 may have."""
+    """Check that NVFP4's errors of blocks' greatest values do not exceed E4M3's largest error; MXFP4's do."""
     least = paper("nvfp4").numbers["near-fp8"].value
     nv, mx, nv_used, mx_used = maxima(NVFP4), maxima(MXFP4), used(NVFP4), used(MXFP4)
     holds = (
@@ -141,7 +142,7 @@ def n24() -> Exact:
     what = (
         f"the greatest value of a block, one in {round(1 / nv.share)}, has an error of at most {nv.most:.2%} "
         f"({nv.mean:.2%} on average for normal values), E4M3 itself of at most {E4M3_HALF_STEP:.2%}, MXFP4 of at most "
-        f"{mx.most:.1%} ({mx.mean:.2%} on average); for a block up to 3 + δ MXFP4 uses {mx_used.binades:.2f} binades, "
+        f"{mx.most:.1%} ({mx.mean:.2%} on average); in a block up to 3 + δ MXFP4 uses {mx_used.binades:.2f} binades, "
         f"up to ±{mx_used.magnitudes[-1]:g}, and NVFP4 {nv_used.binades:.2f}, up to ±{nv_used.magnitudes[-1]:g}"
     )
     return Exact(holds, what, ("for blocks whose scale is a normal E4M3 number",))
@@ -152,11 +153,11 @@ def n24() -> Exact:
 
 @cache
 def products() -> tuple[float, float, int]:
-    """Return the greatest distances between products of rotated operands and the plain product, with their number.
+    """Return how much a product changes if both operands are rotated: two greatest distances and the number of cases.
 
-    Distances are relative to the norm of the plain product. The first is that of operands rotated in FP64, the second
-    of operands that the training kernel rotates in FP32; products are computed in FP64. Operands are those of Wgrad,
-    summed over tokens. The cases are all sizes, with and without random signs.
+    A distance is ‖rotated product − product‖ / ‖product‖. The first one is for operands rotated in FP64, the second one
+    for operands that the training kernel rotates in FP32; products are computed in FP64. The operands are those of
+    Wgrad, which sums over tokens. The cases are all sizes of the transform, with and without random signs.
     """
     dy, x = normal(1)[:256, :48].t(), normal(2)[:256, :64].t()
     plain = dy.double() @ x.double().t()
@@ -171,7 +172,7 @@ def products() -> tuple[float, float, int]:
 
 
 def _in_double(x: Tensor, q: Quantizer) -> Tensor:
-    """Rotate the rows in chunks in FP64, as the kernel does in FP32."""
+    """Return x rotated in FP64: the kernel's transform of chunks of each row, which the kernel computes in FP32."""
     assert q.hadamard is not None
     signs = hadamard_signs(q, x.device)[: q.hadamard].double()
     return hadamard(x.double().unflatten(1, (-1, q.hadamard)) * signs).flatten(1)
@@ -183,11 +184,11 @@ def _apart(found: Tensor, expected: Tensor) -> float:
 
 @exact("nvfp4", "N25")
 def n25() -> Exact:
-    """Check that rotation keeps the product: in FP64 and in the kernel's FP32 up to a few roundings."""
+    """Check that rotating both operands does not change a product except by a few rounding errors, in FP64 and FP32."""
     double, single, cases = products()
     what = (
         f"in {cases} cases of sizes and signs the products differ by at most {double:.1e} of their norm in FP64, and "
-        f"by {single:.1e} if the kernel rotates in FP32, whose rounding error is up to {SPACING:.1e}"
+        f"by at most {single:.1e} if the kernel rotates in FP32, whose rounding error is up to {SPACING:.1e}"
     )
     return Exact(double < 2.0**-48 and single < 16 * SPACING, what)
 
@@ -197,7 +198,7 @@ def n25() -> Exact:
 
 @dataclass(frozen=True)
 class Bias:
-    """A mean relative error, positive away from zero, with its standard error."""
+    """A mean relative error with its standard error; it is positive if magnitudes become larger."""
 
     mean: float
     error: float
@@ -219,6 +220,7 @@ class Biases:
 
 @cache
 def biases(spec: str) -> Biases:
+    """Return the biases of a quantizer on normal values."""
     x, size = normal(), _cols(spec)
     y = fake_quantize(x, spec, seed=1 if "stochastic" in spec else None)
     blocks = x.reshape(-1, size)
@@ -253,16 +255,16 @@ def s1() -> Exact:
 
 @dataclass(frozen=True)
 class Turned:
-    """Quantities of a tensor with outliers, without the transform and with it."""
+    """Quantities of a tensor with outliers that is quantized: without the transform (first) and with it (second)."""
 
-    crest: tuple[float, float]  # the mean over blocks of the greatest magnitude over the root mean square
+    crest: tuple[float, float]  # the mean over blocks of the greatest magnitude divided by the root mean square
     zeros: tuple[float, float]  # the share of values that become zero
     error: tuple[float, float]  # the relative squared error
 
 
 @cache
 def turned() -> Turned:
-    """Quantize a tensor with and without the transform; one value in a hundred is made twenty times as large."""
+    """Return the quantities for a tensor of normal values, 1 % of which are made twenty times as large."""
     x = normal(3)
     x = torch.where(torch.rand(x.shape, generator=torch.Generator().manual_seed(4)) < 0.01, 20 * x, x)
     plain, q = Quantizer.parse(NVFP4), Quantizer.parse(f"{NVFP4}:rht16")
@@ -279,7 +281,7 @@ def s2() -> Exact:
     found = turned()
     holds = found.crest[1] < found.crest[0] and found.zeros[1] < found.zeros[0] and found.error[1] > found.error[0]
     what = (
-        "the transform changes blocks' greatest magnitude over their root mean square from "
+        "the transform changes blocks' greatest magnitude divided by their root mean square from "
         f"{found.crest[0]:.2f} to {found.crest[1]:.2f}, the share of zeros from {found.zeros[0]:.1%} to "
         f"{found.zeros[1]:.1%} and the squared error from {found.error[0]:.4f} to {found.error[1]:.4f}"
     )

@@ -1,4 +1,4 @@
-"""Count the linear layers that stay in BF16 in the paper's models (N26)."""
+"""Check claim N26, the shares of linear layers that stay in BF16 in the paper's models, by counting layers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ class Kept:
 
 @cache
 def kept(model: str, first: int, last: int) -> Kept:
-    """Count the linear layers of a model that the recipe keeps in BF16. first, last: the numbers of kept blocks."""
+    """Count the linear layers of a preset that the recipe keeps in BF16.
+
+    first, last: how many blocks at the start and at the end of the model stay in BF16.
+    """
     found = list(linear_layers(on_meta(MODELS[model])))
     recipe = replace(load_recipe("nvfp4"), keep=Keep(first=first, last=last))
     return Kept(len(keep(recipe, found, 1 + max(layer.block for layer in found))), len(found))
@@ -37,9 +40,9 @@ def kept(model: str, first: int, last: int) -> Kept:
 
 @exact("nvfp4", "N26")
 def n26() -> Exact:
-    """Check the paper's shares of kept layers, which it gives in whole percent.
+    """Check that the shares of layers in BF16 round to the whole percent that the paper states.
 
-    The 12B model keeps its first two and last eight blocks, the 8B model its last eight.
+    In BF16 are the first two and the last eight blocks of the 12B model, and the last eight of the 8B model.
     """
     found = {"12B": kept("hybrid-12b", 2, 8), "8B": kept("hybrid-8b", 0, 8)}
     stated = {name: paper("nvfp4").numbers[f"kept-{name.lower()}"].value for name in found}

@@ -1,8 +1,8 @@
-"""Check which weights the GEMMs of training steps read (N19).
+"""Check claim N19: with 2-D blocks, forward and backward pass multiply by the same quantized weights.
 
-A model is trained for some steps, while a dispatch mode records the second operand of every GEMM inside a quantized
-layer: in the forward pass wᵀ of y = x·wᵀ, in the backward pass w of dx = dy·w. So these are the very tensors that the
-products were computed from, after all caches, casts and views; nothing is computed again for the check.
+A model is trained for some steps, while a torch dispatch mode records the second operand of every GEMM inside a
+quantized layer: wᵀ of y = x·wᵀ in the forward pass, and w of dx = dy·w in the backward pass. These are the tensors that
+the GEMMs read, after all caches, casts and views; nothing is computed again for the check.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from fewbits.models.quantize import quantize
 from fewbits.models.quantized_linear import QuantizedLinear
 from fewbits.models.recipe import Recipe
 
-BATCH, LENGTH = 2, 48  # no weight has a side of 2 · 48, so shapes distinguish weights from activations
+BATCH, LENGTH = 2, 48  # no side of a weight is 2 · 48 long, so the shape tells weights and activations apart
 STEPS, MICRO_BATCHES = 2, 2
 GEMMS = ("aten::mm", "aten::addmm", "fewbits::matmul_fp32")
 
 
 @dataclass(frozen=True)
 class Read:
-    """The weight of one layer as both passes of one micro-batch read it."""
+    """The weight that the GEMMs of one layer read in the two passes of one micro-batch."""
 
     layer: str
     forward: Tensor
     backward: Tensor
-    master: Tensor  # the FP32 weight at that moment
+    master: Tensor  # the FP32 weight during the backward pass
 
     @property
     def same(self) -> bool:
@@ -48,13 +48,13 @@ class Read:
 
     @property
     def apart(self) -> float:
-        """The norm of the difference between the passes' weights, relative to the norm of the FP32 weight."""
+        """‖forward − backward‖ / ‖master‖."""
         difference = torch.linalg.vector_norm(self.forward.double() - self.backward.double())
         return float(difference / torch.linalg.vector_norm(self.master.double()))
 
 
 class _Watch(TorchDispatchMode):
-    """A dispatch mode that records the second operands of GEMMs inside quantized layers."""
+    """A dispatch mode that records in `reads` the weights that GEMMs inside these quantized layers read."""
 
     def __init__(self, layers: Sequence[QuantizedLinear]) -> None:
         super().__init__()
@@ -91,9 +91,9 @@ class _Watch(TorchDispatchMode):
 
 
 def weights_read(recipe: Recipe, model: str = "nemotron-nano", *, autocast: bool) -> list[Read]:
-    """Train for some steps and return the weights that the GEMMs read.
+    """Train a preset for STEPS steps and return the weights that the GEMMs read, for each layer and micro-batch.
 
-    autocast: train with autocast to BF16; otherwise with a residual stream in BF16, as trials do.
+    autocast: train with torch's autocast to BF16; if false, compute in BF16 without autocast, as trials do.
     """
     torch.manual_seed(0)
     decoder = build(MODELS[model], seed=0, compute_dtype=torch.float32 if autocast else torch.bfloat16)
@@ -113,16 +113,17 @@ def weights_read(recipe: Recipe, model: str = "nemotron-nano", *, autocast: bool
 
 @dataclass(frozen=True)
 class Consistency:
-    """Counts of reads for one block of weights."""
+    """Counts over many reads (`Read`) with one shape of the weights' blocks."""
 
     reads: int
     same: int  # reads with the same bits in both passes
-    quantized: int  # reads whose forward weight is the kernel's quantization of the FP32 weight in BF16
-    apart: float  # the greatest relative difference between the passes' weights
+    quantized: int  # reads whose forward weight equals the kernel's quantization of the FP32 weight, cast to BF16 first
+    apart: float  # the greatest `Read.apart`
 
 
 @cache
 def consistency(weights: str) -> Consistency:
+    """Train small models of both families with NVFP4's recipe and count reads. weights: their block, such as 16x16."""
     recipe = load_recipe("nvfp4", {"weights": weights})
     spec = Quantizer.parse(f"e2m1:{weights}:nvfp4")
     found = [read for autocast in (True, False) for read in weights_read(recipe, autocast=autocast)]

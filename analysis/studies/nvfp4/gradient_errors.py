@@ -1,4 +1,7 @@
-"""The observer's relative errors of weight gradients under quantization, as a table and as Figure B (N7)."""
+"""Relative errors of weight gradients that quantization causes, as a table and as Figure B (for claim N7).
+
+Trials measure these errors during training (`metrics.gradient_errors`).
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,19 @@ from fewbits.analysis.tables.cells import PERCENT, cell
 from fewbits.analysis.tables.comparing import own_numbers
 from fewbits.sweeps.running.store import State
 
-PARTS = {"in": "in", "qkv": "QKV", "out": "out", "up": "up", "down": "down"}  # parts in their order in a block
-KINDS = {"All": None, "QKV": "qkv", "Projection": "out", "FC1": "up", "FC2": "down"}
+PARTS = {
+    "in": "in",
+    "qkv": "QKV",
+    "out": "out",
+    "up": "up",
+    "down": "down",
+}  # labels of parts, in their order in a block
+KINDS = {"All": None, "QKV": "qkv", "Projection": "out", "FC1": "up", "FC2": "down"}  # the table's columns, with a part
 
 
 @table("nvfp4", "Gradient errors", "Relative error of weight gradients by block in plain NVFP4, 20 blocks (N7)")
 def errors_table(results: Results) -> Table:
-    """Return the table of errors by block and kind of layer."""
+    """Return a table of mean errors with a row for each block and a column for each kind of linear layer."""
     of, arm = family_places(results, arm_table("nvfp4"), "layers"), "nvfp4-base"
     if not of.has(arm):
         return not_planned(results)
@@ -41,7 +50,7 @@ def errors_table(results: Results) -> Table:
         TableRow(f"Block {block}", tuple(error(by_trial, block) for by_trial in found.values()), "%")
         for block in range(1, count + 1)
     )
-    notes = ("The norm of the error over the norm of the gradient, with and without one layer's operands quantized",)
+    notes = ("The norm of the gradient's change if one layer's operands are quantized, over the norm of the gradient",)
     return TableResult(tuple(KINDS), rows, notes)
 
 
@@ -50,7 +59,7 @@ def errors_table(results: Results) -> Table:
 
 @dataclass(frozen=True)
 class Shown:
-    """An arm of a sweep, which has its own panel."""
+    """An arm of a sweep with the title of its panel."""
 
     sweep: str
     arm: str
@@ -67,11 +76,11 @@ PANELS = (
 
 @dataclass(frozen=True)
 class Errors:
-    """Relative errors by part and block, means over seeds at the end of training."""
+    """Relative errors of an arm's weight gradients at the end of training, means over seeds."""
 
-    of: Mapping[tuple[str, int], float]
-    trials: tuple[str, ...]
-    seeds: int
+    of: Mapping[tuple[str, int], float]  # by (part, block)
+    trials: tuple[str, ...]  # ids
+    seeds: int  # the number of seeds
 
     @property
     def parts(self) -> list[str]:
@@ -82,7 +91,10 @@ class Errors:
         return list(range(1, 1 + max(block for _, block in self.of)))
 
     def heat_map(self, title: str, most: float, x_label: str) -> HeatMap:
-        """Return the panel's heat map; the cell of a layer that stays in high precision is empty."""
+        """Return the heat map of an arm's panel; cells of layers that stay in high precision are empty.
+
+        most: the error with the darkest shade.
+        """
         rows = (
             HeatRow(PARTS[part], np.array([self.of.get((part, block), 0.0) for block in self.blocks]))
             for part in self.parts
@@ -91,7 +103,7 @@ class Errors:
 
 
 def errors_of(results: Results, shown: Shown) -> Errors | NoData | NotPlanned:
-    """Return the mean errors over the arm's trials that are done."""
+    """Return the mean errors over an arm's finished trials, or the reason why there are none."""
     of = family_places(results, arm_table("nvfp4"), shown.sweep)
     if not of.has(shown.arm):
         return not_planned(results)
@@ -108,7 +120,7 @@ def errors_of(results: Results, shown: Shown) -> Errors | NoData | NotPlanned:
 
 @figure("nvfp4", "Figure B", "Where weight gradients err most")
 def gradients(results: Results) -> Picture:
-    """Show a cell for each linear layer; a larger error of its weight gradient has a stronger colour."""
+    """Draw a heat map for each arm with a cell for each linear layer, shaded by the error of its weight gradient."""
     found = {shown: errors_of(results, shown) for shown in PANELS}
     there = {shown: one for shown, one in found.items() if isinstance(one, Errors)}
     if not there:
@@ -122,8 +134,8 @@ def gradients(results: Results) -> Picture:
 
     seeds = sorted({one.seeds for one in there.values()})
     notes: tuple[str, ...] = (
-        "Norm of the error over the norm of the gradient in percent, with and without each linear layer's operands "
-        f"quantized; last window of training, mean over {' or '.join(map(str, seeds))} seed{'s' * (seeds != [1])}. "
+        "Norm of the gradient's change if the operands of a linear layer are quantized, in percent of the gradient's "
+        f"norm; last window of training, mean over {' or '.join(map(str, seeds))} seed{'s' * (seeds != [1])}. "
         "Empty cells: the layer stays in high precision.",
     )
     notes += tuple(f"{shown.title}: {one.reason}." for shown, one in found.items() if isinstance(one, NoData))

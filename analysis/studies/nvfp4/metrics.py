@@ -1,4 +1,7 @@
-"""Metrics of NVFP4's trials that claims compare: losses before the decay, and errors of gradients by block."""
+"""Metrics of NVFP4's trials that claims compare: losses before the learning rate decays, and errors of gradients.
+
+A metric is a number for each trial, by its id.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,17 @@ from fewbits.analysis.engine.claims.hooks import metric
 from fewbits.analysis.engine.results.frames import Results, last_windows
 
 LOSS = "validation_loss"
-ARM, TRUNK = "nvfp4-trunk", "trunk"
-LAST_PART = 5  # the last fifth of the blocks, as four of the paper's twenty
+ARM, TRUNK = "nvfp4-trunk", "trunk"  # the trunk in NVFP4, and the trunk in BF16 from which it branches
+LAST_PART = 5  # the last 1/5 of the blocks, like the paper's last 4 of 20 blocks
 ERROR = "gradient_error"
 
 
 @metric("nvfp4", "last_gradient_errors")
 def last_gradient_errors(results: Results) -> Mapping[str, float]:
-    """Return the mean relative error of weight gradients in the last fifth of the blocks minus that in the others."""
+    """Return the mean error of weight gradients in the last fifth of the blocks minus the mean in all other blocks.
+
+    Errors are relative (`gradient_errors`).
+    """
     found = {}
     for trial, blocks in errors_by_block(results).items():
         values = [blocks[block] for block in sorted(blocks)]
@@ -35,11 +41,11 @@ def mean_gradient_error(results: Results) -> Mapping[str, float]:
 
 
 def gradient_errors(results: Results) -> pd.DataFrame:
-    """Return a row for each linear layer in the last window of each trial in which gradients were measured.
+    """Return a table of errors of weight gradients: id, block (from 1), part (such as qkv), gradient_error.
 
-    The error is the norm of the difference between the gradients with and without quantization of this layer's
-    operands, relative to the norm of the gradient. The paper describes it as the error of Wgrad's output that comes
-    from quantizing its inputs. Blocks are counted from 1.
+    It has a row for each linear layer and trial, from the trial's last window of steps with measured gradients. The
+    error is ‖g_q − g‖ / ‖g‖, where g_q is the layer's gradient with its operands quantized. The paper describes it as
+    the error of Wgrad's output that comes from quantizing its inputs.
     """
     numerics, columns = results.numerics(), ["id", "block", "part", ERROR]
     if numerics.empty or ERROR not in numerics:
@@ -49,7 +55,10 @@ def gradient_errors(results: Results) -> pd.DataFrame:
 
 
 def errors_by_block(results: Results, part: str | None = None) -> dict[str, dict[int, float]]:
-    """Return each trial's errors by block, as means over the block's linear layers. part: only layers of this part."""
+    """Return the mean error over the linear layers of a block, by trial and block.
+
+    part: only average over layers of this part of a block, for example qkv.
+    """
     rows = results.remembered("gradient errors", lambda: gradient_errors(results))
     means = (rows if part is None else rows[rows["part"] == part]).groupby(["id", "block"])[ERROR].mean().reset_index()
     return {
@@ -60,7 +69,10 @@ def errors_by_block(results: Results, part: str | None = None) -> dict[str, dict
 
 @metric("nvfp4", "loss_before_decay")
 def loss_before_decay(results: Results) -> Mapping[str, float]:
-    """Return the last loss of runs that leave BF16 before the decay, and the trunk's loss after as many tokens."""
+    """Return losses before the learning rate decays: the last one of each NVFP4 trunk, and the BF16 trunk's one.
+
+    The BF16 trunk's loss is taken at the same number of tokens.
+    """
     curves = results.curves(LOSS).drop_duplicates(["id", "tokens"])
     ends = last_windows(curves[curves["arm"] == ARM])
     trunks = curves[curves["arm"] == TRUNK].merge(ends[["seed", "tokens"]], on=["seed", "tokens"])

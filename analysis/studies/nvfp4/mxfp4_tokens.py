@@ -36,20 +36,23 @@ TOKENS = "tokens of MXFP4 (NVFP4 = 1)"
 
 @dataclass(frozen=True)
 class Longer:
-    """Longer trainings in MXFP4 compared with NVFP4, over the seeds that are finished in all arms."""
+    """Trainings in MXFP4 with several numbers of tokens, compared with one in NVFP4.
 
-    times: tuple[float, ...]  # MXFP4's tokens over NVFP4's, in ascending order
-    levels: tuple[Summary, ...]  # the final validation losses of MXFP4
-    changes: tuple[Summary, ...]  # their relative changes from NVFP4's of the same seed
-    nvfp4: Summary  # the final validation loss of NVFP4
-    crossings: tuple[float, ...]  # for seeds whose changes cross zero, the interpolated number of tokens
-    already: int  # the number of seeds for which NVFP4's number of tokens is enough
+    Only seeds count that are finished in all arms.
+    """
+
+    times: tuple[float, ...]  # by MXFP4 arm, its number of tokens divided by NVFP4's, in ascending order
+    levels: tuple[Summary, ...]  # by MXFP4 arm, the final validation loss over seeds
+    changes: tuple[Summary, ...]  # by MXFP4 arm, the relative change of this loss from NVFP4's of the same seed
+    nvfp4: Summary  # the final validation loss of NVFP4 over seeds
+    crossings: tuple[float, ...]  # the interpolated `times` at which the change is 0, for the seeds where it gets there
+    already: int  # the number of seeds in which MXFP4 with the fewest tokens is not worse than NVFP4
     seeds: int
     trials: tuple[str, ...]
 
 
 def longer(results: Results) -> Longer | NoData | NotPlanned:
-    """Return the comparison of NVFP4 with MXFP4 at each number of tokens."""
+    """Return the comparison of NVFP4 with MXFP4 at each number of tokens, or the reason why there is none."""
     part = sweep_places(results, SWEEP)
     if isinstance(part, NotPlanned):
         return part
@@ -78,7 +81,7 @@ def longer(results: Results) -> Longer | NoData | NotPlanned:
 
 
 def crossing(times: Sequence[float], changes: Sequence[float]) -> float | None:
-    """Return where the changes, interpolated linearly, first reach zero from above; None if they do not."""
+    """Return the first of `times` at which the changes, interpolated linearly, fall to zero; None if they never do."""
     for (t, a), (u, b) in pairwise(zip(times, changes, strict=True)):
         if a > 0 >= b:
             return t + (u - t) * a / (a - b)
@@ -87,7 +90,7 @@ def crossing(times: Sequence[float], changes: Sequence[float]) -> float | None:
 
 @figure("nvfp4", "Figure 6")
 def figure_6(results: Results) -> Picture:
-    """Show losses and their changes, and in the last row those of longer trainings in MXFP4."""
+    """Draw losses and their changes from BF16; the last row shows MXFP4 trained on more tokens than NVFP4."""
     above, below = show_rows(results, "nvfp4", ROWS), longer(results)
     if not above and isinstance(below, NotPlanned):
         return below
@@ -106,6 +109,7 @@ def figure_6(results: Results) -> Picture:
 
 
 def _longer_panels(of: Longer | NoData, nvfp4: Style) -> list[Panel]:
+    """Return the panels of the last row: final losses, and changes from NVFP4. nvfp4: the style of NVFP4's line."""
     if not isinstance(of, Longer):
         return [Panel(title, y_label="from scratch", empty=why_missing(of)) for title in TITLES]
 
@@ -135,6 +139,6 @@ def _in_words(of: Longer | NoData | NotPlanned) -> str:
         found = f"it reaches NVFP4's loss at {np.mean(of.crossings):.3g} times the tokens, interpolated linearly"
         found += f", in {len(of.crossings)} of {of.seeds} seeds" if len(of.crossings) < of.seeds else ""
     if of.already:
-        met = f"in {of.already} of {of.seeds} seeds it is not above NVFP4's loss with the same number of tokens"
+        met = f"in {of.already} of {of.seeds} seeds its loss is not above NVFP4's with the same number of tokens"
         found = f"{found}; {met}" if of.crossings or of.already < of.seeds else met
     return f"Longer training in MXFP4: {found}; the ring marks the paper's result, 1.36 times."

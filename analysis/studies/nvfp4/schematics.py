@@ -1,7 +1,7 @@
-"""Figures 1 and 5: a matrix in NVFP4 as our `encode` returns it, and a linear layer as the recipe defines it.
+"""Figures 1 and 5: a matrix that `encode` has encoded in NVFP4, and the GEMMs of a linear layer with the recipe.
 
-Numbers and descriptions come from the kernels and the recipe whenever the figures are drawn, so the figures cannot
-differ from them. The matrix is random, from a fixed seed, not trained.
+The kernels and the recipe supply all numbers and descriptions each time the figures are drawn, so the figures agree
+with the code. The matrix is random, from a fixed seed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ROWS, COLUMNS, BLOCK = 16, 32, 16
 
 # -------------------------------------------------------------------------------- Figure 1
 
-CELL, GAP, LEFT = 10.6, 4.0, 4.0
+CELL, GAP, LEFT = 10.6, 4.0, 4.0  # in points: the side of a code's box, the gap between blocks, the left margin
 SCALES = LEFT + COLUMNS * CELL + GAP + 2  # the left edge of the block scales
 
 
@@ -46,17 +46,17 @@ class Matrix:
 
     @property
     def codes(self) -> np.ndarray:
-        """The codes of four bits; the first is the sign."""
+        """The codes, by row and column; each has four bits, of which the first is the sign."""
         return unpack(self.packed.codes, 4, COLUMNS).numpy()
 
     @property
     def values(self) -> np.ndarray:
-        """The E2M1 values of the codes, without scales."""
+        """The E2M1 values of the codes, by row and column, not multiplied by scales."""
         return _decoded(self.codes, self.packed.quantizer.format)
 
     @property
     def scales(self) -> np.ndarray:
-        """The blocks' scales, which are E4M3 values."""
+        """The scales of the blocks, by row and block, as numbers that E4M3 represents."""
         assert self.packed.scales is not None
         return _decoded(self.packed.scales.numpy(), Format.parse("e4m3"))
 
@@ -67,7 +67,7 @@ class Matrix:
 
     @property
     def greatest(self) -> np.ndarray:
-        """The column of the greatest magnitude in each block, by row and block; the first one of equals."""
+        """By row and block, the column of the block's greatest magnitude; the first one if several are equal."""
         magnitudes = self.x.float().abs().view(ROWS, -1, BLOCK)
         return (magnitudes.argmax(-1) + torch.arange(0, COLUMNS, BLOCK)).numpy()
 
@@ -78,7 +78,7 @@ def _decoded(codes: np.ndarray, of: Format) -> np.ndarray:
 
 @cache
 def matrix() -> Matrix:
-    """Return a matrix of normal values whose blocks differ in magnitude, as those of activations do."""
+    """Return a matrix of normal values and its encoding; blocks differ in magnitude, as in activations."""
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(ROWS, COLUMNS, generator=generator)
     size = torch.exp2(-3 * torch.rand(ROWS, COLUMNS // BLOCK, generator=generator))
@@ -88,7 +88,7 @@ def matrix() -> Matrix:
 
 @figure("nvfp4", "Figure 1")
 def figure_1(results: Results) -> Picture:
-    """Show the codes of a 16×32 matrix, its block scales and its tensor scale, and one block in full."""
+    """Draw the codes, block scales and tensor scale of a 16×32 matrix, and all steps of encoding one block."""
     of = matrix()
 
     def draw() -> Figure:
@@ -115,6 +115,7 @@ def figure_1(results: Results) -> Picture:
 
 
 def _head(drawing: Drawing, y: float, of: Matrix) -> None:
+    """Draw the tensor scale and the headings of the columns, with the upper line at height y."""
     drawing.text(LEFT, y, f"tensor scale, FP32: max |x| / (6 · 448) = {of.tensor_scale:.4g}", bold=True)
     for b, name in enumerate("AB"):
         drawing.text(LEFT + b * (BLOCK * CELL + GAP), y - 17, f"block {name}: 16 codes", quiet=True)
@@ -123,7 +124,7 @@ def _head(drawing: Drawing, y: float, of: Matrix) -> None:
 
 
 def _code(drawing: Drawing, corner: tuple[float, float], code: int, value: float, *, framed: bool = False) -> None:
-    """Draw a code as a hexadecimal digit in a box shaded by its magnitude."""
+    """Draw a code as a hexadecimal digit in a box, which is shaded by the magnitude of the code's value."""
     fill = shades()(abs(value) / 6)
     inset, edge = (0.7, "line") if framed else (0.0, "")
     x, y = corner
@@ -132,7 +133,7 @@ def _code(drawing: Drawing, corner: tuple[float, float], code: int, value: float
 
 
 def _values_of_codes(drawing: Drawing, y: float, element: Format) -> None:
-    """Draw a legend of the values of the sixteen codes."""
+    """Draw a legend of the sixteen codes: for each magnitude, the code of each sign and the value."""
     width = (POINTS - 2 * LEFT) / 8
     for code in range(8):
         x, value = LEFT + code * width, element.decode(code)
@@ -143,7 +144,7 @@ def _values_of_codes(drawing: Drawing, y: float, element: Format) -> None:
 
 
 def _one_block(drawing: Drawing, y: float, of: Matrix) -> None:
-    """Draw the scaled values of a block, their codes and the decoded values."""
+    """Draw the first block of the first row: its scaled values, their codes, and the values of the codes."""
     row, width = 0, (POINTS - 2 * LEFT) / BLOCK
     scale = float(of.scales[row, 0])
     x = of.x[row, :BLOCK].float().numpy()
@@ -167,19 +168,22 @@ def _one_block(drawing: Drawing, y: float, of: Matrix) -> None:
 
 @figure("nvfp4", "Figure 5")
 def figure_5(results: Results) -> Picture:
-    """Show the three products of a linear layer, with what the recipe does to each operand."""
+    """Draw the three products of a linear layer and how the recipe quantizes each operand."""
     recipe, dtype = recipe_of(results.plan)
     flow = products(recipe, dtype)
 
     notes = (
         f"Drawn from the recipe {recipe.name}, with scales {scalings_text(recipe)}. {kept_text(recipe)} Blocks of one "
-        "row are along the named dimension, over which their product sums.",
+        "row are along the named dimension, over which the product sums.",
     )
     return FigureResult(lambda: draw_flow(flow), (), notes)
 
 
 def recipe_of(plan: Plan) -> tuple[Recipe, str]:
-    """Return the recipe and dtype of the arm `nvfp4` in the sweep `recipe`; without that arm, the recipe's defaults."""
+    """Return the recipe and the dtype of the arm `nvfp4` in the plan's sweep `recipe`.
+
+    If the plan does not have this arm, return the recipe `nvfp4` with its default settings and bf16.
+    """
     for member in plan.members:
         if (member.cell.sweep, member.cell.arm) == ("recipe", "nvfp4"):
             trial = plan.trials[member.id].trial

@@ -1,8 +1,8 @@
 """NVFP4's Tables 1 to 5: the paper's numbers and ours.
 
-The paper's speed-ups are those of tensor cores, but our training emulates formats in BF16 and FP32. Instead of
-speed-ups, ours are the bits that formats take in the kernels' encodings. Task scores need models of billions of
-parameters; losses replace them.
+The paper's speed-ups are of tensor cores, but our training emulates formats in BF16 and FP32. Therefore Table 1 shows,
+instead of our speed-ups, the bits that each format takes in the kernels' encodings. Task scores need models of billions
+of parameters; Table 2 has our losses instead.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from fewbits.models.networks.presets import MODELS
 from fewbits.models.networks.registry import parameters
 
 SPEED = OutOfReach("formats are emulated in BF16 and FP32, so no tensor core computes in them")
-ENCODINGS = {  # an encoding for each row of Table 1; both element formats of a row take the same number of bits
+# A quantizer for each row of Table 1. A row that names two element formats has one of them; both have as many bits.
+ENCODINGS = {
     "mxfp8": "e4m3:1x32:e8m0",
     "mxfp6": "e3m2:1x32:e8m0",
     "mxfp4": "e2m1:1x32:e8m0",
@@ -36,13 +37,13 @@ SIDE = 1024  # the side of the encoded matrix
 
 @cache
 def bits(spec: str) -> float:
-    """Return the bits that an element takes in memory, including its part of the scales."""
+    """Return the bits of an encoded tensor, including all scales, divided by its number of elements."""
     return encode(torch.zeros(SIDE, SIDE), spec).bits_per_element
 
 
 @table("nvfp4", "Table 1")
 def table_1(results: Results) -> TableResult:
-    """Return the paper's speed-ups and the bits of our encodings."""
+    """Return the paper's speed-ups, and the bits per element of our encodings."""
     printed = paper("nvfp4").table("Table 1")
     rows = []
     for row in printed.rows:
@@ -57,7 +58,7 @@ def table_1(results: Results) -> TableResult:
 
 @table("nvfp4", "Table 2")
 def table_2(results: Results) -> TableResult:
-    """Compare the paper's scores with our hybrids, which are of the family of its 12B model, and our transformers."""
+    """Return the paper's scores with the losses of our hybrids, the architecture of its 12B model, and transformers."""
     columns = []
     for title, sweep, ids in (("Hybrid", "hybrid", ("fp8", "nvfp4")), ("Transformer", "recipe", (None, None))):
         part = family_places(results, arm_table("nvfp4"), sweep)
@@ -67,9 +68,8 @@ def table_2(results: Results) -> TableResult:
             LossColumn(f"{title}: BF16", BASELINE, baseline="fp8", part=part),
         ]
     notes = (
-        "The paper's task scores are those of its 12B model after 10 T tokens. Our losses are those of other models, "
-        "data and numbers of tokens, so only each arm's change from FP8, paired by seed, can be compared; ± is a 95 % "
-        "interval",
+        "The paper's task scores are of its 12B model after 10 T tokens. Our losses are of other models, data and "
+        "numbers of tokens, so only each arm's change from FP8, paired by seed, can be compared; ± is a 95 % interval",
     )
     stand_ins = {"Validation loss": "validation_loss", **STAND_INS}
     printed = paper("nvfp4").table("Table 2")
@@ -79,8 +79,9 @@ def table_2(results: Results) -> TableResult:
 # -------------------------------------------------------------------------------- architectures
 
 Fact = Callable[[DecoderConfig], str]
-ATTRIBUTES = {"state": "mamba_state", "groups": "mamba_groups"}  # configs' names, if not those of the paper's rows
-MORE: Mapping[str, Fact] = {  # facts of a model that the paper's tables do not have
+# By the id of a row of the paper's tables, the field of DecoderConfig, if its name differs from the id.
+ATTRIBUTES = {"state": "mamba_state", "groups": "mamba_groups"}
+MORE: Mapping[str, Fact] = {  # further rows: facts of a model that the paper's tables do not have
     "Order of blocks": lambda model: model.pattern or f"{model.layers} × attention and FFN",
     "Vocabulary": lambda model: f"{model.vocab:,}",
     "Parameters, M": lambda model: f"{parameters(model) / 1e6:,.1f}",
@@ -92,7 +93,11 @@ def _attribute(row: str) -> Fact:
 
 
 def architecture(results: Results, name: str, preset: str, sweep: str) -> TableResult:
-    """Compare the paper's model with our preset of it, and with the model that was trained at this scale."""
+    """Return a table of a model's settings with a column for our preset of it and one for the model trained here.
+
+    The first column also has the paper's numbers. name: the table's id; sweep: a sweep whose arm BF16 has the model
+    that is trained at this scale.
+    """
     printed, whole = paper("nvfp4").table(name), MODELS[preset]
     trials = tuple(trial_ids(family_places(results, arm_table("nvfp4"), sweep), BASELINE).values())
     trained = results.plan.trials[trials[0]].trial.model if trials else None

@@ -1,4 +1,4 @@
-"""Draw what blocks that share a scale cost and gain: rules for scales, outliers, the size of blocks, transposes."""
+"""Draw the errors and costs of blocks that share a scale, by rule for the scale, outliers, size and orientation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MARKS = tuple(Style(style.colour, (), style.marker) for style in STYLES)
 
 
 def _dots(axes: Axes, title: str, rows: Sequence[str], series: Mapping[str, Sequence[float]]) -> None:
-    """Draw a mark of each series in each row; rows are read from the top."""
+    """Draw a panel with a mark of each series in each row. series: by name, a number for each row, from the top."""
     axes.set_title(title)
     for i, values in enumerate(series.values()):
         ys = np.arange(len(rows)) + 0.16 * (i - (len(series) - 1) / 2)
@@ -43,7 +43,7 @@ def _log_ticks(axes: Axes, ticks: Sequence[float]) -> None:
 
 @figure("primer", "Figure S", title="Rules for the scale of a block, over distributions")
 def scale_rules(results: Results) -> Picture:
-    """Compare the squared errors of three powers of two, and of E4M3 and E8M0 scales."""
+    """Draw squared errors for three rules that choose a power of two as scale, and for E4M3 and E8M0 scales."""
     found = {name: blocks.mx_rules(name) for name in blocks.samples()}
     rules = {title: [found[name][rule][0] for name in found] for rule, title in RULES.items()}
     saturating = {title: [found[name][rule][1] for name in found] for rule, title in RULES.items()}
@@ -63,8 +63,8 @@ def scale_rules(results: Results) -> Picture:
 
     best = {name: min(rules, key=lambda title: rules[title][i]) for i, name in enumerate(found)}
     notes = (
-        "E2M1 in blocks of 32 with powers of two, and of 16 with NVFP4's scales and with powers of two. The smallest "
-        "error of the three powers: " + "; ".join(f"{name}: {title}" for name, title in best.items()),
+        "E2M1 in blocks of 32 with powers of two as scales, and in blocks of 16 with NVFP4's scales and with powers of "
+        "two. The rule with the smallest error: " + "; ".join(f"{name}: {title}" for name, title in best.items()),
     )
     return FigureResult(draw, (), notes)
 
@@ -86,7 +86,7 @@ CASTS = {
 
 @figure("primer", "Figure O", title="Naive, scaled and per-block casts of numbers with outliers")
 def outliers(results: Results) -> Picture:
-    """Compare casts of all numbers, and of those that are no outliers."""
+    """Draw the errors of several casts for all numbers, and for the numbers that are no outliers."""
     formats = {"E4M3": "e4m3", "INT8": "e1m6finite"}
     everything = {
         title: [_unless_naive(name, cast, blocks.error_of) for cast in CASTS.values()]
@@ -110,14 +110,15 @@ def outliers(results: Results) -> Picture:
     count = int((blocks.samples()["outliers"].abs() > 10).sum())
     notes = (
         f"Normal numbers of which {count} of {blocks.samples()['outliers'].numel():,} are multiplied by 1000. A naive "
-        "cast has no scale and saturates at 448; INT8 always has one.",
-        "E4M3 has its relative precision at any scale, so a tensor's scale flushes only small numbers; INT8 has one "
-        "step for all, which the outliers set.",
+        "cast has no scale and saturates at 448; INT8 always has a scale.",
+        "E4M3 has the same relative precision at any scale, so with one scale for the tensor only small numbers "
+        "become 0; INT8 has one step for all numbers, and the outliers determine it.",
     )
     return FigureResult(draw, (), notes)
 
 
 def _unless_naive(name: str, cast: str, error: Callable[[str, str], float]) -> float:
+    """Return the error of a cast of the numbers with outliers; NaN for INT8 without a scale, which makes no sense."""
     return float("nan") if name != "e4m3" and not cast else error("outliers", f"{name}{cast}")
 
 
@@ -132,7 +133,7 @@ STORED = {
 
 @figure("primer", "Figure B", title="Stored bits of an element and its error, by the size of blocks")
 def block_sizes(results: Results) -> Picture:
-    """Show both sides of the choice of a block's size."""
+    """Draw the stored bits of an element, and the error, over the size of blocks."""
     sizes = np.array(SIZES, float)
     bits = {
         name: np.array([blocks.bits_per_element(spec.format(n), 1024) for n in SIZES]) for name, spec in STORED.items()
@@ -164,16 +165,16 @@ def block_sizes(results: Results) -> Picture:
         return figure
 
     notes = (
-        "Bits are those of packed tensors of 16,384 elements, with all scales. Errors are of normal numbers: NVFP4 has "
-        f"{bits['E2M1, E4M3 scale'][2]:.4g} bits and {errors['E2M1, E4M3 scale'][2]:.2g}, MXFP4 "
-        f"{bits['E2M1, E8M0 scale'][3]:.4g} and {errors['E2M1, E8M0 scale'][3]:.2g}.",
+        "Bits are counted in packed tensors of 16,384 elements, with all scales. Errors are of normal numbers: NVFP4 "
+        f"has {bits['E2M1, E4M3 scale'][2]:.4g} bits and an error of {errors['E2M1, E4M3 scale'][2]:.2g}, MXFP4 "
+        f"{bits['E2M1, E8M0 scale'][3]:.4g} bits and an error of {errors['E2M1, E8M0 scale'][3]:.2g}.",
     )
     return FigureResult(draw, (), notes)
 
 
 @figure("primer", "Figure T", title="Where a quantized matrix differs from its quantized transpose")
 def transposes(results: Results) -> Picture:
-    """Show |Q(w) − Q(wᵀ)ᵀ| of the same matrix for blocks of one row and for square blocks."""
+    """Draw |Q(w) − Q(wᵀ)ᵀ| of one matrix w for two quantizers Q: with blocks of one row, and with square blocks."""
     specs = {"1x16 blocks": "e2m1:1x16:nvfp4", "16x16 blocks": "e2m1:16x16:nvfp4"}
     found = {title: blocks.transpose_gap(spec, 32) for title, spec in specs.items()}
     most = float(max(gap.max() for gap in found.values()))
@@ -189,7 +190,7 @@ def transposes(results: Results) -> Picture:
     shares = ", ".join(f"{float((gap > 0).float().mean()):.0%} with {title}" for title, gap in found.items())
     norms = ", ".join(f"{blocks.transpose_difference(spec):.3f} ({title})" for title, spec in specs.items())
     notes = (
-        f"The first 16 rows of a 32×32 normal matrix; empty cells are equal. Cells that differ: {shares}. "
+        f"The first 16 rows of a 32×32 normal matrix; empty cells have no difference. Cells that differ: {shares}. "
         f"‖Q(w) − Q(wᵀ)ᵀ‖ / ‖w‖ of a large matrix: {norms}.",
     )
     return FigureResult(lambda: heat_map_figure(maps, key=f"difference, of {most:.2g}", beside=True), (), notes)

@@ -1,4 +1,7 @@
-"""Compute what the primers say about blocks that share a scale: MX, NVFP4, outliers, transposes, rotation, rounding."""
+"""Compute the primers' numbers on blocks that share a scale: errors, stored bits, transposes, rotation and rounding.
+
+001 is the first of the two texts (papers/primer.yaml).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ SEED = 7
 
 @cache
 def samples() -> dict[str, Tensor]:
-    """Return tensors of several distributions, from a fixed seed."""
+    """Return six tensors of SHAPE by the name of their distribution, drawn with a fixed seed."""
     drawn = torch.Generator().manual_seed(SEED)
     normal = torch.randn(SHAPE, generator=drawn)
     uniform = torch.rand(SHAPE, generator=drawn) * 2 - 1
@@ -42,25 +45,29 @@ def relative_mse(x: Tensor, y: Tensor) -> float:
 
 
 def error(x: Tensor, quantizer: str, seed: int = 0) -> float:
-    """Return the relative squared error of a quantizer."""
+    """Return E(x − q(x))² / E x² for the quantizer q. seed: of stochastic rounding."""
     return relative_mse(x, fake_quantize(x, quantizer, seed=seed))
 
 
 @cache
 def error_of(distribution: str, quantizer: str, seed: int = 0) -> float:
+    """Return the relative squared error of a quantizer on a tensor of `samples()`."""
     return error(samples()[distribution], quantizer, seed)
 
 
 @cache
 def error_of_small(distribution: str, quantizer: str, below: float = 10.0) -> float:
-    """Return the relative squared error of the values that are no outliers."""
+    """Return the relative squared error of the values below a magnitude, when the whole tensor is quantized."""
     x = samples()[distribution]
     ordinary = x.abs() < below
     return relative_mse(x[ordinary], fake_quantize(x, quantizer)[ordinary])
 
 
 def bits_per_element(quantizer: str, cols: int, tensor_scale: int = 0) -> float:
-    """Return the bits of an element as they are stored: codes, block scales and the tensor's scale."""
+    """Return the stored bits of a tensor with 16 rows, divided by its elements: codes, block scales, tensor's scale.
+
+    tensor_scale: the bits of the tensor's scale.
+    """
     packed = encode(torch.ones(16, cols), quantizer)
     assert packed.scales is not None
     stored = packed.codes.numel() * packed.codes.element_size() + packed.scales.numel() * packed.scales.element_size()
@@ -68,10 +75,11 @@ def bits_per_element(quantizer: str, cols: int, tensor_scale: int = 0) -> float:
 
 
 def mx_scale(amax: float, emax: int, rule: str) -> int:
-    """Return the exponent of MX's scale, by 001's first statement (floor) or by its second (nearest power of two).
+    """Return the exponent of the MX scale of a block with the largest magnitude amax.
 
-    The second statement gives no target; the scale nearest to amax / 2^emax is the closest reading. `up` is the
-    smallest scale for which nothing saturates, for a largest element of 6 (E2M1).
+    rule: floor, 001's first statement; nearest, 001's second statement (the nearest power of two), which does not say
+    nearest to which number: amax / 2^emax is the closest reading; up, the smallest scale with which nothing saturates
+    in E2M1, whose largest number is 6.
     """
     exact = math.log2(amax) - emax
     if rule == "floor":
@@ -84,7 +92,7 @@ def mx_scale(amax: float, emax: int, rule: str) -> int:
 
 @cache
 def mx_rules(distribution: str) -> dict[str, tuple[float, float]]:
-    """Return for each rule the relative squared error of MXFP4 and the share of elements that saturate."""
+    """Return two numbers by rule of `mx_scale`: MXFP4's relative squared error, and the share of saturated elements."""
     x, f = samples()[distribution].view(-1, 32), TABLE["e2m1"]
     amax = x.abs().amax(1).tolist()
     found = {}
@@ -99,7 +107,10 @@ def mx_rules(distribution: str) -> dict[str, tuple[float, float]]:
 
 
 def flushed_subnormals(quantizer: str) -> tuple[float, float]:
-    """Return MX's relative squared error with subnormals, and without them, as in 001's map."""
+    """Return the relative squared errors of an MX quantizer with subnormals, and with zeros in place of subnormals.
+
+    001 maps values below the smallest normal number to zero.
+    """
     x, f = samples()["normal"], TABLE[quantizer.partition(":")[0]]
     y = fake_quantize(x, quantizer)
     blocks = x.view(-1, 32).abs().amax(1)
@@ -109,18 +120,18 @@ def flushed_subnormals(quantizer: str) -> tuple[float, float]:
 
 
 def transpose_gap(quantizer: str, size: int | None = None) -> Tensor:
-    """Return |Q(w) − Q(wᵀ)ᵀ| of a normal matrix, or of its first `size` rows and columns."""
+    """Return |Q(w) − Q(wᵀ)ᵀ| for a quantizer Q and a normal matrix w, or for its first `size` rows and columns."""
     w = samples()["normal"][:size, :size]
     return (fake_quantize(w, quantizer) - fake_quantize(w.T.contiguous(), quantizer).T).abs()
 
 
 def transpose_difference(quantizer: str) -> float:
-    """Return ‖Q(w) − Q(wᵀ)ᵀ‖ / ‖w‖ of a normal matrix."""
+    """Return ‖Q(w) − Q(wᵀ)ᵀ‖ / ‖w‖ for a quantizer Q and a normal matrix w."""
     return float(transpose_gap(quantizer).norm() / samples()["normal"].norm())
 
 
 def padded_dot(length: int) -> tuple[float, float]:
-    """Return the dot product of two MXFP8 vectors of any length, and that of the vectors padded to whole blocks."""
+    """Return the dot product of two MXFP8 vectors of this length, and of the same vectors padded to whole blocks."""
     a, b = (samples()["normal"][i, :length] for i in (0, 1))
     whole = -(-length // 32) * 32
     dots = []
@@ -132,15 +143,16 @@ def padded_dot(length: int) -> tuple[float, float]:
 
 
 def draws(seeds: int) -> Tensor:
-    """Return a normal tensor rounded stochastically to E2M1 with each of so many seeds."""
+    """Return a normal tensor rounded stochastically to E2M1 with the seeds 0, 1, …; the first dimension is the seed."""
     x = samples()["normal"][:64]
     return torch.stack([fake_quantize(x, "e2m1:1x16:e8m0:stochastic", seed=s) for s in range(seeds)]).double()
 
 
 def stochastic(seeds: int = 64) -> dict[str, tuple[float, float]]:
-    """Return the bias and the standard deviation of nearest and stochastic rounding, in root mean squares of x.
+    """Return the bias and the standard deviation of rounding to E2M1 by mode: nearest and stochastic.
 
-    The bias is what remains after averaging over seeds, less the part that the seeds' noise explains.
+    The bias² is E(mean over seeds − x)² − variance / seeds: the second term is the error that remains in a mean of few
+    seeds. The bias is divided by the root mean square of x, which is about 1; the deviation is not.
     """
     x = samples()["normal"][:64]
     nearest = fake_quantize(x, "e2m1:1x16:e8m0").double()[None]
@@ -154,7 +166,7 @@ def stochastic(seeds: int = 64) -> dict[str, tuple[float, float]]:
 
 
 def error_of_mean(count: int) -> float:
-    """Return the relative error of the mean of so many stochastic roundings, or for 0 of one rounding to nearest."""
+    """Return ‖y − x‖ / ‖x‖, where y is the mean of `count` stochastic roundings of x; for 0, x rounded to nearest."""
     x = samples()["normal"][:64].double()
     y = draws(count).mean(0) if count else fake_quantize(x.float(), "e2m1:1x16:e8m0").double()
     return float((y - x).norm() / x.norm())
@@ -162,7 +174,7 @@ def error_of_mean(count: int) -> float:
 
 @cache
 def with_outliers(factor: float) -> Tensor:
-    """Return normal numbers of which 0.1 % are multiplied by a factor; the numbers are the same for each factor."""
+    """Return normal numbers, 0.1 % of which are multiplied by the factor. Every factor has the same numbers."""
     drawn = torch.Generator().manual_seed(SEED)
     x = torch.randn((128, 1024), generator=drawn)
     return torch.where(torch.rand(x.shape, generator=drawn) < 0.001, factor * x, x)
@@ -177,12 +189,12 @@ def hadamard(k: int) -> Tensor:
 
 
 def rotated(x: Tensor) -> Tensor:
-    """Return x after a Hadamard transform of each 16 values of a row."""
+    """Return x after a Hadamard transform of every 16 neighbouring values in a row."""
     return (x.double().view(-1, 16) @ hadamard(4) / 4).view(x.shape)
 
 
 def kurtosis(rotate: bool) -> float:
-    """Return the kurtosis of the tensor with outliers, before or after a Hadamard transform of 16 values."""
+    """Return the kurtosis of the tensor with outliers; if `rotate`, after a Hadamard transform of every 16 values."""
     x = samples()["outliers"].double()
     x = rotated(x) if rotate else x
     x = x - x.mean()

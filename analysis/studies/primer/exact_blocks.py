@@ -1,4 +1,7 @@
-"""Decide the primers' sentences on scales, blocks, rounding and sums by arithmetic, whenever a report is made."""
+"""Check the primers' claims about scales, blocks, rounding and sums by arithmetic, each time a report is made.
+
+The claims are in papers/claims/primer.yaml.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ ACCUMULATED = ("fp16", "bf16", "hopper-fp8")
 
 @exact("primer", "B4")
 def b4() -> Exact:
-    """Compare the ends of the intervals of neighbouring K."""
+    """Check that errors of low-precision sums grow with K: the intervals of neighbouring K must not overlap."""
     grows = True
     for name in ACCUMULATED:
         found = [sums.errors(name, "uniform", k) for k in sums.LENGTHS]
@@ -31,15 +34,15 @@ def b4() -> Exact:
     notes = (
         f"FP32 sums err by at most {exact_enough:.1e}; Hopper's FP8 sums that are added in FP32 every 128 products by "
         f"{promoted:.2%} at K = {last}",
-        "errors are root mean squares of a row relative to its exact values; uniform numbers are positive, so their "
-        "sums grow and small products are truncated against them",
+        "errors are root mean squares of a row of the product, relative to the exact row; uniform numbers are "
+        "positive, so their sums grow, and bits of small products are lost when they are added to large sums",
     )
     return Exact(grows and exact_enough < 1e-5, f"relative error at K = {last}, {what}", notes)
 
 
 @exact("primer", "C8")
 def c8() -> Exact:
-    """Compare the text's 2 % with what we measure at its own length of 4096."""
+    """Check that FP16 sums of 4096 products, the text's length, have a largest relative error of at least 2 %."""
     k = sums.LENGTHS[-1]
     fp16 = {d: sums.largest("fp16", d, k) for d in ("uniform", "normal")}
     fp8 = {d: sums.largest("hopper-fp8", d, k) for d in ("uniform", "normal")}
@@ -74,8 +77,8 @@ def b5() -> Exact:
     )
     naive, fitted = blocks.error_of("normal", "e4m3"), blocks.error_of("normal", "e4m3:tensor:amax")
     notes = (
-        f"within E4M3's normal range the scale gains little: {naive:.2e} without and {fitted:.2e} with it",
-        f"the ordinary values beside the outliers, as INT8: {integer['tensor']:.2g} (tensor), "
+        f"within E4M3's normal range the scale gains little: {naive:.2e} without and {fitted:.2e} with a scale",
+        f"relative MSE of the values that are no outliers, as INT8: {integer['tensor']:.2g} (tensor), "
         f"{integer['1x128']:.2g} (1x128)",
     )
     return Exact(holds, what, notes)
@@ -135,8 +138,8 @@ def a6() -> Exact:
         for name, rules in found.items()
     )
     notes = (
-        "the first statement is OCP's rule, which lets the largest elements of a block saturate; the second is not, "
-        "and gives other scales. Which of them errs less depends on the distribution",
+        "the first statement is OCP's rule, which lets the largest elements of a block saturate; the second is another "
+        "rule with other scales. Which of the two errs less depends on the distribution",
     )
     return Exact(
         not differ, f"relative MSE of MXFP4 by the first statement (floor) and by the second (nearest): {what}", notes

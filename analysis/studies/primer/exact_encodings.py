@@ -1,4 +1,7 @@
-"""Decide the first primer's sentences on exponents, subnormals, steps and encodings by all codes of the formats."""
+"""Check claims of the first text (001) about exponents, subnormals, steps and encodings with all codes of the formats.
+
+The claims are in papers/claims/primer.yaml.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,17 @@ SMALL = ("e2m1", "e2m3", "e3m2", "e4m3", "e5m2")
 
 @exact("primer", "A11")
 def a11() -> Exact:
-    """Count the values of the exponent field, before the lowest and the highest get a meaning of their own."""
+    """Check that as many values of the exponent field are at or below 1 (2^0) as above it.
+
+    The lowest and the highest field are counted like all others, although they have special meanings.
+    """
     found = {}
     for name in (*SMALL, "fp16", "bf16"):
         f = TABLE[name]
         exponents = [field - f.bias for field in range(1 << f.exponent_bits)]
         found[name] = sum(e <= 0 for e in exponents), sum(e > 0 for e in exponents)
     what = ", ".join(f"{name.upper()} {low} and {high}" for name, (low, high) in found.items())
-    notes = ("the lowest field is that of subnormals, and in IEEE formats the highest that of infinities and NaN",)
+    notes = ("the lowest field is for subnormals, and in IEEE formats the highest is for infinities and NaN",)
     return Exact(all(low == high for low, high in found.values()), f"fields at or below 1 and above it: {what}", notes)
 
 
@@ -49,8 +55,9 @@ def a13() -> Exact:
     between = torch.linspace(0, f.min_normal, 4097, dtype=torch.float64).float()
     error = float((fake_quantize(between, "e4m3") - between).abs().max()) / f.min_subnormal
     what = (
-        "the smallest is 2^(emin − k), the largest one such step below the smallest normal number, and all have this "
-        f"distance; E4M3's error below the smallest normal number is up to {error:g} steps when rounded to nearest"
+        "the smallest subnormal is one step, 2^(emin − k); neighbours differ by this step, and so do the largest "
+        f"subnormal and the smallest normal number; below it, E4M3's error is up to {error:g} steps with rounding to "
+        "nearest"
     )
     return Exact(holds and error <= 0.5, what)
 
@@ -71,7 +78,7 @@ def a14() -> Exact:
 
 @exact("primer", "A15")
 def a15() -> Exact:
-    """Decode every code by the integers that its fields hold."""
+    """Check that every code is an integer times a power of two, and that MXFP4 has one E8M0 scale for 32 elements."""
     wrong = count = 0
     for name in SMALL:
         f = TABLE[name]
@@ -93,19 +100,22 @@ def a15() -> Exact:
 
 @exact("primer", "A16")
 def a16() -> Exact:
-    """Compare the sum over blocks of s·t·Σ a·b with the dot product of the decoded vectors, in exact arithmetic."""
+    """Check that Σ over blocks of s·t·Σ a·b equals the dot product of the decoded vectors exactly.
+
+    a and b are the elements of two MX vectors, s and t the scales of their blocks.
+    """
     x, y = (blocks.samples()["normal"][i][None] for i in (0, 1))
     decoded = [fake_quantize(v, "e4m3:1x32:mx").double().view(-1, 32) for v in (x, y)]
     scales = [_scales(v, "e4m3") for v in (x, y)]
     elements = [d / s for d, s in zip(decoded, scales, strict=True)]
     by_block = float(((elements[0] * elements[1]).sum(1, keepdim=True) * scales[0] * scales[1]).sum())
     plain = float((decoded[0] * decoded[1]).sum())
-    return Exact(by_block == plain, f"1,024 elements of MXFP8: {by_block:.9g} by blocks, {plain:.9g} of the vectors")
+    return Exact(by_block == plain, f"1,024 elements of MXFP8: {by_block:.9g} by blocks, {plain:.9g} as vectors")
 
 
 @exact("primer", "A17")
 def a17() -> Exact:
-    """Compare the kernels' scales with the text's formula."""
+    """Check that the kernels' MX scales are 2^(⌊log2 max|x|⌋ − ⌊log2 max of the format⌋), the text's formula."""
     wrong = count = 0
     for x in blocks.samples().values():
         for element in ("e2m1", "e4m3"):
@@ -119,6 +129,7 @@ def a17() -> Exact:
 
 
 def _scales(x: torch.Tensor, element: str) -> torch.Tensor:
+    """Return the MX scale of each block of 32 elements by the floor rule, as a column; element: the format's name."""
     amax = x.reshape(-1, 32).abs().amax(1).tolist()
     exponents = [blocks.mx_scale(a, TABLE[element].emax, "floor") for a in amax]
     return torch.tensor(exponents, dtype=torch.float64).exp2()[:, None]
@@ -130,7 +141,7 @@ def a18() -> Exact:
     found = {}
     for element in ("e2m1", "e4m3", "e5m2"):
         f = TABLE[element]
-        block[0, 0] = 2.0 ** (f.emax + 1) * (1 - 2.0**-12)  # just below the value that has a scale of 2
+        block[0, 0] = 2.0 ** (f.emax + 1) * (1 - 2.0**-12)  # the largest element for which the scale is 1 and not 2
         found[element] = float(fake_quantize(block, f"{element}:1x32:mx")[0, 0]), f.max
     what = ", ".join(
         f"{name.upper()} {most:g} of values up to {2.0 ** (TABLE[name].emax + 1):g}"

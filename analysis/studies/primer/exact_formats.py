@@ -1,4 +1,7 @@
-"""Decide the primers' sentences on formats, casts and code by arithmetic, whenever a report is made."""
+"""Check the primers' claims about formats, casts and code by arithmetic, each time a report is made.
+
+The claims are in papers/claims/primer.yaml.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ def a1() -> Exact:
     holds = max(nearest) <= 0.5 and max(truncated) < 1
     what = (
         f"over {len(formats)} formats the error is up to {max(nearest):g} steps of the value's binade with rounding to "
-        "nearest; halving intervals, as the text does, truncates, and its error stays below one step"
+        "nearest; halving intervals, as the text does, truncates the value, with an error below one step"
     )
     return Exact(holds, what)
 
@@ -76,8 +79,8 @@ def c2() -> Exact:
     lost = grids.lost_updates(5.0, "e4m3", updates)
     share, largest = float(lost.float().mean()), float(updates[lost].max())
     what = (
-        f"at a weight of 5 E4M3's step is 0.5; of 99 updates below it {share:.0%} leave the weight as it is, "
-        f"the largest being {largest:g}: only updates up to half a step are lost, larger ones become a whole step"
+        f"at a weight of 5 E4M3's step is 0.5; of 99 updates below this step {share:.0%} leave the weight as it is, "
+        f"the largest of which is {largest:g}: only updates up to half a step are lost, larger ones become a whole step"
     )
     return Exact(bool(lost.all()), what)
 
@@ -88,13 +91,13 @@ def c3() -> Exact:
     return Exact(
         len(named) == 5,
         f"the list has {len(named)} entries: {', '.join(named)}",
-        ("what the text leaves out is open; Table M has low-precision copies of the weights as a fifth",),
+        ("the text does not say what the fifth component is; in Table M it is low-precision copies of the weights",),
     )
 
 
 @exact("primer", "C4")
 def c4() -> Exact:
-    """Run the steps of the printed training code that fail, each on its own."""
+    """Check whether the printed training code runs; try each step on its own, so that all failures are reported."""
     model = torch.nn.Sequential(torch.nn.Linear(10, 20), torch.nn.ReLU(), torch.nn.Linear(20, 5)).half()
     master = [p.detach().clone().float().requires_grad_() for p in model.parameters()]
     failed = []
@@ -110,13 +113,16 @@ def c4() -> Exact:
     if master[0].grad is None:
         failed.append("the master weights have no .grad to copy into")
     what = "; ".join(failed) or "the code runs"
-    notes = ("the loop variable, model, also replaces the model; examples/loss_scaling.py is code that runs",)
+    notes = ("its loop variable `model` also overwrites the model; examples/loss_scaling.py is code that runs",)
     return Exact(not failed, what, notes)
 
 
 @exact("primer", "C5")
 def c5() -> Exact:
-    """Check that scaling by 2^k and unscaling changes nothing in FP16 but underflow and overflow (B3's mechanism)."""
+    """Check that scaling by 2^k, casting to FP16 and unscaling keeps more small gradients and changes no others.
+
+    This is the mechanism of claim B3, loss scaling.
+    """
     drawn = torch.Generator().manual_seed(0)
     gradients = torch.randn(1 << 16, generator=drawn) * torch.exp2(-torch.rand(1 << 16, generator=drawn) * 40)
     flushed = {}

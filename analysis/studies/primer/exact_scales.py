@@ -1,4 +1,7 @@
-"""Decide the primers' sentences on where scales are applied, what they cost, and what they preserve."""
+"""Check the primers' claims about where scales are applied, what they cost, and what they preserve, by computation.
+
+The claims are in papers/claims/primer.yaml; 001 and 002 are the two texts.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ from fewbits.kernels.packed import encode
 
 @exact("primer", "A19")
 def a19() -> Exact:
-    """Look for one factor that turns products of elements into products of values."""
+    """Check that one factor descales a whole product with a scale per tensor, but not with a scale per block.
+
+    If it is possible, the ratio of the true result to the product of unscaled elements is the same for all results.
+    """
     a, b = (blocks.samples()["outliers"][i * 16 : i * 16 + 16, :512] for i in (0, 1))
     spread = {}
     for block in ("tensor", "1x32"):
@@ -26,14 +32,17 @@ def a19() -> Exact:
         factors = (values[0] @ values[1].T) / (elements[0] @ elements[1].T)
         spread[block] = float(factors.max() / factors.min()) if bool((factors > 0).all()) else math.inf
     what = (
-        "one scale for each tensor: a single factor after the sum gives every result; blocks along the sum: the "
-        f"factors that results would need differ {_times(spread['1x32'])}, so each block is scaled inside the sum"
+        "with one scale for each tensor, a single factor after the sum gives every result; with blocks along the sum, "
+        f"the factors that results would need differ {_times(spread['1x32'])}, so each block is scaled inside the sum"
     )
     return Exact(spread["tensor"] == 1 and spread["1x32"] > 1, what)
 
 
 def _power(x: torch.Tensor, block: str) -> torch.Tensor:
-    """Return E8M0 scales that nothing saturates with, for every element of x."""
+    """Return for each element of x the E8M0 scale of its block: the smallest power of two with which none saturates.
+
+    block: tensor or 1x32.
+    """
     groups = x.reshape(1, -1) if block == "tensor" else x.reshape(-1, 32)
     exponents = [math.frexp(amax / TABLE["e4m3"].max) for amax in groups.abs().amax(1).tolist()]
     scales = torch.tensor([2.0 ** (e - (m == 0.5)) for m, e in exponents], dtype=torch.float64)
@@ -46,7 +55,7 @@ def _times(spread: float) -> str:
 
 @exact("primer", "A20")
 def a20() -> Exact:
-    """Check NVFP4's block scales for tensors whose magnitudes differ by 60 binades."""
+    """Check that NVFP4's block scales stay in E4M3's range for tensors whose magnitudes differ by a factor of 2^60."""
     largest, saturated = 0.0, 0
     for x in blocks.samples().values():
         for factor in (2.0**-30, 1.0, 2.0**30):
@@ -57,8 +66,8 @@ def a20() -> Exact:
     x = blocks.samples()["normal"] * 2.0**30
     lost = float((x.view(-1, 16).abs().amax(1) / 6 > TABLE["e4m3"].max).float().mean())
     what = (
-        f"the largest block scale of 18 tensors is {largest:g}, E4M3's largest number, and none is beyond; without the "
-        f"tensor's scale {lost:.0%} of the blocks of normal numbers × 2^30 would need a larger one"
+        f"the largest block scale of 18 tensors is {largest:g}, E4M3's largest number, and no scale is beyond it; "
+        f"without the tensor's scale {lost:.0%} of the blocks of normal numbers × 2^30 would need a larger block scale"
     )
     return Exact(largest == TABLE["e4m3"].max and not saturated, what)
 
@@ -77,7 +86,7 @@ def a21() -> Exact:
 
 @exact("primer", "A22")
 def a22() -> Exact:
-    """Check H·Hᵀ = n·I for n = 1, 2, 4 … 256, and that random signs keep products."""
+    """Check that H·Hᵀ = n·I for n = 1, 2, 4 … 256, and that transforms with random signs do not change products."""
     orthogonal = True
     for k in range(9):
         h = blocks.hadamard(k)
@@ -94,12 +103,12 @@ def a22() -> Exact:
     return Exact(orthogonal and off < 1e-13, what)
 
 
-# -------------------------------------------------------------------------------- 002
+# -------------------------------------------------------------------------------- claims of the second text (002)
 
 
 @exact("primer", "C12")
 def c12() -> Exact:
-    """Recompute the printed error from the printed products, and its distribution over other seeds."""
+    """Check that the printed products differ by the printed 0.16 %, and report the errors of 2,000 other draws."""
     fp32, bf16 = -0.4669240713119507, -0.46617451310157776
     printed = abs(fp32 - bf16) / abs(fp32)
     drawn = torch.Generator().manual_seed(0)
@@ -115,15 +124,15 @@ def c12() -> Exact:
         f"nine in ten are between {low:.2%} and {high:.2%}"
     )
     notes = (
-        "the text's formula writes the product as FP16 where its sentence says FP32, and its code multiplies and adds "
-        "in BF16",
+        "the text's formula writes the product as FP16 where its sentence says FP32; the text's code multiplies and "
+        "adds in BF16",
     )
     return Exact(f"{printed:.2%}" == "0.16%", what, notes)
 
 
 @exact("primer", "C17")
 def c17() -> Exact:
-    """Scale to [-1, 1], as the text does, and to E4M3's largest number."""
+    """Check that a scale of 1 / max|x| prevents saturation, and compare its errors with a scale of 448 / max|x|."""
     largest, errors = 0.0, {}
     for name, x in blocks.samples().items():
         scale = 1 / x.abs().max()
@@ -136,8 +145,9 @@ def c17() -> Exact:
     scaled = x / x.abs().max()
     zeros = [float((fake_quantize(y, "e4m3") == 0).float().mean()) for y in (scaled, scaled * TABLE["e4m3"].max)]
     what = (
-        f"the largest scaled magnitude of six tensors is {largest:.7g}, so nothing saturates. E4M3 uses the range up "
-        f"to 1 only: of lognormal numbers {zeros[0]:.1%} become 0, and {zeros[1]:.1%} with a scale to 448"
+        f"the largest scaled magnitude of six tensors is {largest:.7g}, so nothing saturates. With this scale, only "
+        f"E4M3's range up to 1 is used: {zeros[0]:.1%} of lognormal numbers become 0, and {zeros[1]:.1%} with a scale "
+        "to 448"
     )
     return Exact(largest <= 1 + 2**-23, what, (_listed(errors),))
 

@@ -1,4 +1,7 @@
-"""Decide the second primer's sentences on overflow, sums, bytes and its short code by running them."""
+"""Check claims of the second text (002) about overflow, sums, memory and its code examples by running them.
+
+The claims are in papers/claims/primer.yaml.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ PLAIN = "training.dtype=fp32"
 
 @exact("primer", "C13")
 def c13() -> Exact:
-    """Cast a number beyond each format's range with the torch that is installed."""
+    """Check that casting a number beyond a format's range with the installed torch gives NaN or infinity."""
     dtypes = {"FP16": torch.float16, "E5M2": torch.float8_e5m2, "E4M3": torch.float8_e4m3fn}
     found = {name: float(torch.tensor(1e6).to(dtype)) for name, dtype in dtypes.items()}
     what = ", ".join(f"{name} {value:g}" for name, value in found.items())
@@ -30,7 +33,7 @@ def c13() -> Exact:
 
 @exact("primer", "C14")
 def c14() -> Exact:
-    """Compare FP8 products of length 512 that are summed in FP16 and in E4M3."""
+    """Check that sums of 512 products of E4M3 numbers err more than ten times as much in E4M3 as in FP16."""
     fp16, fp8 = (sums.in_format(name, 512) for name in ("fp16", "e4m3"))
     what = f"relative error of 512 products of E4M3 numbers from 0 to 1: {fp16:.2%} in FP16 and {fp8:.0%} in E4M3"
     return Exact(fp8 > 10 * fp16, what, ("a sum in E4M3 stops where a product is below half a step",))
@@ -69,7 +72,7 @@ def c18() -> Exact:
 
 @exact("primer", "C19")
 def c19() -> dict[str, Exact]:
-    """Compare training in BF16, with FP32 master weights, with training in FP32."""
+    """Check that training in BF16 with FP32 master weights needs less memory than training in FP32."""
     model = "gpt2-124m"
     bf16, fp32, size = training.memory(model), training.memory(model, PLAIN), training.size(model)
     own = [(m.weights + m.gradients + m.states) / size for m in (fp32, bf16)]
@@ -83,27 +86,28 @@ def c19() -> dict[str, Exact]:
         "parameters with gradients and states": Exact(
             own[1] + copies < own[0],
             f"{own[0]:g} bytes a parameter in FP32; mixed precision has the same {own[1]:g} bytes of master weights, "
-            f"gradients and states, and {copies:.2f} of the linear layers' BF16 copies, one for each pass. "
-            "Without master weights they would be fewer",
+            f"gradients and states, and {copies:.2f} bytes of BF16 copies of the linear layers' weights, one copy for "
+            "each pass. Without master weights it would need fewer bytes",
         ),
     }
 
 
 @exact("primer", "C20")
 def c20() -> Exact:
-    """Run the steps of the code that prints the three tables; `tabulate` only prints."""
+    """Check that the code behind the three printed tables runs, without its package `tabulate`, which only prints."""
     x = torch.tensor(grids.LOSS_OF_PRECISION["fp32"])[:, None]
     rows = [x.to(dtype).cpu().flatten().tolist() for dtype in (torch.bfloat16, torch.float16, torch.float8_e4m3fn)]
     holds = [len(row) for row in rows] == [4, 4, 4]
     notes = (
-        "it needs the package tabulate, and its inputs are not seeded; examples/casts_and_sums.py has the printed ones",
+        "the code needs the package tabulate, and its random inputs have no seed; examples/casts_and_sums.py uses the "
+        "inputs that the text prints",
     )
     return Exact(holds, "casts to BF16, FP16 and E4M3 run and give four numbers each", notes)
 
 
 @exact("primer", "C21")
 def c21() -> Exact:
-    """Run the printed product with and without its context."""
+    """Check that a product of FP16 matrices is summed in FP32 and rounded once, with and without `autocast`."""
     drawn = torch.Generator().manual_seed(0)
     a, b = (torch.randn(shape, generator=drawn).half() for shape in ((128, 512), (512, 64)))
     with warnings.catch_warnings():

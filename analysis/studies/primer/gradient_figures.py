@@ -1,4 +1,7 @@
-"""Draw the exponents of gradients beside FP16's range, as the paper that introduced loss scaling and that 002 cites."""
+"""Draw a histogram of the gradients' exponents with the range of FP16, as in the paper that introduced loss scaling.
+
+The second text (002) cites this paper.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ SHOWN = (-44, 2)  # exponents
 
 @figure("primer", "Figure E", title="Exponents of gradients, and the range of FP16")
 def gradient_exponents(results: Results) -> Picture:
-    """Show the share of the gradients of linear layers' results with each exponent, and the share that is 0."""
+    """Draw by arm the share of linear layers' result gradients with each exponent; notes give the share of zeros."""
     found = exponents(results)
     by_arm = {
         arm: [found[m.id] for m in results.members if m.cell.arm == arm and m.id in found]
@@ -62,8 +65,8 @@ def gradient_exponents(results: Results) -> Picture:
     notes = (
         f"Gradients that are 0: {'; '.join(zeros)}. A loss scale of 2^k moves FP16's range down by k: its smallest "
         f"number is 2^({SMALLEST} − k) then.",
-        "Gradients of the results of all linear layers, at measured updates; those below FP16's normal numbers keep "
-        "fewer bits, and half of its smallest number or less becomes 0.",
+        "Gradients of the results of all linear layers, at measured updates; gradients below FP16's normal numbers "
+        "keep fewer bits, and gradients of at most half of FP16's smallest number become 0.",
     )
     ids = tuple(m.id for m in results.members if m.cell.arm in ARMS and m.id in found)
     return FigureResult(draw, tuple(dict.fromkeys(ids)), notes)

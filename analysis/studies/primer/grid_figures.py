@@ -1,4 +1,7 @@
-"""Draw the grids of number formats, their steps, and what casts without scales do to the printed numbers of 002."""
+"""Draw the values of number formats, the steps between them, and casts without scales of the numbers that 002 prints.
+
+002 is the second of the two texts (papers/primer.yaml).
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ from fewbits.analysis.report.registry import figure
 from fewbits.analysis.studies.primer import grids
 
 NORMAL, SUBNORMAL = Style(0, marker=""), Style(1, marker="")
-SHOWN = (-18, 18)  # the binades of the figure of values
-DENSE = 64  # a format with more values in a binade is drawn as a band
-STEPS = (  # the title of a panel, its formats, and the binades of its axes
+SHOWN = (-18, 18)  # the range of the axis of the figure of values, as exponents of two
+DENSE = 64  # a format with more values than this in a binade is drawn as a band
+STEPS = (  # the title of a panel, its formats, and the ranges of its x and y axes, as exponents of two
     ("8 bits", ("e4m3", "e5m2", "int8"), (-18, 18), (-18, 18)),
     ("4 and 6 bits", ("e2m1", "e2m3", "e3m2", "int4"), (-5, 6), (-5, 6)),
     ("16 bits, and scales", ("bf16", "fp16", "e8m0"), (-18, 18), (-26, 20)),
@@ -29,7 +32,7 @@ STEPS = (  # the title of a panel, its formats, and the binades of its axes
 
 @figure("primer", "Figure G", title="The values of ten formats on a logarithmic axis")
 def values(results: Results) -> Picture:
-    """Show each positive value of a format as a stroke, with the subnormals in another colour."""
+    """Draw each positive value of a format as a stroke in the format's row; subnormals have another colour."""
 
     def draw() -> Figure:
         figure, [[axes]] = panels(1, 1, 3.7)
@@ -49,9 +52,9 @@ def values(results: Results) -> Picture:
 
     dense = [name.upper() for name in grids.DRAWN if grids.grid(name).per_binade > DENSE]
     notes = (
-        f"Each stroke is a positive value; zero has no place on this axis. {' and '.join(dense)} have too many values "
+        f"Each stroke is a positive value; a logarithmic axis has no zero. {' and '.join(dense)} have too many values "
         "for strokes and are bands. E8M0 has no zero and no sign; INT8 and INT4 have a scale of 1.",
-        "Arrows: the format continues to "
+        "Arrows: the format has values beyond the axis. Smallest and largest values: "
         + "; ".join(f"{name.upper()}: {_ends_text(grids.grid(name))}" for name in ("bf16", "e8m0", "fp16")),
     )
     return FigureResult(draw, (), notes)
@@ -69,7 +72,7 @@ def _strokes(axes: Axes, y: int, magnitudes: Array, style: Style, per_binade: in
 
 
 def _ends(axes: Axes, y: int, grid: grids.Grid) -> None:
-    """Draw an arrow at each edge beyond which the format continues."""
+    """Draw an arrow at each edge of the axis beyond which the format has values."""
     everything = np.log2(np.concatenate([grid.subnormal, grid.normal]))
     arrow = {"arrowstyle": "-|>", "color": theme().quiet, "linewidth": 0.9}
     for edge, beyond, inward in (
@@ -83,6 +86,7 @@ def _ends(axes: Axes, y: int, grid: grids.Grid) -> None:
 
 
 def _ends_text(grid: grids.Grid) -> str:
+    """Return the smallest and the largest positive value as text."""
     least = float(min([*grid.subnormal, *grid.normal]))
     return f"{least:.3g} to {float(grid.normal.max()):.4g}"
 
@@ -93,7 +97,10 @@ def _power(exponent: int) -> str:
 
 @figure("primer", "Figure H", title="The step between neighbouring values against the magnitude")
 def steps(results: Results) -> Picture:
-    """Show steps on two logarithmic axes: flat for integers and subnormals, and a staircase for normal numbers."""
+    """Draw the step between neighbouring values over their magnitude, both on logarithmic axes.
+
+    It is constant for integers and subnormals, and doubles from each binade to the next for normal numbers.
+    """
 
     def draw() -> Figure:
         figure, [row] = panels(1, 3, 2.9)
@@ -130,13 +137,17 @@ def _draw_steps(axes: Axes, grid: grids.Grid, style: Style) -> None:
 
 
 def _staircase(magnitudes: Array) -> tuple[Array, Array]:
-    """Return where the step changes, with the steps from there on; the last value ends the staircase."""
+    """Return two arrays: the magnitudes at which the step changes, and the step from each of them on.
+
+    The last magnitude is the largest value of the format; its step repeats the one before.
+    """
     gaps = np.diff(magnitudes)
     changes = np.concatenate([[True], gaps[1:] != gaps[:-1]])
     return np.append(magnitudes[:-1][changes], magnitudes[-1]), np.append(gaps[changes], gaps[-1])
 
 
 def _relative(name: str) -> float:
+    """Return the largest step of a format's normal values relative to the value."""
     normal = grids.grid(name).normal
     return float((np.diff(normal) / normal[:-1]).max())
 
@@ -149,7 +160,7 @@ RESULT = Style(1, marker="o")
 
 @figure("primer", "Figure C", title="The three printed casts to E4M3: precision loss, overflow and underflow")
 def casts(results: Results) -> Picture:
-    """Draw the printed inputs, E4M3's grid, and what each input becomes by our kernels."""
+    """Draw the printed inputs, the values of E4M3, and the results of our casts, in a panel for each printed table."""
 
     def draw() -> Figure:
         figure, grid = panels(3, 1, 5.0)

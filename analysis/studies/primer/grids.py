@@ -1,4 +1,7 @@
-"""Compute what the primers say about formats, casts and integer codes, with our own formats and kernels."""
+"""Compute the primers' numbers on formats, casts and integer codes with the formats and kernels of fewbits.
+
+001 and 002 are the two texts (papers/primer.yaml).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from fewbits.kernels.number import INTEGERS
 
 DRAWN = ("e2m1", "e2m3", "e3m2", "e4m3", "e5m2", "fp16", "bf16", "e8m0", "int4", "int8")
 
-# The three tables of 002, as printed: FP32 input and, by format, the printed results.
+# The three tables of 002, as printed: the FP32 inputs and, by format, the results.
 LOSS_OF_PRECISION = {
     "fp32": (-1.51039, 0.412776, -0.348471, -1.17588),
     "bf16": (-1.50781, 0.412109, -0.347656, -1.17969),
@@ -37,7 +40,7 @@ class Grid:
 
     subnormal: np.ndarray
     normal: np.ndarray
-    per_binade: int  # values in a binade, at most
+    per_binade: int  # the largest number of values in a binade, from 2^k to 2^(k + 1)
 
 
 @cache
@@ -53,18 +56,24 @@ def grid(name: str) -> Grid:
 
 
 def cast(values: tuple[float, ...], name: str, overflow: str = "saturate") -> tuple[float, ...]:
-    """Return the values cast to a format by our kernels, without scales."""
+    """Return the values cast to the format with this name by our kernels, without scales.
+
+    overflow: saturate, nan or inf, the result for values beyond the range.
+    """
     option = f":overflow={overflow}" if overflow != "saturate" else ""
     return tuple(fake_quantize(torch.tensor(values), f"{name}{option}").tolist())
 
 
 def as_printed(value: float) -> str:
-    """Return a number with six significant digits, as the text's tables have them."""
+    """Return a number with six significant digits, as in the tables of the text."""
     return f"{value:.6g}"
 
 
 def compared() -> list[tuple[str, str, str, str]]:
-    """Return table, format, printed and our entry for every entry of the three tables; NaN is the overflow rule."""
+    """Return a tuple for each entry of the three printed tables: table, format, printed number, our number.
+
+    Our casts give NaN beyond the range in the table of overflow, as the text's do.
+    """
     rows = []
     for table, lines in TABLES.items():
         for name, printed in lines.items():
@@ -76,9 +85,9 @@ def compared() -> list[tuple[str, str, str, str]]:
 
 
 def relative_errors(name: str, mode: str) -> float:
-    """Return the largest error in steps of a value's own binade, of values between the points of the grid.
+    """Return the largest error of rounding values between a format's normal numbers, in steps of the value's binade.
 
-    mode: nearest, or truncated (the text's construction, which takes the lower of two halves).
+    mode: nearest, or truncated (rounding down, as the construction in the text does).
     """
     f = TABLE[name]
     points = torch.tensor(
@@ -95,19 +104,22 @@ def relative_errors(name: str, mode: str) -> float:
 
 
 def special_codes(name: str) -> tuple[int, int]:
-    """Return the number of codes of infinities and of NaN."""
+    """Return how many of a format's codes are infinities, and how many are NaN."""
     values = TABLE[name].values()
     return sum(math.isinf(v) for v in values), sum(math.isnan(v) for v in values)
 
 
 def lost_updates(weight: float, name: str, updates: Tensor) -> Tensor:
-    """Tell for each update whether a weight of that format, rounded to nearest, stays unchanged."""
+    """Tell for each update whether weight + update, rounded to nearest in a format, equals the weight.
+
+    name: the format, to which the weight is rounded first.
+    """
     start = fake_quantize(torch.tensor([weight]), name)
     return fake_quantize(start + updates, name) == start
 
 
 def integers(x: Tensor, bits: int) -> tuple[Tensor, Tensor, float]:
-    """Return 001's integer code of x, the values it stands for, and the scale (2^(b−1) − 1) / max|x|."""
+    """Return the integer codes of x as in 001, the decoded values, and the scale (2^(bits−1) − 1) / max|x|."""
     scale = (2 ** (bits - 1) - 1) / float(x.abs().max())
     codes = torch.round(x * scale)
     return codes, codes / scale, scale

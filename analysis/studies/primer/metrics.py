@@ -1,7 +1,8 @@
 """Metrics of the primer's trials that claims compare: updates that are lost, gradients that are 0, errors of casts.
 
-Counts are those of precision.parquet, over all measured updates of a trial: `dy` are gradients of the results of linear
-layers, which FP16 stores, and parameters' gradients are sums in FP32. Errors of casts are those of numerics.parquet.
+A metric is a number for each trial, by its id. Counts are read from precision.parquet and added over all measured
+updates of a trial. Its slot `dy` has the gradients of linear layers' results, which FP16 training stores in FP16; its
+slot `parameter` has the updates of weights. Errors of casts are read from numerics.parquet.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ Numbers = Mapping[str, float]
 
 
 def counts(results: Results, slot: str) -> pd.DataFrame:
-    """Return the sums of a slot's counts by trial; there are none before a trial has measured an update."""
+    """Return a table with a row for each trial and a column for each of a slot's counts, added over steps and layers.
+
+    It is empty if no trial has measured an update yet. slot: dy or parameter.
+    """
     rows = results.table_of("precision.parquet")
     if rows.empty:
         return pd.DataFrame()
@@ -31,6 +35,7 @@ def counts(results: Results, slot: str) -> pd.DataFrame:
 
 
 def _shares(results: Results, slot: str, part: str, whole: str) -> Numbers:
+    """Return the count `part` divided by the count `whole`, by trial."""
     sums = counts(results, slot)
     if sums.empty:
         return {}
@@ -40,36 +45,43 @@ def _shares(results: Results, slot: str, part: str, whole: str) -> Numbers:
 
 @metric("primer", "lost_updates", SHARE)
 def lost_updates(results: Results) -> Numbers:
-    """Return the share of updates other than 0 that left the stored weight where it was."""
+    """Return the share of nonzero updates that did not change the stored weight."""
     return _shares(results, "parameter", "lost", "updates")
 
 
 @metric("primer", "lost_in_bf16", SHARE)
 def lost_in_bf16(results: Results) -> Numbers:
-    """Return the share of updates below half a step of BF16 at their weight, however the weight is stored."""
+    """Return the share of updates smaller than half of BF16's step at the weight, whatever the weight's dtype is."""
     return _shares(results, "parameter", "lost_bf16", "updates")
 
 
 @metric("primer", "lost_in_fp16", SHARE)
 def lost_in_fp16(results: Results) -> Numbers:
+    """Return the share of updates smaller than half of FP16's step at the weight, whatever the weight's dtype is."""
     return _shares(results, "parameter", "lost_fp16", "updates")
 
 
 @metric("primer", "zero_gradients", SHARE)
 def zero_gradients(results: Results) -> Numbers:
-    """Return the share of the gradients of linear layers' results that are 0."""
+    """Return the share of zeros among the gradients of linear layers' results."""
     return _shares(results, "dy", "zeros", "values")
 
 
 @metric("primer", "below_fp16", SHARE)
 def below_fp16(results: Results) -> Numbers:
-    """Return the share of these gradients that are 0 or below FP16's smallest number, 2^-24, without a loss scale."""
+    """Return the share of the gradients of linear layers' results that are 0 or smaller than 2^-24.
+
+    2^-24 is FP16's smallest number. Gradients are compared with it after division by the loss scale.
+    """
     found = exponents(results)
     return {trial: float(shares[: SMALLEST - LOWEST].sum() + zeros) for trial, (shares, zeros) in found.items()}
 
 
 def exponents(results: Results) -> dict[str, tuple[np.ndarray, float]]:
-    """Return for each trial the shares of the gradients dy by exponent, from LOWEST on, and the share of zeros."""
+    """Return two values by trial: the shares of the gradients `dy` with each exponent, and the share of zeros.
+
+    Element i of the shares belongs to the exponent LOWEST + i; there are BINS elements.
+    """
     rows = results.table_of("precision.parquet")
     if rows.empty:
         return {}
@@ -85,7 +97,7 @@ def exponents(results: Results) -> dict[str, tuple[np.ndarray, float]]:
 
 @metric("primer", "skipped_updates")
 def skipped_updates(results: Results) -> Numbers:
-    """Return how many updates overflowed; without loss scaling no update is skipped."""
+    """Return the number of updates that loss scaling skipped because a gradient overflowed; 0 without loss scaling."""
     rows = results.table_of("metrics.parquet")
     if rows.empty:
         return {}
@@ -97,7 +109,7 @@ def skipped_updates(results: Results) -> Numbers:
 
 @metric("primer", "last_loss_scale")
 def last_loss_scale(results: Results) -> Numbers:
-    """Return the loss scale of the last update of each trial that has one."""
+    """Return the loss scale at the last update; trials without loss scaling are left out."""
     rows = results.table_of("metrics.parquet")
     if rows.empty or "loss_scale" not in rows:
         return {}
@@ -109,20 +121,21 @@ def last_loss_scale(results: Results) -> Numbers:
 
 
 def _cast(results: Results, slot: str, column: str) -> pd.Series:
+    """Return the mean by trial of a column of numerics.parquet over the rows of an operand slot."""
     rows = results.numerics()
-    if column not in rows:  # no arm with casts has finished
+    if column not in rows:  # no trial with casts has written statistics yet
         return pd.Series(dtype=float)
     return rows[rows["slot"] == slot].groupby("id")[column].mean().dropna()
 
 
 @metric("primer", "gradient_cast_error", SHARE)
 def gradient_cast_error(results: Results) -> Numbers:
-    """Return the mean relative error of the gradients' casts."""
+    """Return the mean relative error of the casts of gradients, in the operand slot dgrad.dy."""
     return {str(trial): float(error) for trial, error in _cast(results, "dgrad.dy", "error").items()}
 
 
 @metric("primer", "flushed_gradients_beyond_activations", (-1.0, 1.0))
 def flushed_gradients_beyond_activations(results: Results) -> Numbers:
-    """Return how much larger the share of gradients that become 0 in a cast is than that of activations."""
+    """Return the share of gradients that become 0 in their casts minus the share of activations that do."""
     gap = _cast(results, "dgrad.dy", "flushed") - _cast(results, "fprop.x", "flushed")
     return {str(trial): float(share) for trial, share in gap.dropna().items()}

@@ -1,4 +1,7 @@
-"""Draw what rotation does to outliers, stochastic rounding to bias and variance, and accumulators to long sums."""
+"""Draw three effects: of rotation on outliers, of stochastic rounding on bias and variance, of accumulators on sums.
+
+A rotation is a Hadamard transform. The figures need no training; their numbers are drawn from fixed seeds.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,13 @@ from fewbits.kernels.api import fake_quantize
 
 BINS = np.linspace(0, 16, 65)
 FACTORS = (1, 2, 4, 8, 16, 32, 64, 128)
-TYPICAL = 16  # the factor of the left panel
+TYPICAL = 16  # the factor of the outliers in the left panel
 ROTATED_CASTS = {"one scale": "e2m1:tensor:amax", "NVFP4": "e2m1:1x16:nvfp4"}
 
 
 @figure("primer", "Figure R", title="A Hadamard transform of 16 values, and outliers")
 def rotation(results: Results) -> Picture:
-    """Show magnitudes before and after the transform, and errors of casts against the size of outliers."""
+    """Draw magnitudes of elements before and after the transform, and errors of casts over the size of outliers."""
     x = blocks.with_outliers(TYPICAL)
     looks = {"before": STYLES[1], "rotated": STYLES[0], "normal numbers": NOISE}
     shares = {
@@ -83,13 +86,15 @@ def rotation(results: Results) -> Picture:
     ranges = "; ".join(f"{title}: {_list(found)}" for title, found in helped.items())
     notes = (
         f"Normal numbers, 0.1 % of which are multiplied by a factor. Errors with outliers × {TYPICAL}, {pairs}.",
-        f"The transform makes the error smaller for these factors, {ranges}. It spreads an outlier over 16 values: a "
-        "scale for the whole tensor can be smaller then, but a block of 16 stores one outlier well without it.",
+        f"The factors for which the transform makes the error smaller are, {ranges}. The transform spreads an outlier "
+        "over 16 values: then a scale for the whole tensor can be smaller. A block of 16 stores one outlier well "
+        "without the transform.",
     )
     return FigureResult(draw, (), notes)
 
 
 def _part(name: str, factor: float) -> torch.Tensor:
+    """Return normal numbers with outliers × factor; if the name is `rotated`, after the transform."""
     x = blocks.with_outliers(factor)
     return blocks.rotated(x).float() if name == "rotated" else x
 
@@ -99,20 +104,23 @@ def _list(factors: list[int]) -> str:
 
 
 def _shares(x: torch.Tensor) -> np.ndarray:
-    """Return the share of elements in each bin of magnitudes in medians; the last bin is open."""
+    """Return the share of elements in each of BINS, which are magnitudes divided by the median magnitude.
+
+    Elements beyond the last bin count in the last bin.
+    """
     scaled = (x.abs() / x.abs().median()).clamp(max=float(BINS[-1])).flatten().numpy()
     return np.histogram(scaled, BINS)[0] / scaled.size
 
 
 # -------------------------------------------------------------------------------- stochastic rounding
 
-DRAWS = 256
-POINT = (1.0, 2.0)  # the interval of the left panel: two steps of E2M1
+DRAWS = 256  # the number of stochastic roundings of each input in the left panel
+POINT = (1.0, 2.0)  # the range of the inputs in the left panel: two steps of E2M1
 
 
 @figure("primer", "Figure N", title="Bias and variance of stochastic rounding")
 def stochastic(results: Results) -> Picture:
-    """Show the mean of rounded numbers, and the error of the mean of n roundings."""
+    """Draw rounded numbers and their means over numbers, and the error of the mean of n roundings over n."""
     inputs = np.linspace(*POINT, 65)
     x = torch.tensor(inputs, dtype=torch.float32).repeat(DRAWS, 1)
     drawn = fake_quantize(x, "e2m1:stochastic", seed=1).double().numpy()
@@ -154,10 +162,11 @@ def stochastic(results: Results) -> Picture:
 
     crossing = next((int(n) for n, error in zip(counts, of_mean, strict=True) if error < bias), None)
     notes = (
-        f"Left: {DRAWS} roundings of each number. Right: root mean square errors relative to that of the numbers, "
-        "normal numbers in blocks of 16 with powers of two. One stochastic rounding errs "
-        f"{of_mean[0] / bias:.2f} times as much as rounding to nearest; the mean of {crossing} errs less. The slope is "
-        f"−{math.log2(of_mean[0] / of_mean[-1]) / math.log2(counts[-1]):.2f}, and that of independent errors −0.5.",
+        f"Left: {DRAWS} roundings of each number. Right: the root mean square error, relative to the root mean square "
+        "of the numbers: normal numbers in blocks of 16 whose scales are powers of two. One stochastic rounding errs "
+        f"{of_mean[0] / bias:.2f} times as much as rounding to nearest; the mean of {crossing} stochastic roundings "
+        f"errs less. The slope is −{math.log2(of_mean[0] / of_mean[-1]) / math.log2(counts[-1]):.2f}; independent "
+        "errors have a slope of −0.5.",
     )
     return FigureResult(draw, (), notes)
 
@@ -167,7 +176,7 @@ def stochastic(results: Results) -> Picture:
 
 @figure("primer", "Figure K", title="The error of a sum of K products, by accumulator")
 def accumulators(results: Results) -> Picture:
-    """Show the errors of Table K on logarithmic axes, with 95 % intervals over rows."""
+    """Draw the errors of sums in Table K over K on logarithmic axes, with 95 % intervals over rows of the product."""
     looks = dict(zip(sums.SUMS, (BASELINE, *STYLES), strict=False))
     lengths = np.array(sums.LENGTHS, float)
     shown = []
@@ -175,7 +184,7 @@ def accumulators(results: Results) -> Picture:
         lines = []
         for name in sums.SUMS:
             found = np.array([sums.errors(name, distribution, k) for k in sums.LENGTHS])
-            if (found[:, 0] > 0).all():  # a logarithmic axis has no place for sums without an error
+            if (found[:, 0] > 0).all():  # a logarithmic axis cannot show an error of 0
                 band = (np.maximum(found[:, 0] - found[:, 1], found[:, 0] / 10), found[:, 0] + found[:, 1])
                 lines.append(Line(lengths, found[:, 0], looks[name], name, band))
         shown.append(Panel(f"{distribution.capitalize()} numbers", tuple(lines), x_label="products K"))
@@ -194,14 +203,14 @@ def accumulators(results: Results) -> Picture:
     most = max(sums.errors("blackwell-fp8", d, k)[0] for d in ("uniform", "normal") for k in sums.LENGTHS)
     rows = ", ".join(f"{name} {_growth(name):.2f}" for name in ("fp16", "bf16", "hopper-fp8"))
     notes = (
-        f"Bars are 95 % intervals over {sums.SIDE} rows. Uniform numbers' errors grow with these powers of K: {rows}. "
-        "Promotion every 128 products stops the growth. Blackwell's FP8 sums err by at most "
-        f"{most:.0e} and are not drawn.",
+        f"Bars are 95 % intervals over {sums.SIDE} rows. Errors of sums of uniform numbers grow with these powers of "
+        f"K: {rows}. Adding the sum to an FP32 sum every 128 products (promotion) stops the growth. Blackwell's FP8 "
+        f"sums err by at most {most:.0e} and are not drawn.",
     )
     return FigureResult(draw, (), notes)
 
 
 def _growth(name: str) -> float:
-    """Return the exponent p for which errors of sums of K uniform numbers grow as K^p over all tested K."""
+    """Return the p with which the error of sums of uniform numbers grows as K^p from the least K to the largest."""
     first, last = (sums.errors(name, "uniform", k)[0] for k in (sums.LENGTHS[0], sums.LENGTHS[-1]))
     return math.log(last / first) / math.log(sums.LENGTHS[-1] / sums.LENGTHS[0])

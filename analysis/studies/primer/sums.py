@@ -1,4 +1,4 @@
-"""Measure what accumulators of few bits cost, against the length K of the sum."""
+"""Measure the errors of matrix products whose accumulators have few bits, for several numbers K of summed products."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from fewbits.kernels.accumulators import product
 from fewbits.kernels.formats import TABLE
 from fewbits.kernels.reference.accumulators import sum_in_format
 
-LENGTHS = (128, 512, 1024, 4096)
-SIDE = 48  # SIDE² products for each length
-FEW = 16  # as SIDE, for sums that are not compiled
+LENGTHS = (128, 512, 1024, 4096)  # values of K
+SIDE = 48  # the result of a product is a matrix of SIDE × SIDE sums
+FEW = 16  # used instead of SIDE in `in_format`, whose sums are slow because they are not compiled
 OPERANDS = {"fp32": torch.float16, "fp16": torch.float16, "bf16": torch.bfloat16}
 SUMS = ("fp32", "fp16", "bf16", "hopper-fp8", "hopper-fp8-promoted", "blackwell-fp8")
 
 
 @cache
 def errors(accumulator: str, distribution: str, length: int) -> tuple[float, float]:
-    """Return the mean relative error of a product and its 95 % half-width over the rows of the left operand.
+    """Return the mean over the rows of a product of their relative errors, and half the width of its 95 % interval.
 
-    The error of a row is the root mean square error of its elements over the root mean square of the exact ones.
-    Operands are rounded to their dtype first, so that only the sums differ.
+    The operands have shapes (SIDE, K) and (K, SIDE) with K = length. A row's error is RMS(result - exact) / RMS(exact)
+    over its elements. The operands are rounded to their dtype before the exact product, so only the sums differ.
+    accumulator: one of SUMS. distribution: uniform (from 0 to 1) or normal.
     """
     drawn = torch.Generator().manual_seed(length)
     dtype = OPERANDS.get(accumulator, torch.float8_e4m3fn)
@@ -36,7 +37,7 @@ def errors(accumulator: str, distribution: str, length: int) -> tuple[float, flo
 
 @cache
 def largest(accumulator: str, distribution: str, length: int) -> float:
-    """Return the largest relative error of an element whose exact value is not small."""
+    """Return max |result - exact| / RMS(exact) over the elements of a product; arguments as in `errors`."""
     drawn = torch.Generator().manual_seed(length)
     dtype = OPERANDS.get(accumulator, torch.float8_e4m3fn)
     draw = torch.rand if distribution == "uniform" else torch.randn
@@ -47,7 +48,10 @@ def largest(accumulator: str, distribution: str, length: int) -> float:
 
 
 def in_format(name: str, length: int) -> float:
-    """Return the relative error of sums of products of uniform E4M3 numbers, each sum rounded to a format."""
+    """Return ‖result - exact‖ / ‖exact‖ of a product whose partial sums are rounded to the format with this name.
+
+    Operands are E4M3 numbers from 0 to 1; each sum has `length` products.
+    """
     drawn = torch.Generator().manual_seed(length)
     a, b = (torch.rand(s, generator=drawn).to(torch.float8_e4m3fn).float() for s in ((FEW, length), (length, FEW)))
     exact = a.double() @ b.double()

@@ -1,4 +1,4 @@
-"""The primer's printed cast tables, and our own tables: formats, encodings, libraries, rules for scales, and sums."""
+"""The primer's printed tables of casts, and our own tables: formats, encodings, libraries, rules for scales, sums."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ FORMATS = ("e4m3", "e5m2", "e2m1", "e2m3", "e3m2", "e8m0", "bf16", "fp16")
 
 
 def _printed(name: str, kind: str) -> TableResult:
-    """Compare casts of the text's inputs with the results that it prints; casts beyond the range are NaN."""
+    """Return a table that compares our casts of the text's inputs with the results that the text prints.
+
+    name: the table's id. kind: a key of `grids.TABLES`. In the table of overflow, casts beyond the range give NaN.
+    """
     printed = paper("primer").table(name)
     inputs = grids.TABLES[kind]["fp32"]
     rows = []
@@ -52,6 +55,7 @@ def table_3(results: Results) -> TableResult:
 
 
 def _own(columns: tuple[str, ...], rows: dict[str, tuple[str, ...]], notes: tuple[str, ...] = ()) -> TableResult:
+    """Return a table of texts without numbers of the paper. rows: the texts of the cells, by the row's title."""
     made = tuple(
         TableRow(title, tuple(TableCell(Setting(text), "", "") for text in cells)) for title, cells in rows.items()
     )
@@ -73,7 +77,7 @@ def formats(results: Results) -> TableResult:
             f"{infinities}, {nans:,}",
         )
     columns = ("bits", "largest", "least normal", "least subnormal", "step at 1", "inf, NaN codes")
-    return _own(columns, rows, ("INT8 and INT4 have steps of one everywhere: −127 to 127 and −7 to 7 with this scale",))
+    return _own(columns, rows, ("INT8 and INT4 have a step of 1 everywhere; their codes are −127 to 127 and −7 to 7",))
 
 
 @table("primer", "Table N", title="The number 0.3 in every format")
@@ -88,13 +92,13 @@ def number(results: Results) -> TableResult:
         for row in rounded(0.3)
     }
     made = _own(
-        ("bits", "value", "below", "above"), rows, ("The command fewbits number 0.3 prints the same for any number",)
+        ("bits", "value", "below", "above"), rows, ("The command `fewbits number` prints these columns for any number",)
     )
     return replace(made, control=render("number", number="0.3", formats=number_formats()))
 
 
 def number_formats() -> dict[str, dict[str, int | float | bool | None]]:
-    """Return what the page's script has to know of each format."""
+    """Return the constants of each format, by its name, that the script in the page needs to encode a number."""
     facts: dict[str, dict[str, int | float | bool | None]] = {
         name: {
             "integer": False,
@@ -150,7 +154,7 @@ def libraries(results: Results) -> TableResult:
     try:
         import ml_dtypes
     except ModuleNotFoundError:
-        notes: tuple[str, ...] = ("ml_dtypes is not installed here, so its line is missing",)
+        notes: tuple[str, ...] = ("ml_dtypes is not installed here, so its column is missing",)
     else:
         with np.errstate(invalid="ignore"):
             cast = x.numpy().astype(ml_dtypes.float8_e4m3fn).astype(np.float32).tolist()
@@ -158,7 +162,9 @@ def libraries(results: Results) -> TableResult:
         notes = ()
     found |= {f"fewbits, overflow={rule}": list(grids.cast(BEYOND, "e4m3", rule)) for rule in TABLE["e4m3"].overflows}
     rows = {f"{x:g}": tuple(f"{values[i]:g}" for values in found.values()) for i, x in enumerate(BEYOND)}
-    notes += ("464 is halfway between 448 and 480, the next value if codes had no limit, and ties go to the even 448",)
+    notes += (
+        "464 is halfway between 448 and 480, which would be the next value; a tie is rounded to the even code, 448",
+    )
     return _own(tuple(found), rows, notes)
 
 
@@ -168,7 +174,7 @@ def walk(results: Results) -> TableResult:
     steps = next(iter(found.values())).steps
     rows = {step: tuple(one.steps[step] for one in found.values()) for step in steps}
     notes = (
-        "codes are in binary: sign, exponent and mantissa; MXINT8's is two's complement in steps of 1/64",
-        "scales of MX are OCP's (floor). Bits an element are without NVFP4's one FP32 number for a tensor",
+        "codes are in binary: sign, exponent and mantissa; MXINT8's code is in two's complement, in steps of 1/64",
+        "MX scales follow OCP's floor rule. The bits an element do not include NVFP4's FP32 scale of the tensor",
     )
     return _own(tuple(found), rows, notes)

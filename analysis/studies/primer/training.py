@@ -1,4 +1,4 @@
-"""Show the fine-grained cast flow of FP8 training, the modules it keeps high, and memory by component."""
+"""Figures and a table of FP8 training: the casts in a linear layer, the modules in high precision, and memory."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from fewbits.experiments.config import load_recipe, load_trial
 from fewbits.experiments.distributed.memory import Memory, estimate
 from fewbits.models.networks.registry import parameters
 
-# DeepSeek-V3, section 3.3.1, as 002 quotes it
+# The modules that DeepSeek-V3 keeps in higher precision (its section 3.3.1), as the second text (002) quotes it.
 KEPT = ("the embedding", "the output head", "MoE gating", "normalization", "attention")
 
 
 @figure("primer", "Figure F", title="The fine-grained cast flow: blocks of 1x128 and 128x128")
 def flow(results: Results) -> Picture:
-    """Draw the three products of a linear layer by our recipe `fp8`, whose casts are those of DeepSeek-V3."""
+    """Draw the three products of a linear layer with the recipe `fp8`, which casts operands as DeepSeek-V3 does."""
     recipe = load_recipe("fp8")
     shown = products(recipe, "bf16")
     notes = (
         f"Drawn from the recipe {recipe.name}, with scales {scalings_text(recipe)}.",
         f"Kept in BF16 or FP32 by DeepSeek-V3, as the text quotes: {', '.join(KEPT)}. Master weights and sums of "
         "gradients are FP32; sums of products move to FP32 every 128 elements (Figure K).",
-        "Recipes here quantize linear layers inside blocks only, so embedding, output head, norms and the products of "
-        "attention stay high; our models have no MoE gating.",
+        "Recipes here quantize only linear layers inside blocks, so embedding, output head, norms and the products of "
+        "attention stay in high precision; our models have no MoE gating.",
     )
     return FigureResult(lambda: draw_flow(shown), (), notes)
 
@@ -51,9 +51,9 @@ TOKENS = 1024
 
 @cache
 def memory(model: str, *changes: str) -> Memory:
-    """Return the estimate for a preset on one device, with one sequence of TOKENS tokens and AdamW.
+    """Return the estimated memory of training a preset in BF16 on one device, with AdamW and one sequence of TOKENS.
 
-    changes: further overrides of the trial, which computes in BF16.
+    changes: overrides of the trial that change this setting, for example `training.dtype=fp32`.
     """
     training = ["training.batch=1", "training.micro_batch=1", f"training.length={TOKENS}"]
     trial, _ = load_trial([f"model={model}", "recipe=bf16", *training, *changes])
@@ -62,6 +62,7 @@ def memory(model: str, *changes: str) -> Memory:
 
 @cache
 def size(model: str) -> int:
+    """Return the number of parameters of a preset."""
     trial, _ = load_trial([f"model={model}"])
     return parameters(trial.model)
 
@@ -79,16 +80,17 @@ def memory_table(results: Results) -> TableResult:
 
 
 MEMORY_NOTES = (
-    f"One device, one sequence of {TOKENS:,} tokens, AdamW, BF16 products, no recomputation; the estimate of "
-    "fewbits sweep --dry-run, without temporary tensors and the allocator's fragmentation.",
+    f"One device, one sequence of {TOKENS:,} tokens, AdamW, BF16 products, no recomputation of activations. The "
+    "numbers are the estimate of `fewbits sweep --dry-run`, without temporary tensors and the allocator's "
+    "fragmentation.",
     "The text announces five components and lists four: weights, gradients, optimizer states and activations. With "
-    "master weights there is a fifth, their low-precision copies (for the forward and the backward pass).",
+    "master weights there is a fifth: copies of the weights in low precision (for the forward and the backward pass).",
 )
 
 
 @figure("primer", "Figure M", title="Bytes a parameter by component")
 def memory_figure(results: Results) -> Picture:
-    """Stack the components of each preset, divided by its parameters."""
+    """Draw a bar for each preset that stacks the bytes of the components, divided by the number of parameters."""
     found = {model: memory(model) for model in PRESETS}
 
     def draw() -> Figure:

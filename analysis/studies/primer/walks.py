@@ -1,4 +1,4 @@
-"""Walk a number of a block through the encodings of MXFP8, MXINT8 and NVFP4, bit by bit, and decode it again."""
+"""Encode one number of a block in MXFP8, MXINT8 and NVFP4 step by step, with the bits of each step, and decode it."""
 
 from __future__ import annotations
 
@@ -16,21 +16,25 @@ NUMBER, LARGEST, BEYOND = 0.3, 2.6, 6.5  # the number, and the largest magnitude
 
 @dataclass(frozen=True)
 class Walk:
-    """The steps of one encoding: names of steps with what they give, and the value at the end."""
+    """The steps of one encoding."""
 
-    steps: dict[str, str]
-    value: float
+    steps: dict[str, str]  # by the step's name, its result as text, in order
+    value: float  # the decoded number
 
 
 def tensor(size: int) -> torch.Tensor:
-    """Return two blocks: the first starts with the number and ends with its largest magnitude."""
+    """Return a tensor of one row with two blocks of `size` elements.
+
+    The first block begins with NUMBER and ends with its largest magnitude, LARGEST. The second one ends with the
+    largest magnitude of the tensor, BEYOND.
+    """
     x = torch.linspace(-1, 1, 2 * size)
     x[0], x[size - 1], x[-1] = NUMBER, LARGEST, BEYOND
     return x[None]
 
 
 def walks() -> dict[str, Walk]:
-    """Return the three walks by the name of the encoding."""
+    """Return the steps of each encoding, by its name."""
     return {"MXFP8 (E4M3)": _mx("e4m3", 32), "MXINT8": _mx("mxint8", 32), "NVFP4": _nvfp4()}
 
 
