@@ -30,15 +30,15 @@ gaussws.summary()
 # %% [markdown]
 # ## Method and runs
 #
-# The paper trains with noise on weights instead of quantizing them. Each 32×32 square of a weight has a bit width b. R
-# · 2^(1−b) · max|w| is added to each element, where R has nearly the distribution of rounded normal numbers, and the
-# sum is cast to BF16. The width is learned with the weights, and weight decay pulls it to a target. DiffQ is the same
-# method with uniform noise.
+# The paper trains with noise on weights instead of quantizing them. Each 32×32 square of a weight has a bit width b.
+# The noise R · 2^(1−b) · max|w| is added to each element, and the sum is cast to BF16; R has nearly the distribution of
+# rounded normal numbers. The width is learned with the weights, and weight decay pulls it to a target. DiffQ is the
+# same method with uniform noise.
 #
 # The paper trains 124 M to 1 B parameters on up to 295 B tokens, from scratch, and so do our runs at the paper's own
 # scale. At the other scales, models of the same two families branch from a common trunk that was trained in BF16, one
 # for each seed and optimizer, and the learning rate decays to zero, so that only the noise differs between arms.
-# Validation is without noise. At scale pretrained nothing is trained: noise is added to the weights of a published
+# Validation is without noise. At scale `pretrained`, nothing is trained: noise is added to the weights of a published
 # model of another architecture.
 
 # %%
@@ -73,8 +73,8 @@ gaussws.show("Figure 5", "G15")
 # %% [markdown]
 # ## Costs
 #
-# Times were measured on the present device, with the arms one after the other in each turn. The paper's are from an
-# A100.
+# Times were measured on the present device in turns; each turn times all arms, one after the other. The paper's times
+# are from an A100.
 
 # %%
 gaussws.show("Table 1", "G16", "G17", "Figure 6", "G18", "Table B.1")

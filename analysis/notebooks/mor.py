@@ -30,24 +30,24 @@ mor.summary()
 # %% [markdown]
 # ## Method and runs
 #
-# MoR computes matrix products in 8 bits where that is accurate enough. Before each product of a linear layer, its
+# MoR computes matrix products in 8 bits where these are accurate enough. Before each product of a linear layer, its
 # operand tensors are cast to E4M3 and back. If a tensor's mean relative error is below a threshold, the product uses
-# the cast; otherwise the tensor stays in BF16. The decision is made for every tensor in every mini-batch or, in the
-# variants of the paper's last part, for every block of a tensor.
+# the cast values; otherwise the tensor stays in BF16. The decision is made for every tensor in every mini-batch or, in
+# the variants of the paper's last part, for every block of a tensor.
 #
 # The paper trains a model of 8 B parameters on 1 T tokens, once for each arm. Here its recipes train small models of
 # the same family (squared ReLU, partial rotary embeddings, untied embeddings) on text that every machine has. Arms
 # branch from a common trunk that was trained in BF16, one for each seed, and the learning rate decays to zero. So only
-# the recipe differs between arms, and rounding cannot decide when a model leaves a plateau of the loss. At scale sizes
-# models of three sizes train in BF16, and recipes are measured at their ends. At scale pretrained nothing is trained:
-# recipes are measured at the weights of a published model, which has another architecture (SwiGLU). The verdicts state
-# what such runs show about the paper, and which claims are out of their reach.
+# the recipe differs between arms, and rounding cannot decide when a model leaves a plateau of the loss. At scale
+# `sizes`, models of three sizes train in BF16, and recipes are measured at their final weights. At scale `pretrained`,
+# nothing is trained: recipes are measured at the weights of a published model, which has another architecture (SwiGLU).
+# The verdicts state what such runs show about the paper, and which claims they cannot test.
 #
 # ## The method
 #
-# Each block has a scale with which nothing saturates. All blocks of a tensor share the mantissa of the tensor's scale,
-# and each block has its own exponent (GAM). The figures of this part show results of the kernels that are used in
-# training.
+# Each block has a scale with which no element saturates. All blocks of a tensor share the mantissa of the tensor's
+# scale, and each block has its own exponent (GAM). The figures of this section show results of the kernels that are
+# used in training.
 
 # %%
 mor.show("Figure 1", "Figure 2", "Figure 3", "Figure 4", "M1", "M2", "M21")
@@ -56,7 +56,7 @@ mor.show("Figure 1", "Figure 2", "Figure 3", "Figure 4", "M1", "M2", "M21")
 # ## Set-up
 #
 # Configuration 2 has better data and a larger batch than configuration 1. Our configurations differ in the same way, as
-# far as that is possible without a network: other sources of text, and batches with half as many sequences again.
+# far as that is possible without a network: other sources of text, and batches with 1.5 times as many sequences.
 
 # %%
 mor.show("Table 1")
@@ -88,8 +88,8 @@ mor.show("Table 3", "Figure 8", "Figure 9", "M6", "M7", "M8", "M23")
 # %% [markdown]
 # ## Tensors that fall back to BF16
 #
-# A row of a heat map is a tensor and a column is a range of its relative error; the last range is open. The shade is
-# the share of mini-batches whose error is in that range, and the line is the threshold.
+# A row of a heat map is a tensor, and a column is a range of its relative error; the last range has no upper limit. The
+# shade is the share of mini-batches whose error is in the range, and the line is the threshold.
 
 # %%
 mor.show("Figure 10", "M9", "M10", "M22", "Figure 11", "Figure 12", "M11", "Figure 13", "Figure 14")
@@ -110,7 +110,7 @@ mor.show("Table 4", "Figure 20", "Figure 21", "M17", "M18")
 # %% [markdown]
 # ## The paper's conclusions
 #
-# The claims that a bounded relative error is sufficient, and on how the bound was chosen.
+# Two claims: that a bounded relative error is sufficient, and how the bound was chosen.
 
 # %%
 mor.show("M19", "M20")
@@ -118,7 +118,7 @@ mor.show("M19", "M20")
 # %% [markdown]
 # ## Findings of our own
 #
-# Results on settings about which the paper says nothing, and the noise of the runs of this report.
+# Results on settings that the paper does not test, and the noise of the runs of this report.
 
 # %%
 mor.own()
@@ -132,7 +132,7 @@ mor.remarks()
 # %% [markdown]
 # ## Assumptions
 #
-# The paper does not state learning rates, warm-up, optimizer and the length of its sequences; ours are in the configs
+# The paper does not state learning rates, warm-up, optimizer and length of sequences; our settings are in the configs
 # of each scale. We infer that a tensor's error is the sum of its elements' relative errors divided by the number of
 # elements that are not zero, and that E8M0 scales are rounded so that nothing saturates. We chose the bins of the heat
 # maps: half a percent wide, up to ten percent. The following numbers of the paper are missing from its text as we have

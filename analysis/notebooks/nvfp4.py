@@ -31,10 +31,10 @@ nvfp4.summary()
 # ## Method and runs
 #
 # The paper trains with 4-bit matrix products. All operands of a linear layer's three products are cast to E2M1 in
-# blocks of 16 that share an E4M3 scale, with one FP32 scale for the tensor. This alone diverges. Training succeeds with
-# four additions: the last blocks of the model stay in BF16; weights have one scale for each square of 16×16, so that
-# both passes use the same values; gradients are rounded stochastically; and the operands of the weight gradient go
-# through a random Hadamard transform.
+# blocks of 16 that share an E4M3 scale, with one FP32 scale for the tensor. With these casts alone, training diverges.
+# It succeeds with four additions: the last blocks of the model stay in BF16; weights have one scale for each square of
+# 16×16, so that both passes use the same values; gradients are rounded stochastically; and the operands of the weight
+# gradient go through a random Hadamard transform.
 #
 # Each of the paper's curves is one run, with 1.2 B, 8 B or 12 B parameters on up to 10 T tokens. Here the same recipes
 # train small models of the same families. At the small scales most arms branch from a common trunk that was trained in
@@ -43,8 +43,8 @@ nvfp4.summary()
 # from scratch or branch from a run in NVFP4. Operands are rounded to the arm's formats and multiplied in BF16 with FP32
 # sums. Hardware multiplies codes and applies scales to the sums. Here operands are multiplied by their scales first,
 # and the results are rounded to BF16, which changes NVFP4's values by at most 0.4 %. Validation losses are computed
-# with the arm's own formats. At scale pretrained nothing is trained: recipes are measured at the weights of a published
-# model of another architecture (SwiGLU).
+# with the arm's own formats. At scale `pretrained`, nothing is trained: recipes are measured at the weights of a
+# published model of another architecture (SwiGLU).
 #
 # ## The format
 #
@@ -71,7 +71,7 @@ nvfp4.show("Figure 3", "Table 2", "N2")
 # %% [markdown]
 # ## The recipe
 #
-# Losses without each of the recipe's additions, and the processing of each operand, as the recipe in training defines
+# Losses without each of the recipe's additions, and how each operand is quantized in training, as the recipe defines
 # it.
 
 # %%
@@ -103,8 +103,8 @@ nvfp4.show("Figure 7", "N22", "N23")
 # %% [markdown]
 # ## Single additions
 #
-# From here on the base is plain NVFP4 as in the paper's appendix: rounding to nearest, a scale for 16 values of a row,
-# no transform, and the last blocks in BF16, unless the blocks in BF16 are what varies.
+# In this section, parts are added to plain NVFP4, as in the paper's appendix: rounding to nearest, a scale for 16
+# values of a row, no transform, and the last blocks in BF16 (under Layers, other blocks).
 
 # %%
 nvfp4.show("N3", "Figure 8", "N8")
@@ -112,7 +112,7 @@ nvfp4.show("N3", "Figure 8", "N8")
 # %% [markdown]
 # ### Layers
 #
-# The model has 20 blocks like the paper's, so that numbers of blocks are the same.
+# The model has 20 blocks, like the paper's, so that the same numbers of blocks stay in BF16.
 
 # %%
 nvfp4.show("Figure 9", "N6", "N7")
@@ -126,7 +126,7 @@ nvfp4.show("Figure 10", "N9", "N10", "N11", "N12")
 # %% [markdown]
 # ### The Hadamard transform
 #
-# The transform of single products is added to plain NVFP4; sizes and signs vary in the full recipe.
+# Which product is transformed varies in plain NVFP4; the size and the signs of the transform vary in the full recipe.
 
 # %%
 nvfp4.show("Figure 11", "N13", "N25", "Figure 12", "N14", "N15", "Figure 13", "N16")
@@ -142,7 +142,7 @@ nvfp4.show("Figure 14", "N17", "N18")
 # %% [markdown]
 # ## Findings of our own
 #
-# Recipes published after the paper, results on settings that it does not name, and the noise of this report's runs.
+# Recipes published after the paper, results on settings that the paper does not test, and the noise of the runs.
 
 # %%
 nvfp4.own()
@@ -157,10 +157,11 @@ nvfp4.remarks()
 # ## Assumptions
 #
 # The paper does not state warm-up, the shape of the decay, clipping, the size of MXFP4's squares of weights, and the
-# signs of its transform; ours are in the configs of each scale and recipe. The signs are TransformerEngine's for the
-# transform of size 16, and drawn once for other sizes; MXFP4's squares are 32×32. We chose the blocks of a small model
-# that stay in BF16: about the same share as in the paper, so FP8's three blocks of 62 become none on CPUs. The
-# following numbers of the paper are missing from its text as we have it:
+# signs of its transform; our settings are in the configs of each scale and recipe. The signs are TransformerEngine's
+# for the transform of size 16, and drawn once for other sizes; MXFP4's squares are 32×32. We chose the blocks of a
+# small model that stay in BF16: about the same share of blocks as in the paper. By this rule, FP8's three blocks of 62
+# in the paper become no block in the models for CPUs. The following numbers of the paper are missing from its text as
+# we have it:
 
 # %%
 nvfp4.not_printed()

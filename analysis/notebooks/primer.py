@@ -30,10 +30,10 @@ primer.summary()
 # %% [markdown]
 # ## A number in few bits
 #
-# A format ExMy has one sign bit, x bits of exponent and y bits of mantissa. Between two powers of two its values have
-# the same distance, the step; each binade further from zero doubles it. Below the smallest normal number the leading 1
-# is dropped, and the subnormals continue to zero with the same step. What the highest codes mean is a choice of each
-# format.
+# A format ExMy has one sign bit, x bits of exponent and y bits of mantissa. In a binade, the range from a power of two
+# to the next one, neighbouring values have the same distance, the step; each binade further from zero has twice the
+# step. Below the smallest normal number the leading 1 is dropped, and the subnormals continue to zero with the same
+# step. Each format defines what its highest codes mean.
 
 # %%
 primer.show("Table F", "Figure G", "Figure H", "A1", "A2", "A3", "C1", "A11", "A12", "A13", "A14", "C22")
@@ -56,7 +56,7 @@ primer.show("Figure C", "Table 1", "Table 2", "Table 3", "B1", "C20", "C13", "Ta
 # %% [markdown]
 # ## Scales
 #
-# A scale moves the numbers into the format's range: it fits the largest magnitude of a tensor, or of each block of it.
+# A scale moves numbers into the format's range; it is computed from the largest magnitude of a tensor or of a block.
 
 # %%
 primer.show("B5", "Figure O", "C17", "C23", "C12", "C16")
@@ -64,14 +64,14 @@ primer.show("B5", "Figure O", "C17", "C23", "C12", "C16")
 # %% [markdown]
 # ## Scales for blocks
 #
-# MX gives 32 elements one power of two; NVFP4 gives 16 elements an E4M3 scale, and the tensor one in FP32. The first
-# text states MX's rule twice, and the two differ.
+# In MX, 32 elements share a power of two as their scale; in NVFP4, 16 elements share an E4M3 scale, and the tensor has
+# one scale in FP32. The first text states MX's rule for the scale twice, and the two statements differ.
 
 # %%
 primer.show("Table W", "A15", "A16", "A5", "A17", "A18", "A7", "A20", "B7", "A21", "Figure B")
 
 # %% [markdown]
-# Which power of two is best depends on the distribution.
+# Which power of two is the best scale depends on the distribution.
 
 # %%
 primer.show("Table S", "Figure S", "A6", "B6")
@@ -92,9 +92,9 @@ primer.show("A8", "Figure N", "A9", "A22", "Figure R", "A10")
 # %% [markdown]
 # ## Sums
 #
-# A product of matrices adds thousands of numbers. Tensor cores align the products with the largest one, drop what is
-# below its last bit, and add the rest. The errors below are those of the sums alone; our sums have the bits of the
-# published models of the hardware.
+# A product of matrices adds thousands of numbers. Tensor cores align the products of elements with the largest of them,
+# drop the bits below its last bit, and add the rest. The errors below are only those of the sums; our sums agree bit by
+# bit with published models of the hardware.
 
 # %%
 primer.show("Table K", "Figure K", "B4", "C7", "C21", "C8", "C14", "C15")
@@ -109,8 +109,8 @@ primer.show("Table K", "Figure K", "B4", "C7", "C21", "C8", "C14", "C15")
 primer.show("C2", "Policies", "Figure L", "C9", "B2", "F1", "Figure E", "C4", "C5", "B3", "C10", "C11")
 
 # %% [markdown]
-# In eight bits, a wider exponent takes a bit from the mantissa. With a scale for each tensor both formats hold most
-# gradients.
+# In eight bits, a wider exponent (E5M2 instead of E4M3) takes a bit from the mantissa. With a scale for each tensor,
+# most gradients are in the range of both formats.
 
 # %%
 primer.show("Eight bits", "A23", "B9", "Figure F", "C25")
@@ -136,9 +136,9 @@ primer.remarks()
 # %% [markdown]
 # ## Assumptions
 #
-# Formulas are lost from the first text as we have it. The mean number of bits of NVFP4 and the value that MX gives to
-# numbers below its smallest normal one are inferred. The second text does not seed its examples, so tables with
-# printed inputs are recomputed exactly, and the others are not compared.
+# Our copy of the first text lacks its formulas. We inferred the mean number of bits of NVFP4 and the value that MX
+# gives to numbers below its smallest normal number. The second text does not seed its examples, so we recompute exactly
+# the tables whose inputs it prints, and do not compare the others.
 
 # %%
 primer.not_printed()
