@@ -27,7 +27,7 @@ KINDS = {"only": "alone", "without": "all but it"}
 
 @dataclass(frozen=True)
 class ProbesFigure:
-    """A figure of some arms of a sweep of probes, as figures.yaml declares it."""
+    """The figure of these arms of a sweep of probes, as figures.yaml declares it."""
 
     id: str
     title: str = "Which operands change the gradient and the loss"

@@ -48,7 +48,7 @@ class Theme:
     series: tuple[str, ...]
     formats: tuple[str, str, str]  # fills of E4M3, E5M2 and BF16
     shades: tuple[str, str, str]  # fills of a heat map's cells, from a small share to 1
-    line: str  # the colour of lines that are visible on a heat map
+    line: str  # the colour of lines on heat maps, and of other marks that have to stand out
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ _THEME: ContextVar[Theme] = ContextVar("theme", default=THEMES["light"])
 
 @dataclass(frozen=True)
 class Style:
-    """The appearance of a series."""
+    """The appearance of a series of numbers in a figure: its colour, dashes and marker."""
 
     colour: int | str  # an index into `Theme.series`, or the name of another field of Theme with a colour
     dashes: tuple[float, ...] = ()  # a solid line if empty
@@ -144,7 +144,7 @@ def in_both_themes(light: str, dark: str) -> str:
     style = f"<style>svg{{{of_light}}}@media(prefers-color-scheme:dark){{svg{{{of_dark}}}}}</style>"
     colours = iter(f"var({names[pair]})" if pair in names else pair[0] for pair in pairs)
     text = _COLOUR.sub(lambda _: next(colours), light)
-    end = text.index(">") + 1  # of the opening tag
+    end = text.index(">") + 1  # the end of the opening tag
     return text[:end] + style + text[end:]
 
 

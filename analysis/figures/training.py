@@ -216,7 +216,7 @@ def training_figure(results: Results, study: str, of: TrainingFigure) -> Picture
 
 
 def show_rows(results: Results, study: str, rows: Sequence[ArmCurves]) -> list[Shown]:
-    """Return a Shown for each metric of each row that `planned_row` finds in the plan.
+    """Return the data of each row of panels: one for each metric of each entry in `rows` that this scale runs.
 
     Arms with the same label have the same style.
     """

@@ -1,5 +1,6 @@
-"""The data of claims G16 and G18: ratios of timings in each quiet turn (benches.py), with little load by others.
+"""The data of claims G16 and G18: ratios of timings, one for each turn in which each arm was timed once.
 
+Only quiet turns count, in which other processes used little of the machine (benches.py).
 A claim about all models or shapes holds if it holds for the least favourable of them, so the value of a turn is its
 least favourable ratio. If other processes disturbed more than half of the turns, there are no data.
 """
@@ -24,7 +25,10 @@ Turns = Callable[[Timed, Timed], Sequence[float]]  # returns a value for each tu
 
 @measure("gaussws", "G16")
 def training(results: Results) -> Mapping[str, Measured]:
-    """Return the data of G16's parts, by name: the costs of sampling in training steps of Table 1's models on a GPU."""
+    """Return the data of claim G16's parts: the costs of sampling in training steps of Table 1's models on a GPU.
+
+    The keys are the names that the parts give in `data`. NotPlanned is returned for each if no GPU was timed.
+    """
     names = ("order-gaussws", "order-diffq", "gaussws-at-most", "diffq-at-least")
     found = benches.training(results)
     if found is None or found.kind != "cuda" or not any(name in found.timed for name in MODELS.values()):
@@ -51,10 +55,10 @@ def training(results: Results) -> Mapping[str, Measured]:
 
 @measure("gaussws", "G18")
 def generators(results: Results) -> Mapping[str, Measured]:
-    """Return the data of the parts of G18, by name: how much longer other generators take than the bitwise generator.
+    """Return the data of claim G18's parts: how much longer other generators take than the bitwise generator.
 
-    The part `torch` compares a third of torch's time. The paper's figure times the forward pass of eq. 3. On a CPU, no
-    kernel computes this with Box-Muller, so only the generation of noise is compared there.
+    The key `torch` has the data for a third of torch's time. The paper's figure times the forward pass of eq. 3. On a
+    CPU, no kernel computes this with Box-Muller, so only the generation of noise is compared there.
     """
     found = benches.generators(results)
     if found is None:

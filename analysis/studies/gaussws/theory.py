@@ -39,9 +39,9 @@ BINADES = 4  # binades of weights, from the maximum's down; lower ones have fine
 
 
 def equation_10() -> dict[int, Fraction]:
-    """Return Pr(R) by eq. 10, by R.
+    """Return the probability of each value of the noise R according to the paper's eq. 10.
 
-    The paper's formula of Pr(±1) contains Pr(±2); it is read as the probability of both signs together.
+    The formula of Pr(±1) contains Pr(±2); here it is the probability of both signs together.
     """
     two = Fraction(3, 4) / 2**9
     one = Fraction(3, 4) ** 2 / 4 * (1 - 2 * two)
@@ -50,7 +50,7 @@ def equation_10() -> dict[int, Fraction]:
 
 @cache
 def generated() -> dict[int, Fraction]:
-    """Return Pr(R) of the generator, by R, counted over all patterns of its 16 random bits."""
+    """Return the probability of each value of R from the generator, counted over all patterns of its 16 random bits."""
     number = torch.arange(PATTERNS)
     nibbles = reference_noise.gaussian_nibbles([number >> bit & 1 for bit in range(16)])
     values = reference_noise.unpack_noise(nibbles, 8 * PATTERNS)[
@@ -78,7 +78,7 @@ def drawn(elements: int = 1 << 18, seed: int = 1) -> Drawn:
 
 
 def noise(kind: str, count: int, seed: int) -> Tensor:
-    """Return `count` elements of the R that the kernel draws, as float32. kind: gaussian or uniform."""
+    """Return `count` elements of the noise R that the kernel draws, as float32. kind: gaussian or uniform."""
     if kind == "gaussian":
         return unpack_noise(gaussian_noise(count, seed), count).float()
     return uniform_noise(count, seed).float()

@@ -34,7 +34,7 @@ def hard_tensors() -> dict[str, Tensor]:
     steps = torch.randint(0, 128, SHAPE, generator=g)  # every BF16 mantissa
     exponents = torch.randint(-100, 100, (SHAPE[0] // 32, SHAPE[1] // 32), generator=g)
     by_block = torch.exp2(exponents.repeat_interleave(32, 0).repeat_interleave(32, 1).float())
-    edges = torch.tensor([1.0, 1.0078125, 1.75, 1.7421875, 1.9921875])  # 1.75 is the mantissa of 448 and 57344
+    edges = torch.tensor([1.0, 1.0078125, 1.75, 1.7421875, 1.9921875])  # E4M3's and E5M2's maxima are 1.75 · 2^k
     patch = torch.zeros(SHAPE)
     patch[40:50, 200:210] = normal[40:50, 200:210]
     return {
@@ -96,7 +96,7 @@ def scaled() -> Scaled:
     for one in quantized():
         top, stats = one.packed.quantizer.format.max, one.stats
         within = stats.amax > top / torch.finfo(torch.float32).max  # otherwise float32 cannot hold the ideal scale
-        factors = one.group_scales.double() * torch.exp2(one.scales.double() - 127)  # each block's encoding factor
+        factors = one.group_scales.double() * torch.exp2(one.scales.double() - 127)  # by which blocks are multiplied
         used = (stats.amax.double() * factors / top)[within]
         ideal = torch.full_like(stats.amax, top)[within] / stats.amax[within]
         undecremented = one.group_scales.double() * torch.exp2(torch.frexp(ideal.double()).exponent - 1.0)

@@ -43,7 +43,7 @@ LEAST = 0.0005  # added to each excess, so that two tensors near the floor (2.17
 FLUSHED = (THRESHOLD - FLOOR) / (1 - FLOOR)  # the share of values flushed to zero that raises the floor to THRESHOLD
 # M12: the paper's model has 32 blocks, and after the ninth block no tensor of the forward pass falls back.
 PAPERS_BLOCKS, NOTHING_AFTER = 32, 9
-FEW = 2  # the number of first blocks in Figure 18
+FEW = 2  # the paper's Figure 18 shows this number of blocks, from the first on
 SHARE = (0.0, 1.0)
 
 Numbers = Mapping[str, float]
@@ -272,7 +272,7 @@ def _at_start(name: str, part: str, slot: str) -> None:
 
 
 def _root(results: Results, trial: str) -> str:
-    """Return the id of the first trunk of a trial; its own id if it has none."""
+    """Return the id of the trial from which all training of this trial begins: its first trunk, or itself."""
     parent = results.plan.trials[trial].parent
     return trial if parent is None else _root(results, parent)
 

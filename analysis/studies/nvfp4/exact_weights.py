@@ -43,7 +43,7 @@ class Read:
 
     @property
     def same(self) -> bool:
-        """True if both passes read the same bits."""
+        """True if the forward and the backward pass read the same bits."""
         return torch.equal(self.forward.view(torch.int16), self.backward.view(torch.int16))
 
     @property
@@ -54,7 +54,7 @@ class Read:
 
 
 class _Watch(TorchDispatchMode):
-    """A dispatch mode that records in `reads` the weights that GEMMs inside these quantized layers read."""
+    """A torch dispatch mode that records in `reads` the weights that GEMMs in the forward and backward pass read."""
 
     def __init__(self, layers: Sequence[QuantizedLinear]) -> None:
         super().__init__()

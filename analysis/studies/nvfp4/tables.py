@@ -58,7 +58,7 @@ def table_1(results: Results) -> TableResult:
 
 @table("nvfp4", "Table 2")
 def table_2(results: Results) -> TableResult:
-    """Return the paper's scores with the losses of our hybrids, the architecture of its 12B model, and transformers."""
+    """Return the paper's task scores with the losses of our hybrids (like its 12B model) and of our transformers."""
     columns = []
     for title, sweep, ids in (("Hybrid", "hybrid", ("fp8", "nvfp4")), ("Transformer", "recipe", (None, None))):
         part = family_places(results, arm_table("nvfp4"), sweep)

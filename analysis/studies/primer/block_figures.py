@@ -23,7 +23,10 @@ MARKS = tuple(Style(style.colour, (), style.marker) for style in STYLES)
 
 
 def _dots(axes: Axes, title: str, rows: Sequence[str], series: Mapping[str, Sequence[float]]) -> None:
-    """Draw a panel with a mark of each series in each row. series: by name, a number for each row, from the top."""
+    """Draw a panel with labelled rows and a mark for each series in each row.
+
+    rows: labels, from the top. series: by name, a number for each row.
+    """
     axes.set_title(title)
     for i, values in enumerate(series.values()):
         ys = np.arange(len(rows)) + 0.16 * (i - (len(series) - 1) / 2)

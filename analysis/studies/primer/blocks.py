@@ -1,4 +1,4 @@
-"""Compute the primers' numbers on blocks that share a scale: errors, stored bits, transposes, rotation and rounding.
+"""Compute what the primer's texts state about blocks that share a scale: errors, bits, transposes, rotation, rounding.
 
 001 is the first of the two texts (papers/primer.yaml).
 """

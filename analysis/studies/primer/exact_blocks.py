@@ -1,4 +1,4 @@
-"""Check the primers' claims about scales, blocks, rounding and sums by arithmetic, each time a report is made.
+"""Check claims of the primer's two texts about scales, blocks, rounding and sums, each time a report is made.
 
 The claims are in papers/claims/primer.yaml.
 """

@@ -1,4 +1,4 @@
-"""Check the primers' claims about formats, casts and code by arithmetic, each time a report is made.
+"""Check claims of the primer's two texts about formats, casts and code, each time a report is made.
 
 The claims are in papers/claims/primer.yaml.
 """

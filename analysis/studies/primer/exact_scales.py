@@ -1,4 +1,4 @@
-"""Check the primers' claims about where scales are applied, what they cost, and what they preserve, by computation.
+"""Check claims of the primer's two texts about where scales are applied, what they cost, and what they preserve.
 
 The claims are in papers/claims/primer.yaml; 001 and 002 are the two texts.
 """

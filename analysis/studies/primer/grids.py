@@ -1,4 +1,4 @@
-"""Compute the primers' numbers on formats, casts and integer codes with the formats and kernels of fewbits.
+"""Compute what the primer's two texts state about formats, casts and integer codes, with the kernels of fewbits.
 
 001 and 002 are the two texts (papers/primer.yaml).
 """

@@ -14,6 +14,7 @@ from fewbits.analysis.report.items import FigureResult, TableCell, TableResult, 
 from fewbits.analysis.report.registry import StudyRegistry, study_registry
 from fewbits.sweeps.planning.plan import Plan
 from tests.forked_python import run_python
+from tests.messages import naming
 
 
 def no_table(results: Results) -> NotPlanned:
@@ -84,7 +85,7 @@ def test_a_value_keeps_its_interval_and_notes() -> None:
     assert isinstance(Value.of(Differences((), diverged=2)), NoData)
     assert TableCell(NoData("x", ("cc",)), 1.0).difference is None
     assert TableCell(NoData("x", ("cc",)), 1.0).trials == ("cc",)
-    with pytest.raises(ValueError, match="row a: 0 cells in 1 columns"):
+    with pytest.raises(ValueError, match=naming("row a", "0 cells", "1 columns")):
         TableResult(("x",), (TableRow("a", ()),))
 
 
