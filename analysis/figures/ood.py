@@ -47,7 +47,7 @@ def ood_figure(results: Results, study: str, of: OodFigure) -> Picture:
     if not shown:
         return not_planned(results)
     if not any(row.drawn for row in shown.values()):
-        return NoData("no curve of out-of-domain loss")
+        return NoData("no curve of out-of-domain loss, since no trial has recorded this loss yet")
     cloze = {name: _cloze(row) for name, row in shown.items()}
     scores = {row.name: _scores(study, of, row) for row in of.rows}
 

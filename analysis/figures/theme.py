@@ -53,7 +53,7 @@ class Theme:
 
 @dataclass(frozen=True)
 class Look:
-    """The file theme.yaml: the themes, and the settings of matplotlib that both share."""
+    """The contents of theme.yaml: the themes, and the settings of matplotlib that both themes share."""
 
     themes: tuple[Theme, ...]
     settings: dict[Any, Any]

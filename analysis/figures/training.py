@@ -207,7 +207,7 @@ def training_figure(results: Results, study: str, of: TrainingFigure) -> Picture
         return not_planned(results)
     if not any(row.drawn for row in shown):
         labels = dict.fromkeys(row.of.label(row.table, arm) for row in shown for arm in row.of.all_arms)
-        return NoData(f"no curve of {', '.join(labels)}")
+        return NoData(f"no curve of {', '.join(labels)}, since no trial has recorded one yet")
 
     def draw() -> Figure:
         return curve_figure(panels_of(shown), sharex="col" if _share_axis(shown) else "none")
@@ -257,7 +257,7 @@ def assign_styles(table: ArmTable, rows: Sequence[ArmCurves]) -> dict[str, Style
     labels = {row.label(table, arm): table.arm(arm).style for row in rows for arm in row.arms}
     free = iter(i for i in range(len(STYLES)) if i not in labels.values())
     if len(labels) > len(STYLES):
-        raise ValueError(f"{len(labels)} arms in one figure; at most {len(STYLES)} have different styles")
+        raise ValueError(f"{len(labels)} arms in one figure; there are styles for at most {len(STYLES)}")
     return {label: STYLES[next(free) if place is None else place] for label, place in labels.items()}
 
 

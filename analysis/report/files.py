@@ -71,7 +71,7 @@ def _files(study: str, set_in: Mapping[str, Any]) -> dict[str, str | bytes]:
         executed = execute(notebooks[study], set_in)
     report: StudyReport = executed.names[study]
     if unshown := list(report.unshown()):
-        raise ValueError(f"the notebook of {study} does not show {', '.join(unshown)}; add a cell for each")
+        raise ValueError(f"the notebook of {study} does not show {', '.join(unshown)}; add cells that show them")
     title = f"{STUDIES[study].title}: scale {report.scale}"
     foot = Markup(
         'The notebook <a href="{0}.ipynb">{0}.ipynb</a> has the code behind every number. Verdicts, tables and figures '

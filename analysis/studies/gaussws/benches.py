@@ -144,7 +144,7 @@ def _first(results: Results, name: str, read: Callable[[dict[str, Any]], Mapping
 def _checked(measured: Mapping[T, Arms]) -> Mapping[T, Arms]:
     """Return the timings unchanged; raise ValueError if arms that are compared turn by turn differ in their turns."""
     if not measured or not all(measured.values()):
-        raise ValueError("there are no timings")
+        raise ValueError("the file has no timings")
     for arms in measured.values():
         for first in {first for first, _ in arms}:  # per operation, since slow operations are timed in fewer turns
             if len({len(one.seconds) for (kind, _), one in arms.items() if kind == first}) != 1:

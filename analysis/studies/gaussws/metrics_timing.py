@@ -1,8 +1,8 @@
 """The data of claims G16 and G18: ratios of timings, one for each turn in which each arm was timed once.
 
-Only quiet turns count, in which other processes used little of the machine (benches.py).
-A claim about all models or shapes holds if it holds for the least favourable of them, so the value of a turn is its
-least favourable ratio. If other processes disturbed more than half of the turns, there are no data.
+Only quiet turns count, in which other processes used little of the machine (benches.py). A claim about all models or
+shapes holds if it holds for the least favourable of them, so the value of a turn is its least favourable ratio. If
+other processes disturbed more than half of the turns, there are no data.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _chosen(choose: Callable[[Iterable[float]], float], pairs: Iterable[Pair], t
     kept: list[list[float]] = []
     for ours, other in pairs:
         if ours is None or other is None:
-            return NoData("an arm was not measured")
+            return NoData("an arm of the comparison was not measured")
         values = turns(ours, other)
         quiet = [value for value, still in zip(values, ours.quiet, strict=True) if still]
         if 2 * len(quiet) < len(values):
@@ -93,7 +93,7 @@ def _chosen(choose: Callable[[Iterable[float]], float], pairs: Iterable[Pair], t
         kept.append(quiet)
     shortest = min(map(len, kept), default=0)
     if not shortest:
-        return NoData("nothing was measured")
+        return NoData("nothing was measured: there is no turn with timings")
     chosen = tuple(choose(values[turn] for values in kept) for turn in range(shortest))
     return Differences(chosen, True, unit="turn")
 

@@ -233,7 +233,7 @@ def least_exponent_bits(bits: int, *, after_noise: bool) -> int:
         grid = _ieee(width)
         if math.ldexp(grid.min_subnormal, top - grid.emax) <= 2.0**least:
             return width
-    raise ValueError(f"bit width {bits}: no format with 8 exponent bits or fewer reaches the least step")
+    raise ValueError(f"bit width {bits}: no format with at most 8 exponent bits has the least step that is needed")
 
 
 def least_mantissa_bits(bits: int, *, ties: bool) -> int:

@@ -54,7 +54,7 @@ def figure_10(results: Results) -> Picture:
     if not shares:
         return not_planned(results)
     if all(frame.empty for frame in shares.values()):
-        return NoData("no decision was recorded")
+        return NoData("no decision was recorded: no trial has chosen between E4M3 and BF16 yet")
 
     def draw() -> Figure:
         rows = [[_shares_panel(name, shares[name]) if name in shares else _empty(name, results)] for name in parts]
@@ -117,7 +117,7 @@ def fallback_by_layer(results: Results) -> Picture:
             if arm not in found and len(rows := frame[frame["arm"] == arm]):
                 found[arm] = rows.assign(kind=rows["slot"].str.split(".").str[1].map(KINDS))
     if not found:
-        return NoData("no decision was recorded")
+        return NoData("no decision was recorded: no trial has chosen between E4M3 and BF16 yet")
     arms = [arm for arm in arm_table("mor").lists["mixtures"] if arm in found]
     layers = sorted({int(layer) for rows in found.values() for layer in rows["block"].unique()})
     of_tensor = {arm: rows.groupby(["part", "kind"])["fallback"].mean().to_dict() for arm, rows in found.items()}

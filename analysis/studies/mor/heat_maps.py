@@ -145,7 +145,7 @@ def over_steps(results: Results) -> Picture:
     frame = decisions(part)
     frame = frame[frame["arm"].isin((TRUNK, "block")) & (frame["block"] == 0)]
     if frame.empty:
-        return NoData("no window of layer 1 was recorded")
+        return NoData("no window of layer 1 was recorded, so there are no errors to show")
     tensors = (("fc2 input", "down", INPUT), ("fc1 grad", "up", GRADIENT), ("linear_qkv grad", "qkv", GRADIENT))
     steps = sorted(frame["line_step"].unique())
     arms = frame.groupby("line_step")["arm"].first()
