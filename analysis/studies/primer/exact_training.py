@@ -107,7 +107,7 @@ def c20() -> Exact:
 
 @exact("primer", "C21")
 def c21() -> Exact:
-    """Check that a product of FP16 matrices is summed in FP32 and rounded once; report whether autocast changes it."""
+    """Check that an FP16 product is summed in FP32 and rounded once; report whether autocast changes it."""
     drawn = torch.Generator().manual_seed(0)
     a, b = (torch.randn(shape, generator=drawn).half() for shape in ((128, 512), (512, 64)))
     with warnings.catch_warnings():
