@@ -33,7 +33,7 @@ from fewbits.common.from_dict import one_of
 
 FEW = 12  # lines with at most this number of points have a mark at each point
 FARTHEST = 4.0  # the factor by which the paper's numbers may extend the range of a panel's y axis
-LEAST = 1e-5  # a y axis of changes shows at least the range from -LEAST to LEAST
+LEAST = 1e-5  # if all changes in a panel are smaller than LEAST, its y axis is from -LEAST to LEAST
 ROW = 1.62  # the height of a row of panels in inches
 # The kinds of axes: plain numbers, a log scale (x only), numbers of tokens, and fractions shown as percent without
 # ("percent") or with ("change") a plus sign.

@@ -42,8 +42,8 @@ class Product:
 def products(recipe: Recipe, dtype: str) -> tuple[Product, ...]:
     """Return the three products of a linear layer with this recipe: Fprop, Dgrad and Wgrad.
 
-    Their operands are ordered so that a tensor which two products share is the last operand of the first product and
-    the first operand of the second. dtype: the dtype in which the model computes.
+    The last operand of a product is the same tensor as the first operand of the next product. dtype: the dtype in which
+    the model computes.
     """
     o = recipe.operands
     last = dtype if recipe.wgrad.output == "compute" else recipe.wgrad.output

@@ -77,8 +77,8 @@ def heat_map_figure(
     for i, (axes, one) in enumerate(zip(all_axes, maps, strict=True)):
         draw_heat_map(axes, one, labels=not (beside and i))
     if key:
-        # With explicit steps, the colour bar is drawn as vectors and not as an image. Images would differ between the
-        # themes in more than colours (theme.in_both_themes).
+        # A colour bar of few steps is drawn as vectors and not as an image. Images would differ between the themes in
+        # more than colours (theme.in_both_themes).
         place: dict[str, Any] = {"orientation": "horizontal", "fraction": 0.02, "aspect": 30, "pad": 0.01}
         steps = np.linspace(0, 1, 33)
         bar = figure.colorbar(ScalarMappable(cmap=shades()), ax=all_axes, boundaries=steps, **place)

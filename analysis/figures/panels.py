@@ -21,7 +21,7 @@ def panels(rows: int, columns: int, height: float, **options: Any) -> tuple[Figu
     """Return a figure with a grid of panels, and the panels by row. height: in inches; options: of Figure.subplots."""
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, **options)
-    for axes in grid.flat:  # by default, the number of ticks depends on the space, and so the layout on the ticks
+    for axes in grid.flat:  # by default, the number of ticks depends on the space, which would change the layout
         axes.locator_params(nbins=5)
     return figure, [list(row) for row in grid]
 

@@ -104,7 +104,7 @@ nvfp4.show("Figure 7", "N22", "N23")
 # ## Single additions
 #
 # In this section, parts are added to plain NVFP4, as in the paper's appendix: rounding to nearest, a scale for 16
-# values of a row, no transform, and the last blocks in BF16 (under Layers, other blocks).
+# values of a row, no transform, and the last blocks in BF16, except where the blocks in BF16 are what varies.
 
 # %%
 nvfp4.show("N3", "Figure 8", "N8")

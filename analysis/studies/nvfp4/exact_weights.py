@@ -93,7 +93,7 @@ class _Watch(TorchDispatchMode):
 def weights_read(recipe: Recipe, model: str = "nemotron-nano", *, autocast: bool) -> list[Read]:
     """Train a preset for STEPS steps and return the weights that the GEMMs read, for each layer and micro-batch.
 
-    autocast: train with torch's autocast to BF16; if false, compute in BF16 without autocast, as trials do.
+    autocast: train with torch's autocast to BF16; if false, with a residual stream in BF16, as trials do.
     """
     torch.manual_seed(0)
     decoder = build(MODELS[model], seed=0, compute_dtype=torch.float32 if autocast else torch.bfloat16)
