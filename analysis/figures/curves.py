@@ -66,7 +66,7 @@ class Rule:
     """A straight reference line across a panel: horizontal at y = value, or upright at x = value."""
 
     value: float
-    colour: str = "quiet"  # a key of WEIGHTS, which is the name of a colour of the theme
+    colour: str = "quiet"  # a key of WEIGHTS: the name of one of the theme's colours
     label: str = ""  # in the legend; a line without a label is not in the legend
     upright: bool = False
     dashes: tuple[float, ...] = ()

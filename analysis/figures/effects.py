@@ -36,7 +36,7 @@ class EffectsFigure:
     id: str
     title: str = "Effects of all arms, and the noise"
     margins: tuple[str, ...] = ()  # the ids of the claims whose margins are drawn
-    # By SWEEP/ARM, the key in `numbers` of papers/STUDY.yaml of the paper's number for the arm's change.
+    # By SWEEP/ARM, the key of the paper's number for the arm's change, in `numbers` of papers/STUDY.yaml.
     paper: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 

@@ -55,7 +55,7 @@ class Series:
     tokens: Array
     mean: Array
     band: Band | None  # None for one seed
-    trials: tuple[str, ...]  # ids
+    trials: tuple[str, ...]  # the ids of the trials behind the curve
 
 
 def curves(results: Results, metric: str) -> pd.DataFrame:

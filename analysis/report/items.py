@@ -152,7 +152,7 @@ class FigureResult:
     """A figure that is not drawn yet: its drawing function, the ids of the trials behind it, and notes below it."""
 
     draw: Callable[[], Figure]  # draws in the active theme (figures/theme.py)
-    trials: tuple[str, ...] = ()  # empty for a schematic
+    trials: tuple[str, ...] = ()  # ids; empty for a schematic, which no trial computes
     notes: tuple[str, ...] = ()
 
 

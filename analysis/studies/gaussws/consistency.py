@@ -132,9 +132,9 @@ def _maxima(w: Tensor) -> Tensor:
 class Bytes:
     """The bytes that tensors take for each element of a weight."""
 
-    sampled: float  # of ŵ
-    noise: dict[str, float]  # of R as it is generated, by method
-    widths: float  # of the bit widths in float32
+    sampled: float  # bytes of the sampled weight ŵ
+    noise: dict[str, float]  # by method (gaussws, diffq), bytes of the generated noise R
+    widths: float  # bytes of the bit widths in float32
 
 
 def bytes_each(shape: tuple[int, int] = (1024, 1024)) -> Bytes:

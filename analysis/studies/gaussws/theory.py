@@ -245,9 +245,9 @@ def least_mantissa_bits(bits: int, *, ties: bool) -> int:
 class Underflows:
     """Counts of nonzero values that become zero in a format with Proposition 3's exponent bits."""
 
-    weights: int  # weights that become zero
-    sampled: int  # values of ŵ that become zero
-    values: int  # all weights, or all values of ŵ
+    weights: int  # the number of weights that become zero
+    sampled: int  # the number of values of ŵ that become zero
+    values: int  # the number of all weights, which is also the number of all values of ŵ
 
 
 def underflows(bits: int) -> Underflows:

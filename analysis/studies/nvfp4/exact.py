@@ -108,7 +108,7 @@ def _errors_at_maxima(x: Tensor, y: Tensor, size: int) -> Tensor:
 class Used:
     """The values of E2M1 that a block uses if its greatest magnitude is slightly above 3 times a power of two."""
 
-    magnitudes: tuple[float, ...]  # of the codes in use, not multiplied by the scale, in ascending order
+    magnitudes: tuple[float, ...]  # the used magnitudes without the scale, in ascending order
 
     @property
     def binades(self) -> float:

@@ -21,7 +21,7 @@ from fewbits.experiments.optimization.update_records import LOWEST
 from fewbits.kernels.formats import TABLE
 
 ARMS = {"bf16": "BF16", "fp16-unscaled": "FP16, no loss scaling", "fp16": "FP16, loss scaling"}
-SHOWN = (-44, 2)  # exponents
+SHOWN = (-44, 2)  # the range of exponents in the figure
 
 
 @figure("primer", "Figure E", title="Exponents of gradients, and the range of FP16")
