@@ -88,7 +88,7 @@ def _mean_overhead(found: Bench[str], place: tuple[str, str]) -> Value | None:
 
 
 def _own_rows(found: Bench[str], name: str) -> list[TableRow]:
-    """Return rows for a model that the paper's table does not have."""
+    """Return rows of speed, overhead and memory for a model that the paper's table does not have."""
     titles = {"speed": (name, "10³ tokens/s"), "overhead": (f"Overhead of {name}", "%"), "memory": (name, "GiB")}
     rows = []
     for what, (title, unit) in titles.items():

@@ -39,7 +39,7 @@ SCALES = LEFT + COLUMNS * CELL + GAP + 2  # the left edge of the block scales
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix and its encoding."""
+    """A matrix and its NVFP4 encoding."""
 
     x: Tensor
     packed: Packed
