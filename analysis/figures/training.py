@@ -93,13 +93,13 @@ class Shown:
 
     @cached_property
     def levels(self) -> dict[str, Series]:
-        """By arm, the curve of its own numbers, for the arms and their trunks; without arms that have no data."""
+        """The curves of the own numbers of the arms and their trunks, by arm; without arms that have no data."""
         frame = series.recorded(self.part, self.metric)
         return _there({name: series.level(frame, name) for name in (*self.of.all_arms, *self.trunks)})
 
     @cached_property
     def changes(self) -> dict[str, Series]:
-        """By arm, the curve of its change from the baseline; without arms that have no pair of trials.
+        """The curves of the arms' changes from the baseline, by arm; without arms that have no pair of trials.
 
         The A/A arm is compared with BF16, and each trunk after the first one with the first trunk.
         """

@@ -39,7 +39,7 @@ INDEX = "index.html"
 
 @dataclass(frozen=True)
 class Written:
-    """What `fewbits report` prints about a report that was just written, or that existed already and is up to date."""
+    """The facts that `fewbits report` prints about a report, which it has just written or has found up to date."""
 
     index: Path  # the report's index.html
     verdicts: str  # the number of verdicts of each outcome, as text

@@ -45,7 +45,7 @@ class Timed:
 
     @property
     def quiet(self) -> tuple[bool, ...]:
-        """By turn, whether other processes used at most QUIET of the processors; False if this was not measured."""
+        """Tell for each turn whether other processes used at most QUIET of the processors; False if not measured."""
         shares = self.others or (None,) * len(self.seconds)
         return tuple(share is not None and share <= QUIET for share in shares)
 

@@ -35,7 +35,7 @@ INDUCED = "We induce this instability by raising the learning rate; it is no tes
 
 @dataclass(frozen=True)
 class Ended:
-    """How the finished trials of an arm ended at one learning rate."""
+    """The state in which the finished trials of an arm ended at one learning rate."""
 
     left: int  # the number of trials that left the trunk's level
     rises: tuple[float, ...]  # loss / the trunk's loss - 1, for each trial with a finite loss

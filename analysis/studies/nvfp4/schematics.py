@@ -67,7 +67,7 @@ class Matrix:
 
     @property
     def greatest(self) -> np.ndarray:
-        """By row and block, the column of the block's greatest magnitude; the first one if several are equal."""
+        """The column of the greatest magnitude in each block, by row and block; the first one if several are equal."""
         magnitudes = self.x.float().abs().view(ROWS, -1, BLOCK)
         return (magnitudes.argmax(-1) + torch.arange(0, COLUMNS, BLOCK)).numpy()
 
