@@ -1,14 +1,14 @@
-# All commands use .venv, activated or not. To use another Python: make setup PYTHON=python3.12
+# All commands use the environment .venv, which need not be activated. To use another Python: make setup PYTHON=python3.12
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-# Stamp files mark finished set-up steps, which are not repeated. An interrupted step leaves no stamp.
+# Stamp files: each marks a finished set-up step, so that the step is not repeated. An interrupted step leaves no file.
 INSTALLED := $(VENV)/.installed
 BUILT := $(VENV)/.kernels-built
 
-# Extras to install in addition to the tools, separated by commas: make setup EXTRAS=cuda,bpe. If there is an NVIDIA
-# driver, the default is cuda (CuPy); EXTRAS= installs none. Later calls add extras, and remove none.
+# The extras of pyproject.toml to install besides `dev`, separated by commas: make setup EXTRAS=cuda,bpe. If there is an
+# NVIDIA driver, the default is cuda (CuPy); EXTRAS= installs none. Later calls can add extras, but remove none.
 comma := ,
 space := $() $()
 NVIDIA := $(or $(shell command -v nvidia-smi 2>/dev/null),$(wildcard /proc/driver/nvidia/version))
@@ -16,10 +16,10 @@ EXTRAS ?= $(if $(NVIDIA),cuda)
 HAVE := $(if $(wildcard $(INSTALLED)),$(shell cat $(VENV)/.extras 2>/dev/null))
 WANTED := $(sort $(HAVE) $(subst $(comma), ,$(EXTRAS)))
 
-# Options of a study: make reproduce-mor SCALE=smoke SEEDS=0,1,2 ADDRESS=http://head:8265 RUNS=/shared/runs
-# BACKEND=local trains without Ray.
-# OUT=DIR is the folder for reports. Reports of two stores have the same name: without OUT=, the later one replaces the
-# earlier one.
+# Options of `make reproduce-…`, for example: SCALE=smoke SEEDS=0,1,2 ADDRESS=http://head:8265 RUNS=/shared/runs
+# ADDRESS=: the Ray cluster that trains. BACKEND=local: train without Ray. RUNS=: the store.
+# OUT=: the folder of reports. A report is named after its study and scale, so without another OUT= the report of a second
+# store replaces that of the first.
 SCALE ?= cpu
 SEEDS ?=
 ADDRESS ?=
@@ -30,7 +30,8 @@ STUDIES := mor nvfp4 gaussws primer
 REPRODUCE := $(STUDIES:%=reproduce-%)
 TO := $(if $(OUT),--out $(OUT))
 
-# GaussWS's report also contains speeds measured on this machine; they are not measured if a cluster trains.
+# GaussWS's report also contains speeds of training and of noise generators, which MEASURE_gaussws measures on this
+# machine. They are not measured if ADDRESS= names a cluster.
 ON_GPU := $(filter gpu paper,$(SCALE))
 TIMED_cpu := --model gpt2-nano,llama2-nano --eager 0
 TIMED_gpu := --model gpt2-124m,llama2-134m,llama2-1b,llama2-3b --length 1024 --eager 0
@@ -45,27 +46,27 @@ help: ## Show this list
 
 setup: $(BUILT) ## Create .venv, install fewbits with its tools and EXTRAS, build the CPU kernels
 
-# Byte code is kept, even if the environment says otherwise: without it, each process compiles our modules again, and
-# each of pytest's workers rewrites the assertions of all test files.
+# The empty PYTHONDONTWRITEBYTECODE makes Python keep byte code, whatever the caller's environment says. Without byte code,
+# each process compiles fewbits' modules again, and each of pytest's workers rewrites the assertions of all test files.
 TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
-# Types and tests run in parallel, because the first tests wait for clusters to start.
-test: style ## Run what CI runs: lint, types, and the tests with a few random examples of each law
+# The type check and the tests run in parallel, because the first tests mostly wait for Ray clusters to start.
+test: style ## Run what CI runs: lint, type check, and all tests, property tests with a tenth of their examples
 	@$(MAKE) --no-print-directory --jobs=2 types tests
 
 tests: setup
 	$(TESTS)
 
-test-deep: setup ## Run the tests with all examples, repeated kill scenarios and other long checks
+test-deep: setup ## Run all tests with all random examples, and also the long tests marked `deep`
 	FEWBITS_TESTS=deep $(TESTS)
 
 test-portable: setup ## Run the tests that train under three instruction sets: this processor's own and two older ones
 	$(BIN)/python tests/portable.py --numprocesses 3 --dist loadfile --quiet
 
-mutate: setup ## Insert errors into the sources, and count those that tests detect: docs/measured/mutation.md
+mutate: setup ## Insert errors into the sources, and write how many the tests detect to docs/measured/mutation.md
 	$(BIN)/python -m tests.mutate --write
 
-lint: style types ## Check style, format and types
+lint: style types ## Check style and format (ruff, clang-format) and types (mypy)
 
 style: setup
 	$(BIN)/ruff check .
@@ -75,30 +76,32 @@ style: setup
 types: setup
 	$(BIN)/mypy
 
-bench: setup ## Measure the speed and memory of the kernels and of other libraries
+bench: setup ## Measure the speed and memory of the kernels, compared with other libraries
 	$(BIN)/fewbits bench kernels
 
-measure-gpu: setup ## On a machine with a GPU: parity, sanitizers, benchmarks and training, in docs/measured/cuda-kernels.md
+measure-gpu: setup ## Run parity tests, sanitizer, benchmarks and training on a GPU; write docs/measured/cuda-kernels.md
 	@$(BIN)/python -m tests.measure_gpu
 
-ui: setup ## Show the trials of runs/ in MLflow, on 127.0.0.1:5000
+ui: setup ## Start MLflow with the trials of the store runs/, on http://127.0.0.1:5000
 	$(BIN)/fewbits ui
 
-reproduce-mor: ## Run the missing trials of the MoR study and write its report: SCALE, SEEDS, BACKEND, ADDRESS, RUNS, OUT
-reproduce-nvfp4: ## Do the same for the NVFP4 study
-reproduce-gaussws: ## Do the same for the GaussWS study, and measure training and generators once per store
-reproduce-primer: ## Do the same for the primer of number formats and mixed precision
+reproduce-mor: ## Run the unfinished trials of the study MoR, write its report; SCALE= SEEDS= BACKEND= ADDRESS= RUNS= OUT=
+reproduce-nvfp4: ## Do the same for the study NVFP4
+reproduce-gaussws: ## Do the same for the study GaussWS; also measure training and noise generators, once for each store
+reproduce-primer: ## Do the same for the study primer (number formats and mixed precision)
 
 MEASURED = $(BIN)/fewbits sweep $$of; swept=$$?; if [ $$swept -gt 1 ]; then exit $$swept; fi; $(MEASURE_$*) \
 	$(BIN)/fewbits report $$of $(TO); reported=$$?; if [ $$swept -ne 0 ]; then exit $$swept; fi; exit $$reported
 
-# If trials fail, the report is still written and names them; make then ends with the sweep's exit status.
+# If trials fail (exit status 1 of the sweep), the report is still written and lists them; the command then ends with
+# the sweep's exit status. With a higher status (wrong input, Ctrl-C), no report is written.
 $(REPRODUCE): reproduce-%: setup
 	@of="study=$* scale=$(SCALE) $(if $(SEEDS),seeds=[$(SEEDS)]) $(if $(RUNS),--runs $(RUNS)) $(if $(ADDRESS),--address $(ADDRESS)) $(if $(BACKEND),--backend $(BACKEND))"; \
 	$(if $(if $(ADDRESS),,$(MEASURE_$*)),$(MEASURED),$(BIN)/fewbits report $$of $(TO) --sweep)
 
-# If a study fails, the others still run; the index contains the reports that exist.
-reproduce: setup ## Reproduce all studies, and write one page with the verdicts of all papers
+# If a study fails, the other studies still run, and the index contains the reports that exist. A status above 2, such as
+# that of Ctrl-C, ends the loop.
+reproduce: setup ## Run and report all studies, and write an index page with the verdicts of all
 	@status=0; for study in $(STUDIES); do $(MAKE) --no-print-directory reproduce-$$study || status=$$?; \
 	if [ $$status -gt 2 ]; then exit $$status; fi; done; \
 	$(BIN)/fewbits report --index $(TO) || exit $$?; exit $$status
@@ -107,12 +110,13 @@ clean: ## Remove .venv, caches and build products, but not runs/ and reports/
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# torch is installed first and alone: together with packages that depend on it, pip may choose another build of it.
+# torch is installed first and alone: if pip installs torch together with packages that depend on it, it may choose
+# another build of torch.
 $(INSTALLED): pyproject.toml constraints.txt $(if $(filter-out $(HAVE),$(WANTED)),more-extras)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --no-compile --constraint constraints.txt torch
 	$(BIN)/python -m pip install --no-compile --constraint constraints.txt --editable '.[$(subst $(space),$(comma),$(strip dev $(WANTED)))]'
-	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # on all processors; pip would use one
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # on all processors, while pip would use only one
 	@echo $(WANTED) > $(VENV)/.extras
 	touch $@
 
