@@ -34,9 +34,10 @@ ALWAYS = (Outcome.REPRODUCED, Outcome.CONTRADICTED, Outcome.INCONCLUSIVE)
 HEAD = """\
 # Gallery of reports
 
-`fewbits report` wrote each page, which was published at the commit beside it; [measured](../measured) names the
-commits of the runs. The number below a verdict is the effect, with its 90 % interval, of the claim's comparison that
-has the weakest support. `docs/gallery.py` writes this file.
+This page has a table for each study, with the verdict of each claim at each scale, and links to the published reports.
+`fewbits report` wrote the reports; the commit at which a report was published is in parentheses, and
+[measured](../measured) names the commits of the runs. The number below a verdict is the effect, with its 90 %
+interval, of the claim's comparison that has the weakest support. `docs/gallery.py` writes this file.
 """
 
 
