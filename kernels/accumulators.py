@@ -1,4 +1,4 @@
-"""Multiply matrices as hardware does whose accumulators keep few bits; README.md (Accumulators) defines each of them.
+"""Multiply matrices with the sums of hardware whose accumulators keep few bits (README.md, "Accumulators").
 
     product(a, b, "hopper-fp8")      a [M, K] · b [K, N], in float32, with the sums of Hopper's FP8 tensor cores
 
@@ -28,20 +28,20 @@ Kind = Literal["format", "fused", "grouped"]
 
 @dataclass(frozen=True, slots=True)
 class Accumulator:
-    """Describe how the sum of K products is computed.
+    """A rule for computing a sum of K products. The field `kind` has one of three values.
 
     format: one product after the other is added, and each sum is rounded to nearest in the format `kept`.
     fused: `length` products at a time are aligned with the sum, truncated, and added at once.
-    grouped: like fused, but of groups of 16 products, whose sums are exact, with a scale for every group.
+    grouped: like fused, but each term is the exact sum of a group of 16 products, times the scales of the group.
     """
 
     name: str
     about: str
     kind: Kind
-    kept: str = "fp32"  # fused, grouped: the format e8mY to which each new sum is truncated, or fp32
-    length: int = 1  # products that are added at once
-    fraction: int = 0  # bits after the binary point that an aligned product keeps
-    promote: int = 0  # every so many products the sum is added to a float32 number outside, rounded to nearest
+    kept: str = "fp32"  # the format of the sum; fused, grouped: fp32 or e8mY, to which each new sum is truncated
+    length: int = 1  # the number of products that are added at once
+    fraction: int = 0  # the number of bits after the binary point that an aligned product keeps
+    promote: int = 0  # after so many products the sum is added to a separate float32 sum and set to 0; 0: never
 
     @property
     def kept_bits(self) -> int:
@@ -54,7 +54,7 @@ _ROWS = (
     Accumulator("fp16", "FP16, one product after the other", "format", "fp16"),
     Accumulator("bf16", "BF16, one product after the other", "format", "bf16"),
     Accumulator("hopper-fp8", "FP8 tensor cores of Hopper", "fused", "e8m13", 32, 13),
-    Accumulator("hopper-fp8-promoted", "the same, added in FP32 every 128", "fused", "e8m13", 32, 13, 128),
+    Accumulator("hopper-fp8-promoted", "hopper-fp8, added in FP32 every 128", "fused", "e8m13", 32, 13, 128),
     Accumulator("hopper-bf16", "BF16 and FP16 tensor cores of Hopper", "fused", "fp32", 16, 25),
     Accumulator("blackwell-fp8", "FP8 and MXFP8 tensor cores of Blackwell", "fused", "fp32", 32, 25),
     Accumulator("blackwell-fp4", "MXFP4 and NVFP4 tensor cores of Blackwell", "grouped", "fp32", 64, 35),
@@ -78,9 +78,11 @@ _E2M1 = tuple(sorted(set(TABLE["e2m1"].values())))
 def product(a: Tensor, b: Tensor, accumulator: str, *, scales: tuple[Tensor, Tensor] | None = None) -> Tensor:
     """Return a [M, K] · b [K, N] in float32, with the sums of the accumulator of this name.
 
-    Operands are float8_e4m3fn, float8_e5m2, float16 or bfloat16, and also float32 if the accumulator is a format. For
-    `blackwell-fp4` they have any dtype, hold values of E2M1, and may have block scales in float8_e4m3fn or
-    float8_e8m0fnu: `scales` are those of a [M, K / B] and of b [K / B, N], with blocks of B = 16 or 32 along K.
+    Valid dtypes of a and b are float8_e4m3fn, float8_e5m2, float16 and bfloat16, and also float32 if the accumulator is
+    a format. For `blackwell-fp4` they may have any dtype, but must contain only values of E2M1.
+
+    scales: only for `blackwell-fp4`: the block scales of a [M, K / B] and of b [K / B, N] in float8_e4m3fn or
+        float8_e8m0fnu, for blocks of B = 16 or 32 elements along K; None: all scales are 1.
 
     >>> product(torch.ones(1, 4096, dtype=torch.float16), torch.ones(4096, 1, dtype=torch.float16), "fp16")
     tensor([[2048.]])
@@ -102,7 +104,7 @@ def product(a: Tensor, b: Tensor, accumulator: str, *, scales: tuple[Tensor, Ten
     for operand in (a, b):
         if operand.dtype not in valid:
             names = ", ".join(str(dtype).removeprefix("torch.") for dtype in valid)
-            raise ValueError(f"accumulator {accumulator} of dtype {operand.dtype}: valid dtypes are {names}")
+            raise ValueError(f"accumulator {accumulator} for dtype {operand.dtype}: valid dtypes are {names}")
     left, right = a.detach().float().contiguous(), b.detach().float().contiguous()
     if chosen.kind == "format":
         if not _is_compiled_for(a):
@@ -120,7 +122,10 @@ def _grouped(a: Tensor, b: Tensor, chosen: Accumulator, scales: tuple[Tensor, Te
     grid = torch.tensor(_E2M1, device=a.device)
     for operand in (left, right):
         if not torch.isin(operand, grid).all():
-            raise ValueError(f"accumulator {chosen.name}: the operands must hold values of E2M1, {_E2M1[-1]:g} at most")
+            raise ValueError(
+                f"accumulator {chosen.name}: an operand has values that E2M1 does not have; valid magnitudes are 0 to "
+                f"{_E2M1[-1]:g} on the grid of E2M1"
+            )
     k = a.shape[1]
     groups = -(-k // GROUP)
     if scales is None:
@@ -150,7 +155,11 @@ def _grouped(a: Tensor, b: Tensor, chosen: Accumulator, scales: tuple[Tensor, Te
 
 
 def _of_groups(scales: Tensor, axis: int, shape: tuple[int, int]) -> Tensor:
-    """Return a scale for every group of 16, from one for every 16 or 32 values of an operand."""
+    """Return the absolute scales of an operand, one for every group of 16 values along K.
+
+    scales: one scale for every 16 or 32 values. axis: the dimension of `scales` that lies along K. shape: the number of
+    vectors of the operand (rows of a, columns of b), and K.
+    """
     lines, k = shape
     groups = -(-k // GROUP)
     for per_scale in (1, 2):

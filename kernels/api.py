@@ -19,14 +19,14 @@ _COUNTS = ("nonzeros", "flushed", "saturated", "capped", "nonfinite", "lost")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class QuantStats:
-    """The statistics of a quantization, for the whole tensor (0-d tensors) or for each block (a grid of blocks).
+    """The statistics of a quantization: 0-d tensors for the whole tensor, or a 2-d grid with one value per block.
 
-    `counts` holds exact integers, so statistics do not depend on threads or devices. No value is copied to the host
-    until a caller asks for a number.
+    `counts` holds exact integers, so the statistics do not depend on threads or devices. All attributes are tensors on
+    the device of the input; nothing is copied to the host until the caller converts one to a Python number.
     """
 
-    counts: Tensor  # [..., 7], in the order of counts.py
-    amax: Tensor
+    counts: Tensor  # int64 [..., 7]; counts.py names the index of each statistic
+    amax: Tensor  # float32 [...]: the largest magnitude of the input, after the Hadamard transform if there is one
 
     @property
     def error_sum(self) -> Tensor:
@@ -49,12 +49,12 @@ class QuantStats:
 
     @property
     def saturated(self) -> Tensor:
-        """The number of elements whose rounded value was beyond the format's maximum."""
+        """The number of elements that rounding moved beyond the format's maximum (so `overflow` set their value)."""
         return self.counts[..., SATURATED]
 
     @property
     def capped(self) -> Tensor:
-        """The number of elements with a relative error above 1, which counts as 1; stochastic rounding can cause it."""
+        """The number of elements whose relative error is above 1, for which `error` uses 1."""
         return self.counts[..., CAPPED]
 
     @property
@@ -64,11 +64,14 @@ class QuantStats:
 
     @property
     def lost(self) -> Tensor:
-        """The number of elements that became NaN or infinite, such as all those of a block with a non-finite input."""
+        """The number of elements whose result is NaN or infinite, such as all elements of a block with a NaN input."""
         return self.counts[..., LOST]
 
     def __repr__(self) -> str:
-        """Return the error and the counts; those of blocks as their mean error and the sums of their counts."""
+        """Return the error, the amax and the counts in one line.
+
+        For statistics per block, these are the mean and the largest error, the largest amax and the sums of the counts.
+        """
         if self.counts.is_meta or isinstance(self.counts, FakeTensor):
             return f"QuantStats(counts={self.counts!r}, amax={self.amax!r})"
         if not self.error.numel():
@@ -117,12 +120,11 @@ def fake_quantize(
 
     If q has a Hadamard transform, the returned values stay rotated.
 
-    axis: -1 for blocks along the last dimension; 0 for blocks along the other dimension of x viewed as a matrix
-        (−1, last dim).
-    seed: the seed of stochastic rounding, from 0 to 2^63 − 1. The random bits of an element depend only on the seed
-        and on the element's row-major index.
+    axis: -1 for blocks along the last dimension; 0 for blocks down the columns of x viewed as a matrix (−1, last dim).
+    seed: an integer from 0 to 2^63 − 1, required for stochastic rounding. The random bits of an element depend only on
+        the seed and on the element's row-major index.
     out: a tensor that receives the result instead of a new one; it may be x.
-    stats: True also returns the QuantStats of the tensor, "block" those of each block.
+    stats: True also returns the QuantStats of the tensor; "block" also returns the QuantStats with one value per block.
 
     >>> y = fake_quantize(x, Quantizer.parse("e4m3:128x128:gam"))
     >>> y, stats = fake_quantize(x, "e2m1:1x16:nvfp4:stochastic", axis=0, seed=7, stats=True)
@@ -159,9 +161,10 @@ def fake_quantize_both(
 ) -> tuple[Tensor, Tensor]:
     """Return x quantized along the last dimension by `row`, and x quantized along axis 0 by `column`.
 
-    x is read only once. A linear layer needs both copies if two GEMMs sum over different axes of the operand.
+    x is read only once. A linear layer needs both copies if two of its GEMMs sum over different axes of the operand.
 
-    out: tensors that receive the results instead of new ones. They overlap neither x nor each other.
+    row_seed, column_seed: the seeds of stochastic rounding, required as in `fake_quantize`.
+    out: two tensors that receive the results instead of new ones. They must overlap neither x nor each other.
     """
     check_tensor(x, -1)
     arguments = (
@@ -211,15 +214,17 @@ def mix(
     out: Tensor | None = None,
     stats: bool = False,
 ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, QuantStats]:
-    """Quantize each decision block by the first mixture entry whose test it passes; return the values and the choices.
+    """Quantize each decision block by the first mixture entry whose test it passes; return (values, choices).
 
-    The choices are the int8 index of the entry for each decision block, or a 0-d tensor if one decision covers the
-    whole tensor. A decision block with a non-finite value gets the last entry. A decision block that the first entry
-    represents exactly gets the first entry, if that entry has an error test.
+    A decision block is the part of x for which one entry is chosen (the mixture's `per`). The choices are the int8
+    indices of the chosen entries: 0-d if one decision covers the tensor, else [decision blocks down, blocks across].
+    A decision block with a non-finite value gets the last entry. A decision block that the first entry represents
+    exactly gets the first entry, if that entry has an error test.
 
-    out: a tensor that receives the values instead of a new one; it does not overlap x, which is read several times.
+    axis, seed: as in `fake_quantize`.
+    out: a tensor that receives the values instead of a new one; it must not overlap x, which is read several times.
     stats: True also returns the QuantStats of each decision block. They describe the values of the first entry, even if
-        the decision block got another entry.
+        another entry was chosen for the decision block.
 
     >>> y, choice = mix(x, Mixture.parse("e4m3:128x128:gam @ error<0.045 | bf16 ; per=tensor"))
     """
@@ -242,9 +247,11 @@ def mix(
 
 
 def spelling(spec: Quantizer | Mixture | str, kind: type[Quantizer] | type[Mixture]) -> str:
-    """Return a quantizer or mixture as the string that the torch operators take.
+    """Return the string form of a quantizer or mixture, which the torch operators take.
 
-    Under torch.compile, the operator validates a string at run time; otherwise it is validated here.
+    A string is validated here, except under torch.compile, where the operator validates it at run time.
+
+    kind: the class that is expected, Quantizer or Mixture.
     """
     if isinstance(spec, kind):
         return spec.spelling
@@ -254,7 +261,7 @@ def spelling(spec: Quantizer | Mixture | str, kind: type[Quantizer] | type[Mixtu
 
 
 def seed_or_unset(seed: int | None) -> int:
-    """Check and return the seed, or return -1 for None; operators that round stochastically reject -1."""
+    """Check and return the seed; for None return -1, which the operators reject if they need random numbers."""
     return -1 if seed is None else check_seed(seed)
 
 
@@ -281,7 +288,10 @@ def check_tensor(x: Tensor, axis: int) -> None:
 
 
 def _check_result(x: Tensor, out: Tensor, *, apart: bool = False) -> None:
-    """Check a tensor for a result of x's shape and dtype. It may be x, unless it has to be `apart` from it."""
+    """Raise ValueError if `out` cannot receive a result with the shape, dtype and device of x.
+
+    apart: True forbids any overlap of `out` and x in memory; False allows `out` to be x itself, but no other overlap.
+    """
     check_out(out, x.shape, x.dtype, x.device)
     check_written(out, x)
     if apart:
@@ -300,11 +310,14 @@ def check_out(out: Tensor, shape: torch.Size, dtype: torch.dtype, device: torch.
 
 
 def check_written(out: Tensor, *inputs: Tensor) -> None:
-    """Check that a result can be written in place: without a gradient, and to memory for every element."""
+    """Raise ValueError if autograd would need a gradient of `out` or an input, or if elements of `out` share memory."""
     if torch.is_grad_enabled() and any(x.requires_grad for x in (out, *inputs)):
-        raise ValueError("out= cannot be used when x or out requires grad: a result written in place has no gradient")
+        raise ValueError(
+            "out= cannot be used when x or out requires grad, because a result written in place has no gradient: omit "
+            "out=, or call under torch.no_grad()"
+        )
     if any(stride == 0 and size > 1 for size, stride in zip(out.shape, out.stride(), strict=True)):
-        raise ValueError("out overlaps itself (an expanded tensor): pass one with memory for every element")
+        raise ValueError("out overlaps itself (an expanded tensor): pass a tensor that has memory for every element")
 
 
 def _check_apart(out: Tensor, other: Tensor) -> None:

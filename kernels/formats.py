@@ -33,7 +33,7 @@ class Format:
     exponent_bits: int
     mantissa_bits: int
     bias: int
-    specials: Specials  # none: every code is a number; nan: only S.11…1 is NaN; ieee: the top exponent is inf or NaN
+    specials: Specials  # none: every code is a number; nan: the last code is NaN; ieee: the top exponent is inf or NaN
     signed: bool = True
 
     def __post_init__(self) -> None:
@@ -166,11 +166,11 @@ class Format:
         return _values(self)
 
     def code_of(self, value: float, overflow: Overflow = "saturate") -> int:
-        """Return the code nearest to value, with ties to even.
+        """Return the code of the format's value that is nearest to `value`; ties go to the even code.
 
         A value that rounds beyond ±max, infinities included, becomes ±max (saturate), NaN (nan) or ±inf (inf). The sign
-        is kept, also for zero and NaN. A format without NaN raises ValueError for it. e8m0 has no zero, so zero becomes
-        its smallest value, and it raises ValueError for negative values.
+        is kept, also for zero and NaN. In e8m0, which has no zero, zero becomes the smallest value. ValueError is
+        raised for NaN if the format has no NaN, and for a negative value or -0.0 if the format is unsigned.
         """
         if overflow not in self.overflows:
             raise ValueError(
@@ -190,7 +190,10 @@ class Format:
         return magnitude | (negative and self.signed) << self.bits - 1
 
     def _nearest(self, value: float) -> int:
-        """Return the code nearest to a value ≥ 0, as if codes had no upper limit; scaling by 2^k is exact."""
+        """Return the code nearest to a value ≥ 0, as if codes had no upper limit; for inf, the code after the largest.
+
+        All steps before the rounding are exact, because they scale by powers of two.
+        """
         if value == 0:
             return 0
         if math.isinf(value):

@@ -1,15 +1,17 @@
-"""Multiply matrices in FP8: torch's scaled product gets codes and scales, without rounded values between.
+"""Multiply matrices in FP8: the product takes codes and scales, so the operands are not rounded to BF16 before it.
 
-    y[m, n] = (Σ_k A[m, k] · B[k, n]) · a[m] · b[n]      A, B: E4M3 codes; a, b: FP32 scales, one or one per row, column
+    y[m, n] = (Σ_k A[m, k] · B[k, n]) · a[m] · b[n]
 
-`encode` stores the factor s that maps a block to the format's range, so the scale of its codes is 1/s. The emulation
-rounds the value code/s to BF16 and then multiplies; here nothing is rounded before the sum. So the two differ by the
-rounding of the operands to BF16: for u = 2^-8, half the distance of neighbouring BF16 numbers relative to them, by at
-most (2u + u²) Σ |A·a| |B·b|, and by the order of the FP32 sums and the last rounding.
+A and B are E4M3 codes; a and b are FP32 scales, one for the whole matrix, or one per row of A and per column of B.
+`encode` stores the factor s that maps a block to the format's range, so the scale of its codes is 1/s.
 
-On GPUs the sum is that of the tensor cores, which may be less than FP32 (accumulators.py). On CPUs the codes are
-widened to BF16, which holds all E4M3 values, and `matmul_fp32` sums their products in FP32. Torch's FP8 product for
-CPUs computes the same sums, but a hundred times slower.
+The emulation (`execute: emulate`) rounds code/s to BF16 and then multiplies. Its result differs from this one by the
+order of the FP32 sums, by the last rounding, and by the rounding of the operands. The last of these changes a result by
+at most (2u + u²) Σ |A·a| |B·b|, where u = 2^-8 is the largest relative error of rounding to BF16.
+
+On GPUs the tensor cores compute the sum, possibly with fewer bits than FP32 (accumulators.py). On CPUs the codes are
+widened to BF16, which contains all E4M3 values, and `matmul_fp32` sums their products in FP32. Torch's FP8 product for
+CPUs computes the same sums, but takes a hundred times as long.
 """
 
 from __future__ import annotations
@@ -24,12 +26,12 @@ from fewbits.kernels.operators import call
 from fewbits.kernels.products import matmul_fp32
 from fewbits.kernels.quantizer import Mixture, Quantizer
 
-MULTIPLE = 16  # of the length of the sum and of the columns of the result, in FP8 products of GPUs
+MULTIPLE = 16  # FP8 products of GPUs need K (the length of the sums) and N (the columns of y) to be multiples of this
 VALID = "e4m3 with block tensor or channel and scaling amax"
 
 
 class Fp8Operand(NamedTuple):
-    """A matrix of E4M3 codes, with a scale for all elements, for each row or for each column: value = code · scale."""
+    """A matrix of E4M3 codes with one scale, one per row or one per column; element = (value of the code) · scale."""
 
     codes: Tensor  # float8_e4m3fn
     scales: Tensor  # float32 [1, 1], [rows, 1] or [1, columns]
@@ -39,14 +41,17 @@ class Fp8Operand(NamedTuple):
 
 
 def is_executable(spec: Quantizer | Mixture | None) -> bool:
-    """Tell whether FP8 products can read the codes of this quantizer; VALID says which quantizers that are."""
+    """Tell whether FP8 products can use the codes of this quantizer, that is, whether it is as VALID describes.
+
+    False for a mixture and for None.
+    """
     if not isinstance(spec, Quantizer):
         return False
     return (spec.format.name, spec.scaling) == ("e4m3", "amax") and str(spec.block) in ("tensor", "channel")
 
 
 def encode_fp8(x: Tensor, spec: str, axis: int, seed: int) -> Fp8Operand:
-    """Return the codes and scales of x quantized by an executable quantizer in string form."""
+    """Return the codes and scales of x, quantized by `spec`: the string form of a quantizer that `is_executable`."""
     codes, factors, _ = call(torch.ops.fewbits.encode, x, spec, axis, seed)
     return Fp8Operand(codes.view(torch.float8_e4m3fn), factors.reciprocal())
 
@@ -54,8 +59,8 @@ def encode_fp8(x: Tensor, spec: str, axis: int, seed: int) -> Fp8Operand:
 def scaled_product(a: Fp8Operand, b: Fp8Operand, dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:
     """Return a · b + bias in dtype, rounded once after the sum, the scales and the bias.
 
-    a has its scales along rows and b along columns. Codes that do not lie in memory as the product reads them, a by
-    rows and b by columns, are copied.
+    a has one scale or one per row, b has one scale or one per column. On a GPU, codes are first copied unless a is
+    contiguous along its rows and b along its columns.
     """
     rows, inner, cols = *a.codes.shape, b.codes.shape[1]
     if inner % MULTIPLE or cols % MULTIPLE:
@@ -74,7 +79,7 @@ def scaled_product(a: Fp8Operand, b: Fp8Operand, dtype: torch.dtype, bias: Tenso
     if a.scales.numel() == b.scales.numel() == 1:
         scales = a.scales.reshape(()), b.scales.reshape(())
     else:
-        # As vectors first, because torch checks strides, which a transposed matrix of one row does not have.
+        # Flattened first, because torch checks strides, and a transposed matrix of one row has other strides.
         by_row, by_column = a.scales.flatten().expand(rows), b.scales.flatten().expand(cols)
         scales = by_row.contiguous().view(rows, 1), by_column.contiguous().view(1, cols)
     return torch._scaled_mm(left, right, *scales, bias=bias, out_dtype=dtype, use_fast_accum=False)

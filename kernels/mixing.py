@@ -1,8 +1,8 @@
-"""Choose the first entry of a mixture whose test each decision block passes (MoR algorithm 2).
+"""Choose, for each decision block, the first entry of a mixture whose test the block passes (MoR algorithm 2).
 
 Every entry quantizes the whole tensor with its own blocks and scales. This module only decides which entry's values
-each decision block keeps, so entries may have blocks of any size. It makes one pass per entry over the decision blocks
-that are still undecided; a backend computes the passes.
+each decision block keeps, so entries may have blocks of any size. For each entry, a backend makes one pass over the
+decision blocks for which no entry is chosen yet.
 """
 
 from typing import Any
@@ -18,9 +18,11 @@ from fewbits.kernels.quantizer import Entry, ErrorBelow, ErrorBelowOther, Mixtur
 def mix_matrix(
     backend: Backend, x: Tensor, mixture: Mixture, axis: int, seed: int, out: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the values; and, for each decision block, the index of its entry and the first entry's counts and amax.
+    """Return (values, choice, counts, amax); the last three have one element per decision block.
 
-    out: the tensor to write the values to; it does not overlap x.
+    `choice` is the int8 index of the chosen entry. `counts` [..., 7] and `amax` are the statistics of the first entry.
+
+    out: the tensor to write the values to; it must not overlap x.
     """
     partition = mixture.decision_block.resolve(x.shape, axis)
     out = torch.empty_like(x) if out is None else out
@@ -41,7 +43,7 @@ def mix_matrix(
         compared = _compared(backend, x, entry, axis, seed, partition, skip)
         if not backend.decide(index, last, counts, choice, decided, **compared):
             return out, choice, first_counts, amax
-    # A single block that the host knows to be undecided needs no test for each of its elements.
+    # If there is a single block, and the host has read that it is undecided, no block has to be skipped.
     skip = None if amax.numel() == 1 and not backend.never_waits else decided
     backend.quantize(x, mixture.entries[last].quantizer, axis, seed, out=out, partition=partition, skip=skip)
     return out, choice, first_counts, amax
@@ -50,7 +52,7 @@ def mix_matrix(
 def _compared(
     backend: Backend, x: Tensor, entry: Entry, axis: int, seed: int, partition: Part, skip: Tensor | None
 ) -> dict[str, Any]:
-    """Return the arguments of Backend.decide that say what the entry's test compares with."""
+    """Return the keyword arguments of Backend.decide for the entry's test: limit, other, or limit and extent."""
     if isinstance(entry.test, ErrorBelow):
         return {"limit": entry.test.threshold * ERROR_ONE}
     if isinstance(entry.test, ErrorBelowOther):

@@ -1,4 +1,4 @@
-"""Generate packed noise, and sample weights with it so that gradients reach the bit widths (GaussWS, DiffQ)."""
+"""Generate noise, and add it to weights in proportion to differentiable bit widths (GaussWS, DiffQ)."""
 
 import torch
 from torch import Tensor
@@ -15,17 +15,17 @@ BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def gaussian_noise(count: int, seed: int, *, device: torch.device | str = "cpu") -> Tensor:
-    """Return R of GaussWS eq. 10, approximately round(N(0,1)/2), packed in int32.
+    """Return `count` elements of R of GaussWS eq. 10, approximately round(N(0,1)/2), packed in a vector of int32.
 
-    Each int32 holds eight elements of 4 bits, sign and magnitude: element i is nibble i mod 8 of number i div 8, and
-    depends only on the seed and on i.
+    Each int32 contains eight elements of 4 bits (highest bit: sign; other bits: magnitude). Element i is nibble i mod 8
+    of the int32 i div 8, and depends only on the seed and on i.
     """
     device = _check_arguments(count, seed, device)
     return backend_for(device.type).gaussian_noise(count, seed, device)
 
 
 def unpack_noise(words: Tensor, count: int | None = None) -> Tensor:
-    """Return the values of packed noise as int8, from −2 to 2."""
+    """Return the first `count` values (None: all) of packed noise from `gaussian_noise`, as int8 from −2 to 2."""
     if not isinstance(words, Tensor) or words.dtype != torch.int32 or words.dim() != 1:
         raise ValueError(f"expected packed noise, a vector of int32, not {words!r:.60}")
     available = 8 * words.numel()
@@ -36,7 +36,7 @@ def unpack_noise(words: Tensor, count: int | None = None) -> Tensor:
 
 
 def uniform_noise(count: int, seed: int, *, device: torch.device | str = "cpu") -> Tensor:
-    """Return DiffQ's R in bfloat16: uniform in (−½, ½), where rounding to bfloat16 can give −½ and ½ themselves."""
+    """Return `count` values of DiffQ's R in bfloat16: uniform in (−½, ½); rounding to bfloat16 can also give ±½."""
     device = _check_arguments(count, seed, device)
     return backend_for(device.type).uniform_noise(count, seed, device)
 
@@ -54,6 +54,9 @@ def sample_weight(
 
     The result is differentiable in w and in bits (eq. 4, with the maximum taken as constant). The backward pass draws R
     again from the seed instead of storing it.
+
+    bits: float32, one bit width for each square of `block` rows and columns of w.
+    noise: the distribution of R: gaussian (GaussWS) or uniform (DiffQ).
     """
     refuse_distributed(w)
     if noise not in NOISES:

@@ -16,22 +16,22 @@ INTEGERS = {"int8": (8, 1.0), "int4": (4, 1.0), "mxint8": (8, 1 / 64)}  # bits, 
 
 @dataclass(frozen=True, slots=True)
 class Rounded:
-    """A number in one format. A neighbour that does not exist is None; a value that is not finite has none."""
+    """A number rounded to one format; `below` and `above` are None if there is no such value, or if `value` is NaN."""
 
     format: str
-    bits: str  # the code's fields: sign exponent mantissa, separated by blanks; of an integer all bits together
+    bits: str  # the code in binary: sign, exponent and mantissa separated by blanks; for integer formats without blanks
     code: int
     value: float
-    below: float | None  # the next smaller finite value
-    above: float | None  # the next larger finite value
+    below: float | None  # the next smaller finite value of the format
+    above: float | None  # the next larger finite value of the format
     error: float  # value − number
-    kind: str  # zero, subnormal, normal, saturated, nan; of integers integer or saturated
+    kind: str  # zero, subnormal, normal, saturated or nan; for integer formats integer or saturated
 
 
 def rounded(number: float) -> tuple[Rounded, ...]:
-    """Return the number in every format, rounded to nearest with ties to even; beyond the largest value it saturates.
+    """Return the number rounded to every format: to nearest, ties to even, at most the format's largest value.
 
-    Formats that cannot hold it (NaN, or the sign of a negative number) are left out.
+    NaN omits the formats without NaN; a negative number omits the unsigned formats.
     """
     rows = [_in_format(number, f) for f in TABLE.values() if _can_hold(number, f)]
     if not math.isnan(number):
@@ -70,7 +70,10 @@ def _overflows(number: float, f: Format) -> bool:
 
 
 def _neighbours(f: Format, value: float, magnitude: int) -> tuple[float | None, float | None]:
-    """Return the next finite values below and above; codes number the magnitudes in ascending order."""
+    """Return the next finite values below and above `value`, whose code without the sign bit is `magnitude`.
+
+    Codes without the sign number the magnitudes in ascending order.
+    """
     if math.isnan(value):
         return None, None
     outer = f.decode(magnitude + 1) if magnitude < f.max_code else None
@@ -116,5 +119,5 @@ def parse_number(text: str) -> float:
             return float.fromhex(text)
         return float(text)
     except (ValueError, ZeroDivisionError, OverflowError):
-        valid = "a decimal (0.3), hexadecimal (0x1.8p-3), fraction (1/3), inf or nan is expected"
+        valid = "valid are a decimal (0.3), a hexadecimal float (0x1.8p-3), a fraction (1/3), inf and nan"
         raise ValueError(f"number {text!r}: {valid}") from None

@@ -1,4 +1,4 @@
-"""Register and call torch operators of the library `fewbits`, which `torch.ops.fewbits` contains."""
+"""Register and call the torch operators of the library `fewbits`; torch provides them as `torch.ops.fewbits.<name>`."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -10,7 +10,7 @@ from torch.autograd import Function
 LIBRARY: Final = torch.library.Library("fewbits", "DEF")
 
 
-_DIRECT: Final[dict[Any, Callable[..., Any]]] = {}  # what computes an operator on a CPU
+_DIRECT: Final[dict[Any, Callable[..., Any]]] = {}  # operator -> the Python function that computes it
 _dispatch_modes, _transforms = torch._C._len_torch_dispatch_stack, torch._C._are_functorch_transforms_active
 _ORDINARY: Final = (Tensor, torch.nn.Parameter)  # not DTensors, fake tensors, or tensors that a compiler traces
 
@@ -20,7 +20,8 @@ def define(
 ) -> Callable[..., Any]:
     """Define an operator: `run` computes it on `devices`, `fake` returns empty results for fake tensors.
 
-    Return the operator as a function that skips torch's dispatcher where no gradient is recorded.
+    schema: the name and the signature in torch's syntax. Return the operator as a function that skips torch's
+    dispatcher if no gradient is recorded and `can_skip_dispatcher` allows it.
     """
     name = schema.split("(")[0]
     LIBRARY.define(schema)
@@ -40,16 +41,18 @@ def define(
 def differentiate(
     name: str, keep: Callable[[Any, tuple[Any, ...], Any], None], backward: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Define the gradient of an operator, like torch.library.register_autograd, which documents the arguments.
+    """Define the gradient of the operator `name`.
 
-    Return the operator as a function. For ordinary tensors on a CPU it skips torch's dispatcher and its layer for
-    gradients, which is in Python: the two take several times as long as an autograd.Function.
+    keep, backward: the arguments setup_context and backward of torch.library.register_autograd. Return the operator as
+    a function. For ordinary tensors on a CPU it uses an autograd.Function directly, because torch's dispatcher and
+    torch's Python layer for gradients of operators take several times as long.
     """
     torch.library.register_autograd(f"fewbits::{name}", backward, setup_context=keep, lib=LIBRARY)
     operator = getattr(torch.ops.fewbits, name)
     run = _DIRECT[operator]
 
-    # Not as setup_context of the class, for which torch binds the arguments to the signature of `forward` in each call.
+    # `keep` is called here and not set as setup_context of the class, because with a setup_context torch binds the
+    # arguments to the signature of `forward` in each call, which takes time.
     def forward(ctx: Any, *arguments: Any) -> Any:
         result = run(*arguments)
         keep(ctx, arguments, result)
@@ -64,9 +67,9 @@ def differentiate(
 
 
 def call(operator: Callable[..., Any], x: Tensor, *arguments: Any) -> Any:
-    """Call an operator of which only x may need a gradient; skip autograd's layer, which is in Python, if it does not.
+    """Call an operator that is differentiable only in x; if x needs no gradient, skip autograd's Python layer.
 
-    That layer takes as long as the launch of a kernel. On a CPU the dispatcher is skipped, too.
+    That layer takes as long as the launch of a kernel. For ordinary tensors on a CPU the dispatcher is skipped, too.
     """
     refuse_distributed(x)
     if torch.compiler.is_compiling() or (x.requires_grad and torch.is_grad_enabled()):
@@ -76,7 +79,10 @@ def call(operator: Callable[..., Any], x: Tensor, *arguments: Any) -> Any:
 
 
 def can_skip_dispatcher(arguments: tuple[Any, ...]) -> bool:
-    """Tell whether all tensors are ordinary ones on a CPU, and nothing observes or transforms calls of operators."""
+    """Tell whether all tensor arguments are plain CPU tensors, and no compiler, mode or transform intercepts operators.
+
+    Arguments that are not tensors are ignored.
+    """
     observed = torch.compiler.is_compiling() or _dispatch_modes() or _transforms()
     return not observed and all(type(x) in _ORDINARY and x.is_cpu for x in arguments if isinstance(x, Tensor))
 

@@ -27,7 +27,7 @@ def matrix(x: Tensor) -> Tensor:
 
 
 def like(values: Tensor, x: Tensor) -> Tensor:
-    """Return a backend's matrix in x's shape and dtype."""
+    """Return a backend's result, a matrix, in x's shape and dtype."""
     if values.shape == x.shape and values.dtype == x.dtype:
         return values
     return values.to(x.dtype).view(x.shape)
@@ -59,7 +59,7 @@ def _quantize(x: Tensor, spec: str, axis: int, seed: int) -> Tensor:
 
 
 def receives(out: Tensor) -> bool:
-    """Tell whether a backend can write its result into this tensor, of which `matrix` is then a view."""
+    """Tell whether a backend can write its result into `out`, that is, whether `matrix(out)` is a view and no copy."""
     return out.dtype != torch.float64 and out.is_contiguous()
 
 
@@ -190,7 +190,7 @@ define("unrotate(Tensor grad, str spec, int axis) -> Tensor", _unrotate, lambda 
 
 
 def _rotate_back(grad: Tensor | None, spec: str, axis: int) -> Tensor | None:
-    """Return the straight-through gradient of a quantizer or mixture; if that rotates, the gradient is rotated back."""
+    """Return the straight-through gradient of the quantizer or mixture `spec`: `grad`, rotated back if spec rotates."""
     if grad is None or "rht" not in spec:
         return grad
     q = Mixture.parse(spec).quantizers[0] if "|" in spec or ";" in spec else Quantizer.parse(spec)
@@ -243,7 +243,7 @@ def _decode(
 
 
 def _decode_out(codes: Tensor, scales: Tensor, groups: Tensor, spec: str, axis: int, out: Tensor) -> None:
-    """Decode packed tensors after a check of their shapes, dtypes and devices, because they may come from a file."""
+    """Decode into `out`. First check shapes, dtypes and devices of the packed tensors, which may come from a file."""
     q, tensors, cols = Quantizer.parse(spec), (codes, scales, groups), out.shape[1]
     expected = layout(q, axis, codes.shape[0] if codes.dim() else 0, cols)
     for what, t, (size, kind) in zip(("codes", "scales", "group scales"), tensors, expected, strict=True):

@@ -15,8 +15,8 @@ from fewbits.kernels.quantizer import Block, Quantizer
 class Packed:
     """A quantized tensor in packed storage, which torch.save can write and torch.load can read with weights_only=True.
 
-    codes: uint8 [rows, bytes]; a row's codes are stored one after the other from the lowest bit up, so that E2M1 has
-        the even column in the low nibble. Formats of 9 to 16 bits take two bytes per code.
+    codes: uint8 [rows, bytes]; a row's codes are stored one after the other from the lowest bit up, so in E2M1 the low
+        nibble of a byte is the code of an even column. Formats of 9 to 16 bits take two bytes per code.
     scales: one per block: float32 (amax), or uint8 codes of E8M0 (gam, e8m0, mx), E4M3 (nvfp4, fouroversix, eden) or
         UE5M3 (ue5m3); None for a naive cast.
     group_scales: one float32 per group: gam's mantissa, or the tensor scale of nvfp4, ue5m3, fouroversix and eden; None
@@ -50,7 +50,7 @@ torch.serialization.add_safe_globals([Packed, Quantizer, Format, Block])
 
 
 def encode(x: Tensor, q: Quantizer | str, *, axis: int = -1, seed: int | None = None) -> Packed:
-    """Return x packed in q's format; `decode` of the result equals `fake_quantize(x, q)` bit for bit.
+    """Return x packed in q's format; `decode` of it equals `fake_quantize` with the same arguments bit for bit.
 
     >>> packed = encode(x, "e2m1:1x16:nvfp4")
     >>> packed.codes.shape, packed.bits_per_element
@@ -79,7 +79,8 @@ def encode(x: Tensor, q: Quantizer | str, *, axis: int = -1, seed: int | None = 
 def decode(packed: Packed, *, out: Tensor | None = None) -> Tensor:
     """Return the values that `fake_quantize` gives, in the dtype and shape of the tensor that was encoded.
 
-    out: a tensor of that dtype and shape, on the device of the codes, that receives the result instead of a new one.
+    out: a tensor that receives the result instead of a new one; it has the encoded tensor's dtype and shape, and is on
+        the device of the codes.
     """
     if not isinstance(packed, Packed):
         raise ValueError(f"decode expects the Packed that encode returns, not {type(packed).__name__}")

@@ -1,4 +1,4 @@
-"""Define the layout of packed storage: codes from the lowest bit up, block scales in their own formats.
+"""Define the layout of packed storage (README.md, "Packed storage"): codes from the lowest bit up, and scales.
 
 All backends use `layout` and `allocate`. Only reference.py uses the other functions, which are written for clarity, not
 speed.
@@ -14,14 +14,14 @@ Layout = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 
 
 def layout(q: Quantizer, axis: int, rows: int, cols: int) -> Layout:
-    """Return the shapes and dtypes of a matrix's codes, block scales (empty for a naive cast) and group scales."""
+    """Return the (shape, dtype) of the codes, block scales and group scales of a matrix; scales may be empty."""
     grid = (0, 0) if q.scaling == "none" else parts_of((rows, cols), q.block.resolve((rows, cols), axis))
     scale = torch.float32 if q.traits.kind == "float" else torch.uint8
     return ((rows, q.format.row_bytes(cols)), torch.uint8), (grid, scale), ((q.groups(grid, axis),), torch.float32)
 
 
 def allocate(q: Quantizer, axis: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Allocate the tensors that store x in packed form; group scales start as 1, which empty groups keep."""
+    """Allocate the codes, block scales and group scales for x; group scales are set to 1, for groups without blocks."""
     codes, scales, groups = (
         torch.empty(size, dtype=dtype, device=x.device) for size, dtype in layout(q, axis, *x.shape)
     )
@@ -43,7 +43,7 @@ def pack(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack(data: Tensor, bits: int, cols: int) -> Tensor:
-    """Return the int32 codes that `pack` packed into bytes."""
+    """Return the int32 codes [rows, cols] that `pack` packed into the bytes `data`."""
     rows = data.shape[0]
     if bits > 8:
         return data.contiguous().view(torch.int16).view(rows, cols).to(torch.int32) & (1 << bits) - 1
@@ -54,7 +54,7 @@ def unpack(data: Tensor, bits: int, cols: int) -> Tensor:
 
 
 def stored_scales(codes: Tensor, q: Quantizer) -> Tensor:
-    """Convert int32 codes of block scales to what is stored: float32 for amax, nothing for a naive cast, else bytes."""
+    """Convert int32 codes of block scales to stored scales: float32 for amax, empty for a naive cast, else bytes."""
     if q.scaling == "none":
         return codes.new_empty((0, 0), dtype=torch.uint8)
     return codes.view(torch.float32) if q.traits.kind == "float" else codes.to(torch.uint8)

@@ -13,15 +13,16 @@ from fewbits.kernels.backends import reference
 from fewbits.kernels.backends.processor import has_fast_bf16_products
 from fewbits.kernels.operators import can_skip_dispatcher
 
-# Read once, at import, because torch.compile cannot trace the reading of files.
+# True if BF16 operands are widened to FP32. Determined once, at import, by reading /proc/cpuinfo, which torch.compile
+# cannot trace.
 WIDENS = not has_fast_bf16_products()
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """Return a · b in a's dtype, summed in FP32 and rounded once.
 
-    On a CPU, FP16 operands are widened and multiplied in FP32, because torch's own product may sum in FP16. So are BF16
-    operands where torch has only scalar loops for them, because that is faster.
+    On a CPU, FP16 operands are widened and multiplied in FP32, because torch's own product may sum in FP16. BF16
+    operands are widened too on processors where torch multiplies BF16 only in scalar loops, because FP32 is faster.
     """
     if _is_widened(a):
         with torch.autocast("cpu", enabled=False):  # autocast would round the operands again
@@ -30,15 +31,16 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x · wᵀ + bias as `matmul` does; the bias is added before the sum is rounded."""
+    """Return x · wᵀ + bias in x's dtype, computed like `matmul`; the bias is added before the sum is rounded."""
     return _WidenedLinear.apply(x, w, bias) if _is_widened(x) else F.linear(x, w, bias)
 
 
 def linear_of_cast(x: Tensor, w: Tensor, cast: Tensor) -> Tensor | None:
-    """Return x · castᵀ like `linear`, where `cast` is the weight w in x's dtype; w receives the gradient in its dtype.
+    """Return x · castᵀ, where `cast` is the weight w in x's dtype; the gradient goes to w, in w's dtype.
 
-    Return None where the caller has to use `linear`: for operands that are widened, under autocast, and for tensors on
-    other devices or of other classes. The results are the same; this only takes fewer calls of torch.
+    Results and gradients equal those of `linear` on a cast weight, with fewer calls of torch. Return None if the caller
+    has to use `linear`: for operands that are widened, under autocast, if x is not contiguous, and for tensors that are
+    not plain CPU tensors.
     """
     ordinary = can_skip_dispatcher((x, w, cast)) and x.is_contiguous() and not torch.is_autocast_enabled("cpu")
     return _LinearOfCast.apply(x, w, cast) if ordinary and not _is_widened(x) else None
@@ -62,7 +64,7 @@ class _LinearOfCast(Function):
 
 
 class _WidenedLinear(Function):
-    """Computes `linear` and its gradients in FP32, and keeps its operands for the backward pass in their dtype."""
+    """The autograd function of `linear` for widened operands: computes in FP32, but saves operands in their dtype."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
@@ -87,8 +89,8 @@ def _is_widened(x: Tensor) -> bool:
 def matmul_fp32(a: Tensor, b: Tensor) -> Tensor:
     """Return a [M, K] · b [K, N], summed and returned in FP32.
 
-    BF16 operands on a CPU use our kernel, for which either dimension may be contiguous in memory. BF16 and float16 on
-    CUDA use torch's product. All other operands are widened to FP32 first.
+    BF16 operands on a CPU use our kernel, which reads row-major and column-major matrices without a copy. BF16 and
+    float16 on CUDA use torch's product. All other operands are widened to FP32 first.
     """
     if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
         raise ValueError(

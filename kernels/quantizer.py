@@ -72,7 +72,7 @@ class Block:
         return Block(int(match[1]), int(match[2]))
 
     def resolve(self, shape: Sequence[int], axis: int = -1) -> tuple[int, int]:
-        """Return the block's shape in a matrix; axis=0 transposes it, so 1x16 covers 16 rows."""
+        """Return the rows and columns of a block in a matrix of this shape; axis=0 transposes, so 1x16 has 16 rows."""
         if axis not in (-1, 0):
             raise ValueError(f"axis {axis!r}: valid values are -1 (along the rows) and 0 (down the columns)")
         rows, cols = shape
@@ -81,7 +81,10 @@ class Block:
 
 
 def parts_of(shape: Sequence[int], part: tuple[int, int]) -> tuple[int, int]:
-    """Return the numbers of parts, down and across, into which a matrix is divided, with smaller parts at its edges."""
+    """Return (parts down, parts across) of a matrix of this shape, divided into parts of `part` = (rows, columns).
+
+    Parts at the lower and right edges may be smaller.
+    """
     (rows, cols), (r, c) = shape, part
     return (rows + r - 1) // r, (cols + c - 1) // c
 
@@ -92,10 +95,12 @@ class Quantizer:
 
     scaling: the name of a record in `scalings.py`; `none` is the naive cast.
     hadamard: the size of the random Hadamard transform along the axis, or None.
-    signs: the signs of that transform: `te` (TransformerEngine's vector, for size 16, where it is the default), `none`,
-        a seed (0 is the default for the other sizes), or `each`: drawn for every GEMM by the caller (`with_signs`).
-    overflow: the rule for values beyond the format's maximum.
-    group: the blocks that share a second-level value: all of the tensor, or (only gam) a row of blocks.
+    signs: the random signs of the transform: `te` (TransformerEngine's vector, for size 16, where it is the default),
+        `none`, a seed (0 is the default for the other sizes), or `each` (the caller draws a new seed for every GEMM
+        and inserts it by `with_signs`).
+    overflow: what a value beyond the format's maximum becomes: `saturate` (±maximum), `nan` or `inf`.
+    group: the set of blocks that share a second-level value, such as a tensor scale: `tensor` (all blocks), or, only
+        with the scaling gam, `row` (one row of blocks).
     """
 
     format: Format
@@ -106,7 +111,7 @@ class Quantizer:
     signs: Signs | int | None
     overflow: Overflow
     group: Group
-    # the string form, computed once, so that torch.compile reads it without tracing code
+    # The string form, computed once, so that torch.compile reads an attribute and does not trace code.
     spelling: str = field(init=False, compare=False, repr=False)
 
     def __init__(
@@ -203,7 +208,10 @@ class Quantizer:
         return SCALINGS[self.scaling]
 
     def groups(self, grid: tuple[int, int], axis: int) -> int:
-        """Return the number of groups of a grid of blocks; with group=row, a group is one row of blocks along axis."""
+        """Return the number of groups in a grid of (blocks down, blocks across); 0 if the scaling has no groups.
+
+        With group=row, a group is one row of blocks along the axis; for axis=0, one column of blocks.
+        """
         if not self.traits.groups:
             return 0
         return 1 if self.group == "tensor" else grid[1 if axis == 0 else 0]
@@ -214,7 +222,7 @@ class Quantizer:
 
     @property
     def draws_signs(self) -> bool:
-        """True for `signs=each`: the signs of the rotation have to be drawn for every GEMM."""
+        """True for `signs=each`: the caller has to draw new signs of the Hadamard transform for every GEMM."""
         return self.signs == "each"
 
 
@@ -233,7 +241,7 @@ class ErrorBelow:
 
 @dataclass(frozen=True, slots=True)
 class ErrorBelowOther:
-    """A test that passes if the relative error is below that of another quantizer (MoR eq. 3)."""
+    """A test that passes if the mean relative error is below the error of the quantizer `other` (MoR eq. 3)."""
 
     other: Quantizer
 
@@ -243,9 +251,9 @@ class ErrorBelowOther:
 
 @dataclass(frozen=True, slots=True)
 class SpreadBelow:
-    """A test that passes if largest / smallest non-zero magnitude is below the limit (MoR eq. 4).
+    """A test that passes if (largest magnitude) / (smallest non-zero magnitude) is below the limit (MoR eq. 4).
 
-    The default limit is the spread of the entry's own format.
+    The limit None means the spread of the entry's own format: its largest value / its smallest normal value.
     """
 
     limit: float | None = None
@@ -277,14 +285,17 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Entries in order of preference, and the part that one decision covers: tensor, block, channel or RxC."""
+    """A list of entries in order of preference; `per` is the part of a tensor for which one entry is chosen.
+
+    Valid values of `per` are tensor, block (the block of the first entry that has a scaling), channel and RxC.
+    """
 
     entries: tuple[Entry, ...]
     per: str = "tensor"
     # Computed once, because every call on a tensor needs them.
     spelling: str = field(init=False, compare=False, repr=False)
     quantizers: tuple[Quantizer, ...] = field(init=False, compare=False, repr=False)
-    decision_block: Block = field(init=False, compare=False, repr=False)  # the part that one decision covers
+    decision_block: Block = field(init=False, compare=False, repr=False)  # the Block that `per` stands for
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "entries", tuple(self.entries))
@@ -326,10 +337,10 @@ class Mixture:
     def parse(text: str) -> Mixture:
         """Parse the string form `QUANTIZER @ TEST | … | QUANTIZER ; per=…`; the result is cached.
 
-        per: the part that one decision covers: tensor, block, channel or RxC.
-        Tests: error<NUMBER compares the mean relative error with a number, error<QUANTIZER with that of another
-        quantizer. spread<NUMBER compares largest / smallest non-zero magnitude with a number, spread<normal with the
-        spread of the entry's own format.
+        per: the part of a tensor for which one entry is chosen: tensor (the default), block, channel or RxC.
+        Tests: error<NUMBER compares the mean relative error with a number; error<QUANTIZER compares it with the error
+        of another quantizer. spread<NUMBER compares (largest / smallest non-zero magnitude) with a number;
+        spread<normal compares it with the same ratio of the normal numbers of the entry's own format.
 
         >>> Mixture.parse("e4m3:128x128:gam @ error<0.045 | bf16 ; per=tensor")
         """
@@ -340,7 +351,7 @@ class Mixture:
         return _parse_mixture(text)
 
     def _quantizers(self) -> tuple[Quantizer, ...]:
-        """Return the quantizers of the mixture, those in its tests included, each once, in order of appearance."""
+        """Return all quantizers of the entries and of their tests, without duplicates, in order of appearance."""
         quantizers: dict[Quantizer, None] = {}
         for entry in self.entries:
             quantizers[entry.quantizer] = None
@@ -369,7 +380,10 @@ class Mixture:
 
 
 def with_signs(spec: Quantizer | Mixture, seed: int) -> str:
-    """Return the string form with `signs=each` replaced by a seed, which both operands of a GEMM must share."""
+    """Return the string form of `spec` with `signs=each` replaced by `signs=<seed>`.
+
+    Both operands of a GEMM need the same seed, so that their rotations cancel.
+    """
     return spec.spelling.replace("signs=each", f"signs={seed}")
 
 

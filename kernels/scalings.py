@@ -28,7 +28,7 @@ GROUPS: Final[tuple[Group, ...]] = get_args(Group)
 
 _E4M3, _E8M0, _UE5M3, _FP32 = (TABLE[name] for name in ("e4m3", "e8m0", "ue5m3", "fp32"))
 
-# The format of stored scales (None: any) and the roundings of scales that the arithmetic of a kind implements.
+# kind -> (the format in which block scales must be stored, None: any; the scale roundings that the kind implements)
 _OF_KIND: Final[dict[Kind, tuple[Format | None, tuple[ScaleRounding, ...]]]] = {
     "none": (None, ("nearest",)),
     "float": (_FP32, ("nearest",)),
@@ -46,13 +46,14 @@ class Scaling:
         that the blocks of a group share; `power`: powers of two; `two-level`: a block scale in a narrow format times a
         float32 for the tensor.
     stored: the format in which a block's scale is stored.
-    rounding: how the exact scale of a block is rounded to the stored one. `up`: nothing saturates; `floor`:
+    rounding: how the exact scale of a block is rounded to the stored scale. `up`: nothing saturates; `floor`:
         OCP MX's rule; `stochastic`: MS-EDEN, which first corrects the scale for the rounding of the block's elements.
-    groups: the possible groups, whose blocks share a second-level value; the first is the default.
-    target: the block scale of the block that holds the tensor's amax (two-level).
-    top: the value to which a block's amax is mapped; None: the format's largest value (two-level).
-    expansion: the ratio of a second candidate for the block scale to the first; the one with the smaller error is used.
-        1: there is no second candidate.
+    groups: the valid values of a quantizer's `group`, the set of blocks that share a second-level value such as a
+        tensor scale; empty: there is no second-level value.
+    target: only two-level: the scale of the block that contains the tensor's amax.
+    top: only two-level: the value to which a block's amax is mapped; None: the format's largest value.
+    expansion: only two-level: the ratio of a second candidate for a block's scale to the first candidate; the candidate
+        with the smaller error is used. 1: there is no second candidate.
     """
 
     name: str
@@ -70,7 +71,7 @@ class Scaling:
     because: str = "of its definition"  # the reason for these restrictions, which messages quote
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a field that this kind's arithmetic does not use, since it would have no effect."""
+        """Raise ValueError if the arithmetic of this kind does not implement the value of a field."""
         stored, roundings = _OF_KIND[self.kind]
         two_levels = self.kind == "two-level"
         wrong = {
@@ -130,7 +131,7 @@ _ROWS = (
         target=256.0,  # leaves headroom for the expansion
         expansion=1.5,  # maps the block's maximum to 4 instead of 6
         formats=("e2m1",),
-        because="it compares that format's 4 and 6",
+        because="it maps the largest element of a block to 4 or 6, the two largest values of e2m1",
     ),
     Scaling(  # MS-EDEN, arXiv 2601.22813, algorithm 1
         "eden",
@@ -144,7 +145,7 @@ _ROWS = (
         blocks=("1x16",),
         roundings=("nearest",),
         hadamards=(16, 32, 64, 128),
-        because="it is unbiased over rotations of whole blocks, through the draws of its scales",
+        because="MS-EDEN is unbiased only if whole blocks are rotated and only the block scales are rounded randomly",
     ),
 )
 

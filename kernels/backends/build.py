@@ -3,9 +3,9 @@
 The hash covers sources, flags and processor, but not the compiler, because all compilers give the same bits. So an edit
 triggers a rebuild, machines of different types that share a home directory use separate files, and a machine without a
 compiler can use a library that another machine built. One process builds at a time, under a lock. The library is
-written under another name and renamed when it is complete. It ends with the hash of its content, because a full disk or
-a power failure can leave half a library, and loading that crashes the process.
-This module imports neither torch nor numpy, so that `fewbits doctor` can call it.
+written under another name and renamed when it is complete. The file ends with the hash of its content, because a full
+disk or a power failure can leave half a library, and loading half a library crashes the process.
+This module imports neither torch nor numpy, so that `fewbits doctor` works where they are missing.
 """
 
 import ctypes
@@ -115,7 +115,7 @@ def open_lock(lock: Path) -> TextIO:
 
 
 def compiler_error(command: tuple[str, ...]) -> str | None:
-    """Compile one line of code with our flags and load it; return the error message, or None if it works."""
+    """Compile a small function with our flags and load it; return the error message, or None if it works."""
     with tempfile.TemporaryDirectory() as folder:
         source, result = Path(folder, "try.cpp"), Path(folder, "try.so")
         source.write_text("#include <algorithm>\nint largest(int a, int b) { return std::max(a, b); }\n")
@@ -142,8 +142,8 @@ def compile_in(folder: Path, command: tuple[str, ...]) -> Path:
     """Compile the library in the given folder with the given compiler command; return the library's path."""
     units = [(str(compilation.SOURCES / unit), str(folder / f"{unit}.o")) for unit in UNITS]
     _run([[*command, *compilation.flags(), "-c", source, "-o", result] for source, result in units])
-    # Link torch's OpenMP runtime, so that the process has only one. Two would have twice the threads, which compete by
-    # spinning.
+    # Link torch's OpenMP runtime, so that the process has only one runtime. Two runtimes would have twice the threads,
+    # which compete for the cores, because waiting threads spin.
     openmp, library = _openmp_of_torch(), folder / "library.so"
     link = [str(openmp) if openmp else "-fopenmp"]
     _run([[*command, "-shared", *(result for _, result in units), *link, "-o", str(library)]])

@@ -36,7 +36,7 @@ ARCHITECTURE = "FEWBITS_CPU_ARCH"  # environment variable that replaces the valu
 
 
 def cpu_sources() -> list[Path]:
-    """Return the sources of the CPU library."""
+    """Return all .h and .cpp files of csrc/ in sorted order: the sources of the CPU library, headers included."""
     return sorted([*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp")])
 
 

@@ -1,6 +1,6 @@
-"""Implement what the compiled backends share: allocate the results of a call, and describe the call as jobs.
+"""Implement the common part of the compiled backends: allocate the results of a call, and describe it as jobs.
 
-cpu.py and gpu/device.py compute the jobs.
+The subclasses in cpu.py and gpu/device.py compute the jobs.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ from fewbits.kernels.quantizer import Quantizer, parts_of
 
 
 class DecideCall(ctypes.Structure):
-    """The structure of csrc/decisions.h."""
+    """The arguments of `decide`: the structure DecideCall of csrc/decisions.h."""
 
     _fields_ = [
         *[(name, ctypes.c_void_p) for name in ("counts", "other", "largest", "smallest", "decided", "choice")],
@@ -29,9 +29,9 @@ class DecideCall(ctypes.Structure):
 
 @dataclass
 class Job:
-    """The part of a call for one quantizer: its arguments, and the tensors that receive its results.
+    """The work of a call for one quantizer: the arguments, and the tensors that receive the results.
 
-    ABSENT stands for a result that the caller did not request.
+    ABSENT is the value of a result that the caller did not request. `partition` and `skip` are as in Backend.quantize.
     """
 
     q: Quantizer
@@ -42,8 +42,8 @@ class Job:
     amax: Tensor = ABSENT
     partition: Part | None = None
     skip: Tensor = ABSENT
-    stored: Stored | None = None  # if set: codes, scales and group scales are computed instead of values
-    inverse: bool = False
+    stored: Stored | None = None  # if set: receives codes, scales and group scales, which are computed instead of `out`
+    inverse: bool = False  # True: apply the inverse of the Hadamard transform
 
 
 class Compiled(ABC):
@@ -160,7 +160,7 @@ class Compiled(ABC):
 
     @abstractmethod
     def _decide(self, call: DecideCall, device: torch.device) -> bool:
-        """Decide, and tell whether blocks may be undecided."""
+        """Do what Backend.decide does; return False if every decision block is decided."""
 
     @abstractmethod
     def _draw(self, noise: Noise, out: Tensor, seed: int) -> None: ...

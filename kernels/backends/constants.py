@@ -1,4 +1,4 @@
-"""Convert a quantizer to the constants that the C++ and CUDA kernels take; floats are passed as their bits."""
+"""Convert a quantizer to the integer constants that the C++ and CUDA kernels take; floats become their bits."""
 
 import ctypes
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from fewbits.kernels.quantizer import Quantizer
 from fewbits.kernels.reference.rotation import hadamard_signs
 from fewbits.kernels.scalings import KINDS, SCALE_ROUNDINGS
 
-SIGN_WORDS = 4  # words of 32 bits that hold the signs of the largest transform
+SIGN_WORDS = 4  # the number of 32-bit words for the 128 signs of the largest transform
 
 
 class Grid(NamedTuple):  # csrc/numeric.h
@@ -71,7 +71,7 @@ def inf_code(f: Format) -> int:
 
 @lru_cache(maxsize=1024)  # with signs=each every GEMM may have new signs
 def sign_words(q: Quantizer) -> tuple[int, ...]:
-    """Return the signs of the rotation: bit i mod 32 of word i div 32 is set if element i of a chunk is negated."""
+    """Return the signs of the rotation: bit i mod 32 of word i div 32 is 1 if element i of a chunk is negated."""
     signs = hadamard_signs(q, torch.device("cpu")).tolist() if q.hadamard else []
     negative = sum(1 << i for i, sign in enumerate(signs) if sign < 0)
     return tuple(negative >> 32 * k & 0xFFFFFFFF for k in range(SIGN_WORDS))

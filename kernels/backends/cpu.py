@@ -1,7 +1,7 @@
 """Provide the compiled CPU backend: the functions of protocol.py, computed by csrc/ and called through ctypes.
 
-This module contains no arithmetic. A call through ctypes costs less than one through a binding that accepts tensors,
-and ctypes releases the interpreter lock while the library runs.
+This module contains no arithmetic. It uses ctypes, because a call through a binding that accepts tensors costs more,
+and because ctypes releases the interpreter lock while the library runs.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ from fewbits.kernels.backends.protocol import DTYPES, NOISES, Noise, Part, Store
 from fewbits.kernels.quantizer import Quantizer
 
 SMALL = 1 << 15  # elements; for fewer, a second thread costs more than it saves
-PRODUCTS_PER_ELEMENT = 64  # multiplications of a matrix product that take as long as one element of other kernels
+PRODUCTS_PER_ELEMENT = 64  # so many multiplications of a matrix product take as long as one element of other kernels
 
 
 # The structures of csrc/request.h
@@ -82,7 +82,7 @@ def library() -> ctypes.CDLL:
 class Cpu(Compiled):
     name = "cpu"
     never_waits = False
-    rotate = staticmethod(reference.rotate)  # rare enough to use torch
+    rotate = staticmethod(reference.rotate)  # called rarely, so torch is fast enough
 
     def sample_weight(self, w: Tensor, bits: Tensor, seed: int, noise: Noise, block: int, dtype: torch.dtype) -> Tensor:
         out = torch.empty(w.shape, dtype=dtype)
@@ -138,7 +138,7 @@ BACKEND = Cpu()
 
 
 def box_muller(count: int, seed: int) -> Tensor:
-    """Return round(z / 2) of standard normal z, packed like `gaussian_noise`; the benchmark compares the two."""
+    """Return round(z / 2) of standard normal z, packed like `gaussian_noise`; for a comparison of their speeds."""
     words = torch.empty((count + 7) // 8, dtype=torch.int32)
     library().fb_box_muller(words.numel(), seed, words.data_ptr(), threads(count))
     return words
@@ -178,15 +178,15 @@ def _template(q: Quantizer, axis: int, rows: int, cols: int) -> _Quant:
 
 
 def _matrix(x: Tensor) -> tuple[int, int, int, int]:
-    """Return a matrix as arguments of a C++ function: address, index of the dtype, rows and columns."""
+    """Return the arguments that describe a matrix to a C++ function: address, index in DTYPES, rows and columns."""
     return x.data_ptr(), DTYPES.index(x.dtype), x.shape[0], x.shape[1]
 
 
 def threads(elements: int) -> int:
-    """Return the number of threads for an operation on so many elements."""
+    """Return the number of threads for this many elements: 1 for few elements or in a forked process, else torch's."""
     return 1 if elements < SMALL or _forked.is_set() else torch.get_num_threads()
 
 
-# OpenMP's threads do not survive a fork, and a child that asks for them waits forever, so it uses one thread.
+# OpenMP's threads do not survive a fork. A child process that used them would wait forever, so it uses one thread.
 _forked = threading.Event()
 os.register_at_fork(after_in_child=_forked.set)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-# Instruction sets in ascending order, by which oneDNN and torch choose their implementations.
+# The instruction sets by which oneDNN and torch choose their implementations, from the oldest to the newest.
 LEVELS = ("sse", "avx2", "avx512", "avx512-bf16", "amx")
 _ONEDNN_LIMITS = {
     "SSE41": "sse",
@@ -28,9 +28,9 @@ _VENDORS = {"AuthenticAMD": "amd", "GenuineIntel": "intel"}
 
 
 def instruction_set() -> str:
-    """Return the last of LEVELS that the processor supports and that oneDNN and torch are both allowed to use.
+    """Return the newest of LEVELS that the processor supports and that both oneDNN and torch are allowed to use.
 
-    Where the processor's flags are unknown, return the machine type, for example `aarch64`.
+    If /proc/cpuinfo does not list the processor's flags, return the machine type, for example `aarch64`.
     """
     flags = set((_cpuinfo("flags") or "").split())
     if not flags:

@@ -13,18 +13,20 @@ Stored = tuple[Tensor, Tensor, Tensor]  # packed codes, block scales and group s
 
 NOISES: tuple[Noise, ...] = get_args(Noise)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # the dtypes of matrices, in the order of the C++ interfaces
-ABSENT = torch.empty(0)  # stands for a result that was not requested
+ABSENT = torch.empty(0)  # the value of a result that was not requested, and of an argument that is not used
 
 
 class Backend(Protocol):
     """The functions of a backend. A matrix is 2-D, contiguous, of a dtype in DTYPES, and on the backend's device.
 
     A matrix may be empty. `axis` is -1 or 0, seeds are below 2^63, and quantizers never have `signs=each`. The callers
-    (api.py, ops.py) check this; backends do not. Functions neither keep nor change their arguments, except `out`.
+    (api.py, ops.py) check this; backends do not. Functions keep no reference to their arguments, and change only `out`
+    (`decide`: choice and decided).
     """
 
     name: str
-    # True: callers must not wait for results, which would stall the device and prevent the capture of CUDA graphs.
+    # True: callers must not read results on the host, because waiting for the device would stall it and would make the
+    # capture of CUDA graphs impossible.
     never_waits: bool
 
     def quantize(
@@ -40,12 +42,14 @@ class Backend(Protocol):
         partition: Part | None = None,
         skip: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the quantized x in its dtype; and the counts [parts down, parts across, 7] and the amax of each part.
+        """Return (values, counts, amax): the quantized x in x's dtype, and the statistics of each part of the matrix.
+
+        The counts are int64 [parts down, parts across, 7], the amaxes float32 [parts down, parts across].
 
         out: the tensor to write the values to; it may be x. want_values: False returns ABSENT for the values.
-        want_stats: False returns ABSENT for counts and amax. partition: rows and columns of the parts of the matrix for
-        which statistics are returned; None: the whole matrix is one part. skip: one bool per part; if True, the part's
-        values in `out` stay unchanged and its elements are not counted.
+        want_stats: False returns ABSENT for counts and amax. partition: (rows, columns) of a part; None: the whole
+        matrix is one part. skip: one bool per part; if True, the values of the part in `out` stay unchanged, and its
+        elements are not counted.
         """
 
     def quantize_both(
@@ -64,7 +68,7 @@ class Backend(Protocol):
         """
 
     def encode(self, x: Tensor, q: Quantizer, axis: int, seed: int) -> Stored:
-        """Return x in packed storage. If the format has no NaN and the scaling is `none`, x must be finite."""
+        """Return x in packed storage. If the scaling is `none` and the format has no NaN, x must be finite."""
 
     def decode(
         self,
@@ -78,7 +82,11 @@ class Backend(Protocol):
         *,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Return the values [rows, cols] of packed storage; after encode(), they equal the values of quantize()."""
+        """Return the values [rows, cols] of packed storage in `dtype`; for the result of encode(), those of quantize().
+
+        codes, scales, groups: as packing.py lays them out. q, axis: the arguments of encode(). out: the tensor to write
+        the values to.
+        """
 
     def rotate(self, x: Tensor, q: Quantizer, axis: int, inverse: bool = False) -> Tensor:
         """Return x rotated by the quantizer's Hadamard transform, or by its inverse, in the dtype of x."""
@@ -95,33 +103,35 @@ class Backend(Protocol):
         other: Tensor = ABSENT,
         extent: tuple[Tensor, Tensor] = (ABSENT, ABSENT),
     ) -> bool:
-        """Choose entry `index` of a mixture for the undecided decision blocks that pass its test.
+        """Choose entry `index` of a mixture for the undecided decision blocks that pass the test of this entry.
 
-        A block passes if its values are finite and its error is zero or below that of `other`; without `other`, below
-        `limit` for each nonzero element. With `extent` it passes if its values are finite and the ratio of its largest
-        and smallest magnitudes is below `limit`.
+        A block fails if the entry returns a non-finite value in it. Otherwise, let E be the error sum in counts. The
+        block passes with `extent`, if largest / smallest < limit; with `other`, if E = 0 or E < the error sum in other;
+        with neither, if E = 0 or E < limit · non-zeros.
 
-        counts, other: those of the entry's values and of the quantizer to compare with. choice (int8), decided (bool):
-        one element per block, updated in place; entry 0 does not read them. The choice of an undecided block is the
-        entry `last`. Return False if no block is undecided; a backend that never waits returns True for any blocks.
+        counts: [..., 7] of the entry's values. other: the counts of the quantizer to compare with. extent: (largest,
+        smallest) as `extent` returns them. choice (int8), decided (bool): one element per block, updated in place; for
+        index 0 they are initialised. The choice of an undecided block is `last`.
+
+        Return False if no block is undecided; a backend that never waits returns True if there are any blocks.
         """
 
     def extent(self, x: Tensor, partition: Part) -> tuple[Tensor, Tensor]:
-        """Return the largest and the smallest non-zero magnitude of each part; for a part of zeros, 0 and inf."""
+        """Return (largest, smallest non-zero) magnitude of each part of the matrix; for a part of zeros, 0 and inf."""
 
     def gaussian_noise(self, count: int, seed: int, device: torch.device) -> Tensor:
-        """Return GaussWS noise for `count` elements, eight in each int32."""
+        """Return GaussWS noise for `count` elements, packed as eight elements in each int32 (noise.py)."""
 
     def uniform_noise(self, count: int, seed: int, device: torch.device) -> Tensor:
         """Return DiffQ's noise for `count` elements, in bf16."""
 
     def sample_weight(self, w: Tensor, bits: Tensor, seed: int, noise: Noise, block: int, dtype: torch.dtype) -> Tensor:
-        """Return w plus noise; a square of `block` rows and columns has one bit width, which scales its noise."""
+        """Return w plus noise in `dtype`; `bits` has one bit width for each square of `block` rows and columns."""
 
     def sample_weight_backward(
         self, grad: Tensor, w: Tensor, bits: Tensor, seed: int, noise: Noise, block: int
     ) -> Tensor:
-        """Return the gradient of the bit widths."""
+        """Return the gradient of `bits`; grad: the gradient of the result of `sample_weight` with these arguments."""
 
     def matmul_fp32(self, a: Tensor, b: Tensor) -> Tensor:
         """Return a · b of BF16 matrices with any strides, in float32."""

@@ -1,7 +1,7 @@
 """Check the kernels on this machine, because kernels that were compiled wrongly must not be used for training.
 
 Such errors can remain unnoticed: in another library, stochastic rounding returned only zeros on one kind of device.
-Each result consists of a rule, whether it holds on this machine, and the measured value.
+`run` returns a list of (rule, whether the rule holds on this machine, measured value).
 """
 
 import torch

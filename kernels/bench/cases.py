@@ -19,8 +19,8 @@ from fewbits.kernels.quantizer import Mixture, Quantizer
 Work = Callable[[Tensor], object]
 T = TypeVar("T")
 SEED: Final = 1
-SQUARE: Final = 32  # rows and columns of the squares of a weight that have one bit width each
-BITS: Final = 6.0
+SQUARE: Final = 32  # rows and columns of the squares of a weight; each square has one bit width
+BITS: Final = 6.0  # the bit width of all squares
 NOISE_BYTES: Final = {"gaussian": 0.5, "uniform": 2.0}  # per element
 
 
@@ -29,14 +29,14 @@ class Case:
     """A call to measure, and the reads and writes that a perfect kernel would make for it."""
 
     name: str
-    accesses: int  # the reads and writes of each element, in the tensor's dtype, by a perfect kernel
+    accesses: int  # how often a perfect kernel reads or writes each element in the tensor's dtype
     fresh: Work  # the public call, which returns new tensors
     into: Callable[[Tensor, Tensor], object]  # the call that writes into memory that was written before; see has_out
     more_bytes: float = 0  # other bytes per element that a perfect kernel moves, such as the element's code
     has_out: bool = False  # False: no public call has out=, so `into` calls the backend, which allocates its results
     dtype: torch.dtype | None = None  # None: the dtype of the run
     eager: Work | None = None  # the same computation in plain torch
-    plain: Quantizer | None = None  # the quantizer, if the case is its public call along rows, without statistics
+    plain: Quantizer | None = None  # set if the case is fake_quantize along rows without statistics: its quantizer
     is_noise: bool = False  # the case only generates noise: one value for each element of the tensor
 
     def traffic(self, itemsize: int) -> float:
@@ -88,10 +88,10 @@ def both_axes(spec: str) -> Case:
 
 
 def mix(name: str, spec: str) -> Case:
-    """Return the case of a mixture.
+    """Return the case that applies the mixture `spec`.
 
-    On the benchmark's data, every decision block takes the first entry. If decisions are made per block, a perfect
-    kernel does not read the input again for them.
+    On the benchmark's data, every decision block takes the first entry. A perfect kernel does not read the input again
+    for decisions that are made per block.
     """
     mixture = Mixture.parse(spec)
     return Case(
@@ -105,7 +105,7 @@ def mix(name: str, spec: str) -> Case:
 
 
 def sample_weight(kind: Literal["gaussian", "uniform"]) -> Case:
-    """Return the case of sampled weights (GaussWS or DiffQ), in the dtype of w.
+    """Return the case that samples weights (`gaussian`: GaussWS, `uniform`: DiffQ) in the dtype of w.
 
     One kernel writes the noise and another reads it, as in the paper, so the traffic counts the noise twice.
     """
@@ -174,7 +174,7 @@ def _reads(q: Quantizer, axis: int) -> int:
 
 
 def _stored_bytes(q: Quantizer) -> float:
-    """Return the bytes per element in packed storage: its code, and its share of the block's scale."""
+    """Return the bytes per element in packed storage: bytes of the code + bytes of a scale / elements of a block."""
     elements = (q.block.rows or math.inf) * (q.block.cols or math.inf)
     scale = {"none": 0, "amax": 4}.get(q.scaling, 1)
     return q.format.stored_bits / 8 + scale / elements
@@ -189,9 +189,9 @@ _PREPARED: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def _prepared(x: Tensor, name: str, make: Callable[[], T]) -> T:
-    """Return an input that a case needs besides x; `make` creates it in the first turn, which is not timed.
+    """Return an input that a case needs besides x, from a cache with the key (x, name).
 
-    It is cached under this name as long as x exists.
+    `make` creates the input in the first turn, which is not timed. The cache keeps the input as long as x exists.
     """
     kept: dict[str, T] = _PREPARED.setdefault(x, {})
     if name not in kept:

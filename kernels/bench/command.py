@@ -1,8 +1,8 @@
 """Implement `fewbits bench kernels`: time the kernels, a copy of the same tensor and other implementations in one run.
 
-For each case the command reports the speed of the kernel relative to that of the copy, and two bounds of this relative
-speed: the one that memory traffic alone would allow, and the one that arithmetic alone would allow. The smaller one is
-the limit, and the command reports what share of it the kernel reaches. It also reports the relative speed of calls that
+For each case the command reports the speed of the kernel relative to the speed of the copy, and two upper bounds of
+this relative speed: one from memory traffic alone, one from arithmetic alone. The smaller bound is the limit, and the
+command reports the share of the limit that the kernel reaches. It also reports the relative speed of calls that
 allocate their results, temporary memory, and how many times longer other implementations (peers) take. The notes that
 report.py prints below the table define each column.
 """
@@ -38,14 +38,14 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that all benchmarks of kernels have."""
+    """Add the options that all benchmarks of kernels have: --device, --threads, --runs and --json."""
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="cpu or cuda (default: cpu)")
-    parser.add_argument("--threads", type=positive, metavar="N", help="number of threads (default: that of torch)")
+    parser.add_argument("--threads", type=positive, metavar="N", help="number of threads (default: torch's)")
     parser.add_argument(
         "--runs", type=positive, default=5, metavar="N", help="number of runs of each case (default: 5)"
     )
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="also write all results, and the time of every single call, to FILE"
+        "--json", type=Path, metavar="FILE", help="also write all results, and the time of every timed call, to FILE"
     )
 
 

@@ -1,8 +1,8 @@
 """Implement quantizers, mixtures and samplers in plain torch, as users without custom kernels would write them.
 
 The functions are vectorised, compute in float32, and cast to torch's float8 dtypes where torch has the format. They use
-torch's random numbers, and of the statistics they compute only the mean relative error. So they never do more work than
-our kernels.
+torch's random numbers, and the only statistic that they compute is the mean relative error. So they never do more work
+than our kernels.
 """
 
 import math
@@ -29,7 +29,7 @@ def _bits(x: Tensor, mask: int) -> Tensor:
 
 
 def _factors(amax: Tensor, q: Quantizer) -> tuple[Tensor, Tensor]:
-    """Return the factors by which blocks are multiplied before and after rounding."""
+    """Return the factors by which blocks with these amaxes are multiplied before and after rounding."""
     top = q.format.max
     s = top / amax
     match q.scaling:
@@ -113,7 +113,10 @@ def mix_blocks(x: Tensor, mixture: Mixture) -> Tensor:
 
 
 def sample(w: Tensor, draw: Callable[[Tensor], Tensor], bits: float, square: int) -> Tensor:
-    """Return sampled weights (GaussWS eq. 3); `draw` returns noise in the shape of its argument."""
+    """Return sampled weights (GaussWS eq. 3) for squares of `square` rows and columns with `bits` bits.
+
+    draw: a function that returns noise in the shape of its argument.
+    """
     squares = w.float().unflatten(0, (-1, square)).unflatten(2, (-1, square))
     scale = squares.abs().amax((1, 3), keepdim=True) * 2.0 ** (1 - bits)
     return (squares + draw(squares) * scale).view(w.shape).to(w.dtype)

@@ -1,12 +1,13 @@
 """Time noise generators over matrix shapes, as in GaussWS's Figure 6.
 
     bitwise      our generator: rounded normal noise from 16 random bits by bit operations (eq. 10), packed in 4 bits
-    box-muller   round(z / 2) of normal z, the distribution that `bitwise` approximates: in C++ or with torch.compile
-    torch        normal numbers of torch, not rounded, which is less work than the others do
+    box-muller   round(z / 2) of normal z, the distribution that `bitwise` approximates: in C++ on a CPU, with
+                 torch.compile on a GPU
+    torch        normal numbers of torch without rounding, which is less work than the other two do
 
 For each shape two things are timed: the generator alone, and the whole of eq. 3, ŵ = w + R · 2^(1−b) · max|w| in BF16,
 which the paper's figure shows. With Box–Muller, eq. 3 is timed only on a GPU, where torch.compile fuses it. The
-generators take turns.
+generators take turns. (In eq. 3, `torch` is plain torch with rounded normal numbers.)
 """
 
 import math
@@ -41,10 +42,10 @@ class Timed:
 
     rows: int
     cols: int
-    what: str  # generator (alone), or forward (the whole of eq. 3)
-    arm: str  # the generator: bitwise, box-muller or torch
-    elements: int  # per call
-    seconds: list[float]  # of each turn
+    what: str  # "generator" (alone), or "forward" (the whole of eq. 3)
+    arm: str  # the name of the generator: bitwise, box-muller or torch
+    elements: int  # the number of elements of one call
+    seconds: list[float]  # the seconds of the call in each turn
     others: list[float | None]  # the share of the processors that other processes used in each turn
 
     @property

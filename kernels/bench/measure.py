@@ -21,11 +21,11 @@ from torch.overrides import TorchFunctionMode
 Call = Callable[[], object]
 Timer = Callable[[], float]  # makes the measured call once and returns its seconds
 
-PATIENCE = 5.0  # seconds for the turns of one case, if a call or the machine is very slow
+PATIENCE = 5.0  # seconds after which no further turn of a case starts
 BURST, BURST_PATIENCE = 12, 0.03  # the most calls of a burst, and the seconds after which no further call starts
-SHORTEST = 0.25  # seconds over which the processor time of other processes is measured
-LONGEST_WAIT = 8 * SHORTEST  # some systems have a /proc/stat that does not count
-BUSY_CYCLES = 40_000_000  # about 20 ms, in which the host queues the GPU's work
+SHORTEST = 0.25  # the shortest time, in seconds, over which the processor time of other processes is measured
+LONGEST_WAIT = 8 * SHORTEST  # seconds to wait for a measurement, because the counts of /proc/stat may never change
+BUSY_CYCLES = 40_000_000  # cycles for which the GPU is kept busy, about 20 ms, while the host queues the call
 
 
 def warn_if_busy() -> None:
@@ -43,7 +43,7 @@ def busy(load: float, cores: int) -> str | None:
 
 @dataclass(frozen=True)
 class Ratio:
-    """The median and the range of ratios."""
+    """The median, the minimum and the maximum of the ratios of all turns."""
 
     median: float
     low: float
@@ -94,8 +94,8 @@ class OtherProcesses:
     """The share of the machine's processor time that other processes used in each turn.
 
     Linux counts processor time in ticks of 10 ms, so the share is measured only over `SHORTEST` seconds or more. A
-    shorter turn gets the share that was measured last, and untimed turns last until there is one (`measured`). The
-    share is None where /proc/stat does not exist.
+    shorter turn gets the latest share that was measured. The untimed turns at the start continue until a first share
+    is measured (`measured`). The share is None where /proc/stat does not exist.
     """
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class OtherProcesses:
         self._share: float | None = None
 
     def measured(self) -> bool:
-        """Update the share if enough time has passed; tell whether there is one, or can be none."""
+        """Update the share if `SHORTEST` seconds have passed. Return True if there is a share or no /proc/stat."""
         now = _processor_seconds()
         if now is None or self._last is None:
             return True
@@ -115,15 +115,15 @@ class OtherProcesses:
         return self._share is not None
 
     def record(self) -> None:
-        """Append to `shares` the share of processor time that other processes took in the turn that has just ended."""
+        """Append to `shares` the share of processor time that other processes used in the turn that has just ended."""
         self.measured()
         self.shares.append(self._share)
 
 
 def _processor_seconds() -> tuple[float, float, float] | None:
-    """Return seconds summed over all processors: in total, those of all processes, and those of this process.
+    """Return (total, busy, own) seconds since the start, summed over all processors; None if /proc/stat is missing.
 
-    This process includes its children. The result is None where /proc/stat does not exist.
+    busy: the processor time of all processes; own: that of this process and of its children that have ended.
     """
     try:
         ticks = [int(count) for count in Path("/proc/stat").read_text().partition("\n")[0].split()[1:9]]
@@ -143,11 +143,11 @@ def take_turns(
     patience: float = PATIENCE,
     others: OtherProcesses | None = None,
 ) -> list[list[float]]:
-    """Call all timers once in each turn. Return a list for each timer, with its seconds in each turn.
+    """Call all timers once in each turn. Return a list for each timer, with its seconds in each recorded turn.
 
-    The first `untimed` turns, or more until `others` has measured a share (at most `LONGEST_WAIT` seconds), are not
-    recorded. Then there are up to `runs` turns: after `patience` seconds no further turn starts, but at least one is
-    recorded.
+    The first `untimed` turns are not recorded. If `others` is given, further turns are not recorded until it has
+    measured a share, for at most `LONGEST_WAIT` seconds. Then up to `runs` turns are recorded: after `patience` seconds
+    no further turn starts, but at least one turn is recorded.
     """
     done, start = 0, time.perf_counter()
     while done < untimed or not (others is None or others.measured() or time.perf_counter() - start > LONGEST_WAIT):
@@ -184,8 +184,8 @@ def seconds_per_element(small: float, double: float, elements: int, in_memory: f
 class TouchedMemory(TorchFunctionMode):
     """A torch mode in which torch.empty and torch.empty_like return memory that was written before.
 
-    Each time the mode is entered, the same memory is returned again, so a call without out= can be timed like one with
-    out=. A result is therefore valid only until the mode is entered again.
+    Each time the mode is entered, the same tensors are returned again, so a call that allocates its results can be
+    timed like a call with out=. A result is valid only until the mode is entered again.
     """
 
     def __init__(self) -> None:

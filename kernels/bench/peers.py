@@ -25,10 +25,11 @@ from fewbits.kernels.quantizer import Quantizer
 
 @dataclass(frozen=True)
 class Peer:
-    """A library to compare with; `work(case)` returns its function for the case, or None.
+    """Another implementation to compare with.
 
     package: the module that must be importable.
-    slow: on a CPU the peer is timed on fewer rows if all rows would take too long.
+    work: returns the peer's function for a case, or None if the peer does not implement the case.
+    slow: True if, on a CPU, the peer is timed on fewer rows when all rows would take too long.
     """
 
     name: str
@@ -134,7 +135,7 @@ def randn() -> Work:
 
 
 def box_muller() -> Work:
-    """Return our C++ version of the generator that GaussWS replaces: round(N(0, 1) / 2), packed like gaussian_noise."""
+    """Return our C++ version of the noise that GaussWS approximates: round(N(0, 1) / 2), packed like gaussian_noise."""
     return in_touched_memory(lambda x: cpu.box_muller(x.numel(), SEED))
 
 

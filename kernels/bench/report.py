@@ -14,12 +14,12 @@ NOTES = """\
 All columns except those with × are in %.
 copy   time of out.copy_(x) / time of our kernel, both into memory that was written before, in turns A B A B: median
        and range over {runs} turns (fewer if they take more than {patience:g} s).
-       encode, weights and noise have no public out=: they are timed at the backend, and
-       torch is patched to give their results memory that was written before.
+       encode, weights and noise have no public out=: their backend functions are timed, and torch is patched to give
+       their results memory that was written before.
 mem    the value of `copy` that memory traffic alone would allow. The traffic counts each element once per read and
-       once per write: a scale of the whole tensor needs a second read (67), a second result a second write. It does
-       not count cache lines that a store fetches, or the part of a second read that hits a cache. Generators only
-       write; the copy that they are compared with has as many elements.
+       once per write. A scale of the whole tensor needs a second read (then mem is 67), a second result a second
+       write. Cache lines that a store fetches, and second reads that hit a cache, are not considered. Noise generators
+       only write; they are compared with a copy of as many elements.
 arith  the value of `copy` if memory access took no time: the copy's time per element / our time per element on tensors
        that stay in the caches, the best of all turns (– if other programs interfered). It is not measured on a GPU.
 limit  the lower of mem and arith; at: `copy` as a share of the limit (on a GPU: of mem).
@@ -44,7 +44,7 @@ def show(bench: Bench) -> None:
     if bench.device == "cpu" and 2 * bench.rows * bench.cols * getattr(torch, bench.dtype).itemsize < SMALL:
         print("the tensor is small: the copy may stay in the caches, so these figures do not apply to large tensors")
     if float(facts["load"]) > float(facts["cores"]) / 2:
-        print("other programs were running: they distort all figures, most of all those of calls with several threads")
+        print("other programs were running: they distort all figures, above all for calls that use several threads")
     for noise in (False, True):
         if measured := [m for m in bench.measured if m.noise == noise]:
             print()
@@ -83,7 +83,7 @@ def _gpu_cells(m: Measured) -> dict[str, str]:
 
 
 def _peer_lines(bench: Bench) -> list[str]:
-    """Return a line for each other library: version, temporary memory, number of cases with fewer rows than ours."""
+    """Return a line for each peer: version, temporary memory, and the number of cases timed on fewer rows than ours."""
     lines = []
     for name, version in bench.peers.items():
         compared = [m.peers[name] for m in bench.measured if name in m.peers]

@@ -22,29 +22,29 @@ class Compared:
 
     longer: Ratio  # the peer's time / our time
     rows: int
-    temporary: float | None  # the peer's peak memory, relative to the tensor's bytes
-    seconds: dict[str, list[float]]  # of each turn, under "theirs" and "ours"
+    temporary: float | None  # the peer's peak memory without x and the result, relative to the bytes of these rows
+    seconds: dict[str, list[float]]  # "theirs", "ours" -> the seconds of each turn
 
 
 @dataclass(frozen=True)
 class Measured:
     """The result of a case.
 
-    `share`, `memory`, `arithmetic` and `allocating` are speeds relative to the copy (or clone), as report.py explains;
-    `temporary` is relative to the tensor's bytes.
+    `share`, `memory`, `arithmetic` and `allocating` are speeds relative to the copy: 1 means as fast as the copy. The
+    notes in report.py define them under the names of the columns `copy`, `mem`, `arith` and `new`.
     """
 
-    case: str
-    noise: bool
-    share: Ratio
-    memory: float
-    arithmetic: float | None
-    allocating: Ratio
-    temporary: float | None
-    copy_bytes_per_second: float
+    case: str  # the name of the case
+    noise: bool  # True: the case only generates noise
+    share: Ratio  # the time of out.copy_(x) / the time of our kernel
+    memory: float  # the share that memory traffic alone would allow
+    arithmetic: float | None  # the share that arithmetic alone would allow; None: not measured
+    allocating: Ratio  # the time of x.clone() / the time of our kernel when it allocates its results
+    temporary: float | None  # the peak memory without x and the result, relative to the tensor's bytes
+    copy_bytes_per_second: float  # bytes read and written
     seconds_per_element: float
-    seconds: dict[str, list[float]]
-    peers: dict[str, Compared] = field(default_factory=dict)
+    seconds: dict[str, list[float]]  # name of a timer ("copy", "into", "clone", "fresh" …) -> the seconds of each turn
+    peers: dict[str, Compared] = field(default_factory=dict)  # name of the peer -> comparison
 
     @property
     def limit(self) -> Literal["memory", "arithmetic"] | None:
@@ -78,7 +78,7 @@ class Bench:
 
 
 def machine(device: str) -> dict[str, str | int | float]:
-    """Return facts about this machine, its present load and its software."""
+    """Return facts about this machine, its load average and its software, as a dictionary for the JSON file."""
     compiler, version = build.compiler(), "none"
     if compiler:
         answer = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False)

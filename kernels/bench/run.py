@@ -26,10 +26,10 @@ from fewbits.kernels.bench.measure import (
 from fewbits.kernels.bench.peers import PEERS, Peer, first_line, quiet
 from fewbits.kernels.bench.results import Bench, Compared, Measured, machine
 
-BEYOND_L2 = 4  # on a GPU, the tensors of a turn are together at least this many times as large as the L2 cache
-IN_CACHE_ROWS = 256  # rows per thread; in total more than a tile of the CPU kernels, so that every thread has work
-IN_CACHE = 128 << 10  # bytes per thread of the small tensor; the doubled one and its result take half a MiB
-PEER_TURNS = 3
+BEYOND_L2 = 4  # on a GPU, the input tensors of a turn are together at least this many times as large as the L2 cache
+IN_CACHE_ROWS = 256  # rows per thread of the tensors for `arith`, enough to give every thread a tile of the CPU kernels
+IN_CACHE = 128 << 10  # bytes per thread of the small tensor; the doubled tensor and its result take half a MiB
+PEER_TURNS = 3  # recorded turns of a peer
 PEER_SECONDS = 0.3  # a slow peer gets as many rows as it can process in about this time
 PEER_UNIT = 128  # peers need whole blocks: rows and columns must be multiples of this
 
@@ -47,7 +47,8 @@ def run(
 ) -> Bench:
     """Measure the cases on tensors of this size and dtype; print progress on stderr.
 
-    save: is called with the results so far after each case and each peer, so that a run that is ended keeps them.
+    save: a function that is called with the results so far after each case and each peer, so that an interrupted run
+        keeps its results.
     """
     bench = Bench(machine(device), device, dtype, rows, cols, runs)
     tensors = _Tensors(rows, cols, getattr(torch, dtype), device)
@@ -90,7 +91,7 @@ class _Tensors:
         dtype = dtype or self.default_dtype
         if self.pairs and self.x.dtype == dtype:
             return
-        self.pairs = []  # freed before the next are allocated
+        self.pairs = []  # frees the old pairs before new pairs are allocated
         count = 1
         if self.device == "cuda":
             cache: int = torch.cuda.get_device_properties(0).L2_cache_size
@@ -102,7 +103,7 @@ class _Tensors:
         return x, torch.zeros_like(x)
 
     def timer(self, call: Callable[[Tensor, Tensor], object], rows: int | None = None) -> Timer:
-        """Return a timer that calls `call` with the first `rows` rows (None: all) of an input and of its buffer."""
+        """Return a timer for `call` on (input, buffer), both cut to the first `rows` rows (None: all)."""
         pairs = [(x[:rows], out[:rows]) for x, out in self.pairs]
         if self.device == "cuda":
             return lambda: gpu_seconds(lambda: [call(*pair) for pair in pairs]) / len(pairs)
@@ -110,9 +111,9 @@ class _Tensors:
 
 
 def _into(case: Case, device: str) -> Callable[[Tensor, Tensor], object]:
-    """Return case.into; if it allocates its results, change it so that every call gets the same memory for them.
+    """Return case.into; if it allocates its results on a CPU, wrap it so that every call gets the same memory for them.
 
-    On a GPU no change is needed, because torch's allocator reuses memory.
+    On a GPU this is not needed, because torch's allocator reuses memory.
     """
     return case.into if case.has_out or device == "cuda" else in_touched_memory(case.into)
 
@@ -193,9 +194,9 @@ def _compare_one(work: Work, slow: bool, case: Case, tensors: _Tensors) -> Compa
 
 
 def _rows_for(work: Work, x: Tensor) -> int:
-    """Return the number of rows, halved as often as needed, for which the peer takes at most about PEER_SECONDS.
+    """Return for how many rows of x the peer's function `work` takes at most about PEER_SECONDS.
 
-    The time is estimated from a call on few rows.
+    All rows are halved while half of them are a multiple of PEER_UNIT. A call on few rows gives the time per row.
     """
     few = x[: max(PEER_UNIT, x.shape[0] // 16 // PEER_UNIT * PEER_UNIT)]
     work(few)

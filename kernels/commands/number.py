@@ -19,8 +19,9 @@ NUMBERS = ("code", "value", "below", "above", "error %")
 def main(argv: Sequence[str]) -> int:
     parser = CommandParser(
         "fewbits number",
-        about="Round a number to every format: its bits (sign, exponent, mantissa), its code, its value and the "
-        "values beside it. Rounding is to nearest, ties to even, and saturates; blocks have no scale here.",
+        about="Round a number to every format, without a scale. Print the bits (sign, exponent, mantissa), the code, "
+        "the rounded value and its neighbours in the format. Rounding is to nearest, ties to even; beyond a format's "
+        "largest value, the result is that value.",
         examples="example: fewbits number 0.3, fewbits number 1/3 --json, fewbits number -- -448.5",
     )
     parser.add_argument("number", help="0.3, 0x1.8p-3, 1/3, inf or nan; write -- before a negative number")
@@ -36,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _plain(row: Rounded) -> dict[str, Any]:
-    """Return the row for JSON, which has no infinity and NaN: they become None."""
+    """Return the fields of a row for JSON; infinities and NaN, which JSON does not have, become None."""
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in asdict(row).items()}
 
 

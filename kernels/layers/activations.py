@@ -1,6 +1,6 @@
-"""Compute the activations of feed-forward layers and their gradients, each in one pass over its operands.
+"""Compute the activations of feed-forward layers and their gradients; each function reads its operands once.
 
-The arithmetic is FP32, rounded once. On devices other than the CPU torch computes the same functions.
+The arithmetic is FP32, and results are rounded once. On devices other than the CPU, torch computes the same functions.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def _of_one(name: str) -> Callable[[Tensor], Tensor]:
-    """Return the function of one operand that the library and the reference call by that name."""
+    """Return the activation `name` of one operand: fb_<name> of the compiled library, or <name> of the reference."""
 
     def run(x: Tensor) -> Tensor:
         if not is_compiled():

@@ -1,10 +1,10 @@
 """Compute causal attention with rotary positions, for training.
 
 On a CPU one operator rotates, multiplies and normalises in BF16, block by block, and computes the scores again in the
-backward pass; its gradient of a fused q, k and v is one tensor. FP16 on a CPU uses the operator's reference, because
-torch's own products may sum in FP16. Everything else is computed by torch.
+backward pass. If q, k and v are parts of one fused tensor, their gradient is one tensor, too. FP16 on a CPU uses the
+operator's reference, because torch's own products may sum in FP16. All other tensors are left to torch.
 
-Shape suffixes: B batch, T token, H head, K key and value head, E head's dimension.
+Shape suffixes: B batch, T token, H query head, K key and value head, E dimension of a head.
 """
 
 import ctypes
@@ -21,10 +21,12 @@ from fewbits.kernels.reference import attention as reference
 
 
 def causal_attention(q_BTHE: Tensor, k_BTKE: Tensor, v_BTKE: Tensor, turns: Tensor | None = None) -> Tensor:
-    """Return softmax(q·kᵀ/√E)·v of each token over itself and those before it; H/K heads share a key and value head.
+    """Return softmax(q·kᵀ/√E)·v, in which each token attends to itself and to earlier tokens, as [B, T, H, E].
 
-    turns: the cosines and sines of the angles by which pairs of neighbouring dimensions of q and k are rotated first,
-        [tokens or more, rotated dimensions / 2, 2].
+    H/K query heads share one key and value head.
+
+    turns: the (cosine, sine) of the angles by which pairs of neighbouring dimensions of q and k are rotated first,
+        [T or more, rotated dimensions / 2, 2]; None: no rotation.
     """
     if _takes(q_BTHE, k_BTKE, v_BTKE):
         return _attention_of(q_BTHE, k_BTKE, v_BTKE, turns)[0]
@@ -36,7 +38,10 @@ def causal_attention(q_BTHE: Tensor, k_BTKE: Tensor, v_BTKE: Tensor, turns: Tens
 
 
 def fused_causal_attention(x_BTHE: Tensor, heads: int, turns: Tensor | None = None) -> Tensor:
-    """Return `causal_attention` of one tensor whose heads are first `heads` of q, then those of k, then those of v."""
+    """Return `causal_attention` of a fused tensor, which contains `heads` heads of q, then those of k, then those of v.
+
+    k and v have the same number of heads.
+    """
     kv_heads = (x_BTHE.shape[2] - heads) // 2
     if _takes(x_BTHE):
         return _fused_attention_of(x_BTHE, heads, turns)[0]
@@ -46,7 +51,7 @@ def fused_causal_attention(x_BTHE: Tensor, heads: int, turns: Tensor | None = No
 
 
 def rotate(x_BTHE: Tensor, turns: Tensor) -> Tensor:
-    """Rotate pairs of neighbouring dimensions in FP32; dimensions beyond those of `turns` stay as they are."""
+    """Rotate pairs of neighbouring dimensions in FP32; dimensions for which `turns` has no angle stay unchanged."""
     rotated = 2 * turns.shape[1]
     turned, kept = x_BTHE.split((rotated, x_BTHE.shape[-1] - rotated), -1)
     angles = torch.view_as_complex(turns[: x_BTHE.shape[1], None].float())
@@ -100,7 +105,7 @@ def _readable(x: Tensor) -> Tensor:
 
 
 def _checked(turns: Tensor | None, q: Tensor) -> Tensor | None:
-    """Return turns as the library reads them, after a check of their shape."""
+    """Check the shape of `turns`, and return them as contiguous float32; None stays None."""
     if turns is None:
         return None
     tokens, size = q.shape[1], q.shape[-1]
@@ -124,7 +129,10 @@ def _run_backward(
     saved: tuple[Tensor, Tensor, Tensor],
     grads: tuple[Tensor, Tensor, Tensor],
 ) -> None:
-    """Write the gradients of q, k and v; saved: the result, the log-sums and the gradient of the result."""
+    """Write the gradients of q, k and v into `grads`.
+
+    saved: the result of attention, log Σ e^score for each query [B, H, T], and the gradient of the result.
+    """
     out, log_sums, d_out = saved
     q, k, v, d_out = (_readable(x) for x in (q, k, v, d_out))
     tensors = dict(zip(_TENSORS, (q, k, v, out, d_out, *grads), strict=True))

@@ -1,8 +1,8 @@
-"""Compute the cross entropy of rows of logits without an FP32 copy of them.
+"""Compute the cross entropy of rows of logits without an FP32 copy of the logits.
 
 The loss is computed in FP32 from the logits in their own dtype, and the gradient is written in that dtype. With
-`overwrite=True` the backward pass writes it over the logits, so that a large vocabulary needs the memory of its logits
-only once. autograd raises an error if something needs them afterwards, for example a second backward pass.
+`overwrite=True` the backward pass writes the gradient over the logits, so that a large vocabulary needs the memory of
+its logits only once. autograd raises an error if the logits are needed afterwards, as in a second backward pass.
 """
 
 from typing import Any
@@ -18,9 +18,10 @@ from fewbits.kernels.reference import cross_entropy as reference
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, *, ignored: int, overwrite: bool = False) -> Tensor:
-    """Return −log softmax(logits)[target] of each row in FP32; 0 where the target is `ignored`.
+    """Return −log softmax(logits)[target] of each row in FP32; 0 for a row whose target equals `ignored`.
 
-    overwrite: the caller does not use the logits later, so the backward pass may replace them by their gradient.
+    overwrite: True allows the backward pass to replace the logits by their gradient; the caller must not use the logits
+        later.
     """
     if not takes(logits):
         return F.cross_entropy(logits.float(), targets, reduction="none", ignore_index=ignored)
@@ -31,7 +32,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, *, ignored: int, overwrite: b
 def _check(targets: Tensor, columns: int, ignored: int) -> None:
     wrong = targets[(targets != ignored) & ((targets < 0) | (targets >= columns))]
     if len(wrong):
-        raise IndexError(f"target {int(wrong[0])}: valid targets are 0 to {columns - 1}, and {ignored} for none")
+        raise IndexError(f"target {int(wrong[0])}: valid targets are 0 to {columns - 1}, and {ignored} for no loss")
 
 
 def _cross_entropy(logits: Tensor, targets: Tensor, ignored: int, overwrite: bool) -> tuple[Tensor, Tensor]:
@@ -107,7 +108,7 @@ def _gradient(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor, None, None, None]
     logits, targets, log_sums = ctx.saved_tensors
     if ctx.overwrite:
         _gradient_in_place(logits, targets, log_sums, grad, ctx.ignored)
-        torch.autograd.graph.increment_version(logits)  # an operator does not; so later uses are errors
+        torch.autograd.graph.increment_version(logits)  # the operator does not; it makes later uses of logits errors
         return logits, None, None, None
     dx = _gradient_of(logits, targets, log_sums, grad, ctx.ignored)
     return dx, None, None, None

@@ -1,6 +1,6 @@
 """Call the functions of the compiled CPU library that compute layers.
 
-They take BF16 and float32 tensors. The functions in kernels/reference define their results.
+They take BF16 and float32 tensors. The modules in kernels/reference/ define their results in plain torch.
 """
 
 import ctypes
@@ -12,7 +12,7 @@ from torch import Tensor
 from fewbits.kernels.backends import cpu
 from fewbits.kernels.backends.choice import backend_for
 
-DTYPES = (torch.bfloat16, torch.float32)  # the position is the flag "is float" of the C++ functions
+DTYPES = (torch.bfloat16, torch.float32)  # the index is the argument "is float" of the C++ functions
 
 _POINTER, _SIZE, _WHOLE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _SIGNATURES = {
@@ -32,7 +32,7 @@ _SIGNATURES = {
 
 
 def is_compiled() -> bool:
-    """Tell whether the compiled library is in use, instead of the reference."""
+    """Tell whether layers on a CPU use the compiled library; if not, they use the reference."""
     return backend_for("cpu").name == "cpu"
 
 
@@ -46,7 +46,7 @@ def library() -> ctypes.CDLL:
 
 
 def takes(*tensors: Tensor) -> bool:
-    """Tell whether the operators compute these tensors; all others are left to torch's own functions."""
+    """Tell whether the operators accept all these tensors: BF16 or float32, on a CPU. Others are left to torch."""
     return all(x.device.type == "cpu" and x.dtype in DTYPES for x in tensors)
 
 

@@ -1,8 +1,8 @@
-"""Normalise rows, with the addition of a residual branch before it: layer norms and RMS norms, for training.
+"""Compute layer norms and RMS norms of rows, optionally after the addition of a residual branch, for training.
 
-On a CPU one operator reads each tensor once and sums in FP32, also the gradients of weight and bias. (torch's own sums
-them in the dtype of x, and in BF16 they are wrong by several percent.) On other devices torch computes the norm of the
-widened tensor.
+On a CPU one operator reads each tensor once and sums in FP32, also for the gradients of weight and bias. (torch's own
+operator sums these gradients in the dtype of x, and in BF16 they are wrong by several percent.) On other devices torch
+computes the norm of the tensor widened to FP32.
 """
 
 import ctypes
@@ -30,8 +30,9 @@ def norm(
 ) -> Tensor:
     """Return (x − mean)/√(variance + eps)·(weight + offset) + bias over the last dimension, computed in FP32.
 
-    weight, bias: have the shape of the last dimension of x, or of its last two, if rows have weights of their own.
-    centered: False computes an RMS norm, in which the mean is 0. dtype: of the result; None is that of x.
+    weight, bias: of the shape of the last dimension of x, or of the last two dimensions of x (for example, with weights
+        for each head). centered: False computes an RMS norm, in which the mean is taken as 0. offset: a constant that
+        is added to the weight. dtype: the dtype of the result; None: the dtype of x.
     """
     dtype = dtype or x.dtype
     if _takes(x, weight, bias) and dtype in DTYPES:
@@ -48,7 +49,7 @@ def norm(
 def add_norm(
     x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None = None, *, eps: float, centered: bool, offset: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Return s = x + y in their dtype, and norm(s)."""
+    """Return (s, norm(s)) with s = x + y, rounded to the dtype of x and y; the other arguments are those of `norm`."""
     if _takes(x, weight, bias) and x.dtype == y.dtype and x.shape == y.shape:
         s, n, *_ = _add_norm_of(x, y, weight, bias, offset, eps, centered)
         return s, n

@@ -1,6 +1,8 @@
 """Define products with a chosen accumulator, in plain torch and exact float64 arithmetic.
 
-Every step below is exact in float64 (at most 53 bits are needed) except where a comment says that it rounds.
+Every step below is exact in float64 (at most 53 bits are needed) except where a comment says that it rounds. Common
+arguments: `emin` are the exponents of the smallest normal values of the formats of a and b (grouped: of their scales);
+`length`, `fraction`, `kept` (fraction bits of the sum) and `promote` are fields of Accumulator (accumulators.py).
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ NAN_BITS = 0x7FFFFFFF  # NaN of the tensor cores
 def fused_sum(
     a: Tensor, b: Tensor, emin: tuple[int, int], length: int, fraction: int, kept: int, promote: int
 ) -> Tensor:
-    """Return a · b, with `length` products at a time aligned to the largest exponent, truncated and added at once."""
+    """Return a · b of a `fused` accumulator: `length` products at a time are aligned, truncated and added at once."""
     c = outside = torch.zeros(a.shape[0], b.shape[1], device=a.device)
     for start in range(0, a.shape[1], length):
         block = slice(start, start + length)
@@ -25,7 +27,7 @@ def fused_sum(
         significands, exponents = sa[:, None] * sb[None], ea[:, None] + eb[None]
         c = _added(c, significands, exponents, fraction, kept, a[:, block].double() @ b[block].double())
         if promote and (start + length) % promote == 0:
-            outside, c = outside + c, torch.zeros_like(c)  # rounds to nearest
+            outside, c = outside + c, torch.zeros_like(c)  # the float32 addition rounds to nearest
     return _with_one_nan(outside + c if promote else c)
 
 
@@ -39,9 +41,10 @@ def grouped_sum(
     fraction: int,
     kept: int,
 ) -> Tensor:
-    """Return a · b of E2M1 values with scales for groups along K; `length` groups are added at once.
+    """Return a · b of a `grouped` accumulator: E2M1 values with scales for groups along K.
 
-    The sum of a group is exact. It is aligned by the exponents of its two scales, whatever its own exponent is.
+    The sum of the products of a group is exact. It is aligned by the sum of the exponents of its two scales, whatever
+    its own exponent is. `length` groups are added at once.
     """
     m, n, groups = a.shape[0], b.shape[1], a_scales.shape[1]
     sums = torch.einsum("mgk,gkn->mng", a.view(m, groups, -1).double(), b.view(groups, -1, n).double())
@@ -56,7 +59,7 @@ def grouped_sum(
 
 
 def sum_in_format(a: Tensor, b: Tensor, f: Format) -> Tensor:
-    """Return a · b, adding one float32 product after the other; each sum is rounded once to the format."""
+    """Return a · b of a `format` accumulator: float32 products are added one by one; each sum is rounded once to f."""
     c = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64, device=a.device)
     for k in range(a.shape[1]):
         p = (a[:, k, None] * b[None, k]).double()  # rounds to nearest in float32
@@ -65,9 +68,9 @@ def sum_in_format(a: Tensor, b: Tensor, f: Format) -> Tensor:
 
 
 def _parted(x: Tensor, emin: int) -> tuple[Tensor, Tensor]:
-    """Return significands and exponents, x = significand · 2^exponent with 1 ≤ |significand| < 2.
+    """Return (significands, exponents): x = significand · 2^exponent with 1 ≤ |significand| < 2.
 
-    Subnormals of the format have its smallest exponent, and smaller significands.
+    A magnitude below 2^emin, a subnormal, has the exponent emin and a significand below 1.
     """
     exponent = (torch.frexp(x.double())[1] - 1).clamp(min=emin)
     return torch.where(x.isfinite(), _scaled(x.double(), -exponent), x.double()), exponent
@@ -79,7 +82,10 @@ def _scaled(x: Tensor, exponent: Tensor) -> Tensor:
 
 
 def _added(c: Tensor, significands: Tensor, exponents: Tensor, fraction: int, kept: int, plain: Tensor) -> Tensor:
-    """Return c plus the terms, which lie along the last axis; `plain` is their ordinary sum, for inf and NaN."""
+    """Return c plus the terms significand · 2^exponent along the last axis, aligned and truncated as README.md defines.
+
+    plain: the ordinary sum of the terms, used where it is infinite or NaN.
+    """
     sc, ec = _parted(c, LOWEST)
     s, e = torch.cat([significands, sc[..., None]], -1), torch.cat([exponents, ec[..., None]], -1)
     top = e.where(s != 0, LOWEST).amax(-1, keepdim=True).clamp(min=LOWEST)
@@ -98,7 +104,7 @@ def _truncated(v: Tensor, kept: int) -> Tensor:
 def _sum_to_odd(a: Tensor, b: Tensor) -> Tensor:
     """Return a + b rounded to odd: an inexact sum becomes the neighbour whose last bit is 1.
 
-    Rounding that to fewer bits gives what rounding a + b once gives.
+    Rounding the result to fewer bits gives the same value as rounding the exact sum once.
     """
     s = a + b
     from_b = s - a

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from fewbits.kernels.reference.functions import exponential
 
-Q = (  # the coefficients of `_normal`, from that of t⁸ to the constant
+Q = (  # the coefficients of the polynomial q of `_normal`, from t⁸ down to the constant
     *(-2.914613938e-02, 1.439727070e-01, -2.557163190e-01, 1.591764911e-01, -2.311141730e-02),
     *(1.055086629e-01, 1.198327039e-01, 1.398618918e-01, 1.396214031e-01),
 )
@@ -52,10 +52,10 @@ def _relu(x: Tensor) -> Tensor:
 
 
 def _normal(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return e^(−x²/2) and the probability that a normal variate is below x.
+    """Return e^(−x²/2), and the probability that a standard normal variate is below x.
 
-    The probability beyond |x| is e^(−x²/2)·t·q(t) with t = 1/(1 + 0.35·|x|). The polynomial q was fitted to
-    erfcx(|x|/√2)/2t for |x| ≤ 14, with relative errors up to 3.2e-8, so that small probabilities are exact too.
+    The probability of a value above |x| is e^(−x²/2)·t·q(t) with t = 1/(1 + 0.35·|x|). The polynomial q was fitted to
+    erfcx(|x|/√2)/(2t) for |x| ≤ 14 with relative errors up to 3.2e-8, so small probabilities are accurate too.
     """
     size = torch.where(x < 0, -x, x)
     density = exponential((size * size) * -0.5)

@@ -1,10 +1,9 @@
 """Define causal attention with rotary positions, forward and backward.
 
-The operands of matrix products have values of the dtype of q, BF16 or FP16; products, softmax and rotations are FP32.
-Only the order in which `product` adds differs between backends: if it is replaced by their order, their results have
-the same bits.
+The operands of matrix products are rounded to the dtype of q, BF16 or FP16; products, softmax and rotations are FP32.
+Backends differ only in the order in which `product` adds. With the same order their results have the same bits.
 
-Shape suffixes: B batch, T token, H head, K key and value head, E head's dimension.
+Shape suffixes: B batch, T token, H query head, K key and value head, E dimension of a head.
 """
 
 import math
@@ -16,7 +15,7 @@ from torch import Tensor
 from fewbits.kernels.reference.functions import exponential
 from fewbits.kernels.reference.sums import along_rows
 
-BLOCK = 32  # backends divide tokens into blocks of this size, and fill the last one with zeros
+BLOCK = 32  # backends divide tokens into blocks of this size, and pad the last block with zeros
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
@@ -25,9 +24,10 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def rotate(x_BTHE: Tensor, turns: Tensor | None, direction: int = 1) -> Tensor:
-    """Return x in FP32 with pairs of neighbouring dimensions rotated; turns: cosines and sines, [T, rotated / 2, 2].
+    """Return x in FP32 with pairs of neighbouring dimensions rotated.
 
-    direction: −1 rotates back.
+    turns: the (cosine, sine) of each angle, [T or more, rotated dimensions / 2, 2]; None: no rotation.
+    direction: 1, or −1 for the inverse rotation.
     """
     x = x_BTHE.float()
     if turns is None:
@@ -41,7 +41,7 @@ def rotate(x_BTHE: Tensor, turns: Tensor | None, direction: int = 1) -> Tensor:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, turns: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return softmax(q·kᵀ/√E)·v over earlier tokens, [B, T, H, E], and log Σ e^score, [B, H, T]."""
+    """Return softmax(q·kᵀ/√E)·v over the same and earlier tokens, [B, T, H, E], and log Σ e^score, [B, H, T]."""
     q_BHTE, k_BHTE, v_BHTE = _operands(q, k, v, turns)
     scores = _scores(q_BHTE, k_BHTE)
     top = scores.amax(-1, keepdim=True)
@@ -55,7 +55,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, turns: Tensor | None) -> tuple[Te
 def attention_backward(
     q: Tensor, k: Tensor, v: Tensor, turns: Tensor | None, y: Tensor, log_sums: Tensor, dy: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and v."""
+    """Return the gradients of q, k and v; y and log_sums are the results of `attention`, dy is the gradient of y."""
     q_BHTE, k_BHTE, v_BHTE = _operands(q, k, v, turns)
     dy_BHTE = dy.transpose(1, 2).float()
     p = exponential(_scores(q_BHTE, k_BHTE) - log_sums[..., None])
@@ -68,7 +68,7 @@ def attention_backward(
 
 
 def _operands(q: Tensor, k: Tensor, v: Tensor, turns: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the scaled queries, the keys and the values, [B, H, T, E], with values of their dtype in FP32."""
+    """Return the scaled queries, the keys and the values as FP32 [B, H, T, E], rounded to values of q's dtype."""
     queries = _rounded(_rounded(rotate(q, turns), q.dtype) * _scale(q), q.dtype)
     shared = q.shape[2] // k.shape[2]
     keys, values = (_rounded(x, q.dtype).repeat_interleave(shared, 2) for x in (rotate(k, turns), v))
@@ -85,7 +85,7 @@ def _scores(q_BHTE: Tensor, k_BHTE: Tensor) -> Tensor:
 
 
 def _summed(x_BHTT: Tensor, y_BHTE: Tensor, kv_heads: int) -> Tensor:
-    """Return xᵀ · y, summed over tokens and over the heads that share a key and value head."""
+    """Return xᵀ · y, summed over tokens and over the query heads that share a key and value head."""
     padding = (0, 0, 0, -x_BHTT.shape[2] % BLOCK)
     x, y = (F.pad(each, padding).unflatten(1, (kv_heads, -1)).flatten(2, 3) for each in (x_BHTT, y_BHTE))
     return product(x.mT, y)

@@ -18,18 +18,21 @@ def power_of_two(exponent: Tensor) -> Tensor:
 
 
 def split(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Split x = mantissa · 2^exponent with 1 ≤ |mantissa| < 2; 0 has a lower exponent than all other floats."""
+    """Return (mantissa, exponent): x = mantissa · 2^exponent with 1 ≤ |mantissa| < 2; the exponent of 0 is -1022."""
     half, exponent = torch.frexp(x.double())
     return half * 2, torch.where(x == 0, -1022, exponent - 1)
 
 
 def divide(dividend: float, x: Tensor) -> Tensor:
-    """Return dividend / x by one division; dividing a Python number, torch might multiply by a reciprocal instead."""
+    """Return dividend / x by one division; for a Python number / x, torch might multiply by a reciprocal instead."""
     return torch.full_like(x, dividend) / x
 
 
 def round_to_grid(v: Tensor, grid: Format, draws: Tensor | None = None) -> Tensor:
-    """Round v to the grid, in float64 and without an upper limit of the exponent: stochastically if there are draws."""
+    """Return v rounded to the grid in float64, without the format's upper limit.
+
+    draws: for stochastic rounding, a uniform number in [0, 1) for each element; None: round to nearest, ties to even.
+    """
     exponent = split(v)[1].clamp(grid.emin, 127)
     step = power_of_two(exponent - grid.mantissa_bits)
     steps = v.double() / step

@@ -3,14 +3,14 @@
 import torch
 from torch import Tensor
 
-MAGIC = 12582912.0  # 1.5 · 2^23: added to a small number, it rounds that to an integer
+MAGIC = 12582912.0  # 1.5 · 2^23: adding it to a small float32 number rounds the number to an integer
 
 
 def exponential(x: Tensor) -> Tensor:
     """Return e^x to about 2 units in the last place, as 2^n · e^r with x = n·ln 2 + r; csrc/vector.h does the same.
 
-    n·ln 2 is subtracted in two parts, of which the first product is exact. 2^n is multiplied in two factors, of which
-    only the second can round, for results that are subnormal or infinite.
+    ln 2 is split into two constants, so that n times the first constant is exact. 2^n is applied as two factors, so
+    that subnormal and infinite results are right; only the multiplication by the second factor can round.
     """
     x = torch.where(x < -104, -104.0, x)
     x = torch.where(x > 89, 89.0, x)

@@ -1,8 +1,8 @@
 """Define randomness: Philox4x32-10, and the noise made from its words.
 
-The bits of element i come from a counter that is a function of i alone, so neither the order of work nor the number of
-threads affects a result. Streams keep the uses of one seed independent: 0 and 1 are for stochastic rounding, 2 for
-noise, 3 for Hadamard signs. README.md of the kernels package states the rules. A word has 32 bits and is held in int64.
+The bits of element i come from a counter that depends only on i, so neither the order of work nor the number of threads
+affects a result. Streams make the uses of one seed independent: 0 and 1 are for stochastic rounding, 2 for noise, 3 for
+Hadamard signs. README.md of the kernels package states the rules. A word has 32 bits; its dtype here is int64.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ _WORD = 0xFFFFFFFF
 
 
 def philox4x32(counter: Sequence[Tensor], key: tuple[int, int]) -> Tensor:
-    """Compute Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011)."""
+    """Return the four output words [..., 4] of Philox4x32-10 for a counter of four words and a key of two words.
+
+    Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011.
+    """
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
@@ -30,7 +33,7 @@ def philox4x32(counter: Sequence[Tensor], key: tuple[int, int]) -> Tensor:
 
 
 def philox(index: Tensor, stream: int, seed: int) -> Tensor:
-    """Return the four words [..., 4] of each counter (index, stream) under the key seed."""
+    """Return the four output words [..., 4] for each counter (index, stream), with the seed as the key."""
     counter = (index & _WORD, index >> 32 & _WORD, torch.full_like(index, stream), torch.zeros_like(index))
     return philox4x32(counter, (seed & _WORD, seed >> 32 & _WORD))
 
@@ -59,9 +62,9 @@ def uniform(count: int, seed: int, device: Device) -> Tensor:
 def gaussian_nibbles(planes: Sequence[Tensor]) -> Tensor:
     """Return approximately round(N(0, 1) / 2) from 16 independent bits (GaussWS eq. 10), for eight elements at once.
 
-    A nibble, 4 bits, belongs to one element. Each plane holds one random bit per element, the lowest bit of its nibble.
-    A returned nibble is a sign bit and a magnitude.
-    Pr(±2) = 2^-8 · 3/4; Pr(±1) = (3/4)² · 1/2 · (1 − Pr(±2)).
+    A word has eight nibbles (4 bits), one for each element. `planes` are 16 words; the lowest bit of each nibble is a
+    random bit, the other bits are 0. In the returned word, the highest bit of a nibble is the sign, the others are the
+    magnitude. Pr(±2) = 2^-8 · 3/4; Pr(±1) = (3/4)² · 1/2 · (1 − Pr(±2)).
     """
     p = planes
     two = p[0] & p[1] & p[2] & p[3] & p[4] & p[5] & p[6] & p[7] & (p[8] | p[9])
@@ -71,7 +74,7 @@ def gaussian_nibbles(planes: Sequence[Tensor]) -> Tensor:
 
 
 def gaussian_noise(count: int, seed: int, device: Device) -> Tensor:
-    """Return GaussWS noise for `count` elements, eight in each int32: element 8j + n is nibble n of number j."""
+    """Return GaussWS noise for `count` elements, eight in each int32: element 8j + n is nibble n of int32 j."""
     four = philox(torch.arange(-(-count // 8), device=device), 2, seed)
     planes = [four[:, k] >> b & 0x11111111 for k in range(4) for b in range(4)]
     return gaussian_nibbles(planes).to(torch.int32)

@@ -9,10 +9,10 @@ from fewbits.kernels.reference.sums import along_rows, over_rows
 def norm(
     s: Tensor, weight: Tensor, bias: Tensor | None, offset: float, eps: float, centered: bool, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (s − mean)/deviation·(weight + offset) + bias, the means and the inverse deviations of the rows.
+    """Return n = (s − mean)/deviation·(weight + offset) + bias, and the mean and 1/deviation of each row.
 
-    centered: False computes an RMS norm, whose mean is 0 (returned as an empty tensor). weight: has the last dimension
-    of s, or its last two, if rows have weights of their own.
+    deviation = √(variance + eps). centered: False computes an RMS norm, whose mean is 0 (returned as an empty tensor).
+    weight: of the shape of the last dimension of s, or of the last two dimensions.
     """
     v, mean = s.float(), s.new_empty(0, dtype=torch.float32)
     count = v.new_tensor(v.shape[-1])
@@ -36,7 +36,11 @@ def norm_backward(
     offset: float,
     centered: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of s, weight and bias; ds is the gradient that s has apart from the norm."""
+    """Return the gradients of s, weight and bias.
+
+    ds: the gradient of s from uses of s other than the norm, or None. dn: the gradient of the norm. biased: False
+    returns an empty tensor as the gradient of the bias. mean, inverse: the results of `norm`.
+    """
     hat, d = s.float(), dn.float()
     count = hat.new_tensor(hat.shape[-1])
     if centered:

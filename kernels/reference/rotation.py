@@ -23,9 +23,9 @@ def hadamard_signs(q: Quantizer, device: torch.device) -> Tensor:
 
 
 def hadamard(x: Tensor) -> Tensor:
-    """Multiply rows by the orthonormal Hadamard matrix of their length 2^k.
+    """Multiply vectors along the last dimension, of length 2^k, by the orthonormal Hadamard matrix of this size.
 
-    The power of two is applied first, to avoid overflow.
+    The factor 2^-floor(k/2) of the matrix is applied first, to avoid overflow.
     """
     size = x.shape[-1]
     k = size.bit_length() - 1
@@ -44,7 +44,7 @@ def rotate(x: Tensor, q: Quantizer, axis: int, inverse: bool = False) -> Tensor:
     signs = hadamard_signs(q, x.device)
     length = lines.shape[1]
     rotated, start, size = [], 0, q.hadamard
-    while size:  # whole chunks first, then the rest in ever smaller powers of two
+    while size:  # first the whole chunks, then the rest in chunks of halved sizes
         count = (length - start) // size
         chunks = lines[:, start : start + count * size].unflatten(1, (count, size))
         own_signs = signs[start % q.hadamard :][:size]

@@ -63,7 +63,7 @@ def without_lost_blocks(values: Tensor, scales: Scales, q: Quantizer, axis: int)
 
 
 def four_over_six(source: Tensor, amax: Tensor, q: Quantizer, axis: int, draws: Tensor | None) -> Rounded:
-    """Quantize each block with its largest magnitude mapped to 6, or to 4 if that gives a smaller error."""
+    """Quantize each block with its largest magnitude mapped to 6, or to 4 if its squared error is smaller then."""
     expansions = (1.0, q.traits.expansion)
     six, four = (round_with(choose_scales(amax, q, axis, by), source, q, axis, draws) for by in expansions)
     better = squared_error(four, amax, q, axis) < squared_error(six, amax, q, axis)
@@ -97,9 +97,9 @@ def ms_eden(source: Tensor, amax: Tensor, q: Quantizer, axis: int, seed: int) ->
 
 
 def correction(rounded: Rounded, q: Quantizer, axis: int) -> Tensor:
-    """Return Σ v² / Σ v·q of each block, in which v are its scaled elements, and q the grid values they round to.
+    """Return Σ v² / Σ v·q for each block, where v are its scaled magnitudes and q the grid values to which they round.
 
-    The v are rounded to integers in units of 2^-10, so that the sums are exact.
+    The v are rounded to integer multiples of 2^-10, so that the sums are exact. If Σ v·q is 0, the result is 1.
     """
     block = q.block.resolve(rounded.source.shape, axis)
     v = scaled_by(rounded.scales, rounded.source, q, axis).abs().clamp(max=16)  # below 10, except in zeroed blocks

@@ -21,14 +21,14 @@ FLT_MIN = 2.0**-126  # the smallest normal float32
 
 @dataclass(frozen=True)
 class Scales:
-    """The scales as they are stored; encoding and decoding both use only these, so they cannot disagree."""
+    """The scales as they are stored. Encoding and decoding both compute their factors from them, so they agree."""
 
     codes: Tensor  # int32, one per block
-    groups: Tensor  # float32: the mantissa of each group (gam), d (two levels), or empty
+    groups: Tensor  # float32: the mantissa of each group (gam), d (two-level scalings), or empty
 
 
 def ideal(amax: Tensor, grid: Format) -> Tensor:
-    """Return the factor that maps amax to the largest value of the grid."""
+    """Return the factor that maps amax to the largest value of the grid, within normal float32 range; 1 for amax 0."""
     return torch.where(amax == 0, 1, divide(grid.max, amax).clamp(FLT_MIN, FLT_MAX))
 
 
@@ -42,7 +42,7 @@ def group_amax(amax: Tensor, q: Quantizer, axis: int) -> Tensor:
 
 
 def choose_scales(amax: Tensor, q: Quantizer, axis: int, expansion: float = 1.0) -> Scales:
-    """Return the scales of blocks with these amaxes.
+    """Return the scales of blocks with these amaxes; the scale of a block with a non-finite amax is NaN.
 
     expansion: a factor by which the block scales of a two-level scaling are multiplied before they are rounded.
     """
@@ -78,7 +78,7 @@ def choose_scales(amax: Tensor, q: Quantizer, axis: int, expansion: float = 1.0)
 
 
 def group_grid(scales: Scales, axis: int) -> Tensor:
-    """Return the values of groups in a shape that broadcasts over the grid of blocks."""
+    """Return the group values (`Scales.groups`) in a shape that broadcasts over the grid of blocks."""
     return scales.groups.unsqueeze(1 if axis == -1 else 0)
 
 

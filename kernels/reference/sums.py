@@ -5,13 +5,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 LANES = 16
-BLOCKS = 64  # the most blocks of rows, and the fewest rows in a block
+BLOCKS = 64  # the largest number of blocks of rows, and the smallest number of rows in a block
 
 
 def along_rows(x: Tensor) -> Tensor:
     """Return the sums over the last dimension.
 
-    Element i is added to lane i mod 16, in order; lanes i and i + 8 are added, then i and i + 4, i + 2, i + 1.
+    Element i is added to lane i mod 16, in ascending order of i. Then lanes i and i + 8 are added, then i and i + 4,
+    i and i + 2, and i and i + 1.
     """
     lanes = F.pad(x, (0, -x.shape[-1] % LANES)).unflatten(-1, (-1, LANES))
     sums = torch.zeros_like(lanes[..., 0, :])
@@ -26,7 +27,8 @@ def along_rows(x: Tensor) -> Tensor:
 def over_rows(x: Tensor) -> Tensor:
     """Return the sum of the rows x[0], x[1] and so on.
 
-    The rows are divided into at most 64 blocks of at least 64 rows. A block's rows are added in order, then the blocks.
+    The rows are divided into at most 64 blocks of at least 64 rows (the last block may be smaller). First the rows of
+    each block are added in order, then the sums of the blocks.
     """
     size = max(BLOCKS, -(-len(x) // BLOCKS))
     missing = x.new_zeros((-len(x) % size, *x.shape[1:]))

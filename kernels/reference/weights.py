@@ -23,7 +23,7 @@ def exp2(t: Tensor) -> Tensor:
 
 
 def noise_scale(w: Tensor, bits: Tensor, block: int) -> Tensor:
-    """Return 2^(1 − b) · max|w| of each square (GaussWS eq. 3)."""
+    """Return 2^(1 − b) · max|w| for each square of `block` rows and columns of w, with bit width b (GaussWS eq. 3)."""
     return exp2(1 - bits.double()) * largest(w.float(), (block, block))
 
 
@@ -37,13 +37,17 @@ def noise_like(w: Tensor, seed: int, noise: Noise) -> Tensor:
 
 
 def sample_weight(w: Tensor, bits: Tensor, seed: int, noise: Noise, block: int, dtype: torch.dtype) -> Tensor:
-    """Return w + R · 2^(1 − b) · max|w| (GaussWS eq. 3): w with noise as large as the error of quantizing to b bits."""
+    """Return w + R · 2^(1 − b) · max|w| in `dtype` (GaussWS eq. 3), with noise R, and b and max|w| of each square."""
     scale = spread(noise_scale(w, bits, block), (block, block), w.shape)
     return (w.float() + noise_like(w, seed, noise) * scale).to(dtype)
 
 
 def sample_weight_backward(grad: Tensor, w: Tensor, bits: Tensor, seed: int, noise: Noise, block: int) -> Tensor:
-    """Return the gradient of b (GaussWS eq. 4): −ln 2 · s · Σ g·R over each square, summed in README.md's order."""
+    """Return the gradient of the bit widths (GaussWS eq. 4): −ln 2 · s · Σ g·R over each square.
+
+    s = 2^(1 − b) · max|w|, and g = `grad` is the gradient of the sampled weight. README.md ("Noise") defines the order
+    in which the products are summed.
+    """
     products = fold(grad.float() * noise_like(w, seed, noise), (block, block))
     columns = torch.zeros_like(products[:, 0])
     for row in products.unbind(1):

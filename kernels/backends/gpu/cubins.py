@@ -21,12 +21,12 @@ from fewbits.kernels.backends.gpu.variants import OPTIONS
 
 
 def install(major: int) -> str:
-    """Return the command that installs NVRTC for a version of CUDA; up to 12, the package's name has a suffix."""
+    """Return the pip command that installs NVRTC for CUDA `major`; up to CUDA 12, the package's name has a suffix."""
     return f"pip install nvidia-cuda-nvrtc{f'-cu{major}' if major < 13 else f'=={major}.*'}"
 
 
 def cubin(source: str, architecture: str) -> bytes:
-    """Return the machine code for an architecture such as `sm_90`, from the cache or compiled now.
+    """Return the machine code of a CUDA source for an architecture such as `sm_90`; compile it if it is not cached.
 
     Raise BuildError if NVRTC is missing or fails.
     """
@@ -34,7 +34,7 @@ def cubin(source: str, architecture: str) -> bytes:
 
 
 def discard(source: str, architecture: str) -> None:
-    """Delete the cached machine code, which a driver has rejected."""
+    """Delete the cached machine code of a source and architecture, because the driver rejected it."""
     _path(source, architecture).unlink(missing_ok=True)
 
 

@@ -24,7 +24,7 @@ from fewbits.kernels.backends.gpu.variants import STRIP, Kernel, Variant
 from fewbits.kernels.backends.protocol import Backend
 
 MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = 97  # an attribute of a device, in CUDA's enumeration
-OLDEST = (8, 0)  # compute capability: bf16 conversion needs Ampere
+OLDEST = (8, 0)  # the lowest compute capability: the conversion to bf16 needs Ampere
 
 
 def complaint() -> str | None:
@@ -44,7 +44,7 @@ def complaint() -> str | None:
     if find_spec("cupy") is None:
         return f"CuPy, which launches the kernels, is missing: pip install {package}"
     try:
-        import cupy  # noqa: F401, locates the libraries that its parts need
+        import cupy  # noqa: F401, its import locates the libraries that cupy_backends needs
         from cupy_backends.cuda.api import driver
 
         installed, wanted = _driver_version(), driver.get_build_version()
@@ -122,10 +122,13 @@ def architecture_of(index: int) -> str:
 
 
 def _launching(function: int, threads: int, index: int, context: int) -> Kernel:
-    """Return the function that queues a loaded kernel on torch's current stream of its device.
+    """Return the function that queues a loaded kernel on torch's current stream of the device `index`.
 
-    A stream belongs to a context, so the context of the device is made current, and afterwards the one before it. In a
-    new thread, such as one of autograd's, none is current: then that of the device stays.
+    The launch needs the context of the device, to which the stream belongs. So this context is made current, and
+    afterwards the context that was current before. A new thread, such as one of autograd's, has no current context: in
+    such a thread the context of the device stays current.
+
+    function: the driver's handle of the kernel. threads: the number of threads of a CTA.
     """
     driver = _driver()
     launch, current, make_current = driver.launchKernel, driver.ctxGetCurrent, driver.ctxSetCurrent
@@ -148,7 +151,7 @@ def _launching(function: int, threads: int, index: int, context: int) -> Kernel:
 
 @contextmanager
 def _current(context: int) -> Iterator[None]:
-    """Make a context current, and afterwards the one before it, if there was one."""
+    """Make a context current in the `with` block, and afterwards the context that was current before, if any."""
     before = _driver().ctxGetCurrent()
     _driver().ctxSetCurrent(context)
     try:
@@ -171,7 +174,7 @@ def _context(index: int) -> int:
 
 @cache
 def _shared_memory(index: int) -> int:
-    """Return the shared memory that a CTA of a device can have, without that which kernels declare themselves."""
+    """Return the dynamic shared memory, in bytes, that a CTA can have: all but the static memory of the kernels."""
     library, device, most = _library(), ctypes.c_int(), ctypes.c_int()
     status = library.cuInit(0) or library.cuDeviceGet(ctypes.byref(device), index)
     status = status or library.cuDeviceGetAttribute(ctypes.byref(most), MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, device)

@@ -131,7 +131,7 @@ class Device(Compiled):
         return plan
 
     def _launch(self, variant: Variant, blocks: int, call: ctypes.Structure, device: torch.device) -> None:
-        """Launch a kernel whose call has no plan."""
+        """Launch a kernel on `blocks` CTAs with the arguments `call`, without a Plan (which only `_run` uses)."""
         _queue(self._launcher.kernel(variant, device), blocks, call)
 
     def _decode(self, stored: Stored, q: Quantizer, axis: int, out: Tensor) -> None:
@@ -178,7 +178,10 @@ class Device(Compiled):
         out: Tensor,
         **own: int,
     ) -> None:
-        """Draw the noise, and launch a kernel that reads it and the weight; `own` are more fields of its WeightCall."""
+        """Draw the noise, and launch a kernel that reads the noise and the weight.
+
+        block: the side of the squares that have one bit width each. own: further fields of the kernel's WeightCall.
+        """
         _check_size(w)
         draw = self.gaussian_noise if noise == "gaussian" else self.uniform_noise
         drawn = draw(w.numel(), seed, w.device)
@@ -195,15 +198,15 @@ def _queue(kernel: Kernel, blocks: int, call: ctypes.Structure) -> None:
 
 @lru_cache(maxsize=1024)
 def _rotation_of(q: Quantizer) -> Quantizer:
-    """Return the quantizer that rotates like q and rounds only to the dtype."""
+    """Return a quantizer that only rotates, with q's transform: its format is fp32, without a scaling."""
     return Quantizer("fp32", hadamard=q.hadamard, signs=q.signs)
 
 
 def _decoding(q: Quantizer, axis: int) -> Spec:
     """Return the constants of the kernel that decodes what this quantizer encoded.
 
-    Fields that do not affect decoding have fixed values, so that more quantizers share a kernel. The block is not cut
-    to the size of a matrix, so that matrices of all shapes share a kernel.
+    Fields that do not affect decoding have fixed values, so that more quantizers share a kernel. The block size does
+    not depend on the matrix, so that matrices of all shapes share a kernel.
     """
     rows, cols = (min(n, MOST) for n in q.block.resolve((MOST, MOST), axis))
     spec = spec_of(q, axis)
@@ -219,9 +222,9 @@ def _decoding(q: Quantizer, axis: int) -> Spec:
 
 
 def _group_amaxes(job: Job, block_amax: Tensor, group_amax: Tensor) -> None:
-    """Compute the amax of each group from the finite amaxes of its blocks.
+    """Write the amax of each group, computed from the finite amaxes of its blocks, into `group_amax`.
 
-    Both tensors hold the bits of floats as integers, because positive floats and their bits have the same order.
+    Both tensors contain the bits of floats as integers, because positive floats and their bits have the same order.
     """
     finite = torch.where(block_amax < INFINITE, block_amax, 0)
     if job.q.group == "tensor":

@@ -1,7 +1,7 @@
-"""Prepare the launches of calls that differ only in their addresses, seeds and signs.
+"""Prepare the kernel launches of a call, for reuse by calls that differ only in addresses, seeds and signs.
 
-A Plan holds the kernels of a call, their grid, and the arguments with all fields but those three filled in. Device
-(device.py) caches plans, so a repeated call only copies the arguments, writes the addresses and launches.
+A Plan contains the kernels of a call, the number of CTAs, and the arguments without addresses, seeds and signs. Device
+(device.py) caches plans, so a repeated call only copies the arguments, writes these fields and launches the kernels.
 """
 
 import ctypes
@@ -47,20 +47,20 @@ from fewbits.kernels.quantizer import parts_of
 # The fields of a Request from `out` to `seed`: four addresses, the packed codes, five addresses, the seed.
 ADDRESSES = struct.Struct("=5Q2I6Q")
 SIGNS = struct.Struct("=4I")
-FIRST = struct.Struct("=2Q")  # the address of the arguments, which a launch takes by reference, and their first field
+FIRST = struct.Struct("=2Q")  # the address of the arguments, which a launch needs, and the first argument: x's address
 BACKWARDS = struct.Struct("=i")
-HEAD = ctypes.sizeof(ctypes.c_void_p)  # the bytes before the arguments
+HEAD = ctypes.sizeof(ctypes.c_void_p)  # the bytes in front of the arguments, which contain their address
 REQUESTS = tuple(HEAD + Call.requests.offset + i * ctypes.sizeof(Request) for i in range(2))
 
 
 class Scratch(NamedTuple):
-    """The integers that the first passes compute for one job, as slices of the call's scratch memory of int64."""
+    """The slices of a call's scratch memory (int64) for what the passes before the last one compute for one job."""
 
-    differences: slice  # of the errors of Four Over Six's two candidates, one int64 for each block
+    differences: slice  # Four Over Six: for each block, an int64: the difference of the errors of the two candidates
     blocks: slice  # the amaxes of blocks, two in each int64
     groups: slice  # the amaxes of groups, two in each int64
-    grid: tuple[int, int]  # the number of blocks; (0, 0) if no pass looks them up
-    group_count: int
+    grid: tuple[int, int]  # blocks down and across; (0, 0) if no kernel looks up amaxes of blocks
+    group_count: int  # the number of groups
 
     def block_amax(self, scratch: Tensor) -> Tensor:
         return scratch[self.blocks].view(torch.int32)[: self.grid[0] * self.grid[1]].view(self.grid)
@@ -71,23 +71,26 @@ class Scratch(NamedTuple):
 
 class Pass(NamedTuple):
     kernel: Kernel
-    backwards: int
-    groups_after: bool  # the amaxes of groups are computed from those of blocks after this pass
+    backwards: int  # 1: the last tile is processed first, because the pass before left it in the cache
+    groups_after: bool  # True: after this pass, the amaxes of groups are computed from the amaxes of blocks
 
 
 class Plan(NamedTuple):
     blocks: int  # the number of CTAs
     shared: int  # bytes of dynamic shared memory of a CTA
     passes: tuple[Pass, ...]
-    template: bytes  # room for the address of the arguments, then the arguments
-    room: type[ctypes.Array[ctypes.c_char]]  # the type of a copy
+    template: bytes  # space for the address of the arguments, then the arguments
+    room: type[ctypes.Array[ctypes.c_char]]  # the ctypes type of a copy of the template
     words: int  # the size of the scratch memory, in int64
     scratches: tuple[Scratch, ...]  # one for each job
-    packed: tuple[tuple[int, int], ...]  # for each job, the constant fields of its packed codes
+    packed: tuple[tuple[int, int], ...]  # for each job: row_bytes and aligned of its packed codes (calls.Packed)
 
 
 def prepare(launcher: Launcher, x: Tensor, jobs: tuple[Job, ...], aligned: bool) -> Plan:
-    """Prepare a plan; `aligned` tells whether all matrices of values start at multiples of 16 bytes."""
+    """Return the plan of a call that computes one or two jobs on x.
+
+    aligned: True if x and all output matrices start at addresses that are multiples of 16 bytes.
+    """
     in_strips = len(jobs) == 1 and divides_into_strips(x, jobs[0].q, jobs[0].axis)
     shape = _shape_for(x, jobs, in_strips)
     specs = tuple(_spec_for(job, x, shape, in_strips) for job in jobs)
@@ -126,7 +129,8 @@ def without_signs(spelling: str) -> str:
 
 def _passes(launcher: Launcher, x: Tensor, jobs: tuple[Job, ...], specs: tuple[Spec, ...], shape: Shape) -> list[Pass]:
     def kernel(name: str, **leave_out: Any) -> Kernel:
-        # The fields that this pass does not use become 0, so quantizers that differ only in them share its kernel.
+        # Fields of the specs that this pass does not use become 0, so that quantizers that differ only in these fields
+        # share the kernel of this pass.
         needed = tuple(spec._replace(**leave_out) for spec in specs)
         return launcher.kernel(Variant("quantize.cu", name, (DTYPE_NAMES[x.dtype],), shape, needed), x.device)
 
@@ -168,7 +172,7 @@ def _spec_for(job: Job, x: Tensor, shape: Shape, in_strips: bool) -> Spec:
 
 
 def _fill(request: Request, x: Tensor, job: Job, shape: Shape) -> None:
-    """Write the constant fields of one job's request."""
+    """Write those fields of one job's request that do not change between calls with the same plan."""
     _, request.parts = parts_in(x, job.partition or (MOST, MOST), shape)
     _, request.blocks = parts_in(x, _block(x, job), shape)
     if job.stored:

@@ -8,17 +8,17 @@ from torch import Tensor
 from fewbits.kernels.backends.protocol import Part
 from fewbits.kernels.quantizer import Quantizer, parts_of
 
-EDGE = 8  # rows, and also columns, of the patch that one thread holds
-WARP = 32
-COLUMNS = 4  # a Piece of csrc/spec.cuh
-THREADS = 256
-LONGEST_ROW = 64 * THREADS  # the longest row, in columns, that the threads of a CTA can hold
-TALL_THREADS = 512  # threads of the largest CTA that holds whole columns, sixteen side by side
-SECTOR = 32  # bytes that a GPU transfers at least, and the width of a row of a strip
-TWO_STRIPS = 4096  # the most rows of strips of which a multiprocessor holds two
-FEWEST_STRIPS = 64  # half of the multiprocessors of an H100: with fewer strips, too many would have nothing to do
-STATIC_SHARED = 3 << 10  # bytes of shared memory that are left for what kernels declare themselves
-MOST = (1 << 31) - (1 << 15)  # the limit for rows and for columns, which kernels count in 32 bits
+EDGE = 8  # the number of rows, and of columns, of the patch of a matrix that one thread has in its registers
+WARP = 32  # threads of a warp
+COLUMNS = 4  # the value of Piece in csrc/spec.cuh for blocks that are columns
+THREADS = 256  # threads of a usual CTA
+LONGEST_ROW = 64 * THREADS  # the longest row, in columns, that the threads of one CTA can have in their registers
+TALL_THREADS = 512  # threads of the largest CTA whose tile consists of whole columns, sixteen side by side
+SECTOR = 32  # the smallest number of bytes that a GPU transfers, and the bytes of a row of a strip
+TWO_STRIPS = 4096  # the largest number of rows for which two strips fit in the shared memory of a multiprocessor
+FEWEST_STRIPS = 64  # half of the multiprocessors of an H100: with fewer strips, too many multiprocessors would be idle
+STATIC_SHARED = 3 << 10  # bytes of shared memory that are reserved for the variables that kernels declare themselves
+MOST = (1 << 31) - (1 << 15)  # the number of rows, and of columns, must be below this, because kernels use 32 bits
 
 
 class Shape(NamedTuple):
@@ -64,8 +64,8 @@ def block_on_chip(q: Quantizer, axis: int, x: Tensor, shape: Shape) -> Part | No
 
     A naive cast has no blocks, so eight neighbouring elements of a row count as a block. If a block covers a whole
     dimension of the matrix, its size is a power of two that may exceed the matrix. Four Over Six compares two scales of
-    each block, which only the threads of one warp can do on chip, so its blocks must not have more rows than a warp
-    covers.
+    each block, which on chip only threads of the same warp can do, so its blocks must not have more rows than the
+    threads of a warp cover.
     """
     if q.scaling == "none":
         return (1, EDGE)
@@ -81,7 +81,7 @@ def block_on_chip(q: Quantizer, axis: int, x: Tensor, shape: Shape) -> Part | No
 
 
 def fitting_shape(x: Tensor, q: Quantizer, axis: int) -> Shape:
-    """Return a tile shape in which the quantizer's blocks fit, even whole channels; if none does, the default shape."""
+    """Return a tile shape that contains whole blocks of q, even whole channels; if there is none, the default shape."""
     usual, (rows, cols) = usual_shape(x), x.shape
     if q.traits.compares or block_on_chip(q, axis, x, usual):
         return usual
@@ -98,8 +98,8 @@ def fitting_shape(x: Tensor, q: Quantizer, axis: int) -> Shape:
 def strip_shape(x: Tensor) -> Shape:
     """Return the shape of the tiles that form a strip (csrc/strip.cuh).
 
-    A multiprocessor of an H100 holds 512 threads in both cases, because it has shared memory for two strips of up to
-    4096 rows, and for one higher strip.
+    The shared memory of an H100's multiprocessor has space for two strips of up to 4096 rows, or for one higher strip.
+    So CTAs have 256 threads in the first case and 512 in the second: a multiprocessor runs 512 threads in both.
     """
     return Shape(THREADS if x.shape[0] <= TWO_STRIPS else TALL_THREADS, SECTOR // (EDGE * x.itemsize))
 
@@ -107,8 +107,9 @@ def strip_shape(x: Tensor) -> Shape:
 def divides_into_strips(x: Tensor, q: Quantizer, axis: int) -> bool:
     """Tell whether a matrix is quantized in strips: one launch, in which each CTA processes a few whole columns.
 
-    That is so if blocks are whole columns, which no tile can hold; if a block's scale depends only on its own amax; and
-    if the matrix is wide enough to occupy a GPU. In other cases, a first launch computes the amaxes.
+    The conditions are: blocks are whole columns that are too long for a tile; a block's scale depends only on its own
+    amax; and the matrix has enough columns to occupy a GPU. Otherwise blocks that do not fit in a tile need a first
+    launch, which computes the amaxes.
     """
     rows, cols = q.block.resolve(x.shape, axis)
     whole_columns = q.scaling != "none" and cols == 1 and rows >= x.shape[0] > TALL_THREADS // 2 * EDGE
@@ -117,12 +118,12 @@ def divides_into_strips(x: Tensor, q: Quantizer, axis: int) -> bool:
 
 
 def tiles_kept(x: Tensor, shape: Shape, room: int) -> int:
-    """Return how many tiles of a strip are kept in `room` bytes of shared memory; registers hold the last one."""
+    """Return how many tiles of a strip are kept in `room` bytes of shared memory; the last tile stays in registers."""
     return min(-(-x.shape[0] // shape.rows) - 1, room // shape.bytes(x.itemsize))
 
 
 def covers_columns(x: Tensor, part: Part, shape: Shape) -> bool:
-    """Tell whether each column of a tile lies within one part, which is one column wide (csrc/spec.cuh, COLUMNS)."""
+    """Tell whether parts are one column wide, and each column of a tile lies within one part (Piece COLUMNS)."""
     rows, cols = part
     return cols == 1 and not shape.along and (rows >= x.shape[0] or rows % shape.rows == 0)
 
@@ -133,11 +134,11 @@ def tile_count(x: Tensor, shape: Shape) -> int:
 
 
 def parts_in(x: Tensor, part: Part, shape: Shape) -> tuple[int, Parts]:
-    """Return the largest piece (csrc/spec.cuh) that always lies within one part, and the structure for the kernel.
+    """Return (piece, Parts) for a matrix that is divided into parts of this size.
 
-    A piece is a tile, a thread's patch, a vector or an element. The structure holds the size of a part, the number of
-    parts side by side, and how many threads of a warp lie within one part: along a row (`lanes`), and down the rows
-    (`groups`).
+    The piece (Piece in csrc/spec.cuh) is the largest of 0 tile, 1 patch of a thread, 2 vector and 3 element that always
+    lies within one part. Parts has the size of a part, the number of parts side by side (`across`), and how many
+    threads of a warp lie within one part: along a row (`lanes`), and down the rows (`groups`).
     """
     (rows, cols), (r, c) = x.shape, part
     all_rows, all_cols = r >= rows, c >= cols

@@ -15,7 +15,8 @@ from fewbits.kernels.backends.protocol import DTYPES
 from fewbits.kernels.quantizer import Quantizer
 
 # -fmad=false keeps the two roundings of a*b+c, as in the reference. Division and subnormals follow IEEE by default; the
-# options are explicit because results depend on them. ptxas reports each kernel's resources for the compile check.
+# options are explicit because results depend on them. With -v, ptxas logs each kernel's registers and spills, which
+# tests check.
 OPTIONS = (
     "-std=c++17",
     "-fmad=false",
@@ -25,11 +26,11 @@ OPTIONS = (
     "--ptxas-options=-v",
 )
 DTYPE_NAMES = dict(zip(DTYPES, ("Bf16", "Fp16", "Fp32"), strict=True))
-ON_CHIP, LOOKUP, STRIP = range(3)  # a Source of csrc/spec.cuh
+ON_CHIP, LOOKUP, STRIP = range(3)  # the values of Source in csrc/spec.cuh, which documents them
 
 
 class Spec(NamedTuple):
-    """The constants of a kernel for one quantizer; the defaults are those of a naive cast without statistics."""
+    """The constants of a kernel for one quantizer (csrc/spec.cuh); the defaults are a naive cast without statistics."""
 
     grid: Grid
     scaling: Scaling
@@ -64,8 +65,8 @@ def spec_of(q: Quantizer, axis: int) -> Spec:
 class Variant:
     """A kernel and its constants; `dtypes` names the dtype of the matrix and, in weights.cu, of the second tensor."""
 
-    file: str
-    kernel: str
+    file: str  # the file in csrc/ that defines the kernel
+    kernel: str  # the name of the kernel's function
     dtypes: tuple[str, ...]
     shape: Shape
     specs: tuple[Spec, ...]
@@ -82,15 +83,15 @@ class Variant:
         return "".join(f"#define {name} {value}\n" for name, value in macros.items()) + f'#include "{self.file}"\n'
 
 
-# Queues a kernel on the device's current stream. Its arguments are the number of CTAs, the bytes of dynamic shared
-# memory of each, and the address of an array that holds the address of the kernel's call, which is copied before the
-# function returns.
+# A function that queues a kernel on the device's current stream. Its arguments are the number of CTAs, the bytes of
+# dynamic shared memory per CTA, and the address of an array whose first element is the address of the kernel's
+# arguments. The arguments are copied before the function returns.
 Kernel = Callable[[int, int, int], None]
 
 
 class Launcher(Protocol):
     def kernel(self, variant: Variant, device: torch.device) -> Kernel:
-        """Return the kernel, loaded on the device; it is loaded once."""
+        """Return the function that queues the kernel on the device; load the kernel at the first call."""
 
     def shared_memory(self, device: torch.device) -> int:
         """Return the largest dynamic shared memory, in bytes, that a CTA of the device can have."""

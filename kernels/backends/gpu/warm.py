@@ -1,6 +1,7 @@
-"""Find the kernels that calls need without running them, and compile them side by side, before a training run.
+"""Find the kernels that calls need without running them, and compile the kernels in parallel, before a training run.
 
-No GPU is needed for a known architecture. A kernel takes half a second of one core, a training run needs some dozens.
+No GPU is needed if the caller names the architecture. Compiling a kernel takes half a second of one core; a training
+run needs some dozens of kernels.
 """
 
 import os
@@ -16,7 +17,7 @@ from fewbits.kernels.backends.gpu.variants import Kernel, Variant
 
 
 class Recorder:
-    """A launcher that records the kernels to launch, and runs nothing."""
+    """A launcher that records the variants that would be launched, and runs nothing."""
 
     def __init__(self) -> None:
         self.variants: list[Variant] = []
@@ -25,7 +26,7 @@ class Recorder:
         return lambda blocks, shared, arguments: self.variants.append(variant)
 
     def shared_memory(self, device: torch.device) -> int:
-        return 0  # the kernels are the same for all sizes
+        return 0  # the variants do not depend on the size of shared memory
 
 
 def kernels_of(calls: Iterable[Callable[[], object]]) -> list[Variant]:
@@ -41,9 +42,9 @@ def kernels_of(calls: Iterable[Callable[[], object]]) -> list[Variant]:
 
 
 def compile_all(variants: Iterable[Variant], architecture: str) -> int:
-    """Compile kernels that are not in the cache, one in each core at a time; return the number of all.
+    """Compile the kernels that are not in the cache, one per core at a time; return the number of different kernels.
 
-    Raise BuildError if NVRTC is missing or fails.
+    The number includes the cached kernels. Raise BuildError if NVRTC is missing or fails.
     """
     cubins.nvrtc()
     sources = dict.fromkeys(variant.source() for variant in variants)
