@@ -1,6 +1,6 @@
-// Sums of products as accumulators of hardware compute them, bit for bit; kernels/README.md defines them.
+// Sums of products as hardware accumulators compute them, bit for bit; kernels/README.md ("Accumulators") defines them.
 //
-// Every lane of a vector computes one element of the result, so its order of additions is the definition's.
+// Every lane of a vector computes one element of the result, so the products are added in the order of the definition.
 #pragma once
 #include <math.h>
 #include "numeric.h"
@@ -12,10 +12,10 @@ typedef float FloatLanes __attribute__((vector_size(4 * REGISTER)));
 typedef int32_t IntLanes __attribute__((vector_size(4 * REGISTER)));
 
 constexpr int LOWEST = -126;          // a sum is never aligned to a smaller exponent
-constexpr int ZERO_EXPONENT = -4000;  // of zero: below every other exponent, also after additions
+constexpr int ZERO_EXPONENT = -4000;  // the exponent of zero: below every other exponent and every sum of two exponents
 
-// A number as significand * 2^exponent, with 1 <= |significand| < 2. Subnormals of its format have the format's
-// smallest exponent and a smaller significand. The significand of inf and NaN is the value itself.
+// A number as significand * 2^exponent, with 1 <= |significand| < 2. A subnormal of the number's format has the
+// format's smallest exponent, emin, and a significand below 1. The significand of inf and NaN is the value itself.
 struct Parted {
   float significand;
   int32_t exponent;
@@ -48,7 +48,8 @@ FB_INLINE float truncated(double v, int kept) {
   return float(double(int32_t(v * steps)) / steps);
 }
 
-// Return the exponent of a finite float32 as `parted` does with emin = -126, but LOWEST for zero; and its significand.
+// The exponents and significands of finite float32 numbers, as `parted` returns them for emin = -126, except that the
+// exponent of zero is LOWEST.
 FB_INLINE IntLanes exponents(FloatLanes c) {
   IntLanes field = ((IntLanes)c >> 23) & 0xff;
   return (field == 0 ? field + 1 : field) - 127;
@@ -58,13 +59,15 @@ FB_INLINE FloatLanes significands(FloatLanes c) {
   return (u & int32_t(INF)) == 0 ? c * 8.507059173023462e37f : (FloatLanes)normal;  // 2^126
 }
 
-// What defines an accumulator that adds a block of products to a sum at once (kernels/accumulators.py).
+// The parameters of an accumulator that adds `length` products to a sum at once: fields of Accumulator in
+// kernels/accumulators.py.
 struct Fused {
   int32_t length, fraction, kept, promote;
 };
 
-// Add `count` products to c: align them and c to the largest exponent, truncate each to `fraction` bits after the
-// binary point, add these integers exactly, and truncate the sum. WIDE: the sum does not fit 32 bits.
+// Return c plus the products of `count` pairs (a, b): align the products and c to the largest exponent, truncate each
+// to `fraction` bits after the binary point, add the resulting integers exactly, and truncate the sum. WIDE: the sum of
+// the integers does not fit 32 bits.
 template <bool WIDE>
 inline FloatLanes fused_block(const Parted *a, const FloatLanes *b, const IntLanes *be, int count, FloatLanes c,
                               const Fused &how) {
@@ -76,7 +79,7 @@ inline FloatLanes fused_block(const Parted *a, const FloatLanes *b, const IntLan
   IntLanes shift = how.fraction + 127 - top, low{}, high{};
   auto add = [&](FloatLanes significand, IntLanes e) FB_INLINED {
     IntLanes field = e + shift;
-    field = field > 0 ? field : 0;  // 0 is the factor 0: the product has no bit left
+    field = field > 0 ? field : 0;  // the exponent field 0 makes the factor 0: the product loses all bits
     IntLanes steps = __builtin_convertvector(significand * (FloatLanes)(field << 23), IntLanes);
     low += WIDE ? steps & 0xffff : steps;
     if (WIDE) high += steps >> 16;
@@ -93,7 +96,8 @@ inline FloatLanes fused_block(const Parted *a, const FloatLanes *b, const IntLan
 
 constexpr float TENSOR_CORE_NAN = __builtin_nanf("0x3fffff");  // 0x7fffffff, as the hardware returns it
 
-// Replace the lanes of `next` whose block or earlier sum c holds inf or NaN.
+// Return `next`, in which the lanes with inf or NaN among the products or in the earlier sum c are replaced by the
+// result of ordinary arithmetic.
 inline FloatLanes with_specials(const Parted *a, const FloatLanes *b, int count, FloatLanes c, FloatLanes next) {
   for (int j = 0; j < REGISTER; j++) {
     double sum = double(c[j]);
@@ -103,7 +107,8 @@ inline FloatLanes with_specials(const Parted *a, const FloatLanes *b, int count,
   return next;
 }
 
-// Compute the sum of K products. If `promote` is not 0, every `promote` products are added to a float32 sum outside.
+// Compute the sum of K products. If `promote` is not 0, the sum is added to the float32 sum `outside` and set to 0
+// after every `promote` products. special: there may be inf or NaN.
 template <bool WIDE>
 inline FloatLanes fused_sum(const Parted *a, const FloatLanes *b, const IntLanes *be, int64_t K, bool special,
                             const Fused &how) {
@@ -125,8 +130,8 @@ inline FloatLanes fused_sum(const Parted *a, const FloatLanes *b, const IntLanes
 // Sums in a format: every product, rounded to float32, is added by one addition that is rounded once to the format.
 enum SumFormat { SUM_FP32 = 0, SUM_FP16 = 1, SUM_BF16 = 2 };
 
-// a + b rounded to odd: exact sums stay, others get the neighbour with the odd last bit. Rounding that to a format with
-// fewer bits gives what rounding a + b once gives.
+// Return a + b rounded to odd: an inexact sum becomes the neighbour whose last bit is 1. Rounding the result to a
+// format with fewer bits gives the same value as rounding the exact sum once.
 FB_INLINE FloatLanes sum_to_odd(FloatLanes a, FloatLanes b) {
   FloatLanes s = a + b, from_b = s - a, error = (a - (s - from_b)) + (b - from_b);
   IntLanes u = (IntLanes)s, inexact = (error > 0) | (error < 0), opposite = ((IntLanes)error ^ u) < 0;
@@ -146,7 +151,7 @@ template <SumFormat FORMAT> FB_INLINE FloatLanes added(FloatLanes a, FloatLanes 
   near = magnitude < 0x38800000 ? (IntLanes)small : near;        // below 2^-14
   return v == v ? (FloatLanes)(near | sign) : v;
 }
-constexpr int AT_ONCE = 4;  // rows; the additions of one row wait for each other
+constexpr int AT_ONCE = 4;  // rows that are computed together, because each addition of a row waits for the one before
 template <SumFormat FORMAT> inline void sums_in(const float *const *a, const FloatLanes *b, int64_t K, FloatLanes *c) {
   for (int i = 0; i < AT_ONCE; i++) c[i] = FloatLanes{};
   for (int64_t k = 0; k < K; k++)
@@ -155,11 +160,11 @@ template <SumFormat FORMAT> inline void sums_in(const float *const *a, const Flo
     for (int j = 0; j < REGISTER; j++) c[i][j] = c[i][j] == c[i][j] ? c[i][j] : TENSOR_CORE_NAN;
 }
 
-// Add up to four groups of 16 products of E2M1 values to c. Each group's sum p is exact; it is aligned by the exponents
-// of the two block scales.
+// A group of 16 products of E2M1 values, whose sum p is exact. `grouped_block` adds up to four groups to c; a group is
+// aligned by the sum of the exponents of its two block scales.
 struct Group {
-  float value;  // p times both significands
-  int32_t exponent;
+  float value;       // p times the significands of both block scales
+  int32_t exponent;  // the sum of the exponents of both block scales
 };
 inline float grouped_block(const Group *groups, int count, float c, int fraction, int kept) {
   int top = LOWEST;

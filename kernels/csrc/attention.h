@@ -15,20 +15,20 @@
 namespace fb {
 
 struct HeadSize {
-  int64_t tokens, size, rotated;  // rotated: how many of the `size` dimensions turn; even
+  int64_t tokens, size, rotated;  // rotated: how many of the `size` dimensions are rotated, an even number
   const float *turns;             // tokens x rotated / 2 x (cosine, sine)
   int64_t rows() const { return (tokens + BLOCK - 1) / BLOCK * BLOCK; }
   int64_t width() const { return (size + BLOCK - 1) / BLOCK * BLOCK; }
   int64_t area() const { return rows() * width(); }
   float scale() const { return float(1.0 / sqrt(double(size))); }
 };
-struct Rows {  // of one head, in a tensor
+struct Rows {  // the rows of one head in a tensor, `stride` elements apart
   bf16 *data;
   int64_t stride;
   bf16 *operator[](int64_t token) const { return data + token * stride; }
 };
 
-// Memory of a thread, which it keeps, so that its next call does not wait for new pages.
+// Memory of a thread. The thread keeps it for its next call, which then does not wait for new pages.
 struct Arena {
   char *next;
   explicit Arena(int64_t bytes) {
@@ -47,7 +47,8 @@ struct Arena {
 
 // ------------------------------------------------------------------------------------------------ rotations
 
-// Turn pairs of neighbouring dimensions by the angles of a token. n: the number of rotated dimensions from here on.
+// Rotate pairs of neighbouring dimensions in v by the angles of a token. turns: their (cosine, sine) from the first
+// lane on. n: the number of rotated dimensions from the first lane on. direction: 1, or -1 for the inverse rotation.
 FB_INLINE F32x16 turned(const F32x16 &v, const float *turns, int64_t n, float direction) {
   const I32x16 odd = lane_numbers() & 1;
   F32x16 turn = n >= LANES ? load(turns) : load(turns, First{int(n)}), cosine = firsts(turn);
@@ -62,7 +63,7 @@ template <class P> void prepare(const Rows &x, const HeadSize &h, bool rotates, 
   for (int64_t t = 0; t < h.rows(); t++, to += width) {
     if (h.size % BLOCK || t >= h.tokens) std::fill(to, to + width, typename P::Element(0));
     if (t >= h.tokens) continue;
-    // Rows of a head are far apart, which hides them from the processor's own prefetching.
+    // The rows of a head are far apart, so the processor's own prefetching does not recognise them.
     for (int64_t i = 0; i < h.size; i += 32) __builtin_prefetch(x[std::min(t + 16, h.tokens - 1)] + i);
     each_vector(h.size, [&](int64_t i, auto lanes) FB_INLINED {
       F32x16 v = load(x[t] + i, lanes);
@@ -72,7 +73,7 @@ template <class P> void prepare(const Rows &x, const HeadSize &h, bool rotates, 
   }
 }
 
-// Write the gradient of a head's row before its rotation.
+// Write the gradient of row t of a head, times `scale`, with the rotation undone.
 inline void put_gradient(const float *from, float scale, const HeadSize &h, bool rotates, int64_t t, bf16 *to) {
   const int64_t rotated = rotates ? h.rotated : 0;
   each_vector(h.size, [&](int64_t i, auto lanes) FB_INLINED {
@@ -94,7 +95,7 @@ template <class P> void pack_all_columns(const typename P::Element *x, const Hea
 
 // ------------------------------------------------------------------------------------------------ forward
 
-// Replace n scores by their exponentials relative to the largest, and pad them with zeros up to `end`. Return the sum.
+// Write e^(score - largest score) of n scores to `to`, padded with zeros up to `end`. Return their sum.
 template <class P>
 float softmax(const float *scores, int64_t n, int64_t end, typename P::Element *to, float *largest_) {
   F32x16 most = all(-INFINITY), sum = {};
@@ -126,7 +127,7 @@ void attend(const Rows &q, const Rows &k, const Rows &v, const HeadSize &h, cons
   prepare<P>(v, h, false, 1.0f, values);
   pack_all_columns<P>(keys, h, key_panels);
   pack_all_rows<P>(values, h, value_panels);
-  // The scores of a block of queries have two halves for each block of keys.
+  // Compute half i of the scores of the block of queries that starts at `first`; each block of keys has two halves.
   auto multiply_half = [&](int64_t first, int64_t i, float *to) {
     const T *left = queries + first * width;
     const int64_t key = i / 2 * BLOCK;

@@ -1,18 +1,18 @@
 // The gradients of causal attention, for the query heads that share one key and value head.
 //
-// Scores are transposed here, [key][query], so that the exponentials and the gradients of the scores are left operands
-// of dv = pᵀ·dy and dk = dsᵀ·q as they are. They are computed for KEYS keys and all later queries at a time. The
-// gradient of the queries is summed over these panels of keys, transposed: dqᵀ = kᵀ·ds.
+// Scores are transposed here, [key][query], so that the exponentials p and the gradients ds of the scores are the left
+// operands of dv = pᵀ·dy and dk = dsᵀ·q without a transposition. p and ds are computed for KEYS keys and all later
+// queries at a time. The gradient of the queries is summed over these groups of keys, transposed: dqᵀ = kᵀ·ds.
 #pragma once
 #include "attention.h"
 
 namespace fb {
 
-constexpr int64_t KEYS = 64;
+constexpr int64_t KEYS = 64;  // keys that are processed together
 
 struct SharedHeads {
   const Rows *q, *out, *d_out, *dq;  // one for each query head
-  const float *const *log_sums;      // the same
+  const float *const *log_sums;      // one for each query head
   int64_t count;
   Rows k, v, dk, dv;
 };
@@ -24,7 +24,7 @@ template <class P> struct AttentionBackward {
   Arena arena{int64_t(sizeof(T)) * (9 * area + 2 * KEYS * rows + KEYS * BLOCK) +
               int64_t(sizeof(float)) * (3 * area + 2 * rows + 4 * BLOCK * BLOCK + BLOCK * width) + 64 * 24};
   T *queries = arena.take<T>(area), *keys = arena.take<T>(area), *values = arena.take<T>(area);
-  T *gradients = arena.take<T>(area);                                               // of the output
+  T *gradients = arena.take<T>(area);                                               // the gradients of the output
   T *query_columns = arena.take<T>(area), *query_rows = arena.take<T>(area);        // panels
   T *gradient_columns = arena.take<T>(area), *gradient_rows = arena.take<T>(area);  // panels
   T *keys_transposed = arena.take<T>(area), *ds_panel = arena.take<T>(KEYS * BLOCK);
@@ -32,8 +32,8 @@ template <class P> struct AttentionBackward {
   float *dq = arena.take<float>(area), *dk = arena.take<float>(area),
         *dv = arena.take<float>(area);                                          // dq: [size][query]
   float *log_sums = arena.take<float>(rows), *inner = arena.take<float>(rows);  // inner: Σ y·dy of each token
-  struct Square {                                                               // of 32 keys and 32 queries
-    int64_t first, key, query;                                                  // its keys begin with first + key
+  struct Square {                                                               // 32 keys and 32 queries
+    int64_t first, key, query;                                                  // the first key is first + key
     float *scores, *dp;                                                         // dp: the gradient of p
   };
   float *squares = arena.take<float>(4 * BLOCK * BLOCK);  // scores and dp of the current square and of the next one
@@ -76,11 +76,11 @@ template <class P> struct AttentionBackward {
     std::fill(dq, dq + area, 0.0f);
   }
 
-  // Add what the keys first … first + count - 1 contribute to all gradients.
+  // Add the contributions of the keys first … first + count - 1 to all gradients.
   void add_keys(int64_t first, int64_t count) {
     differentiate(first, count);
     for (int64_t key = 0; key < count; key += BLOCK) {
-      const int64_t from = first + key;  // the first query that reads these keys
+      const int64_t from = first + key;  // the first query that attends to these keys
       for (int64_t e = 0; e < width; e += BLOCK) {
         const int64_t panel = e * rows + from * BLOCK, sums = from * width + e;
         P::template multiply<true>(p + key * rows + from, rows, gradient_rows + panel, rows - from, dv + sums, width);
@@ -96,8 +96,8 @@ template <class P> struct AttentionBackward {
     }
   }
 
-  // Compute exponentials p and the gradients ds = p·(dp − Σ y·dy) of the scores, for `count` keys and the queries that
-  // read them. AMX multiplies for the next square while the vector units compute this one.
+  // Compute the exponentials p and the gradients ds = p·(dp − Σ y·dy) of the scores, for `count` keys and the queries
+  // that attend to them. AMX multiplies for the next square while the vector units compute the current square.
   void differentiate(int64_t first, int64_t count) {
     Square at{first, 0, first, squares, squares + BLOCK * BLOCK};
     for (int part = 0; part < 4; part++) multiply_part(at, part);
@@ -113,7 +113,7 @@ template <class P> struct AttentionBackward {
     }
   }
 
-  // Compute a quarter of a square's scores and dp: 16 keys of one of them.
+  // Compute part 0 to 3 of a square: the scores of its first or last 16 keys, or dp of its first or last 16 keys.
   void multiply_part(const Square &s, int part) {
     const int64_t left = (s.first + s.key) * width, right = s.query * width;
     if (part == 0) P::template multiply_half<0>(keys + left, width, query_columns + right, width, s.scores, BLOCK);

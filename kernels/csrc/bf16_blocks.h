@@ -1,5 +1,5 @@
-// What the products of 32 x 32 blocks share that store BF16 values as such, in pairs of rows: tile_blocks.h,
-// pair_blocks.h.
+// The common part of those products of 32 x 32 blocks that store BF16 values as BF16, in pairs of rows (tile_blocks.h,
+// pair_blocks.h).
 #pragma once
 #include "blocks.h"
 

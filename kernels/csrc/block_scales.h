@@ -1,4 +1,4 @@
-// Computes the scales of a row of blocks on the CPU, and which loop has to process each block.
+// Computes the scales of a row of blocks on the CPU, and which loop has to process each block (Care).
 #pragma once
 #include "ordinary.h"
 
@@ -7,13 +7,13 @@ namespace fb {
 // ORDINARY blocks can take the fast loops; CAREFUL ones are processed element by element; POISONED ones become NaN.
 enum Care : uint32_t { ORDINARY = 0, CAREFUL = 1, POISONED = 2 };
 
-// The scales of n blocks, as arrays so that the loop vectorises. A block that becomes zeros because its scale is stored
-// as 0 gets an encode factor of 0, with which it can take the fast loops.
+// The scales of n blocks, as arrays so that the loop vectorises. A block whose scale is stored as 0 becomes zeros; it
+// gets the encode factor 0, so that the fast loops can process it.
 struct BlockScales {
   float *encode, *decode;
   uint32_t *code, *care;
 };
-// expansion: returns the factor of block i's scale, which Four Over Six chooses.
+// expansion: a function that returns the factor of block i's scale, which Four Over Six chooses.
 template <ScalingKind KIND, class Expansion>
 void scales(const Scaling &scaling, const uint32_t *amax, int64_t n, float max, const Group &group,
             const Bounds &bounds, const BlockScales &to, Expansion expansion) {

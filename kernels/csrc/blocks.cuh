@@ -1,4 +1,4 @@
-// Computes the scales of blocks on a GPU, from amaxes in registers or in memory, and stores them.
+// Computes the scales of blocks on a GPU from the blocks' amaxes, in registers or in memory, and stores the scales.
 #pragma once
 #include "errors.cuh"
 
@@ -6,9 +6,9 @@ namespace fb {
 
 struct Block {
   Scale scale;
-  bool plain, poisoned;
+  bool plain, poisoned;  // plain: the fast path can process it; poisoned: it has an inf or NaN and becomes NaN
 };
-// True if the statistics of a block's elements can be counted fast, or are not wanted.
+// True if the fast path can count the statistics of a block's elements, or if no statistics are requested.
 template <class D> FB_D bool counts(const Spec &s, float amax, const Scale &scale) {
   return !s.stats || s.grid.wide || countable<D>(s.grid.grid(), amax, scale);
 }
@@ -34,8 +34,8 @@ template <class D> FB_D Block looked_up(const Spec &s, const Request &r, int row
   return make_block<D>(s, r, r.block_amax[at], row, col, four ? value(s.scaling.expansion) : 1.0f);
 }
 
-// Store a block's scale, in the thread that holds the block's first element. In the thread that holds the first element
-// of a group's first block, also store the group's scale.
+// Store a block's scale if (row, col) is the block's first element. If the block is the first of its group, also store
+// the group's scale.
 FB_D void store_scale(const Spec &s, const Request &r, const Block &b, int row, int col) {
   if (s.scaling.kind == NONE) return;
   const int rows = s.source == ON_CHIP ? s.block_rows : r.blocks.rows;

@@ -1,8 +1,8 @@
 // Products of blocks of 32 x 32 sums, C = A · B or C += A · B, of BF16 values with float32 sums, on the vector units.
 //
-// A is row-major. B is packed in panels: 32 columns, for all rows. This implementation stores BF16 values as floats.
+// A is row-major. B is packed in panels of 32 columns with all rows. This implementation stores BF16 values as floats.
 // The product of two BF16 values is exact in float32 unless it underflows, so a fused multiply-add gives the same bits
-// as a product and a sum; it is used where the processor has one. Each sum adds its products in the order of k.
+// as a product and a sum; it is used if the processor has one. Each sum adds its products in the order of k.
 #pragma once
 #include "transpose.h"
 #include "vector.h"
@@ -21,7 +21,7 @@ FB_INLINE F32x16::Part multiply_add(F32x16::Part a, F32x16::Part b, F32x16::Part
 #endif
 }
 
-// Load a value that several instructions use only once; the compiler would read it from memory in each of them.
+// Make the compiler load x into a register once; otherwise every instruction that uses x would read it from memory.
 FB_INLINE void in_register(F32x16::Part &x) {
 #if defined(__x86_64__)
   __asm__("" : "+v"(x));
@@ -38,7 +38,8 @@ struct VectorBlocks {
 
   static FB_INLINE void put(float *to, const F32x16 &v) { store(to, rounded(v, (const bf16 *)nullptr)); }
 
-  // Pack a panel of B from its rows (k rows of at least 32 elements), or from those of its transpose (32 rows of k).
+  // Pack a panel of B: from rows of B (k rows of at least 32 elements), or from rows of Bᵀ, the columns of B (32 rows
+  // of k elements).
   static void pack_rows(const float *from, int64_t stride, int64_t k, float *panel) {
     for (int64_t i = 0; i < k; i++) memcpy(panel + i * BLOCK, from + i * stride, BLOCK * sizeof(float));
   }
@@ -81,7 +82,7 @@ struct VectorBlocks {
 #pragma GCC unroll 16
       for (int p = 0; p < STRIP; p++) memcpy(c + r * c_stride + p * REGISTER, &sum[r][p], sizeof(Part));
   }
-  // k is a multiple of 32. multiply_half computes 16 of the 32 rows of sums, the first ones or the last ones.
+  // k is a multiple of 32. multiply_half computes the first (HALF = 0) or last (HALF = 1) 16 of the 32 rows of sums.
   template <bool ADD>
   static void multiply(const float *a, int64_t stride, const float *panel, int64_t k, float *c, int64_t c_stride) {
     for (int64_t n = 0; n < BLOCK; n += STRIP * REGISTER)

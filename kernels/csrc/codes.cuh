@@ -5,7 +5,7 @@
 namespace fb {
 
 struct Codes {
-  uint64_t low, high;  // in the order of memory, the first code in the lowest bits; high: only for codes of two bytes
+  uint64_t low, high;  // as in memory: the first code is in the lowest bits of low; high is used by codes of two bytes
   FB_D void put(int i, uint32_t code, int width) {
     uint64_t part = uint64_t(code) << (i * width & 63);
     if (i * width < 64) {
@@ -66,7 +66,7 @@ FB_D Codes load_codes(const Packed &p, int row, int col, int valid, int width) {
   return c;
 }
 
-// The codes of eight values on the grid, none of which exceeds its largest value.
+// Return the codes of eight grid values whose magnitudes are at most the grid's largest value.
 FB_D Codes plain_codes(const Spec &s, const float (&q)[WIDTH]) {
   const Grid g = s.grid.grid();
   Codes c{0, 0};
@@ -76,9 +76,10 @@ FB_D Codes plain_codes(const Spec &s, const float (&q)[WIDTH]) {
   return c;
 }
 
-// True if the GPU's conversion instruction for a format gives our codes. For values on the grid it rounds nothing,
-// saturates nothing, gives no NaN, keeps subnormals, and keeps the sign of zero. Our format may have more special codes
-// than that of the instruction, because no value on our grid has such a code.
+// True if the GPU's conversion instruction for the format with these constants gives our codes. For values on the grid
+// the instruction rounds nothing, saturates nothing, gives no NaN, and keeps subnormals and the sign of zero. Our
+// format may have more special codes (inf, NaN) than the format of the instruction, because no value on our grid has
+// such a code. `most` are the float32 bits of the largest value of the instruction's format.
 FB_D constexpr bool laid_out(const Spec &s, int bits, uint32_t mantissa_bits, int min_exponent, uint32_t most) {
   return s.encodes == bits && s.grid.dropped == 23 - mantissa_bits &&
          s.grid.min_exponent == uint32_t(127 + min_exponent) << 23 && !s.grid.wide && s.grid.max <= most;
@@ -90,7 +91,7 @@ constexpr uint32_t BITS_6 = 0x40c00000u, BITS_7_5 = 0x40f00000u, BITS_28 = 0x41e
   FB_D Codes name(const float (&q)[WIDTH], int width) {                                            \
     Codes c{0, 0};                                                                                 \
     _Pragma("unroll") for (int i = 0; i < WIDTH; i += 2) {                                         \
-      uint16_t two; /* a byte each, the second operand's lower */                                  \
+      uint16_t two; /* two codes of a byte; the lower byte is that of q[i] */                      \
       asm("cvt.rn.satfinite." format "x2.f32 %0, %1, %2;" : "=h"(two) : "f"(q[i + 1]), "f"(q[i])); \
       c.put(i, two & 0xffu, width), c.put(i + 1, two >> 8, width);                                 \
     }                                                                                              \

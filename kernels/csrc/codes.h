@@ -1,4 +1,4 @@
-// Packed storage on the CPU: converts runs of ordinary elements to codes and codes to bytes, and bytes to codes and
+// Packed storage on the CPU: converts runs of ordinary elements to codes and codes to bytes; and bytes to codes and
 // codes to values. As in lanes.h, the loops are written so that g++ vectorises them.
 #pragma once
 #include <string.h>
@@ -6,8 +6,8 @@
 
 namespace fb {
 
-// Compute the codes of up to 128 ordinary elements, rounded as in `run`; return false if the first 16 bits of a draw do
-// not decide.
+// Compute the codes of up to 128 ordinary elements, rounded as in `run` (lanes.h). Return false, with invalid codes, if
+// the first 16 random bits of an element do not decide its rounding.
 template <class D, bool STOCHASTIC, Layout LAYOUT, bool WIDE>
 inline __attribute__((always_inline)) bool code_run(const typename D::Storage *__restrict x, uint16_t *__restrict codes,
                                                     int n, const float *__restrict encode, const Grid &grid,
@@ -39,8 +39,8 @@ inline bool code_piece(const typename D::Storage *x, uint16_t *codes, int n, con
   return code_run<D, STOCHASTIC, LAYOUT, WIDE>(x, codes, n, encode, g, code_bits, high);
 }
 
-// Pack eight codes of `width` bits, each in its own byte, into the lowest bits: first pairs, then fours, then all
-// eight. `apart` is the inverse; it ignores the bits above the codes.
+// Move eight codes of `width` bits, which lie in the eight bytes of w, together into the lowest bits: first pairs of
+// codes, then fours, then all eight. `apart` is the inverse; it ignores the bits above the codes.
 inline uint64_t together(uint64_t w, int width) {
   w = (w & 0x00ff00ff00ff00ffu) | (w & 0xff00ff00ff00ff00u) >> (8 - width);
   w = (w & 0x0000ffff0000ffffu) | (w & 0xffff0000ffff0000u) >> (16 - 2 * width);
@@ -54,8 +54,7 @@ inline uint64_t apart(uint64_t w, int width) {
   return (w & ones) | (w >> width & ones) << 8;
 }
 
-// Pack up to CHUNK codes of a row into the bytes that they fill. The first column is a multiple of 8, so it starts a
-// byte.
+// Pack up to CHUNK codes of a row into bytes. The first column is a multiple of 8, so its code starts at a byte.
 inline void pack(const uint16_t *__restrict codes, int64_t n, int width, uint8_t *__restrict to) {
   if (width == 16) {
     memcpy(to, codes, size_t(n) * 2);
@@ -107,8 +106,8 @@ inline void unpack(const uint8_t *__restrict from, int64_t n, int width, uint16_
   for (int64_t i = 0; i < n; i++) codes[i] = each[i];
 }
 
-// Compute the values of up to CHUNK codes, each with the scale of its column: first the magnitudes, then the signs.
-// SPECIAL: some codes are infinities or NaN. Way: how a scale is applied.
+// Compute the values of up to CHUNK codes with the scale of each column: first the magnitudes, then the signs.
+// SPECIAL: some codes are infinities or NaN. Way: how a scale is applied: q · scale, q / scale, (q · scale) · outer.
 enum Way { TIMES, OVER, BY_TWO_LEVELS };
 template <class D, Way WAY, bool WIDE, bool SPECIAL>
 inline void restore_run(const uint16_t *__restrict codes, typename D::Storage *__restrict y, int64_t n,

@@ -7,7 +7,7 @@
 
 namespace fb {
 
-// Each dtype is compiled in its own unit (cpu_bf16.cpp and so on), because each takes longer than everything else.
+// Each dtype is compiled in its own unit (cpu_bf16.cpp and so on), because it takes longer to compile than this file.
 template <class D>
 void quantize(const void *x, int64_t rows, int64_t cols, const Request *requests, int n, int threads);
 
@@ -34,7 +34,7 @@ void extent(const void *x, int64_t rows, int64_t cols, int64_t R, int64_t C, uin
   });
 }
 
-// Decide for each block, and return the number of blocks that are still undecided.
+// Apply a mixture entry's test to every decision block, and return the number of blocks that are still undecided.
 inline int64_t decide(const DecideCall &call, int threads) {
   int64_t undecided = 0;
   in_parallel(call.blocks, threads, [&](int64_t count) {
@@ -57,7 +57,7 @@ void fb_quantize(const void *x, int dtype, int64_t rows, int64_t cols, const fb:
 
 int64_t fb_decide(const fb::DecideCall *call, int threads) { return fb::decide(*call, threads); }
 
-// The caller fills amin with infinity and amax with 0.
+// The caller has filled amin with infinity and amax with 0.
 void fb_extent(const void *x, int dtype, int64_t rows, int64_t cols, int64_t R, int64_t C, uint32_t *amax,
                uint32_t *amin, int threads) {
   fb::with_dtype(dtype, [&](auto d) { fb::extent<decltype(d)>(x, rows, cols, R, C, amax, amin, threads); });

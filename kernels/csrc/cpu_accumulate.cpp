@@ -7,7 +7,7 @@ namespace {
 
 using namespace fb;
 
-// The columns of b that one vector computes: for every k the parted values of REGISTER columns.
+// REGISTER columns of b, one for each lane of a vector: for every k, the parted values (accumulate.h).
 struct Columns {
   std::vector<FloatLanes> significands;
   std::vector<IntLanes> exponents;
@@ -22,7 +22,7 @@ struct Columns {
         exponents[k][j] = p.exponent;
       }
   }
-  // The values themselves, for sums in a format.
+  // For sums in a format: `significands` are the values themselves.
   Columns(const float *b, int64_t first, int64_t N, int64_t K) : significands(K) {
     for (int64_t k = 0; k < K; k++)
       for (int j = 0; j < REGISTER; j++) significands[k][j] = first + j < N ? b[k * N + first + j] : 0.0f;

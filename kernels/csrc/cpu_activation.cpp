@@ -1,5 +1,5 @@
-// Activations of feed-forward layers, forward and backward: squared ReLU, and SwiGLU with the product of its two
-// halves. Each reads every operand once and rounds once; all arithmetic is float32, element by element.
+// Activations of feed-forward layers, forward and backward: squared ReLU, GELU and SwiGLU. Each function reads every
+// operand once and rounds a result once; all arithmetic is float32, element by element.
 #include <algorithm>
 #include "parallel.h"
 #include "vector.h"
@@ -7,7 +7,7 @@
 namespace fb {
 namespace {
 
-constexpr int64_t ELEMENTS = 4096;  // that a thread takes at a time
+constexpr int64_t ELEMENTS = 4096;  // the number of elements that a thread processes at a time
 
 template <class F> void each_element(int64_t n, int threads, F f) {
   in_parallel((n + ELEMENTS - 1) / ELEMENTS, threads, [&](int64_t count) {
@@ -19,7 +19,7 @@ template <class F> void each_element(int64_t n, int threads, F f) {
   });
 }
 
-FB_INLINE F32x16 relu(F32x16 x) { return select(x < 0.0f, F32x16{}, x); }  // of a NaN, NaN
+FB_INLINE F32x16 relu(F32x16 x) { return select(x < 0.0f, F32x16{}, x); }  // NaN stays NaN
 FB_INLINE F32x16 sigmoid(F32x16 x) { return 1.0f / (exponential(-x) + 1.0f); }
 
 template <class T> void squared_relu(int64_t n, const T *x, T *y, int threads) {
@@ -35,12 +35,12 @@ template <class T> void squared_relu_backward(int64_t n, const T *x, const T *dy
   });
 }
 
-// The normal distribution: the density times √2π, e^(-x²/2), and the probability of smaller values.
+// density: e^(-x²/2), the density of the normal distribution times √(2π). below: the probability of a value below x.
 struct Normal {
   F32x16 density, below;
 };
-// The probability beyond |x| is e^(-x²/2) · t·q(t) with t = 1/(1 + 0.35·|x|). The polynomial q was fitted to
-// erfcx(|x|/√2)/2t for |x| <= 14, with relative errors up to 3.2e-8, so that small probabilities are exact too.
+// The probability of a value above |x| is e^(-x²/2) · t·q(t) with t = 1/(1 + 0.35·|x|). The polynomial q was fitted to
+// erfcx(|x|/√2)/(2t) for |x| <= 14 with relative errors up to 3.2e-8, so small probabilities are accurate too.
 FB_INLINE Normal normal(const F32x16 &x) {
   constexpr float q[] = {1.439727070e-01f, -2.557163190e-01f, 1.591764911e-01f, -2.311141730e-02f,
                          1.055086629e-01f, 1.198327039e-01f,  1.398618918e-01f, 1.396214031e-01f};

@@ -26,8 +26,8 @@ struct AttentionCall {  // as in layers/attention.py
   int64_t shared() const { return heads / kv_heads; }
   float *sums(int64_t b, int64_t head) const { return log_sums + (b * heads + head) * tokens; }
 
-  // The rows of one head are short and far apart, so the processor does not load them ahead of time. Load the rows of
-  // all heads of a batch entry into the L2 cache, in the order of memory, if there is room for them.
+  // Load the rows of all heads of a batch entry into the L2 cache, in the order of memory, if they fit. The processor
+  // does not load them ahead of time, because the rows of one head are short and far apart.
   struct Tensor {
     const View &view;
     int64_t heads;
@@ -90,7 +90,7 @@ template <class P> void backward(const AttentionCall &c) {
   });
 }
 
-// Return the order in which the products of blocks are added here.
+// Return the order in which the block products of this library and processor add the products of a sum.
 Order block_order() {
 #ifdef FB_TILES
   if (tiles::permitted()) return TILES;

@@ -1,3 +1,3 @@
-// The pass for BF16, in a unit of its own so that dtypes compile in parallel.
+// `quantize` for BF16, in a separate compilation unit so that the dtypes compile in parallel.
 #include "walk.h"
 template void fb::quantize<fb::Bf16>(const void *, int64_t, int64_t, const fb::Request *, int, int);

@@ -1,6 +1,6 @@
 // The cross entropy of rows of logits and its gradient, without a float32 copy of the logits.
 //
-// Sums of a row are float32: element i is added to lane i mod 16, in order, and lanes are added as `total` does.
+// Sums of a row are float32: element i is added to lane i mod 16, in ascending order of i; then `total` adds the lanes.
 #include <math.h>
 #include "parallel.h"
 #include "vector.h"
@@ -59,7 +59,7 @@ void entropy_backward(const T *x, int64_t rows, int64_t cols, const int64_t *tar
 
 extern "C" {
 
-// Every target is a column or `ignored`; the latter rows have loss 0.
+// Every target is the number of a column or `ignored`. A row whose target is `ignored` has the loss 0.
 void fb_entropy(int is_float, const void *x, int64_t rows, int64_t cols, const int64_t *targets, int64_t ignored,
                 float *losses, float *log_sums, int threads) {
   if (is_float)

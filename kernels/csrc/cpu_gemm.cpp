@@ -25,8 +25,8 @@ extern "C" {
 // Return the order in which this processor adds the products of a sum.
 int fb_matmul_order() { return order(); }
 
-// Compute c (M x N, contiguous) = a (M x K) · b (K x N). a_m, a_k, b_n and b_k are the strides of a and b along M, K, N
-// and K. K is not 0.
+// Compute c (M x N, contiguous) = a (M x K) · b (K x N) for K > 0. a_m and a_k are the strides of a along M and K, b_n
+// and b_k the strides of b along N and K.
 void fb_matmul_fp32(const void *a, int64_t a_m, int64_t a_k, const void *b, int64_t b_n, int64_t b_k, int64_t M,
                     int64_t N, int64_t K, float *c, int threads) {
   const fb::Operand left{(const uint16_t *)a, a_m, a_k}, right{(const uint16_t *)b, b_n, b_k};

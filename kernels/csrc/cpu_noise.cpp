@@ -10,7 +10,7 @@
 namespace fb {
 namespace {
 
-constexpr int64_t BATCH = 2048;  // counters
+constexpr int64_t BATCH = 2048;  // the number of words (or uniform values) that a thread computes at a time
 
 void gaussian(uint64_t first, int64_t words, uint64_t seed, uint32_t *out) {
   for (int64_t i = 0; i < words; i += REGISTER) {
@@ -25,7 +25,8 @@ void gaussian(uint64_t first, int64_t words, uint64_t seed, uint32_t *out) {
   }
 }
 
-// Unpack the eight values of a word, as `gaussian_value` does: a nibble has no sign if its magnitude is 0.
+// Unpack the eight values of a word, with the same results as `gaussian_value`. (The sign bit of a nibble is 0 if its
+// magnitude is 0.)
 FB_INLINE void unpack_word(uint32_t word, float *out) {
   typedef uint32_t U32x8 __attribute__((vector_size(32)));
   typedef int32_t I32x8 __attribute__((vector_size(32)));
@@ -36,8 +37,8 @@ FB_INLINE void unpack_word(uint32_t word, float *out) {
   memcpy(out, &values, sizeof values);
 }
 
-// Compute R of elements [first, first + n) as float32. `out` is filled from the multiple of 8 at or before `first`; the
-// returned pointer is the place of `first`.
+// Compute the noise of elements [first, first + n) as float32, and return a pointer to the noise of element `first` in
+// `out`. `out` is filled from the largest multiple of 8 that is not above `first`.
 const float *gaussian_values(uint64_t first, int64_t n, uint64_t seed, std::vector<float> &out,
                              std::vector<uint32_t> &words) {
   uint64_t counter = first / 8, skipped = first % 8;
@@ -61,8 +62,9 @@ const float *uniform_values(uint64_t first, int64_t n, uint64_t seed, std::vecto
   return to + skipped;
 }
 
-// round(z / 2) of a Box-Muller pair, with polynomials accurate to about 2e-7, so that it vectorises: what the paper's
-// "bm" generator does on a GPU with fast intrinsics. Only benchmarks use it, never training.
+// Compute z / 2 for a Box-Muller pair of normal numbers z, with polynomials accurate to about 2e-7, so that it
+// vectorises. The paper's generator "bm" does the same on a GPU with fast intrinsics. Only benchmarks use it, never
+// training.
 FB_HD void box_muller(uint32_t a, uint32_t b, float *z0, float *z1) {
   float u = (float(int32_t(a >> 8)) + 0.5f) * 5.9604645e-08f;
   uint32_t ub = bits(u);
@@ -74,7 +76,7 @@ FB_HD void box_muller(uint32_t a, uint32_t b, float *z0, float *z1) {
   float t = (m - 1.0f) / (m + 1.0f), t2 = t * t;
   float log_m = t * (2.0f + t2 * (0.66666667f + t2 * (0.4f + t2 * (0.28571429f + t2 * 0.22222222f))));
   float radius = sqrtf(-2.0f * (e * 0.69314718f + log_m)) * 0.5f;
-  float turn = float(int32_t(b >> 8)) * 5.9604645e-08f * 4.0f;  // quarters
+  float turn = float(int32_t(b >> 8)) * 5.9604645e-08f * 4.0f;  // the angle in quarter turns
   float quarter = float(int32_t(turn + 0.5f)), x = (turn - quarter) * 1.57079633f, x2 = x * x;
   float s = x * (1.0f + x2 * (-0.16666667f + x2 * (0.0083333310f + x2 * -0.00019840874f)));
   float c = 1.0f + x2 * (-0.5f + x2 * (0.041666638f + x2 * (-0.0013888397f + x2 * 2.4760495e-05f)));
@@ -203,7 +205,7 @@ void fb_box_muller(int64_t words, uint64_t seed, uint32_t *out, int threads) {
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < count; i++) {
       int64_t m = std::min(fb::BATCH, words - i * fb::BATCH);
-      for (int64_t k = 0; k < m; k += fb::REGISTER) {  // two outputs, four pairs, give the eight values of a word
+      for (int64_t k = 0; k < m; k += fb::REGISTER) {  // two outputs of Philox give four pairs, the values of a word
         uint32_t u[8][fb::REGISTER], packed[fb::REGISTER] = {};
         for (uint64_t half = 0; half < 2; half++) {
           fb::U32Part words_of_half[4];

@@ -1,9 +1,10 @@
 // Layer norms and RMS norms, with the addition of a residual branch before them, forward and backward.
 //
-// A row of `width` elements is normalised; rows are grouped so that row r of a group has weights of its own (Mamba-2).
-// Sums along a row: element i is added to lane i mod 16, in order, and lanes are added as `total` does. Sums over rows
-// (the gradients of weight and bias): rows are divided into blocks whose size depends only on the number of rows; a
-// block's rows are added in order, and then the blocks. So no result depends on the number of threads.
+// A tensor has rows x groups x width elements; each vector of `width` elements is normalised, with the weights of its
+// group (Mamba-2 has several groups). Sums along a vector: element i is added to lane i mod 16, in ascending order of
+// i; then `total` adds the lanes. Sums over rows (the gradients of weight and bias): rows are divided into blocks whose
+// size depends only on the number of rows; the rows of a block are added in order, then the sums of the blocks. So no
+// result depends on the number of threads.
 #include <math.h>
 #include <algorithm>
 #include <vector>
@@ -13,17 +14,18 @@
 namespace fb {
 namespace {
 
-struct NormCall {  // as in layers/norms.py
+struct NormCall {  // mirrors _Call of layers/norms.py
   int64_t rows, groups, width;
   const float *weight, *bias;  // groups x width; bias may be null
   float offset, eps;           // offset: added to the weight
   int32_t centered, threads;   // centered: a layer norm, else an RMS norm
 };
 
-// The number of rows in a block: at least 64, and so many that there are at most 64 blocks.
+// Return the number of rows in a block: at least 64, and large enough that there are at most 64 blocks.
 inline int64_t block_rows(int64_t rows) { return std::max<int64_t>(64, (rows + 63) / 64); }
 
-// x + y (or x alone), rounded to the storage type and stored in s; n: the norm of s. v: memory for one padded row.
+// Compute n, the norm of s = x + y, where s is rounded to the storage type and stored; without ADD, n is the norm of x.
+// v: memory for one padded row.
 template <class In, class Out, bool ADD, bool CENTERED>
 void forward_row(const NormCall &c, int64_t group, const In *x, const In *y, In *s, Out *n, float *v, float *mean,
                  float *inverse) {
@@ -76,7 +78,8 @@ void forward(const NormCall &c, const In *x, const In *y, In *s, Out *n, float *
   });
 }
 
-// dx = gradient of the norm (+ ds); the row's terms are added to dweight and dbias. hats, products: memory for a row.
+// Compute dx, the gradient through the norm (with ADD: plus ds), and add the row's contributions to dweight and dbias.
+// hats, products: memory for one padded row each.
 template <class In, class Out, bool ADD, bool CENTERED>
 void backward_row(const NormCall &c, const float *weight, const In *s, const In *ds, const Out *dn, float mean,
                   float inverse, In *dx, float *dweight, float *dbias, float *hats, float *products) {
@@ -136,7 +139,7 @@ void backward(const NormCall &c, const In *s, const In *ds, const Out *dn, const
   if (dbias) add_blocks(partial.data() + blocks * size, dbias);
 }
 
-// Call f with two numbers of the types that the two flags name: float if 1, BF16 if 0.
+// Call f with a value of the input type and a value of the output type: float if the flag is 1, BF16 if it is 0.
 template <class F> void with_types(int in_is_float, int out_is_float, F f) {
   if (in_is_float)
     out_is_float ? f(float(), float()) : f(float(), bf16());
@@ -149,7 +152,7 @@ template <class F> void with_types(int in_is_float, int out_is_float, F f) {
 
 extern "C" {
 
-// y, s: null for a norm of x alone. mean: null for an RMS norm. mean and inverse (of the deviation): one for each row.
+// y, s: null for a norm of x alone. mean: null for an RMS norm. mean, inverse: the mean and 1 / deviation of each row.
 void fb_norm(const fb::NormCall *c, int in_is_float, int out_is_float, const void *x, const void *y, void *s, void *n,
              float *mean, float *inverse) {
   fb::with_types(in_is_float, out_is_float, [&](auto in, auto out) {
@@ -161,7 +164,7 @@ void fb_norm(const fb::NormCall *c, int in_is_float, int out_is_float, const voi
   });
 }
 
-// ds: the gradient of s besides that through the norm, or null. dbias may be null.
+// ds: the gradient of s from uses of s other than the norm, or null. dbias may be null.
 void fb_norm_backward(const fb::NormCall *c, int in_is_float, int out_is_float, const void *s, const void *ds,
                       const void *dn, const float *mean, const float *inverse, void *dx, float *dweight, float *dbias) {
   fb::with_types(in_is_float, out_is_float, [&](auto in, auto out) {

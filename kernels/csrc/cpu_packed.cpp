@@ -45,7 +45,7 @@ template <class D> struct Decoding {
     float s = of_byte[((const uint8_t *)from.scales)[at]];
     return q.scaling.kind == MANTISSA ? group(block_row, block_col) * s : s;
   }
-  // Write one scale for each column of [c0, c1).
+  // Write the scale of each column of [c0, c1) to `to`.
   void spread_out(int64_t block_row, int64_t c0, int64_t c1, float *to) const {
     for (int64_t b = c0 / C, c = c0; c < c1; b++) {
       int64_t end = std::min((b + 1) * C, c1);

@@ -1,4 +1,4 @@
-// Decides on a GPU which entry of a mixture each decision block keeps. A thread decides for one decision block.
+// Chooses on a GPU the entry of a mixture for each decision block. A thread processes one decision block.
 #include "decisions.h"
 #include "spec.cuh"
 

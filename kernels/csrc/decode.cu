@@ -1,13 +1,13 @@
-// Decodes packed storage on a GPU: a tile per CTA, as in quantization. For all bytes the operations are those of
-// `restore` in reference/scales.py, except that a division is replaced by three operations if that gives the same bits.
+// Decodes packed storage on a GPU: a tile per CTA, as in quantization. For all bytes the operations are the same as in
+// `restore` in reference/scales.py, except that three operations replace a division if they give the same bits.
 #include "codes.cuh"
 
 namespace fb {
 
 struct DecodeCall {
   Packed codes;
-  const void *scales;   // float32 (amax) or bytes; null: naive
-  const float *groups;  // null: none
+  const void *scales;   // one per block: float32 (amax) or bytes; null: naive cast
+  const float *groups;  // one per group; null: none
   void *out;
   int32_t rows, cols, across, aligned;  // across: number of blocks across; aligned: as in Call
 };
@@ -17,7 +17,7 @@ struct StoredBlock {
   bool plain;
 };
 
-// spec<0>() holds the quantizer's own block, whose sides are constants; a side that covers the matrix may be larger.
+// The block size in spec<0>() is that of the quantizer and a constant; it may exceed the size of the matrix.
 FB_D StoredBlock stored_block(const Spec &s, const DecodeCall &call, int row, int col) {
   StoredBlock b{1.0f, 1.0f, 1.0f, false};
   if (s.scaling.kind == NONE) return b;

@@ -1,12 +1,12 @@
-// Draws random bits for eight elements at once, and rounds an element stochastically without a conversion to integers,
-// with the bits of philox.h and of `rounded_at_once` in element.h.
+// Draws random bits for eight elements at once, and rounds an element stochastically without a conversion to integers.
+// The results have the same bits as `philox` in philox.h and `rounded_at_once` in element.h.
 #pragma once
 #include "tile.cuh"
 
 namespace fb {
 
 FB_D uint64_t wide_product(uint32_t a, uint32_t b) {
-#ifdef __CUDA_ARCH__  // a product of widened factors has an addition of the product of their upper halves, which is 0
+#ifdef __CUDA_ARCH__  // for a product of widened factors, the compiler also adds the product of the upper halves, 0
   uint64_t product;
   asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
   return product;
@@ -14,7 +14,7 @@ FB_D uint64_t wide_product(uint32_t a, uint32_t b) {
   return uint64_t(a) * b;
 #endif
 }
-// The output of `philox`, with one instruction for both halves of a product.
+// Return the output of `philox`; one instruction computes both halves of a product.
 FB_D Words wide_philox(uint64_t index, uint32_t stream, uint64_t seed) {
   uint32_t c[4] = {uint32_t(index), uint32_t(index >> 32), stream, 0}, k0 = uint32_t(seed), k1 = uint32_t(seed >> 32);
 #pragma unroll
@@ -27,8 +27,8 @@ FB_D Words wide_philox(uint64_t index, uint32_t stream, uint64_t seed) {
   return Words{{c[0], c[1], c[2], c[3]}};
 }
 
-// The 16 random bits of each of eight consecutive elements, two elements per word. They lie in one output of Philox,
-// unless the number of columns is no multiple of eight; then a loop draws two, so that the code stays small.
+// Return 16 random bits for each of eight consecutive elements, two elements per word. If `first` is a multiple of
+// eight, they are one output of Philox. Otherwise they come from two outputs, drawn in a loop to keep the code small.
 FB_D Words eight_draws(uint64_t first, uint32_t stream, uint64_t seed) {
   uint32_t skew = uint32_t(first) & 7;
   if (skew == 0) return wide_philox(first >> 3, stream, seed);
@@ -48,9 +48,9 @@ FB_D Words eight_draws(uint64_t first, uint32_t stream, uint64_t seed) {
   return Words{{w[0], w[1], w[2], w[3]}};
 }
 
-// Round a magnitude v to a grid that is not wide, by the 16 random bits in one half of `draws`; `ask` becomes true if
-// they do not decide. The last place of `scale` is 2^-16 steps, so adding |v - near|, rounded toward zero, leaves the
-// threshold in the lower half of the sum's bits.
+// Round a magnitude v to a grid that is not wide, with the 16 random bits in the upper or lower half of `draws`; *ask
+// becomes true if these bits do not decide. The last place of `scale` is 2^-16 steps, so after adding |v - near|,
+// rounded toward zero, the lower half of the sum's bits is the threshold.
 template <bool UPPER> FB_D float drawn(float v, const Grid &g, uint32_t draws, bool *ask) {
   const Step step = step_at(v, g);
   const float constant = step.constant(g), near = (v + constant) - constant, gap = v - near;

@@ -1,5 +1,5 @@
-// Quantizes one element in full generality, and defines what statistics count for it. This is the scalar fallback of
-// the fast loops of every backend; tests check that both give the same bits.
+// Quantizes one element in every case, and defines what the statistics count for it. The fast loops of the CPU and CUDA
+// kernels use this code for the elements that they cannot process; tests check that both give the same bits.
 #pragma once
 #include "philox.h"
 #include "scale.h"
@@ -17,7 +17,7 @@ FB_HD uint32_t error_units(float x, float y, bool *capped) {
   return bits((r < 1.0f ? r : 1.0f) + 1.0f) - ONE;
 }
 
-// Round a finite scaled value to the grid; `high` are the first 16 bits of its draw.
+// Round a finite scaled value to the grid; `high` are the first 16 random bits of the element with this index.
 template <bool WIDE>
 FB_HD float rounded(float v, const Grid &g, bool stochastic, uint32_t high, uint64_t index, uint64_t seed) {
   if (!stochastic) return nearest<WIDE>(v, g);
@@ -26,7 +26,7 @@ FB_HD float rounded(float v, const Grid &g, bool stochastic, uint32_t high, uint
   return m == GO || (m == ASK && goes(d, high, rounding_low(index, seed))) ? moved(d) : d.near;
 }
 
-// Round like `rounded`, but from only the first 16 bits of the draw; `ask` becomes 1 if they do not decide.
+// Round like `rounded`, but with only the first 16 random bits; *ask becomes 1 if these bits do not decide.
 template <bool WIDE, bool STOCHASTIC>
 FB_HD float rounded_at_once(float v, const Grid &g, uint32_t high, uint32_t *ask) {
   if (!STOCHASTIC) return nearest<WIDE>(v, g);
@@ -36,12 +36,12 @@ FB_HD float rounded_at_once(float v, const Grid &g, uint32_t high, uint32_t *ask
   return high < t ? moved(d) : d.near;
 }
 
-// Quantize one element in any case: wide grids, naive casts of huge or non-finite values, scales at the ends of
-// float32.
+// The result of quantizing one element in any case: also for wide grids, naive casts of huge or non-finite values, and
+// scales at the ends of the range of float32.
 struct Element {
-  float q;  // on the grid
-  float y;  // the value for the tensor, before narrowing
-  bool saturated;
+  float q;         // the grid value
+  float y;         // the returned value, before it is narrowed to the dtype
+  bool saturated;  // the rounding overflowed
 };
 template <class D>
 FB_HD Element element(float x, const Grid &g, const Scale &s, bool divides, bool stochastic, uint64_t index,
@@ -52,7 +52,7 @@ FB_HD Element element(float x, const Grid &g, const Scale &s, bool divides, bool
   }
   float v = bounded(x * s.encode, g), q;
   if (!finite(v)) {
-    q = v;  // scaled beyond float32: an overflow
+    q = v;  // x * encode is beyond float32, so it overflows
   } else {
     uint32_t high = stochastic ? rounding_high(index, seed) : 0;
     q = g.wide ? rounded<true>(v, g, stochastic, high, index, seed)
@@ -66,14 +66,14 @@ FB_HD Element element(float x, const Grid &g, const Scale &s, bool divides, bool
 }
 
 // Four Over Six chooses between two scales, which map a block's amax to 4 or to 6. `four_less_six` is the squared error
-// of a magnitude with the former less that with the latter, in units of 2^-32 of the block's squared amax. These are
-// integers, so their sums do not depend on the order.
+// of a magnitude with the scale for 4 minus its squared error with the scale for 6, in units of 2^-32 of the block's
+// squared amax. These are integers, so their sums do not depend on the order.
 struct FourOverSix {
   Scale six, four;
   float amax;
 };
 FB_HD float scaled(float size, const Grid &g, const Scale &s) { return bounded(size * s.encode, g); }
-// Return an error in units of 2^-16 of the block's amax, at most 2^16 of them.
+// Return the error |size - returned value| in units of 2^-16 of the block's amax, at most 2^16.
 FB_HD int32_t error_units(float size, float q, const Grid &g, const Scale &s, float amax) {
   float y = smaller((smaller(q, g.max) * s.decode) * s.outer, FLOAT_MAX);
   float error = magnitude(size - y) / amax;
@@ -110,8 +110,8 @@ FB_HD Products products(float v, float q) {
   uint32_t units = bits(v + 8192.0f) - 0x46000000u;  // 8192's last place is 2^-10
   return Products{units * units, units * uint32_t(2.0f * q)};
 }
-// Return the corrected scale of a block, rounded stochastically to the grid of stored scales: `code` and `decode` are
-// replaced. `number` is the number of the block, from which its random bits are drawn.
+// Return the scale s with corrected `code` and `decode`, rounded stochastically to the grid of stored scales. `number`
+// is the number of the block, which is the element index of its random bits.
 FB_HD Scale corrected(Scale s, const Grid &stored, const Products &sums, uint64_t number, uint64_t seed) {
   float factor = sums.products ? float(sums.squares) / (float(sums.products) * 512.0f) : 1.0f;
   float to = smaller(s.decode * factor, stored.max);

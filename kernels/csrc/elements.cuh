@@ -8,12 +8,12 @@
 
 namespace fb {
 
-// True if no element of an ordinary block can overflow: a block's amax is scaled to the grid's largest value, to within
-// two roundings, and the middle of that value and the next is further away.
+// True if no element of an ordinary block can overflow: a block's amax is scaled to the grid's largest value, except
+// for the error of two roundings, and the midpoint between this value and the next is further away.
 FB_D bool never_overflows(const Spec &s) { return s.scaling.divides() && !s.stochastic && s.grid.dropped >= 4; }
 
-// Convert eight ordinary elements to values or codes. If the first 16 bits of a draw do not decide, return false; the
-// results are then invalid and the counts unchanged.
+// Convert eight ordinary elements to values or codes. If the first 16 random bits of an element do not decide its
+// rounding, return false; then the results are invalid and the counts unchanged.
 template <class D, bool WIDE>
 FB_D bool quickly(const Spec &s, const Vector<D> &x, const Block (&blocks)[WIDTH], const Split &split, uint64_t first,
                   uint64_t seed, Vector<D> *y, Codes *codes, Counts *counts) {
@@ -75,15 +75,15 @@ FB_D uint32_t careful_code(const Spec &s, const Request &r, const Element &e, co
   return code | (e.q == e.q ? (bits(e.q) >> 31) << (s.encodes - 1) : 0);  // NaN has no sign
 }
 
-// Converts the slots that `quickly` cannot: those with blocks that are not ordinary, or with a draw whose first 16 bits
-// do not decide. They are rare, so this code is small rather than fast: it computes everything again from indices, so
-// that the common path needs no registers or code for it.
+// Converts the slots that `quickly` cannot convert: slots with blocks that are not ordinary, or with an element whose
+// first 16 random bits do not decide. They are rare, so this code is small rather than fast: it computes everything
+// again from indices, so that the common path needs no additional registers.
 template <class D> struct Careful {
   const Spec &s;
   const Request &r;
   const Tile &t;
   const Vector<D> (&x)[SLOTS];
-  const uint32_t (&left)[SLOTS][WIDTH];  // ON_CHIP: the information on the blocks from which `known` rebuilds them
+  const uint32_t (&left)[SLOTS][WIDTH];  // ON_CHIP: the values from which `known` rebuilds the blocks
   Gathering<Counts> &gathering;
 
   FB_D Block block_of(const Tops &tops, int k, int n) const {
@@ -119,7 +119,7 @@ template <class D> struct Careful {
 #pragma unroll 1
       for (int n = 0; n < valid; n++) element(tops, k, n, D::widen(v.pick(n)), &codes);
       if (s.encodes) store_codes(r.codes, t.row(k), t.col(k), codes, valid, stored_bits(s.encodes));
-      // The other threads have already handed in their vectors of this part, so this one is handed in separately.
+      // The other threads have already added their sums for this part to the results; this thread adds its sum alone.
       if (s.stats && s.piece == VECTORS) gathering.hand_in(true, t.row(k), t.col(k));
     }
   }

@@ -1,5 +1,6 @@
-// Counts the statistics of eight ordinary elements at once. Their errors are quotients without a division: an
-// approximate reciprocal and a correction by the exact remainder, which give the bits of `error_units` in element.h.
+// Counts the statistics of eight ordinary elements at once. The errors are computed without a division, by an
+// approximate reciprocal and a correction by the exact remainder; the bits are the same as in `error_units`
+// (element.h).
 #pragma once
 #include "sums.cuh"
 
@@ -15,7 +16,7 @@ FB_D float approximate_reciprocal(float x) {
   float inverse;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(x));
   return inverse;
-#else  // with such errors for half of all x, so that tests show that they do not matter
+#else  // in the emulator: wrong by one unit for about half of all x, so that tests show that these errors do not matter
   if (x < FLOAT_MIN_NORMAL) return value(INF);
   float nearest = 1.0f / x, rest = fused(-x, nearest, 1.0f);
   uint32_t odd = bits(x) * 0x9e3779b9u >> 31;
@@ -23,21 +24,22 @@ FB_D float approximate_reciprocal(float x) {
 #endif
 }
 
-// True if error_bits is exact for a block: its returned values are zero or so large that remainders are not subnormal.
+// True if error_bits is exact for a block: its returned values are zero, or so large that remainders are not subnormal.
 // A remainder is a multiple of |x - y| * 2^-48, and |x - y| is 0 or at least x * 2^-PRECISION.
 template <class D> FB_D bool countable(const Grid &g, float amax, const Scale &scale) {
   float least = value(g.min_exponent) * power_of_two(int(g.dropped) - 23) * scale.decode * scale.outer;
   return amax < power_of_two(125) && (least > power_of_two(PRECISION<D> - 98) || amax == 0.0f);
 }
 
-// Return the rounded reciprocal of x, from one whose error is less than a unit. The 2^-47 stands for the square of the
-// remainder, which decides where the sum would be halfway between two floats: if the significand of x consists of ones.
+// Return the correctly rounded reciprocal of x, computed from `inverse`, a reciprocal with an error below one unit in
+// the last place. The constant 2^-47 replaces the square of the remainder. It matters only if the sum would lie halfway
+// between two floats, that is, if all bits of the significand of x are 1.
 FB_D float refined(float x, float inverse) {
   return fused(inverse, fused(-x, inverse, 1.0f) + 7.105427357601002e-15f, inverse);
 }
 // Return gap / x, correctly rounded, where `inverse` is the approximate reciprocal of x > 0. If x has a significand of
 // at most 11 bits, no quotient is closer than 2^-12 units to the middle of two floats, so the error of `inverse` has no
-// effect; otherwise it has to be the rounded reciprocal (Markstein 1990).
+// effect; otherwise `inverse` is first replaced by the correctly rounded reciprocal (Markstein 1990).
 template <class D> FB_D float ratio(float gap, float x, float inverse) {
   if (PRECISION<D> > 11) inverse = refined(x, inverse);
   float near = gap * inverse;
@@ -50,8 +52,9 @@ template <class D> FB_D uint32_t error_bits(float gap, float x, float inverse) {
   return bits((r < 1.0f ? r : 1.0f) + 1.0f);
 }
 
-// Add the counts of eight ordinary elements of a countable block. `was` and `back` are their magnitudes; `over` is 1
-// for elements whose rounding overflowed. Their non-zero values are normal float32, so they vanish only in fp16.
+// Add the counts of eight ordinary elements of a countable block. `was` and `back` are their magnitudes before and
+// after quantization; `over` is 1 for elements whose rounding overflowed. Non-zero values are normal float32 numbers,
+// so only fp16 can round them to zero.
 template <class D>
 FB_D void count_ordinary(const Vector<D> &was, const Vector<D> &back, const uint32_t (&over)[WIDTH], Counts *sum) {
   uint32_t errors = 0, nonzero = 0, kept = 0, saturated = 0, capped = 0;
@@ -66,7 +69,9 @@ FB_D void count_ordinary(const Vector<D> &was, const Vector<D> &back, const uint
     saturated += PRECISION<D> != 11 || y != 0.0f ? over[i] : 0u;
     sum->top = larger(sum->top, bits(x));
   }
-  // Each of the bits is those of 1, the error's units, and those of 2 for a zero; eight times the bits of 2 are 2^33.
+  // error_bits is (bits of 1) + (units of the error) = (bits of 2) - 2^23 + (units of the error); for a zero element it
+  // is the bits of 2. Eight times the bits of 2 are 2^33, which vanish in 32 bits. So `errors` is the sum of the units
+  // less 2^23 for each non-zero element.
   const uint32_t some = nonzero + (nonzero >> 16) & 0xffffu;
   sum->error += errors + (some << 23);
   sum->nonzero += nonzero, sum->kept += kept;

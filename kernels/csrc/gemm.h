@@ -2,8 +2,9 @@
 //
 // This is Goto's algorithm. Both operands are packed, a part of the summed dimension at a time, into panels of
 // Kernel::ROWS rows of A and Kernel::COLS columns of B, where Kernel is the implementation for a kind of processor.
-// Each sum adds its products in the order of k for every division into tiles, blocks and threads, so the bits do not
-// depend on that division. Elements beyond the matrices are zeros in panels.
+// Each sum adds its products in the order that README.md ("Products") defines for the kind of processor, however the
+// matrices are divided into tiles, blocks and threads, so the bits do not depend on this division. Elements beyond the
+// matrices are zeros in panels.
 #pragma once
 #include <stdint.h>
 #include <algorithm>
@@ -16,7 +17,8 @@ struct alignas(64) Line {
   char bytes[64];
 };
 
-// A as M x K, or B as N x K. `outer` is the stride of M or N, `inner` that of K; one of the two is 1.
+// The operand A as M x K, or B as N x K. `outer` is the stride along M or N, `inner` the stride along K; one of the two
+// strides is 1.
 struct Operand {
   const uint16_t *data;
   int64_t outer, inner;
@@ -44,14 +46,14 @@ void multiply(const Operand &a, const Operand &b, const Part &at, float *c, int6
                    at.ns - j, at.k == 0);
 }
 
-// The size of equal parts, rounded up to a multiple of `unit`. There are `parts` parts, or a multiple of that number if
-// the parts would be larger than `largest`.
+// Return the size of equal parts, rounded up to a multiple of `unit`. The number of parts is `parts`, or a multiple of
+// it if the parts would be larger than `largest`.
 inline int64_t part(int64_t size, int64_t parts, int64_t unit, int64_t largest) {
   return round_up(ceil_div(size, parts * ceil_div(size, parts * largest)), unit);
 }
 
-// Return memory for at least `size` lines (a few MiB at most). The thread keeps it, so that its next product does not
-// wait for new pages.
+// Return memory for at least `size` lines (a few MiB at most). The thread keeps the memory for its next product, which
+// then does not wait for new pages.
 inline Line *room(int64_t size) {
   static thread_local std::unique_ptr<Line[]> lines;
   static thread_local int64_t kept = 0;
@@ -64,7 +66,7 @@ inline Line *room(int64_t size) {
 template <class Kernel>
 void matmul(const Operand &a, const Operand &b, int64_t M, int64_t N, int64_t K, float *c, int threads) {
   typedef typename Kernel::Element Element;
-  // Lines that each thread packs if d threads divide the rows.
+  // The number of rows and columns that each thread packs if the rows are divided among d threads.
   auto packed = [&](int64_t d) { return M / d + N / (threads / d); };
   int down = 1;
   for (int d = 2; d <= threads; d++)

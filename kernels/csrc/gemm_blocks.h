@@ -1,4 +1,5 @@
-// Panels and tiles of gemm.h for the products of 32 x 32 blocks P: VectorBlocks of blocks.h, or TileBlocks of AMX.
+// Panels and tiles of gemm.h for products of 32 x 32 blocks. P is their implementation: VectorBlocks (blocks.h), or
+// TileBlocks (AMX, tile_blocks.h).
 #pragma once
 #include "blocks.h"
 #include "gemm.h"
@@ -8,7 +9,7 @@ namespace fb {
 template <class P> struct BlockKernel {
   typedef typename P::Element Element;
   typedef typename P::Session Session;
-  // 512 deep, a panel of B has 32 KiB in BF16; in float32 the same bytes are half as deep.
+  // A panel of B has 32 KiB: 512 values of k in BF16, or 256 in float32.
   static constexpr int64_t ROWS = BLOCK, COLS = BLOCK, UNIT = BLOCK;
   static constexpr int64_t K_BLOCK = 1024 / int64_t(sizeof(Element)), LARGEST_BLOCK = K_BLOCK;
 
@@ -50,7 +51,7 @@ template <class P> struct BlockKernel {
           : P::template multiply<true>(left, depth, right, depth, c, stride);
   }
 
-  // Call f with the squares of an operand, in the order of memory: a row of squares after another.
+  // Call f with each 32 x 32 square of an operand, in the order of memory: one row of squares after the other.
   template <class F> static void each_square(const Operand &x, int64_t outers, int64_t ks, F f) {
     if (x.inner == 1) {
       for (int64_t o = 0; o < outers; o += BLOCK)
@@ -61,8 +62,8 @@ template <class P> struct BlockKernel {
     }
   }
 
-  // Call f with the rows of a square and their stride. If the square is whole and its type is that of panels, f reads
-  // the operand's own memory, else a copy. P's functions read pairs of elements, so strides are even.
+  // Call f with the rows of a square and their stride. If the square is whole, has the type of panels and an even
+  // stride (P's functions read pairs of elements), f reads the operand's memory; otherwise f reads a copy.
   template <class F> static void with_rows(const Operand &x, int64_t outers, int64_t ks, F f) {
     const int64_t stride = x.inner == 1 ? x.outer : x.inner;
     if (sizeof(Element) == sizeof(bf16) && outers >= BLOCK && ks >= BLOCK && stride % 2 == 0)
@@ -72,7 +73,7 @@ template <class P> struct BlockKernel {
     f(square, BLOCK);
   }
 
-  // Copy a square in the order of memory: its rows are those of k if x.outer is 1. What is not in x becomes 0.
+  // Copy a square in the order of memory: if x.outer is 1, each row has one k. Elements beyond x become 0.
   static void gather(const Operand &x, int64_t outers, int64_t ks, Element *to, int64_t stride) {
     const bool by_k = x.inner != 1;
     const int64_t rows = std::min(BLOCK, by_k ? ks : outers), columns = std::min(BLOCK, by_k ? outers : ks);

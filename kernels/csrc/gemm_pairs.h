@@ -8,8 +8,8 @@ namespace fb {
 
 inline __mmask16 first_lanes(int64_t n) { return n >= 16 ? 0xffff : n > 0 ? __mmask16((1u << n) - 1) : 0; }
 
-// Transpose a 16 x 16 matrix of values in log2(16) steps: for d = 1, 2, 4, 8, swap the two off-diagonal d x d quarters
-// of each 2d x 2d square.
+// Transpose a 16 x 16 matrix of 32-bit words in four steps: for d = 1, 2, 4, 8, swap the two off-diagonal d x d
+// quarters of each 2d x 2d square.
 inline void transpose(__m512i (&x)[16]) {
   const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
 #pragma GCC unroll 4
@@ -27,8 +27,9 @@ inline void transpose(__m512i (&x)[16]) {
   }
 }
 
-// Return sum + odd · odd, rounded, + even · even, rounded. Subnormal operands and results count as zeros: AVX512-BF16
-// does so, and PairKernel::Session sets processors without it to do the same.
+// Return round(round(sum + odd · odd) + even · even), where odd and even are the upper and lower BF16 value of each
+// word of a and b. Subnormal operands and results count as zeros: AVX512-BF16 does this, and on processors without it
+// PairKernel::Session sets the mode that does the same.
 inline __m512 add_products(__m512 sum, __m512i a, __m512i b) {
 #ifdef __AVX512BF16__
   return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
@@ -46,7 +47,7 @@ inline __m512 add_products(__m512 sum, __m512i a, __m512i b) {
 struct PairKernel {
   typedef uint16_t Element;
   static constexpr int64_t ROWS = 8, VECTORS = 2, COLS = 16 * VECTORS, UNIT = 2, K_BLOCK = 512, LARGEST_BLOCK = 1024;
-  static constexpr int64_t RUN = 16;  // pairs that are packed before the next panel's turn: a cache line along k
+  static constexpr int64_t RUN = 16;  // pairs, a cache line along k, that are packed before the next panel follows
 
   struct Session {
     Session() { _mm_setcsr(_mm_getcsr() | 0x8040); }  // subnormals are zeros; in_parallel restores the mode
@@ -55,8 +56,8 @@ struct PairKernel {
   static void pack_left(const Operand &x, int64_t outers, int64_t ks, Element *to) { pack<ROWS>(x, outers, ks, to); }
   static void pack_right(const Operand &x, int64_t outers, int64_t ks, Element *to) { pack<COLS>(x, outers, ks, to); }
 
-  // Add the product of a panel of A and one of B to c, of which rows x cols are in the matrix. `begin`: start from 0,
-  // because c is not initialised yet.
+  // Add the product of a panel of A and a panel of B to c, of which rows x cols elements are in the matrix. `begin`:
+  // start from 0, because c is not initialised yet.
   static void tile(const Element *left, const Element *right, int64_t depth, float *c, int64_t stride, int64_t rows,
                    int64_t cols, bool begin) {
     const uint32_t *a = (const uint32_t *)left, *b = (const uint32_t *)right;
@@ -93,8 +94,8 @@ struct PairKernel {
                           (uint32_t *)to + i * pairs);
   }
 
-  // Pack pairs first … last - 1 (at most RUN) of one panel. `present` of the panel's WIDTH lines are in the matrix;
-  // each has `ks` elements.
+  // Pack the pairs first … last - 1 (at most RUN) of one panel. A panel has WIDTH rows of A or columns of B, of which
+  // the first `present` are in the matrix; each has `ks` elements along k.
   template <int64_t WIDTH>
   static void pack_panel(const Operand &x, int64_t present, int64_t ks, int64_t first, int64_t last, uint32_t *out) {
     for (int64_t i = 0; i < WIDTH; i += RUN) {

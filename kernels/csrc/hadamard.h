@@ -12,7 +12,8 @@ struct Signs {
   FB_HD float apply(float v, int i) const { return value(bits(v) ^ ((negative[(i >> 5) & 3] >> (i & 31)) << 31)); }
 };
 
-// 2^-(k/2) for n = 2^k: the power of two is applied first, which is exact, and the root of two last.
+// Return 2^-floor(k/2) for n = 2^k: this part of the norm 2^-(k/2) is applied first and is exact; for odd k the factor
+// ROOT_HALF is applied last.
 FB_HD float first_factor(int n) {
   int k = 0;
   while ((2 << k) <= n) k++;

@@ -1,6 +1,6 @@
 // Loops over runs of elements, written so that g++ vectorises them: fixed trip counts, no branches, integer sums.
-// `piece` quantizes up to 128 ordinary elements; `element` quantizes one element in any case. Both call numeric.h, and
-// tests check that they give the same bits.
+// `piece` quantizes up to 128 ordinary elements; `element` (element.h) quantizes one element in any case. Both call the
+// functions of numeric.h, and tests check that they give the same bits.
 #pragma once
 #include <type_traits>
 #include "element.h"
@@ -8,11 +8,11 @@
 
 namespace fb {
 
-constexpr int PIECE = 128;       // elements; their statistics fit 32-bit sums
-constexpr int GROUP = 16;        // columns that share one scale in the fast layout
+constexpr int PIECE = 128;       // elements of a piece, few enough that their statistics fit 32-bit sums
+constexpr int GROUP = 16;        // columns of a group, which share one scale in the layout BY_SIXTEEN
 constexpr int64_t CHUNK = 1024;  // columns whose scales, random bits or codes are buffered at a time
 
-// The largest magnitude of each run of 16, as the storage's bits (whose order is the order of magnitudes).
+// Write the largest magnitude of each group of 16 elements, as storage bits (which have the order of the magnitudes).
 template <class D> inline void group_maxima(const typename D::Storage *x, int64_t n, typename D::Storage *out) {
   typedef typename D::Storage S;
   int64_t whole = n / GROUP;
@@ -41,7 +41,7 @@ template <class D> inline void column_maxima(const typename D::Storage *x, int64
   }
 }
 
-// Narrow n magnitudes to D and give them the signs of x. NORMAL: all are normal in float32, or zero.
+// Narrow n magnitudes to D and give them the signs of x. NORMAL: all magnitudes are zero or normal in float32.
 template <class D, bool NORMAL>
 inline __attribute__((always_inline)) void narrow_run(const float *__restrict v,
                                                       const typename D::Storage *__restrict x,
@@ -59,7 +59,7 @@ inline __attribute__((always_inline)) void narrow_run(const float *__restrict v,
   for (; i < n; i++) y[i] = S(D::narrow(v[i]) | (x[i] & S(~D::magnitude_mask)));
 }
 
-// The two scales that Four Over Six compares and the amax of the block, for each column.
+// For each column: the two scales that Four Over Six compares, and the amax of the block.
 struct Candidates {
   const float *four_encode, *four_decode, *six_encode, *six_decode, *amax;
   float outer;
@@ -70,12 +70,12 @@ struct Candidates {
   }
 };
 
-// Return the smaller of two magnitudes, by their bits: g++ turns minima of floats whose bits are used into selections.
-// A NaN counts as large.
+// Return the smaller of two magnitudes; NaN counts as larger than all numbers. The bits are compared, because g++
+// compiles a minimum of floats to slower selections if their bits are used elsewhere.
 FB_INLINE float smaller_magnitude(float a, float b) { return value(bits(a) < bits(b) ? bits(a) : bits(b)); }
 
-// As `scaled` and `error_units`, written so that they vectorise well. E2M1 is not wide. An error of 0 has the bits of
-// 128.
+// `scaled` and `error_units` of element.h for E2M1, written so that they vectorise well. error_bits returns ZERO_ERROR,
+// the bits of 128, plus the units of the error.
 constexpr int32_t ZERO_ERROR = 0x43000000;
 FB_INLINE float scaled_magnitude(float size, const Grid &g, float encode) {
   return smaller_magnitude(size * encode, 4.0f * g.max);
@@ -85,8 +85,8 @@ FB_INLINE int32_t error_bits(float size, float q, const Grid &g, float decode, f
   return int32_t(bits(smaller_magnitude(magnitude(size - y) / amax, 1.0f) + 128.0f));
 }
 
-// Compute `four_less_six` of n elements; `high` are the first 16 bits of each element's draw. *ask becomes nonzero if
-// these do not decide. The loops are separate because the first has 32-bit lanes only.
+// Compute `four_less_six` of n elements; `high` are the first 16 random bits of each element. *ask becomes nonzero if
+// they do not decide the rounding of an element. There are two loops so that the first has only 32-bit lanes.
 template <class D, bool STOCHASTIC>
 FB_INLINE void weigh_run(const typename D::Storage *__restrict x, int64_t n, const Grid &grid,
                          const Candidates &columns, const uint16_t *__restrict high, int64_t *__restrict out,
@@ -113,7 +113,7 @@ FB_INLINE void weigh_run(const typename D::Storage *__restrict x, int64_t n, con
   for (int64_t i = 0; i < n; i++) out[i] = int64_t(less[i]) * int64_t(sum[i]);
 }
 
-// Compute `four_less_six` of n elements, at most PIECE. index: of the first element, in the stream of draws.
+// Compute `four_less_six` of n elements, at most PIECE. index: the element index of the first element.
 template <class D, bool STOCHASTIC>
 inline void weigh_piece(const typename D::Storage *x, int64_t n, const Grid &g, const Candidates &columns,
                         const uint16_t *high, uint64_t index, uint64_t seed, int64_t *out) {
@@ -126,7 +126,7 @@ inline void weigh_piece(const typename D::Storage *x, int64_t n, const Grid &g, 
   }
 }
 
-// The sum of less[i] · sum[i], where only the products need 64 bits.
+// Return Σ less[i] · sum[i], where only the products and their sum need 64 bits.
 FB_INLINE int64_t sum_of_products(const int32_t (&less)[GROUP], const int32_t (&sum)[GROUP]) {
 #if defined(__AVX2__)
   __m256i total = _mm256_setzero_si256();
@@ -146,8 +146,8 @@ FB_INLINE int64_t sum_of_products(const int32_t (&less)[GROUP], const int32_t (&
 #endif
 }
 
-// Return the sum of `four_less_six` over n elements of one block, one by one. index: of the first element, in the
-// stream of draws.
+// Return the sum of `four_less_six` over n elements of one block, computed one by one. index: the element index of the
+// first element.
 template <class D, bool STOCHASTIC>
 inline int64_t weigh_each(const typename D::Storage *x, int64_t n, const Grid &g, const FourOverSix &block,
                           const uint16_t *high, uint64_t index, uint64_t seed) {
@@ -158,7 +158,7 @@ inline int64_t weigh_each(const typename D::Storage *x, int64_t n, const Grid &g
   return total;
 }
 
-// As `weigh_each`, for GROUP elements at once.
+// Return what `weigh_each` returns for GROUP elements, computed in vectors.
 template <class D, bool STOCHASTIC>
 FB_INLINE int64_t weigh_group(const typename D::Storage *__restrict x, const Grid &grid, const FourOverSix &of_block,
                               const uint16_t *__restrict high, uint64_t index, uint64_t seed) {
@@ -180,8 +180,8 @@ FB_INLINE int64_t weigh_group(const typename D::Storage *__restrict x, const Gri
   return ask ? weigh_each<D, STOCHASTIC>(x, GROUP, g, block, high, index, seed) : sum_of_products(less, sum);
 }
 
-// Compute MS-EDEN's sums over a run of elements of one block (`products_run`), or of elements that each belong to
-// another block (`products_each`).
+// Compute MS-EDEN's sums: `products_run` over n elements of one block; `products_each` adds each of n elements to the
+// sums of its own block.
 template <class D>
 inline Products products_run(const typename D::Storage *__restrict x, int64_t n, const Grid &grid, float encode) {
   typedef typename D::Storage S;
@@ -206,17 +206,18 @@ inline void products_each(const typename D::Storage *__restrict x, int64_t n, co
   }
 }
 
-// The scales of a piece: one for all elements, one for every 16 columns, or one for each column.
+// How many scales a piece has: one for all elements, one for every 16 columns, or one for each column.
 enum Layout { UNIFORM, BY_SIXTEEN, BY_COLUMN };
 
-struct Counts {                                       // for one piece
-  uint32_t error, nonzero, zeros, saturated, capped;  // zeros: elements that became zero
+struct Counts {                                       // the statistics of one piece
+  uint32_t error, nonzero, zeros, saturated, capped;  // zeros: elements with y = 0
   bool again;  // these loops cannot quantize an element, so the piece must be repeated element by element
 };
 
 // Quantize up to 128 ordinary elements, which are finite and far from the ends of float32 and of the dtype. A WIDE grid
-// is used only for naive casts. The loop works on magnitudes and restores the signs at the end, also those of zeros.
-// With DIVIDE (amax, gam) nearest rounding cannot overflow. Without stochastic rounding an error above 1 is rare.
+// is used only for naive casts. The loop works on magnitudes and restores the signs at the end, also for zeros. With
+// DIVIDE (amax, gam) nearest rounding cannot overflow. Without stochastic rounding an error above 1 is rare, and the
+// piece is then repeated (Counts::again).
 template <class D, bool DIVIDE, bool STOCHASTIC, bool STATS, Layout LAYOUT, bool WIDE>
 inline __attribute__((always_inline)) Counts run(const typename D::Storage *__restrict x,
                                                  typename D::Storage *__restrict y, int n,

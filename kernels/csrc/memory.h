@@ -27,12 +27,12 @@ inline void add_to(Tally *target, const Tally &t) {
   for (int i = 0; i < int(sizeof(Tally) / sizeof(int64_t)); i++) __atomic_fetch_add(to + i, from[i], __ATOMIC_RELAXED);
 }
 
-// True if a result is larger than the caches and should bypass them.
+// True if a result is too large for the caches (above 16 MiB), so that its stores should bypass them.
 template <class D> bool exceeds_caches(int64_t rows, int64_t cols) {
   return double(rows) * double(cols) * sizeof(Cell<D>) > double(16 << 20);
 }
-// Copy bytes to a result. With `around`, an aligned run bypasses the caches, because an ordinary store would first read
-// the cache lines that it overwrites.
+// Copy bytes to a result. With `around`, the stores of an aligned run bypass the caches, because ordinary stores would
+// first read the cache lines that they overwrite.
 inline void put(void *to, const void *from, size_t bytes, bool around) {
 #ifdef __AVX512F__
   if (around && !(bytes % 64) && !(uintptr_t(to) % 64)) {

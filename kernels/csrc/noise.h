@@ -1,12 +1,13 @@
 // GaussWS noise (Ahn and Yoo 2025, eq. 10): eight values of approximately round(N(0,1)/2) from one Philox output. The
-// operations act on whole words, in which nibble n belongs to element n. Also the scale of the noise and the gradient
-// of bit widths (eqs. 3 and 4).
+// operations act on whole words, in which nibble n belongs to element n. Also DiffQ's uniform noise, the scale of the
+// noise and the gradient of bit widths (GaussWS eqs. 3 and 4).
 #pragma once
 #include "philox.h"
 
 namespace fb {
 
-// W is uint32_t or a vector of uint32_t. Each nibble of the result is a sign bit and a magnitude.
+// W is uint32_t or a vector of uint32_t. In each nibble of the result, the highest bit is the sign and the other bits
+// are the magnitude.
 template <class W> FB_HD W gaussian_word(const W &w0, const W &w1, const W &w2, const W &w3) {
   const uint32_t M = 0x11111111u;
   W two = w0 & (w0 >> 1) & (w0 >> 2) & (w0 >> 3) & w1 & (w1 >> 1) & (w1 >> 2) & (w1 >> 3) & (w2 | (w2 >> 1)) & M;
@@ -28,8 +29,8 @@ FB_HD float uniform_value(uint32_t high) {
   return Bf16::widen(Bf16::narrow((float(int32_t(high)) + 0.5f) * 1.52587890625e-05f - 0.5f));
 }
 
-// 2^t in float32 by a fixed sequence of double operations, so that every backend has the same bits: the nearest power
-// of two times the Taylor polynomial of the rest.
+// Return 2^t in float32, computed by a fixed sequence of double operations, so that every backend gives the same bits:
+// 2^n for the integer n nearest to t, times the Taylor polynomial of 2^(t - n).
 FB_HD float exp2_fixed(double t) {
   const double inverse_factorial[14] = {
       1.0,        1.0,         1.0 / 2,      1.0 / 6,       1.0 / 24,       1.0 / 120,       1.0 / 720,
@@ -45,9 +46,9 @@ FB_HD float exp2_fixed(double t) {
   memcpy(&scale, &power, 8);
   return float(p * scale);
 }
-// The factor of the noise in a square: 2^(1 - bits) * max|w|.
+// Return the factor of the noise in a square with this bit width and amax: 2^(1 - bits) * max|w|.
 FB_HD float noise_scale(float bits, float amax) { return exp2_fixed(1.0 - double(bits)) * amax; }
-// The gradient of a square's bit width; `sum` is the sum of gradient times noise over the square.
+// Return the gradient of a square's bit width; scale: its noise_scale; sum: Σ gradient · noise over the square.
 FB_HD float bits_gradient(float scale, float sum) { return (-0.6931471805599453f * scale) * sum; }
 
 }  // namespace fb

@@ -1,5 +1,5 @@
 // Number grids: rounds float32 values to an ExMy grid, to nearest or stochastically, and converts between float32 and
-// the dtypes of tensors. The CPU and CUDA kernels both compile these functions, and no other file repeats them.
+// the dtypes of tensors. The CPU and CUDA kernels both compile these functions.
 //
 // All arithmetic is IEEE float32 with subnormals, without contraction or reassociation (see the flags in compilation.py
 // and variants.py).
@@ -71,7 +71,7 @@ struct Bf16 {
   static constexpr uint32_t magnitude_mask = 0x7fff, inf = 0x7f80;
   FB_HD static float widen(uint16_t s) { return value(uint32_t(s) << 16); }
   FB_HD static uint16_t narrow(float v) {
-#ifdef __CUDA_ARCH__  // faster; and the code below would change the sign of a GPU's NaN
+#ifdef __CUDA_ARCH__  // this is faster, and the code below would change the sign of the NaN that GPUs produce
     uint16_t s;
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(s) : "f"(v));
     return s;
@@ -123,14 +123,14 @@ struct Fp32 {
 // An element grid. `wide` grids share float32's exponent range and are rounded by bit operations. All others are
 // rounded by adding and subtracting a constant whose unit in the last place is the grid's step.
 struct Grid {
-  uint32_t min_exponent;  // float32 bits of the smallest normal
-  uint32_t dropped;       // mantissa bits that float32 has and the grid lacks
-  float max;              // largest finite value
-  float overflow;         // the value that replaces one beyond max: max, inf or NaN
-  uint32_t wide;
-  uint32_t inf;  // 1 if the grid has infinities
+  uint32_t min_exponent;  // the float32 bits of the smallest normal value
+  uint32_t dropped;       // 23 - (number of mantissa bits): the mantissa bits of float32 that the grid lacks
+  float max;              // the largest finite value
+  float overflow;         // the magnitude that replaces values beyond max: max, inf or NaN
+  uint32_t wide;          // 1 if the grid has 8 exponent bits
+  uint32_t inf;           // 1 if the grid has infinities
 };
-struct GridWords {  // a Grid with floats as their bits, so that preprocessor constants can hold it
+struct GridWords {  // a Grid with the bits of floats instead of floats, so that it can be a preprocessor constant
   uint32_t min_exponent, dropped, max, overflow, wide, inf;
   FB_HD Grid grid() const { return Grid{min_exponent, dropped, value(max), value(overflow), wide, inf}; }
 };
@@ -161,9 +161,10 @@ FB_HD float bounded(float v, const Grid &g) {
   float limit = 4.0f * g.max, mag = magnitude(v);
   return with_sign(mag < limit ? mag : limit, v);
 }
-// The code of the magnitude of a value on the grid: the number of steps from zero. For a value below the smallest
-// normal, the mantissa of (value + smallest normal) holds this number; for other values, their own bits do. The wrong
-// one of the two is always smaller, so the maximum is taken. No float32 subnormals occur, on which processors are slow.
+// Return the code of the magnitude of a grid value: the number of steps from zero. For a value below the smallest
+// normal value, the mantissa of (value + smallest normal value) is this number; for other values, their own bits are.
+// The wrong one of the two numbers is always smaller, so the maximum is returned. No float32 subnormals occur, on which
+// processors are slow.
 template <bool WIDE> FB_HD uint32_t magnitude_code(float q, const Grid &g) {
   float size = magnitude(q), normal = value(g.min_exponent);
   if (WIDE) return bits(size) >> g.dropped;
@@ -173,8 +174,8 @@ template <bool WIDE> FB_HD uint32_t magnitude_code(float q, const Grid &g) {
 FB_HD uint32_t magnitude_code(float q, const Grid &g) {
   return g.wide ? magnitude_code<true>(q, g) : magnitude_code<false>(q, g);
 }
-// The inverse of magnitude_code. If `special`, a code above that of the largest value is infinity (the first one, if
-// the grid has infinities) or NaN.
+// Return the grid value whose magnitude_code is `code`. If `special`, codes above the code of the largest value are
+// NaN, except that the first of them is infinity if the grid has infinities.
 template <bool WIDE> FB_HD float magnitude_value(uint32_t code, const Grid &g, bool special = true) {
   uint32_t steps = code << g.dropped;
   if (WIDE) return value(steps);
@@ -187,14 +188,14 @@ template <bool WIDE> FB_HD float magnitude_value(uint32_t code, const Grid &g, b
 FB_HD float magnitude_value(uint32_t code, const Grid &g) {
   return g.wide ? magnitude_value<true>(code, g) : magnitude_value<false>(code, g);
 }
-// The number of bits that a code occupies in packed storage: formats of 9 to 16 bits use two bytes.
+// Return the number of bits that a code occupies in packed storage: formats of 9 to 16 bits use two bytes.
 FB_HD constexpr int stored_bits(int bits) { return bits <= 8 ? bits : 16; }
 FB_HD float limited(float q, const Grid &g) { return magnitude(q) > g.max ? with_sign(g.overflow, q) : q; }
 
 // Stochastic rounding starts at the nearest grid value and moves to the neighbour on the other side of v with
-// probability |v - nearest| / step. The uniform variate has 48 bits. `high` (16 bits; eight elements share a Philox
-// output) decides all but about one case in 65,536, and only in such a case 32 more bits (`low`) are drawn. So the
-// probability is exact to 2^-48, and small values are not flushed more often than they should be.
+// probability |v - nearest| / step. The uniform variate has 48 bits. Its first 16 bits, `high` (eight elements share a
+// Philox output), decide all but about one case in 65,536 (ASK), and only in this case 32 more bits, `low`, are drawn.
+// So the probability is exact to 2^-48, and small values are not flushed more often than they should be.
 enum Move { STAY = 0, GO = 1, ASK = 2 };
 
 template <bool WIDE> struct Drawn {
@@ -216,8 +217,9 @@ template <bool WIDE> FB_HD Drawn<WIDE> draw(float v, const Grid &g) {
   }
   return d;
 }
-// The high bits are compared with this threshold, the integer part of |gap| / step * 2^16, which is exact. If they are
-// equal, the low bits decide (if the fraction has no more bits, drawing them changes nothing).
+// Return the threshold with which the high bits are compared: the integer part of |gap| / step * 2^16, which is exact.
+// If both are equal, the low bits decide. (If |gap| / step has no further bits, the low bits do not change the
+// decision.)
 FB_HD uint32_t threshold(const Drawn<false> &d) {
   float per_step = value((254u << 23) + (16u << 23) - bits(d.step));  // 2^16 / step
   return uint32_t(int32_t(magnitude(d.gap) * per_step));

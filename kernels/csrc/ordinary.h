@@ -1,4 +1,5 @@
-// Decides which blocks the fast loops can process (ordinary blocks); all others are processed element by element.
+// Determines which blocks the fast loops can process (ordinary blocks); all other blocks are processed element by
+// element.
 #pragma once
 #include "scale.h"
 
@@ -7,8 +8,9 @@ namespace fb {
 // True if no block is ordinary: the overflow rule is not to saturate, or a wide grid has a scaling.
 FB_HD bool exact_only(const Scaling &s, const Grid &g) { return g.overflow != g.max || (g.wide && s.kind != NONE); }
 
-// The range of amaxes of ordinary blocks (in a naive cast, of vectors): all values are finite, nothing overflows, and
-// no result except zero is below normal float32. All-zero blocks are ordinary too.
+// The range of the amaxes of ordinary blocks (in a naive cast: of vectors). In this range all values are finite,
+// nothing overflows the dtype, and no result except zero is below the normal range of float32. All-zero blocks are
+// ordinary too.
 struct Bounds {
   float least, most;
 };

@@ -1,7 +1,7 @@
-// Products of blocks of 32 x 32 sums like those of blocks.h, with the instructions of AVX512-BF16.
+// Products of blocks of 32 x 32 sums with the interface of blocks.h, by the instructions of AVX512-BF16.
 //
-// One instruction adds the two products of a pair (k, k + 1) to each of 16 sums, in the order of gemm_pairs.h, which
-// is not that of blocks.h. A panel of B is, for every pair of rows k, the pairs of all 32 columns.
+// One instruction adds the two products of a pair (k, k + 1) to each of 16 sums. The order is that of gemm_pairs.h, not
+// that of blocks.h. A panel of B is, for every pair of rows k and k + 1, the pairs of all 32 columns.
 #pragma once
 #include "bf16_blocks.h"
 #include "gemm_pairs.h"
@@ -11,7 +11,7 @@
 namespace fb {
 
 struct PairBlocks : Bf16Blocks {
-  struct Session {  // the instructions themselves replace subnormals by zeros
+  struct Session {  // empty, because the instructions themselves replace subnormals by zeros
     Session() {}
   };
 

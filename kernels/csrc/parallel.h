@@ -1,4 +1,4 @@
-// Runs loops of the CPU backend on several threads. No result depends on their number.
+// Runs loops of the CPU backend on several threads. No result depends on the number of threads.
 #pragma once
 #include <stdint.h>
 #ifdef __SSE2__
@@ -8,7 +8,7 @@
 namespace fb {
 
 // While this object exists, subnormals are kept and rounding is to nearest, even if the calling program has set another
-// mode; its mode is restored at the end.
+// mode. The destructor restores the program's mode.
 struct Ieee {
 #ifdef __SSE2__
   unsigned before = _mm_getcsr();

@@ -1,11 +1,12 @@
-// Philox4x32-10 (Salmon et al. 2011): counter-based random bits. The counter is an element index and a stream, the key
-// is the seed, so an element's bits do not depend on threads, order or launch shape.
+// Philox4x32-10 (Salmon et al. 2011): counter-based random bits. The counter consists of a number that is computed from
+// the element's index, and a stream; the key is the seed. So an element's bits do not depend on threads, order or
+// launch shape.
 #pragma once
 #include "numeric.h"
 
 namespace fb {
 
-// Streams keep the uses of one seed independent of each other.
+// Streams make the uses of one seed independent of each other.
 enum Stream { ROUND_HIGH = 0, ROUND_LOW = 1, NOISE = 2, SIGNS = 3 };
 
 constexpr int PHILOX_ROUNDS = 10;
@@ -34,7 +35,8 @@ FB_HD Words philox(uint64_t index, uint32_t stream, uint64_t seed) {
   return Words{{c0, c1, c2, c3}};
 }
 
-// Element i uses 16 bits of the output for counter i / 8 and, if they do not decide, 32 bits of that for counter i / 4.
+// The random bits for the stochastic rounding of element i: 16 bits of the output for counter i / 8 and, if they do not
+// decide, 32 bits of the output for counter i / 4 in another stream.
 FB_HD uint32_t rounding_high(uint64_t element, uint64_t seed) {
   Words r = philox(element >> 3, ROUND_HIGH, seed);
   return (r.w[(element >> 1) & 3] >> (16 * (element & 1))) & 0xffffu;

@@ -1,4 +1,5 @@
-// What one quantizer does in the passes over a matrix. plan_amaxes.h, plan_scales.h and plan_rows.h define the steps.
+// The work of one quantizer in the passes over a matrix (walk.h). plan_amaxes.h, plan_scales.h and plan_rows.h define
+// the steps.
 #pragma once
 #include <algorithm>
 #include <numeric>
@@ -10,11 +11,11 @@
 
 namespace fb {
 
-struct Tile {
+struct Tile {  // rows [r0, r1) and columns [c0, c1)
   int64_t r0, r1, c0, c1;
 };
 
-// One of the two scales that Four Over Six compares, for a row of blocks.
+// One of the two candidate scales that Four Over Six compares, for each block of a row of blocks.
 struct Candidate {
   std::vector<float> encode, decode;
 
@@ -36,21 +37,21 @@ template <class D> struct Scratch {  // one per thread
   std::vector<uint32_t> amax, code, care, squares, products;
   std::vector<float> block_encode, block_decode, block_outer, encode, decode;
   Candidate six, four;
-  std::vector<float> columns[5];  // what weigh_run reads: encode and decode of four and of six, and the blocks' amaxes
-  std::vector<int64_t> weights;   // of elements, for Four Over Six
+  std::vector<float> columns[5];  // for weigh_run, per column: encode and decode of four and of six, the block's amax
+  std::vector<int64_t> weights;   // four_less_six of each element of a row
 };
 
 template <class D> struct Plan {
   const Request &request;
   const Quant &q;
   const Cell<D> *x;
-  int64_t rows, cols, R, C, block_count_rows, block_count_cols;
+  int64_t rows, cols, R, C, block_count_rows, block_count_cols;  // R x C: the size of a block; numbers of blocks
   bool lookup = false;  // a first pass computes the amaxes of blocks, for example because blocks are larger than tiles
   bool grouped;         // blocks share a second-level value: a first pass computes the amaxes of groups
   bool around;          // the output bypasses the caches
   bool staged;          // the first pass writes the rotated matrix to the output, which the second pass reads
   std::vector<uint32_t> block_amax, group_amax;
-  std::vector<int64_t> four_less_six;  // fouroversix: one per block
+  std::vector<int64_t> four_less_six;  // Four Over Six: the sum of `four_less_six` of each block
   Rotation<D> rotation;
 
   Plan(const Request &r, const Cell<D> *x, int64_t rows, int64_t cols)
@@ -93,8 +94,8 @@ template <class D> struct Plan {
         C % GROUP == 0 && (!request.tally_cols || request.tally_cols >= cols || request.tally_cols % GROUP == 0);
     return C >= PIECE ? UNIFORM : whole_groups ? BY_SIXTEEN : BY_COLUMN;
   }
-  // The number of columns that one call of `row` or `code_row` processes: whole blocks if scales are expanded to
-  // columns, and whole bytes if codes are packed.
+  // Return the number of columns that one call of `row` or `code_row` processes: whole blocks if scales are expanded to
+  // columns, and codes that fill whole bytes if codes are packed.
   int64_t columns_at_once(const Tile &t) const {
     if (!request.codes) return layout() == UNIFORM ? t.c1 - t.c0 : CHUNK / C * C;
     const int64_t step = layout() == UNIFORM ? 8 : std::lcm(C, int64_t(8));

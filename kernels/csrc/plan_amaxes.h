@@ -4,7 +4,8 @@
 
 namespace fb {
 
-// Return the tile's values and their stride: those of the matrix, or of the rotated tile.
+// Return the values of a tile, and their stride: values of the matrix, or rotated values in s.rotated. `second`: in a
+// later pass, which reads the output if the first pass has written the rotated values there (`staged`).
 template <class D> const Cell<D> *Plan<D>::source(const Tile &t, Scratch<D> &s, int64_t *stride, bool second) const {
   const Cell<D> *from = x + t.r0 * cols + t.c0;
   if (!q.hadamard || (staged && second)) {
@@ -22,8 +23,8 @@ template <class D> const Cell<D> *Plan<D>::source(const Tile &t, Scratch<D> &s, 
   return s.rotated.data();
 }
 
-// Compute the amaxes (float32 bits) of one row of blocks, or of the parts of these blocks that lie in columns [c0, c1)
-// and in the `height` rows from `from` on.
+// Compute into s.amax the amaxes (float32 bits) of those parts of one row of blocks that lie in columns [c0, c1) and in
+// the `height` rows from `from` on.
 template <class D>
 void Plan<D>::amaxes(const Cell<D> *from, int64_t stride, int64_t height, int64_t c0, int64_t c1, Scratch<D> &s) const {
   int64_t n = c1 - c0, first = c0 / C, count = (c1 - 1) / C - first + 1;
@@ -75,7 +76,7 @@ template <class D> void Plan<D>::first_walk(const Tile &t, Scratch<D> &s) {
   for (int64_t r = t.r0; r < t.r1;) {
     int64_t block_row = r / R, end = std::min(t.r1, (block_row + 1) * R);
     const Cell<D> *at = from + (r - t.r0) * stride;
-    if (!lookup && !q.group_by_row) {  // one group; if all values are finite, the maximum over all blocks is enough
+    if (!lookup && !q.group_by_row) {  // one group: if all values are finite, only the overall maximum is needed
       if (R == 1) end = t.r1;
       Cell<D> m = 0;
       for (int64_t k = 0; k < end - r; k++) {
@@ -95,7 +96,7 @@ template <class D> void Plan<D>::first_walk(const Tile &t, Scratch<D> &s) {
     int64_t first = t.c0 / C;
     const bool whole = t.c0 % C == 0 && (t.c1 % C == 0 || t.c1 == cols) && r == block_row * R &&
                        end == std::min(rows, (block_row + 1) * R);
-    if (lookup && whole) {  // no other tile has a part of these blocks
+    if (lookup && whole) {  // no other tile contains a part of these blocks
       std::copy(s.amax.begin(), s.amax.end(), &block_amax[size_t(block_row * block_count_cols + first)]);
       r = end;
       continue;
@@ -128,8 +129,8 @@ template <class D> void Plan<D>::after_first_walk() {
       request.group_scales[g] = stored_group(q.scaling, make_group(q.scaling, q.grid.max, value(group_amax[g])));
 }
 
-// Record the amax of each tally block (a part for which statistics are counted), as far as it lies in the given rows.
-// If the tally blocks are the quantizer's blocks, or there is only one, the amaxes of blocks are used.
+// Record the amax of each tally block (a part for which statistics are counted), for the elements in the given rows. If
+// the tally blocks are the quantizer's blocks, or there is only one tally block, the amaxes in s.amax are used.
 template <class D>
 void Plan<D>::note_amax(const Cell<D> *from, int64_t stride, int64_t height, int64_t tally_row, const Tile &t,
                         Scratch<D> &s) const {

@@ -5,12 +5,13 @@
 
 namespace fb {
 
-// Prefetch the cache lines of the n columns that will be needed next.
+// Prefetch the cache lines of n columns from `from` on; null: nothing to prefetch.
 template <class D> void prefetch(const Cell<D> *from, int n) {
   for (int i = 0; from && i < n; i += int(64 / sizeof(Cell<D>))) __builtin_prefetch(from + i, 0, 2);
 }
 
-// Process n columns from c of one row, element by element.
+// Quantize n columns of row r from column c on, element by element, into `to`; if not null, also write the codes, and
+// add the statistics to `tally`. first_block: the first block of the tile in its row.
 template <class D>
 void Plan<D>::carefully(const Cell<D> *from, int64_t r, int64_t c, int n, int64_t first_block, const Scratch<D> &s,
                         Cell<D> *to, uint16_t *codes, Tally *tally) const {
@@ -46,8 +47,8 @@ void Plan<D>::carefully(const Cell<D> *from, int64_t r, int64_t c, int n, int64_
   }
 }
 
-// Process only those of n ordinary columns again whose first random bits do not decide. They are rare, but in about
-// every 500th piece.
+// Process again only those of n ordinary columns whose first 16 random bits do not decide the rounding. There is such a
+// column in about every 500th piece.
 template <class D>
 template <Layout LAYOUT, bool WIDE>
 void Plan<D>::settle(const Cell<D> *from, int64_t r, int64_t c, int n, int64_t first_block, const Scratch<D> &s,
@@ -60,7 +61,8 @@ void Plan<D>::settle(const Cell<D> *from, int64_t r, int64_t c, int n, int64_t f
   }
 }
 
-// Process columns [c0, c1) of one row; `from` is the start of the tile's row.
+// Quantize columns [c0, c1) of row r. from: the start of the row in the tile. all_plain: all blocks are ordinary.
+// fetch: the row to prefetch. tallies: the statistics of the tally blocks.
 template <class D>
 template <bool DIVIDE, bool STOCHASTIC, bool STATS, Layout LAYOUT, bool WIDE>
 void Plan<D>::row(const Cell<D> *from, int64_t r, int64_t c0, int64_t c1, const Tile &t, const Scratch<D> &s,
@@ -115,8 +117,8 @@ void Plan<D>::row(const Cell<D> *from, int64_t r, int64_t c0, int64_t c1, const 
   }
 }
 
-// Compute the packed codes of columns [c0, c1) of one row; used instead of `row` to encode. c0 is a multiple of 8, so
-// it starts a byte.
+// Compute the packed codes of columns [c0, c1) of row r; used instead of `row` to encode. c0 is a multiple of 8, so its
+// code starts at a byte.
 template <class D>
 template <bool STOCHASTIC, Layout LAYOUT, bool WIDE>
 void Plan<D>::code_row(const Cell<D> *from, int64_t r, int64_t c0, int64_t c1, const Tile &t, const Scratch<D> &s,
@@ -146,8 +148,8 @@ void Plan<D>::code_row(const Cell<D> *from, int64_t r, int64_t c0, int64_t c1, c
   pack(codes, c1 - c0, width, request.codes + r * ((cols * width + 7) / 8) + c0 / 8 * width);
 }
 
-// Return the row to prefetch while row r is processed: one of the next row of blocks, in this tile or in the thread's
-// next tile; null if there is none.
+// Return the row to prefetch while row r is processed: usually a row of the next row of blocks, in this tile or in the
+// thread's next tile; null if there is no such row.
 template <class D> const Cell<D> *Plan<D>::fetch_for(int64_t r, const Tile &t, const Tile &next) const {
   int64_t target = q.hadamard && !staged ? t.r1 + (r - t.r0) : r + (lookup ? 2 : R);
   if (target < t.r1) return second_source() + target * cols + t.c0;

@@ -1,11 +1,12 @@
-// The scales of a plan's blocks: computes them for a row of blocks, compares two candidates (Four Over Six), corrects
-// them (MS-EDEN), stores them, and expands them to columns.
+// The scales of a plan's blocks: computes the scales of a row of blocks, compares two candidates (Four Over Six),
+// corrects the scales (MS-EDEN), stores them, and expands them to columns.
 #pragma once
 #include "plan.h"
 
 namespace fb {
 
-// Compare the two candidate scales of each block, for Four Over Six, between the first and the second pass.
+// For Four Over Six, between the first and the second pass: add `four_less_six` of a tile's elements to the sums of
+// their blocks, which determine the scale of each block.
 template <class D> void Plan<D>::weigh(const Tile &t, Scratch<D> &s) {
   int64_t stride, first = t.c0 / C, count = (t.c1 - 1) / C - first + 1;
   const Cell<D> *from = source(t, s, &stride, true);
@@ -51,7 +52,7 @@ void Plan<D>::weigh_groups(const Cell<D> *x, int64_t r, const Tile &t, Scratch<D
                            int64_t *sums) const {
   uint16_t high[STOCHASTIC ? CHUNK + 2 * PIECE : 1];
   const int64_t width = t.c1 - t.c0, groups = C / GROUP;
-  for (int64_t c = 0, b = 0, done = 0; c < width; c += CHUNK) {  // done: groups of block b
+  for (int64_t c = 0, b = 0, done = 0; c < width; c += CHUNK) {  // done: the groups of block b that are processed
     const int64_t end = std::min(width, c + CHUNK);
     const uint64_t index = uint64_t(r * cols + t.c0 + c), skipped = index % 8;
     if (STOCHASTIC) fill_high(index - skipped, end - c + int64_t(skipped), q.seed, high);
@@ -67,12 +68,12 @@ void Plan<D>::weigh_groups(const Cell<D> *x, int64_t r, const Tile &t, Scratch<D
   }
 }
 
-// As `weigh_groups`, for blocks of any width, whose scales are expanded to columns.
+// Do what `weigh_groups` does, for blocks of any width, with scales that were expanded to columns (s.columns).
 template <class D>
 template <bool STOCHASTIC>
 void Plan<D>::weigh_columns(const Cell<D> *x, int64_t r, const Tile &t, Scratch<D> &s, const float *, float outer,
                             int64_t *sums) const {
-  uint16_t high[3 * PIECE];  // draws are made in groups of up to PIECE
+  uint16_t high[3 * PIECE];  // fill_high may write up to PIECE values more than requested
   const int64_t width = t.c1 - t.c0;
   s.weights.resize(size_t(width));
   for (int64_t i = 0; i < width; i += PIECE) {
@@ -114,8 +115,8 @@ template <class D> void Plan<D>::add_blocks(const int64_t *from, int64_t c0, int
   });
 }
 
-// Replace the scales by MS-EDEN's, which correct for the rounding of elements with the former scales. Rotated chunks
-// hold whole blocks, and tiles hold whole rotated chunks.
+// Replace the scales by MS-EDEN's corrected scales, which compensate the rounding errors of elements with the first
+// scales. Rotated chunks consist of whole blocks, and tiles consist of whole rotated chunks.
 template <class D>
 void Plan<D>::correct(const Cell<D> *from, int64_t stride, int64_t height, int64_t block_row, const Tile &t,
                       Scratch<D> &s) const {
@@ -143,7 +144,8 @@ void Plan<D>::correct(const Cell<D> *from, int64_t stride, int64_t height, int64
   }
 }
 
-// Compute the scales of one row of blocks in a tile, one for each block.
+// Compute the scales of one row of blocks in a tile into s.block_encode, s.block_decode, s.block_outer, s.code and
+// s.care.
 template <class D>
 void Plan<D>::find_scales(const Cell<D> *from, int64_t stride, int64_t height, int64_t block_row, const Tile &t,
                           Scratch<D> &s) const {
@@ -208,7 +210,8 @@ template <class D> void Plan<D>::store_scales(int64_t block_row, const Tile &t, 
   }
 }
 
-// Expand the scales of blocks to one for every 16 columns, or one for each column, of [c0, c1).
+// Expand the scales of blocks to one scale for every 16 columns, or for each column, of [c0, c1). first: the block of
+// the first scale.
 template <class D> void Plan<D>::spread_out(int64_t c0, int64_t c1, int64_t first, Scratch<D> &s) const {
   s.encode.resize(CHUNK), s.decode.resize(CHUNK);
   const float *__restrict encode = s.block_encode.data(), *__restrict decode = s.block_decode.data();

@@ -12,7 +12,7 @@
 
 namespace fb {
 
-// Quantize a tile that has been rotated. ON_CHIP: `amax` is what `known` rebuilds blocks from.
+// Quantize a tile that has been rotated. ON_CHIP: `amax` contains the values from which `known` rebuilds the blocks.
 template <class D>
 FB_D void convert_tile(const Spec &s, const Request &r, const Tile &t, Vector<D> (&x)[SLOTS],
                        const uint32_t (&amax)[SLOTS][WIDTH]) {
@@ -20,7 +20,7 @@ FB_D void convert_tile(const Spec &s, const Request &r, const Tile &t, Vector<D>
   Gathering<Counts> gathering(s.piece, r.parts, t, Counts::Target{r.tally, r.part_amax});
   bool by_element = s.piece == ELEMENTS && (s.stats || s.skips);
   uint32_t careful = 0, ready = 0;  // one bit per slot
-  Block blocks[WIDTH] = {};         // those of slots beyond the matrix may stay so
+  Block blocks[WIDTH] = {};         // may stay empty for slots beyond the matrix
 #pragma unroll
   for (int k = 0; k < SLOTS; k++) {
     bool inside = t.valid(k) > 0, plain = true;
@@ -46,8 +46,8 @@ FB_D void convert_tile(const Spec &s, const Request &r, const Tile &t, Vector<D>
 #pragma unroll
       for (int i = 0; i < WIDTH; i++)
         if (split.starts(k, i)) {
-          // A slot beyond the matrix reads the last group's value, which has no effect, to stay within the array of
-          // groups.
+          // A slot beyond the matrix reads the value of the last group, so that the index stays within the array; the
+          // value has no effect.
           const int row = t.row(k) < t.rows ? t.row(k) : t.rows - 1,
                     col = t.col(k) + i < t.cols ? t.col(k) + i : t.cols - 1;
           blocks[i] = known<D>(s, r, amax[k][i], row, col);
@@ -86,7 +86,7 @@ template <class D> FB_D void quantize_tile(const Spec &s, const Request &r, cons
   convert_tile<D>(s, r, t, x, amax);
 }
 
-// True if there is only one part and it is skipped, so that there is nothing to do.
+// True if the whole matrix is one part and this part is skipped, so that there is nothing to do.
 FB_D bool all_skipped(const Call &call, const Request &r) {
   return r.skip && r.parts.rows >= call.rows && r.parts.cols >= call.cols && r.skip[0];
 }
@@ -134,8 +134,8 @@ template <class D> FB_D void quantize_strip(const Call &call) {
   }
 }
 
-// Compute the largest magnitude of each column of a tile: of a thread's rows in registers, of a warp's by shuffles, of
-// the tile in shared memory. Then one thread for each column adds it to its block.
+// Compute the largest magnitude of each column of a tile: over a thread's rows in registers, over a warp by shuffles,
+// over the tile in shared memory. Then one thread per column raises the amax of the column's block to it.
 template <class D> FB_D void measure_columns(const Request &r, const Tile &t, const Vector<D> (&x)[SLOTS]) {
   __shared__ uint32_t tops[2 * SLOTS * WIDTH];  // the columns of the widest tile
   const int lanes = shape().lanes, tile_cols = lanes * WIDTH, own = t.thread % lanes * WIDTH;
@@ -159,15 +159,16 @@ template <class D> FB_D void measure_columns(const Request &r, const Tile &t, co
   __syncthreads();  // before the shared memory is written again
 }
 
-// Add the finite amaxes of blocks to those of their groups, each of which is a row of blocks (or, if `down`, a column).
-// The lanes of a warp that hold a group reduce its amax by shuffles, and then share the groups among them, so a group
-// costs a warp one atomic operation, and one instruction serves as many groups as there are such lanes.
+// Raise the amax of each group to the finite amaxes of its blocks; a group is a row of blocks (or, if `down`, a
+// column). The lanes of a warp that have elements of the same groups reduce the amaxes by shuffles. Then each of these
+// lanes writes other groups, so that a warp needs one atomic operation per group, and one instruction writes one group
+// per lane.
 template <class D>
 FB_D void measure_groups(const Spec &s, const Request &r, const Tile &t, const uint32_t (&amax)[SLOTS][WIDTH]) {
   const Split split(s);
   const int lanes = shape().along ? WARP : shape().lanes, lane = t.thread % lanes, line = t.thread % WARP / lanes;
   const int peers = s.down ? WARP / lanes : lanes, step = s.down ? lanes : 1, own = s.down ? line : lane;
-  uint32_t tops[8] = {};  // for the group that starts at each slot (or column)
+  uint32_t tops[8] = {};  // the amax of the group that starts at each slot (or, if `down`, column)
 #pragma unroll
   for (int k = 0; k < SLOTS; k++)
 #pragma unroll
@@ -184,7 +185,7 @@ FB_D void measure_groups(const Spec &s, const Request &r, const Tile &t, const u
       for (int d = 1; d < WARP; d *= 2)
         if (d < peers) tops[n] = larger(tops[n], __shfl_xor_sync(ALL, tops[n], d * step));
     }
-  // Of the lanes beside each other that hold the same group because its blocks are larger than a patch, the first.
+  // If blocks are larger than a patch, neighbouring lanes have the same group; only the first of them writes it.
   const int repeated = s.down ? s.block_cols / WIDTH : s.block_rows / SLOTS;
   const bool first = (s.down ? lane : line) % (repeated > 1 ? repeated : 1) == 0;
 #pragma unroll

@@ -1,8 +1,8 @@
 // Philox's random bits for consecutive counters, on the vector units.
 //
-// A counter has a lane of 64 bits for each of its four words, of which the lower half counts: a product of two lower
-// halves has both of its halves where the next round needs them. Two sets of counters are computed at a time, because a
-// round has to wait for its products.
+// Each of the four words of a counter is in the lower half of a lane of 64 bits: then the two halves of a product of
+// words are where the next round needs them. Two sets of counters are computed together, because each round has to wait
+// for its products.
 #pragma once
 #include "philox.h"
 #include "vector.h"
@@ -12,7 +12,7 @@ namespace fb {
 typedef U32x16::Part U32Part;
 constexpr int WIDE = REGISTER / 2;  // counters in a register
 
-// The even elements of a and b in turns, and the odd ones.
+// The even elements of a and b in turns (a0, b0, a2, b2, …), and the odd elements (a1, b1, a3, b3, …).
 #if defined(__AVX512BW__)
 #define FB_EVEN 0, 8, 2, 10, 4, 12, 6, 14
 #define FB_ODD 1, 9, 3, 11, 5, 13, 7, 15
@@ -44,7 +44,7 @@ FB_INLINE U64Part product_of_lower_halves(U64Part a, U64Part b) {
 struct Draws {
   U64Part word[4];
   Draws(U64Part counters, uint32_t stream) : word{counters, counters >> 32, U64Part{} + stream, U64Part{}} {}
-  // The words 0 and 1, and the words 2 and 3.
+  // Words 0 and 1, and words 2 and 3, of each counter as one number of 64 bits.
   U64Part first_two() const { return (word[0] & 0xffffffffu) | word[1] << 32; }
   U64Part last_two() const { return (word[2] & 0xffffffffu) | word[3] << 32; }
 };
@@ -73,7 +73,7 @@ FB_INLINE U64Part numbers(int64_t (*number)(int64_t)) {
   return n;
 }
 
-// Compute the four words of REGISTER counters.
+// Compute the four output words for the REGISTER counters first, first + 1, …
 FB_INLINE void draw_words(uint64_t first, uint32_t stream, uint64_t seed, U32Part (&words)[4]) {
   const U64Part even = numbers([](int64_t i) { return 2 * i; }) + first;
   Draws sets[2] = {Draws(even, stream), Draws(even + 1, stream)};
@@ -81,10 +81,10 @@ FB_INLINE void draw_words(uint64_t first, uint32_t stream, uint64_t seed, U32Par
   for (int k = 0; k < 4; k++) words[k] = U32Part((sets[0].word[k] & 0xffffffffu) | sets[1].word[k] << 32);
 }
 
-// Compute the uniform 16-bit variates of elements first … first + count - 1, where first is a multiple of 8. `out` has
-// room for 128 more.
+// Compute the 16 random bits of each of the elements first … first + count - 1, where first is a multiple of 8. `out`
+// has space for 128 values more than count, because whole vectors are written.
 inline void fill_high(uint64_t first, int64_t count, uint64_t seed, uint16_t *out, uint32_t stream = ROUND_HIGH) {
-  // In an order in which `evens` and `odds` of pairs of words return whole counters in ascending order.
+  // The counters are in the order for which `evens` and `odds` of their pairs of words return ascending counters.
   const U64Part order = numbers([](int64_t i) { return i / 2 + i % 2 * (WIDE / 2); });
   for (int64_t i = 0; i < count; i += 16 * WIDE) {
     const U64Part counters = order + ((first + uint64_t(i)) >> 3);

@@ -1,5 +1,5 @@
-// Scalings that choose a scale by the error of the rounded elements: Four Over Six compares two scales, MS-EDEN
-// corrects one.
+// Scalings that choose a block's scale by the error of the rounded elements: Four Over Six compares two scales, MS-EDEN
+// corrects the scale.
 #pragma once
 #include "blocks.cuh"
 #include "drawn.cuh"
@@ -9,8 +9,9 @@
 
 namespace fb {
 
-// MS-EDEN: replaces the amaxes of blocks by the data from which `known` rebuilds their scales; Remade names its bits.
-// Rotated chunks, and so tiles, hold whole blocks; at most two threads share a block, and they are in one warp.
+// MS-EDEN: correct_blocks replaces the amax of each block by a word from which `known` rebuilds the block; Remade names
+// the bits of the word: the code of the first scale (NEAREST), the code of the corrected scale (DRAWN), and two flags.
+// Rotated chunks, and so tiles, consist of whole blocks; at most two threads share a block, and they are in one warp.
 enum Remade : uint32_t { NEAREST = 0xffu, DRAWN = 0xff00u, PLAIN = 0x10000u, NOT_FINITE = 0x20000u };
 template <class D>
 FB_D void correct_blocks(const Spec &s, const Request &r, const Tile &t, const Vector<D> (&x)[SLOTS],
@@ -120,8 +121,8 @@ FB_D void choose_fours(const Spec &s, const Request &r, const Tile &t, const Vec
       }
 }
 
-// Rebuild a block from the value that the kernel keeps for it: its amax in storage bits, or for MS-EDEN and Four Over
-// Six the value that the functions above write.
+// Rebuild a block from `left`, the value that the kernel keeps for it: the storage bits of its amax, or, for MS-EDEN
+// and Four Over Six, the value that correct_blocks or choose_fours writes.
 template <class D> FB_D Block known(const Spec &s, const Request &r, uint32_t left, int row, int col) {
   if (s.scaling.compares())
     return make_block<D>(s, r, bits(D::widen(typename D::Storage(left & ~AT_FOUR))), row, col,
@@ -133,11 +134,11 @@ template <class D> FB_D Block known(const Spec &s, const Request &r, uint32_t le
           (left & NOT_FINITE) != 0};
   b.scale.code = (left & DRAWN) >> 8;
   b.scale.decode = magnitude_value<false>(b.scale.code, stored, false);
-  b.plain = b.plain && counts<D>(s, b.scale.decode, b.scale);  // the scale is 0 only if the amax is
+  b.plain = b.plain && counts<D>(s, b.scale.decode, b.scale);  // in a plain block, the scale is 0 only if the amax is 0
   return b;
 }
 
-// Four Over Six's comparison for blocks larger than a tile, in a pass of its own.
+// Four Over Six for blocks larger than a tile: compare the two scales in a separate pass.
 template <class D> FB_D void weigh_tile(const Spec &s, const Request &r, const Tile &t, Vector<D> (&x)[SLOTS]) {
   if (!s.scaling.compares() || s.source == ON_CHIP) return;
   rotate<D>(s, r.signs, t, x);

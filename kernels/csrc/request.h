@@ -1,4 +1,4 @@
-// The requests to the CPU backend. These structures mirror the ctypes structures of cpu.py field by field.
+// The requests to the CPU library. These structures mirror the ctypes structures of backends/cpu.py field by field.
 #pragma once
 #include "hadamard.h"
 #include "memory.h"
@@ -23,7 +23,7 @@ struct Quant {
   Scaling scaling;
   int32_t stochastic, group_by_row, hadamard, down;  // down: 1 if the axis is 0
   Signs signs;
-  int64_t block_rows, block_cols;  // as stored in the matrix
+  int64_t block_rows, block_cols;  // the rows and columns that a block covers in the matrix in memory
   uint64_t seed;
 };
 struct Request {
@@ -32,7 +32,7 @@ struct Request {
   Tally *tally;                    // null: none; one per tally block, a part for which statistics are counted
   uint32_t *amax;                  // null: none; float32 bits, one per tally block
   int64_t tally_rows, tally_cols;  // the partition for statistics and `skip`
-  const uint8_t *skip;             // null: none; tally blocks to leave unchanged
+  const uint8_t *skip;             // null: none; 1 for each tally block to leave unchanged
   uint8_t *codes;                  // null: none; otherwise packed codes are written instead of values
   void *scales;                    // with codes: one per block, float32 for amax, otherwise bytes; null: naive cast
   uint32_t *group_scales;          // with codes: float32 bits, one per group

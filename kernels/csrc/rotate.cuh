@@ -1,10 +1,11 @@
-// Rotates a tile in registers (hadamard.h): butterflies within a thread's eight values, then between threads.
+// Rotates a tile in registers (hadamard.h): first butterflies within a thread's eight values, then between threads.
 #pragma once
 #include "tile.cuh"
 
 namespace fb {
 
-// The size of the piece that contains position p if n values are cut into powers of two; 1 for positions from n on.
+// Return the size of the piece that contains position p if n values are cut into pieces whose sizes are powers of two,
+// the largest first; 1 for p >= n.
 FB_D int piece_size(int p, int n) {
   int start = 0;
   for (int b = 128; b > 0; b /= 2)
@@ -15,6 +16,7 @@ FB_D int piece_size(int p, int n) {
   return 1;
 }
 
+// Return the value v of the thread whose number differs from this thread's in the bit `distance`.
 FB_D float partners(float v, int distance, int thread) {
   if (distance < WARP) return __shfl_xor_sync(ALL, v, distance);
 #ifdef FB_SIMT
@@ -35,8 +37,8 @@ FB_D float partners(float v, int distance, int thread) {
 }
 
 // Rotate eight consecutive values along the axis. The first is at position p of its chunk, and the matrix has n values
-// from the start of that chunk. `step` is the distance to the thread that holds the next eight. WHOLE: no chunk is cut
-// by the edge of the matrix.
+// from the start of that chunk on. `negative` are the signs of the eight values. `step` is the distance to the thread
+// that has the next eight values. WHOLE: no chunk is cut by the edge of the matrix.
 template <bool WHOLE>
 FB_D void turn(const Spec &s, float (&v)[8], uint32_t negative, int p, int n, int step, int thread) {
   const int size = s.hadamard, inner = size < 8 ? size : 8;
@@ -45,7 +47,7 @@ FB_D void turn(const Spec &s, float (&v)[8], uint32_t negative, int p, int n, in
   for (int j = 0; j < 8; j++) {
     int left = n - (j & ~(inner - 1));  // values of this value's chunk that are in the matrix
     own[j] = WHOLE ? size : piece_size((p + j) & (size - 1), left < 0 ? 0 : left < size ? left : size);
-    const uint32_t sign = s.inverse ? 0u : negative >> j << 31;  // the signed factor is that of all of a thread's lines
+    const uint32_t sign = s.inverse ? 0u : negative >> j << 31;  // so the signed factor is the same for all lines
     v[j] = v[j] * value(bits(first_factor(own[j])) ^ sign);
   }
 #pragma unroll
@@ -76,7 +78,7 @@ FB_D void turn(const Spec &s, float (&v)[8], uint32_t negative, int p, int n, in
   }
 }
 
-// The signs of the eight positions from p on, as bits.
+// Return the signs of the eight positions from p on, as bits.
 FB_D uint32_t eight_signs(const Spec &s, const Signs &signs, int p) {
   if (s.hadamard >= 8) return signs.negative[p >> 5] >> (p & 31);
   uint32_t few = signs.negative[0] & ((1u << s.hadamard) - 1u), all = 0;

@@ -29,7 +29,7 @@ template <class D> struct Rotation {
   void finish(const float *t, int n, bool root, Cell<D> *y) const {
     for (int i = 0; i < n; i++) y[i] = D::narrow(root ? t[i] * ROOT_HALF : t[i]);
   }
-  // Rotate one row of n columns; n is a multiple of `size` except at the matrix's edge.
+  // Rotate one row of n columns; n is a multiple of `size`, except in the last tile of a row of the matrix.
   void along(const Cell<D> *x, int64_t n, Cell<D> *y) const {
     constexpr int BATCH = 128;
     float t[BATCH];
@@ -85,7 +85,7 @@ template <class D> struct Rotation {
       for (int i = 0; i < REGISTER; i++) y[k * y_stride + i] = D::narrow(line[i]);
     }
   }
-  // Rotate `rows` rows of n columns along the columns; `rows` is a multiple of `size` except at the matrix's edge.
+  // Rotate n columns of `rows` rows along the columns; `rows` is a multiple of `size`, except in the last tile.
   void down(const Cell<D> *x, int64_t x_stride, int64_t rows, int64_t n, Cell<D> *y, int64_t y_stride) const {
     constexpr int LANE = 64;
     float t[128 * LANE];

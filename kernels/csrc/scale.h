@@ -1,5 +1,5 @@
-// Block scales: computes the encode and decode factors of a block from its amax and its group's. README.md specifies
-// the order of operations, which for the CPU and CUDA kernels is implemented only here.
+// Block scales: computes the encode and decode factors of a block from its amax and the amax of its group. README.md
+// specifies the order of operations; this file is its only implementation for the CPU and CUDA kernels.
 #pragma once
 #include "numeric.h"
 
@@ -14,13 +14,13 @@ struct ScaleRounding {
 struct Scaling {
   uint32_t kind, rounding;
   GridWords stored;         // the grid of stored block scales
-  uint32_t sign, nan_code;  // the sign bit of their codes, and the code of a NaN block's scale
-  uint32_t target;          // TWO_LEVEL: the block scale that results from the tensor's amax
+  uint32_t sign, nan_code;  // the sign bit of the codes of stored scales, and the code of a NaN block's scale
+  uint32_t target;          // TWO_LEVEL: the scale of the block that contains the tensor's amax
   uint32_t top;             // TWO_LEVEL: the value that a block's amax is mapped to
   uint32_t expansion;       // the factor of a second candidate for a block's scale; 1: there is none
 
   FB_HD constexpr bool two_levels() const { return kind == TWO_LEVEL; }
-  FB_HD constexpr bool grouped() const { return kind == MANTISSA || kind == TWO_LEVEL; }  // blocks share a value
+  FB_HD constexpr bool grouped() const { return kind == MANTISSA || kind == TWO_LEVEL; }  // there are group values
   FB_HD constexpr bool divides() const { return kind == FLOAT || kind == MANTISSA; }
   FB_HD constexpr bool compares() const { return expansion != ONE; }                       // Four Over Six
   FB_HD constexpr bool corrects() const { return rounding == ScaleRounding::STOCHASTIC; }  // MS-EDEN
@@ -29,7 +29,8 @@ struct Scaling {
 // x is quantized as q = round(x * encode) and restored as
 //    FLOAT, MANTISSA:  q / encode             (decode is 1 / encode, for `quotient`)
 //    NONE, POWER:      (q * decode) * outer   (decode is a power of two and outer is 1, so this is exact)
-//    TWO_LEVEL:        (q * decode) * outer   (decode is the block's scale, outer the tensor's; only one rounding)
+//    TWO_LEVEL:        (q * decode) * outer   (decode is the block's scale, and q * decode is exact; outer is the
+//                                              tensor's scale, so there is only one rounding)
 struct Scale {
   float encode, decode, outer;
   uint32_t code;  // the code that is stored for the block
@@ -45,22 +46,23 @@ FB_HD float quotient(float q, float encode, float decode) {
 constexpr float DIVISIBLE_ABOVE = 8.6e-19f, DIVISIBLE_BELOW = 1.15e18f;  // 2^-60, 2^60
 FB_HD bool divisible(float encode) { return encode > DIVISIBLE_ABOVE && encode < DIVISIBLE_BELOW; }
 
-// The value that the blocks of a group share: gam's ideal scale (only its mantissa is used), or the encode and the
-// decode scale of the tensor.
+// The value that the blocks of a group share. MANTISSA: encode is the ideal scale of the group, of which only the
+// mantissa is used. TWO_LEVEL: the encode factor and the scale (decode) of the tensor.
 struct Group {
   float encode, decode;
 };
 
-FB_HD float clamped(float scale) {  // clamps to normal float32, so that the bits give mantissa and exponent
+FB_HD float clamped(float scale) {  // clamps to normal float32 numbers, whose bits contain mantissa and exponent
   return scale < FLOAT_MIN_NORMAL ? FLOAT_MIN_NORMAL : smaller(scale, FLOAT_MAX);
 }
 FB_HD float ideal(float max, float amax) { return amax == 0.0f ? 1.0f : clamped(max / amax); }
 FB_HD uint32_t mantissa(float v) { return bits(v) & 0x7fffffu; }
-// Split a positive value into its binade's power of two and its fraction in [1, 2), subnormals included, exactly.
+// For a positive value v: `normalized` is v, or v * 2^23 if v is subnormal, so that its mantissa can be read from its
+// bits; `floor_log2` is the exponent of v, exactly, also for subnormals.
 FB_HD float normalized(float v) { return v < FLOAT_MIN_NORMAL ? v * 8388608.0f : v; }
 FB_HD int floor_log2(float v) { return exponent(bits(normalized(v))) - (v < FLOAT_MIN_NORMAL ? 23 : 0); }
 
-// Round a block's scale to the grid of stored scales: to nearest even, saturating (TWO_LEVEL).
+// TWO_LEVEL: round a block's scale to the grid of stored scales, to nearest even, at most the grid's largest value.
 FB_HD float to_stored(float v, const Grid &g) { return nearest<false>(smaller(v, g.max), g); }
 
 FB_HD Group make_group(const Scaling &s, float max, float amax) {
@@ -90,14 +92,14 @@ FB_HD Scale make_scale(const Scaling &s, float max, float amax, const Group &gro
       float scale = ideal(max, amax);
       return Scale{scale, 1.0f / scale, 1.0f, bits(scale)};
     }
-    case MANTISSA: {  // MoR algorithm 1: the group's mantissa, and an exponent so low that nothing saturates
+    case MANTISSA: {  // MoR algorithm 1: the group's mantissa, and the largest exponent for which nothing saturates
       float scale = amax == 0.0f ? group.encode : ideal(max, amax);
       int e = exponent(bits(scale)) - (mantissa(scale) < mantissa(group.encode) ? 1 : 0);
       e = e < -126 ? -126 : e;
       scale = value(uint32_t(e + 127) << 23 | mantissa(group.encode));
       return Scale{scale, 1.0f / scale, 1.0f, uint32_t(e + 127)};
     }
-    case POWER: {  // FLOOR: OCP MX v1.0; an amax near the end of its binade saturates. UP: none does
+    case POWER: {  // FLOOR: OCP MX v1.0, in which an amax near the upper end of its binade saturates. UP: no amax does
       int e = floor_log2(max) - floor_log2(amax);
       if (s.rounding == ScaleRounding::UP) e -= mantissa(normalized(amax)) > mantissa(max) ? 1 : 0;
       return power_scale(amax == 0.0f ? 0 : e);
@@ -111,9 +113,9 @@ FB_HD Scale make_scale(const Scaling &s, float max, float amax, const Group &gro
   return Scale{1.0f, 1.0f, 1.0f, 0};
 }
 
-// Return the value of a stored block scale, for any code: the factor by which values are divided (FLOAT; for MANTISSA
-// its power of two, without the group's mantissa), the power of two by which they are multiplied (POWER), or the
-// block's scale (TWO_LEVEL).
+// Return the value of a stored block scale, for any code. FLOAT: the factor by which grid values are divided. MANTISSA:
+// the power of two of this factor, without the group's mantissa. POWER: the power of two by which grid values are
+// multiplied. TWO_LEVEL: the block's scale.
 FB_HD float stored_scale(const Scaling &s, uint32_t code) {
   if (s.kind == NONE) return 1.0f;
   if (s.kind == FLOAT) return value((code & MAGNITUDE) > INF ? NAN_BITS : code);
@@ -123,12 +125,13 @@ FB_HD float stored_scale(const Scaling &s, uint32_t code) {
   }
   return code == s.nan_code ? value(NAN_BITS) : power_of_two(int(code) - 127);
 }
-// Limit the value y of a grid value q before it is narrowed to D. Finite q gives a finite result; NaN stays NaN.
+// Limit y, the restored value of the grid value q, to the range of the dtype D before it is narrowed. A finite q gives
+// a finite result; NaN stays NaN.
 template <class D> FB_HD float within(float y, float q) {
   float most = (bits(q) & MAGNITUDE) == INF ? value(INF) : D::max, limited = most < y ? most : y;
   return -most > limited ? -most : limited;
 }
-// If the scale is 0, the results are zeros with the signs of q.
+// Return (q * scale) * outer; if the scale is 0, a zero with the sign of q.
 FB_HD float by_two_levels(float q, float scale, float outer) {
   return scale == 0.0f ? with_sign(0.0f, q) : (q * scale) * outer;
 }

@@ -5,7 +5,7 @@
 
 namespace fb {
 
-// The values kept for the blocks of one slot (see `known`), by an index that is unknown at compile time.
+// The values from which `known` rebuilds the blocks of one slot, accessed by an index that is unknown at compile time.
 struct Tops {
   uint32_t of[WIDTH];
   FB_D uint32_t at(const Split &split, int n) const {

@@ -1,10 +1,10 @@
-// The constants that a kernel is compiled for and its arguments. variants.py and device.py mirror these structures
-// field by field.
+// The constants for which a kernel is compiled, and the arguments of a kernel. variants.py (Spec), tiles.py (Shape,
+// Parts) and calls.py mirror these structures field by field.
 //
 // A kernel is compiled for one Variant: the shape of its tiles, and one or two quantizers. All of these are constants,
 // so the compiler omits code that a variant does not use. In tests the same sources run on the CPU (FB_SIMT,
-// tests/kernels/backends/gpu/simt/), mostly with variants as run-time data, so the code tests the constants with
-// ordinary ifs.
+// tests/kernels/backends/gpu/simt/), mostly with variants as run-time data; for this reason the code tests the
+// constants with ordinary ifs.
 #pragma once
 #include "element.h"
 #include "hadamard.h"
@@ -22,9 +22,9 @@ namespace fb {
 // pass has computed them. STRIP: the CTA has computed them for the columns of its strip (strip.cuh).
 enum Source { ON_CHIP = 0, LOOKUP = 1, STRIP = 2 };
 
-// The largest piece of work that always lies inside one part of the matrix (a block, or a part for which statistics are
-// counted). It decides how often a thread must hand in the values that it has accumulated. COLUMNS is only for blocks:
-// each column of a tile lies within one block, and belongs to no other column's block.
+// The largest piece of a tile that always lies within one part of the matrix (a block, or a part for which statistics
+// are counted). A thread must add the values that it has accumulated to the results after each such piece. COLUMNS is
+// only for blocks that are one column wide: each column of a tile lies within one block.
 enum Piece { TILES = 0, PATCHES = 1, VECTORS = 2, ELEMENTS = 3, COLUMNS = 4 };
 
 struct Spec {
@@ -33,19 +33,19 @@ struct Spec {
   int32_t stochastic, group_by_row, hadamard, ragged, inverse, down,
       source;                      // ragged: the last transform of a line is shorter
   int32_t block_rows, block_cols;  // ON_CHIP: powers of two; rows and columns as in memory
-  int32_t stats, skips;
-  int32_t encodes;             // the number of bits of a code; 0: the output is values
-  int32_t piece, block_piece;  // pieces for statistics and skip, and (not ON_CHIP) for blocks
+  int32_t stats, skips;            // 1: statistics are counted; 1: `skip` is given
+  int32_t encodes;                 // the number of bits of a code; 0: the output is values
+  int32_t piece, block_piece;      // the Piece for the parts of statistics and skip; the Piece for blocks (not ON_CHIP)
 };
 
 struct Parts {
   int32_t rows, cols, across;  // rows and columns of one part; number of parts across
-  int32_t lanes, groups;  // VECTORS, PATCHES: numbers of lanes along a row, and of rows of lanes, that share a part
+  int32_t lanes, groups;  // VECTORS, PATCHES: the number of lanes along a row, and of rows of lanes, that share a part
   FB_D int64_t at(int row, int col) const { return int64_t(row / rows) * across + col / cols; }
 };
 
-// The location of packed codes. Eight codes of b bits fill b bytes, and every row starts at a byte. `aligned`: every
-// eight codes start at a multiple of the largest power of two that divides b.
+// The location of packed codes. Eight codes of b bits fill b bytes, and every row starts at a byte. `aligned`: the
+// address of every group of eight codes is a multiple of the largest power of two that divides b.
 struct Packed {
   uint8_t *bytes;
   uint32_t row_bytes, aligned;
@@ -56,15 +56,15 @@ struct Packed {
 
 struct Request {           // for one quantizer
   void *out;               // null: none
-  int64_t *tally;          // with stats: seven per part
+  int64_t *tally;          // with stats: seven statistics per part
   uint32_t *part_amax;     // with stats: float32 bits per part
   const uint8_t *skip;     // null: none; 1 for each part to leave unchanged
   Packed codes;            // with encodes: the codes of elements
   void *scales;            // with encodes: one per block; float32 for amax, otherwise bytes
   float *group_scales;     // with encodes: one per group (null: none)
   uint32_t *block_amax;    // LOOKUP: one per block, float32 bits
-  uint32_t *group_amax;    // one per group, over its finite blocks; float32 bits
-  int64_t *four_less_six;  // fouroversix: one per block
+  uint32_t *group_amax;    // one per group, the largest amax of its finite blocks; float32 bits
+  int64_t *four_less_six;  // Four Over Six: the sum of `four_less_six` of each block
   uint64_t seed;
   Signs signs;
   Parts parts, blocks;  // for statistics and skip; not ON_CHIP: the blocks
@@ -74,15 +74,16 @@ struct Request {           // for one quantizer
 struct Call {
   const void *x;
   int32_t rows, cols;  // below 2^31 - 2^15, so that tiles may extend beyond
-  int32_t backwards;   // process the last tile first, because a first pass has left the end of the matrix in the cache
+  int32_t backwards;   // 1: process the last tile first, because the first pass left the end of the matrix in the cache
   int32_t aligned;     // every row of every matrix starts at a multiple of 16 bytes
   int32_t kept;        // the number of tiles of a strip that are kept in shared memory
   int32_t unused;
   Request requests[2];
 };
 
-// The shape of a CTA's tile. Every thread holds eight slots of eight consecutive columns: eight rows below each other
-// (its patch) with `lanes` threads side by side; or, with `along`, vectors of one row, `threads` apart.
+// The shape of a CTA's tile. Every thread has eight slots, each with eight consecutive columns of a row. The slots of a
+// thread are below each other (its patch), with `lanes` threads side by side; or, with `along`, they are in one row,
+// and the slots of the other threads lie between them.
 struct Shape {
   int32_t threads, lanes, along;
 };
@@ -106,8 +107,8 @@ template <int I> FB_D constexpr Spec spec() {
 FB_D constexpr Shape shape() { return Shape{FB_SHAPE}; }
 FB_D constexpr int spec_count() { return COUNT; }
 
-// The least number of CTAs that share a multiprocessor: CTAs of 512 threads in total, or of 256 for the few variants
-// that need more than 128 registers per thread to quantize.
+// The number of CTAs that must fit on a multiprocessor at the same time: together 512 threads, or 256 threads for the
+// few variants that need more than 128 registers per thread to quantize.
 FB_D constexpr bool heavy(const Spec &s) {
   return (s.down && s.hadamard > (COUNT > 1 ? 0 : 16)) || (s.scaling.compares() && s.source == ON_CHIP) ||
          (s.ragged && s.stochastic) ||
@@ -123,7 +124,7 @@ FB_D int group_index(const Spec &s, int block_row, int block_col) {
   return !s.group_by_row ? 0 : s.down ? block_col : block_row;
 }
 
-// True if no block can take the fast path, which is then not compiled.
+// True if no block can take the fast path, so that the fast path is not compiled.
 FB_D bool exact_only(const Spec &s) { return exact_only(s.scaling, s.grid.grid()); }
 
 }  // namespace fb

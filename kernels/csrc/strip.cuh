@@ -1,19 +1,19 @@
-// Strips: all rows of the few columns that one CTA quantizes if blocks are whole columns, higher than a tile. The CTA
-// reads the tiles of its strip from top to bottom, reduces the maxima of the columns, computes one block for each
-// column, and then quantizes the tiles from bottom to top: the last one from registers, those that fit from shared
-// memory, and the others from global memory, where the L2 still holds them if the strips of all CTAs leave enough room.
+// Strips: if blocks are whole columns that are higher than a tile, one CTA quantizes a strip, all rows of a few
+// columns. The CTA reads the tiles of its strip from top to bottom, computes the maxima of the columns and the block of
+// each column, and then quantizes the tiles from bottom to top. It has the last tile in registers and as many others as
+// possible in shared memory. It reads the remaining tiles from global memory again; they may still be in the L2 cache.
 //
 // A row of a strip is one sector of 32 bytes. On sm_90 a CTA keeps 6144 rows in shared memory and 2048 in registers, so
-// columns of up to 8192 rows are read once. Of higher ones, 132 CTAs read 8.7 MB again for every further 2048 rows. On
-// an L2 of 50 MB these reads are served by the L2 up to 18,432 rows if it holds nothing else, and up to 14,336 rows if
-// it holds 33 MB of them.
+// columns of up to 8192 rows are read once. For every further 2048 rows, 132 CTAs read 8.7 MB again. An L2 of 50 MB
+// serves these reads for columns of up to 18,432 rows if it contains nothing else, and of up to 14,336 rows if 33 MB of
+// it are available for them.
 #pragma once
 #include "blocks.cuh"
 #include "rotate.cuh"
 
 namespace fb {
 
-constexpr int STRIP_COLUMNS = 2 * WIDTH;  // the most columns of a strip
+constexpr int STRIP_COLUMNS = 2 * WIDTH;  // the largest number of columns of a strip
 
 #ifdef FB_SIMT
 inline uint4 *dynamic_shared() { return (uint4 *)simt::dynamic_shared(); }
@@ -29,7 +29,7 @@ FB_D Block *strip_blocks() {
   __shared__ Block blocks[STRIP_COLUMNS];
   return blocks;
 }
-FB_D int strip_column(const Tile &t) { return t.thread % shape().lanes * WIDTH; }  // the first that this thread holds
+FB_D int strip_column(const Tile &t) { return t.thread % shape().lanes * WIDTH; }  // this thread's first column
 
 FB_D int tiles_in_strip(const Call &call) {
   const int rows = shape().threads / shape().lanes * SLOTS;
@@ -40,8 +40,8 @@ template <class D> FB_D void load_rotated(const Call &call, const Tile &t, bool 
   rotate<D>(spec<0>(), call.requests[0].signs, t, x);
 }
 
-// The place of a thread's vectors of a tile in shared memory: those of neighbouring threads are adjacent. A thread
-// reads only what it has written itself, so no barrier is needed.
+// Return the address of a thread's vectors of tile `number` in shared memory; the vectors of neighbouring threads are
+// adjacent. A thread reads only what it has written itself, so no barrier is needed.
 template <class D> FB_D uint4 *place_of(const Tile &t, int number) {
   return dynamic_shared() + number * (SLOTS * Vector<D>::WORDS / 4) * shape().threads + t.thread;
 }
@@ -75,7 +75,7 @@ template <class D> struct ColumnTops {
 #pragma unroll
       for (int j = 0; j < Vector<D>::WORDS; j++) of.w[j] = larger_of(of.w[j], x[k].w[j] & SIZES);
   }
-  FB_D void join_warp() {  // with those of the threads that hold the same columns
+  FB_D void join_warp() {  // combines the maxima of the threads of a warp that have the same columns
 #pragma unroll
     for (int d = 1; d < WARP; d *= 2)
       if (d >= shape().lanes) {
@@ -85,7 +85,7 @@ template <class D> struct ColumnTops {
   }
 };
 
-// Reduce the maxima of all threads, and compute the blocks of the columns: one thread for each.
+// Combine the maxima of all threads, and compute the block of each column; one thread computes one block.
 template <class D> FB_D void make_strip_blocks(const Spec &s, const Request &r, const Tile &t, ColumnTops<D> tops) {
   __shared__ uint32_t shared[STRIP_COLUMNS];
   const int columns = shape().lanes * WIDTH;

@@ -1,4 +1,4 @@
-// The values that threads accumulate for the parts of a matrix, for Gathering in tile.cuh.
+// The types of values that threads accumulate for the parts of a matrix, for Gathering in tile.cuh.
 #pragma once
 #include "tile.cuh"
 
@@ -17,7 +17,7 @@ struct Extent {
     uint32_t *top, *bottom;
   };
   uint32_t top,
-      missing;  // missing: the bits of infinity less those of the smallest magnitude, so that 0 is neutral for it too
+      missing;  // (bits of infinity) - (bits of the smallest magnitude), a maximum, for which 0 is neutral as for top
   FB_D void take(uint32_t magnitude) {
     top = larger(top, magnitude);
     if (magnitude && magnitude < INF) missing = larger(missing, INF - magnitude);
@@ -32,7 +32,7 @@ struct Extent {
   }
 };
 
-struct Weighed {  // see four_less_six
+struct Weighed {  // a sum of `four_less_six` (element.h)
   typedef int64_t *Target;
   int64_t sum;
   FB_D void join(const Weighed &w) { sum += w.sum; }
@@ -46,13 +46,13 @@ struct Weighed {  // see four_less_six
   }
 };
 
-struct Counts {  // for at most 2^15 elements, so that one word holds two counts of 16 bits
+struct Counts {  // statistics of at most 2^15 elements, so that one word can contain two counts of 16 bits
   struct Target {
     int64_t *tally;
     uint32_t *amax;
   };
   uint64_t error;
-  uint32_t nonzero, kept;  // elements with x != 0 and with y != 0, each as two counts, whose sum is the statistic
+  uint32_t nonzero, kept;  // the elements with x != 0, and with y != 0: each word has two counts, which are added later
   uint32_t saturated_capped, nonfinite_lost, top;
 
   FB_D void count(float was, float back, bool overflowed) {

@@ -1,5 +1,5 @@
-// The distribution of a tile's elements among threads, their loads and stores, and the reduction of the values that
-// threads have accumulated for a part of the matrix.
+// The distribution of a tile's elements among threads, the loads and stores of a tile, and the reduction of the values
+// that threads have accumulated for a part of the matrix.
 #pragma once
 #include "spec.cuh"
 
@@ -8,7 +8,8 @@ namespace fb {
 constexpr int SLOTS = 8, WIDTH = 8, WARP = 32, MAX_WARPS = 32;
 constexpr uint32_t ALL = 0xffffffffu;
 
-// Two values of 16 bits in one word, the first in its lower half; GPUs have an instruction for both at once.
+// Narrow two values to 16 bits each, and return them in one word, the first in the lower half. GPUs have an instruction
+// that narrows both.
 template <class D> FB_D uint32_t narrow_two(float first, float second) {
   return uint32_t(D::narrow(first)) | uint32_t(D::narrow(second)) << 16;
 }
@@ -47,21 +48,21 @@ template <class D> struct Vector {
       w[i / 2] = narrow_two<D>(first, second);
     }
   }
-  // Return element n, where n is unknown at compile time: it selects among all, because registers have no addresses.
+  // Return element n, where n is unknown at compile time: all elements are tried, because registers have no addresses.
   FB_D S pick(int n) const {
     S s = 0;
 #pragma unroll
     for (int i = 0; i < WIDTH; i++) s = i == n ? get(i) : s;
     return s;
   }
-  // Return 1 for each element of word j that is not zero, at the element's position in the word; all are magnitudes.
+  // Return a word with 1 at the position of each element of word j that is not zero; all elements are magnitudes.
   FB_D uint32_t nonzero(int j) const { return PER_WORD == 1 ? uint32_t(w[j] != 0) : __vminu2(w[j], 0x00010001u); }
 };
 
 struct Tile {
   int rows, cols, row0, col0;  // size of the matrix; position of this thread's first slot
   int thread, columns_apart, rows_apart;
-  bool aligned;  // whole vectors can be loaded and stored at once
+  bool aligned;  // every row starts at a multiple of 16 bytes, so whole vectors can be loaded and stored at once
 
   FB_D Tile(int rows, int cols, bool aligned, bool backwards)
       : rows(rows), cols(cols), thread(int(threadIdx.x)), aligned(aligned) {
@@ -88,7 +89,7 @@ struct Tile {
   }
   FB_D int row(int k) const { return row0 + k * rows_apart; }
   FB_D int col(int k) const { return col0 + k * columns_apart; }
-  FB_D int valid(int k) const {  // columns of the slot that are in the matrix
+  FB_D int valid(int k) const {  // the number of columns of slot k that are in the matrix
     int left = cols - col(k);
     return row(k) >= rows || left <= 0 ? 0 : left < WIDTH ? left : WIDTH;
   }
@@ -103,8 +104,8 @@ struct Tile {
   FB_D uint64_t index(int k) const { return uint64_t(int64_t(row(k)) * cols + col(k)); }
 };
 
-// Load a tile. Elements beyond the matrix become zero, which affects no result. `again`: the tile will be read once
-// more, so caches should keep it.
+// Load a tile. Elements beyond the matrix become zero, which affects no result. `again`: the tile will be read a second
+// time, so caches should keep it.
 template <class D> FB_D void load(const void *from, const Tile &t, bool again, Vector<D> (&x)[SLOTS]) {
   typedef typename D::Storage S;
   if (t.whole()) {  // one branch for all slots
@@ -177,8 +178,8 @@ template <class D> FB_D void store(void *to, const Tile &t, const Vector<D> (&x)
 
 FB_D uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
-// The division of a thread's patch (its slots, eight columns each) into the parts that belong to different blocks. The
-// sides of blocks are powers of two, and blocks lie in tiles.
+// The division of a thread's patch (eight slots of eight columns) into parts of `rows` slots and `cols` columns, each
+// of which lies in one block. The sides of blocks are powers of two, and every block lies in one tile.
 struct Split {
   int rows, cols;
   FB_D explicit Split(const Spec &s)
@@ -193,8 +194,8 @@ struct Split {
   FB_D bool starts(int k, int i) const { return k % rows == 0 && i % cols == 0; }
 };
 
-// Compute the largest magnitudes of the blocks that this thread's elements belong to, as storage bits: amax[k][i] for
-// the part that starts at slot k and column i. Every thread that shares a block gets the block's amax.
+// Compute the amaxes, as storage bits, of the blocks that contain this thread's elements: amax[k][i] is the amax of the
+// block of the part that starts at slot k and column i. All threads that share a block get the block's amax.
 template <class D>
 FB_D void block_amaxes(const Spec &s, const Tile &t, const Vector<D> (&x)[SLOTS], uint32_t (&amax)[SLOTS][WIDTH]) {
   const Split split(s);
@@ -244,7 +245,7 @@ FB_D void block_amaxes(const Spec &s, const Tile &t, const Vector<D> (&x)[SLOTS]
   int first_row = sh.along ? 0 : t.thread / sh.lanes * SLOTS, first_col = sh.along ? 0 : t.thread % sh.lanes * WIDTH;
   for (int b = t.thread; b < ROOM; b += threads) shared[b] = 0;
   __syncthreads();
-  // One of the lanes that hold the same block hands it in, since all of them have its amax within the warp.
+  // Of the lanes that share a block, which all have its amax within the warp, only one writes it to shared memory.
   const int beside = across > 1 ? across : 1, beneath = below < 1 ? 1 : below < rows_in_warp ? below : rows_in_warp;
   const int repeated = sh.along ? WARP - 1 : (beside - 1) | (beneath - 1) * sh.lanes;  // the bits of lanes that differ
   if (!(t.thread & repeated)) {
@@ -259,10 +260,10 @@ FB_D void block_amaxes(const Spec &s, const Tile &t, const Vector<D> (&x)[SLOTS]
   __syncthreads();  // before the shared memory is written again
 }
 
-// Accumulates values of type A for the parts of a matrix, reduces them among the threads that share a part, and hands
-// them in. A has join(A), shuffled(distance) and hand_in(target, part).
+// Accumulates values of type A for the parts of a matrix, combines them among the threads that share a part, and adds
+// them to the results in memory (`hand_in`). A has join(A), shuffled(distance) and hand_in(target, part).
 template <class A> struct Gathering {
-  const int piece;  // a constant
+  const int piece;  // a Piece; a constant at compile time
   const Parts &parts;
   const Tile &t;
   typename A::Target target;

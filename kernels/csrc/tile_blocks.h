@@ -1,7 +1,8 @@
-// Products of blocks of 32 x 32 sums like those of blocks.h, on AMX.
+// Products of blocks of 32 x 32 sums with the interface of blocks.h, on AMX.
 //
-// A panel of B is, for every 32 rows k, two tiles of 16 pairs of rows and 16 columns. AMX adds the two products of a
-// pair at a time and replaces subnormals by zeros, so its last bits differ from those of the vector units.
+// A panel of B consists of two tiles for every 32 rows k; a tile has 16 pairs of rows and 16 columns. AMX adds the
+// products in another order than the vector units and replaces subnormals by zeros, so the last bits of its results
+// differ.
 #pragma once
 #include "bf16_blocks.h"
 #include "tiles.h"
@@ -12,7 +13,7 @@ namespace fb {
 
 struct TileBlocks : Bf16Blocks {
   typedef tiles::Session Session;
-  static constexpr int64_t TILE = 16 * 32;  // elements
+  static constexpr int64_t TILE = 16 * 32;  // the number of elements of a tile
 
   static void pack_rows(const bf16 *from, int64_t stride, int64_t k, bf16 *panel) {
     for (int64_t i = 0; i < k; i += BLOCK)

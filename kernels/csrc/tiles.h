@@ -1,5 +1,5 @@
-// The instructions of AMX: products of BF16 tiles. A tile of A holds 16 rows of 32 values, a tile of B 16 pairs of
-// rows of 16 columns, a tile of sums 16 x 16 floats. Tiles 0 to 3 hold a block of 32 x 32 sums.
+// The instructions of AMX: products of BF16 tiles. A tile of A has 16 rows of 32 values, a tile of B has 16 pairs of
+// rows of 16 columns, and a tile of sums has 16 x 16 floats. Tiles 0 to 3 are a block of 32 x 32 sums.
 //
 // Tests replace this file by an emulation in C++ (tests/kernels/emulated_tiles.h), to check the layout of
 // operands on any processor.
@@ -17,17 +17,19 @@
 namespace fb {
 namespace tiles {
 
-// Ask the kernel once for the permission to use tiles. It may be refused, and then the vector units have to serve.
+// Ask Linux, once, for the permission to use tiles. If Linux refuses it, the callers use the vector units.
 inline bool permitted() {
   constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
   static const bool granted = syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
   return granted;
 }
 
-// GCC's intrinsics do not tell it which memory tiles are loaded from: it may drop or delay the stores before them.
+// GCC does not know which memory its intrinsics load tiles from, so without this barrier it may drop or delay stores to
+// this memory.
 inline void finish_stores() { asm volatile("" ::: "memory"); }
 
-// All tiles have 16 rows of 64 bytes while this object exists. oneDNN configures tiles before each of its products.
+// While this object exists, all tiles have 16 rows of 64 bytes. (Releasing them at the end does not disturb oneDNN,
+// which configures tiles before each of its products.)
 struct Session {
   Session() {
     struct alignas(64) {
@@ -38,7 +40,7 @@ struct Session {
     for (int i = 0; i < 8; i++) shape.row_bytes[i] = 64, shape.rows[i] = 16;
     finish_stores();
     _tile_loadconfig(&shape);
-    finish_stores();  // so that the compiler keeps `shape` where it is until then
+    finish_stores();  // so that the compiler keeps `shape` in memory until the configuration is loaded
   }
   ~Session() { _tile_release(); }
 };
@@ -64,7 +66,7 @@ inline void store_sums(float *c, int64_t stride) {
   _tile_stored(2, c + 16 * stride, stride * 4);
   _tile_stored(3, c + 16 * stride + 16, stride * 4);
 }
-// Add the product of 32 rows of A (stride in bytes) and two tiles of B, which are adjacent.
+// Add the product of 32 rows of A (stride in bytes) and two adjacent tiles of B to the 32 x 32 sums.
 inline void add_product(const void *a, int64_t stride, const void *b) {
   _tile_loadd(4, a, stride);
   _tile_loadd(6, b, 64);
@@ -76,7 +78,8 @@ inline void add_product(const void *a, int64_t stride, const void *b) {
   _tile_dpbf16ps(3, 5, 7);
 }
 
-// The same for the upper or the lower 16 rows of the sums, from 0: `a` are 16 rows of A.
+// Like zero_sums, add_product and store_sums, for only the upper (HALF = 0) or lower (HALF = 1) 16 rows of the sums;
+// `a` are 16 rows of A.
 template <int HALF> inline void zero_half() {
   finish_stores();
   if (HALF) {

@@ -16,8 +16,8 @@ typedef uint32_t U32x4 __attribute__((vector_size(16)));
 #endif
 
 #ifdef __AVX512BW__
-// Row j of a quarter has columns 4q to 4q + 3 of rows j, j + 4, j + 8 and j + 12, so that the transposes of its 4 x 4
-// squares are rows of the result.
+// Transpose a 16 x 16 square. x[j] has columns 4q to 4q + 3 of rows j, j + 4, j + 8 and j + 12, so that transposing its
+// 4 x 4 squares gives rows 4q to 4q + 3 of the result.
 inline void transpose_square(const uint32_t *from, int64_t from_stride, uint32_t *to, int64_t to_stride) {
 #pragma GCC unroll 4
   for (int q = 0; q < 4; q++) {

@@ -1,7 +1,7 @@
 // Vectors of 16 lanes: arithmetic, loads and stores of BF16 and float32, partial vectors at the end of a row, and sums.
 //
-// Every processor computes the same operations in the same order. A vector consists of registers of the processor, one
-// of AVX-512 or two of AVX2, because g++ turns vectors that are longer than a register into scalar code. Products and
+// Every processor computes the same operations in the same order. A vector consists of one register of AVX-512, two of
+// AVX2 or four of 128 bits, because g++ turns vectors that are longer than a register into scalar code. Products and
 // sums are never fused (see the flags in compilation.py).
 #pragma once
 #include <stdint.h>
@@ -13,7 +13,7 @@
 namespace fb {
 
 #if defined(__AVX512BW__)
-constexpr int REGISTER = 16;  // lanes
+constexpr int REGISTER = 16;  // the number of 32-bit lanes of a register
 #elif defined(__AVX2__)
 constexpr int REGISTER = 8;
 #else
@@ -34,7 +34,7 @@ typedef uint64_t U64Part __attribute__((vector_size(4 * REGISTER)));
 
 #define FB_INLINE inline __attribute__((always_inline))
 #define FB_INLINED __attribute__((always_inline))  // after the parameters of a lambda
-// Define a function of vectors by an expression of their parts with index p.
+// Define a function of vectors by an expression for part p (one register) of the result.
 #define FB_BY_PARTS(Result, function, parameters, expression)                            \
   FB_INLINE Result function parameters {                                                 \
     Result result;                                                                       \
@@ -76,7 +76,8 @@ FB_BY_PARTS(F32x16, value, (const I32x16 &v), F32x16::Part(v.part[p]))
 template <class T>
 FB_BY_PARTS(Vector<T>, select, (const I32x16 &which, const Vector<T> &a, const Vector<T> &b),
             which.part[p] ? a.part[p] : b.part[p])
-// Lanes in pairs (0, 1), (2, 3) and so on: the two lanes of each pair exchanged, and the first or the second one twice.
+// For the pairs of lanes (0, 1), (2, 3) and so on: the lanes of each pair exchanged, the first lane in both places, and
+// the second lane in both places.
 #ifdef __AVX512BW__
 FB_BY_PARTS(F32x16, exchanged, (const F32x16 &v), F32x16::Part(_mm512_permute_ps((__m512)v.part[p], 0xb1)))
     FB_BY_PARTS(F32x16, firsts, (const F32x16 &v), F32x16::Part(_mm512_moveldup_ps((__m512)v.part[p])))
@@ -91,7 +92,8 @@ FB_BY_PARTS(F32x16, exchanged, (const F32x16 &v), F32x16::Part(U64Part(v.part[p]
             FB_INLINE F32x16 &operator+=(F32x16 &a, const F32x16 &b) {
   return a = a + b;
 }
-// a > b ? a : b and a < b ? a : b, so that a NaN of either gives b. g++ needs two instructions for such a selection.
+// a > b ? a : b and a < b ? a : b; if a or b is NaN, the result is b. For AVX-512 g++ would compile such a selection to
+// two instructions.
 #ifdef __AVX512BW__
 FB_BY_PARTS(F32x16, larger, (const F32x16 &a, const F32x16 &b),
             F32x16::Part(_mm512_max_ps((__m512)a.part[p], (__m512)b.part[p])))
@@ -102,7 +104,7 @@ FB_INLINE F32x16 larger(const F32x16 &a, const F32x16 &b) { return select(a > b,
 FB_INLINE F32x16 lesser(const F32x16 &a, const F32x16 &b) { return select(a < b, a, b); }
 #endif
 
-// The bits of the nearest BF16 numbers, ties to even; a NaN stays a NaN.
+// Return the bits of the nearest BF16 numbers, ties to even; NaN stays NaN.
 FB_INLINE U32x16 narrow(const F32x16 &v) {
   U32x16 u = bits(v), nan = U32x16{} + 0x7fc0u;
   return select(v != v, nan, (u + ((u >> 16u) & 1u) + 0x7fffu) >> 16u);
@@ -111,7 +113,7 @@ FB_INLINE F32x16 widen(const U32x16 &bf16_bits) { return value(bf16_bits << 16u)
 
 // ------------------------------------------------------------------------------------------------ memory
 
-// Which lanes of a vector exist: all of them, or the first n.
+// The lanes of a vector that are in memory: all lanes, or the first n.
 struct Whole {};
 struct First {
   int n;
@@ -124,7 +126,7 @@ FB_INLINE F32x16 load(const float *from, Whole = {}) {
 FB_INLINE U32x16 load_bits(const bf16 *from) {
   U32x16 v;
   for (int p = 0; p < PARTS; p++) {
-#if defined(__AVX512BW__)  // g++ would widen halves of a register
+#if defined(__AVX512BW__)  // g++ would widen each half of a register separately
     v.part[p] = U32x16::Part(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(from + p * REGISTER))));
 #elif defined(__AVX2__)
     v.part[p] = U32x16::Part(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(from + p * REGISTER))));
@@ -152,7 +154,7 @@ FB_INLINE void store(bf16 *to, const F32x16 &v, Whole = {}) {
   U32x16 n = narrow(v);
 #if defined(__AVX512BW__)
   _mm256_storeu_si256((__m256i *)to, _mm512_cvtepi32_epi16((__m512i)n.part[0]));
-#elif defined(__AVX2__)  // g++ would narrow each register by itself
+#elif defined(__AVX2__)  // g++ would narrow each register separately
   __m256i mixed = _mm256_packus_epi32((__m256i)n.part[0], (__m256i)n.part[1]);
   _mm256_storeu_si256((__m256i *)to, _mm256_permute4x64_epi64(mixed, 0xd8));
 #else
@@ -167,7 +169,7 @@ template <class T> FB_INLINE void store(T *to, const F32x16 &v, First lanes) {
   store(some, v);
   memcpy(to, some, size_t(lanes.n) * sizeof(T));
 }
-// The value that a load after a store to this type would give.
+// Return v as it would be after a store to this type and a load: rounded to BF16, or unchanged.
 FB_INLINE F32x16 rounded(const F32x16 &v, const float *) { return v; }
 FB_INLINE F32x16 rounded(const F32x16 &v, const bf16 *) { return widen(narrow(v)); }
 
@@ -178,7 +180,7 @@ FB_INLINE I32x16 lane_numbers() {
   memcpy(&v, numbers, sizeof v);
   return v;
 }
-// The lanes in another order: lane i ^ H becomes lane i.
+// Return the lanes in another order: lane i of the result is lane i ^ H of v.
 template <int H> FB_INLINE F32x16 crossed(const F32x16 &v) {
   F32x16 result;
   for (int p = 0; p < PARTS; p++) {
@@ -199,8 +201,8 @@ FB_INLINE F32x16 keep(const F32x16 &v, First lanes, float other = 0.0f) {  // th
   return select(lane_numbers() < lanes.n, v, all(other));
 }
 
-// Call f(i, lanes) for each vector that starts at element i of a row of n elements. f has to be FB_INLINED: the
-// variables of a function that is called are in memory.
+// Call f(i, lanes) for each vector of a row of n elements; it starts at element i, and `lanes` says which lanes exist.
+// f has to be FB_INLINED, because a real call would keep its variables in memory instead of registers.
 template <class F> FB_INLINE void each_vector(int64_t n, F f) {
   int64_t i = 0;
   for (; i + LANES <= n; i += LANES) f(i, Whole{});
@@ -213,7 +215,8 @@ inline int64_t padded(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
 template <int HALF, class F> FB_INLINE void halve(float *lane, F f) {
   for (int i = 0; i < HALF; i++) lane[i] = f(lane[i], lane[i + HALF]);
 }
-// The sum and the maximum of the lanes: lanes i and i + 8 are combined, then i and i + 4, i + 2, i + 1.
+// Combine all lanes by f (`total`: the sum, `largest`: the maximum): first lanes i and i + 8, then i and i + 4, i and
+// i + 2, i and i + 1.
 template <class F> FB_INLINE float combined(const F32x16 &v, F f) {
   float lane[LANES];
   store(lane, v);
@@ -230,7 +233,7 @@ FB_INLINE float largest(const F32x16 &v) {
   return combined(v, [](float a, float b) { return a > b ? a : b; });
 }
 
-// p·2^n, rounded once, for whole n from -151 to 129 and p between 1/2 and 2; shifted = n + 1.5 · 2^23.
+// Return p·2^n, rounded once, for integers n from -151 to 129 and p between 1/2 and 2; shifted = n + 1.5 · 2^23.
 FB_INLINE F32x16 times_power(const F32x16 &p, const F32x16 &n, const F32x16 &shifted) {
 #ifdef __AVX512BW__
   (void)shifted;
@@ -242,11 +245,11 @@ FB_INLINE F32x16 times_power(const F32x16 &p, const F32x16 &n, const F32x16 &shi
 #endif
 }
 
-// e^x to about 2 units in the last place; 0 and infinity beyond float32, subnormals included. x = n·ln 2 + r, where
-// n·ln 2 is subtracted in two parts, of which the first product is exact; then 2^n is multiplied in two factors, of
-// which only the second can round. reference/functions.py repeats it operation by operation.
+// Return e^x to about 2 units in the last place, also for subnormal results; beyond float32 0 or infinity. e^x is 2^n ·
+// e^r with x = n·ln 2 + r. ln 2 is split into two constants, so that n times the first constant is exact; 2^n is
+// applied by `times_power`. reference/functions.py repeats the computation operation by operation.
 FB_INLINE F32x16 exponential(F32x16 x) {
-  constexpr float MAGIC = 12582912.0f;  // 1.5 · 2^23: added to a small number, it rounds that to an integer
+  constexpr float MAGIC = 12582912.0f;  // 1.5 · 2^23: adding it to a small number rounds the number to an integer
   x = lesser(all(89.0f), larger(all(-104.0f), x));
   F32x16 shifted = x * 1.44269504f + MAGIC, n = shifted - MAGIC;
   F32x16 r = (x - n * 0.693359375f) + n * 2.12194440e-4f;

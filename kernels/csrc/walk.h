@@ -12,8 +12,8 @@ constexpr int64_t TILE_ROWS = 256, TILE_COLS = 16384, TILE_ELEMENTS = 1 << 21, R
 struct Walk {
   int64_t tile_rows = 1, tile_cols = GROUP;
 
-  // Choose the size of tiles. A tile holds whole transforms, and whole blocks if these are small; the amaxes of larger
-  // blocks are computed in a first pass.
+  // Choose the size of tiles. A tile consists of whole transforms, and of whole blocks if they are small; the amaxes of
+  // larger blocks are computed in a first pass (`lookup`).
   template <class D> Walk(std::vector<Plan<D>> &plans, int64_t rows, int64_t cols, int threads) {
     bool rotated = false;
     for (auto &p : plans)

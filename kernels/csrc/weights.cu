@@ -1,5 +1,5 @@
-// Noise and sampled weights on a GPU, in separate kernels, as in GaussWS: one kernel draws packed noise, another reads
-// it and the weight; the gradient of the bit widths draws and reads it again.
+// Noise and sampled weights on a GPU, in separate kernels, as in GaussWS: one kernel draws packed noise, another kernel
+// reads the noise and the weight. For the gradient of the bit widths, the noise is drawn again.
 #include "noise.h"
 #include "tile.cuh"
 
@@ -7,15 +7,15 @@ namespace fb {
 
 struct WeightCall {
   const void *w, *grad;
-  const float *bits;      // one per square
+  const float *bits;      // the bit width of each square
   const uint32_t *noise;  // packed nibbles, or bf16
   void *out;
   int64_t count;  // the amount of noise: words (gaussian) or elements (uniform)
   uint64_t seed;
-  int32_t rows, cols, block, uniform, aligned, unused;  // as in Call
+  int32_t rows, cols, block, uniform, aligned, unused;  // block: the side of a square; uniform: 1 for uniform noise
 };
 
-constexpr int WORDS_EACH = 4;  // words of noise per thread: 16 bytes
+constexpr int WORDS_EACH = 4;  // the number of words of noise, 16 bytes, that a thread draws
 
 template <class D, class O> FB_D void gaussian_noise(const WeightCall &call) {
   int64_t first = (int64_t(blockIdx.x) * shape().threads + threadIdx.x) * WORDS_EACH;
@@ -52,7 +52,7 @@ FB_D float noise_at(const WeightCall &call, uint64_t element) {
   if (call.uniform) return Bf16::widen(((const uint16_t *)call.noise)[element]);
   return gaussian_value(call.noise[element >> 3], uint32_t(element) & 7);
 }
-// The noise of eight consecutive elements.
+// Read the noise of eight consecutive elements, of which the first `valid` are in the matrix.
 FB_D void eight_noises(const WeightCall &call, uint64_t first, int valid, bool aligned, float (&out)[WIDTH]) {
   if (!aligned || valid < WIDTH) {
 #pragma unroll
