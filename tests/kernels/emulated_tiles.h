@@ -1,4 +1,4 @@
-// Computes the tile instructions of AMX in C++, with the layouts and the order of sums that Intel's manual defines.
+// Emulates the tile instructions of AMX in C++, with the layouts and the order of sums that Intel's manual defines.
 #pragma once
 #include <stdint.h>
 #include <string.h>
@@ -6,7 +6,7 @@
 namespace fb {
 namespace tiles {
 
-constexpr int ROWS = 16, WORDS = 16;  // of 4 bytes in a row
+constexpr int ROWS = 16, WORDS = 16;  // WORDS: words of 4 bytes in a row of a tile
 struct Tile {
   uint32_t word[ROWS][WORDS];
 };
@@ -36,7 +36,8 @@ inline uint32_t bits(float v) {
   memcpy(&u, &v, 4);
   return u;
 }
-// TDPBF16PS: adds the products of the even elements of all pairs, then those of the odd ones, and then the two sums.
+// The instruction TDPBF16PS: sums the products of the even elements of all pairs (even), sums those of the odd elements
+// (odd), and adds even + odd to each element of `sums`.
 inline void dot(int sums, int a, int b) {
   if (!configured) __builtin_trap();
   for (int m = 0; m < ROWS; m++)

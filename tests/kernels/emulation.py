@@ -1,4 +1,4 @@
-"""Compile a part of the CPU library with AMX tiles that are computed in C++, to test it on any processor."""
+"""Compile a part of the CPU library with an emulation of AMX tiles, to test the code for AMX on any processor."""
 
 import ctypes
 import hashlib
@@ -15,9 +15,9 @@ TILES = Path(__file__).parent / "emulated_tiles.h"
 
 
 def library_with_tiles(source: str) -> ctypes.CDLL:
-    """Compile a source of kernels/csrc and load it; skip the test where the CPU library is not compiled.
+    """Compile a source file of kernels/csrc with emulated tiles, and load it; skip the test without a CPU library.
 
-    The result is kept in the user's cache, under a hash of what the CPU library depends on and of the tiles.
+    The result is kept in the user's cache under a name with a hash of the CPU library's sources and of the emulation.
     """
     command = build.compiler()
     if command is None or not is_compiled():

@@ -1,7 +1,6 @@
-"""Provide adversarial matrices by name and an exact comparison, which all tests of kernels share.
+"""Provide adversarial matrices by name, and an exact comparison of tensors, for all tests of kernels.
 
-Every input is a function of its name, shape, dtype and seed. Inputs whose names are in `FINITE` hold no NaN or
-infinity.
+The name, shape, dtype and seed determine a matrix. Matrices whose names are in `FINITE` have no NaN or infinity.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _TOPS = (6.0, 448.0, 57344.0, 28.0, 7.5)  # the largest values of e2m1, e4m3, e5
 
 
 def make(name: str, shape: tuple[int, int], dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    """Return the matrix of that name; it is finite if the name is in FINITE, whatever the dtype."""
+    """Return the matrix with this name (a key of KINDS); for names in FINITE it is finite in every dtype."""
     rows, cols = shape
     x = KINDS[name](rows, cols, dtype, generator(seed))
     if name in FINITE and x.dtype != dtype:
@@ -35,14 +34,14 @@ def generator(seed: int) -> Generator:
 
 
 def bits(x: Tensor) -> Tensor:
-    """Return floats as integers with one pattern for all NaN."""
+    """Return the bits of floats as integers, with the same integer for every NaN."""
     if not x.is_floating_point():
         return x
     return torch.where(x.isnan(), -1, x.contiguous().view(_WORDS[x.element_size()]).long())  # all ones is a NaN
 
 
 def same(got: Tensor, want: Tensor) -> bool:
-    """Tell whether tensors are equal bit for bit: −0.0 differs from 0.0, and a NaN equals any other."""
+    """Tell whether tensors are equal bit for bit: −0.0 differs from 0.0, and every NaN equals every other NaN."""
     return got.dtype == want.dtype and got.shape == want.shape and bool((bits(got) == bits(want)).all())
 
 
@@ -67,13 +66,13 @@ def _lognormal(r: int, c: int, _: torch.dtype, g: Generator) -> Tensor:
 
 
 def _squared_relu(r: int, c: int, _: torch.dtype, g: Generator) -> Tensor:
-    """Return squared ReLU of a t(3) variable, which MoR meets in the input of the second MLP layer."""
+    """Return the squared ReLU of a t(3) variable, like the input of the second MLP layer in MoR."""
     chi_square = torch.randn(3, r, c, generator=g).square().sum(0)
     return (torch.randn(r, c, generator=g) * (3 / chi_square).sqrt()).relu().square()
 
 
 def _ties(r: int, c: int, _: torch.dtype, g: Generator) -> Tensor:
-    """Return midpoints of many grids; every eighth value is a format's largest, so scales are powers of two."""
+    """Return midpoints of many grids; every eighth value is a format's largest value, so scales are powers of two."""
     x = torch.randint(-64, 65, (r, c), generator=g) * 0.125 * 2.0 ** torch.randint(-3, 4, (r, c), generator=g)
     top = torch.tensor(_TOPS)[torch.randint(len(_TOPS), (r, 1), generator=g)]
     x = x.clamp(-top, top)
@@ -98,7 +97,7 @@ def _tiny(r: int, c: int, dtype: torch.dtype, g: Generator) -> Tensor:
 
 
 def _huge(r: int, c: int, dtype: torch.dtype, g: Generator) -> Tensor:
-    """Return 1e38 and other values up to the dtype's largest."""
+    """Return values up to the dtype's largest value; every seventh is 1e38 (or the largest value, if it is smaller)."""
     largest = torch.finfo(dtype).max
     x = (torch.randn(r, c, generator=g).clamp(-3, 3).double() * largest / 3).to(dtype)
     x[:, ::7] = min(1e38, largest)
@@ -106,7 +105,7 @@ def _huge(r: int, c: int, dtype: torch.dtype, g: Generator) -> Tensor:
 
 
 def _sparse(r: int, c: int, _: torch.dtype, g: Generator) -> Tensor:
-    """Return mostly zeros, half of them negative, so that some blocks contain nothing else."""
+    """Return mostly zeros, half of them negative, so that some blocks contain only zeros."""
     kept = torch.rand(r, c, generator=g) < 0.02
     return torch.where(kept, torch.randn(r, c, generator=g), 0.0) * _signs(r, c, g)
 
@@ -129,7 +128,7 @@ def _constant(r: int, c: int, _: torch.dtype, g: Generator) -> Tensor:
 
 
 def _wide(r: int, c: int, dtype: torch.dtype, g: Generator) -> Tensor:
-    """Return random finite bit patterns, so that every magnitude of the dtype is equally likely."""
+    """Return random bit patterns, so that all exponents are equally likely; zeros replace NaN and infinities."""
     x = _patterns(r, c, dtype, g)
     return torch.where(x.isfinite(), x, 0)
 

@@ -32,7 +32,7 @@ def tiles(a: Tensor, b: Tensor) -> Tensor:
 
 
 Order = Callable[[Tensor, Tensor], Tensor]
-ORDERS: tuple[Order, ...] = (one_by_one, pairs, tiles)  # enum Order of csrc/orders.h
+ORDERS: tuple[Order, ...] = (one_by_one, pairs, tiles)  # indexed by the enumeration Order of csrc/orders.h
 
 
 def _nothing(a: Tensor, b: Tensor) -> Tensor:
@@ -40,5 +40,5 @@ def _nothing(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _added(total: Tensor, a: Tensor, b: Tensor, k: int) -> Tensor:
-    """Add the products of column k of a and row k of b; these are exact in float32, so the sum is rounded once."""
+    """Return total + (column k of a) · (row k of b). The products are exact in float32, so each sum is rounded once."""
     return total + a[..., :, k, None].float() * b[..., k, None, :].float()

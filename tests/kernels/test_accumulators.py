@@ -1,4 +1,4 @@
-"""Products with a chosen accumulator: the reference against exact fractions, and the compiled kernels against it."""
+"""Check products with a chosen accumulator: the reference against fractions, the kernels against the reference."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _same(x: Tensor, y: Tensor) -> bool:
 
 
 def _operands(dtype: torch.dtype, k: int, seed: int) -> list[tuple[Tensor, Tensor]]:
-    """Return operands [3, k] and [k, 21]: ordinary ones, and such as separate implementations."""
+    """Return pairs of operands [3, k] and [k, 21]: normal numbers, and inputs that reveal wrong implementations."""
     torch.manual_seed(seed)
     a, b = torch.randn(3, k), torch.randn(k, 21)
     grid = torch.tensor([v for v in TABLE[DTYPES[dtype]].values() if math.isfinite(v)])
@@ -71,7 +71,7 @@ def _with_specials(x: Tensor, seed: int) -> Tensor:
 def test_compiled_sums_have_the_bits_of_the_reference(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check pairs with special values in either operand, and in a short run in one of them, by turns."""
+    """Check all operands, also with NaN and infinities in a or in b (in a run that is not deep, by turns)."""
     for k in LENGTHS:
         for i, (a, b) in enumerate(_operands(dtype, k, k)):
             special = ((_with_specials(a, i), b), (a, _with_specials(b, i)))
@@ -97,7 +97,7 @@ def test_compiled_sums_of_groups_have_the_bits_of_the_reference(
         assert _same(run(), _reference(monkeypatch, run)), k
 
 
-# An oracle in fractions, written from README.md.
+# An independent implementation in exact fractions, written from README.md
 
 
 def _exponent(v: Fraction, emin: int) -> int:
@@ -106,7 +106,7 @@ def _exponent(v: Fraction, emin: int) -> int:
 
 
 def _fused(a: list[float], b: list[float], emin: int, row: Accumulator) -> float:
-    """Return the sum; if it leaves the range of float32 on the way, return inf."""
+    """Return the sum of products of a fused accumulator; if a partial sum exceeds float32, return inf."""
     c = outside = Fraction(0)
     for start in range(0, len(a), row.length):
         pairs = zip(a[start : start + row.length], b[start : start + row.length], strict=True)
@@ -202,7 +202,7 @@ def test_groups_are_exact_within_and_aligned_by_their_scales(monkeypatch: pytest
 
 
 def test_hopper_drops_what_is_below_13_bits_of_the_largest_product() -> None:
-    """Ones beside 2^14 are lost within a block: each is truncated to zero before the sum."""
+    """Check the sum 2^14 + 31 · 1 of one block: Hopper truncates each 1 to zero before the sum, Blackwell does not."""
     a = torch.ones(1, 32)
     a[0, 0] = 2.0**7
     b = torch.ones(32, 1)
@@ -257,7 +257,7 @@ def test_wrong_operands_are_named() -> None:
 
 
 def test_published_constants() -> None:
-    """The oracle above reads the table, so the numbers of the publications are stated once more."""
+    """Check the table's numbers against the publications, because the fractions above use the table's numbers."""
     stated = {name: (one.length, one.fraction, one.promote) for name, one in ACCUMULATORS.items()}
     assert stated["hopper-fp8"] == (32, 13, 0)
     assert stated["hopper-fp8-promoted"] == (32, 13, 128)

@@ -1,4 +1,4 @@
-"""Check that invalid calls raise a ValueError that names the value and what is valid."""
+"""Check that invalid calls raise a ValueError whose message contains the wrong value and the valid values."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DTYPE = "valid dtypes are torch.bfloat16, torch.float16, torch.float32"
 WORDS = torch.zeros(3, dtype=torch.int32)
 Anything: Any = None
 
-# The call, and a part of its message
+# name of the case -> (an invalid call, a part of the message that it must raise)
 CASES: dict[str, tuple[Callable[[], object], str]] = {
     "unknown format": (lambda: fake_quantize(X, "e4m3x"), "unknown format 'e4m3x': valid formats are e4m3, e5m2, e2m1"),
     "family for a format": (
@@ -183,7 +183,7 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
 
 
 def _any(value: object) -> Any:
-    """Return the value as Any, like a caller without a type checker."""
+    """Return the value with the type Any, so that mypy accepts a wrong argument."""
     return value
 
 
@@ -248,7 +248,7 @@ def test_statistics_are_printed_as_errors_and_counts() -> None:
 
 def test_a_distributed_tensor_is_refused_by_name() -> None:
     class DTensor(torch.Tensor):
-        """Stands for torch.distributed.tensor.DTensor, which needs a process group."""
+        """A class with the name of torch.distributed.tensor.DTensor, which itself needs a process group."""
 
     x = torch.ones(16, 32).as_subclass(DTensor)
     uses = (

@@ -1,4 +1,4 @@
-"""Check block scales that differ from NVFP4's in one property, against answers worked out by hand."""
+"""Check the scalings that differ from NVFP4 in one property (ue5m3, fouroversix, eden) by hand-computed results."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def test_ue5m3_is_unsigned_with_one_nan_and_no_infinity() -> None:
 
 
 def test_ue5m3_keeps_blocks_that_e4m3_scales_lose() -> None:
-    """Check a tensor whose maximum 2688 = 6 · 448 makes its scale 1, so that a block's is amax / 6."""
+    """Check a tensor whose maximum is 2688 = 6 · 448: the tensor scale is 1, and each block scale is amax / 6."""
     x = torch.zeros(6, 16)
     x[:, 0] = 6 * torch.tensor([448, 1.125, 2**-14, 3 * 2**-17, 2**-17, 2**-19])
     x[:, 1] = -x[:, 0] / 12  # E2M1's smallest value if the block's maximum is 6
     packed = encode(x, "e2m1:1x16:ue5m3")
     assert packed.scales is not None
     assert packed.group_scales is not None
-    # exponent field (biased by 15) and mantissa; the last is less than half the smallest scale
+    # Exponent field (biased by 15) and mantissa. The last scale is less than half of the smallest value, so it is 0.
     assert packed.scales.flatten().tolist() == [23 << 3 | 6, 15 << 3 | 1, 1 << 3, 3, 1, 0]
     assert packed.group_scales.tolist() == [1]
     y = fake_quantize(x, "e2m1:1x16:ue5m3")
@@ -46,11 +46,11 @@ def test_ue5m3_keeps_blocks_that_e4m3_scales_lose() -> None:
     assert fake_quantize(x, "e2m1:1x16:nvfp4")[:, 0].bool().tolist() == [True, True, False, False, False, False]
 
 
-# Four Over Six (arXiv 2512.02010): the block's maximum at 6, or at 4 if the error of that is smaller
+# Four Over Six (arXiv 2512.02010): the block's maximum is mapped to 6, or to 4 if the error is smaller then
 
 
 def test_each_block_takes_the_scale_that_errs_less_and_6_where_neither_does() -> None:
-    """Check a tensor whose maximum 1536 = 6 · 256 makes its scale 1, so that a block's is amax / 6 or amax / 4."""
+    """Check a tensor of maximum 1536 = 6 · 256: the tensor scale is 1, a block's scale is amax / 6 or amax / 4."""
     x = torch.zeros(5, 16)
     x[0, 0] = 1536
     x[1] = torch.tensor([6.0, -5.0] + [5.0] * 14)  # by 6: 5 ties to 4, error 1; by 4: 5/1.5 goes to 3, error 0.5
@@ -73,7 +73,10 @@ def test_each_block_takes_the_scale_that_errs_less_and_6_where_neither_does() ->
 
 
 def by_hand(block: Tensor, g: np.float32, target: int) -> tuple[list[float], float]:
-    """Compute a block whose maximum becomes 6 or 4, one float32 at a time, and its exact squared error."""
+    """Return the values of a block whose maximum is mapped to `target` (6 or 4), and the exact squared error.
+
+    Every operation is rounded to float32. g: the tensor's encode factor (README.md).
+    """
     f = np.float32
     x, d = block.numpy(), f(1) / g
     ideal = np.abs(x).max() * (g * (f(1) / f(6))) * f(6 / target)
@@ -130,7 +133,7 @@ def test_the_ends_of_float32_stay_finite_and_keep_their_signs(size: float) -> No
         assert torch.equal(y.signbit(), x.signbit())
 
 
-# MS-EDEN (arXiv 2601.22813): elements to nearest, and scales that correct for it, rounded stochastically
+# MS-EDEN (arXiv 2601.22813): elements are rounded to nearest; scales are corrected and rounded stochastically
 
 
 def turned_back(x: Tensor, text: str, axis: int = -1) -> Tensor:
@@ -138,7 +141,7 @@ def turned_back(x: Tensor, text: str, axis: int = -1) -> Tensor:
 
 
 def test_a_scale_is_corrected_by_its_block_and_drawn_by_its_blocks_number() -> None:
-    """Check a tensor with scale 1, so that a block's is amax / 6.07; all is exact, also the rotation."""
+    """Check a tensor with the scale 1, so that block scales are amax / 6.07; all operations are exact."""
     text, top = "e2m1:1x16:eden:rht16:signs=none", torch.tensor(96 / 15.81)
     turned = torch.zeros(400, 16)
     turned[:] = torch.tensor([6.0, -3.0, 1.25, 2.5] + [0.0] * 12)  # by 1: to 6, -3, 1 and 2
@@ -164,7 +167,10 @@ def test_a_scale_is_corrected_by_its_block_and_drawn_by_its_blocks_number() -> N
 
 
 def mean_of(x: Tensor, text: str, times: int) -> tuple[Tensor, float]:
-    """Return the mean of what is restored with new signs and draws every time, and the squared error of one."""
+    """Return the mean of `times` quantizations of x, rotated back, and the mean squared error of a single one.
+
+    Each quantization has new signs and new random bits.
+    """
     mean, error = torch.zeros_like(x), 0.0
     for i in range(times):
         spec = f"{text}:rht128:signs={i}"
@@ -184,7 +190,10 @@ def test_its_mean_over_rotations_is_the_value_where_that_of_nearest_rounding_is_
 
 
 def test_its_error_is_the_papers_and_half_that_of_stochastic_rounding() -> None:
-    """Check Table 1: 9.4e-3, against 23.5e-3 for stochastic rounding with headroom to never clip, which NVFP4 lacks."""
+    """Check the error 9.4e-3 of the paper's table 1, and that it is about half of the error of stochastic rounding.
+
+    The table has 23.5e-3 for stochastic rounding without clipping; our NVFP4 clips some values, so its error differs.
+    """
     x = make("normal", (256, 512), seed=7)
     (_, eden), (_, stochastic) = (mean_of(x, f"e2m1:1x16:{s}", 1) for s in ("eden", "nvfp4:stochastic"))
     assert eden == pytest.approx(9.4e-3, rel=0.02)
@@ -201,7 +210,7 @@ def test_blocks_of_zeros_and_of_none_that_counts_keep_their_rotation_to_themselv
     assert (packed.scales == 0x7F).tolist() == [[False, False], [False, False], [True, False], [False, False]]
     assert y[2, :16].isnan().all()
     assert not y[1].any()
-    assert not y[3, :16].any()  # their scale is below E4M3
+    assert not y[3, :16].any()  # the block's scale is below E4M3's smallest value
     x[2, 3] = 0
     finite = fake_quantize(x, text, seed=2)
     assert torch.equal(y[[0, 3]], finite[[0, 3]])

@@ -1,4 +1,4 @@
-"""Compare formats with independent oracles: ml_dtypes, numpy, torch and gfloat, exhaustively if codes are few."""
+"""Compare formats with ml_dtypes, numpy, torch and gfloat: all codes of a format if it has at most 16 bits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from fewbits.kernels.formats import ALIASES, TABLE, Format
 from tests.messages import naming
 
-# The names in other libraries, and how their casts overflow.
+# Our name of a format, the dtype in another library, and the overflow rule of that library's cast
 ML_DTYPES = [
     ("e4m3", ml_dtypes.float8_e4m3fn, "nan"),
     ("e4m3ieee", ml_dtypes.float8_e4m3, "inf"),
@@ -71,7 +71,7 @@ def unsigned_dtype(f: Format) -> type[np.unsignedinteger[Any]]:
 
 
 def same(ours: tuple[float, ...], theirs: np.ndarray[Any, Any]) -> None:
-    """Tell whether arrays are equal bit for bit, signs of zeros included; NaN equals NaN."""
+    """Check that arrays are equal, including the signs of zeros; NaN equals NaN."""
     a, b = np.array(ours), np.asarray(theirs, dtype=np.float64)
     np.testing.assert_array_equal(a, b)
     np.testing.assert_array_equal(np.signbit(a)[~np.isnan(a)], np.signbit(b)[~np.isnan(b)])
@@ -181,7 +181,7 @@ def test_every_bf16_rounds_to_the_code_ml_dtypes_gives(name: str, dtype: Any, ov
     with np.errstate(over="ignore", invalid="ignore"):
         theirs = x.astype(dtype).view(unsigned_dtype(f))
     ours = np.array([f.code_of(v, overflow) for v in x.tolist()])
-    numbers = ~np.isnan(x)  # a half keeps the payload of a NaN; only that it stays a NaN matters
+    numbers = ~np.isnan(x)  # numpy's float16 keeps the payload of a NaN, so for NaN only the result NaN is checked
     np.testing.assert_array_equal(ours[numbers], theirs[numbers])
     assert all(math.isnan(f.decode(code)) for code in ours[~numbers].tolist())
 
@@ -190,7 +190,7 @@ def test_every_bf16_rounds_to_the_code_ml_dtypes_gives(name: str, dtype: Any, ov
 def test_random_doubles_of_every_magnitude_round_as_in_one_step(name: str, dtype: Any) -> None:
     f, random = Format.parse(name), np.random.default_rng(1)
     x = random.normal(size=20_000) * 2.0 ** random.integers(f.emin - f.mantissa_bits - 3, f.emax + 2, size=20_000)
-    if name == "bf16":  # ml_dtypes casts doubles by way of float32
+    if name == "bf16":  # ml_dtypes rounds doubles to float32 first
         x = x[np.abs(x) <= f.max].astype(np.float32).astype(np.float64)
     with np.errstate(over="ignore"):
         theirs = x.astype(dtype)
@@ -263,7 +263,7 @@ def test_nan_is_the_quiet_one_of_ieee_754_or_the_only_one(name: str, code: int) 
 def test_e8m0_rounds_as_ml_dtypes_and_torch_do_where_float32_is_normal() -> None:
     f = Format.parse("e8m0")
     x = every_bf16()
-    x = x[x >= 2.0**-126]  # below, in (2^-127, 1.5·2^-127), both round away from the nearer 2^-127
+    x = x[x >= 2.0**-126]  # both libraries round (2^-127, 1.5·2^-127) up to 2^-126, although 2^-127 is nearer
     ours = [f.code_of(v, "nan") for v in x.tolist()]
     np.testing.assert_array_equal(ours, x.astype(ml_dtypes.float8_e8m0fnu).view(np.uint8))
     np.testing.assert_array_equal(ours, torch.from_numpy(x).to(torch.float8_e8m0fnu).view(torch.uint8).numpy())

@@ -1,4 +1,4 @@
-"""Test FP8 products: exact on integers, and as far from products of decoded values as rounding to BF16 explains."""
+"""Test FP8 products: exact for integers; otherwise near the products of decoded values, within the rounding to BF16."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fewbits.kernels.packed import decode, encode
 from fewbits.kernels.quantizer import Quantizer
 
 U = 2.0**-8  # the largest relative error of rounding to BF16
-DTYPES = {torch.bfloat16: U, torch.float32: 2.0**-20, torch.float16: 2.0**-11}  # with the error of the last rounding
+DTYPES = {torch.bfloat16: U, torch.float32: 2.0**-20, torch.float16: 2.0**-11}  # dtype -> a bound of its last rounding
 BLOCKS = [("tensor", "tensor"), ("channel", "channel"), ("tensor", "channel"), ("channel", "tensor")]
 
 
@@ -56,7 +56,7 @@ def test_products_of_small_integers_are_exact(block: str, dtype: torch.dtype) ->
 
 
 def test_operands_may_lie_in_memory_by_rows_or_by_columns() -> None:
-    """wgrad reads both its operands transposed; their channels lie down the columns."""
+    """Check operands that are transposed in memory, as in wgrad, which sums over the rows of both of its operands."""
     dy, x = normal(64, 32, seed=0).bfloat16(), normal(64, 48, seed=1).bfloat16()
     q = amax("channel")
     direct = scaled_product(encode_fp8(dy, q, 0, 0).t(), encode_fp8(x, q, 0, 0), torch.float32)

@@ -1,8 +1,8 @@
 """Compare errors of quantizers on known distributions with values computed independently or derived from theory.
 
-A quantizer can be self-consistent and wrong, but then its mean squared error on N(0, 1) is unlikely to be right.
-Tolerances are standard errors of the sample, estimated from its bands of rows, and half a unit of the last digit
-printed.
+A quantizer can agree with our other code and be wrong, but then its mean squared error on N(0, 1) is unlikely to be
+right. A tolerance is a number of standard errors of the sample, estimated from bands of rows, plus half a unit of the
+last printed digit.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def sample(name: str) -> Tensor:
 
 
 def ratio(numerator: Tensor, denominator: Tensor) -> tuple[float, float]:
-    """Return Σ numerator / Σ denominator and its standard error, taking bands of 16 rows as independent."""
+    """Return Σ numerator / Σ denominator and the ratio's standard error; bands of 16 rows count as independent."""
     a, b = (t.double().view(-1, 16 * t.shape[-1]).sum(1) for t in (numerator, denominator))
     r = float(a.sum() / b.sum())
     return r, float((a - r * b).std() / b.mean() / math.sqrt(len(a)))
@@ -72,7 +72,7 @@ DISTRIBUTIONS = ("normal", "laplace", "t4")
 @pytest.mark.parametrize(
     ("row", "name"),
     [
-        # In a short run each quantizer has one distribution.
+        # A run that is not deep checks each quantizer with one distribution.
         pytest.param(row, name, marks=() if at % 3 == DISTRIBUTIONS.index(name) else pytest.mark.deep)
         for at, row in enumerate(TABLE)
         for name in DISTRIBUTIONS
@@ -84,9 +84,9 @@ def test_relative_mean_squared_errors(row: tuple[str, float, float, float], name
     x = sample(name)
     measured, error = ratio((x - fake_quantize(x, text, seed=1)).square(), x.square())
     expected = golden[DISTRIBUTIONS.index(name)]
-    # Both samples have errors: the golden value came from one of the same size.
+    # Both values have sampling errors: the expected value comes from another sample of the same size.
     assert measured == pytest.approx(expected, abs=SIGMAS * math.sqrt(2) * error + 5e-6)
-    assert error < 0.01 * measured  # otherwise the test would show nothing
+    assert error < 0.01 * measured  # a larger error would make the comparison above meaningless
 
 
 def test_an_e4m3_scale_beats_a_power_of_two_by_one_and_a_half_decibels() -> None:
@@ -99,7 +99,10 @@ def test_an_e4m3_scale_beats_a_power_of_two_by_one_and_a_half_decibels() -> None
 
 
 def relative_error(mantissa_bits: int) -> tuple[float, float]:
-    """Return the error of nearest rounding in a binade, integrated exactly, for log-uniform and uniform mantissas."""
+    """Return the mean relative error of nearest rounding in a binade: for log-uniform and for uniform mantissas.
+
+    The integrals are computed exactly.
+    """
     steps = 2**mantissa_bits
     log_uniform = uniform = 0.0
     for i in range(steps + 1):
@@ -123,9 +126,9 @@ def test_relative_error_of_values_within_range(name: str, low: int, high: int, m
 
 
 def test_what_is_said_of_these_errors_holds_to_first_order() -> None:
-    """Check 2.254 % and 2.166 % for E4M3, twice that for E5M2: a quarter step times the mean of 1 / x.
+    """Check the usual estimate of these errors, a quarter of the step times the mean of 1 / x.
 
-    MoR uses a threshold of 4.5 %.
+    It is 2.254 % (log-uniform) and 2.166 % (uniform) for E4M3, and twice as much for E5M2. MoR's threshold is 4.5 %.
     """
     for mantissa_bits in (3, 2):
         step = 2.0**-mantissa_bits
@@ -137,7 +140,7 @@ def test_what_is_said_of_these_errors_holds_to_first_order() -> None:
 @pytest.mark.parametrize("name", ["normal", "laplace"])
 @pytest.mark.parametrize("block", ["tensor", "channel", "128x128", "64x64", "1x128"])
 def test_light_tails_give_the_same_error_under_every_partition(name: str, block: str) -> None:
-    """Check 2.25 %, half of MoR's threshold: such tensors never fall back."""
+    """Check the error 2.25 %, which is half of MoR's threshold: such tensors never fall back to BF16."""
     _, stats = fake_quantize(sample(name)[:512].contiguous(), f"e4m3:{block}:gam", stats=True)
     assert float(stats.error) == pytest.approx(0.0225, abs=3e-4)
 
@@ -147,9 +150,10 @@ def test_light_tails_give_the_same_error_under_every_partition(name: str, block:
     [("lognormal", (0.040, 0.031, 0.026, 0.023)), ("squared relu", (0.073, 0.054, 0.042, 0.032))],
 )
 def test_heavy_tails_are_why_partitions_matter(name: str, golden: tuple[float, ...]) -> None:
-    """Check tensor > 128x128 > 64x64 > channel of 1024 > 1x128, for lognormal (σ = 2) and for a squared ReLU of t(3).
+    """Check that errors fall in the order tensor, 128x128, 64x64, channel of 1024, 1x128.
 
-    The error of the whole tensor depends on its one largest value, so only its rank is checked.
+    The data are lognormal (σ = 2), or the squared ReLU of t(3). `golden` are the errors without `tensor`. The error of
+    the block `tensor` depends on its single largest value, so only its order is checked.
     """
     shape = (2048, 1024)
     lognormal = (2 * torch.randn(shape, generator=generator(0))).exp()
@@ -186,7 +190,7 @@ def test_block_maxima_are_nearly_fp8_in_nvfp4_and_not_in_mxfp4(
 
 
 def test_stochastic_rounding_is_biased_at_the_block_maxima_of_nvfp4_alone() -> None:
-    """Check −1.1 %: if the E4M3 scale rounds down, the largest values are clipped to 6."""
+    """Check the mean error −1.1 % of block maxima: if the E4M3 scale was rounded down, they are clipped to 6."""
     x = sample("normal")
     y = fake_quantize(x, "e2m1:1x16:nvfp4:stochastic", seed=1)
     assert float(at_maxima(x, y, 16).mean()) == pytest.approx(-0.0114, abs=5e-4)
@@ -196,9 +200,9 @@ def test_stochastic_rounding_is_biased_at_the_block_maxima_of_nvfp4_alone() -> N
 
 
 def test_a_rotation_trades_zeros_for_error() -> None:
-    """Check data with one value in a hundred 20 times as large: the rotation halves the zeros and raises the error.
+    """Check data in which one value in a hundred is 20 times as large: a rotation halves the share of zeros.
 
-    So the error is the wrong measure of the rotation's success.
+    It also raises the squared error, so the squared error is the wrong measure of a rotation's success.
     """
     g = generator(0)
     outlier = torch.rand(SHAPE, generator=g) < 0.01
@@ -214,7 +218,7 @@ def test_a_rotation_trades_zeros_for_error() -> None:
         assert ratio((source - y).square(), source.square())[0] == pytest.approx(error, rel=0.02)
 
 
-# The mixed-precision blog's tables of naive casts, as it prints them
+# The tables of naive casts in the mixed-precision blog, with the digits that are printed there
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from tests.effort import DEEP, examples
 from tests.kernels.inputs import DTYPES, FINITE, KINDS, ODD, assert_same, generator, make
 
 ELEMENTS = ("e4m3", "e5m2", "e2m1", "e3m2", "e2m3", "e3m4")
-SCALINGS = tuple(name for name, row in scalings.SCALINGS.items() if row.stored and not row.formats)  # of any format
+SCALINGS = tuple(name for name, row in scalings.SCALINGS.items() if row.stored and not row.formats)  # for all formats
 SQUARE = ("16x16", "32x32", "64x64", "128x128", "tensor")
 ULP = 2.0**-23
 
@@ -38,7 +38,7 @@ def block_of(x: Tensor, block: str) -> tuple[int, int]:
 
 
 def amax_of(x: Tensor, block: str) -> Tensor:
-    """Compute block maxima by the slowest method, in float64."""
+    """Return the largest magnitude of each block in float64, computed by a loop over the blocks."""
     r, c = block_of(x, block)
     return torch.tensor([[float(b.abs().max()) for b in band.split(c, 1)] for band in x.split(r)], dtype=torch.float64)
 
@@ -50,7 +50,7 @@ def amax_of(x: Tensor, block: str) -> Tensor:
 @examples(400)
 @given(finite(), elements, blocks)
 def test_these_scalings_saturate_nothing(scaling: str, x: Tensor, element: str, block: str) -> None:
-    """Check rounding to nearest; a product rounded up by an ulp still rounds back to the largest value."""
+    """Check rounding to nearest: if x · s is rounded up by one ulp, it still rounds to the format's largest value."""
     values, stats = fake_quantize(x, f"{element}:{block}:{scaling}", stats=True)
     assert int(stats.saturated) == 0
     assert values.isfinite().all()
@@ -59,7 +59,10 @@ def test_these_scalings_saturate_nothing(scaling: str, x: Tensor, element: str, 
 @examples(400)
 @given(finite(), elements, blocks, st.integers(0, 2**63 - 1))
 def test_e8m0_saturates_nothing_when_rounding_stochastically(x: Tensor, element: str, block: str, seed: int) -> None:
-    """Check stochastic rounding: products are exact, and neighbours of values within the range are within it."""
+    """Check stochastic rounding: products with powers of two are exact, so scaled values are within the range.
+
+    Both grid neighbours of a value within the range are within the range, too.
+    """
     _, stats = fake_quantize(x, f"{element}:{block}:e8m0:stochastic", seed=seed, stats=True)
     assert int(stats.saturated) == 0
 
@@ -69,9 +72,10 @@ def test_e8m0_saturates_nothing_when_rounding_stochastically(x: Tensor, element:
 def test_gam_uses_more_than_half_of_the_range_and_all_of_it_where_the_groups_largest_is(
     x: Tensor, element: str, block: str, group: str
 ) -> None:
-    """Check MoR's algorithm 1: amax · scale / max in (½, 1], up to the ulp by which the division was rounded.
+    """Check MoR's algorithm 1: amax · scale / max is in (½, 1], up to one ulp from the rounding of the division.
 
-    Where the ideal scale exceeds float32, for amaxes below max / FLT_MAX, the scale is the largest and uses less.
+    Excluded are amaxes below max / FLT_MAX: their ideal scale exceeds float32, so the scale is limited and uses less of
+    the range. The largest value of each group keeps its magnitude.
     """
     packed, top = encode(x, f"{element}:{block}:gam{group}"), Format.parse(element).max
     amax = amax_of(x, block)
@@ -116,7 +120,7 @@ def test_square_blocks_commute_with_transposition(scaling: str, x: Tensor, eleme
 
 
 def test_blocks_along_a_row_do_not_commute_with_transposition() -> None:
-    """Check that weights quantized along different axes for two GEMMs differ by an eighth, so NVFP4 uses squares."""
+    """Check that a weight quantized along its two axes for two GEMMs differs by 13 %; NVFP4 avoids this by squares."""
     w = torch.randn(1024, 1024, generator=generator(0))
     along, down = (fake_quantize(w, "e2m1:1x16:nvfp4", axis=axis) for axis in (-1, 0))
     assert float((along - down).norm() / w.norm()) == pytest.approx(0.130, abs=5e-4)
@@ -137,12 +141,13 @@ def test_axis_0_is_the_last_axis_of_the_transpose(x: Tensor, element: str, block
 @examples(100)
 @given(finite(), elements, blocks, st.sampled_from(["none", "e8m0", "mx"]))
 def test_quantizing_again_changes_nothing(rounding: str, x: Tensor, element: str, block: str, scaling: str) -> None:
-    """Check idempotence with naive casts and powers of two: results are on the grid, and on that of any smaller scale.
+    """Check idempotence for naive casts and scales that are powers of two.
 
-    It need not hold with nvfp4: a block's largest value changes by rounding, so its E4M3 scale may round differently
-    the next time (3 · 2^-9 of the tensor scale is a tie: the whole block becomes zero). Nor after a rotation, which
-    rotates again. Nor at the end of a dtype: a value that rounds beyond its largest becomes the largest, on the grid or
-    not; hence the half.
+    A result is on the grid of its scale, and so also on the grid of every smaller power of two. Idempotence need not
+    hold in three other cases. With nvfp4, rounding changes a block's largest value, so the E4M3 scale may be rounded
+    differently the next time. With a rotation, the second quantization rotates again. At the end of a dtype's range, a
+    value that rounds beyond the dtype's largest value becomes the largest value, which may not be on the grid; to avoid
+    this case, the test halves x.
     """
     x = x / 2
     q = f"{element}:{rounding}" if scaling == "none" else f"{element}:{block}:{scaling}:{rounding}"
@@ -155,9 +160,10 @@ def test_quantizing_again_changes_nothing(rounding: str, x: Tensor, element: str
 def test_quantizing_again_changes_nothing_with_scales_that_are_quotients(
     x: Tensor, element: str, block: str, scaling: str
 ) -> None:
-    """Check that max / (max / (max / a)) is max / a in float32, although max / (max / a) is not always a.
+    """Check idempotence for amax and gam: in float32, max / (max / (max / a)) = max / a, although max / (max / a) ≠ a.
 
-    It need not hold in fp16, whose subnormals round a block's largest value, and with it gam's exponent, again.
+    It need not hold in fp16: a result that is subnormal in fp16 is rounded again, which may change amax and gam's
+    exponent.
     """
     q = f"{element}:{block}:{scaling}"
     once = fake_quantize(x, q)
@@ -165,7 +171,7 @@ def test_quantizing_again_changes_nothing_with_scales_that_are_quotients(
 
 
 def test_nvfp4_is_not_idempotent_and_we_say_so() -> None:
-    """Check the example above: a block at 3 · 2^-9 of the tensor's scale becomes zero when quantized again."""
+    """Check a block at 3 · 2^-9 of the tensor scale: its second E4M3 scale is a tie that rounds to 0."""
     x = torch.zeros(2, 16)
     x[0] = 6 * 448.0
     x[1] = 3.3 * 2.0**-9
@@ -200,9 +206,9 @@ def test_negation_commutes_with_quantization(x: Tensor, element: str, scaling: s
 )
 @pytest.mark.parametrize("name", KINDS)
 def test_statistics_do_not_depend_on_how_they_are_cut(text: str, name: str) -> None:
-    """Check that totals are sums over blocks, and that neither a second call nor stats= itself changes counts.
+    """Check that the totals are the sums over blocks, and that `stats` does not change the values.
 
-    In a short run each input meets every shape with one dtype.
+    A run that is not deep checks each input and shape with one dtype.
     """
     for i, (shape, dtype) in enumerate(product(ODD, DTYPES)):
         if not DEEP and (i // len(DTYPES) + i + list(KINDS).index(name)) % len(DTYPES):
@@ -233,9 +239,9 @@ def test_statistics_of_blocks_down_the_rows_are_those_of_the_transpose(
 
 
 def test_statistics_are_called_what_they_are() -> None:
-    """Check each statistic by its own count, from the values alone, with no two equal."""
+    """Compare each statistic with a count from the values, on data for which all statistics are different."""
     x = make("ties", (64, 128)).clamp(-3, 3)
-    x[:3, :7] = 7.5  # beyond e2m1's last tie, at 7: scales of 1
+    x[:3, :7] = 7.5  # the block's scale is 1, and 7.5 is beyond 7, the last tie of e2m1, so it saturates
     x[:, 7:9] = 2.0**-9
     x[4:8, ::20] = 0.0
     x[60, 5:25] = math.inf
@@ -261,7 +267,7 @@ def test_statistics_are_called_what_they_are() -> None:
 
 @pytest.mark.parametrize(("size", "signs"), [*product(HADAMARD_SIZES, ("none", "0", "12345678901234567")), (16, "te")])
 def test_rotating_both_operands_leaves_products_as_they_are(size: int, signs: str) -> None:
-    """Check A·Bᵀ of NVFP4's Wgrad, eq. 6: H·Hᵀ = 1, also for lengths that are no multiple of the size."""
+    """Check (A·S·H)·(B·S·H)ᵀ = A·Bᵀ (NVFP4 eq. 6), also for lengths that are no multiple of the transform's size."""
     q = f"fp32:rht{size}:signs={signs}"
     for length in (1, 2, 3, size - 1, size, size + 1, 2 * size, 5 * size + size // 2 + 1, 333):
         a, b = make("normal", (9, length), seed=size), make("lognormal", (7, length), seed=length)
@@ -274,13 +280,16 @@ def test_rotating_both_operands_leaves_products_as_they_are(size: int, signs: st
 
 
 def crest(x: Tensor) -> Tensor:
-    """Return the largest magnitude over the root mean square of each 16 values."""
+    """Return (largest magnitude) / (root mean square) of each chunk of 16 values."""
     chunks = x.view(-1, 16)
     return chunks.abs().amax(1) / chunks.square().mean(1).sqrt()
 
 
 def test_signs_keep_a_constant_from_becoming_one_spike() -> None:
-    """Check that without signs all of it is in the first of 16 values, a crest of √16, and with them it is spread."""
+    """Check a constant: without signs, the first of 16 rotated values is the only non-zero one, and the crest is √16.
+
+    With signs, the crest is 2.
+    """
     ones = torch.ones(4, 64)
     assert_same(crest(fake_quantize(ones, "fp32:rht16:signs=none")), torch.full((16,), 4.0))
     assert_same(crest(fake_quantize(ones, "fp32:rht16")), torch.full((16,), 2.0))
@@ -301,8 +310,8 @@ def test_signs_keep_a_constant_from_becoming_one_spike() -> None:
         ("e2m1:1x32:mx", 4.25),
         ("e4m3:1x32:mx", 8.25),
         ("e3m2:1x32:mx", 6.25),
-        # GAM: 8 bits of exponent for each block, and for the group its mantissa of 23 bits, which we store as a float32
-        # and so count as 32.
+        # GAM: 8 bits for the exponent of each block; and for the group a mantissa of 23 bits, which we store as float32
+        # and so count as 32 bits.
         ("e4m3:128x128:gam", 8 + 8 / 16384 + 32 / 65536),
         ("e4m3:128x128:gam:group=row", 8 + 8 / 16384 + 2 * 32 / 65536),
         ("e4m3:128x128:amax", 8 + 32 / 16384),

@@ -52,14 +52,14 @@ def each_block(x: Tensor, rows: int, cols: int) -> list[list[Tensor]]:
 
 
 def relative_errors(source: Tensor, values: Tensor) -> Tensor:
-    """Return relative errors of non-zeros, at most 1 each, to the 2^-23 in which they are summed; a NaN counts as 1."""
+    """Return the relative errors of the non-zero elements, limited to 1 and rounded to 2^-23; a NaN counts as 1."""
     kept = source != 0
     each = (source[kept].float() - values[kept].float()).abs() / source[kept].float().abs()
     return (each.double().nan_to_num(nan=1.0, posinf=1.0).clamp(max=1.0) * 2**23).round() / 2**23
 
 
 def passes(entry: Entry, source: Tensor, values: Tensor, other: Tensor | None) -> bool:
-    if not values.isfinite().all():  # a neighbour that shares a scale is not finite
+    if not values.isfinite().all():  # an element outside this block, which shares a scale with it, is not finite
         return False
     errors = relative_errors(source, values)
     exact = float(errors.sum()) == 0
@@ -74,7 +74,7 @@ def passes(entry: Entry, source: Tensor, values: Tensor, other: Tensor | None) -
 
 
 def slowly(x: Tensor, mixture: Mixture, axis: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Compute values and choices, block by block."""
+    """Return the values and the choices of a mixture, computed by a loop over the decision blocks."""
     rotation = mixture.entries[0].quantizer
     turned = f"fp32:rht{rotation.hadamard}:signs={rotation.signs}" if rotation.hadamard else "fp32"
     source = fake_quantize(x, turned, axis=axis)
@@ -116,7 +116,7 @@ def check(x: Tensor, text: str, axis: int = -1, seed: int = 5) -> Tensor:
 @pytest.mark.parametrize("text", MIXTURES)
 @pytest.mark.parametrize("axis", [-1, 0])
 def test_mixtures_decide_as_the_loop_does(text: str, axis: int) -> None:
-    """Check each mixture with each input along both axes, and in a short run along one."""
+    """Check each mixture with each input along both axes (in a run that is not deep, along one)."""
     for i, name in enumerate(KINDS):
         shape = ((40, 70), (66, 150), (33, 16))[i % 3]
         if DEEP or (i + axis + MIXTURES.index(text)) % 2:
@@ -125,7 +125,7 @@ def test_mixtures_decide_as_the_loop_does(text: str, axis: int) -> None:
 
 @pytest.mark.parametrize("text", MIXTURES)
 def test_reference_and_cpu_decide_alike(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check each mixture with each input in all dtypes, and in a short run in one."""
+    """Check each mixture with each input in all dtypes (in a run that is not deep, in one)."""
     before = torch.get_num_threads()
     for i, (name, dtype) in enumerate(product(KINDS, DTYPES)):
         if not DEEP and (i // len(DTYPES) + i + MIXTURES.index(text)) % len(DTYPES):
@@ -144,7 +144,7 @@ def test_reference_and_cpu_decide_alike(text: str, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("undecided", [None, 0, 35_000, 69_999])
 def test_threads_agree_whether_a_block_is_undecided(undecided: int | None) -> None:
-    """Check many blocks, since threads share the work only then; of all, at most one is undecided."""
+    """Check 70,000 blocks, enough for several threads, of which none or one is undecided."""
     counts = torch.zeros(70_000, 7, dtype=torch.int64)
     if undecided is not None:
         counts[undecided, ERROR] = 1
@@ -187,7 +187,7 @@ def test_a_tensor_falls_back_as_a_whole_at_the_threshold() -> None:
 
 
 def three_blocks() -> Tensor:
-    """Return blocks of 128x128: within E4M3's range; beyond it but within E5M2's normal range; beyond both."""
+    """Return three 128x128 blocks: in E4M3's range; outside it but in E5M2's normal range; outside both."""
     g = generator(1)
     below_one = torch.exp2(torch.rand(128, 3, 128, generator=g) * torch.tensor([[-1.0], [-24.0], [-60.0]]))
     return (torch.randn(128, 3, 128, generator=g).sign() * below_one).view(128, 384)
@@ -200,7 +200,7 @@ def test_two_and_three_ways_by_the_spread_of_a_block() -> None:
 
 
 def test_a_longer_list_takes_the_fewest_bits_that_pass() -> None:
-    """Check the paper's outlook: FP4 where it suffices, then FP8, and BF16 elsewhere."""
+    """Check the outlook of the paper: FP4 for blocks where it suffices, FP8 for others, BF16 for the rest."""
     x = three_blocks()
     x[:, :128] = torch.tensor([0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -6.0]).repeat(128, 16)  # E2M1's values up to a scale
     x[:, 128:256] = torch.randn(128, 128, generator=generator(2))
@@ -208,17 +208,17 @@ def test_a_longer_list_takes_the_fewest_bits_that_pass() -> None:
 
 
 LIMITS = [
-    # One of four values flushed: the error is a quarter.
+    # One of four values is flushed to zero: the mean error is a quarter.
     ((1.0, 1.0, 1.0, 0.1), "e2m1 @ error<0.25 | bf16", 1),
     ((1.0, 1.0, 1.0, 0.1), "e2m1 @ error<0.25000001 | bf16", 0),
     ((8.0, 1.0), "e4m3 @ spread<8 | bf16", 1),
     ((7.96875, 1.0), "e4m3 @ spread<8 | bf16", 0),
-    # 3 - 2^-23, which float32 rounds to 3: the quotient is a float32, not a double.
+    # The exact quotient is about 3 - 2^-23, which float32 rounds to 3: the quotient is a float32, not a double.
     ((3 + 2.0**-22, 1 + 2.0**-23), "e4m3 @ spread<3 | bf16", 1),
     ((939524096.0, 1.0), "e5m2:tensor:amax @ spread<normal | bf16", 1),
     ((939524032.0, 1.0), "e5m2:tensor:amax @ spread<normal | bf16", 0),
     ((1.1, 1.0), "e4m3 @ error<e4m3 | bf16", 1),
-    ((1.125, 1.0), "e4m3 @ error<e4m3 | bf16", 0),  # exact: takes the first
+    ((1.125, 1.0), "e4m3 @ error<e4m3 | bf16", 0),  # E4M3 represents both values exactly, so the first entry is chosen
 ]
 
 
@@ -229,7 +229,10 @@ def test_limits_are_strict(backend: str, values: tuple[float, ...], text: str, e
 
 
 def test_an_entry_and_its_yardstick_draw_alike(backend: str) -> None:
-    """Check that a quantizer is never below itself, so that grids, not luck, make two quantizers differ."""
+    """Check that a stochastic quantizer's error is not below its own error: both use the same random bits.
+
+    So two quantizers in a test differ because of their grids, not because of their draws.
+    """
     q = "e2m1:1x8:mx:stochastic"
     _, choice = mix(make("normal", (64, 64)), f"{q} @ error<{q} | bf16 ; per=block", seed=3)
     assert choice.all()
@@ -267,7 +270,7 @@ def test_a_block_that_is_not_finite_takes_the_last(backend: str, text: str, bad:
     ],
 )
 def test_a_finite_decision_block_stays_finite_beside_one_that_is_not(backend: str, value: float, text: str) -> None:
-    """Check that neighbours do not take the first entry, whose NaN block extends into them."""
+    """Check that decision blocks that share a block of the first entry with a NaN do not get the first entry."""
     x = torch.full((32, 32), value)
     x[0, 0] = math.nan
     assert_same(mix(x, text)[0], x)
@@ -286,7 +289,7 @@ def test_channels_down_the_rows_are_channels_of_the_transpose(backend: str) -> N
 
 
 def test_square_mixtures_commute_with_transposition() -> None:
-    """Check that one decision serves a tensor and its transpose."""
+    """Check that a tensor and its transpose get the same values and choices."""
     x = make("lognormal", (300, 200))
     for text in (TENSOR_LEVEL, TWO_WAY, THREE_WAY):
         (values, choice), (turned, turned_choice) = mix(x, text), mix(x.t(), text)

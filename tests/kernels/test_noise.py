@@ -24,7 +24,7 @@ needs_compiler = pytest.mark.skipif(build.compiler() is None, reason="there is n
 
 
 def noise_of(shape: tuple[int, int], seed: int, noise: Noise) -> Tensor:
-    """Return R as float64."""
+    """Return the noise R of a weight of this shape, as float64."""
     count = shape[0] * shape[1]
     r = unpack_noise(gaussian_noise(count, seed), count) if noise == "gaussian" else uniform_noise(count, seed)
     return r.double().view(shape)
@@ -84,27 +84,30 @@ def test_a_nibble_is_sign_and_magnitude() -> None:
 
 
 def test_gaussian_noise_has_the_distribution_of_equation_10() -> None:
-    """Check χ² of 2^22 draws against −2: 96, −1: 9189, 0: 46966, 1: 9189, 2: 96 of 65536, for several seeds."""
+    """Check 2^22 draws by χ²: of 65536 values, 96 are −2, 9189 are −1, 46966 are 0, 9189 are 1 and 96 are 2."""
     expected = torch.tensor([96, 9189, 46966, 9189, 96]).double() / 65536
     count = 1 << 22
     for seed in SEEDS:
         values = unpack_noise(gaussian_noise(count, seed))
         observed = torch.bincount(values.long() + 2, minlength=5).double()
         chi_square = float(((observed - expected * count).square() / (expected * count)).sum())
-        assert chi_square < 25  # 4 degrees of freedom: one in 20,000
+        assert chi_square < 25  # with 4 degrees of freedom, a larger value has the probability 1 / 20,000
         assert float(values.double().var()) == pytest.approx(0.292145, abs=1.5e-3)
 
 
 @pytest.mark.parametrize("place", range(8))
 def test_every_nibble_of_a_word_has_it(place: int) -> None:
-    """Check each nibble by itself, because a wrong shift would affect only some."""
+    """Check each nibble of a word separately, because a wrong shift would affect only some of them."""
     values = unpack_noise(gaussian_noise(1 << 22, 7)).view(-1, 8)[:, place]
     share = float((values != 0).double().mean())
     assert share == pytest.approx(1 - 46966 / 65536, abs=5 * math.sqrt(0.2 / len(values)))
 
 
 def test_uniform_noise_is_uniform() -> None:
-    """Check χ² over 64 cells of 2^20 draws against bf16 of 65536 equally likely values, and symmetry."""
+    """Check the mean, the standard deviation, and by χ² the shares of 64 cells, for 2^20 draws.
+
+    The expected shares are those of 65536 equally likely values, rounded to bf16.
+    """
     r = uniform_noise(1 << 20, 3)
     equally = ((torch.arange(65536) + 0.5) / 65536 - 0.5).bfloat16()
     expected = torch.histc(equally.double(), 64, -0.5, 0.5) * len(r) / 65536
@@ -151,11 +154,12 @@ def test_reference_and_cpu_sample_the_same(noise: Noise, dtype: torch.dtype, mon
 def test_reference_and_cpu_scale_noise_alike_to_the_last_bit() -> None:
     """Check 2^(1 − b) of a million bit widths, from overflow to underflow, because errors of a polynomial are rare.
 
-    The check uses the gradient of squares of one element, which is neither added to a weight nor rounded to a dtype.
+    The test reads 2^(1 − b) from the gradient of the bit widths, for squares of one element: unlike a sampled weight,
+    the gradient is neither added to a weight nor rounded to a dtype.
     """
     ones = torch.ones(1024, 1024)
     bits = torch.empty_like(ones).uniform_(-130, 155, generator=generator(0))
-    bits[512:] = bits[512:].round() + bits[512:].frac() / 64 + 0.5  # the polynomial's ends, its largest errors
+    bits[512:] = bits[512:].round() + bits[512:].frac() / 64 + 0.5  # near the ends of the polynomial's interval
     bits[0, :8] = torch.tensor([-127.0, -128.0, 127.0, 150.0, 151.0, math.inf, -math.inf, math.nan])
     want = reference.sample_weight_backward(ones, ones, bits, 1, "uniform", 1)
     assert_same(cpu.sample_weight_backward(ones, ones, bits, 1, "uniform", 1), want)
@@ -176,7 +180,7 @@ def test_a_sampled_weight_is_equation_3(noise: Noise, block: int) -> None:
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("shape", [(70, 45), (64, 64), (5, 3), (1, 100)])
 def test_gradients_are_those_of_autograd_with_constant_maxima(noise: Noise, shape: tuple[int, int]) -> None:
-    """Check that backward draws the same R from the seed; other noise would give b another gradient."""
+    """Check the gradients of w and b; b's would differ if the backward pass drew other noise than the forward pass."""
     w = make("normal", shape).requires_grad_()
     bits = bits_for(w).requires_grad_()
     grad = torch.randn(shape, generator=generator(9))
@@ -193,7 +197,7 @@ def test_gradients_are_those_of_autograd_with_constant_maxima(noise: Noise, shap
 
 
 def test_a_gradient_by_differences_agrees() -> None:
-    """Check by finite differences, without any derivation: ŵ is exponential in b."""
+    """Compare the gradient of b with finite differences of ŵ, which need no derivation."""
     w, step = make("normal", (40, 40)), 2.0**-8
     bits, grad = bits_for(w, high=5), torch.randn(40, 40, generator=generator(3)).double()
     parameter = bits.clone().requires_grad_()
@@ -240,7 +244,7 @@ def test_a_square_of_zeros_gets_no_noise() -> None:
 
 
 def survival(bits: float, w: Tensor) -> float:
-    """Return the share of elements with R ≠ 0 whose weight the cast to bf16 leaves changed."""
+    """Return the share of elements with R ≠ 0 whose sampled weight, after the cast to bf16, differs from the weight."""
     r = noise_of((w.shape[0], w.shape[1]), 3, "gaussian")
     grid = torch.full([-(-n // 32) for n in w.shape], bits)
     return float((sample_weight(w, grid, 3) != w.bfloat16())[r != 0].double().mean())
@@ -254,7 +258,7 @@ def test_noise_below_nine_bits_survives_in_bf16(bits: float) -> None:
 
 
 def test_noise_of_nine_bits_ties_back_to_a_power_of_two() -> None:
-    """Check that 1 + 2^-8, halfway to bf16's next value, goes to the even 1; 1 − 2^-8 is in the binade below."""
+    """Check that 1 + 2^-8, halfway to the next bf16 value, rounds to 1, the even one; 1 − 2^-8 is a bf16 value."""
     w = torch.ones(256, 256)
     r = noise_of((256, 256), 3, "gaussian")
     changed = sample_weight(w, torch.full((8, 8), 9.0), 3) != 1

@@ -1,4 +1,4 @@
-"""`fewbits number`: a number's code and neighbours in every format."""
+"""Test `fewbits number`, which prints a number's code and neighbours in every format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check that functions which skip torch's dispatcher give the results and gradients of the operators they compute."""
+"""Check that functions which skip torch's dispatcher give the same results and gradients as the torch operators."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ from tests.kernels.inputs import assert_same, generator
 ROWS, WIDTH = 6, 32
 Inputs = tuple[Tensor, Tensor, Tensor]
 
-# A function that skips the dispatcher, and the operator that it computes.
+# name -> (a function that skips the dispatcher, the same function by the torch operator)
 PAIRS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
     "squared ReLU": (lambda x, y, w: squared_relu(x), lambda x, y, w: torch.ops.fewbits.squared_relu(x)),
     "SwiGLU": (lambda x, y, w: swiglu(x, y), lambda x, y, w: torch.ops.fewbits.swiglu(x, y)),
@@ -33,7 +33,7 @@ def inputs() -> Inputs:
 
 
 def results(function: Callable[..., Tensor]) -> list[Tensor]:
-    """Return the result of a function and the gradients of its inputs."""
+    """Return the result of a function of `inputs()`, and the gradients of the inputs that it uses."""
     given = inputs()
     result = function(*given)
     (result.float() * torch.arange(result.numel()).view(result.shape)).sum().backward()

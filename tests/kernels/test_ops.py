@@ -29,7 +29,7 @@ GAM = Quantizer("e4m3", "16x16", "gam")
 ROTATED_MIX = "e4m3:16x16:gam:rht16 @ error<0.02 | bf16:rht16 ; per=block"
 THREE_WAY = Mixture.parse("e4m3:16x16:gam @ error<e5m2:16x16:gam | e5m2:16x16:gam @ spread<normal | bf16 ; per=block")
 X = torch.randn(33, 50, generator=generator(0))
-W = X[0].clone()  # a weight of rows of X
+W = X[0].clone()  # a weight for norms of the rows of X
 TARGETS = torch.arange(33)
 Q = torch.randn(2, 5, 3, 16, generator=generator(4)).bfloat16()
 TURNS = torch.randn(7, 4, 2, generator=generator(5))
@@ -101,7 +101,7 @@ def test_every_operator_is_checked() -> None:
 
 @pytest.mark.parametrize(("name", "i"), [(name, i) for name, cases in OPERATORS.items() for i in range(len(cases))])
 def test_opcheck_accepts_the_operator(name: str, i: int) -> None:
-    """Check the schema, fake tensors, autograd registration and ahead-of-time dispatch with dynamic shapes."""
+    """Run torch's opcheck: schema, fake tensors, autograd registration, ahead-of-time dispatch with dynamic shapes."""
     arguments = list(OPERATORS[name][i])
     if name in DIFFERENTIABLE:
         arguments[0] = arguments[0].detach().requires_grad_()
@@ -145,10 +145,10 @@ def flat(result: Any) -> list[Tensor]:
     return [result] if isinstance(result, Tensor) else list(result)
 
 
-# Inductor is slow, and compiles what surrounds an operator: in a short run, it compiles a function that computes more
-# than one operator, and one that writes into its arguments.
+# Inductor is slow, and only compiles the code around an operator. A run that is not deep uses it for one function with
+# other operations around ours, and for one that writes into `out`.
 FOR_INDUCTOR = ("between others", "statistics into out")
-# aot_eager compiles the others, but for a second spelling of a quantizer and of a mixture, which are one operator.
+# aot_eager compiles all others, except for two functions whose operators other functions also call.
 SHORT = {
     "aot_eager": [name for name in COMPILED if name not in ("by object", "mixture of blocks", *FOR_INDUCTOR)],
     "inductor": FOR_INDUCTOR,
@@ -164,7 +164,7 @@ SHORT = {
     ],
 )
 def test_compiling_breaks_no_graph_and_changes_no_bit(compiler: str, name: str) -> None:
-    """Check also that new seeds compile nothing: one graph for the first, one for others, one for other shapes."""
+    """Check also that new seeds do not compile again: at most two graphs for all seeds, two more for other shapes."""
     from torch._dynamo.testing import CompileCounterWithBackend
 
     torch._dynamo.reset()
@@ -227,7 +227,7 @@ def test_a_gradient_passes_straight_through_rounding(dtype: torch.dtype) -> None
     "text", ["fp32:rht16", "e2m1:1x16:nvfp4:rht16", "e4m3:rht128:signs=7", "e5m2:8x8:mx:rht4:signs=none"]
 )
 def test_a_gradient_is_rotated_back(text: str, axis: int) -> None:
-    """Compare the gradient with a product by the transposed rotation matrix, which is its inverse."""
+    """Compare the gradient with a product by the transposed rotation matrix, which is the inverse rotation."""
     rotation = "fp32:rht" + text.split(":rht")[1]
     length = X.shape[axis]
     unit = torch.eye(length)
@@ -332,7 +332,7 @@ def test_out_receives_the_result_whatever_its_layout(dtype: torch.dtype) -> None
 
 
 def tensors_of(result: Any) -> list[Tensor]:
-    """Return the values of a public function, and its statistics and choices."""
+    """Return the result of a public function as a list of tensors: values, choices, counts and amax."""
     parts = result if isinstance(result, tuple) else (result,)
     return [t for part in parts for t in ((part.counts, part.amax) if isinstance(part, QuantStats) else (part,))]
 

@@ -34,7 +34,7 @@ def check(x: Tensor, text: str, axis: int = -1, seed: int = 3) -> Packed:
 
 
 def codes_of(packed: Packed) -> Tensor:
-    """Return codes [rows, cols], read bit by bit: a row's codes from the lowest bit of its first byte up."""
+    """Return the codes [rows, cols], read bit by bit, from the lowest bit of a row's first byte upwards."""
     cols, width = packed.shape[-1], packed.quantizer.format.bits
     width = width if width <= 8 else 16
     bits = (packed.codes.long()[..., None] >> torch.arange(8) & 1).flatten(1)[:, : cols * width]
@@ -47,7 +47,7 @@ def codes_of(packed: Packed) -> Tensor:
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("scaling", SCALINGS)
 def test_what_decodes_is_what_the_fake_path_gives(name: str, scaling: str) -> None:
-    """Check each format and scaling with every shape along both axes, and in a short run along one, by turns."""
+    """Check each format and scaling with every shape along both axes (if not deep: along one axis, by turns)."""
     for i, (shape, axis) in enumerate(product(ODD, (-1, 0)), start=FORMATS.index(name)):
         if not DEEP and (i + list(SCALINGS).index(scaling)) % 2:
             continue
@@ -59,7 +59,7 @@ def test_what_decodes_is_what_the_fake_path_gives(name: str, scaling: str) -> No
 
 
 def _allowed(name: str, block: str, scaling: str, variant: str) -> tuple[str, str, str]:
-    """Return the nearest parameters that the scaling allows."""
+    """Return (format, block, variant), replaced where the scaling allows only certain values."""
     if scaling == "eden":
         return "e2m1", "1x16", ":rht64:signs=3" if "rht64" in variant else ":rht16"
     return "e2m1" if scaling == "fouroversix" else name, block, variant
@@ -85,7 +85,7 @@ blocks = st.sampled_from(["tensor", "channel", "16x16", "1x16", "32x1"]) | st.bu
 def test_anything_with_a_scale_round_trips(
     name: str, dtype: torch.dtype, shape: tuple[int, int], grid: str, block: str, scaling: str, variant: str, axis: int
 ) -> None:
-    """Check NaN and infinities too: their block is NaN by its scale."""
+    """Check inputs with NaN and infinities too: the stored scale of their block is NaN."""
     grid, block, variant = _allowed(grid, block, scaling, variant)
     check(make(name, shape, dtype, seed=sum(shape)), spell(grid, block, scaling, variant), axis)
 
@@ -208,7 +208,7 @@ def test_nvfp4_scales_are_float8_e4m3fn_times_one_float(text: str) -> None:
     grid = torch.tensor(packed.quantizer.format.values())[codes_of(packed)]
     scales = spread(packed.scales.view(torch.float8_e4m3fn).float(), packed.quantizer.block.resolve((40, 100)), x.shape)
     assert_same(grid * scales * packed.group_scales, fake_quantize(x, text))
-    assert float(scales.max()) == 448  # of the block that holds the tensor's largest value
+    assert float(scales.max()) == 448  # the scale of the block that contains the tensor's largest value
     assert float(packed.group_scales) == pytest.approx(float(x.abs().max()) / (6 * 448), rel=2.0**-22)
 
 
@@ -265,7 +265,7 @@ def test_a_naive_cast_to_a_format_without_nan_refuses_to_store_it(name: str) -> 
 
 
 def test_a_rotation_that_overflows_is_not_stored_as_zero() -> None:
-    """Check finite values whose rotation overflows: fake quantization gives NaN, which these formats cannot hold."""
+    """Check finite values whose rotation overflows: fake quantization gives NaN, for which e2m1 has no code."""
     x = torch.full((1, 16), 3e38)
     assert fake_quantize(x, "e2m1:rht16:signs=none").isnan().any()
     with pytest.raises(ValueError, match="no code for NaN"):
@@ -287,7 +287,10 @@ def test_quantizers_by_object_and_by_name_store_alike() -> None:
 
 @pytest.mark.parametrize("text", ["e2m1:1x16:nvfp4", "e4m3:1x16:amax", "e4m3:16x16:gam", "e4m3"])
 def test_what_is_stored_of_a_parameter_has_no_gradient(text: str) -> None:
-    """Check scales too: codes have no gradient, so scales with one would start a useless backward pass."""
+    """Check that no stored tensor requires a gradient, scales included.
+
+    Codes are integers without a gradient, so scales that required one would start a useless backward pass.
+    """
     packed = encode(torch.nn.Parameter(torch.randn(32, 32)), text)
     for stored in (packed.codes, packed.scales, packed.group_scales, decode(packed)):
         assert stored is None or not stored.requires_grad

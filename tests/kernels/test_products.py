@@ -1,4 +1,4 @@
-"""Test the FP32 product of BF16 matrices: what README.md promises about values, order, layouts and threads."""
+"""Test the FP32 product of BF16 matrices: its values, its order of additions, layouts and threads (README.md)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.kernels.emulation import library_with_tiles
 from tests.kernels.inputs import assert_same, generator, make
 from tests.kernels.orders import ORDERS, tiles
 
-# Sizes around tiles (8 x 32 and 32 x 32), the transposition (16 pairs) and blocks (256 and 512 deep, up to 1024 wide).
+# Sizes around tiles (8 x 32 and 32 x 32), the transposition (16 pairs), and blocks (K of 256 and 512, N of up to 1024).
 SIZES = (1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 64, 97)
 DEPTHS = (1, 2, 3, 16, 31, 32, 33, 101, 511, 512, 513, 1025)
 LONG = ((1030, 40, 70), (40, 1030, 70), (1025, 1057, 33))
@@ -39,7 +39,7 @@ exact_order = pytest.mark.skipif(not ORDERED, reason="the product is torch's her
 
 
 def _inside(x: Tensor) -> Tensor:
-    """Return x as a part of a larger matrix with NaN elsewhere, so that reads beyond the edge show."""
+    """Return x as a part of a larger matrix that is NaN elsewhere: a read beyond x's edges would change the result."""
     larger = x.new_full((x.shape[0] + 2, x.shape[1] + 3), float("nan"))
     larger[1:-1, 2:-1] = x
     return larger[1:-1, 2:-1]
@@ -50,7 +50,7 @@ def pair(m: int, n: int, k: int, kind: str = "normal") -> tuple[Tensor, Tensor]:
 
 
 def assert_close(got: Tensor, a: Tensor, b: Tensor) -> None:
-    """Check the bound of a sum of k products in FP32, in any order: γ(k) · Σ|a||b|, subnormals counting as zero."""
+    """Check the error bound of a sum of k products in FP32 in any order, γ(k) · Σ|a||b|; subnormals may become zero."""
     assert got.dtype == torch.float32
     k = a.shape[1]
     a64, b64 = a.double(), b.double()
@@ -59,7 +59,7 @@ def assert_close(got: Tensor, a: Tensor, b: Tensor) -> None:
     lost = magnitudes - normal_a.abs() @ normal_b.abs()
     gamma = k * 2.0**-24 / (1 - k * 2.0**-24)
     bound = gamma * magnitudes + lost + 2 * k * torch.finfo(torch.float32).tiny
-    excess = (got.double() - a64 @ b64).abs() - bound - 1e-12 * magnitudes  # of float64 itself
+    excess = (got.double() - a64 @ b64).abs() - bound - 1e-12 * magnitudes  # the last term: errors of float64
     assert not bool((excess > 0).any())
 
 
@@ -72,7 +72,7 @@ def threads() -> Iterator[Callable[[int], None]]:
 
 @pytest.fixture(scope="module", params=["library", "tiles"])
 def implementation(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Use this processor's products, or those of emulated AMX tiles."""
+    """Run a test with the products of this processor, and with the products of emulated AMX tiles."""
     if request.param == "library":
         yield request.param
         return
@@ -207,7 +207,7 @@ def test_a_forked_child_works_without_the_parents_threads(tmp_path: Path) -> Non
         "a = (torch.arange(1 << 18) % 97).bfloat16().view(512, 512)\n"
         "c = matmul_fp32(a, a)\n"
         "child = os.fork()\n"
-        "signal.alarm(60)\n"  # ends each of them if it hangs
+        "signal.alarm(60)\n"  # ends the parent and the child if they hang
         "if child == 0:\n"
         "    d = matmul_fp32(a, a)\n"
         "    os._exit(0 if d.numpy().tobytes() == c.numpy().tobytes() else 1)\n"  # torch's own threads would hang
@@ -250,7 +250,7 @@ def test_a_widened_linear_layer_is_that_of_float32_and_keeps_its_operands_narrow
 
 
 def test_fp16_products_are_summed_in_fp32() -> None:
-    """2048 + 1 is 2048 in FP16, in whatever order the other terms are added to the first."""
+    """Check sums that FP16 would compute wrongly in every order, for example because 2048 + 1 = 2048 in FP16."""
     a, b = torch.ones(1, 1025, dtype=torch.float16), torch.ones(1025, 1, dtype=torch.float16)
     a[0, 0] = 2048 + 2048
     assert products.matmul(a, b).item() == 4096 + 1024

@@ -1,4 +1,4 @@
-"""Test specs: their defaults, their string forms, and their errors."""
+"""Test quantizers and mixtures: their defaults, string forms and error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check that the records of scalings are the only table: README.md and the C++ enumerations agree with them."""
+"""Check that README.md's table, the C++ enumerations and the constants agree with the records of scalings.py."""
 
 import re
 from pathlib import Path
@@ -25,7 +25,7 @@ def listed(values: tuple[object, ...]) -> str:
 
 
 def row(record: Record) -> list[str]:
-    """Return the cells of a record in the README's table; a fraction there is compared by its value."""
+    """Return the cells that the README's table must have for a record."""
     restrictions = (record.formats, record.blocks, record.roundings, tuple(f"rht{n}" for n in record.hadamards))
     return [
         f"`{record.name}`",

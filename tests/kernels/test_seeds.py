@@ -1,4 +1,4 @@
-"""Check that seeds derived from others are the same on every machine, and unrelated if the parts are neighbours."""
+"""Check that derived seeds are the same on every machine, and that seeds from neighbouring parts are unrelated."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ COUNT = 1 << 16
 
 
 def test_the_mixer_is_splitmix64() -> None:
-    """Check the first outputs of Vigna's splitmix64.c for the seed 1234567; its state adds the golden ratio."""
+    """Check the first outputs of Vigna's splitmix64.c for the seed 1234567, whose state grows by the golden ratio."""
     golden = 0x9E3779B97F4A7C15
     outputs = [seeds._mix(1234567 + i * golden & (1 << 64) - 1) for i in range(3)]
     assert outputs == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
 
 def test_seeds_do_not_change_between_versions() -> None:
-    """Check fixed values: a trial that is run again, or resumed from a checkpoint, must draw the same numbers."""
+    """Check fixed values, because a trial that is repeated or resumed from a checkpoint must draw the same numbers."""
     assert derive_seed() == 0
     assert derive_seed(0) == 3364290834513671632
     assert derive_seed(1, 2, 3, 4, 5, 6) == 1260513375399412624
@@ -38,7 +38,7 @@ def test_order_and_number_of_parts_count() -> None:
 
 
 def test_neighbouring_parts_share_no_bits() -> None:
-    """Check that between two seeds that differ by one in one part, each of 63 bits differs in half of the cases."""
+    """Check that if one part changes by 1, each of the 63 bits of the seed changes in half of the cases."""
     for place in range(3):
         differ = torch.zeros(63)
         for step in range(2000):
@@ -53,7 +53,7 @@ def test_neighbouring_parts_share_no_bits() -> None:
 
 
 def draws(seed: int) -> dict[str, dict[str, Tensor]]:
-    """Return, for each use of a seed, numbers of mean 0 that its bits decide, one for each element."""
+    """Return use -> name -> one number of mean 0 per element, computed from the seed's random bits for this use."""
     half = torch.full((COUNT,), 0.25)
     gaussian, uniform = unpack_noise(gaussian_noise(COUNT, seed)).float(), uniform_noise(COUNT, seed).float()
     return {
@@ -64,7 +64,10 @@ def draws(seed: int) -> dict[str, dict[str, Tensor]]:
 
 
 def assert_unrelated(one: dict[str, Tensor], other: dict[str, Tensor], what: str) -> None:
-    """Check that there is no correlation, at the same element or at neighbours within and beyond a Philox output."""
+    """Check that numbers of `one` and `other` are uncorrelated, for the same element and for elements at several lags.
+
+    The lags are within one output of Philox and beyond it.
+    """
     for (a, x), (b, y), lag in product(one.items(), other.items(), (0, 1, 2, 4, 8, 16, 32)):
         x, y = x[lag:].double(), y[: COUNT - lag].double()
         z = (x * y).sum() / (x.square().sum() * y.square().sum() / len(x)).sqrt()
@@ -72,7 +75,10 @@ def assert_unrelated(one: dict[str, Tensor], other: dict[str, Tensor], what: str
 
 
 def test_rounding_and_noise_of_one_seed_do_not_know_of_each_other() -> None:
-    """Check that each has its own stream; the two kinds of noise share one, because a weight has only one of them."""
+    """Check that rounding and noise use different streams.
+
+    The two kinds of noise share a stream, because a weight has only one of them.
+    """
     for seed in (0, 21, (1 << 63) - 1):
         made = draws(seed)
         for noise in ("gaussian", "uniform"):

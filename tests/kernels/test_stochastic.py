@@ -40,9 +40,9 @@ def z_of_share(hits: int, count: int, share: float) -> float:
 )
 @pytest.mark.parametrize("share", [0.5, 0.3, 0.99, 2**-4, 2**-8, 2**-13])
 def test_the_share_that_goes_up_is_the_distance_covered(name: str, low: float, step: float, share: float) -> None:
-    """Check that of a value between neighbours low and high, (x − low) / (high − low) of the elements become high."""
+    """Check that a share (x − low) / (high − low) of elements x between the grid values low and high becomes high."""
     x = torch.tensor(low + share * step, dtype=torch.float32)
-    share = (float(x) - low) / step  # the value that float32 holds
+    share = (float(x) - low) / step  # the share for x as rounded to float32
     y = fake_quantize(x.expand(1024, MANY // 1024), f"{name}:stochastic", seed=11)
     high = y == low + step
     assert (high | (y == low)).all()
@@ -52,7 +52,7 @@ def test_the_share_that_goes_up_is_the_distance_covered(name: str, low: float, s
 @pytest.mark.parametrize("exponent", [-14, -17, -20])
 @pytest.mark.parametrize("text", ["e4m3:stochastic", "e2m1:stochastic"])
 def test_tiny_values_are_kept_on_average(text: str, exponent: int) -> None:
-    """Check steps far below the resolution of 16 random bits: 2^-20 of the smallest step survives once in 2^20."""
+    """Check values below the resolution of 16 random bits: 2^-20 of the smallest step becomes one step once in 2^20."""
     step = 2.0**-9 if text.startswith("e4m3") else 0.5
     count = 1 << 24
     y = fake_quantize(torch.full((4096, count // 4096), step * 2.0**exponent), text, seed=3)
@@ -66,7 +66,7 @@ def test_tiny_values_are_kept_on_average(text: str, exponent: int) -> None:
     [
         *(("e4m3:1x32:e8m0", dtype) for dtype in DTYPES),
         *(("e2m1:1x32:e8m0", dtype) for dtype in DTYPES),
-        # These also round the quotient to the tensor's dtype, to nearest, which in 16 bits is itself a bias.
+        # These scalings also round the returned value to the dtype, to nearest, which in 16 bits causes a bias.
         ("e4m3:tensor:amax", torch.float32),
         ("e4m3:32x32:gam", torch.float32),
         ("e2m1:1x16:nvfp4", torch.float32),
@@ -74,9 +74,9 @@ def test_tiny_values_are_kept_on_average(text: str, exponent: int) -> None:
     ],
 )
 def test_the_mean_of_many_roundings_is_the_value(text: str, dtype: torch.dtype) -> None:
-    """Count errors in steps of the grid, each one draw less its probability, in each tenth of elements by magnitude.
+    """Check that the mean error, in steps of the grid, is 0 in each tenth of the elements, sorted by magnitude.
 
-    Values that NVFP4 maps beyond 6 because its E4M3 scale was rounded down are excluded, because they are clipped.
+    Values that NVFP4 maps beyond 6, because its E4M3 scale was rounded down, are excluded, because they are clipped.
     """
     x, grid, seeds = make("lognormal", (64, 128), dtype, seed=4), Format.parse(text.split(":")[0]), 64
     scaled = x.double() * encode_factor(x, text)
@@ -94,7 +94,7 @@ def test_the_mean_of_many_roundings_is_the_value(text: str, dtype: torch.dtype) 
 
 
 def encode_factor(x: Tensor, text: str) -> Tensor:
-    """Return the factor that each element is multiplied by, from the stored scales."""
+    """Return the factor by which each element is multiplied before rounding, computed from the stored scales."""
     packed = encode(x, text)
     assert packed.scales is not None
     groups = packed.group_scales.double() if packed.group_scales is not None else torch.ones(1).double()
@@ -110,13 +110,13 @@ def encode_factor(x: Tensor, text: str) -> Tensor:
 
 
 def moves(seed: int, count: int = MANY, text: str = "e2m1:stochastic") -> Tensor:
-    """Return +1 or −1 for each element, halfway between two values."""
+    """Return +1 for each element that was rounded up, −1 if down, for elements halfway between two grid values."""
     return fake_quantize(torch.full((count,), 0.25), text, seed=seed) * 4 - 1
 
 
 @pytest.mark.parametrize("lag", [1, 2, 3, 4, 5, 7, 8, 16, 31, 32, 64, 128, 1024])
 def test_neighbours_are_rounded_independently(lag: int) -> None:
-    """Check lags 1, 2, 4 and 8, which lie within one Philox output or at the same place of two."""
+    """Check pairs of elements at several lags: within one output of Philox, and at the same position of two outputs."""
     up = moves(1).double()
     assert abs(float((up[lag:] * up[:-lag]).sum()) / math.sqrt(MANY - lag)) < SIGMAS
 
@@ -131,7 +131,7 @@ def test_seeds_are_independent(other: int) -> None:
     "text", ["e4m3:stochastic", "bf16:stochastic", "e4m3:1x16:e8m0:stochastic", "e2m1:1x8:mx:stochastic"]
 )
 def test_an_elements_draw_is_a_function_of_the_seed_and_its_row_major_index(text: str) -> None:
-    """Check that later elements, the axis, the shape and threads do not affect it."""
+    """Check that later elements, the axis, the shape and the memory layout do not affect an element's draw."""
     x = make("normal", (96, 160), torch.float32, seed=1)
     y = fake_quantize(x, text, seed=9)
     assert_same(fake_quantize(x, text, seed=9), y)

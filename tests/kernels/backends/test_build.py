@@ -1,6 +1,6 @@
-"""Test the build of the CPU kernels: once per content, by one process at a time, and with loud failures.
+"""Test the build of the CPU kernels: once for each content, by one process at a time, with errors that are reported.
 
-g++ takes half a minute for a build, so all tests share one, which a stub compiler hands out here.
+A build by g++ takes half a minute, so all tests share one build, which a stub compiler copies (`quick`).
 """
 
 from __future__ import annotations
@@ -60,21 +60,21 @@ def use(cache: Path, **changes: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def digest() -> str:
-    """Return the digest that USE computes with the backend of this environment."""
+    """Return the digest that the program USE has to print, computed here with the current backend."""
     x = torch.linspace(-3, 3, 4096).view(64, 64)
     results = [fake_quantize(x, "e2m1:1x16:nvfp4:stochastic:rht16", seed=3), gaussian_noise(4096, 3)]
     return hashlib.sha256(b"".join(r.numpy().tobytes() for r in results)).hexdigest()
 
 
 class Quick(NamedTuple):
-    """An empty cache, and a stub compiler that logs its calls and copies what g++ has built."""
+    """An empty cache, a stub compiler that copies the library that g++ has built, and the stub's log (`diary`)."""
 
     cache: Path
     compiler: Path
     diary: Path
 
     def compilations(self) -> Counter[str]:
-        """Return how often each unit was compiled, with `-shared` for linking."""
+        """Return how often each unit was compiled, and, under `-shared`, how often the library was linked."""
         named = [re.search(r"\S*/(\w+\.cpp)|-shared", call) for call in self.diary.read_text().splitlines()]
         return Counter((unit[1] or unit[0]) if unit else "?" for unit in named)
 
@@ -85,7 +85,7 @@ def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Quick:
     made.write_bytes(build.build().read_bytes()[:-32])  # without the hash at its end
     quick = Quick(*(tmp_path / name for name in ("cache", "compiler", "diary")))
     script = f'echo "$@" >> {quick.diary}\n[[ "$1" = -shared ]] && cp {made} "${{@: -1}}" || : > "${{@: -1}}"'
-    quick.compiler.write_text(f"#!/bin/bash\nsleep 0.2\n{script}\n")  # keeps the lock long enough for others to wait
+    quick.compiler.write_text(f"#!/bin/bash\nsleep 0.2\n{script}\n")  # others must wait for the lock
     quick.compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(quick.compiler))
     monkeypatch.setenv("FEWBITS_CACHE", str(quick.cache))
@@ -123,7 +123,7 @@ def test_a_second_build_is_instant(quick: Quick) -> None:
 
 
 def test_a_library_is_named_by_what_it_is_made_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check that the name depends on the content of every source and on flags, not on their path or age."""
+    """Check that the file's name depends on the content of every source and on the flags, but not on paths or dates."""
     original = build.library_path()
     copy = tmp_path / "elsewhere"
     shutil.copytree(compilation.SOURCES, copy)
@@ -207,7 +207,7 @@ def test_a_backend_that_was_asked_for_fails_loudly(changes: dict[str, str], patt
 def test_a_folder_that_cannot_be_written_is_named_with_what_to_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check the case of a container's user without a home directory."""
+    """Check cache folders that cannot be created, as for a container's user without a home directory."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("CXX", "true")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
@@ -228,7 +228,7 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def put_in_its_place(library: Path, content: bytes) -> None:
-    """Replace the library by a new file, because changing the one that this process has mapped would kill it."""
+    """Replace the library by a new file; a change of the file that this process has mapped would kill the process."""
     library.unlink()
     library.write_bytes(content)
 
@@ -253,7 +253,7 @@ DAMAGES = (cut_short, empty, overwrite_its_middle)
 @needs_gcc
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_library_is_built_again(quick: Quick, damage: Callable[[Path], None]) -> None:
-    """Check damage such as that of a full disk; loading such a library kills the process with a bus error."""
+    """Check damage as by a full disk; loading such a library would kill the process with a bus error."""
     library = build.build()
     good = library.read_bytes()
     damage(library)
@@ -261,7 +261,8 @@ def test_a_damaged_library_is_built_again(quick: Quick, damage: Callable[[Path],
     assert build.build().read_bytes() == good
 
 
-# The test before this one detects each damage; here each costs a process that imports torch.
+# The test above checks every kind of damage. Here each kind needs a process that imports torch, so a run that is not
+# deep checks only one.
 @needs_gcc
 @pytest.mark.parametrize("damage", [cut_short, *(pytest.param(one, marks=pytest.mark.deep) for one in DAMAGES[1:])])
 def test_a_damaged_library_is_not_loaded_where_none_can_be_built(quick: Quick, damage: Callable[[Path], None]) -> None:
@@ -330,7 +331,7 @@ def test_cxx_may_have_options_and_is_not_replaced_where_it_is_missing(
 
 
 def line_of(source: Path, function: str, loop: str) -> int:
-    """Return the line of a loop in the definition of a function."""
+    """Return the line number of the loop `for (<loop>` in the definition of a function."""
     lines = source.read_text().splitlines()
     start = next(i for i, line in enumerate(lines) if re.search(rf"\b{function}\(", line))
     end = next(i for i in range(start, len(lines)) if lines[i] == "}")
@@ -340,7 +341,7 @@ def line_of(source: Path, function: str, loop: str) -> int:
 
 EITHER = ("true", "false")
 LAYOUTS = ("UNIFORM", "BY_SIXTEEN", "BY_COLUMN")
-# What plan_rows.h requires of `piece`: dividing, stochastic, counting, layout, wide.
+# The template arguments of `piece` that plan_rows.h uses: DIVIDE, STOCHASTIC, STATS, LAYOUT, WIDE.
 SETTLED = [
     *itertools.product(EITHER, EITHER, EITHER, LAYOUTS, ["false"]),
     *itertools.product(["false"], EITHER, EITHER, ["UNIFORM"], ["true"]),
@@ -357,7 +358,7 @@ HOT_LOOPS = {
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the report is read for x86_64 only")
 @pytest.mark.parametrize("dtype", ["Bf16", *(pytest.param(each, marks=pytest.mark.deep) for each in ("Fp16", "Fp32"))])
 def test_the_hot_loops_are_vectorised(dtype: str, tmp_path: Path) -> None:
-    """Check vectorisation: one more branch or call makes a loop scalar and ten times slower, with the same results."""
+    """Check that g++ vectorises the loops: one more branch or call would make a loop scalar and ten times slower."""
     storage = f"{dtype}::Storage *"
     of_piece = f"const {storage}, {storage}, int, const float *, const float *, float, const Grid &, const uint16_t *"
     asked = [f"Counts fb::piece<{dtype}, {', '.join(settled)}>({of_piece})" for settled in SETTLED]

@@ -1,7 +1,7 @@
 """Check that cpu equals the reference bit for bit: values with the signs of zeros, counts, maxima, codes and scales.
 
-The systematic tests cover every family of quantizers. The sweeps let hypothesis combine inputs that nobody thought of,
-and shrink failures. Threads share the rows and columns of one call even for the smallest matrices.
+The systematic tests cover every family of quantizers. In other tests hypothesis draws combinations of inputs and
+quantizers, and shrinks failures. Several threads share a call even for the smallest matrices.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def check(
     threads: tuple[int, ...] = (1, 2, 3),
     **parts: Any,
 ) -> None:
-    """Check all that a backend does with a quantizer; `parts` are partition and skip."""
+    """Compare quantize, encode and decode of cpu with the reference; parts: the arguments partition and skip."""
     torch.set_num_threads(1)
     was = torch.full_like(x, 0.5)  # the content that skipped parts keep
     want = run(reference, x, q, axis, seed, out=was.clone(), want_stats=True, **parts)
@@ -134,9 +134,10 @@ def check(
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_gives_the_references_bits(family: str, dtype: torch.dtype) -> None:
-    """Check each shape and axis with the next input, variant and number of threads; a few families cover all.
+    """Check each shape and axis, with an input, variant and number of threads that change from case to case.
 
-    A short run checks a quarter for each dtype.
+    A few families together cover all inputs, variants and numbers of threads. A run that is not deep checks a quarter
+    of the shapes and axes for each dtype.
     """
     start = FAMILIES.index(family) * 7 + DTYPES.index(dtype) * 3
     names, share = list(KINDS), 1 if DEEP else 4
@@ -148,7 +149,7 @@ def test_every_family_gives_the_references_bits(family: str, dtype: torch.dtype)
 
 @pytest.mark.parametrize("text", MS_EDEN)
 def test_ms_eden_gives_the_references_bits(text: str) -> None:
-    """Check every shape and axis, each with the next input, dtype and number of threads; MS-EDEN has no variants."""
+    """Check every shape and axis, with an input, dtype and number of threads that change from case to case."""
     names = list(KINDS)
     shapes = (*ODD, *ODD) if DEEP else ODD
     for i, (shape, axis) in enumerate(product(shapes, (-1, 0)), start=MS_EDEN.index(text) * 5):
@@ -248,7 +249,7 @@ def test_the_last_bits_of_a_draw_decide_where_its_first_do_not(text: str, axis: 
 @pytest.mark.parametrize("name", ["bf16", "e8m15"])
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 def test_what_scaling_takes_beyond_float32_overflows(name: str, rounding: str) -> None:
-    """Check nvfp4 with formats for which 448 times the largest value exceeds float32, so that scales are the largest.
+    """Check nvfp4 with formats for which 448 times the largest value exceeds float32, so that scales are limited.
 
     The scale of 1.05 rounds down to 1, so the largest values exceed float32 when they are scaled.
     """
@@ -269,7 +270,10 @@ def test_what_scaling_takes_beyond_float32_overflows(name: str, rounding: str) -
 def test_a_draw_goes_below_the_distance_and_stays_at_it(
     name: str, low: float, step: float, seed: int, index: int, draw: int
 ) -> None:
-    """Check draws of 48 bits next to a float32 value, found by search: one in 2^24 of them and one in 2^26."""
+    """Check draws of 48 bits that equal a distance in float32: then the value stays; one ulp further away, it moves.
+
+    The seeds and elements were found by search, because such draws are rare (one in 2^24, and one in 2^26).
+    """
     distance = draw * 2.0**-48
     assert float(uniform(index + 1, seed, "cpu")[index]) == distance
     x, q = torch.zeros(1, index + 1), Quantizer.parse(f"{name}:stochastic")
@@ -293,7 +297,7 @@ STORED = (
 
 @pytest.mark.parametrize("text", STORED)
 def test_any_bytes_are_read_as_the_reference_reads_them(text: str) -> None:
-    """Check codes and scales that `encode` never stores too: NaN, zeros, signs, and overflows."""
+    """Check arbitrary codes and scales, also those that `encode` never stores: NaN, zeros, signs and overflows."""
     q = Quantizer.parse(text)
     for i, (shape, axis) in enumerate(product((*ODD, (40, 1040)), (-1, 0)), start=STORED.index(text)):
         torch.set_num_threads(i % 3 + 1)
@@ -328,7 +332,10 @@ def test_blocks_and_matrices_larger_than_a_tile(text: str, shape: tuple[int, int
 @pytest.mark.parametrize("cols", [4096, 4099])
 @pytest.mark.parametrize("text", ["e4m3:1x128:amax", "e2m1:1x16:mx:stochastic"])
 def test_a_matrix_larger_than_the_caches_is_as_its_bands_are(text: str, cols: int) -> None:
-    """Check results beyond 16 MiB, which bypass the caches; a band of 100 rows does not, and starts inside a tile."""
+    """Check a result above 16 MiB, whose stores bypass the caches, against bands of 100 rows, whose stores do not.
+
+    A band may start inside a tile of the whole matrix.
+    """
     q, x = Quantizer.parse(text), make("lognormal", (1100, cols), torch.float32)
     torch.set_num_threads(2)
     whole, counts, _ = run(cpu, x, q, -1, 3, want_stats=True, partition=(100, cols))
@@ -372,7 +379,7 @@ def test_a_forked_child_works_without_the_parents_threads(tmp_path: Path) -> Non
         "x = torch.arange(1 << 18, dtype=torch.float32).view(512, 512)\n"
         "y = fake_quantize(x, 'e4m3:128x128:gam')\n"
         "child = os.fork()\n"
-        "signal.alarm(60)\n"  # ends each of them if it hangs
+        "signal.alarm(60)\n"  # ends the parent and the child if they hang
         "if child == 0:\n"
         "    z = fake_quantize(x, 'e4m3:128x128:gam')\n"
         "    os._exit(0 if z.numpy().tobytes() == y.numpy().tobytes() else 1)\n"  # torch's own threads would hang

@@ -1,4 +1,4 @@
-"""Test shortcuts of the C++ code in programs of their own, because tensors of test size would miss errors."""
+"""Test shortcuts of the C++ code in separate C++ programs: tensors of the usual test sizes would miss their errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DIVISION = """
 #include <vector>
 using namespace fb;
 
-// Of n quotients from q0 on, `step` patterns apart, those that are not what the processor's division gives.
+// The number of wrong quotients, compared with the processor's division, among n from q0 on, `step` bit patterns apart.
 static uint32_t wrong(uint32_t divisor, uint32_t q0, uint32_t n, uint32_t step) {
   float by = value(divisor), inverse = 1.0f / by;
   uint32_t count = 0;
@@ -86,11 +86,11 @@ def output_of(program: str, folder: Path) -> str:
 
 
 def test_a_quotient_without_a_division_is_the_quotient(tmp_path: Path) -> None:
-    """Check every divisor for the values of a grid, and every value for divisors that are hard, common or random.
+    """Check every divisor with the values of a grid, and every dividend for divisors that are hard, common or random.
 
-    Markstein's theorem requires the first guess to be off by at most one unit, which a product with the rounded
-    reciprocal does not guarantee, so the test tries it. Longer runs, of all divisors with grids of 14 bits, found no
-    error either.
+    Markstein's theorem requires a first guess with an error of at most one unit in the last place. A product with the
+    rounded reciprocal does not guarantee this, so the test tries many quotients. Longer runs, of all divisors with
+    grids of 14 bits, found no error either.
     """
     found, tried = output_of(DIVISION, tmp_path).split(" of ")
     assert int(tried) > 1 << 29

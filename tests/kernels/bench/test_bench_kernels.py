@@ -1,6 +1,6 @@
-"""Test the benchmark: all cases appear with their limits, peers do the same work or are absent, errors are one line.
+"""Test the benchmark: all cases appear with their limits, peers do the same work or are skipped, errors are one line.
 
-No test requires a speed, which depends on the machine and on its other users.
+No test requires a speed, which depends on the machine and on other programs.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ from fewbits.kernels.bench.results import Bench, Measured
 from fewbits.kernels.packed import Packed
 
 LINUX = sys.platform == "linux"
-SMALL = ["--size", "256", "--runs", "1", "--threads", "1"]  # small: threads wait for each other on a busy machine
+SMALL = ["--size", "256", "--runs", "1", "--threads", "1"]  # one thread, because threads wait on a busy machine
 MIB = 1 << 20
 
 
@@ -43,7 +43,7 @@ def bench(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str
 
 @pytest.fixture(autouse=True)
 def same_threads() -> Iterator[None]:
-    """Restore the number of threads, which the command sets for its whole process."""
+    """Restore torch's number of threads after each test, because the command changes it."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -57,7 +57,7 @@ def no_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, dict[str, Any]]:
-    """Return the table, the progress and the JSON of the real command, without peers."""
+    """Run the command without peers in a process, and return its stdout, its stderr and its JSON file."""
     file = tmp_path_factory.mktemp("bench") / "out.json"
     command = [sys.executable, "-m", "fewbits.cli", "bench", "kernels", *SMALL, "--no-peers", "--json", str(file)]
     answer = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -213,7 +213,10 @@ def test_names_of_cases_are_distinct() -> None:
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.eager], ids=lambda c: c.name)
 def test_peers_do_the_same_work(case: Case) -> None:
-    """Check that values equal ours, except for the last bit of some scales; random ones are about as far from x."""
+    """Check that peers' values equal ours, except where the last bit of a scale differs.
+
+    For random values, only the root mean square distance from x is compared.
+    """
     x = torch.randn(256, 256, generator=torch.Generator().manual_seed(3)).to(case.dtype or torch.bfloat16)
     for peer in bench_peers.PEERS:
         if peer.name == "torch.compile" or peer.missing("cpu"):

@@ -1,4 +1,4 @@
-"""The share of the machine that other processes use while calls are timed."""
+"""Test the measurement of the processor time that other processes use while calls are timed."""
 
 import math
 import os
@@ -23,7 +23,7 @@ def spin(seconds: float = 0.2) -> float:
 
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="the kernel does not count processor time there")
 def test_other_processes_are_measured_and_our_own_work_is_not() -> None:
-    """Others use half of the machine at least, and more if other programs run during the test."""
+    """Start processes that use at least half of the machine (more if other programs run), and check their share."""
     alone, beside = OtherProcesses(), OtherProcesses()
     take_turns([spin], 3, patience=math.inf, others=alone)
     others = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(-(-(os.cpu_count() or 1) // 2))]

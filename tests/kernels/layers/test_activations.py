@@ -1,4 +1,4 @@
-"""Compare the activations with their definition, bit for bit, and with double precision, within bounds."""
+"""Compare the activations with their reference bit for bit, and with double precision within bounds."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_every_bit_is_that_of_the_definition(count: int, dtype: torch.dtype) -> 
 
 
 def test_the_exponential_is_exact_to_two_units_everywhere() -> None:
-    """Check also subnormal results, which are exact to two of their steps, zeros and infinities."""
+    """Check also subnormal results, whose error is at most two steps of 2^-149, zeros and infinities."""
     x = torch.cat((torch.linspace(-110, 95, 400_001), torch.tensor(SPECIAL)))
     got, want = exponential(x), x.double().exp()
     step = torch.maximum(want * 2**-23, torch.tensor(2.0**-149, dtype=torch.float64))
@@ -76,7 +76,7 @@ CASES: dict[str, tuple[int, Callable[..., Tensor], Callable[..., Tensor]]] = {
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64], ids=str)
 def test_values_and_gradients_are_those_of_torch(name: str, dtype: torch.dtype) -> None:
-    """Compare with double precision; each result is rounded once, from a value exact to some units of FP32."""
+    """Compare with double precision; a result is rounded once, from a value that is accurate to some units of FP32."""
     count, ours, theirs = CASES[name]
     inputs = [normal(3, 700, seed=seed, dtype=dtype).requires_grad_() for seed in range(count)]
     wide = [x.detach().double().requires_grad_() for x in inputs]

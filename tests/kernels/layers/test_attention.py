@@ -1,4 +1,4 @@
-"""Compare attention with its definition and with double precision: on this processor, and on emulated AMX tiles."""
+"""Compare attention with its reference and with double precision: on this processor, and on emulated AMX tiles."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.kernels.emulation import library_with_tiles
 from tests.kernels.inputs import assert_same, generator
 from tests.kernels.orders import ORDERS, tiles
 
-# Batch, tokens, heads, key and value heads, size of a head, rotated dimensions.
+# (batch, tokens, query heads, key and value heads, dimension of a head, rotated dimensions)
 SHAPES = (
     (1, 1, 1, 1, 16, 16),
     (2, 31, 2, 1, 64, 32),
@@ -34,7 +34,7 @@ SHAPES = (
 
 @pytest.fixture(scope="module", params=["library", "tiles"])
 def implementation(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Use the compiled library, or one whose products of blocks are computed by emulated AMX tiles."""
+    """Run a test with the compiled library, and with a library whose block products use emulated AMX tiles."""
     if request.param == "library":
         if not is_compiled():
             pytest.skip("compares the compiled library with the reference")
@@ -48,7 +48,7 @@ def implementation(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def inputs(shape: tuple[int, ...], scale: float = 1.0) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]:
-    """Return q, k, v, the angles' cosines and sines, and the gradient of the result."""
+    """Return q, k, v, the cosines and sines of the angles (None without rotation), and the gradient of the result."""
     batch, tokens, heads, kv_heads, size, rotated = shape
     g = generator(sum(shape))
     q, k, v, dy = (
@@ -82,7 +82,10 @@ def test_results_and_gradients_are_those_of_the_definition_bit_for_bit(
 
 @pytest.mark.parametrize("shape", SHAPES[3:6], ids=str)
 def test_fp16_is_closer_to_the_exact_values_than_bf16(shape: tuple[int, ...]) -> None:
-    """FP16 has three bits more, so errors are about an eighth; a product summed in FP16 would lose them again."""
+    """Check that FP16's errors are below a third of BF16's: FP16 has three bits more, so they should be an eighth.
+
+    Products that are summed in FP16 would lose this advantage.
+    """
     q, k, v, turns, dy = inputs(shape)
     errors = {}
     for dtype in (torch.float16, torch.bfloat16):
@@ -117,7 +120,7 @@ def test_large_scores_and_a_token_that_sees_only_itself_are_exact(implementation
 
 
 def exact(q: Tensor, k: Tensor, v: Tensor, turns: Tensor | None) -> Tensor:
-    """Compute attention in double precision; angles turn complex numbers."""
+    """Return attention in double precision; the rotation multiplies complex numbers."""
     if turns is not None:
         turn = torch.view_as_complex(turns.double())[: q.shape[1], None]
         q, k = (

@@ -1,4 +1,4 @@
-"""Compare the cross entropy with its definition, bit for bit, and with double precision, within bounds."""
+"""Compare the cross entropy with its reference bit for bit, and with double precision within bounds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ needs_library = pytest.mark.skipif(not is_compiled(), reason="compares the compi
 
 
 def inputs(rows: int, columns: int, dtype: torch.dtype, scale: float = 5.0) -> tuple[Tensor, Tensor, Tensor]:
-    """Return logits, targets of which some are ignored, and gradients of the losses."""
+    """Return the logits, the targets (some of them IGNORED), and the gradients of the losses."""
     g = generator(rows + columns)
     targets = torch.randint(columns, (rows,), generator=g)
     targets[1::4] = IGNORED
@@ -53,7 +53,8 @@ def test_losses_and_gradients_are_those_of_double_precision(dtype: torch.dtype, 
     assert losses.dtype == torch.float32
     assert ((losses - want).abs() <= 1e-6 * (1 + want)).all()
     (dx,), (want_dx,) = torch.autograd.grad(losses, leaf, grad), torch.autograd.grad(want, wide, grad.double())
-    # Rounded once, and the exponent x − log Σ e^x may be off by some units of FP32 of numbers up to 32.
+    # The gradient is rounded once. Its exponent x − log Σ e^x is a difference of numbers of up to 32, so its error is
+    # some units in the last place of FP32.
     assert ((dx.double() - want_dx).abs() <= (torch.finfo(dtype).eps / 2 + 1e-5) * want_dx.abs() + 1e-7).all()
 
 

@@ -1,4 +1,4 @@
-"""Compare the norms with their definition, bit for bit, and with double precision, within bounds."""
+"""Compare the norms with their reference bit for bit, and with double precision within bounds."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def exact(s: Tensor, weight: Tensor, bias: Tensor, centered: bool, offset: float
 @pytest.mark.parametrize("centered", [True, False])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
 def test_gradients_are_those_of_double_precision(dtype: torch.dtype, centered: bool) -> None:
-    """Bounds: results in the dtype of x are rounded once; sums over 1,000 rows in FP32 are exact to some units."""
+    """Check bounds: results in x's dtype are rounded once; FP32 sums over 1,000 rows are accurate to some units."""
     x, y, ds, dn = (normal(1000, 96, seed=seed, dtype=dtype) for seed in range(4))
     weight, bias = normal(96, seed=5), normal(96, seed=6)
     leaves = [t.requires_grad_() for t in (x, y, weight, bias)]
