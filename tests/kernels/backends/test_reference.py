@@ -1,7 +1,7 @@
-"""Compare the reference with oracles that share no code with it: other libraries, published vectors, exact fractions.
+"""Compare the reference backend with other libraries, published test vectors, and computations with exact fractions.
 
-The tests compare what the functions return, element for element. NaNs are equal to one another, and −0.0 differs from
-0.0.
+None of these shares code with the reference. Results are compared element for element: all NaNs are equal, and −0.0
+differs from 0.0.
 """
 
 from __future__ import annotations
@@ -88,13 +88,13 @@ QUANTIZERS = [
 
 
 def coded(x: Tensor, q: Quantizer, axis: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the stored form: codes of elements and of block scales, and group scales."""
+    """Encode x; return the codes of elements (unpacked), the codes of block scales, and the group scales."""
     data, scales, groups = encode(x, q, axis, seed)
     return unpack(data, q.format.bits, x.shape[1]), scale_codes(scales), groups
 
 
 def bits(x: Tensor) -> Tensor:
-    """Return the float32 bits of x, with one pattern for every NaN."""
+    """Return the bits of x as float32 in int32; every NaN has the same bits."""
     wide = x.float()
     return torch.where(wide.isnan(), 0x7FC00000, wide.contiguous().view(torch.int32))
 
@@ -111,7 +111,7 @@ def generator(seed: int) -> torch.Generator:
 
 
 def wild(rows: int, cols: int, seed: int, octaves: float = 12) -> Tensor:
-    """Return normal numbers over many octaves, with zeros of both signs."""
+    """Return normal numbers times 2^(octaves · another normal number), with zeros of both signs among them."""
     g = generator(seed)
     x = torch.randn(rows, cols, generator=g) * torch.exp2(octaves * torch.randn(rows, cols, generator=g))
     x[torch.rand(rows, cols, generator=g) < 0.05] = 0.0
@@ -120,7 +120,7 @@ def wild(rows: int, cols: int, seed: int, octaves: float = 12) -> Tensor:
 
 
 def cast(x: Tensor, q: str | Quantizer) -> Tensor:
-    """Return quantize() of x to nearest along rows, and check that it is the same for a vector."""
+    """Return x, quantized along rows with seed 0; a vector is quantized as a matrix of one row."""
     quantizer = Quantizer.parse(q) if isinstance(q, str) else q
     return quantize(x.reshape(1, -1) if x.dim() == 1 else x, quantizer, -1, 0)[0].reshape(x.shape)
 
@@ -134,7 +134,10 @@ def all_bf16() -> Tensor:
 
 @pytest.fixture(scope="module")
 def float32_patterns() -> Tensor:
-    """Return 2^20 random float32 patterns (deep: 2^22), a third near the ranges of narrow formats, and every bf16."""
+    """Return every finite bf16, and the finite ones of 2^20 (deep: 2^22) random float32 bit patterns.
+
+    A third of the random numbers have exponents from −28 to 17, which are near the ranges of narrow formats.
+    """
     rng = np.random.default_rng(1)
     patterns = rng.integers(0, 1 << 32, 1 << (22 if DEEP else 20), dtype=np.uint32)
     near = patterns[: len(patterns) // 3]
@@ -195,7 +198,7 @@ def test_nearest_and_its_code_are_those_of_the_scalar_rounding(name: str) -> Non
     for overflow in grid.overflows:
         q = Quantizer(grid, overflow=overflow)
         want = [grid.code_of(v, overflow) for v in x.flatten().tolist()]
-        want = [grid.code_of(math.nan) if math.isnan(grid.decode(code)) else code for code in want]  # no sign
+        want = [grid.code_of(math.nan) if math.isnan(grid.decode(code)) else code for code in want]  # NaN has no sign
         if grid.bits <= 16:  # wider codes are not stored
             assert coded(x, q, -1, 0)[0].flatten().tolist() == want
         assert_same(cast(x, q).flatten(), torch.tensor([grid.decode(code) for code in want]))
@@ -235,7 +238,7 @@ def test_without_blocks_only_infinities_that_the_format_has_stay(name: str) -> N
 
 
 def test_casts_of_the_mixed_precision_blog() -> None:
-    """Check the blog's table of examples, to the digits printed there."""
+    """Check the table of examples in that blog post, to the digits printed there."""
     x = torch.tensor([-1.51039, 0.412776, -0.348471, -1.17588])
     table = {
         "bf16": [-1.50781, 0.412109, -0.347656, -1.17969],
@@ -321,7 +324,9 @@ def test_stochastic_takes_the_other_neighbour_when_the_draw_is_below_the_distanc
 
 def test_a_draw_is_below_the_distance_or_not_to_the_last_bit() -> None:
     last = 2.0**-48
-    cases = [  # steps above a grid value, the draw, and the result; ties start from the even side
+    # The value, the draw and the result; values and results are in steps of the grid. The value is rounded to nearest
+    # first, a tie to even, and moves to its other neighbour if the draw is below its distance from the nearest one.
+    cases = [
         (0.25, 0.25, 0.0),
         (0.25, 0.25 - last, 1.0),
         (0.75, 0.25, 1.0),
@@ -351,7 +356,10 @@ def test_a_draw_is_below_the_distance_or_not_to_the_last_bit() -> None:
     ],
 )
 def test_stochastic_rounding_is_unbiased(exponent: int, samples: int, place: float) -> None:
-    """Check that a value p = 2^exponent of a step above a grid value goes up with probability p, even if p is tiny."""
+    """Check that a value p = 2^exponent steps above a grid value is rounded up with probability p, even if p is tiny.
+
+    samples: log2 of the number of roundings. place: the grid value.
+    """
     q, p, step = Quantizer.parse("e4m3:stochastic"), 2.0**exponent, 2.0**-3 if place else 2.0**-9
     x = torch.full((1, 1 << 17), place + p * step)
     ups = 0
@@ -402,11 +410,11 @@ def test_uniform_noise_is_the_middle_of_one_of_65536_cells_in_bf16() -> None:
         assert noise[i] == torch.tensor(float(exact), dtype=torch.float64).to(torch.bfloat16)
 
 
-# Scales. Each row is one block whose first element has the largest magnitude.
+# Scales. Each row of one_block_per_row() is a block whose first element has the largest magnitude.
 
 
 def float32_of(value: Fraction) -> float:
-    """Return the float32 nearest to a positive fraction, ties to even; inf beyond the range."""
+    """Return the float32 nearest to a positive fraction, ties to even; inf if the result would exceed FLT_MAX."""
     exponent = math.floor(math.log2(value.numerator)) - math.floor(math.log2(value.denominator))
     exponent -= value < Fraction(2) ** exponent
     step = Fraction(2) ** (max(exponent, -126) - 23)
@@ -420,7 +428,11 @@ def ulp_neighbours(value: float) -> list[float]:
 
 @cache
 def adversarial_amaxes() -> list[float]:
-    """Return powers of two and 2^k · max of formats, one ulp below and above, subnormals, the largest, zero, others."""
+    """Return magnitudes of blocks for which scales are easily wrong, and random ones.
+
+    They are powers of two and maxima of formats times powers of two, with the float32 numbers next to each, subnormal
+    numbers, FLT_MAX, and zero.
+    """
     powers = [2.0**e for e in (-149, -148, -140, -127, -126, -125, -60, -10, -1, 0, 1, 2, 8, 60, 120, 125, 126, 127)]
     edges = [m * 2.0**e for m in (3, 6, 7, 7.5, 28, 448, 57344) for e in (-140, -130, -9, 0, 1, 9, 100)]
     near = [v for centre in powers + edges for v in ulp_neighbours(centre)]
@@ -440,7 +452,7 @@ def scalar_ideal(amax: float, grid: Format) -> float:
 
 
 def two_part(value: float) -> tuple[Fraction, int]:
-    """Return the mantissa in [1, 2) and the exponent, from the bits of a normal float32."""
+    """Return the mantissa m in [1, 2) and the exponent e of a positive normal float32 value m · 2^e, from its bits."""
     (pattern,) = struct.unpack("<I", struct.pack("<f", value))
     return 1 + Fraction(pattern & 0x7FFFFF, 1 << 23), (pattern >> 23 & 0xFF) - 127
 
@@ -476,7 +488,7 @@ def test_gam_scale_is_the_groups_mantissa_and_an_exponent_that_does_not_saturate
         assert groups.tolist() == [float(mantissa)]
         for a, s in zip(amaxes, want_scales, strict=True):
             assert s <= Fraction(scalar_ideal(a, grid)) or a == 0
-        # The quotient y = q / s reveals the exact s, because these scalings divide by s.
+        # The result y is an element's grid value divided by s, so it reveals whether s is exact.
         y = quantize(x, q, -1, 0)[0]
         for row, s in zip(range(len(amaxes)), want_scales, strict=True):
             v = [float32_of(abs(Fraction(e)) * s) if e else 0.0 for e in x[row].tolist()]
@@ -522,7 +534,10 @@ def test_power_of_two_scales_are_floors_of_exact_logarithms(name: str, scaling: 
 
 @pytest.mark.parametrize("name", FORMATS_WITH_SCALES)
 def test_e8m0_is_the_floor_of_the_rounded_ideal_too(name: str) -> None:
-    """Check that max / amax never rounds up to a power of two, except where the ideal is clamped at 2^-126."""
+    """Check that scales are also 2^floor(log2 s), where s is max / amax, rounded to float32.
+
+    So this quotient is never rounded up to a power of two. Blocks for which s is clamped to 2^-126 are not checked.
+    """
     grid = Format.parse(name)
     mantissas = torch.randint(1 << 23, (200_000,), generator=generator(6), dtype=torch.int32)
     max_mantissa = int(two_part(grid.max)[0] * (1 << 23)) - (1 << 23)
@@ -537,7 +552,10 @@ def test_e8m0_is_the_floor_of_the_rounded_ideal_too(name: str) -> None:
 def scalar_two_levels(
     rows: np.ndarray[Any, Any], grid: Format, scales: Format
 ) -> tuple[list[int], np.float32, list[list[float]]]:
-    """Compute two-level scales in TransformerEngine's order of operations, one float32 at a time."""
+    """Quantize blocks (rows) by two-level scales, one float32 operation at a time in TransformerEngine's order.
+
+    Return the codes of the block scales, the tensor scale by which decoding multiplies, and the decoded rows.
+    """
     f, top, flt_max = np.float32, np.float32(grid.max), np.float32(FLT_MAX)
     tensor_amax = np.abs(rows).max()
     g = f(1) if tensor_amax == 0 else min(top * f(448) / tensor_amax, flt_max)
@@ -577,7 +595,10 @@ def test_two_levels_follow_transformer_engine_operation_by_operation(name: str, 
 
 
 def ties_and_heavy_tails() -> Tensor:
-    """Return blocks of 16 of one tensor: magnitudes of many octaves, and midpoints of E2M1 times the block's scale."""
+    """Return a matrix whose rows are blocks of 16: 32 blocks with heavy tails, and one for each of 118 E4M3 scales.
+
+    The latter blocks are all midpoints between neighbours in E2M1, and 6 and 0, times the block's scale.
+    """
     heavy = torch.exp(3 * torch.randn(32, 16, generator=generator(11)))
     heavy *= torch.sign(torch.randn(32, 16, generator=generator(12)))
     d = 1 / (6 * 448 / heavy.abs().max())
@@ -595,7 +616,8 @@ def test_ties_and_heavy_tails_follow_transformer_engine_where_another_order_woul
     _, codes, groups = coded(x, q, -1, 0)
     assert (codes.flatten().tolist(), groups.tolist()) == (want_codes, [want_d])
     s8 = torch.tensor([float(TABLE["e4m3"].decode(code)) for code in want_codes])[:, None]
-    divided = (x / (s8 * float(want_d))).nan_to_num(0, 0, 0).numpy()  # division, where the reference multiplies
+    # The reference multiplies by a reciprocal instead of this division.
+    divided = (x / (s8 * float(want_d))).nan_to_num(0, 0, 0).numpy()
     other = [
         [float(f(grid.decode(grid.code_of(float(v)))) * f(s) * want_d) for v in row]
         for row, s in zip(divided, s8.flatten().tolist(), strict=True)
@@ -607,9 +629,9 @@ def test_ties_and_heavy_tails_follow_transformer_engine_where_another_order_woul
 
 
 def hadamard_matrix(size: int) -> Tensor:
-    """Return Sylvester's matrix, orthonormal, in float64.
+    """Return Sylvester's Hadamard matrix, divided by √size so that it is orthonormal, in float64.
 
-    Entry (i, j) is negative if i & j has an odd number of 1 bits.
+    The element in row i and column j is negative if i & j has an odd number of 1 bits.
     """
     rows = [[(-1) ** (i & j).bit_count() / math.sqrt(size) for j in range(size)] for i in range(size)]
     return torch.tensor(rows, dtype=torch.float64)
@@ -636,7 +658,11 @@ def test_rotation_is_the_matrix_of_signs_and_hadamard(size: int, length: int) ->
 
 
 def test_rotation_rounds_once_per_operation_and_then_to_the_dtype() -> None:
-    """Check against scalar code: 2^-floor(k/2) first, butterflies from near to far, √½ last for odd k."""
+    """Check a rotation of size 2^3 against scalar FP32 code, in this order of operations.
+
+    Multiply by signs and by 2^-1 (in general 2^-floor(k/2) for size 2^k), add and subtract elements at distances 1, 2
+    and 4, and multiply by √½, because k is odd.
+    """
     f = np.float32
     x = wild(1, 8, seed=8, octaves=8)
     signs = hadamard_signs(Quantizer(hadamard=8, signs=3), torch.device("cpu")).numpy()
@@ -664,7 +690,7 @@ def test_signs_are_te_or_none_or_bits_of_philox() -> None:
 
 
 def test_signs_spread_a_constant() -> None:
-    """Check that signs prevent a constant chunk from becoming one spike."""
+    """Check that a chunk of equal numbers does not become one large number and zeros, if signs are random."""
     x = torch.ones(1, 16)
     assert rotate(x, Quantizer(hadamard=16, signs="none"), -1).tolist() == [[4.0] + [0.0] * 15]
     assert rotate(x, Quantizer(hadamard=16), -1).abs().max() < 4
@@ -686,7 +712,7 @@ def test_quantizing_with_rotation_is_quantizing_what_was_rotated() -> None:
 @pytest.mark.parametrize("text", [text for text in QUANTIZERS if Quantizer.parse(text).format.bits <= 16])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_is_decoded_is_what_quantize_returns(text: str, dtype: torch.dtype) -> None:
-    """Check each quantizer with every shape in all dtypes, and in a short run in one."""
+    """Check each quantizer with every shape in all dtypes (if not DEEP: each shape in one of the dtypes)."""
     q = Quantizer.parse(text)
     shapes = ((33, 50, 3), (7, 130, 25), (1, 1, 1), (64, 3, 1), (0, 4, 1), (4, 0, 1))
     for rows, cols, octaves in shapes if DEEP else shapes[(DTYPES.index(dtype) + QUANTIZERS.index(text)) % 3 :: 3]:
@@ -822,7 +848,7 @@ def test_statistics_count_what_a_scalar_loop_counts(text: str, dtype: torch.dtyp
         limit = q.format.max + math.ldexp(1.0, q.format.emax - q.format.mantissa_bits - 1)
         ties = q.format.max_code % 2 == 1
         over = (scaled.abs() > limit) | (scaled.abs() == limit) & ties
-        if q.rounding == "stochastic":  # e2m1: an uncapped draw from beyond 6 goes to 6 or 8
+        if q.rounding == "stochastic":  # e2m1: a value between 6 and 8 has overflowed if it is rounded to 8
             draws = uniform(x.numel(), 18, "cpu").view(x.shape)
             beyond = scaled.abs().double()
             over = (beyond >= 8) | (beyond > 6) & torch.where(
@@ -928,7 +954,7 @@ def test_these_scalings_never_saturate(name: Any, scaling: Any, block: Block, va
 
 @pytest.mark.parametrize("text", ["e4m3:1x16:e8m0", "e2m1:channel:mx", "e4m3", "bf16", "e5m2:tensor:e8m0"])
 def test_quantizing_again_changes_nothing(text: str) -> None:
-    """Check scales that are powers of two, and whose rounding leaves the exponent of the block unchanged."""
+    """Check scalings by powers of two in which rounding does not change a block's exponent, and so not its scale."""
     y = cast(wild(16, 64, seed=23, octaves=2), text)
     assert_same(cast(y, text), y)
 
@@ -940,7 +966,7 @@ def test_powers_are_those_of_exact_arithmetic_rounded_once() -> None:
     t = torch.cat(
         [torch.arange(-149, 128).double(), torch.empty(300_000).uniform_(-140, 126, generator=generator(24)).double()]
     )
-    exact = np.exp2(t.numpy().astype(np.longdouble)).astype(np.float32)  # 64 bits before the only rounding
+    exact = np.exp2(t.numpy().astype(np.longdouble)).astype(np.float32)  # computed with 64 bits, and rounded once
     assert np.array_equal(exp2(t).numpy(), exact)
     assert exp2(torch.tensor([-1e4, 1e4, math.nan], dtype=torch.float64))[:2].tolist() == [0.0, math.inf]
 
@@ -969,12 +995,12 @@ def test_a_sampled_weight_is_the_weight_and_scaled_noise(noise: Any, dtype: torc
     ("shape", "block"), [((70, 45), 32), ((64, 64), 32), ((5, 3), 32), ((40, 20), 8), ((9, 200), 128)]
 )
 def test_the_gradient_of_bits_is_that_of_autograd(noise: Any, shape: tuple[int, int], block: int) -> None:
-    """Compare with autograd through w + R · 2^(1 − b) · max|w| in float64, maximum constant (GaussWS eq. 4)."""
+    """Compare with autograd of w + R · 2^(1 − b) · max|w| in float64, with max|w| as a constant (GaussWS eq. 4)."""
     w, grad = (torch.randn(shape, generator=generator(s)) for s in (27, 28))
     grid = [-(-n // block) for n in shape]
     b = torch.empty(grid).uniform_(2, 9, generator=generator(29))
     r = (sample_weight(torch.zeros(shape), b, 6, noise, block, torch.float32)).double()
-    assert not r.any()  # no weight, no noise
+    assert not r.any()  # the noise is proportional to max|w|
     unit = torch.ones(shape)
     r = (sample_weight(unit, torch.ones(grid), 6, noise, block, torch.float32).double() - 1).double()
     exact_b = b.double().requires_grad_()
@@ -1007,6 +1033,6 @@ def test_the_gradient_of_bits_is_summed_in_the_written_order() -> None:
 
 
 def test_uses_of_one_seed_do_not_meet() -> None:
-    """Check streams: the four words of one counter differ between stochastic rounding, noise and signs."""
+    """Check that stochastic rounding (two streams), noise and signs get different Philox words for one counter."""
     index = torch.zeros(1, dtype=torch.int64)
     assert len({tuple(philox(index, stream, 5).flatten().tolist()) for stream in range(4)}) == 4

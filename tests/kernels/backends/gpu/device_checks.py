@@ -1,7 +1,4 @@
-"""Check that a device backend equals the reference bit for bit, for the emulated kernels and for those on a GPU.
-
-`place` moves inputs to the backend's device; the reference always runs on the CPU.
-"""
+"""Check that the results of a CUDA backend, emulated or on a GPU, equal the reference's results bit for bit."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,17 +18,22 @@ from fewbits.kernels.reference.rounding import four_over_six, round_with
 from fewbits.kernels.reference.scales import choose_scales
 from tests.kernels.inputs import assert_same, generator
 
-BESIDE = 16  # elements before and after a result that have to stay
+BESIDE = 16  # elements before and after a result whose values must not change
 
 
 @dataclass(frozen=True)
 class Checks:
+    """Checks of `backend`. `place` moves inputs to its device; the reference always runs on the CPU."""
+
     backend: Any
     place: Callable[[Tensor], Tensor]
 
     def quantizer(self, x: Tensor, q: Quantizer, axis: int, seed: int = 7, **parts: Any) -> None:
-        """Check all that a backend does with a quantizer; `parts` are partition and skip."""
-        was = torch.full_like(x, 0.5)  # the content that skipped parts keep
+        """Compare quantize() with each combination of outputs, encode() and decode() with the reference.
+
+        parts: the arguments `partition` and `skip` of quantize().
+        """
+        was = torch.full_like(x, 0.5)  # the values of `out` before the call, which skipped parts keep
         want = reference.quantize(x, q, axis, seed, out=was.clone(), want_stats=True, **parts)
         here = {name: self.place(part) if isinstance(part, Tensor) else part for name, part in parts.items()}
         case = f"{q} of {tuple(x.shape)} {x.dtype}, {axis=}, {seed=}, {parts}"
@@ -92,7 +94,10 @@ class Checks:
             assert_same(a.cpu(), b, f"{what} of {mixture}, {tuple(x.shape)} {x.dtype}, {axis=}")
 
     def decision(self, blocks: int, index: int) -> None:
-        """Check the decisions of so many blocks on an entry, and that the elements around them stay."""
+        """Compare decide() for entry `index` of a mixture and this number of decision blocks with the reference.
+
+        Also check that the memory before and after the results `choice` and `decided` does not change.
+        """
         random = generator(blocks)
         counts = torch.randint(1, 8, (blocks, 7), generator=random)
         counts[:, LOST] = torch.rand(blocks, generator=random) < 0.2
@@ -125,7 +130,7 @@ class Checks:
 
 
 def any_bytes(q: Quantizer, axis: int, shape: tuple[int, int], seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return arbitrary stored tensors: every code, every scale code and every float32, valid or not."""
+    """Return tensors for decode() of random bytes: codes, scale codes and float32 group scales, also invalid ones."""
     g, random = generator(seed), []
     for size, dtype in layout(q, axis, *shape):
         bytes_ = torch.randint(256, (*size[:-1], size[-1] * dtype.itemsize), generator=g, dtype=torch.uint8)
@@ -135,20 +140,20 @@ def any_bytes(q: Quantizer, axis: int, shape: tuple[int, int], seed: int) -> tup
 
 
 def unstorable(x: Tensor, q: Quantizer, axis: int) -> bool:
-    """Tell whether this is a naive cast of non-finite values to a format that has no code for them."""
+    """Tell whether x cannot be stored: non-finite values after rotation, without scales, in a format without NaN."""
     naive = q.scaling == "none" and not q.format.has_nan
     return naive and not bool(reference.rotate(x, q, axis).isfinite().all())
 
 
-CONVERTED = ("e4m3", "e5m2", "e2m1", "e2m3", "e3m2", "bf16", "fp16")  # formats with instructions of their own
+CONVERTED = ("e4m3", "e5m2", "e2m1", "e2m3", "e3m2", "bf16", "fp16")  # formats that a GPU instruction converts to
 
 
 def every_pattern(dtype: torch.dtype) -> Tensor:
-    """Return all 65,536 numbers of a dtype of 16 bits, NaN and infinities included, as a matrix."""
+    """Return all 65,536 numbers of a 16-bit dtype, NaNs and infinities included, as a matrix of 256 x 256."""
     return torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16).view(dtype).view(256, 256).roll(128, 0)
 
 
-# All cases in which a draw is used, on a grid whose steps near 3 are 1.
+# Quantizers for all scalings whose code uses random draws differently. E2M1's values near 3 are 1 apart.
 DRAWN = (
     "e2m1",
     "e2m1:1x16:amax",
@@ -161,10 +166,11 @@ DRAWN = (
 
 
 def undecided(q: Quantizer, axis: int, seed: int) -> Tensor:
-    """Return values that are still between two neighbours after the first 16 bits of their draws.
+    """Return a matrix of values whose stochastic rounding depends on the last 32 of the 48 bits of their draws.
 
-    Scales are powers of two. In a block that Four Over Six scales there is one such value besides the largest, and it
-    decides the scale; in every other row of blocks it is such a value if the largest becomes 4.
+    Block scales are powers of two. For Four Over Six, each block has one such value besides its maximum, and how that
+    value is rounded decides the block's scale. The value is such a value if the scale maps the maximum to 6, and in
+    every second row of blocks if the scale maps it to 4.
     """
     n = 128
     down, place = axis == 0, torch.arange(n)
@@ -181,13 +187,16 @@ def undecided(q: Quantizer, axis: int, seed: int) -> Tensor:
         sizes = 2.0 ** torch.randint(-3, 4, (n // height, n // 16), generator=generator(seed))
         x = x * sizes.repeat_interleave(height, 0).repeat_interleave(16, 1)
         if q.traits.kind == "two-level":
-            x[0, 0] = 6 * q.traits.target  # makes the tensor's scale 1
+            x[0, 0] = 6 * q.traits.target  # makes the tensor scale 1
         x = x.mT if down else x
     return x.float().contiguous()
 
 
 def decided_late(x: Tensor, q: Quantizer, axis: int, seed: int) -> int:
-    """Count the values of `undecided`, or Four Over Six's scales, that change without a draw's last 32 bits."""
+    """Count the values of `undecided` (for Four Over Six: the block scales) that depend on the last 32 bits of draws.
+
+    Compare the results of the draws with the results if each draw is replaced by the next multiple of 2^-16.
+    """
     draws = uniform(x.numel(), seed, "cpu").view(x.shape)
     amax = largest(x, q.block.resolve(x.shape, axis))
     results = []

@@ -1,4 +1,4 @@
-"""Run the CUDA backend on the CPU: its real host code, and its kernel sources on the SIMT emulator of simt/."""
+"""Run the CUDA backend on the CPU: its unchanged host code, and its kernel sources on the SIMT emulator in simt/."""
 
 import ctypes
 import hashlib
@@ -25,11 +25,11 @@ KERNELS = {
     "decode.cu": ("decode",),
     "weights.cu": ("gaussian_noise", "uniform_noise", "sample_weight", "sample_weight_backward"),
 }
-SHARED = (227 << 10) - STATIC_SHARED  # of a CTA of an H100
+SHARED = (227 << 10) - STATIC_SHARED  # bytes of dynamic shared memory that a CTA of an H100 can have
 NAMES = tuple(DTYPE_NAMES.values())
 SPEC = ctypes.c_uint32 * len(flat(spec_of(Quantizer(), -1)))
 FLAGS = "-std=c++17 -O1 -fPIC -shared -ffp-contract=off -fno-trapping-math -fno-math-errno"
-# Several such libraries are loaded in one process; each must use its own inline variables.
+# One process loads several of these libraries, and each must use its own copies of the inline variables.
 FLAGS += " -fno-gnu-unique -Wl,-Bsymbolic"
 
 
@@ -42,17 +42,17 @@ class _Variant(ctypes.Structure):  # csrc/spec.cuh
 
 
 class EmulatedLauncher:
-    """A launcher that runs each launch at once, without streams, and records it in `launches`.
+    """A launcher that runs each launch on the emulator before it returns, and records it in `launches`.
 
-    Each launch runs its threads in a different order, so that a race changes the result.
+    Streams are ignored. Each launch runs its threads in a different order, so that a race changes the result.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
         self._library.simt_atomics.restype = ctypes.c_uint64
         self.launches: list[Variant] = []
-        self.shared: list[int] = []  # the dynamic shared memory of each launch
-        self.atomics: list[int] = []  # the atomic operations of each launch
+        self.shared: list[int] = []  # bytes of dynamic shared memory of each launch
+        self.atomics: list[int] = []  # number of atomic operations of each launch
         self.room = SHARED
 
     def kernel(self, variant: Variant, device: torch.device) -> Kernel:
@@ -81,7 +81,7 @@ class EmulatedLauncher:
 
 @cache
 def compiled(source: Path, *options: str) -> ctypes.CDLL:
-    """Compile a library of kernels for the emulator, and load it; it is kept in the user's cache."""
+    """Compile a C++ source for the emulator to a library, which stays in the user's cache, and load it."""
     return ctypes.CDLL(str(library(source, *options)))
 
 
@@ -90,7 +90,10 @@ def library(source: Path, *options: str) -> Path:
 
 
 def _library(name: str, text: str, beside: Iterable[Path], options: Sequence[str]) -> Path:
-    """Compile a source text. beside: the files that it includes, besides those of csrc/."""
+    """Compile a C++ text; return the path of the library, which is in the user's cache under a hash of its sources.
+
+    beside: all files that the text includes, except the files of csrc/.
+    """
     command = build.compiler()
     assert command is not None
     flags = [*shlex.split(FLAGS), f"-I{compilation.SOURCES}", f"-I{SIMT}", *options]
@@ -114,7 +117,7 @@ def emulated_device(*options: str) -> tuple[Device, EmulatedLauncher]:
 
 
 class ConstantLauncher:
-    """A launcher that compiles each kernel for its constants, as NVRTC does, and runs it on the emulator."""
+    """A launcher that compiles each kernel with its variant's constants, as NVRTC does, and runs it on the emulator."""
 
     def __init__(self) -> None:
         self.launches: list[Variant] = []

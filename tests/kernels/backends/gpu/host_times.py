@@ -1,10 +1,10 @@
-"""Measure how long calls of the CUDA path occupy the host, and how often the observer makes it wait, without a GPU.
+"""Measure the host's time for calls of the CUDA backend, and how often the observer makes the host wait; no GPU needed.
 
-The calls run on real CuPy and on the stand-in for NVIDIA's driver (stubbed.py), whose launches return at once. So a
-time is that of our code, of torch and of CuPy, and not that of a launch in NVIDIA's driver. The tensors are on the CPU,
-but operators go through torch's dispatcher as those of CUDA tensors do. The time of a call is that of the fastest of
-many short bursts of calls, so that other programs on the machine change it little; the ratio compares it with
-`torch.empty_like` of the same matrix. All bursts take turns, on one thread.
+The calls run on real CuPy and on a stand-in for NVIDIA's driver (stubbed.py), whose launches return at once. So the
+times include our code, torch and CuPy, but not the driver. The tensors are on the CPU, but operators go through torch's
+dispatcher, as they do for CUDA tensors. The time of a call is the mean in the fastest of many short bursts of calls, so
+that other programs on the machine change it little. It is also printed relative to the time of `torch.empty_like` of
+the same matrix. Bursts of the different calls take turns, on one thread.
 
     python -m tests.kernels.backends.gpu.host_times
 """
@@ -39,14 +39,14 @@ MIXTURE = "e4m3:128x128:gam @ error<0.045 | bf16"
 REFERENCE = "`torch.empty_like`"
 BURST, BURSTS = 20, 500
 LAYERS, MICRO_BATCHES = 24, 4
-BY_ROW = "e4m3:1x16:amax @ error<0.06 | bf16 ; per=1x16"  # recorded for each of the six operands of a layer
+BY_ROW = "e4m3:1x16:amax @ error<0.06 | bf16 ; per=1x16"  # the mixture of each of the six operands of a layer
 
 Calls = Mapping[str, Callable[[], object]]
 
 
 @contextmanager
 def calls() -> Iterator[Calls]:
-    """Return the calls of the table, which are valid while the `with` block runs."""
+    """Return the measured calls by their names in the table; they can be called while the `with` block runs."""
     square, nvfp4, mixture = Quantizer.parse(SQUARE), Quantizer.parse(NVFP4), Mixture.parse(MIXTURE)
     x = torch.randn(256, 384, generator=torch.Generator().manual_seed(0)).bfloat16()
     leaf = x.clone().requires_grad_()
@@ -70,7 +70,7 @@ def calls() -> Iterator[Calls]:
 
 
 def seconds(measured: Calls, bursts: int = BURSTS) -> dict[str, float]:
-    """Return the seconds of one call: those of its fastest burst."""
+    """Return the seconds of each call: the mean over the BURST calls of its fastest burst."""
     best = dict.fromkeys(measured, float("inf"))
     for _ in range(bursts):
         for name, call in measured.items():
@@ -82,9 +82,9 @@ def seconds(measured: Calls, bursts: int = BURSTS) -> dict[str, float]:
 
 
 def waits(layers: int = LAYERS, micro_batches: int = MICRO_BATCHES, config: ObserverConfig | None = None) -> list[int]:
-    """Return how often the observer makes the host wait in each step of a window and, as the last, at its end.
+    """Return how often the observer makes the host wait: a number for each step of a window, then one for its end.
 
-    The layers are small and run on the CPU: the number does not depend on their sizes.
+    The layers are small and run on the CPU, because these numbers do not depend on their sizes.
     """
     config = config or ObserverConfig()
     observer = CountedObserver(config)

@@ -1,10 +1,10 @@
-"""Read the machine code of a kernel (SASS, by nvdisasm) and count what a thread executes on the common path.
+"""Read the machine code of a kernel (SASS, from nvdisasm) and count a thread's instructions on the common path.
 
-The common path is the longest path without cycles through the control flow that avoids calls, accesses to global memory
-for single elements, and, if a block accesses all vectors of a thread, blocks that access one: such code serves ragged
-edges, misaligned matrices and rare elements. A loop over tiles, which accesses all vectors of a thread, counts as one
-iteration, and other loops as nothing. The count is an upper bound, because the path takes the longer side of every
-other branch.
+The common path is the longest path through the control flow, without cycles, that avoids rare code: calls, accesses to
+global memory for single elements, and basic blocks that access few of a thread's vectors, if another block accesses
+many. Rare code serves ragged edges, misaligned matrices and rare values. A loop over tiles, which accesses the vectors
+of a thread, counts as one iteration; the instructions of other loops do not count. Apart from such loops the count is
+an upper bound, because at every other branch the path takes the longer side.
 """
 
 import re
@@ -21,8 +21,8 @@ INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]+)\*/\s+(?:(@!?U?P\w+)\s+)?([A-Z][\w.
 LABEL = re.compile(r"^(\.L_x_\d+|\.text\.\w+|[$.\w]+):")
 TARGET = re.compile(r"`\((\.L_x_\d+)\)")
 GLOBAL = ("LDG", "STG")
-# Instructions that a multiprocessor issues at 16 or at 64 a clock; of others it issues 128. The CUDA Programming Guide,
-# "Arithmetic Instructions", compute capability 9.0.
+# Instructions of which a multiprocessor executes 16 or 64 each clock, for single threads; of others it executes 128.
+# Source: CUDA Programming Guide, "Arithmetic Instructions", compute capability 9.0.
 SIXTEEN = ("MUFU", "F2F", "F2I", "I2F", "FLO", "POPC", "BREV")
 SIXTY_FOUR = (
     "LOP3",
@@ -49,15 +49,15 @@ SIXTY_FOUR = (
 
 @dataclass
 class Block:
-    """Instructions without a branch in between, as (predicate, operation, operands)."""
+    """A basic block: instructions (predicate, operation, operands), and the indices of the blocks that may follow."""
 
     instructions: list[tuple[str, str, str]] = field(default_factory=list)
     successors: list[int] = field(default_factory=list)
-    exits: bool = False  # the thread may end after the last instruction
+    exits: bool = False  # the last instruction may end the thread
 
     @property
     def rare(self) -> bool:
-        """Tell whether this code serves few elements: single elements, or operands of which a quotient is subnormal."""
+        """Tell whether the block accesses single elements or calls a function, as divisions do for rare operands."""
         return any(_of_one_element(op) or op.startswith("CALL") for _, op, _ in self.instructions)
 
     @property
@@ -66,7 +66,7 @@ class Block:
 
 
 def _of_one_element(op: str) -> bool:
-    """Tell whether this accesses global memory for one element of 16 bits or one code of a byte."""
+    """Tell whether this operation loads or stores only 8 or 16 bits of global memory, which is one element or code."""
     return op.startswith(GLOBAL) and bool({"U16", "U8", "S8", "S16"} & set(op.split(".")))
 
 
@@ -87,7 +87,8 @@ class Code:
 
     def _path_between_loops(self) -> Counter[str]:
         components = _in_cycles(self.blocks)
-        best: dict[int, Counter[str] | None] = {}  # from the start of a block or a loop; None: there is no such path
+        # The longest path from the start of a block, or of a loop, to an exit; None if every path has rare code.
+        best: dict[int, Counter[str] | None] = {}
 
         def members(index: int) -> set[int]:
             return components.get(index, {index})
@@ -115,9 +116,10 @@ class Code:
         return best[min(members(0))] or Counter()
 
     def _is_rare(self, node: int) -> bool:
-        """Tell whether a block is outside the common path.
+        """Tell whether a block cannot be on the common path.
 
-        If a block accesses several vectors at once, one that accesses few of them serves threads at an edge.
+        A block that accesses fewer than half as many vectors as another block, but at least one, serves threads at an
+        edge of the matrix.
         """
         most = max(block.wide for block in self.blocks)
         return self.blocks[node].rare or 0 < self.blocks[node].wide < most // 2
@@ -130,12 +132,12 @@ class Code:
 
 
 def _length(path: Counter[str]) -> tuple[int, int]:
-    """Order paths: first by the vectors that they access, then by their instructions."""
+    """Return a path's number of 128-bit accesses to global memory and its number of instructions, to compare paths."""
     return sum(n for op, n in path.items() if op.startswith(GLOBAL) and ".128" in op), path.total()
 
 
 def _iterated_once(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
-    """Replace each jump back to the start of a loop over tiles by jumps to where the loop ends."""
+    """Replace each jump back to the start of a loop over tiles by jumps to the blocks that follow the loop."""
     most = max(block.wide for block in blocks)
     result = list(blocks)
     for loop in {min(loop): loop for loop in _in_cycles(blocks).values()}.values():
@@ -151,7 +153,7 @@ def _iterated_once(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
 
 
 def _in_cycles(blocks: tuple[Block, ...]) -> dict[int, set[int]]:
-    """Return the strongly connected component of each block that lies in a loop (Tarjan's algorithm)."""
+    """Return, for the index of each block in a loop, all blocks of its strongly connected component (Tarjan)."""
     index: dict[int, int] = {}
     low: dict[int, int] = {}
     stack: list[int] = []
@@ -198,7 +200,7 @@ def disassemble(cubin: bytes) -> Code:
 
 
 def nvdisasm() -> Path | None:
-    """Return the program's path: nvidia-cuda-nvdisasm installs it."""
+    """Return the path of the program nvdisasm, or None if the package nvidia-cuda-nvdisasm is not installed."""
     spec = find_spec("nvidia")
     folders = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
     return next((path for folder in folders for path in sorted(folder.rglob("bin/nvdisasm"))), None)
@@ -230,11 +232,11 @@ def parse(text: str) -> Code:
     return Code(tuple(blocks))
 
 
-PARAMETERS_START = 0x210  # of the constant bank of a kernel, on sm_90
+PARAMETERS_START = 0x210  # bytes in a kernel's constant bank before its parameters, on sm_90
 
 
 def parameter_bytes(cubin: bytes) -> int:
-    """Return the size of a kernel's parameters: that of its constant bank, without what precedes them."""
+    """Return the size of a kernel's parameters: the size of its constant bank less PARAMETERS_START."""
     start, size, count, names = (*struct.unpack_from("<Q", cubin, 40), *struct.unpack_from("<HHH", cubin, 58))
     sections = [struct.unpack_from("<IIQQQQ", cubin, start + i * size) for i in range(count)]
     table = sections[names][4]
@@ -246,6 +248,9 @@ def parameter_bytes(cubin: bytes) -> int:
 
 
 def resident_ctas(registers: int, threads: int, shared: int) -> int:
-    """Return how many CTAs a multiprocessor of sm_90 holds: 65,536 registers, 2,048 threads, 227 KiB shared memory."""
+    """Return how many CTAs fit in a multiprocessor of sm_90: 65,536 registers, 2,048 threads, 227 KiB shared memory.
+
+    registers: of a thread. threads, and shared (bytes of shared memory): of a CTA.
+    """
     per_warp = -(-registers // 8) * 8 * 32
     return min(65536 // (per_warp * -(-threads // 32)), 2048 // threads, 227 * 1024 // (shared + 1024), 32)

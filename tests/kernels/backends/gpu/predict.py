@@ -1,10 +1,12 @@
 """Predict the speed of kernels on an H100 from their machine code, by a roofline model.
 
-A kernel takes as long as the slowest of: the bytes that it moves at the speed of a copy, its instructions at the issue
-rate, and those that only a part of the multiprocessor executes, at that part's rate. Nothing here is measured.
+The predicted time of a kernel is the longest of three: its bytes at the speed of a copy; all its instructions at the
+issue rate; and the instructions that only a part of the multiprocessor executes, at the rate of that part. Nothing here
+is measured.
 
-A second read counts fully, with one exception: the tiles of a strip (csrc/strip.cuh) that a CTA reads again come from
-the L2, at its speed and after all other traffic, if those of all CTAs that run at once fit in it. This is assumed.
+If a kernel reads data twice, the second read counts fully, with one exception: if the tiles of a strip
+(csrc/strip.cuh) that all concurrent CTAs read twice fit in the L2 together, the second read has the speed of the L2,
+and its time is added to that of all other traffic. That the L2 then holds these tiles is an assumption.
 
     python -m tests.kernels.backends.gpu.predict             # writes docs/measured/cuda-kernels-predicted.md
     python -m tests.kernels.backends.gpu.predict "1x32, mx"  # prints the rows of one class, and writes nothing
@@ -27,17 +29,17 @@ from tests.kernels.backends.gpu.test_cuda_kernels_fit import CLASSES, usage
 from tests.kernels.backends.gpu.test_machine_code import BY_ELEMENT, ELEMENTS, LOOPED, compiled, variants_of
 
 TARGET = Path(__file__).parents[4] / "docs/measured/cuda-kernels-predicted.md"
-COPY = 3.0e12  # bytes a second that a copy moves on an H100 SXM
+COPY = 3.0e12  # bytes that a copy reads and writes in a second on an H100 SXM
 MULTIPROCESSORS, CLOCK = 132, 1.755e9
-# The speed of reads from the L2 in bytes a second, and the bytes for which it holds. Measured by others on an H100
-# PCIe, which has 114 multiprocessors and also an L2 of 50 MB: github.com/te42kyfo/gpu-benches has 6.8e12 for up to
-# 33,152 KiB and less beyond (gpu-l2-cache/h100_pcie.txt). That an H100 SXM is the same, and that results which are
-# written at the same time displace nothing, are assumptions.
+# The speed of reads from the L2 in bytes a second, and the bytes that can be read at this speed. They were measured by
+# others on an H100 PCIe, which has 114 multiprocessors and, like an H100 SXM, an L2 of 50 MB:
+# github.com/te42kyfo/gpu-benches (gpu-l2-cache/h100_pcie.txt) has 6.8e12 for up to 33,152 KiB, and less for more. We
+# assume the same of an H100 SXM, and that results which are written meanwhile displace nothing in the L2.
 L2, L2_HOLDS = 6.8e12, 33_152 << 10
-SHARED = (227 << 10) - STATIC_SHARED  # dynamic shared memory of a CTA
+SHARED = (227 << 10) - STATIC_SHARED  # bytes of dynamic shared memory that a CTA can have
 STRIPS, HIGH_STRIPS = "channel down, many rows", "channel down, 8192 rows"
 HEIGHTS = (4096, 8192, 10240, 12288, 14336, 16384, 24576, 32768, 65536)
-SHOWN = (  # the classes of the page
+SHOWN = (  # the names of the classes on the page, in its order
     "128x128, amax",
     STRIPS,
     HIGH_STRIPS,
@@ -94,7 +96,7 @@ tiles would serve all second reads up to 18,432 rows.
 
 
 def read_again(variant: Variant, rows: int) -> tuple[float, bool]:
-    """Return the share of the matrix that a kernel reads twice, and whether the second read finds it in the L2."""
+    """Return the share of a matrix with this number of rows that a kernel reads twice, and whether the L2 holds it."""
     if variant.kernel != "quantize_strip":
         return 0, False
     x = torch.empty(rows, 1, dtype=DTYPES[variant.dtypes[0]], device="meta")
@@ -104,7 +106,11 @@ def read_again(variant: Variant, rows: int) -> tuple[float, bool]:
 
 
 def seconds(variant: Variant, path: Counter[str], rows: int, cached: bool = True) -> tuple[float, str]:
-    """Return the predicted time for an element, and what limits it; cached: the L2 holds what fits in it."""
+    """Return the predicted seconds for one element, and the name of the resource that limits the speed.
+
+    path: the instructions of a thread. rows: of the matrix. cached: whether second reads that fit in the L2 are served
+    by it.
+    """
     width = DTYPES[variant.dtypes[0]].itemsize
     quantizes = variant.kernel in ("quantize", "quantize_strip")
     writes = sum(s.encodes / 8 if s.encodes else width for s in variant.specs) if quantizes else 0
@@ -143,7 +149,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def rows_of(name: str) -> list[str]:
-    """Return the page's rows of a class: one for each kernel, the last with the share of a copy."""
+    """Return the page's rows for a class: one for each kernel; the last has the class's speed relative to a copy."""
     variants, height = variants_of(name), CLASSES[name][2][0]
     if name in (*BY_ELEMENT, *LOOPED) or any(variant.file != "quantize.cu" for variant in variants):
         raise ValueError(f"class {name!r}: its kernels have no common path of whole vectors, which the model needs")
@@ -165,7 +171,7 @@ def of_copy(variant: Variant, time: float) -> float:
 
 
 def dynamic(variant: Variant, rows: int) -> int:
-    """Return the bytes of dynamic shared memory of a CTA, for a matrix of so many rows."""
+    """Return the bytes of dynamic shared memory of a CTA, for a matrix with this number of rows."""
     if variant.kernel != "quantize_strip":
         return 0
     x = torch.empty(rows, 1, dtype=DTYPES[variant.dtypes[0]], device="meta")
@@ -174,7 +180,7 @@ def dynamic(variant: Variant, rows: int) -> int:
 
 @cache
 def heights() -> str:
-    """Return the table of whole columns by their height."""
+    """Return the page's section on whole columns, with a table row for each of HEIGHTS."""
     lines = []
     for rows in HEIGHTS:
         (variant,) = variants_of(STRIPS if rows <= TWO_STRIPS else HIGH_STRIPS)

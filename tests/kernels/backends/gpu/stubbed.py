@@ -1,9 +1,9 @@
-"""Run the CUDA backend on real CuPy without a GPU: stand-ins for NVIDIA's driver and for NVRTC take their places.
+"""Run the CUDA backend on real CuPy without a GPU, with stand-ins for NVIDIA's driver and for NVRTC.
 
-The stand-ins (stub/) are libraries with the names and functions of the real ones. CuPy loads modules and launches
-through the driver's stand-in, which runs each launch on the SIMT emulator with the arguments that it was passed. All
-of our code runs unchanged. This build of torch has no CUDA, so the few questions that we ask torch.cuda (the current
-device and stream, the device's generation, whether a stream is captured) get answers from `Torch`.
+The stand-ins (stub/) are libraries with the names and functions of the real ones. CuPy loads and launches kernels
+through the driver's stand-in, which runs each launch on the SIMT emulator with the launch's arguments. All code of
+fewbits runs unchanged. A CPU build of torch has no CUDA, so the class `Torch` replaces the few functions of torch.cuda
+that fewbits calls: for the current device and stream, a device's generation, and whether a stream is captured.
 """
 
 import ctypes
@@ -42,10 +42,10 @@ class Launch(ctypes.Structure):  # stub/driver.cpp
 
 @dataclass
 class Torch:
-    """The answers of torch.cuda."""
+    """Replaces the functions of torch.cuda that fewbits calls; they return its fields, or ask the driver's stand-in."""
 
     driver: ctypes.CDLL
-    streams: dict[int, int] = field(default_factory=dict)  # of each device; 0 is the default stream
+    streams: dict[int, int] = field(default_factory=dict)  # the current stream by device index; 0: default stream
     capturing: bool = False
     capability: tuple[int, int] = (9, 0)
 
@@ -74,7 +74,7 @@ class Stub:
 
     @contextmanager
     def capture(self) -> Iterator[None]:
-        """Capture the current stream, as torch.cuda.graph does."""
+        """Let torch and the driver report that the current stream is being captured, as within torch.cuda.graph."""
         self.torch.capturing = True
         self.driver.stub_set_capturing(1)
         try:
@@ -85,7 +85,7 @@ class Stub:
 
 
 def unavailable() -> str | None:
-    """Return why the stand-ins cannot be used here, or None."""
+    """Return the reason why the stand-ins cannot be used on this machine, or None if they can."""
     if torch.cuda.is_available():
         return "there is a real driver: run the tests marked gpu"
     if build.compiler() is None:
@@ -95,7 +95,7 @@ def unavailable() -> str | None:
 
 @cache
 def stand_ins() -> tuple[ctypes.CDLL, ctypes.CDLL]:
-    """Build and load the stand-ins; later libraries that ask for libcuda.so.1 get the loaded one."""
+    """Build and load the driver's stand-in and NVRTC's; libraries loaded later find the former as libcuda.so.1."""
     emulator = library(SIMT / "emulate.cpp")
     options = (str(emulator), f"-Wl,-rpath,{emulator.parent}")
     driver = ctypes.CDLL(str(library(STUB / "driver.cpp", "-Wl,-soname,libcuda.so.1", *options)), ctypes.RTLD_GLOBAL)
@@ -111,7 +111,7 @@ def stand_ins() -> tuple[ctypes.CDLL, ctypes.CDLL]:
 
 @contextmanager
 def stubbed(patch: pytest.MonkeyPatch, cache_folder: Path) -> Iterator[Stub]:
-    """Install the stand-ins, with an empty cache of cubins and a new launcher."""
+    """Use the stand-ins while the `with` block runs, with cubins cached in this folder and with a new launcher."""
     driver, nvrtc = stand_ins()
     packages = str(Path(nvrtc._name).parents[2])
     patch.setenv("FEWBITS_CACHE", str(cache_folder))

@@ -1,8 +1,8 @@
-"""Check kernels that are compiled for their constants, as NVRTC compiles them, on the emulator.
+"""Check on the emulator kernels that are compiled with the constants of their variant, as NVRTC compiles them.
 
-Elsewhere the emulator's kernels read their constants as run-time data, so the compiler's path through constant
-expressions is not taken. In a short run a few classes are compiled; in a deep run more, and all with checks for
-undefined behaviour.
+In other tests the emulator's kernels read these constants at run time, so code that the compiler evaluates from
+constants is not tested. A run that is not deep compiles a few classes of kernels; a deep run compiles more, and runs
+all classes, with constants read at run time, with checks for undefined behaviour.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ print("classes:", len(CLASSES))
 
 @pytest.mark.deep
 def test_no_class_has_undefined_behaviour() -> None:
-    """Run every class of kernels, in a process of its own, in a build that ends at the first undefined operation."""
+    """Run all classes of kernels in a separate process, in a build that aborts at the first undefined operation."""
     done = subprocess.run([sys.executable, "-c", SANITIZED], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert f"classes: {len(CLASSES)}" in done.stdout

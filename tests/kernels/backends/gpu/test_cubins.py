@@ -1,4 +1,4 @@
-"""Test that cubins are compiled once, kept complete, and never with options that change a bit; no GPU is needed."""
+"""Test without a GPU that cubins are compiled once, that damaged files are replaced, and that options are exact."""
 
 from pathlib import Path
 
@@ -52,6 +52,6 @@ def test_an_architecture_that_nvrtc_does_not_know_is_an_error() -> None:
 
 
 def test_arithmetic_keeps_subnormals_and_two_roundings() -> None:
-    """Check that -fmad does not contract, -ftz does not flush, and division is exact."""
+    """Check the options for no fused multiply-add, no flushing of subnormals, and correctly rounded division."""
     assert {"-fmad=false", "-ftz=false", "-prec-div=true"} <= set(OPTIONS)
     assert not any("fast" in option for option in OPTIONS)

@@ -1,7 +1,7 @@
-"""Check on a GPU that cuda equals the reference, with the inputs of test_cuda_emulated.py, and test streams and graphs.
+"""Check on a GPU that the CUDA backend equals the reference, with inputs as in test_cuda_emulated.py; streams; graphs.
 
 Run with `pytest -m gpu`; FEWBITS_TESTS=deep runs more cases, which need about twice as many kernels. Most of the time
-is that of compiling them: warm_parity.py does it side by side, before `make measure-gpu` runs these tests. For
+is spent on compiling kernels. So `make measure-gpu` first runs warm_parity.py, which compiles them in parallel. To use
 compute-sanitizer, from which torch's caching allocator hides errors, see docs/measured/cuda-kernels.md.
 """
 
@@ -47,7 +47,7 @@ def checks() -> Checks:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families_give_the_references_bits(checks: Checks, family: str, dtype: torch.dtype) -> None:
-    """Check each shape and axis; in a short run a family meets each with one dtype, along both axes with each dtype."""
+    """Check each shape and axis; if not DEEP, each of these pairs with one dtype only."""
     start = FAMILIES.index(family) * 7 + DTYPES.index(dtype) * 3
     names, share = list(KINDS), 1 if DEEP else 3
     cases = list(enumerate(product(SHAPES, (-1, 0)), start=start))
@@ -111,7 +111,7 @@ def test_classes_of_blocks(checks: Checks, text: str, shape: tuple[int, int], ax
 
 @pytest.mark.parametrize("text", STORED)
 def test_any_bytes_are_read_as_the_reference_reads_them(checks: Checks, text: str) -> None:
-    """Check all shapes along both axes, and in a short run a third of them, by turns."""
+    """Decode random bytes: all shapes along both axes, and if not DEEP, a third of these cases, by turns."""
     q, share = Quantizer.parse(text), 1 if DEEP else 3
     cases = list(enumerate(product((*ODD, (34, 48), (130, 136)), (-1, 0)), start=STORED.index(text)))
     for i, (shape, axis) in cases[STORED.index(text) % share :: share]:
@@ -126,7 +126,7 @@ def test_every_pattern_is_converted_as_the_reference_does(checks: Checks, text: 
 
 @pytest.mark.parametrize("name", ["e1m1", "e2m1", "e2m3", "e3m2", "e2m4", "e4m3", "e5m2", "e4m7", "bf16"])
 def test_codes_of_every_width_and_those_that_the_processor_makes(checks: Checks, name: str) -> None:
-    """Check all scalings with all numbers of columns, and in a short run a half of these pairs, by turns."""
+    """Check four quantizers with each number of columns, and if not DEEP, half of these pairs, by turns."""
     texts = (name, f"{name}:1x8:e8m0:stochastic", f"{name}:1x16:nvfp4", f"{name}:5x3:amax")
     for (i, cols), (j, text) in product(enumerate((128, 24, 131)), enumerate(texts)):
         if DEEP or (i + j + len(name)) % 2:
@@ -141,7 +141,7 @@ def test_rotations_and_their_inverses(checks: Checks, size: int) -> None:
 
 
 def test_a_rotation_beyond_the_dtype_is_a_nan_block_whatever_bits_the_device_gives_nan(checks: Checks) -> None:
-    """Check inf − inf within a butterfly: the NaN of a GPU has other bits than that of a CPU."""
+    """Check that inf − inf in a rotation makes the block NaN, although the NaNs of GPUs and CPUs have other bits."""
     for dtype, axis in product(DTYPES, (-1, 0)):
         checks.quantizer(make("huge", (64, 64), dtype), Quantizer.parse("e4m3:1x16:amax:rht16"), axis)
 
@@ -169,7 +169,7 @@ def test_sampled_weights_and_the_gradient_of_their_bits(checks: Checks, block: i
         checks.sampled_weight(w, grad, bits, noise, block, DTYPES[(i + 2) % 3])
 
 
-# Properties that only a device has
+# Behaviour that only a GPU has: asynchronous execution, streams, graphs
 
 
 def given_matrix(device: str = "cuda") -> Tensor:
@@ -203,7 +203,7 @@ def test_mixtures_are_decided_on_the_device(text: str) -> None:
 
 @pytest.mark.parametrize("text", SPECS)
 def test_kernels_run_on_the_current_stream(text: str) -> None:
-    """Check with a stream that is busy before the input is written; another stream would read old values."""
+    """Write the input late, on a busy stream: a kernel on another stream would read the old values."""
     x, want = torch.zeros_like(given_matrix()), fake_quantize(given_matrix(), text, seed=1)
     source = given_matrix()
     torch.cuda.synchronize()
@@ -238,7 +238,7 @@ def test_compiled_functions_call_the_kernels(text: str) -> None:
 
 
 def test_a_thread_whose_first_work_on_the_device_is_ours() -> None:
-    """Check threads like autograd's, which torch does not bind to the device before they compute there."""
+    """Check a thread in which torch has not yet made a CUDA context current, as in autograd's threads."""
     x = given_matrix().requires_grad_()
     y, g = fake_quantize(x, "e2m1:1x16:nvfp4:rht16", seed=1), torch.ones(512, 1024, dtype=torch.bfloat16, device="cuda")
     fake_quantize(given_matrix(), "e2m1:1x16:nvfp4:rht16", seed=1)

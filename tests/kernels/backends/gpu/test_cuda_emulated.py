@@ -1,7 +1,7 @@
-"""Check without a GPU that cuda equals the reference: real host code, with kernel sources on a SIMT emulator.
+"""Check without a GPU that the CUDA backend equals the reference: its kernel sources run on a SIMT emulator.
 
-This cannot test speed, nor NVIDIA's compiler and instructions. It detects a race only if the order of threads, which
-differs in every launch, changes the result.
+The host code is unchanged. Speed and NVIDIA's compiler and instructions are not tested. The emulator runs threads one
+after another, in an order that differs between launches, so a race is detected only if this order changes the result.
 """
 
 from itertools import product
@@ -38,10 +38,10 @@ def checks() -> Checks:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_gives_the_references_bits(checks: Checks, family: str, dtype: torch.dtype) -> None:
-    """Check a half of the shapes and axes, where a family meets all with at least one dtype; in a short run a tenth."""
+    """Check half of the pairs of shape and axis for each dtype, but all pairs over the dtypes; if not DEEP, a tenth."""
     start = FAMILIES.index(family) * 7 + DTYPES.index(dtype) * 3
     names, share = list(KINDS), 2 if DEEP else 10
-    cases = list(enumerate(product((-1, 0), ODD), start=start))  # both axes are in each part
+    cases = list(enumerate(product((-1, 0), ODD), start=start))  # both axes are in each share
     for i, (axis, shape) in cases[(FAMILIES.index(family) + DTYPES.index(dtype)) % share :: share]:
         q = Quantizer.parse(family + VARIANTS[i % len(VARIANTS)])
         checks.quantizer(make(names[i % len(names)], shape, dtype, seed=i), q, axis, seed=i)
@@ -49,7 +49,7 @@ def test_every_family_gives_the_references_bits(checks: Checks, family: str, dty
 
 @pytest.mark.parametrize("text", MS_EDEN)
 def test_ms_eden_gives_the_references_bits(checks: Checks, text: str) -> None:
-    """Check each rotation with every shape along both axes, and in a short run along one, by turns."""
+    """Check each rotation with every shape along both axes; if not DEEP, along one axis, by turns."""
     names, start = list(KINDS), MS_EDEN.index(text) * 5
     for i, (shape, axis) in enumerate(product((*ODD, (34, 48)), (-1, 0)), start=start):
         if not DEEP and i % 2:
@@ -59,12 +59,12 @@ def test_ms_eden_gives_the_references_bits(checks: Checks, text: str) -> None:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_every_input_gives_the_references_bits(checks: Checks, name: str) -> None:
-    """Check matrices whose rows are whole vectors, as in most models; in a short run every fifth case."""
+    """Check matrices whose rows are whole vectors of 8 elements, as in most models; if not DEEP, every fifth case."""
     texts = ("e4m3:1x16:amax", "e4m3:32x32:gam", "e2m1:1x32:e8m0", "e2m1:1x32:mx", "e2m1:1x16:nvfp4", "e5m2", "bf16")
     for i, (text, rounding, dtype) in enumerate(
         product(texts, ("", ":stochastic"), DTYPES), start=2 * list(KINDS).index(name)
     ):
-        if DEEP or i % 5 == 0:  # over the inputs, every text, rounding and dtype
+        if DEEP or i % 5 == 0:  # the inputs start at different i, so together they take every quantizer and dtype
             checks.quantizer(make(name, (34, 48), dtype), Quantizer.parse(text + rounding), -(i % 2))
 
 
@@ -100,7 +100,7 @@ def test_any_partition_with_any_parts_left_out(
 
 @pytest.mark.parametrize("text", ["e4m3:128x128:amax", "e2m1:1x16:nvfp4"])
 def test_calls_that_differ_only_in_their_parts(checks: Checks, text: str) -> None:
-    """Check one matrix with several partitions, with and without parts left out: each has a plan of its own."""
+    """Quantize one matrix with several partitions, with and without skipped parts: none may use another's plan."""
     x, q = make("lognormal", (136, 144), torch.bfloat16), Quantizer.parse(text)
     for part in (None, (1, 16), (16, 16), (128, 128), (7, 5), (136, 144), (1, 16)):
         checks.quantizer(x, q, -1, partition=part)
@@ -117,7 +117,8 @@ def test_both_axes_in_one_reading_are_two_calls(
     checks.both(x, row, column, seed)
 
 
-# Tiles hold 128x128 elements, rows of up to 16384, or columns of up to 2048; only powers of two fill them.
+# Quantizers and shapes that cover all classes of tiles: a tile has 128x128 elements, whole rows of up to 16384, or
+# whole columns of up to 2048. Only blocks whose sizes are powers of two fill a tile.
 CLASSES = (
     ("e4m3:64x32:amax", (200, 136)),
     ("e4m3:32x1:gam:stochastic", (136, 136)),
@@ -160,19 +161,20 @@ MARGIN = 1 << 14  # elements before and behind a matrix: more than a row, and a 
 
 
 def amid(x: Tensor, fill: float) -> tuple[Tensor, Tensor]:
-    """Return a copy of a matrix, and the memory in which it lies between margins that are filled with a number."""
+    """Return a copy of x that lies between two margins filled with a number, and the memory of all three."""
     memory = torch.full((x.numel() + 2 * MARGIN,), fill, dtype=x.dtype)
     inside = memory[MARGIN:-MARGIN].view(x.shape)
     return inside.copy_(x), memory
 
 
-# Heights with one row of a thread's eight missing, one too many, and none; rows of whole vectors and others.
+# Shapes (rows, cols). A thread processes 8 rows, of which one is missing, or there is one row too many, or neither.
+# Rows consist of whole vectors of 8 elements or not.
 EDGES = tuple(product((7, 9, 128, 135), (16, 24, 33, 136)))
 
 
 @pytest.mark.parametrize("shape", EDGES)
 def test_nothing_beyond_a_matrix_is_read_or_written(checks: Checks, shape: tuple[int, int]) -> None:
-    """Check matrices between infinities, which would spoil what reads them, and results between numbers that stay."""
+    """Check inputs between infinities, which would change results if they were read, and results between sevens."""
     i = EDGES.index(shape)
     x, _ = amid(make("lognormal", shape, DTYPES[i % 3], seed=i), float("inf"))
     for text in ("e4m3:128x128:amax", "e2m1:1x16:nvfp4:stochastic", "e4m3:channel:gam", "e4m3:3x5:amax", "e4m3"):
@@ -192,8 +194,9 @@ def test_nothing_beyond_a_matrix_is_read_or_written(checks: Checks, shape: tuple
     assert int((memory == 7).sum()) == 2 * MARGIN + int((out == 7).sum())
 
 
-# Heights around the limits: of tiles that hold whole columns; of tiles of 1024 rows (float32: 2048), of which two (one)
-# fit in 64 KiB beside the one in registers; and of strips of tiles that are twice as high.
+# Heights around these limits: a tile holds whole columns of up to 2048 rows. Higher columns are divided into tiles of
+# 1024 rows (float32: 2048), or of twice as many if there are more than 4096 rows. A row of a tile has 32 bytes. A CTA
+# keeps one tile in registers, and as many tiles as fit in 64 KiB in shared memory; it reads the others twice.
 HEIGHTS = (2048, 2049, 3072, 3073, 4096, 4097, 6145)
 IN_STRIPS = (
     "e4m3:channel:amax",
@@ -205,7 +208,7 @@ IN_STRIPS = (
 
 
 def spoiled(x: Tensor) -> Tensor:
-    """Put NaN and infinity into some columns, and only zeros into others."""
+    """Put NaN into the last row and infinity into the first row of some columns, and only zeros into other columns."""
     x[:, 1::5] = 0
     x[:, 2::10] *= -0.0
     x[-1, 3::7] = float("nan")
@@ -215,7 +218,7 @@ def spoiled(x: Tensor) -> Tensor:
 
 @pytest.fixture
 def strips(monkeypatch: pytest.MonkeyPatch) -> tuple[Checks, EmulatedLauncher]:
-    """Let narrow matrices be quantized in strips, with little shared memory."""
+    """Return checks and launcher of a backend that uses strips even for narrow matrices, with 64 KiB shared memory."""
     monkeypatch.setattr(tiles, "FEWEST_STRIPS", 1)
     device, launcher = emulated_device()
     launcher.room = 64 << 10
@@ -274,7 +277,8 @@ def test_only_wide_matrices_whose_columns_share_nothing_are_quantized_in_strips(
     assert "quantize_strip" not in [v.kernel for v in recorder.variants]
 
 
-# A quantizer, its axis, and the atomic operations of its first launch for a tile of 128x128: eight warps hold 16 rows.
+# A quantizer, its axis, and the number of atomic operations of its first launch for one tile of 128x128, which eight
+# warps process, 16 rows each.
 ATOMICS = (
     ("e4m3:128x128:amax", -1, 8),
     ("e4m3:32x64:amax", -1, 8 * 2),
@@ -301,7 +305,7 @@ def test_any_bytes_are_read_as_the_reference_reads_them(checks: Checks, text: st
 
 @pytest.mark.parametrize("name", ["e1m1", "e2m1", "e2m2", "e3m2", "e2m4", "e4m3", "e4m7", "bf16"])
 def test_codes_of_every_width_lie_in_words_and_in_bytes(checks: Checks, name: str) -> None:
-    """Check rows of whole words of 16 bytes down to odd numbers of bytes."""
+    """Check rows of codes whose length is a multiple of 16 bytes, and shorter rows down to odd numbers of bytes."""
     for i, cols in enumerate((128, 64, 32, 16, 8, 24, 40, 129, 131, 7)):
         for text in (name, f"{name}:1x8:e8m0:stochastic", f"{name}:5x3:amax"):
             checks.quantizer(make("lognormal", (11, cols), DTYPES[i % 3], seed=i), Quantizer.parse(text), -1)

@@ -1,8 +1,8 @@
-"""Check that every class of CUDA kernel compiles for current GPUs, without a GPU, and does not spill registers.
+"""Check without a GPU that every class of CUDA kernel compiles for current GPUs and does not spill registers to memory.
 
-The kernels are those that the host code launches, recorded as it launches them. A table of their resources is printed
-(pytest -s), and a kernel that spills registers to memory fails. In a deep run all are compiled for Hopper, one of each
-kind for the other architectures. What the compiler says of a source is kept in the user's cache.
+A class is a call in CLASSES; its kernels are found by recording what the host code launches. `pytest -s` prints a table
+of their resources. A deep run compiles all classes for Hopper (sm_90), and those of OF_EACH_KIND for sm_80 and sm_100a;
+another run compiles only OF_EACH_KIND for Hopper. The compiler's logs are kept in the user's cache.
 """
 
 import re
@@ -50,7 +50,7 @@ def decode(text: str, axis: int = -1) -> Ask:
 
 
 def decide(device: Device, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Decide by an error, then by the error of another quantizer, then by a spread."""
+    """Decide for an entry by its error, for the next by comparison with another error, and for the last by spread."""
     part = (16, 8)
     q = Quantizer("e4m3")
     first, second = (
@@ -178,7 +178,7 @@ OF_EACH_KIND = (
 
 
 class Usage(NamedTuple):
-    """The resources that a thread and a CTA of a kernel use."""
+    """The resources that a kernel uses: registers, spilled and stack bytes of a thread, shared memory of a CTA."""
 
     registers: int
     spilled_bytes: int
@@ -194,7 +194,7 @@ def usage(variant: Variant, architecture: str) -> Usage:
 
 
 def reported(log: str) -> Usage:
-    """Return the resources of the one kernel that a ptxas log describes."""
+    """Return the resources in the ptxas log of a single kernel; a number that the log does not state is 0."""
 
     def number(pattern: str) -> int:
         match = re.search(pattern, log)
@@ -210,17 +210,17 @@ def test_resources_are_read_from_ptxas_log() -> None:
 
 
 def log_of(source: str, architecture: str) -> str:
-    """Return the log of NVRTC and ptxas, kept in the user's cache beside the cubins; compiling takes seconds."""
+    """Return the log of NVRTC and ptxas; it is kept in the user's cache beside the cubin, to compile only once."""
     kept = cubins._path(source, architecture).with_suffix(".log")
     if not kept.exists():
         code, log = cubins.compile_now(source, architecture)
-        cached(cubins._path(source, architecture), lambda: code)  # for those that disassemble it
+        cached(cubins._path(source, architecture), lambda: code)  # for tests that disassemble it
         write_atomically(kept, log.encode())
     return kept.read_text()
 
 
 def runs() -> Iterator[object]:
-    """Yield the classes to compile for each architecture; a run that is not deep compiles one of each kind once."""
+    """Yield (class, architecture) to compile; all but OF_EACH_KIND for sm_90 are marked to run only in deep runs."""
     for architecture, names in (("sm_90", tuple(CLASSES)), ("sm_80", OF_EACH_KIND), ("sm_100a", OF_EACH_KIND)):
         for name in names:
             always = architecture == "sm_90" and name in OF_EACH_KIND

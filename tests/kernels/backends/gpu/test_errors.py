@@ -1,7 +1,8 @@
-"""Compare the statistics' errors of the CUDA kernels, which avoid divisions, with true divisions.
+"""Compare the relative errors |x − y| / |x| that CUDA kernels compute for statistics with true divisions.
 
-All pairs of numbers of 16 bits are compared for x in a few binades: a scaled pair has the same quotient. For float32,
-all reciprocals are compared, and the errors of random pairs.
+The kernels multiply by a reciprocal and correct the product. All pairs (x, y) of 16-bit numbers are compared for x in a
+few binades; other binades need no check, because scaling both numbers by a power of two keeps the quotient. For
+float32, all reciprocals are compared, and the errors of random pairs.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def bits(x: float, dtype: torch.dtype) -> int:
     return int(torch.tensor(x, dtype=dtype).view(torch.int16))
 
 
-# bf16: the least x for which errors are counted without division, one binade of usual numbers, and the greatest x.
+# The binades of the least bf16 x for which errors are computed without division, of usual x, and of the greatest x.
 @pytest.mark.parametrize("exponent", [-93, 0, 124])
 def test_errors_of_all_pairs_of_bf16(errors: ctypes.CDLL, exponent: int) -> None:
     first, last = (bits(2.0**e, torch.bfloat16) for e in (exponent, exponent + 1))
@@ -64,7 +65,7 @@ def test_errors_by_every_reciprocal_of_float32(errors: ctypes.CDLL) -> None:
 
 @pytest.mark.parametrize("exponent", [-77, 0, 124])
 def test_errors_of_random_pairs_of_float32(errors: ctypes.CDLL, exponent: int) -> None:
-    """Compare pairs whose distance is uniform, a power of two, or a few units in the last place."""
+    """Compare x with y in [0, 2 x), with x · (1 ± 2^-k), and with numbers a few units in the last place away."""
     n, g = 10_000_000 if DEEP else 1_000_000, generator(exponent)
     x = (1 + torch.rand(n, generator=g)) * 2.0**exponent
     scale = 2.0 ** -torch.randint(0, 24, (n,), generator=g)
@@ -78,7 +79,7 @@ def test_errors_of_random_pairs_of_float32(errors: ctypes.CDLL, exponent: int) -
     "text", ["e4m3:4x8:amax", "e5m2:1x16:e8m0", "e2m1:1x16:nvfp4:stochastic", "fp16:8x8:mx", "e4m3"]
 )
 def test_statistics_at_all_exponents_are_those_of_the_reference(text: str, dtype: torch.dtype) -> None:
-    """Check blocks of ordinary values, and blocks whose errors need a division because they are tiny or huge."""
+    """Check matrices of usual magnitude, and tiny or huge ones, for whose errors the kernels use a division."""
     q, limit = Quantizer.parse(text), torch.finfo(dtype).max
     checks = Checks(emulated_device()[0], lambda t: t)
     for exponent in (-140, -126, -110, -100, -93, -85, -77, -60, -44, -20, 0, 60, 122, 125, 127):

@@ -1,4 +1,4 @@
-"""Test the program that measures times on the host: its calls launch kernels, and it counts the observer's copies."""
+"""Test host_times.py: the calls that it measures launch kernels, and it counts how often the observer waits."""
 
 from collections.abc import Callable
 from typing import Any

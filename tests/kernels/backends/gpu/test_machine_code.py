@@ -1,6 +1,6 @@
-"""Check the machine code of kernels for Hopper: what a thread executes for a whole tile, by disassembly.
+"""Check the disassembled machine code of kernels for Hopper: the instructions of a thread on a tile without edges.
 
-In a short run a few classes are compiled; in a deep run all.
+A deep run compiles all classes of kernels, another run only a few.
 """
 
 import ctypes
@@ -19,8 +19,9 @@ from fewbits.kernels.backends.gpu.warm import Recorder
 from tests.kernels.backends.gpu.machine_code import Code, disassemble, nvdisasm, parameter_bytes, parse, resident_ctas
 from tests.kernels.backends.gpu.test_cuda_kernels_fit import CLASSES, Usage, usage
 
-ELEMENTS = 64  # of a thread
-# The most instructions for an element, by class and kernel: the count when this was written, and a few percent.
+ELEMENTS = 64  # elements that a thread processes
+# The most instructions that a thread may execute for one element, by class and kernel: the count when the ceiling was
+# set, plus a few percent.
 CEILINGS = {
     ("128x128, amax", "quantize"): 17.7,
     ("channel down, many rows", "quantize_strip"): 20.4,
@@ -45,12 +46,12 @@ CEILINGS = {
 }
 STRUCTS = {"quantize.cu": Call, "decide.cu": DecideCall, "decode.cu": DecodeCall, "weights.cu": WeightCall}
 SHORT = ("128x128, amax", "channel down, many rows")
-# Processed element by element by design (docs/measured/cuda-kernels.md).
+# Classes whose kernels access memory element by element, by design (docs/measured/cuda-kernels.md).
 BY_ELEMENT = ("odd blocks", "odd partition, parts left out", "overflow to inf", "nvfp4, stochastic, ragged rht16")
 
-# Four Over Six processes a thread's vectors in a loop, and no path contains loops.
+# Kernels that process a thread's vectors in a loop, which a common path does not contain.
 LOOPED = tuple(name for name in CLASSES if name.startswith("fouroversix"))
-MANY_PARTS = ("1x16, statistics of blocks",)  # each vector is a part of its own
+MANY_PARTS = ("1x16, statistics of blocks",)  # classes in which a thread's vectors lie in different parts
 
 
 def variants_of(name: str) -> list[Variant]:
@@ -61,7 +62,7 @@ def variants_of(name: str) -> list[Variant]:
 
 
 def resources(variant: Variant) -> Usage:
-    """Compile a kernel, and return what it uses."""
+    """Compile a kernel for Hopper, and return the resources that it uses; skip the test if NVRTC is missing."""
     try:
         cubins.nvrtc()
     except BuildError as missing:
@@ -77,7 +78,7 @@ def compiled(variant: Variant) -> tuple[bytes, Code]:
 
 
 def test_the_common_path_avoids_rare_code() -> None:
-    """Check a listing with a loop over single elements, a call, and a branch whose longer side is common."""
+    """Check a listing with a loop over single elements and a call, which are rare, and a branch with a longer side."""
     code = parse(
         """
     /*0000*/ LDG.E.128 R4, [R2] ;
@@ -102,7 +103,7 @@ def test_the_common_path_avoids_rare_code() -> None:
 
 
 def test_a_loop_over_tiles_counts_once() -> None:
-    """Check a listing with a loop over a thread's vectors, in which another loop counts as nothing."""
+    """Check a listing with a loop over a thread's vectors, and in it a loop whose instructions do not count."""
     code = parse(
         """
     /*0000*/ MOV R1, R2 ;

@@ -1,6 +1,7 @@
-"""Check where threads look for the elements of matrices that are too large to be made here.
+"""Check at which addresses threads access the elements of large matrices, without allocating the matrices.
 
-The kernels count rows and columns in 32 bits, and everything else in 64: a matrix may have more than 2^31 elements.
+The kernels use 32-bit numbers for rows and columns, and 64-bit numbers for indices of elements, bytes and parts,
+because a matrix may have more than 2^31 elements.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Answer(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int64) for name in ("row", "col", "valid", "index", "offset", "part", "byte")]
 
 
-# The rows and columns of a matrix, and the shape of its tiles if that is not the usual one.
+# Matrices: (rows, columns, shape of tiles; None: the usual shape).
 LARGE: tuple[tuple[int, int, Shape | None], ...] = (
     (50_000, 70_008, None),
     (MOST - 1, 24, None),
@@ -39,7 +40,7 @@ LARGE: tuple[tuple[int, int, Shape | None], ...] = (
     (300_001, 16_384, Shape(256, 256, along=1)),
     (MOST - 1, 16, Shape(512, 2)),
 )
-WIDTH = 16  # of a code, in bits
+WIDTH = 16  # bits of a code
 
 
 @pytest.mark.parametrize(("rows", "cols", "own"), LARGE)

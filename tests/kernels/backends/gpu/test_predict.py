@@ -1,6 +1,6 @@
-"""Check the roofline model of the CUDA kernels, and that its page shows what it computes.
+"""Check the roofline model of predict.py, and that docs/measured/cuda-kernels-predicted.md shows its results.
 
-In a short run the rows of a few classes are computed again; in a deep run all.
+A deep run computes the rows of all classes again, another run those of a few classes.
 """
 
 from collections import Counter
@@ -15,16 +15,17 @@ from tests.kernels.backends.gpu.predict import SHOWN, TARGET, heights, of_copy, 
 from tests.kernels.backends.gpu.test_machine_code import SHORT, variants_of
 
 CHANGES = TARGET.with_name("cuda-kernels.md")
-CLOCK = 1 / (132 * 1.755e9)  # seconds in which each multiprocessor of an H100 has one clock
-BYTE = 1 / 3.0e12  # seconds in which a copy moves a byte
+CLOCK = 1 / (132 * 1.755e9)  # seconds of a clock cycle, divided by the number of multiprocessors of an H100
+BYTE = 1 / 3.0e12  # seconds that a copy needs for a byte
 
 
 def close(expected: Any) -> Any:
-    """Return what numbers equal but for the rounding of doubles; pytest.approx alone takes all times below 1e-12 s."""
+    """Return `expected` for comparison with a relative tolerance only: times are below pytest.approx's absolute one."""
     return pytest.approx(expected, rel=1e-9, abs=0)
 
 
-# Instructions of one element, and what limits a kernel that reads and writes two bytes for each.
+# The instructions for one element, the resource that limits a kernel which reads and writes two bytes for each element,
+# and the seconds for one element.
 LIMITS = (
     ({"FADD": 10}, "memory", 4 * BYTE),
     ({"FADD": 128}, "issue", CLOCK),
@@ -39,14 +40,14 @@ def test_the_slowest_resource_limits_a_kernel(each: dict[str, int], limit: str, 
     (variant,) = variants_of("128x128, amax")
     path = Counter({op: 64 * count for op, count in each.items()})
     if limit == "integer and comparison" and "FADD" in each:
-        path["LOP3.LUT"] += 1  # as many as are issued in the same time, and one more
+        path["LOP3.LUT"] += 1  # without this instruction, both resources would need the same time
         time += CLOCK / 64 / 64
     predicted, name = seconds(variant, path, 512)
     assert name == limit
     assert predicted == close(time)
 
 
-# The bytes that the launches of a class move for one element: a read by each launch, and what the last one writes.
+# The bytes that each launch of a class moves for one element: every launch reads it, and the last one writes results.
 BYTES = {
     "128x128, amax": (2 + 2,),
     "nvfp4": (2, 2 + 2),
@@ -66,7 +67,8 @@ def test_a_launch_reads_the_matrix_and_the_last_one_writes_results(name: str) ->
     assert of_copy(variants[0], sum(times)) == close(copied / sum(BYTES[name]))
 
 
-# The height of columns; tiles of 2048 rows that a CTA reads twice, of how many; whether the L2 holds those of all CTAs.
+# The height of columns; how many tiles of 2048 rows a CTA reads twice; how many tiles there are; and whether the L2
+# holds the tiles that all CTAs read twice.
 AGAIN = ((8192, 0, 4, True), (10240, 1, 5, True), (14336, 3, 7, True), (16384, 4, 8, False), (65536, 28, 32, False))
 
 
@@ -82,7 +84,7 @@ def test_strips_read_twice_what_they_cannot_keep(height: int, twice: int, tiles:
 
 
 def of_the_pages_compiler() -> None:
-    """Skip the test if the machine code cannot be that of the page, which names the version of NVRTC."""
+    """Skip the test if NVRTC here has another version than the one that the page names, or if nvdisasm is missing."""
     try:
         version = "{}.{}".format(*cubins.version())
     except BuildError as missing:
@@ -108,7 +110,7 @@ def test_the_page_shows_what_the_model_computes_of_tall_columns() -> None:
 
 
 def test_changes_end_at_the_predictions_of_today() -> None:
-    """Compare the last value of each class in the table of changes with the page of predictions."""
+    """Compare the last values in each row of the table of changes in cuda-kernels.md with the page of predictions."""
     predicted = {}
     for line in TARGET.read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]

@@ -1,4 +1,4 @@
-"""Check that the emulator, which runs CUDA kernels on the CPU, reveals errors of a wrong kernel."""
+"""Check that the emulator, which runs CUDA kernels on the CPU, reveals races and uninitialised shared memory."""
 
 import ctypes
 
@@ -8,7 +8,7 @@ from fewbits.kernels.backends import build
 from tests.kernels.backends.gpu.emulated import SIMT, compiled
 
 pytestmark = pytest.mark.skipif(build.compiler() is None, reason="there is no C++ compiler for the emulator")
-ORDERS = range(8)  # the first is the numeric order of threads
+ORDERS = range(8)  # seeds of orders of threads; 0: numeric order
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Check the CUDA backend on real CuPy without a GPU: every kernel class, and the failures that a launch can have."""
+"""Check the CUDA backend on real CuPy without a GPU: every class of kernels, and errors of loading and launching."""
 
 import ctypes
 import errno
@@ -40,7 +40,7 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
 
 
 def small(q: Quantizer, stub: Stub) -> Tensor:
-    """Check that a quantizer of a small matrix gives the reference's bits; return the matrix."""
+    """Quantize a small matrix; check that the result has the reference's bits, and return the matrix."""
     x = make("lognormal", (40, 72), torch.bfloat16)
     assert_same(stub.device.quantize(x, q, -1, 3)[0], reference.quantize(x, q, -1, 3)[0], str(q))
     return x
@@ -71,9 +71,9 @@ def test_each_class_gives_the_references_bits(stub: Stub, name: str, monkeypatch
     assert stub.driver.stub_loads() == len({launch.kernel for launch in stub.launches})
 
 
-# The height of whole columns, their dtype, the threads of a CTA, and its shared memory in KiB: all tiles but one, which
-# it keeps in registers, if they fit. A tile has 1024 rows of 32 bytes, or with 512 threads 2048; of float32 twice as
-# many.
+# The height of whole columns, their dtype, the number of threads of a CTA, and its dynamic shared memory in KiB, which
+# holds all tiles but one, if they fit; that one is in registers. A tile has 1024 rows of 32 bytes (float32: 2048 rows),
+# and twice as many rows if a CTA has 512 threads.
 KEPT = (
     (2048, torch.bfloat16, 512, 0),
     (2049, torch.bfloat16, 256, 2 * 32),
@@ -92,7 +92,7 @@ KEPT = (
 def test_a_strip_asks_for_the_shared_memory_of_its_tiles(
     stub: Stub, monkeypatch: pytest.MonkeyPatch, height: int, dtype: torch.dtype, threads: int, kept: int
 ) -> None:
-    """Check launches that need the consent of the function, beyond 48 KiB, up to the limit of the device."""
+    """Check shared memory up to the device's limit; beyond 48 KiB, a kernel's attribute must be set before a launch."""
     monkeypatch.setattr(tiles, "FEWEST_STRIPS", 1)
     stub.driver.stub_set_executes(0)
     stub.device.quantize(torch.zeros(height, 40, dtype=dtype), Quantizer.parse("e4m3:channel:amax"), 0, 0)
@@ -120,7 +120,7 @@ def test_a_kernel_is_compiled_and_loaded_once(stub: Stub) -> None:
     for seed in range(3):
         stub.device.quantize(torch.zeros(128, 128, dtype=torch.bfloat16), SMALL, -1, seed)
     assert stub.driver.stub_loads() == stub.nvrtc.stub_compiled() - before == 1
-    other = cuda.CupyLauncher()  # another process finds the cubin in the cache
+    other = cuda.CupyLauncher()  # stands for another process, which finds the cubin in the cache
     stub.device.__init__(other)  # type: ignore[misc]
     stub.device.quantize(torch.zeros(128, 128, dtype=torch.bfloat16), SMALL, -1, 0)
     assert stub.driver.stub_loads() == 2
@@ -128,11 +128,11 @@ def test_a_kernel_is_compiled_and_loaded_once(stub: Stub) -> None:
 
 
 def test_a_repeated_call_with_other_memory_seed_and_signs(stub: Stub) -> None:
-    """Check that what is kept of a call holds nothing that differs between calls."""
+    """Check that a plan, which is made in the first of several equal calls, keeps no address, seed or signs."""
     for seed in (1, 2, 2**62):
         for text in ("e2m1:1x16:nvfp4:stochastic", f"e2m1:1x16:nvfp4:stochastic:rht16:signs={seed}"):
             q = Quantizer.parse(text)
-            for start in (0, 1):  # at an address that is a multiple of 16, and beside it
+            for start in (0, 1):  # x begins at a multiple of 16 bytes, or one element after it
                 x = make("lognormal", (1, 40 * 72 + 1), torch.bfloat16, seed=seed % 7)[0, start : start + 40 * 72]
                 x = x.view(40, 72)
                 want = reference.quantize(x, q, -1, seed, want_stats=True)
@@ -150,7 +150,7 @@ def beside_16_bytes(t: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("text", ["e4m3:128x128:amax", "e2m1:1x16:nvfp4:stochastic"])
 def test_a_result_that_begins_between_16_bytes_beside_an_input_that_does_not(stub: Stub, text: str) -> None:
-    """Check that every matrix decides which accesses are possible; the emulator refuses others, as a GPU does."""
+    """Check that a kernel accesses whole vectors only if all matrices are aligned; a misaligned access is an error."""
     x, q = make("lognormal", (40, 72), torch.bfloat16), Quantizer.parse(text)
     want = reference.quantize(x, q, -1, 3)[0]
     for out in (torch.empty_like(x), beside_16_bytes(x), torch.empty_like(x)):
@@ -176,7 +176,7 @@ def test_codes_extents_and_weights_that_begin_between_16_bytes(stub: Stub) -> No
 
 
 def test_the_same_call_on_another_device_launches_there(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check that a plan belongs to a device: its kernels are loaded there."""
+    """Check that a plan is used only on its device, where its kernels are loaded."""
     stub.driver.stub_set_executes(0)
     x = torch.zeros(40, 72, dtype=torch.bfloat16)
     for index in (0, 1, 0):
@@ -217,7 +217,7 @@ def test_plans_are_dropped_when_there_are_too_many(stub: Stub, monkeypatch: pyte
 
 
 class Interrupted:
-    """A launcher that calls `meanwhile` once, before the second launch."""
+    """A launcher that calls `meanwhile` just before its second launch."""
 
     def __init__(self, launcher: Launcher, meanwhile: Callable[[], None]) -> None:
         self._launcher, self._meanwhile, self._launches = launcher, meanwhile, 0
@@ -238,7 +238,7 @@ class Interrupted:
 
 
 def test_two_threads_make_the_same_call_with_other_matrices(stub: Stub) -> None:
-    """Check a call that another thread makes between the two launches of the first: they share a plan, no arguments."""
+    """Let a second thread make a call between the two launches of the first thread's call, with the same plan."""
     q, results = Quantizer.parse("e2m1:1x16:nvfp4:stochastic"), list[Tensor]()
     first, second = (make("lognormal", (40, 72), torch.bfloat16, seed=seed) for seed in (1, 2))
 
@@ -273,7 +273,7 @@ def run_in_thread(stub: Stub, device: int) -> list[BaseException]:
 
 @pytest.mark.parametrize("known", [False, True])
 def test_a_thread_without_a_context(stub: Stub, known: bool) -> None:
-    """Check threads like autograd's, before and after the kernel is loaded."""
+    """Check a thread without a current CUDA context, like autograd's threads; known: the kernel is loaded before."""
     if known:
         small(SMALL, stub)
     assert not run_in_thread(stub, -1)
@@ -281,7 +281,7 @@ def test_a_thread_without_a_context(stub: Stub, known: bool) -> None:
 
 
 def test_the_tensors_device_is_used_not_the_current_one(stub: Stub) -> None:
-    """Check a tensor of the second device, while the first is current; a stream belongs to one device."""
+    """Launch for each device while each is current: the launch is on the tensor's device, and on its stream."""
     stub.torch.streams = {0: 5, 1: 256 + 6}
     recorder = Recorder()
     Device(recorder).quantize(torch.zeros(40, 72, dtype=torch.bfloat16), SMALL, -1, 0)
@@ -308,7 +308,7 @@ def test_a_first_use_inside_a_capture_says_what_to_do(stub: Stub) -> None:
 
 
 def test_a_driver_error_while_another_thread_captures_is_raised(stub: Stub) -> None:
-    """Check a capture that torch does not see from this thread: the driver refuses to load, and says why."""
+    """Check a capture that only the driver knows of: it refuses to load a kernel, and its error 900 is raised."""
     stub.driver.stub_set_capturing(1)
     with pytest.raises(Exception, match="900"):
         small(SMALL, stub)
@@ -362,7 +362,7 @@ def cached_cubin(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_poisoned_cubin_is_compiled_again(stub: Stub, tmp_path: Path, whole: bool) -> None:
-    """Check a cached file that is damaged, and one that is whole but that the driver rejects."""
+    """Check a damaged cached file, and (whole) a file with a valid checksum whose content the driver rejects."""
     small(SMALL, stub)
     good, content = cached_cubin(tmp_path).read_bytes(), b"\x7fELF of another world"
     cached_cubin(tmp_path).write_bytes(content + (sha256(content).digest() if whole else b""))

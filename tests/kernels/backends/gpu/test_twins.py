@@ -1,6 +1,6 @@
-"""Compare the plain twins of GPU instructions with torch: where there are 65,536 cases, all of them.
+"""Compare the C++ code that replaces GPU instructions in the emulator with torch, for all 16-bit inputs if possible.
 
-The instructions themselves run on a GPU only, where test_cuda.py quantizes the same patterns.
+The instructions themselves run only on a GPU, where test_cuda.py quantizes the same bit patterns.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def test_every_fp16_is_widened_exactly(twins: ctypes.CDLL) -> None:
 def test_narrowing_rounds_to_the_nearest_even_at_and_around_every_midpoint(
     twins: ctypes.CDLL, dtype: torch.dtype
 ) -> None:
-    """Narrow every number, every midpoint of neighbours, and the FP32 numbers next to the midpoints."""
+    """Narrow every 16-bit number, every midpoint of two neighbours, and the FP32 numbers next to the midpoints."""
     pattern = every_pattern(dtype).flatten()
     pattern = pattern[pattern.isfinite()]
     every, following = pattern.float(), (pattern.view(torch.int16) + 1).view(dtype).float()  # of greater magnitude
@@ -58,7 +58,7 @@ def test_narrowing_rounds_to_the_nearest_even_at_and_around_every_midpoint(
 
 
 def test_the_larger_and_the_smaller_of_two_halves(twins: ctypes.CDLL) -> None:
-    """Compare all 65,536 values of one half with random values; the other half must not matter."""
+    """Take maxima and minima of both 16-bit halves of words: all 65,536 values of a half with a random value each."""
     every = torch.arange(1 << 16, dtype=torch.int64)
     other = every[torch.randperm(1 << 16, generator=generator(0))]
     a, b = ((x << 16 | y).to(torch.uint32) for x, y in ((every, other), (other, every.flip(0))))
@@ -69,7 +69,7 @@ def test_the_larger_and_the_smaller_of_two_halves(twins: ctypes.CDLL) -> None:
 
 
 def test_a_sum_is_rounded_toward_zero(twins: ctypes.CDLL) -> None:
-    """Compare with sums in double, which are exact if the exponents differ by less than 29."""
+    """Compare with sums in float64, which are exact if the exponents of the FP32 numbers differ by less than 29."""
     g = generator(1)
     a, b = (torch.randn(1 << 16, generator=g) * 2.0 ** torch.randint(0, 20, (1 << 16,), generator=g) for _ in range(2))
     exact, got = a.double() + b.double(), apply(twins.add_toward_zero, (a, b), torch.empty_like(a))
@@ -84,7 +84,7 @@ def test_products_of_64_bits_give_the_same_random_bits(twins: ctypes.CDLL) -> No
 
 @pytest.mark.parametrize("name", ["e2m1", "e4m3", "e5m2", "e3m2", "e1m1", "e4m7", "fp16"])
 def test_stochastic_rounding_without_conversion_gives_the_same_bits(twins: ctypes.CDLL, name: str) -> None:
-    """Round all numbers of bf16 and fp16, and random FP32 numbers, that a quantizer may scale an element to."""
+    """Round all bf16 and fp16 magnitudes, and random FP32 ones, that are below four times the format's maximum."""
     q = Quantizer.parse(f"{name}:stochastic")
     grid, most = ctypes.c_uint32 * 6, 4 * q.format.max
     words = grid(*flat(grid_of(q.format, q.overflow)))

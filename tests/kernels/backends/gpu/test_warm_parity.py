@@ -1,4 +1,4 @@
-"""Check that the kernels which are compiled before the parity tests are those that these tests launch."""
+"""Check that warm_parity.py finds the kernels that the tests of test_cuda.py launch."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from tests.kernels.backends.gpu.warm_parity import fixed_cases, kernels
 from tests.kernels.backends.test_parity import FAMILIES
 from tests.kernels.inputs import DTYPES
 
-SHARE = 6  # of the cases, one in so many is run
+SHARE = 6  # every sixth case is run
 TESTS = ("test_classes", "test_codes", "test_mixtures", "test_extents", "test_sampled")
 
 

@@ -1,9 +1,10 @@
-"""Compile the kernels that the tests of test_cuda.py need, one in each core at a time, before these tests run.
+"""Compile the kernels that the tests of test_cuda.py need, in parallel on all cores, before these tests run.
 
     python -m tests.kernels.backends.gpu.warm_parity
 
-The tests of fixed cases run with a backend that records its launches, and without their comparisons. Not included are
-the kernels of random cases, which hypothesis draws anew in each run, and the few of the tests of streams and graphs.
+To find the kernels, the tests with fixed cases run without comparisons on a backend that only records its launches. Not
+included are the kernels of hypothesis's cases, which are drawn anew in each run, and the few kernels of the tests of
+streams and graphs.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ Case = Callable[[Checks], object]
 
 
 def kernels(cases: Iterable[Case]) -> list[Variant]:
-    """Return the kernels that the cases need, each once, without running them."""
+    """Return the kernels that these test cases would launch, each once; no kernel runs."""
     recorder = Recorder()
     device = Device(recorder)
     with pytest.MonkeyPatch.context() as patch:
-        # The recording backend's results are undefined. It also takes the place of the reference, whose results are
-        # inputs of further calls: their shapes suffice.
+        # The results of the recording backend are undefined. It also replaces the reference, because only the shapes of
+        # the reference's results matter, as inputs of further calls.
         patch.setattr(device_checks, "reference", device)
         patch.setattr(device_checks, "assert_same", lambda *_: None)
         patch.setattr(device_checks, "unstorable", lambda *_: False)
@@ -42,7 +43,10 @@ def kernels(cases: Iterable[Case]) -> list[Variant]:
 
 
 def fixed_cases(names: str = "test_") -> Iterator[Case]:
-    """Return the tests that use the fixture `checks`, once for each set of parameters; names: how theirs begin."""
+    """Yield the tests whose names begin with `names` and that use the fixture `checks`, once for each parameter set.
+
+    Tests whose cases hypothesis draws are not included.
+    """
     for name, test in vars(test_cuda).items():
         if not name.startswith(names) or not inspect.isfunction(test) or hasattr(test, "hypothesis"):
             continue

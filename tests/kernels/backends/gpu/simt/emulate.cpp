@@ -1,4 +1,4 @@
-// The CUDA kernels as functions of a CPU library, which tests/kernels/backends/gpu/emulated.py calls through ctypes.
+// Functions that run the CUDA kernels on the CPU. tests/kernels/backends/gpu/emulated.py calls them through ctypes.
 #include "simt.h"
 
 #include "decide.cu"
@@ -21,7 +21,7 @@ template <class F> void with_dtype(int dtype, F f) {
 
 }  // namespace
 
-// Set the order of threads and CTAs from now on; 0: their numeric order.
+// Set the seed of the order in which later launches run threads and CTAs; 0: numeric order.
 extern "C" void simt_shuffle(uint64_t seed) { simt::shuffle = seed; }
 extern "C" uint64_t simt_atomics() { return simt::atomics; }
 

@@ -1,6 +1,6 @@
-// Compares the statistics' errors by reciprocal and correction (errors.cuh) with a true division, for every reciprocal
-// that the instruction may return: all within one unit in the last place. The functions return the number of
-// differences.
+// Compare relative errors |x - y| / x, which errors.cuh computes by a reciprocal and a correction, with a true
+// division. The GPU's instruction may return any reciprocal within one unit in the last place, so all of these are
+// tried. The functions return the number of differences.
 #include "simt.h"
 
 #include "errors.cuh"
@@ -9,7 +9,8 @@ using namespace fb;
 
 namespace {
 
-// The reciprocals of x that differ by less than one unit from the true one; fewer than three are repeated.
+// The reciprocals of x that differ from the exact one by at most one unit in the last place: two or three numbers. The
+// nearest one fills the array.
 struct Reciprocals {
   float of[3];
   explicit Reciprocals(float x) {
@@ -32,7 +33,7 @@ template <class D> int64_t of_halves(int first, int last) {
   for (int i = first; i < last; i++) {
     const float x = D::widen(uint16_t(i));
     const Reciprocals inverse(x);
-    const float small = x * power_of_two(-26);  // a smaller y does not change x - y; most y are at most 4 x
+    const float small = x * power_of_two(-26);  // x - y is x for a smaller y; almost all y are at most 4 x
     for (int j = 0; j < D::inf; j++) {
       const float y = D::widen(uint16_t(j));
       if (y && (y < small || y > 4.0f * x)) continue;
@@ -44,11 +45,11 @@ template <class D> int64_t of_halves(int first, int last) {
 
 }  // namespace
 
-// All pairs of magnitudes, for x from one bit pattern up to another.
+// Compare all pairs (x, y) of magnitudes with the bit pattern of x in [first, last).
 extern "C" int64_t bf16_pairs(int first, int last) { return of_halves<Bf16>(first, last); }
 extern "C" int64_t fp16_pairs(int first, int last) { return of_halves<Fp16>(first, last); }
 
-// All bf16 x that are rounded to zero: the gap is x. Reciprocals of subnormal x are infinite.
+// Compare the error of every bf16 x that is rounded to y = 0 with 1. The reciprocal of a subnormal x is infinity.
 extern "C" int64_t bf16_zeros() {
   int64_t wrong = 0;
   for (int i = 1; i < 0x7e00; i++) {
@@ -59,8 +60,9 @@ extern "C" int64_t bf16_zeros() {
   return wrong;
 }
 
-// All float32 significands of x. One step gives the rounded reciprocal, so Markstein's theorem applies to all gaps;
-// where it does not, all gaps are compared.
+// Compare the reciprocals of all float32 significands of x after one step of refinement with 1 / x rounded to nearest.
+// If they are equal, Markstein's theorem says that all quotients are correct. Otherwise compare the quotients of all
+// significands, and count the reciprocal in `exceptions`.
 extern "C" int64_t fp32_reciprocals(int64_t *exceptions) {
   int64_t wrong = 0;
   *exceptions = 0;
@@ -75,7 +77,7 @@ extern "C" int64_t fp32_reciprocals(int64_t *exceptions) {
   return wrong;
 }
 
-// Pairs of float32 magnitudes.
+// Compare n pairs of float32 magnitudes.
 extern "C" int64_t fp32_pairs(int64_t n, const float *x, const float *y) {
   int64_t wrong = 0;
   for (int64_t i = 0; i < n; i++)

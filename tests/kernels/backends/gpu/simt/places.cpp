@@ -1,4 +1,4 @@
-// The places of a thread's elements in a matrix of any size, without its memory.
+// Return where a thread's elements lie in a matrix, without accessing the matrix, so that it can have any size.
 #include "simt.h"
 
 #include "tile.cuh"
@@ -10,7 +10,7 @@ struct Question {  // tests/kernels/backends/gpu/test_places.py has the same fie
   uint32_t blocks, block, row_bytes;
 };
 struct Answer {
-  int64_t row, col, valid, index, offset, part, byte;  // offset: of the slot from the first one, in bytes
+  int64_t row, col, valid, index, offset, part, byte;  // offset: bytes from the first slot to this one
 };
 
 extern "C" void place(const Question *q, Answer *a) {

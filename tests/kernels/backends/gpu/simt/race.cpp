@@ -1,6 +1,8 @@
-// Threads that write their number for the next thread to read, with or without a barrier in between.
+// Small kernels that test the emulator.
 #include "simt.h"
 
+// Let every thread write its number plus 1 to shared memory, and read the number of the thread before it. Without a
+// barrier in between, the result depends on the order of threads.
 extern "C" void pass_on(uint64_t order, int barrier, int *read) {
   constexpr unsigned threads = 64;
   __shared__ int left[threads];
@@ -14,7 +16,7 @@ extern "C" void pass_on(uint64_t order, int barrier, int *read) {
   });
 }
 
-// Let every CTA read what is in shared memory when it begins, and then leave its number there.
+// Let every CTA store the initial content of its shared memory in `seen`, and then write its number to shared memory.
 extern "C" void leave(unsigned blocks, int *seen) {
   __shared__ int left;
   simt::shuffle = 0;
@@ -25,7 +27,7 @@ extern "C" void leave(unsigned blocks, int *seen) {
   });
 }
 
-// Run the kernel and record the order of CTAs and of the threads in them.
+// Record the order in which the threads of all CTAs run.
 extern "C" void come(uint64_t order, unsigned blocks, unsigned threads, int *seen) {
   simt::shuffle = order;
   int count = 0;

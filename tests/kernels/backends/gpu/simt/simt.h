@@ -1,11 +1,16 @@
-// CUDA's execution model on one CPU thread, as far as the kernels use it, so that tests run their unmodified sources.
-// Each thread of a CTA is a fiber. A fiber runs until it must wait for others, at a barrier or a shuffle, and then lets
-// the next one run. A wait that cannot end (a barrier that some threads do not reach) is reported, and so is a missing
-// lane in a shuffle; so divergence that would hang a GPU, or is undefined there, fails here. The order of threads and
-// of CTAs differs from launch to launch (`shuffle`), so code that depends on it, for example because a barrier is
-// missing, gives different results. Shared memory is the library's thread-local segment, which holds nothing else; it
-// is filled with a pattern before each CTA, as if another kernel had left it. The same holds for dynamic shared memory,
-// which has exactly the size of the launch: a CTA that writes beyond it is reported.
+// An emulator of the part of CUDA's execution model that the kernels use, on one CPU thread. Tests run the unmodified
+// sources of the kernels on it.
+//
+// Each thread of a CTA is a fiber. A fiber runs until it must wait for other threads, at a barrier or a shuffle, and
+// then the next fiber runs. If a wait cannot end, because a thread never comes to the barrier or shuffle, the emulator
+// aborts with a message. So divergence that hangs a GPU, or is undefined there, is detected.
+//
+// The seed `shuffle` determines the order of threads and CTAs. Tests change it for every launch, so results that depend
+// on the order, for example because a barrier is missing, change too.
+//
+// Static shared memory is the library's thread-local segment, which contains nothing else. It and the dynamic shared
+// memory are filled with a pattern before each CTA, because a GPU does not clear them either. Dynamic shared memory has
+// the size that the launch asks for; a store shortly behind its end is reported.
 #pragma once
 #define FB_SIMT
 #define __shared__ static thread_local
@@ -34,7 +39,7 @@ struct Fiber {
   void *stack_pointer;
   bool done;
 };
-struct Meeting {  // of the lanes of a warp, or of all threads
+struct Meeting {  // a barrier for the lanes of a warp or for all threads of a CTA
   int expected, arrived;
   unsigned turn;
   uint32_t said[2][WARP];
@@ -45,10 +50,10 @@ inline void *main_stack_pointer;
 inline char *stacks;
 inline Meeting warps[MAX_THREADS / WARP], everyone;
 inline int threads, running;
-inline long idle;  // consecutive times that a fiber had to keep waiting
+inline long idle;  // how many times in a row a fiber found that it still has to wait
 inline const std::function<void()> *body;
 
-// A round over `count` items: from `first` on, each `stride` after the one before.
+// An order of the numbers below `count`: first, first + stride, first + 2 stride, ... modulo count.
 struct Order {
   unsigned first, stride, count;
   unsigned operator()(unsigned turn) const { return unsigned((first + uint64_t(turn) * stride) % count); }
@@ -161,7 +166,7 @@ inline void enter() {
 inline uint32_t shuffled(uint32_t v, int from) {
   int lane = running % WARP;
   Meeting &m = warps[running / WARP];
-  uint32_t *said = m.said[m.turn & 1];  // the next meeting uses the other half: no thread is two meetings ahead
+  uint32_t *said = m.said[m.turn & 1];  // the next meeting uses the other half; a thread is at most one meeting ahead
   said[lane] = v;
   meet(m);
   return said[from < WARP ? from : lane];
@@ -171,7 +176,7 @@ struct Memory {
   void *start;
   size_t size;
 };
-inline thread_local char allocated;  // a use of it allocates the thread's whole segment
+inline thread_local char allocated;  // a write to this variable allocates the whole thread-local segment
 inline Memory shared_memory() {
   allocated = 1;
   Memory found{nullptr, 0};
@@ -195,7 +200,7 @@ inline Memory shared_memory() {
 }
 constexpr int POISON = 0xa5;
 
-struct Dynamic {  // shared memory whose size the launch states, and a margin that no kernel may change
+struct Dynamic {  // dynamic shared memory, and behind it a margin that no kernel may change
   static constexpr size_t MARGIN = 4096;
   std::vector<uint64_t> words;
   size_t bytes = 0;
@@ -224,7 +229,7 @@ inline void run(unsigned blocks, int thread_count, size_t dynamic_bytes, const s
     everyone = Meeting{threads, 0, 0, {}};
     for (int w = 0; w < threads / WARP; w++) warps[w] = Meeting{WARP, 0, 0, {}};
     for (int i = 0; i < threads; i++) {
-      void **top = (void **)(stacks + STACK * size_t(i + 1)) - 3;  // 8 off 16, as at function entry
+      void **top = (void **)(stacks + STACK * size_t(i + 1)) - 3;  // misaligned by 8 from 16, as at function entry
 #ifdef __x86_64__
       *top = nullptr, *--top = (void *)enter;
       top -= 6;
@@ -279,7 +284,7 @@ inline float __shfl_down_sync(uint32_t, float v, int d) {
   memcpy(&v, &u, 4);
   return v;
 }
-// The sum, rounded toward zero: the sum of the float and `rest` is exact (Knuth's TwoSum).
+// Return a + b rounded toward zero. The exact sum is `sum` + `rest` (Knuth's TwoSum).
 inline float __fadd_rz(float a, float b) {
   float sum = a + b, from_b = sum - a, rest = (a - (sum - from_b)) + (b - from_b);
   uint32_t u;
@@ -288,18 +293,19 @@ inline float __fadd_rz(float a, float b) {
   memcpy(&sum, &u, 4);
   return sum;
 }
-// Four of the eight bytes of a and b, whose numbers are the four lower digits of `which`.
+// Return four of the eight bytes of b and a. The four lower hexadecimal digits of `which` are their indices: 0 to 3 in
+// a, 4 to 7 in b.
 inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t which) {
   uint32_t result = 0;
   for (int i = 0; i < 4; i++) result |= uint32_t((uint64_t(b) << 32 | a) >> (which >> 4 * i & 7) * 8 & 0xff) << 8 * i;
   return result;
 }
-// The larger of each pair of halves.
+// Return the larger of each pair of unsigned 16-bit halves.
 inline uint32_t __vmaxu2(uint32_t a, uint32_t b) {
   uint32_t low = (a & 0xffffu) > (b & 0xffffu) ? a : b, high = (a >> 16) > (b >> 16) ? a : b;
   return (low & 0xffffu) | (high & 0xffff0000u);
 }
-// The smaller of each pair of halves.
+// Return the smaller of each pair of unsigned 16-bit halves.
 inline uint32_t __vminu2(uint32_t a, uint32_t b) { return a ^ b ^ __vmaxu2(a, b); }
 inline void atomicMax(uint32_t *p, uint32_t v) { simt::atomics++, *p = *p > v ? *p : v; }
 inline void atomicMin(uint32_t *p, uint32_t v) { simt::atomics++, *p = *p < v ? *p : v; }

@@ -1,4 +1,4 @@
-// The plain twins of the GPU instructions that the kernels use, applied to arrays.
+// The C++ code that replaces GPU instructions in the emulator, applied to arrays of n elements.
 #include "simt.h"
 
 #include "drawn.cuh"
@@ -22,7 +22,7 @@ extern "C" void add_toward_zero(int n, const float *a, const float *b, float *to
   for (int i = 0; i < n; i++) to[i] = __fadd_rz(a[i], b[i]);
 }
 
-// The functions of drawn.cuh beside those that they replace: 1 for each difference.
+// Compare functions of drawn.cuh with the slower ones that they replace: to[i] is 1 if results for element i differ.
 extern "C" void different_draws(int n, const int64_t *index, const int64_t *seed, uint8_t *to) {
   for (int i = 0; i < n; i++) {
     const fb::Words a = fb::wide_philox(uint64_t(index[i]), fb::ROUND_HIGH, uint64_t(seed[i]));
@@ -30,7 +30,7 @@ extern "C" void different_draws(int n, const int64_t *index, const int64_t *seed
     to[i] = memcmp(&a, &b, sizeof(a)) != 0;
   }
 }
-// Magnitudes v are rounded to a grid by draws around their thresholds, and by the least and the greatest draw.
+// Each magnitude v[i] is rounded with the draws around its threshold, and with the least and the greatest draw.
 extern "C" void different_roundings(int n, const float *v, const fb::GridWords *words, uint8_t *to) {
   const fb::Grid g = words->grid();
   for (int i = 0; i < n; i++) {

@@ -1,9 +1,10 @@
-// A stand-in for the CUDA driver, libcuda.so.1, with the entry points that CuPy and fewbits call. A launch runs the
-// kernel on the SIMT emulator, with the arguments that the driver would copy. Modules are those of the stand-in for
-// NVRTC beside this file: their "machine code" is the source, from which the variant's constants are read.
+// A stand-in for the CUDA driver, libcuda.so.1, with the functions of the driver that CuPy and fewbits call. A launch
+// copies its arguments, as the driver does, and runs the kernel on the SIMT emulator. The stand-in loads only modules
+// of the stand-in for NVRTC (nvrtc.cpp): their "machine code" is the source, from which it reads the variant's
+// constants.
 //
-// Errors that a device reports are reported here too: a launch without a context, or with a stream or a module of
-// another context; a module that is loaded while a stream is captured; an image that no compiler made.
+// It reports these errors as a device does: a launch without a context, or with a stream or a module of another
+// context; loading a module while a stream is captured; an image that NVRTC did not make.
 #include "simt.h"
 
 #include "decide.cu"
@@ -41,7 +42,8 @@ enum Result {
   CAPTURE_UNSUPPORTED = 900,
 };
 constexpr int DEVICES = 2;
-constexpr int USUAL_SHARED = 48 << 10, LARGEST_SHARED = 227 << 10;  // of a CTA, without and with its function's consent
+// Bytes of dynamic shared memory that a CTA can have: by default, and at most if the function's attribute is set.
+constexpr int USUAL_SHARED = 48 << 10, LARGEST_SHARED = 227 << 10;
 constexpr char MAGIC[] =
     "\x7f"
     "ELF stand-in ";
@@ -54,7 +56,7 @@ struct Module {
   std::string file, kernel;
   int dtypes[2];
   fb::Variant variant;
-  int dynamic;  // the most dynamic shared memory that a launch may ask for
+  int dynamic;  // the most bytes of dynamic shared memory that a launch may ask for
 };
 struct Launch {  // tests/kernels/backends/gpu/stubbed.py has the same fields
   int32_t device, captured;
@@ -72,7 +74,7 @@ bool executes = true;
 uint64_t thread_count;
 thread_local uint64_t own_thread;
 
-// The integers of a macro in their order, whatever their nesting.
+// Return all integers in the text of a macro, in their order; braces are ignored.
 std::vector<uint32_t> numbers(const std::string &text) {
   std::vector<uint32_t> found;
   for (const char *c = text.c_str(); *c;) {
@@ -151,7 +153,7 @@ void execute(const Module &m, unsigned blocks, unsigned shared, const void *argu
 extern "C" {
 
 int cuInit(unsigned) { return SUCCESS; }
-int cuGetExportTable(const void **table, const void *) {  // NVRTC asks for one, and needs none
+int cuGetExportTable(const void **table, const void *) {  // NVRTC asks for a table, but works without one
   *table = nullptr;
   return INVALID_VALUE;
 }
@@ -221,7 +223,7 @@ int cuLaunchKernel(Module *m, unsigned x, unsigned y, unsigned z, unsigned threa
                    unsigned threads_z, unsigned shared, void *stream, void **arguments, void **extra) {
   if (!current) return INVALID_CONTEXT;
   if (m->context != current) return INVALID_HANDLE;
-  // A test's streams are numbers: the device times 256, and any number below that.
+  // In tests a stream is the number 256 * device + n with 0 <= n < 256.
   if (stream && int(uint64_t(stream) >> 8) != current->device) return INVALID_HANDLE;
   if (extra || !x || !y || !z || !threads || int(threads) != m->variant.shape.threads) return INVALID_VALUE;
   if (int(shared) > m->dynamic) return INVALID_VALUE;

@@ -1,4 +1,4 @@
-// A stand-in for NVRTC: what it "compiles" is the source after a header. The stand-in for the driver reads it.
+// A stand-in for NVRTC. Its "machine code" is a header and the source, which the stand-in for the driver reads.
 #include <string.h>
 #include <string>
 
