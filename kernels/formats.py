@@ -215,7 +215,7 @@ _ROWS = (
     Format("e2m3", 2,  3,   1, "none"),
     Format("e3m4", 3,  4,   3, "ieee"),
     Format("e8m0", 8,  0, 127, "nan", signed=False),  # holds scales: powers of two
-    Format("ue5m3",5,  3,  15, "nan", signed=False),  # holds scales; NaN in 0xFF alone, as CUDA's __nv_fp8_ue5m3
+    Format("ue5m3",5,  3,  15, "nan", signed=False),  # for scales; only 0xFF is NaN, as in CUDA's __nv_fp8_ue5m3
     Format("bf16", 8,  7, 127, "ieee"),
     Format("fp16", 5, 10,  15, "ieee"),
     Format("fp32", 8, 23, 127, "ieee"),

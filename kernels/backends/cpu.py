@@ -19,7 +19,7 @@ from fewbits.kernels.backends.protocol import DTYPES, NOISES, Noise, Part, Store
 from fewbits.kernels.quantizer import Quantizer
 
 SMALL = 1 << 15  # elements; for fewer, a second thread costs more than it saves
-PRODUCTS_PER_ELEMENT = 64  # so many multiplications of a matrix product take as long as one element of other kernels
+PRODUCTS_PER_ELEMENT = 64  # multiplications in a matrix product that take as long as an element in other kernels
 
 
 # The structures of csrc/request.h

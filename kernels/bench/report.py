@@ -9,7 +9,7 @@ from fewbits.common.tables import print_table
 from fewbits.kernels.bench.measure import PATIENCE
 from fewbits.kernels.bench.results import Bench, Measured
 
-SMALL = 64 << 20  # bytes of a tensor and its copy that may fit in large caches
+SMALL = 64 << 20  # if a tensor and its copy have fewer bytes together, they may stay in the caches
 NOTES = """\
 All columns except those with × are in %.
 copy   time of out.copy_(x) / time of our kernel, both into memory that was written before, in turns A B A B: median

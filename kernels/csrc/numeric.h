@@ -201,8 +201,9 @@ enum Move { STAY = 0, GO = 1, ASK = 2 };
 template <bool WIDE> struct Drawn {
   float near;
   float gap, step;  // if not wide: v - near, and the distance to the next value of the grid
-  uint32_t part,
-      neighbour;  // if wide: |v - near| / step as a 32-bit fraction, and the neighbour's bits less those of near
+  // If wide: |v - near| / step as a 32-bit fraction, and the bits of the grid value on the other side of v, less the
+  // bits of near.
+  uint32_t part, neighbour;
 };
 template <bool WIDE> FB_HD Drawn<WIDE> draw(float v, const Grid &g) {
   Drawn<WIDE> d{};

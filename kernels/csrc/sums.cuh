@@ -16,8 +16,9 @@ struct Extent {
   struct Target {
     uint32_t *top, *bottom;
   };
-  uint32_t top,
-      missing;  // (bits of infinity) - (bits of the smallest magnitude), a maximum, for which 0 is neutral as for top
+  // missing: (bits of infinity) - (bits of the smallest magnitude), so it is a maximum with neutral element 0, like
+  // top.
+  uint32_t top, missing;
   FB_D void take(uint32_t magnitude) {
     top = larger(top, magnitude);
     if (magnitude && magnitude < INF) missing = larger(missing, INF - magnitude);

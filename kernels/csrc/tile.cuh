@@ -237,8 +237,8 @@ FB_D void block_amaxes(const Spec &s, const Tile &t, const Vector<D> (&x)[SLOTS]
       }
 
   if (across <= WARP && below <= rows_in_warp) return;
-  constexpr int ROOM =
-      512;  // the most blocks in a tile whose blocks are taller than a warp's rows, or extend beyond a warp
+  // The most blocks in a tile whose blocks are taller than a warp's rows, or extend beyond a warp.
+  constexpr int ROOM = 512;
   __shared__ uint32_t shared[ROOM];
   int threads = sh.threads, tall = sh.along ? 1 : s.block_rows, tile_cols = sh.along ? WIDTH : sh.lanes * WIDTH;
   int wide = sh.along ? WIDTH : s.block_cols, blocks_across = tile_cols / wide;

@@ -27,8 +27,8 @@ struct Walk {
       int64_t c = p.C >= cols ? (cols + tile_cols - 1) / tile_cols * tile_cols : std::lcm(tile_cols, p.C);
       bool fits = r <= TILE_ROWS && c <= TILE_COLS;
       if (fits) tile_rows = unit_rows = r, tile_cols = unit_cols = c;
-      p.lookup = !fits || (p.grouped && p.R * p.C >= FEW) ||
-                 p.weighs();  // a first pass that is needed anyway also records the amaxes of blocks
+      // If a first pass is needed anyway, it also records the amaxes of blocks.
+      p.lookup = !fits || (p.grouped && p.R * p.C >= FEW) || p.weighs();
     }
     int64_t limit = rotated ? ROTATED_ELEMENTS : TILE_ELEMENTS;
     int64_t widest = std::max(unit_cols, std::min(TILE_COLS, limit / tile_rows) / unit_cols * unit_cols);

@@ -34,7 +34,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def _of_one(name: str) -> Callable[[Tensor], Tensor]:
-    """Return the activation `name` of one operand: fb_<name> of the compiled library, or <name> of the reference."""
+    """Return a function that applies the activation `name` to a tensor, in the compiled library or the reference."""
 
     def run(x: Tensor) -> Tensor:
         if not is_compiled():

@@ -89,7 +89,11 @@ class _Call(ctypes.Structure):  # AttentionCall
 
 
 def _call(turns: Tensor | None, log_sums: Tensor, **tensors: Tensor) -> _Call:
-    """Return the arguments of the library's functions; the last dimension of every tensor is contiguous."""
+    """Return the argument structure of the library's attention functions.
+
+    tensors: q, k, v, results and gradients by the names of the structure's fields, each with a contiguous last
+        dimension.
+    """
     (batch, tokens, heads, size), k = tensors["q"].shape, tensors["k"]
     views = {name: _View(x.data_ptr(), *x.stride()[:3]) for name, x in tensors.items()}
     return _Call(
@@ -131,7 +135,8 @@ def _run_backward(
 ) -> None:
     """Write the gradients of q, k and v into `grads`.
 
-    saved: the result of attention, log Σ e^score for each query [B, H, T], and the gradient of the result.
+    turns: as in `causal_attention`. saved: the result of attention, log Σ e^score for each query [B, H, T], and the
+        gradient of the result.
     """
     out, log_sums, d_out = saved
     q, k, v, d_out = (_readable(x) for x in (q, k, v, d_out))

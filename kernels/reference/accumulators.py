@@ -41,10 +41,12 @@ def grouped_sum(
     fraction: int,
     kept: int,
 ) -> Tensor:
-    """Return a · b of a `grouped` accumulator: E2M1 values with scales for groups along K.
+    """Return a [M, K] · b [K, N] of a `grouped` accumulator, for E2M1 values with one scale per group along K.
 
-    The sum of the products of a group is exact. It is aligned by the sum of the exponents of its two scales, whatever
-    its own exponent is. `length` groups are added at once.
+    The sum of the products of a group is exact. It is aligned by the sum of the exponents of the group's two scales,
+    whatever the exponent of the sum itself is. `length` groups are added at once.
+
+    a_scales: [M, groups]. b_scales: [groups, N].
     """
     m, n, groups = a.shape[0], b.shape[1], a_scales.shape[1]
     sums = torch.einsum("mgk,gkn->mng", a.view(m, groups, -1).double(), b.view(groups, -1, n).double())

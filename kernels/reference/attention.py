@@ -41,7 +41,10 @@ def rotate(x_BTHE: Tensor, turns: Tensor | None, direction: int = 1) -> Tensor:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, turns: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return softmax(q·kᵀ/√E)·v over the same and earlier tokens, [B, T, H, E], and log Σ e^score, [B, H, T]."""
+    """Return softmax(q·kᵀ/√E)·v over the same and earlier tokens, [B, T, H, E], and log Σ e^score, [B, H, T].
+
+    turns: the rotation of q and k, as in `rotate`.
+    """
     q_BHTE, k_BHTE, v_BHTE = _operands(q, k, v, turns)
     scores = _scores(q_BHTE, k_BHTE)
     top = scores.amax(-1, keepdim=True)

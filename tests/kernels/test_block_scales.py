@@ -30,7 +30,10 @@ def test_ue5m3_is_unsigned_with_one_nan_and_no_infinity() -> None:
 
 
 def test_ue5m3_keeps_blocks_that_e4m3_scales_lose() -> None:
-    """Check a tensor whose maximum is 2688 = 6 · 448: the tensor scale is 1, and each block scale is amax / 6."""
+    """Check blocks whose scales are normal or subnormal in UE5M3, but so small that E4M3 scales would be 0.
+
+    The tensor's maximum is 2688 = 6 · 448, so the tensor scale is 1, and each block scale is amax / 6.
+    """
     x = torch.zeros(6, 16)
     x[:, 0] = 6 * torch.tensor([448, 1.125, 2**-14, 3 * 2**-17, 2**-17, 2**-19])
     x[:, 1] = -x[:, 0] / 12  # E2M1's smallest value if the block's maximum is 6
@@ -141,7 +144,10 @@ def turned_back(x: Tensor, text: str, axis: int = -1) -> Tensor:
 
 
 def test_a_scale_is_corrected_by_its_block_and_drawn_by_its_blocks_number() -> None:
-    """Check a tensor with the scale 1, so that block scales are amax / 6.07; all operations are exact."""
+    """Check MS-EDEN's block scales: corrected by the factor of algorithm 1, then drawn with the block's number.
+
+    The tensor scale is 1, so a block scale is amax / 6.07 before the correction; all other operations are exact.
+    """
     text, top = "e2m1:1x16:eden:rht16:signs=none", torch.tensor(96 / 15.81)
     turned = torch.zeros(400, 16)
     turned[:] = torch.tensor([6.0, -3.0, 1.25, 2.5] + [0.0] * 12)  # by 1: to 6, -3, 1 and 2

@@ -126,9 +126,10 @@ def test_relative_error_of_values_within_range(name: str, low: int, high: int, m
 
 
 def test_what_is_said_of_these_errors_holds_to_first_order() -> None:
-    """Check the usual estimate of these errors, a quarter of the step times the mean of 1 / x.
+    """Check the usual estimate of the mean relative error of rounding to nearest: (step / 4) · mean of 1 / x.
 
-    It is 2.254 % (log-uniform) and 2.166 % (uniform) for E4M3, and twice as much for E5M2. MoR's threshold is 4.5 %.
+    The error is 2.254 % (log-uniform mantissas) and 2.166 % (uniform ones) for E4M3, and twice as much for E5M2. MoR's
+    threshold is 4.5 %.
     """
     for mantissa_bits in (3, 2):
         step = 2.0**-mantissa_bits

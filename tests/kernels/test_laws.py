@@ -286,7 +286,7 @@ def crest(x: Tensor) -> Tensor:
 
 
 def test_signs_keep_a_constant_from_becoming_one_spike() -> None:
-    """Check a constant: without signs, the first of 16 rotated values is the only non-zero one, and the crest is √16.
+    """Rotate 16 equal values: without signs, only the first result is not zero, and the crest (maximum / RMS) is √16.
 
     With signs, the crest is 2.
     """

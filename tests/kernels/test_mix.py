@@ -116,7 +116,7 @@ def check(x: Tensor, text: str, axis: int = -1, seed: int = 5) -> Tensor:
 @pytest.mark.parametrize("text", MIXTURES)
 @pytest.mark.parametrize("axis", [-1, 0])
 def test_mixtures_decide_as_the_loop_does(text: str, axis: int) -> None:
-    """Check each mixture with each input along both axes (in a run that is not deep, along one)."""
+    """Compare each mixture on each input with `slowly`, along both axes (in a run that is not deep, along one)."""
     for i, name in enumerate(KINDS):
         shape = ((40, 70), (66, 150), (33, 16))[i % 3]
         if DEEP or (i + axis + MIXTURES.index(text)) % 2:
@@ -125,7 +125,7 @@ def test_mixtures_decide_as_the_loop_does(text: str, axis: int) -> None:
 
 @pytest.mark.parametrize("text", MIXTURES)
 def test_reference_and_cpu_decide_alike(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check each mixture with each input in all dtypes (in a run that is not deep, in one)."""
+    """Compare the two backends for each mixture on each input in all dtypes (in a run that is not deep, in one)."""
     before = torch.get_num_threads()
     for i, (name, dtype) in enumerate(product(KINDS, DTYPES)):
         if not DEEP and (i // len(DTYPES) + i + MIXTURES.index(text)) % len(DTYPES):

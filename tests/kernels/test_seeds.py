@@ -53,7 +53,10 @@ def test_neighbouring_parts_share_no_bits() -> None:
 
 
 def draws(seed: int) -> dict[str, dict[str, Tensor]]:
-    """Return use -> name -> one number of mean 0 per element, computed from the seed's random bits for this use."""
+    """Return a number of mean 0 for each element, made from the seed's random bits, by the use of the bits and a name.
+
+    The uses are rounding, gaussian noise and uniform noise. The name says what the number is, such as a noise's size.
+    """
     half = torch.full((COUNT,), 0.25)
     gaussian, uniform = unpack_noise(gaussian_noise(COUNT, seed)).float(), uniform_noise(COUNT, seed).float()
     return {

@@ -54,7 +54,7 @@ REQUESTS = tuple(HEAD + Call.requests.offset + i * ctypes.sizeof(Request) for i 
 
 
 class Scratch(NamedTuple):
-    """The slices of a call's scratch memory (int64) for what the passes before the last one compute for one job."""
+    """Slices of a call's int64 scratch memory for one job's intermediate results, which a later pass reads."""
 
     differences: slice  # Four Over Six: for each block, an int64: the difference of the errors of the two candidates
     blocks: slice  # the amaxes of blocks, two in each int64

@@ -1,4 +1,4 @@
-"""Test the build of the CPU kernels: once for each content, by one process at a time, with errors that are reported.
+"""Test that the CPU library is built once for each content of its sources, by one process at a time; and its errors.
 
 A build by g++ takes half a minute, so all tests share one build, which a stub compiler copies (`quick`).
 """
@@ -60,7 +60,7 @@ def use(cache: Path, **changes: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def digest() -> str:
-    """Return the digest that the program USE has to print, computed here with the current backend."""
+    """Return the hash of the results that the program USE computes, computed in this process."""
     x = torch.linspace(-3, 3, 4096).view(64, 64)
     results = [fake_quantize(x, "e2m1:1x16:nvfp4:stochastic:rht16", seed=3), gaussian_noise(4096, 3)]
     return hashlib.sha256(b"".join(r.numpy().tobytes() for r in results)).hexdigest()
@@ -207,7 +207,7 @@ def test_a_backend_that_was_asked_for_fails_loudly(changes: dict[str, str], patt
 def test_a_folder_that_cannot_be_written_is_named_with_what_to_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check cache folders that cannot be created, as for a container's user without a home directory."""
+    """Check the error for a cache folder that cannot be created, as in a container whose user has no home directory."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("CXX", "true")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):

@@ -249,9 +249,10 @@ def test_the_last_bits_of_a_draw_decide_where_its_first_do_not(text: str, axis: 
 @pytest.mark.parametrize("name", ["bf16", "e8m15"])
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 def test_what_scaling_takes_beyond_float32_overflows(name: str, rounding: str) -> None:
-    """Check nvfp4 with formats for which 448 times the largest value exceeds float32, so that scales are limited.
+    """Check nvfp4 with formats so wide that 448 times their largest value exceeds float32.
 
-    The scale of 1.05 rounds down to 1, so the largest values exceed float32 when they are scaled.
+    The tensor's encode factor is then limited to FLT_MAX. For the largest magnitude 1.05, E4M3 rounds the block scale
+    down to 1, so elements above 1 exceed float32 when they are scaled, and overflow.
     """
     for overflow, dtype in product(("saturate", "inf", "nan"), DTYPES):
         x = make("ties", (64, 64), dtype).clamp(-1, 1) * 1.05
@@ -270,9 +271,10 @@ def test_what_scaling_takes_beyond_float32_overflows(name: str, rounding: str) -
 def test_a_draw_goes_below_the_distance_and_stays_at_it(
     name: str, low: float, step: float, seed: int, index: int, draw: int
 ) -> None:
-    """Check draws of 48 bits that equal a distance in float32: then the value stays; one ulp further away, it moves.
+    """Check a value whose distance above the grid value `low`, in steps, equals its draw: it is rounded down to `low`.
 
-    The seeds and elements were found by search, because such draws are rare (one in 2^24, and one in 2^26).
+    One ulp higher, it is rounded up. The seeds and indices were found by search, because draws that make such a value
+    exact in float32 are rare (one in 2^24, and one in 2^26).
     """
     distance = draw * 2.0**-48
     assert float(uniform(index + 1, seed, "cpu")[index]) == distance

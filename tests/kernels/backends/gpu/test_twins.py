@@ -46,7 +46,8 @@ def test_narrowing_rounds_to_the_nearest_even_at_and_around_every_midpoint(
     """Narrow every 16-bit number, every midpoint of two neighbours, and the FP32 numbers next to the midpoints."""
     pattern = every_pattern(dtype).flatten()
     pattern = pattern[pattern.isfinite()]
-    every, following = pattern.float(), (pattern.view(torch.int16) + 1).view(dtype).float()  # of greater magnitude
+    # `following` has the next greater magnitude.
+    every, following = pattern.float(), (pattern.view(torch.int16) + 1).view(dtype).float()
     middle = torch.where(following.isfinite(), ((every.double() + following.double()) / 2).float(), every)
     assert int((middle.to(dtype).float() == middle).sum()) == 2, "only the largest numbers have no midpoint"
     near = [(middle.view(torch.int32) + step).view(torch.float32) for step in (-1, 0, 1)]
@@ -73,7 +74,7 @@ def test_a_sum_is_rounded_toward_zero(twins: ctypes.CDLL) -> None:
     g = generator(1)
     a, b = (torch.randn(1 << 16, generator=g) * 2.0 ** torch.randint(0, 20, (1 << 16,), generator=g) for _ in range(2))
     exact, got = a.double() + b.double(), apply(twins.add_toward_zero, (a, b), torch.empty_like(a))
-    following = (got.view(torch.int32) + 1).view(torch.float32)  # of greater magnitude
+    following = (got.view(torch.int32) + 1).view(torch.float32)  # has the next greater magnitude
     assert bool(((got.double().abs() <= exact.abs()) & (following.double().abs() > exact.abs())).all())
 
 
