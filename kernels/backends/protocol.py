@@ -126,7 +126,10 @@ class Backend(Protocol):
         """Return DiffQ's noise for `count` elements, in bf16."""
 
     def sample_weight(self, w: Tensor, bits: Tensor, seed: int, noise: Noise, block: int, dtype: torch.dtype) -> Tensor:
-        """Return w plus noise in `dtype`; `bits` has one bit width for each square of `block` rows and columns."""
+        """Return w + R · max|w| · 2^(1 − bits) in `dtype`, with noise R (GaussWS eq. 3).
+
+        bits: one bit width for each square of `block` rows and columns, of which max|w| is the maximum.
+        """
 
     def sample_weight_backward(
         self, grad: Tensor, w: Tensor, bits: Tensor, seed: int, noise: Noise, block: int

@@ -37,8 +37,8 @@ class Measured:
     case: str  # the name of the case
     noise: bool  # True: the case only generates noise
     share: Ratio  # the time of out.copy_(x) / the time of our kernel
-    memory: float  # the share that memory traffic alone would allow
-    arithmetic: float | None  # the share that arithmetic alone would allow; None: not measured
+    memory: float  # the value of `share` that memory traffic alone would allow
+    arithmetic: float | None  # the value of `share` that arithmetic alone would allow; None: not measured
     allocating: Ratio  # the time of x.clone() / the time of our kernel when it allocates its results
     temporary: float | None  # the peak memory without x and the result, relative to the tensor's bytes
     copy_bytes_per_second: float  # bytes read and written

@@ -63,7 +63,7 @@ def without_lost_blocks(values: Tensor, scales: Scales, q: Quantizer, axis: int)
 
 
 def four_over_six(source: Tensor, amax: Tensor, q: Quantizer, axis: int, draws: Tensor | None) -> Rounded:
-    """Quantize each block with its largest magnitude mapped to 6, or to 4 if its squared error is smaller then."""
+    """Quantize each block with its largest magnitude mapped to 6, or to 4 if this gives a smaller squared error."""
     expansions = (1.0, q.traits.expansion)
     six, four = (round_with(choose_scales(amax, q, axis, by), source, q, axis, draws) for by in expansions)
     better = squared_error(four, amax, q, axis) < squared_error(six, amax, q, axis)

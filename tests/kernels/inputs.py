@@ -92,7 +92,7 @@ def _subnormal(r: int, c: int, dtype: torch.dtype, g: Generator) -> Tensor:
 
 
 def _tiny(r: int, c: int, dtype: torch.dtype, g: Generator) -> Tensor:
-    """Return values around the smallest normal number."""
+    """Return values around the smallest normal number of the dtype."""
     return (torch.randn(r, c, generator=g).double() * torch.finfo(dtype).smallest_normal).to(dtype)
 
 

@@ -257,7 +257,7 @@ def test_wrong_operands_are_named() -> None:
 
 
 def test_published_constants() -> None:
-    """Check the table's numbers against the publications, because the fractions above use the table's numbers."""
+    """Check the numbers in ACCUMULATORS against publications, because the other tests take their numbers from it."""
     stated = {name: (one.length, one.fraction, one.promote) for name, one in ACCUMULATORS.items()}
     assert stated["hopper-fp8"] == (32, 13, 0)
     assert stated["hopper-fp8-promoted"] == (32, 13, 128)

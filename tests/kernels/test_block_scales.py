@@ -53,7 +53,10 @@ def test_ue5m3_keeps_blocks_that_e4m3_scales_lose() -> None:
 
 
 def test_each_block_takes_the_scale_that_errs_less_and_6_where_neither_does() -> None:
-    """Check a tensor of maximum 1536 = 6 · 256: the tensor scale is 1, a block's scale is amax / 6 or amax / 4."""
+    """Check that a block's scale is amax / 4 if this gives the smaller error, else amax / 6.
+
+    The tensor's maximum is 1536 = 6 · 256, so the tensor scale is 1.
+    """
     x = torch.zeros(5, 16)
     x[0, 0] = 1536
     x[1] = torch.tensor([6.0, -5.0] + [5.0] * 14)  # by 6: 5 ties to 4, error 1; by 4: 5/1.5 goes to 3, error 0.5

@@ -200,7 +200,7 @@ def test_two_and_three_ways_by_the_spread_of_a_block() -> None:
 
 
 def test_a_longer_list_takes_the_fewest_bits_that_pass() -> None:
-    """Check the outlook of the paper: FP4 for blocks where it suffices, FP8 for others, BF16 for the rest."""
+    """Check the mixture that MoR's outlook proposes: FP4 for blocks where it suffices, else FP8, else BF16."""
     x = three_blocks()
     x[:, :128] = torch.tensor([0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -6.0]).repeat(128, 16)  # E2M1's values up to a scale
     x[:, 128:256] = torch.randn(128, 128, generator=generator(2))

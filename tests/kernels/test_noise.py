@@ -84,7 +84,7 @@ def test_a_nibble_is_sign_and_magnitude() -> None:
 
 
 def test_gaussian_noise_has_the_distribution_of_equation_10() -> None:
-    """Check 2^22 draws by χ²: of 65536 values, 96 are −2, 9189 are −1, 46966 are 0, 9189 are 1 and 96 are 2."""
+    """Compare 2^22 draws by χ² with the probabilities of −2 to 2: 96, 9189, 46966, 9189 and 96 of 65536."""
     expected = torch.tensor([96, 9189, 46966, 9189, 96]).double() / 65536
     count = 1 << 22
     for seed in SEEDS:
@@ -180,7 +180,7 @@ def test_a_sampled_weight_is_equation_3(noise: Noise, block: int) -> None:
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("shape", [(70, 45), (64, 64), (5, 3), (1, 100)])
 def test_gradients_are_those_of_autograd_with_constant_maxima(noise: Noise, shape: tuple[int, int]) -> None:
-    """Check the gradients of w and b; b's would differ if the backward pass drew other noise than the forward pass."""
+    """Check both gradients; the gradient of b requires that the backward pass draws the forward pass's noise again."""
     w = make("normal", shape).requires_grad_()
     bits = bits_for(w).requires_grad_()
     grad = torch.randn(shape, generator=generator(9))

@@ -164,7 +164,10 @@ SHORT = {
     ],
 )
 def test_compiling_breaks_no_graph_and_changes_no_bit(compiler: str, name: str) -> None:
-    """Check also that new seeds do not compile again: at most two graphs for all seeds, two more for other shapes."""
+    """Compare compiled functions with eager ones, and count compilations: a new seed must not cause another one.
+
+    At most two graphs are compiled for all seeds, and at most two more for other shapes.
+    """
     from torch._dynamo.testing import CompileCounterWithBackend
 
     torch._dynamo.reset()

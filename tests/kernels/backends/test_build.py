@@ -1,4 +1,4 @@
-"""Test that the CPU library is built once for each content of its sources, by one process at a time; and its errors.
+"""Test that the CPU library is built once for each content of its sources, by one process, and that errors are shown.
 
 A build by g++ takes half a minute, so all tests share one build, which a stub compiler copies (`quick`).
 """

@@ -238,7 +238,7 @@ def test_without_blocks_only_infinities_that_the_format_has_stay(name: str) -> N
 
 
 def test_casts_of_the_mixed_precision_blog() -> None:
-    """Check the table of examples in that blog post, to the digits printed there."""
+    """Compare casts with the examples of a blog post on mixed precision, to the digits that it prints."""
     x = torch.tensor([-1.51039, 0.412776, -0.348471, -1.17588])
     table = {
         "bf16": [-1.50781, 0.412109, -0.347656, -1.17969],
