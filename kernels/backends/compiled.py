@@ -1,6 +1,6 @@
-"""Implement the common part of the compiled backends: allocate the results of a call, and describe it as jobs.
+"""Implement the common part of the compiled backends: allocate the results of a call, and describe its work as jobs.
 
-The subclasses in cpu.py and gpu/device.py compute the jobs.
+A job is the work for one quantizer. The subclasses in cpu.py and gpu/device.py compute the jobs.
 """
 
 import ctypes

@@ -191,7 +191,7 @@ def _in_cycles(blocks: tuple[Block, ...]) -> dict[int, set[int]]:
 
 
 def disassemble(cubin: bytes) -> Code:
-    """Disassemble a cubin with nvdisasm."""
+    """Return the machine code of a cubin's only kernel, as nvdisasm lists it."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
