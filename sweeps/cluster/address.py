@@ -1,4 +1,4 @@
-"""Check the address of a Ray cluster before anything is planned or written."""
+"""Check the address of a Ray cluster (`--address`), so that a wrong one is reported at once."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import socket
 
 
 def is_dashboard(address: str | None) -> bool:
-    """Tell whether the address is the URL of a Ray dashboard, which runs a sweep as a job on its cluster."""
+    """Tell whether the address is the URL of a Ray dashboard, to which a sweep is submitted as a job."""
     return (address or "").startswith(("http://", "https://"))
 
 
 def check_reachable(address: str) -> None:
-    """Raise ValueError if the address is HOST:PORT and nothing answers there, since Ray would retry for minutes.
+    """Raise ValueError if the address is HOST:PORT and nothing answers there; Ray itself would retry for minutes.
 
     Addresses of other forms, such as `auto`, are not checked.
     """

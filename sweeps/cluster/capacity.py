@@ -1,13 +1,14 @@
 """Check before the first trial starts that a cluster can ever provide the resources that the trials request.
 
-A bundle is the resources that one rank of a trial needs on one node. If no node can hold a bundle, a suitable node may
-still join a new cluster, or the cluster's autoscaler may start one. Only the autoscaler knows which nodes it can start.
-Therefore this module creates a placement group of that bundle, which waits as a demand. Ray's second autoscaler (v2,
-used by KubeRay and `ray up`) reports the demands that no node type can meet. Ray's first autoscaler does not: with it,
-the sweep starts after a warning. Otherwise the sweep ends if nothing can provide a bundle within the time that nodes
-may take to join.
+A bundle is the resources that one rank of a trial needs on one node. If no present node is large enough for a bundle, a
+suitable node may still join the cluster, or the cluster's autoscaler may start one. Only the autoscaler knows which
+nodes it can start. To ask it, this module creates a placement group with the bundle: the group waits, so the autoscaler
+treats it as a demand. There are three cases:
+- Ray's second autoscaler (v2, used by KubeRay and `ray up`) reports the demands that none of its node types can meet.
+- Ray's first autoscaler (v1) does not report this: the sweep starts after a warning.
+- Without an autoscaler, the sweep ends with an error if no suitable node joins within `join_seconds`.
 
-Limit: other work may occupy as many nodes as the autoscaler may start. If none of these nodes could hold the bundle, v2
+Limit: if other work occupies as many nodes as the autoscaler may start, and none of these could hold the bundle, v2
 reports that no node type can hold it, even if one can.
 """
 
@@ -24,11 +25,11 @@ from typing import Any, NamedTuple
 
 from fewbits.sweeps.planning.sweep import Resources
 
-JOIN = 60.0  # seconds that nodes of a young cluster may take to join; FEWBITS_JOIN_SECONDS overrides it
-POLL = 0.5
-JUDGED = 3  # states of the cluster that the autoscaler has to evaluate before its answer counts
-UNLISTED = 15.0  # seconds after which a demand that the cluster's state does not list is taken as listed
-SHOWN = 3  # names of trials in a message
+JOIN = 60.0  # seconds that nodes of a new cluster may take to join; FEWBITS_JOIN_SECONDS overrides it
+POLL = 0.5  # seconds between two looks at the cluster
+JUDGED = 3  # how many states of the cluster with a demand the autoscaler has to evaluate before its report counts
+UNLISTED = 15.0  # seconds after which a demand is treated as known even if the cluster's state does not list it
+SHOWN = 3  # the largest number of trials that a message names
 _EPSILON = 1e-9
 _READ_ONLY = re.compile(r"node_[0-9a-f]{56}")  # names of node types in a cluster without an autoscaler (v1)
 
@@ -50,17 +51,17 @@ class Demand:
 
 
 class Autoscaler(NamedTuple):
-    """A cluster's report about its autoscaler."""
+    """A cluster's report about its autoscaler. Ray numbers the cluster's states; each request creates a new state."""
 
     exists: bool | None  # None: not reported
     infeasible: tuple[dict[str, float], ...] | None = None  # bundles that no node type can hold; None: not reported
-    seen: int = 0  # the number of the newest state of the cluster that the autoscaler has evaluated
-    present: int = 0  # the number of the cluster's present state; each question gives the state a new number
-    waiting: tuple[dict[str, float], ...] = ()  # bundles of placement groups in the cluster's present state
+    seen: int = 0  # the number of the newest state that the autoscaler has evaluated
+    present: int = 0  # the number of the present state
+    waiting: tuple[dict[str, float], ...] = ()  # bundles of placement groups that wait in the present state
 
 
 def bundle(resources: Resources) -> dict[str, float]:
-    """Return the resources of one rank on one node, by Ray's names."""
+    """Return the CPU, GPU and memory (in bytes) that one rank needs, by Ray's names; amounts of 0 are left out."""
     wanted = {"CPU": resources.cpus or 0.0, "GPU": resources.gpus, "memory": resources.memory * 2**30}
     return {name: amount for name, amount in wanted.items() if amount}
 
@@ -71,27 +72,27 @@ def slots(node: Mapping[str, float], wanted: Mapping[str, float]) -> float:
 
 
 def nodes() -> list[Mapping[str, float]]:
-    """Return the total resources of each node that is alive."""
+    """Return the total resources of each living node of the connected cluster, by Ray's names."""
     import ray
 
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 def join_seconds() -> float:
-    """Return how many seconds a sweep waits for nodes to join the cluster while a trial fits on none."""
+    """Return how many seconds a sweep waits for nodes to join the cluster if a trial fits on none of its nodes."""
     text = os.environ.get("FEWBITS_JOIN_SECONDS", "")
     try:
         return max(0.0, float(text)) if text else JOIN
     except ValueError:
-        raise ValueError(f"FEWBITS_JOIN_SECONDS={text}: a number of seconds is expected") from None
+        raise ValueError(f"FEWBITS_JOIN_SECONDS={text}: expected a number of seconds, such as 60") from None
 
 
 def require_capacity(demands: Sequence[Demand], log: Callable[[str], None], alone: bool = False) -> None:
-    """Wait until the cluster has, or can start, nodes that provide what each trial requests.
+    """Wait until the cluster has, or its autoscaler can start, nodes that are large enough for each trial.
 
-    Raise ValueError, which names the trials, if this takes longer than `join_seconds`. If the cluster does not report
-    which nodes it can start, log a warning and return instead.
-    alone: Ray runs on this machine alone, so no node can join.
+    If this takes longer than `join_seconds`, raise ValueError, which names the trials; but if the cluster does not
+    report which nodes it can start, log a warning and return.
+    alone: Ray runs on this machine only, so no node can join.
     """
     patience, began, logged = 0.0 if alone else join_seconds(), time.monotonic(), False
     with contextlib.ExitStack() as ends:
@@ -121,19 +122,19 @@ def require_capacity(demands: Sequence[Demand], log: Callable[[str], None], alon
 
 
 def _fits(demand: Demand, alive: Sequence[Mapping[str, float]], autoscaler: Autoscaler) -> bool:
-    """Tell whether the nodes `alive` can hold all ranks of a trial while nothing else runs.
+    """Tell whether the nodes `alive` (their resources) can hold all ranks of a trial while nothing else runs.
 
-    With an autoscaler, one node that can hold one rank is enough: the autoscaler can start more nodes of that type.
+    With an autoscaler, one node that can hold one rank is enough, since the autoscaler can start more such nodes.
     """
     counts = [slots(node, demand.bundle) for node in alive]
     return max(counts, default=0) >= 1 if autoscaler.exists else sum(counts) >= demand.resources.ranks
 
 
 class _Probe:
-    """A placement group that shows one trial's demand to the autoscaler, until the `with` block or the driver ends."""
+    """A placement group that asks the autoscaler for a trial's resources, until the `with` block or the driver ends."""
 
     def __init__(self, demand: Demand, autoscaler: Autoscaler) -> None:
-        # An autoscaler is asked for one rank only: other work may use up its limits at present.
+        # Ask an autoscaler for one rank only, since other work may use up its limits at present.
         self._bundles = [demand.bundle] * (1 if autoscaler.exists else demand.resources.ranks)
         self._began, self._after = time.monotonic(), 0  # 0: the demand is not in the cluster's state yet
 
@@ -149,12 +150,11 @@ class _Probe:
         remove_placement_group(self._group)
 
     def granted(self, autoscaler: Autoscaler) -> bool:
-        """Tell whether the autoscaler can start nodes for this demand.
+        """Tell from the report `autoscaler` whether the autoscaler can start a node for this demand.
 
-        Its report counts only after it has evaluated JUDGED states of the cluster that contain this demand. Until then
-        the result is False.
+        The result is False until the autoscaler has evaluated JUDGED states of the cluster that contain the demand.
         """
-        late = time.monotonic() - self._began >= UNLISTED  # an unknown form of state may not list the demand
+        late = time.monotonic() - self._began >= UNLISTED  # another version of Ray may not list the demand at all
         if not self._after and (late or self._bundles[0] in autoscaler.waiting):
             self._after = autoscaler.present + JUDGED
         if not self._after or autoscaler.seen < self._after or autoscaler.infeasible is None:
@@ -163,10 +163,10 @@ class _Probe:
 
 
 def ask_autoscaler() -> Autoscaler:
-    """Return what the cluster reports about its autoscaler.
+    """Return the connected cluster's report about its autoscaler.
 
-    Ray (2.60) has no public function for it. If another version of Ray keeps the report elsewhere, the result
-    says that nothing is reported.
+    Ray (2.60) has no public function for it, so this reads Ray's internal state. If that fails, for example with
+    another version of Ray, the result is `Autoscaler(None)`: nothing is reported.
     """
     try:
         import ray
@@ -194,7 +194,7 @@ def ask_autoscaler() -> Autoscaler:
 
 
 def _bundles(gangs: Iterable[Any], alone: Iterable[Any] = ()) -> tuple[dict[str, float], ...]:
-    """Return the bundles in Ray's requests. gangs: requests for placement groups; alone: for one bundle each."""
+    """Return all bundles in Ray's requests. gangs: requests for several bundles each; alone: for one bundle each."""
     requests = [*alone, *(request for gang in gangs for request in gang.requests)]
     return tuple(dict(request.resources_bundle) for request in requests)
 

@@ -1,8 +1,8 @@
-"""Choose the environment variables that a job and the workers of a cluster get from the machine that starts a sweep.
+"""Choose the environment variables that a cluster's job and workers get from the machine that starts a sweep.
 
-The job and the workers get the settings of fewbits, of Hugging Face's libraries, of NCCL and of gloo, and the address
-of the tracking server. A variable that looks like a credential is sent only if `--env NAME` names it: Ray's dashboard
-shows the variables of a job to everybody who has the cluster's token.
+They get the settings of fewbits, of Hugging Face's libraries, of NCCL and of gloo, and the address of the MLflow
+server. A variable that looks like a credential is sent only if `--env NAME` names it, since Ray's dashboard shows the
+variables of a job to everybody who has the cluster's token.
 """
 
 from __future__ import annotations
@@ -29,28 +29,29 @@ _JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray in the processes of a 
 
 
 def check_name(text: str) -> str:
-    """Return the argument of `--env` if it names a variable that is set, else raise ArgumentTypeError.
+    """Return the argument of `--env` if it is the name of a variable that is set, else raise ArgumentTypeError.
 
-    For a ValueError, argparse would print the whole argument, which may contain a secret value.
+    ValueError would not do: argparse would print the whole argument, which contains a secret if the user typed
+    NAME=VALUE.
     """
     name, equals, _ = text.partition("=")
     if equals:
         raise ArgumentTypeError(
-            f"{name}=…: give the name alone, and set the value in the environment ({name}=… fewbits …), since every "
-            "user of a machine can read the arguments of its processes"
+            f"{name}=…: write only the name after --env, and set the value in the environment ({name}=… fewbits …), "
+            "since every user of a machine can read the arguments of its processes"
         )
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-        raise ArgumentTypeError(f"{name!r}: the name of an environment variable is expected, as in --env HF_TOKEN")
+        raise ArgumentTypeError(f"{name!r}: expected the name of an environment variable, as in --env HF_TOKEN")
     if name not in os.environ:
         raise ArgumentTypeError(f"{name}: the variable is not set on this machine; export it first")
     return name
 
 
 def variables(environment: Mapping[str, str], named: Sequence[str] = ()) -> dict[str, str]:
-    """Return the variables to send to a cluster, from this machine's `environment`.
+    """Return the variables to send to a cluster, by name, from this machine's `environment`.
 
-    They are those that begin with one of PREFIXES and do not look like credentials, the tracking address, and those in
-    `named`. The tracking address is left out if it means something else on another machine.
+    They are: variables that begin with one of PREFIXES and do not look like credentials; MLFLOW_TRACKING_URI, unless it
+    means something else on another machine; and the variables in `named`.
     """
     chosen = {
         name: value
@@ -64,10 +65,10 @@ def variables(environment: Mapping[str, str], named: Sequence[str] = ()) -> dict
 
 
 def worker_variables(environment: Mapping[str, str], named: Sequence[str] = ()) -> dict[str, str]:
-    """Return the variables for the workers of a driver that joins a cluster.
+    """Return the variables of `variables` that a driver on a cluster has to pass to its workers.
 
-    If the driver runs inside a job, leave out the job's variables: Ray passes them to the workers itself, and raises an
-    error if they are passed again.
+    If the driver runs inside a Ray job, the job's own variables are left out: Ray passes them to the workers itself,
+    and raises an error if they are passed again.
     """
     job = json.loads(environment.get(_JOB_CONFIG) or "{}")
     of_job = (job.get("runtime_env") or {}).get("env_vars") or {}
@@ -75,7 +76,7 @@ def worker_variables(environment: Mapping[str, str], named: Sequence[str] = ()) 
 
 
 def means_the_same_elsewhere(uri: str) -> bool:
-    """Tell whether a tracking address means the same on every machine: it is that of a server, or an absolute path."""
+    """Tell whether an MLflow address means the same on every machine: it is a server's URL or an absolute path."""
     parts = urlsplit(uri)
     if parts.scheme in ("", "file"):
         return parts.path.startswith("/") or uri == "databricks"

@@ -1,7 +1,7 @@
-"""Estimate how long trials take and how much disk their checkpoints need.
+"""Estimate how long trials take and how much disk space their checkpoints need.
 
-Times come from the speeds measured in this store. Without a similar measurement, times of trials on GPUs are computed
-from FLOPs and an assumed share of an H100's peak, and are marked as assumed; times on CPUs are unknown.
+Times are computed from speeds of earlier trials in the same store. If no trial has run on such a device, times on GPUs
+are computed from FLOPs and an assumed share of an H100's peak, and are marked as assumed; times on CPUs are unknown.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ NAME = "speeds.json"
 STATE_BYTES = 12  # bytes of a checkpoint per parameter: the weight and AdamW's two moments, in FP32
 parameters_of = cache(parameters)
 
-# Assumed if nothing was measured: eager PyTorch's share of an H100's BF16 peak for models of 0.1 to 1 B parameters, and
-# a recipe's speed relative to plain BF16, which was measured on a CPU (docs/measured/training-cost.md).
+# Used if nothing was measured. ASSUMED_SHARE: the share of an H100's BF16 peak that eager PyTorch reaches for models of
+# 0.1 to 1 B parameters. ASSUMED_SPEED: a recipe's speed relative to plain BF16, by the narrowest kind of its operands;
+# these were measured on a CPU (docs/measured/training-cost.md).
 ASSUMED_GPU, ASSUMED_SHARE = "H100", 0.25
 ASSUMED_SPEED = {"e4m3": 0.85, "e2m1": 0.76, "sampler": 0.94, "none": 1.0}
 ASSUMED = f"computed from FLOPs at an assumed {ASSUMED_SHARE:.0%} of an {ASSUMED_GPU}'s BF16 peak"
@@ -35,14 +36,18 @@ def tokens_of(trial: Trial) -> int:
 
 
 def work_of(trial: Trial) -> float:
-    """Return the FLOPs of training the trial."""
+    """Return the FLOPs of all training steps of the trial."""
     from fewbits.experiments.training import flops_a_token
 
     return tokens_of(trial) * flops_a_token(trial)
 
 
 class Speeds:
-    """The training speeds measured in a store, in FLOPs per second, by device, model and recipe."""
+    """The training speeds measured in a store, in FLOPs per second, by device, model and recipe.
+
+    The file `speeds.json` has them under the keys `DEVICE xCORES|MODEL|RECIPE` (see `_key`). Under `start|BACKEND|`, it
+    has the seconds that a backend (`ray` or `local`) takes to start.
+    """
 
     def __init__(self, runs: Path) -> None:
         self._path = runs / NAME
@@ -52,24 +57,24 @@ class Speeds:
         }
 
     def measured(self, planned: Planned, tokens_per_second: float) -> None:
-        """Store the speed of a trial."""
+        """Store the speed of a trial that has ended, for later estimates."""
         self._speeds[_key(planned)] = tokens_per_second * work_of(planned.trial) / tokens_of(planned.trial)
         write_json(self._path, self._speeds)
 
     def started(self, backend: str, seconds: float) -> None:
-        """Store the seconds from the start of a sweep to its first trial."""
+        """Store the seconds from the start of a sweep to its first trial on this backend (`ray` or `local`)."""
         self._speeds[f"start|{backend}|"] = seconds
         write_json(self._path, self._speeds)
 
     def start(self, backend: str) -> float:
-        """Return the measured seconds from the start of a sweep to its first trial; 0 if unknown."""
+        """Return the measured seconds from the start of a sweep to its first trial on this backend; 0 if unknown."""
         return self._speeds.get(f"start|{backend}|", 0.0)
 
     def seconds(self, planned: Planned) -> float | None:
         """Return an estimate of the trial's seconds from measured speeds; None if nothing was measured on its device.
 
-        It uses the speed of the same model and recipe. If that was not measured, it uses the mean speed of the model's
-        recipes, or else of all models on the device.
+        The estimate uses the first of these speeds that was measured on the device: the speed of the same model and
+        recipe; the mean speed of the same model over its recipes; the mean speed of all models.
         """
         key = _key(planned).split("|")
         for known in (key, key[:2], key[:1]):
@@ -79,17 +84,16 @@ class Speeds:
         return None
 
     def estimate(self, planned: Planned) -> tuple[float | None, str]:
-        """Return the estimated seconds of the trial, and the source of the estimate.
+        """Return the estimated seconds of the trial, and the source of the estimate as text: MEASURED or ASSUMED.
 
-        The source is measured speeds, or FLOPs and an assumed speed. The seconds are None if neither is available: for
-        a trial on a CPU without measured speeds.
+        The seconds are None for a trial on a CPU if no speed was measured on this device.
         """
         measured = self.seconds(planned)
         return (_assumed_seconds(planned), ASSUMED) if measured is None else (measured, MEASURED)
 
 
 def _assumed_seconds(planned: Planned) -> float | None:
-    """Return the seconds of the trial on H100s at the assumed share of their peak; None if it uses no GPU."""
+    """Return the seconds of the trial on H100s (one for each rank) at the assumed speed; None if it uses no GPU."""
     if not planned.resources.gpus:
         return None
     speed = PEAK[ASSUMED_GPU] * ASSUMED_SHARE * ASSUMED_SPEED[_emulation(planned.trial.recipe)]
@@ -97,7 +101,11 @@ def _assumed_seconds(planned: Planned) -> float | None:
 
 
 def _emulation(recipe: Recipe) -> str:
-    """Return the key of `ASSUMED_SPEED` for the recipe: that of its most expensive operation."""
+    """Return the key of ASSUMED_SPEED for the recipe.
+
+    It is `e2m1` if the recipe has a quantizer with a format of fewer than 5 bits, `e4m3` if it has only other
+    quantizers, and without quantizers `sampler` or `none`.
+    """
     specs = [slot.spec for _, slot in recipe.operands.items()]
     quantizers = [q for spec in specs if isinstance(spec, Mixture) for q in spec.quantizers]
     quantizers += [spec for spec in specs if isinstance(spec, Quantizer)]
@@ -110,6 +118,7 @@ def _emulation(recipe: Recipe) -> str:
 
 
 def _key(planned: Planned) -> str:
+    """Return the trial's key in `speeds.json`, for example `cpu x2|nemotron-nano|mor/block`."""
     made_of = planned.made_of
     device = f"{made_of['device']} x{made_of['threads'] * made_of['ranks']}"
     trial = planned.trial
@@ -118,12 +127,12 @@ def _key(planned: Planned) -> str:
 
 
 def checkpoint_bytes(trial: Trial) -> int:
-    """Return the bytes of one checkpoint of the trial; a probe writes none."""
+    """Return the bytes of one checkpoint of the trial; 0 for a probe, which writes none."""
     return 0 if trial.is_probe else STATE_BYTES * parameters_of(trial.model)
 
 
 def disk(planned: Iterable[Planned]) -> int:
-    """Return the bytes of the checkpoints that these trials keep. Their tables are small and are not counted."""
+    """Return the bytes of all checkpoints that these trials keep. Their small tables are not counted."""
     return sum(map(_disk, planned))
 
 

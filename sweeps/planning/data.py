@@ -1,8 +1,9 @@
-"""Find the data of trials, and limit how often a trial reads them, together with the trials from which it branches.
+"""Find the data of trials, and limit how often a trial and the trials from which it branches read them.
 
-Text that is read many times is memorised, and a comparison of recipes then compares how well they memorise. Text read
-four times is about as good as new text (arXiv 2305.16264), so a plan that exceeds `data.repeat` (4 by default) is
-refused. `fewbits train` has no such limit: a user may overfit on purpose.
+A model memorises text that it reads many times, and a comparison of recipes then compares how well they memorise. Text
+that is read up to four times is about as good as new text (arXiv 2305.16264). Therefore a plan is refused if a trial
+reads its data more than `data.repeat` times (4 by default). `fewbits train` has no such limit, since a user may want to
+overfit.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ from fewbits.experiments.trial import Trial
 
 @cache
 def corpus_of(data: DataConfig, cache_folder: str | None) -> Corpus:
-    """Return the data of a trial; raise ValueError if they are missing and cannot be generated."""
+    """Return the corpus of a trial's data; raise ValueError if the data are missing and cannot be generated.
+
+    cache_folder: the folder of prepared data (the setting `runtime.cache`); None: the user's cache.
+    """
     return load(data, _cache(cache_folder))
 
 
 def training_tokens(data: DataConfig, cache_folder: str | None) -> int | None:
-    """Return how many tokens the training split has; None if the data are not on this machine."""
+    """Return the number of tokens in the training split; None if the data are not on this machine."""
     try:
         return corpus_of(data, cache_folder).tokens_in("train")
     except ValueError:
@@ -33,9 +37,12 @@ def training_tokens(data: DataConfig, cache_folder: str | None) -> int | None:
 
 
 def missing_folder(data: DataConfig, cache_folder: str | None) -> Path | None:
-    """Return the folder or file that these data need and that does not exist; None if there is none."""
+    """Return the folder (for data=text: the file) that these data need if it is missing, else None.
+
+    Data that are generated, such as `synthetic`, need no folder.
+    """
     if data.path:
-        folder = Path(data.path).expanduser()  # for data=text, a file
+        folder = Path(data.path).expanduser()  # a file if data=text
     elif data.kind in COLLECTIONS:
         folder = _cache(cache_folder) / data.kind
     else:
@@ -48,16 +55,17 @@ def _cache(folder: str | None) -> Path:
 
 
 def tokens_until(trial: Trial, step: int) -> int:
-    """Return how many tokens the trial reads in its first `step` steps, without what its parents read."""
+    """Return how many tokens the trial itself, without its parents, reads in its first `step` steps."""
     return step * trial.training.batch * trial.training.length
 
 
 def check_repeats(trial: Trial, earlier_tokens: int, corpus_tokens: int) -> None:
     """Raise ValueError if a trial and its parents read the training split more often than `data.repeat` allows.
 
-    earlier_tokens: the tokens that its parents have read when it starts. corpus_tokens: the tokens of the split.
+    earlier_tokens: the tokens that the parents read before the trial starts. corpus_tokens: the tokens in the training
+    split.
     """
-    if trial.is_probe:  # it does not train
+    if trial.is_probe:  # a probe does not train
         return
     tokens = earlier_tokens + tokens_until(trial, trial.training.steps)
     epochs = tokens / corpus_tokens

@@ -1,4 +1,7 @@
-"""Expand a sweep to its cells: each cell has the overrides of one trial. This is a pure function and needs no data."""
+"""Expand a sweep to its cells. A cell is a place in the sweep's grid with the overrides of its trial.
+
+The cells follow from the sweep file alone; no data are read.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +16,24 @@ from fewbits.sweeps.planning.sweep import ARM, SEED, START, Sweep, listed, start
 
 @dataclass(frozen=True)
 class Cell:
-    """A place in the sweep's grid (an arm, values of its axes and a seed), with the overrides of its trial."""
+    """A place in the sweep's grid (an arm, a value for each of its axes, a seed), with the overrides of its trial."""
 
-    sweep: str
-    arm: str
-    axes: tuple[tuple[str, str], ...]  # each axis of the arm, and its value as text of Hydra's grammar
+    sweep: str  # the sweep's name
+    arm: str  # the arm's name
+    axes: tuple[tuple[str, str], ...]  # pairs (axis, name of its value), the name as text of Hydra's grammar
     seed: int
     overrides: tuple[str, ...]  # the trial's overrides, with each key once
-    parent: Cell | None = None
-    at: float | None = None  # where in its parent the trial starts: `Arm.at`, or `at=` of an axis
+    parent: Cell | None = None  # the cell from whose trial this cell's trial branches; None: it starts from scratch
+    at: float | None = None  # the step of the parent, or fraction of its steps, where the trial starts: see `Arm.at`
 
     @property
     def place(self) -> dict[str, str]:
-        """The arm, the axis values and the seed, which identify the cell in its sweep."""
+        """The keys `arm` (if it has a name), each axis, and `seed`, with their values: they identify the cell."""
         return ({ARM: self.arm} if self.arm else {}) | dict(self.axes) | {SEED: str(self.seed)}
 
     @property
     def title(self) -> str:
-        """The cell's name in messages."""
+        """The cell's name in messages, for example `sweep block, arm mor, seed 0`."""
         return ", ".join([f"sweep {self.sweep}", *(f"{key} {value}" for key, value in self.place.items())])
 
 
@@ -40,13 +43,16 @@ def spell(place: Mapping[str, str]) -> str:
 
 
 def expand(sweep: Sweep, extra: tuple[str, ...] = ()) -> list[Cell]:
-    """Return the cells in the order of the arms, then of the axes, then of the seeds.
+    """Return the sweep's cells, sorted by arm, then by the values of the axes, then by seed, in the file's order.
 
-    extra: further overrides for every trial. Raise ValueError if one of them is an axis of the sweep.
+    extra: further overrides for every trial. Raise ValueError if one of them sets an axis of the sweep.
     """
     for axis in (axis for group in sweep.groups for axis in group):
         if axis in [override.partition("=")[0] for override in extra]:
-            raise ValueError(f"{axis} is an axis of sweep {sweep.name}: choose its values with axes={{{axis}:[…]}}")
+            raise ValueError(
+                f"{axis} is an axis of sweep {sweep.name}, so no override may set it: choose its values with "
+                f"axes={{{axis}:[…]}}"
+            )
     return [cell for arm in sweep.arms if sweep.runs_at(arm) for cell in _cells(sweep, arm, extra)]
 
 
@@ -76,14 +82,14 @@ def _cell(sweep: Sweep, name: str, axes: Mapping[str, str], seed: int, extra: tu
 def _parent(sweep: Sweep, child: str, axes: Mapping[str, str], seed: int, extra: tuple[str, ...]) -> Cell:
     name = sweep.arms[child].parent
     assert name is not None
-    subject = f"sweep {sweep.name}: arm {child} starts from {name}, which"
+    subject = f"sweep {sweep.name}: arm {child} starts from arm {name}, which"
     if not sweep.runs_at(name):
-        raise ValueError(f"{subject} is not run at scale {sweep.scale}")
+        raise ValueError(f"{subject} is not trained at scale {sweep.scale}")
     own = {axis: value for axis, value in axes.items() if _has(sweep, name, axis)}
     if missing := [axis for combination in _combinations(sweep, name)[:1] for axis in combination if axis not in own]:
-        raise ValueError(f"{subject} has axes that {child} does not have: {', '.join(missing)}")
+        raise ValueError(f"{subject} has axes that arm {child} does not have: {', '.join(missing)}")
     if _excluded(sweep, name, own, seed):
-        raise ValueError(f"{subject} is excluded at {own | {SEED: seed}}")
+        raise ValueError(f"{subject} is excluded by `exclude` at {own | {SEED: seed}}")
     return _cell(sweep, name, own, seed, extra)
 
 
@@ -93,7 +99,10 @@ def _has(sweep: Sweep, arm: str, axis: str) -> bool:
 
 
 def _combinations(sweep: Sweep, arm: str) -> list[dict[str, str]]:
-    """Return the combinations of values of the arm's axes. An arm may have only some of a group's zipped axes."""
+    """Return all combinations of the values of the arm's axes, each as a mapping of axes to names of values.
+
+    Values of zipped axes are combined only with each other's value at the same position in their lists.
+    """
     groups = []
     for group in sweep.groups:
         names = {axis: list(values) for axis, values in group.items() if _has(sweep, arm, axis)}
@@ -114,5 +123,5 @@ def _excluded(sweep: Sweep, arm: str, axes: Mapping[str, str], seed: int) -> boo
 
 
 def _last_wins(overrides: list[str]) -> tuple[str, ...]:
-    """Return the last override of each key, since Hydra refuses some repeated keys."""
+    """Return the overrides without those whose key is set again later, since Hydra refuses some repeated keys."""
     return tuple({override.partition("=")[0]: override for override in overrides}.values())

@@ -1,8 +1,9 @@
-"""Find the plan of a command that reads results, such as `status`, `report` and `sync`.
+"""Find the plan for a command that reads results, such as `fewbits status`, `report` and `sync`.
 
-The store holds the plan with which these overrides last ran, so the command shows the same on any machine that has
-access to the store. If no sweep has run with these overrides, or its definition has changed since, the command
-makes a new plan in memory, which needs the data. `fewbits sweep` always makes a new plan and stores it.
+`fewbits sweep` makes a new plan at each call and stores it under the command's overrides. Other commands with the same
+overrides read the stored plan, so they show the same trials on any machine that has access to the store. If there is no
+stored plan, or if the sweep's definition has changed since, the command makes a new plan in memory, which needs the
+training data.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ class FoundPlan:
     """A plan, with notes about where it comes from."""
 
     plan: Plan
-    changed: str = ""  # how the sweep's definition differs from that of the stored plan, in one line
+    changed: str = ""  # one line that says that the sweep's definition has changed or cannot be read; usually empty
     notes: tuple[str, ...] = ()  # lines for stderr: `changed`, and why a plan file was not used
-    earlier: Mapping[Place, str] = field(default_factory=dict)  # for a plan that is not stored: see `earlier_runs`
+    earlier: Mapping[Place, str] = field(default_factory=dict)  # only for a new plan: the result of `earlier_runs`
 
 
 def find_plan(overrides: Sequence[str]) -> FoundPlan:
-    """Return the plan of these overrides: the stored one or, if there is none or the definition has changed, a new one.
+    """Return the stored plan of these overrides or, if there is none or the definition has changed, a new plan.
 
-    If a new plan cannot be made, return the stored one, with a note; without one, raise ValueError.
-    A multirun is found by its name.
+    If a new plan cannot be made, return the stored one with a note; if there is no stored one either, raise ValueError.
+    overrides: as for `fewbits sweep`, or only the name of a multirun.
     """
     named = [override for override in overrides if not is_location(override)]
     if len(named) == 1 and "=" not in named[0] and not named[0].endswith((".yaml", ".yml")):
@@ -76,13 +77,13 @@ def _multirun(name: str, overrides: Sequence[str]) -> FoundPlan:
         valid = [stored.overrides[0] for stored in stored_plans(runs) if is_multirun(stored)]
         raise ValueError(
             f"no sweep {name!r}: expected study=NAME, a file NAME.yaml, or the name of a multirun in {runs}: "
-            f"{nearest_first(name, valid) or 'it has none'}"
+            f"{nearest_first(name, valid) or 'it has no multirun'}"
         )
     return FoundPlan(stored.plan, notes=tuple(notes))
 
 
 def is_multirun(stored: StoredPlan) -> bool:
-    """Tell whether a stored plan is that of a multirun, which is stored under its name."""
+    """Tell whether a stored plan belongs to a multirun: then its only override is the multirun's name."""
     return len(stored.overrides) == 1 and stored.overrides[0] == stored.plan.sweeps[0].name
 
 
@@ -93,7 +94,10 @@ def show_notes(notes: Iterable[str]) -> None:
 
 
 def _without_definition(overrides: Sequence[str], error: ValueError) -> FoundPlan:
-    """Return the stored plan of a sweep whose definition cannot be read; without one, raise the error."""
+    """Return the stored plan of a sweep whose definition could not be read, with `error` as a note.
+
+    If there is no stored plan, raise `error`.
+    """
     stored = _stored(Path(runs_named(overrides) or "runs").expanduser(), overrides, [])
     if stored is None:
         raise error
@@ -109,10 +113,10 @@ def _planned_here(
 
 
 def _stored(runs: Path, overrides: Sequence[str], notes: list[str]) -> StoredPlan | None:
-    """Return the stored plan of these overrides, or None.
+    """Return the stored plan of these overrides, or None if there is none.
 
-    If they select one sweep of a study and no plan of this sweep is stored, return its part of the study's plan.
-    Add a line to `notes` for each plan file that cannot be used.
+    If the overrides select one sweep of a study (`sweep=NAME`) and only the plan of the whole study is stored, return
+    this sweep's trials of the study's plan. Append a line to `notes` for each plan file that cannot be used.
     """
     name, others = without_sweep(overrides)
     for selection, part in ((overrides, None), *([(others, name)] if name else [])):
@@ -125,7 +129,7 @@ def _stored(runs: Path, overrides: Sequence[str], notes: list[str]) -> StoredPla
 
 
 def _part(stored: StoredPlan, sweep: str) -> StoredPlan | None:
-    """Return one sweep's part of a stored plan, including the trials that its trials branch from."""
+    """Return a stored plan reduced to one sweep: its trials and their parents; None if the plan lacks the sweep."""
     whole = stored.plan
     sweeps = tuple(each for each in whole.sweeps if each.name == sweep)
     members = tuple(member for member in whole.members if member.cell.sweep == sweep)
@@ -138,7 +142,7 @@ def _part(stored: StoredPlan, sweep: str) -> StoredPlan | None:
 
 
 def _store(overrides: Sequence[str], sweeps: Sequence[Sweep], extra: tuple[str, ...]) -> Path:
-    """Return the store that the command's overrides name, or else the one that the sweep's file names."""
+    """Return the store that the command's overrides name, or else the store in the config of the sweep's first cell."""
     runs = runs_named(overrides)
     if runs is None:
         cell = next((cell for sweep in sweeps for cell in expand(sweep, extra)), None)
@@ -147,7 +151,10 @@ def _store(overrides: Sequence[str], sweeps: Sequence[Sweep], extra: tuple[str, 
 
 
 def _store_of(overrides: Sequence[str]) -> str:
-    """Return the store of a trial; if its configs are not on this machine, the store that its overrides name."""
+    """Return the store of the trial with these overrides.
+
+    If the trial's config files are not on this machine, return the store that the overrides name, or else `runs`.
+    """
     try:
         return load_trial(overrides)[1].runs
     except ValueError:

@@ -1,7 +1,7 @@
-"""Make the sweep of a multirun: its name, and its trials from the jobs of Hydra's sweeper.
+"""Make the sweep of a multirun (`fewbits train --multirun`): its name, and its cells from the jobs of Hydra's sweeper.
 
-A sweeper may make all jobs at once, like Hydra's own grid, or a few at a time, from earlier results, like Optuna's. In
-both cases they are one sweep, which has its own name, and which the store keeps as one plan.
+Hydra's own sweeper makes all jobs at once, as a grid. Other sweepers, such as Optuna's, make a few jobs at a time and
+choose them by earlier results. In both cases all jobs are one sweep with one name, which is stored as one plan.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ STUDY = "train"  # the MLflow experiment of all multiruns
 
 
 def multirun_name(overrides: Sequence[str]) -> str:
-    """Return the name of a multirun: `hydra.job.name`, or `multirun-` and a hash of the overrides without paths."""
+    """Return the name of a multirun: the value of `hydra.job.name` or, without it, `multirun-HASH`.
+
+    HASH is a hash of the overrides without those that set paths.
+    """
     named = [text.partition("=")[2] for text in overrides if text.partition("=")[0] == NAME]
     if named:
         return named[-1].strip("\"'")
@@ -30,21 +33,22 @@ def multirun_name(overrides: Sequence[str]) -> str:
 
 
 def fixed_keys(overrides: Sequence[str]) -> set[str]:
-    """Return the keys of the overrides that have one value, which all trials share."""
+    """Return the keys of the overrides that have only one value, such as `seed=1`; `seed=0,1` has two."""
     return {text.partition("=")[0].lstrip("+") for text in overrides if "=" in text and len(override_values(text)) == 1}
 
 
 def cells(name: str, jobs: Sequence[Sequence[str]], fixed: set[str], always: Sequence[str] = ()) -> list[Cell]:
-    """Return a cell for each of Hydra's jobs, whose axes are the keys that are not fixed.
+    """Return a cell for each of Hydra's jobs, in their order; its axes are the job's keys that are not in `fixed`.
 
-    always: overrides of every trial that Hydra does not pass to jobs.
+    name: the multirun's name. jobs: each job's overrides. fixed: keys with the same value in all jobs. always: further
+    overrides of every trial, which Hydra does not pass to jobs.
     """
     made = []
     for job in jobs:
         keyed = dict(override.partition("=")[::2] for override in job)
         seed = keyed.get(SEED, "0")
         if not seed.isdecimal():
-            raise ValueError(f"{SEED}={seed}: a whole number is expected, 0 or more")
+            raise ValueError(f"{SEED}={seed}: expected a whole number, 0 or more")
         axes = tuple((key, value) for key, value in keyed.items() if key.lstrip("+") not in {*fixed, SEED})
         overrides = (*always, *(f"{key}={value}" for key, value in keyed.items()))
         made.append(Cell(name, "", axes, int(seed), overrides))
@@ -52,7 +56,7 @@ def cells(name: str, jobs: Sequence[Sequence[str]], fixed: set[str], always: Seq
 
 
 def sweep_of(name: str, grid: Sequence[Cell]) -> Sweep:
-    """Return the sweep of these cells, with all values of its axes."""
+    """Return a sweep called `name` whose axes have all values that occur in the cells of `grid`."""
     axes: dict[str, dict[str, list[str]]] = {}
     for key, value in (axis for cell in grid for axis in cell.axes):
         axes.setdefault(key, {})[value] = [f"{key}={value}"]
@@ -60,7 +64,7 @@ def sweep_of(name: str, grid: Sequence[Cell]) -> Sweep:
 
 
 def joined(earlier: Plan | None, now: Plan) -> Plan:
-    """Return one plan with the trials of both. At a place that both have, only the trial of `now` counts."""
+    """Return a plan with the places and trials of both plans. At a place in both, the trial of `now` is used."""
     if earlier is None:
         return now
     members = {place_of(member): member for plan in (earlier, now) for member in plan.members}

@@ -1,6 +1,6 @@
-"""Normalise a command's overrides, so that equal selections of trials compare equal.
+"""Normalise the overrides of a command, so that overrides that select the same trials compare equal.
 
-The order of the overrides, and the paths of the store and the data, make no difference.
+The order of the overrides does not matter, nor do the paths of the store, the data and the user's config folders.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from fewbits.experiments.config_files import SEARCH_PATH
 from fewbits.sweeps.planning.sweep import Sweep
 
 RUNS = "runtime.runs"
-# Paths. A sweep is the same one wherever its store, its data and the user's config files are.
+# Keys whose values are paths: of the store, the prepared data and the user's config folders. They do not select trials.
 LOCATIONS = (RUNS, "runtime.cache", SEARCH_PATH)
-DEFAULT_SCALE = f"scale={Sweep('').scale}"  # of the sweeps of studies
+DEFAULT_SCALE = f"scale={Sweep('').scale}"  # the scale of a study's sweeps if no override sets it
 
 
 def normalised(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Return the overrides that select trials: sorted, each key once, and equal values spelled alike.
+    """Return the overrides that select trials: sorted, each key once, and equal values written in the same way.
 
-    A sweep file is identified by its name alone, since it is in another folder on a cluster. A study's default scale is
-    omitted.
+    Overrides of paths are left out, and for a study so is the default scale. The path of a sweep file is replaced by
+    the file's name, since the file is in another folder on a cluster.
     """
     chosen = {_key(override): _canonical(override) for override in overrides}
     selection = {override for key, override in chosen.items() if key not in LOCATIONS}
@@ -35,12 +35,12 @@ def normalised(overrides: Sequence[str]) -> tuple[str, ...]:
 
 
 def is_location(override: str) -> bool:
-    """Tell whether an override sets a path that does not belong to the selection of trials."""
+    """Tell whether an override sets one of LOCATIONS, the paths that do not affect which trials are selected."""
     return _key(override) in LOCATIONS
 
 
 def runs_named(overrides: Sequence[str]) -> str | None:
-    """Return the store that the overrides name (the last one counts), or None."""
+    """Return the store in the last override `runtime.runs=STORE`, or None if there is no such override."""
     named = [override for override in overrides if _key(override) == RUNS]
     if not named:
         return None
@@ -49,7 +49,7 @@ def runs_named(overrides: Sequence[str]) -> str | None:
     except HydraException as error:
         raise ValueError(f"{named[-1]}: {' '.join(str(error).split())}") from None
     if not value:
-        raise ValueError(f"{named[-1]}: a folder is expected, such as {RUNS}=runs")
+        raise ValueError(f"{named[-1]}: expected a folder, as in {RUNS}=runs")
     return str(value)
 
 

@@ -1,7 +1,7 @@
 """Plan sweeps: compute the id and the run folder of each trial, and its places in the sweeps.
 
-Trials that are the same computation are planned once, however many sweeps or arms contain them. The ids of branches
-follow from their parents' ids, so the whole plan is known before anything has run.
+If several arms or sweeps contain the same computation, the plan has one trial for all of them. The id of a branch is
+computed from its parent's settings, so all ids are known before any trial has run.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from fewbits.sweeps.planning.sweep import Resources, Sweep
 
 @dataclass
 class Planned:
-    """A trial of the plan."""
+    """A trial of the plan, with its run folder and resources."""
 
     folder: RunFolder
     trial: Trial
     runtime: Runtime
-    made_of: dict[str, Any]  # the settings that its id is a hash of
+    made_of: dict[str, Any]  # the settings and versions whose hash is the trial's id
     resources: Resources
-    parent: str | None = None  # the id of the trial that it branches from
-    keep: set[int] = field(default_factory=set)  # steps from whose checkpoints other trials start
-    earlier_tokens: int = 0  # tokens read before it starts, by its parent up to the branch and by the parent's parents
+    parent: str | None = None  # the id of the trial of the plan from which this trial branches; None: no such trial
+    keep: set[int] = field(default_factory=set)  # steps at which other trials of the plan branch from this one
+    earlier_tokens: int = 0  # training tokens that this trial's chain of parents read before this trial starts
 
     @property
     def id(self) -> str:
@@ -45,17 +45,17 @@ class Planned:
 
 @dataclass(frozen=True)
 class Member:
-    """A trial's place in a sweep."""
+    """A place in a sweep, with the id of the trial there."""
 
     study: str
     scale: str
     cell: Cell
-    id: str
+    id: str  # of the trial; several members have the same id if their trials are the same computation
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The trials of one or more sweeps, and the places in these sweeps that each trial has."""
+    """The trials of one or more sweeps, and the members: the places in these sweeps, each with its trial's id."""
 
     sweeps: tuple[Sweep, ...]
     members: tuple[Member, ...]
@@ -68,10 +68,10 @@ class Plan:
 
 
 def plan(sweeps: Sequence[Sweep], extra: tuple[str, ...] = (), *, with_data: bool = True) -> Plan:
-    """Plan whole sweeps. Raise ValueError, which names the cell, if one of the trials is invalid.
+    """Return the plan of all cells of these sweeps. Raise ValueError, which names the cell, if a trial is invalid.
 
-    with_data: False does not read the data. Then ids and folders are placeholders, models have the vocabulary sizes of
-    their presets, and trials are not checked.
+    extra: further overrides for every trial. with_data: if False, the data are not read. Then ids and folders are
+    placeholders, models have the vocabulary sizes of their presets, and trials are not checked.
     """
     plans = [plan_cells(sweep, cells, with_data=with_data) for sweep in sweeps if (cells := expand(sweep, extra))]
     if not plans:
@@ -85,12 +85,12 @@ def plan(sweeps: Sequence[Sweep], extra: tuple[str, ...] = (), *, with_data: boo
 
 
 def plan_cells(sweep: Sweep, cells: Sequence[Cell], *, with_data: bool = True) -> Plan:
-    """Plan these cells of one sweep. Raise ValueError, which names the cell, if one of the trials is invalid."""
+    """Return the plan of these cells of one sweep, as `plan` does for whole sweeps."""
     trials: dict[str, Planned] = {}
     made: dict[Cell, Planned] = {}
 
     def planned(cell: Cell) -> Planned:
-        """Plan the cell's parent, then the cell, and add both to `trials` unless they are there already."""
+        """Return the cell's trial. Plan its parent, then the trial itself, unless `trials` contains them already."""
         if cell not in made:
             parent = None if cell.parent is None else planned(cell.parent)
             try:
@@ -131,9 +131,10 @@ def _planned(cell: Cell, resources: Resources, parent: Planned | None, with_data
 
 
 def _on_a_device(runtime: Runtime, resources: Resources) -> tuple[Runtime, Resources]:
-    """Return both with the device, CPUs and GPUs filled in, independent of the machine that plans.
+    """Return the runtime settings with a definite device, and the resources with definite numbers of CPUs and GPUs.
 
-    A trial with device `auto` trains on GPUs if its resources contain GPUs, else on the CPU.
+    The result does not depend on this machine: the device `auto` becomes `cuda` if the resources contain GPUs, else
+    `cpu`.
     """
     device = runtime.device
     if device == "auto":
@@ -142,29 +143,37 @@ def _on_a_device(runtime: Runtime, resources: Resources) -> tuple[Runtime, Resou
     if gpus is None:
         gpus = 1.0 if device == "cuda" else 0.0
     if device == "cuda" and not gpus:
-        raise ValueError("resources.gpus 0 with runtime.device cuda: set it to 1, or to a fraction of a GPU")
+        raise ValueError(
+            "resources.gpus is 0, but runtime.device is cuda: set resources.gpus to 1 or to a fraction of a GPU"
+        )
     cpus = float(runtime.threads) if resources.cpus is None else resources.cpus
     return replace(runtime, device=device), replace(resources, cpus=cpus, gpus=gpus)
 
 
 def _branch_step(cell: Cell, parent: Trial) -> int:
-    """Return the step of `parent` at which the branch `cell` starts; raise ValueError if there is no such step."""
+    """Return the step of `parent` at which the branch `cell` starts: `cell.at`, or its fraction of the parent's steps.
+
+    Without `cell.at`, it is the parent's last step. Raise ValueError if the parent has no such step.
+    """
     steps = parent.training.steps
     at = 1.0 if cell.at is None else cell.at
     step = round(at * steps) if at < 1 or cell.at is None else int(at)
     if not 1 <= step <= steps:
-        raise ValueError(f"at {cell.at}: a step of its parent, 1 to {steps}, or a fraction of them is expected")
+        raise ValueError(
+            f"at {cell.at}: expected a step of the parent, 1 to {steps}, or a fraction of its steps that gives step 1 "
+            "or more"
+        )
     return step
 
 
-_seen: set[str] = set()
+_seen: set[str] = set()  # settings, as JSON, whose check has passed in this process
 
 
 def _checked(trial: Trial, ranks: int, corpus: Corpus) -> None:
-    """Make the checks that training makes before it starts.
+    """Make the checks that training makes before its first step; they raise ValueError for invalid settings or data.
 
-    They build models and read data, which takes seconds. Therefore each check is made once for all trials that differ
-    only in settings that cannot change its result. Finished trials were checked when they ran.
+    The checks build models and read data, which takes seconds. Therefore each check runs only once for all trials that
+    differ only in settings that cannot change its result.
     """
     parts = asdict(replace(trial, seed=0, optimizer=type(trial.optimizer)(), branch=Branch()))
     of_data = [asdict(trial.evaluation), trial.training.length, corpus.fingerprint]

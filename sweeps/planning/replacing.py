@@ -1,9 +1,9 @@
-"""Implement `--like KIND`: run the trials again that another kind of machine computed, and keep the old run folders.
+"""Implement `--like KIND`: trials that another kind of machine computed run again; their old run folders are kept.
 
-A trial runs again if any of its steps was computed on another or an unknown kind of machine, or with another version of
-torch than machines of that kind have now. A branch whose parent runs again also runs again, since it started from other
-bits. The old run folder is moved to `replaced/NAME.N` in the store. Branches of the old run that only other plans
-contain do not run again.
+A kind is the type of a processor or GPU, such as `amd-avx2`. A trial runs again if any of its steps was computed on
+another or an unknown kind, or with another version of torch than machines of the kind KIND have now. A branch whose
+parent runs again also runs again, since it started from other bits. The old run folder is moved to `replaced/NAME.N`
+in the store. Branches that only other plans contain do not run again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ FOLDER = "replaced"
 
 
 def require_kind(plan: Plan, like: str, machines: Sequence[Machine]) -> Machine:
-    """Return a machine of the kind `like`; raise ValueError, which names the valid kinds, if there is none."""
+    """Return the first of `machines` whose kind, for one of the plan's trials, is `like`.
+
+    The kind for a trial is the GPU's if the trial uses GPUs, else the processor's. If there is no such machine, raise
+    ValueError, which lists the kinds of these machines.
+    """
     by_kind: dict[str, Machine] = {}
     for machine in machines:
         for planned in plan.trials.values():
@@ -31,15 +35,15 @@ def require_kind(plan: Plan, like: str, machines: Sequence[Machine]) -> Machine:
                 by_kind.setdefault(kind, machine)
     if like not in by_kind:
         valid = f"valid kinds for this sweep: {', '.join(sorted(by_kind))}" if by_kind else "no machine's kind is known"
-        raise ValueError(f"--like {like}: no machine has that kind; {valid}")
+        raise ValueError(f"--like {like}: no machine is of this kind; {valid}")
     return by_kind[like]
 
 
 def find_unlike(plan: Plan, like: str, address: str | None) -> dict[str, str]:
-    """Return the ids of the trials that have to run again, each with the reason, without asking a cluster.
+    """Return the ids of the trials that have to run again, each with the reason, without a connection to a cluster.
 
-    The machines of a cluster are assumed to have this machine's version of torch. Without a cluster, raise ValueError
-    if this machine is not of the kind `like`.
+    If `address` or RAY_ADDRESS names a cluster, its machines are assumed to have this machine's version of torch. If
+    there is no cluster, raise ValueError if this machine is not of the kind `like`.
     """
     here = this_machine()
     if address or os.environ.get("RAY_ADDRESS"):
@@ -48,7 +52,11 @@ def find_unlike(plan: Plan, like: str, address: str | None) -> dict[str, str]:
 
 
 def reasons_to_rerun(plan: Plan, like: str, machine: Machine) -> dict[str, str]:
-    """Return the ids of the trials that another kind or torch computed, and of their branches, each with the reason."""
+    """Return the ids of trials computed by another kind or version of torch than the machine's, and of their branches.
+
+    The result maps each id to the reason. like: the machine's kind. Trials without any computed step are not included,
+    nor are trials on CPUs if `like` is a GPU's kind, or trials on GPUs if it is a processor's.
+    """
     reasons: dict[str, str] = {}
     for key, planned in plan.trials.items():  # parents come before their branches
         if machine.kind(planned.resources) != like or not _has_steps(planned):
@@ -65,13 +73,14 @@ def reasons_to_rerun(plan: Plan, like: str, machine: Machine) -> dict[str, str]:
 def move_aside(plan: Plan, again: Mapping[str, str]) -> list[Path]:
     """Move the run folders of the trials with the ids `again` to `replaced/`, and return their new paths.
 
-    Raise ValueError, before any folder is moved, if one of the trials is being trained.
+    again: each trial's id, and the reason why it runs again. Raise ValueError, before any folder is moved, if one of
+    these trials is being trained.
     """
     for key in again:
         if (holder := store.holder(plan.trials[key].folder)) is not None:
             raise ValueError(
                 f"{plan.trials[key].folder.path.name} has to run again ({again[key]}), but process {holder.pid} of "
-                f"{holder.host} is training it: wait until it ends, or stop that sweep first"
+                f"{holder.host} is training it: wait until that process ends, or stop its sweep first"
             )
     return [_move(plan.trials[key].folder) for key in again]
 
@@ -87,7 +96,7 @@ def _move(folder: RunFolder) -> Path:
             return folder.path.rename(target)
     except Busy as error:
         raise ValueError(
-            f"{error}, which --like has to run again: wait until that process ends, or stop it first"
+            f"{error}, but --like has to run this trial again: wait until that process ends, or stop it first"
         ) from None
 
 
@@ -96,5 +105,8 @@ def _has_steps(planned: Planned) -> bool:
 
 
 def _likeness_now(part: tuple[str | None, ...], like: str, machine: Machine) -> tuple[str | None, ...]:
-    """Return `part`, the values of LIKENESS in one environment, with the kind `like` and the machine's torch."""
+    """Return the environment `part` with the kind replaced by `like` and the version of torch by the machine's.
+
+    part: the values of the keys LIKENESS (kind, backend, torch, limits), in this order.
+    """
     return likeness(dict(zip(LIKENESS, part, strict=True)) | {"kind": like, "torch": machine.torch})

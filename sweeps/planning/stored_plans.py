@@ -1,9 +1,10 @@
 """Store plans as `plans/STUDY-SCALE-HASH8.json` in the store: the plan with which a sweep last ran.
 
-There is one file for each set of overrides; HASH8 is the hash of the set. The file holds
-the whole plan: the definition of the sweeps, all their places, and every trial with the settings that its id is a hash
-of. So it can be read where the sweep cannot be planned: without its data, with another torch, or with the store mounted
-elsewhere. Paths in the store are kept relative to it. A checksum of the plan detects a file that was edited.
+There is one file for each set of overrides of `fewbits sweep`; HASH8 is the hash of the set. The file contains the
+whole plan: the definition of the sweeps, all their places, and every trial with the settings and versions whose hash is
+its id. Therefore the plan can be read on a machine that could not make it: without the data, with another version of
+torch, or with the store mounted elsewhere. Paths in the store are written relative to the store. A checksum detects a
+file that was edited.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from fewbits.sweeps.planning.plan import Member, Plan, Planned
 from fewbits.sweeps.planning.sweep import Resources, Sweep
 
 FOLDER = "plans"
-FORMAT = 3  # files of other formats are not read: `fewbits sweep` writes a new one
-STORE = f"{RUNS}="  # in a plan file this override has no value: the store is the one that holds the file
+FORMAT = 3  # the version of the file format; files of other versions are not read, and `fewbits sweep` writes new ones
+STORE = f"{RUNS}="  # in a plan file this override has no value, since the file lies in the store itself
 
-Place = tuple[str, tuple[tuple[str, str], ...]]  # a sweep's name, and the cell's arm, axes and seed
+Place = tuple[str, tuple[tuple[str, str], ...]]  # (sweep's name, sorted pairs (`arm`, axis or `seed`; value))
 
 
 class UnusablePlan(ValueError):
-    """The error that a plan file is damaged, belongs to other overrides or has another format."""
+    """Raised if a plan file is damaged, belongs to other overrides, or has another format version than FORMAT."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +46,14 @@ class StoredPlan:
     """A plan that was read from the store."""
 
     plan: Plan
-    path: Path
-    overrides: tuple[str, ...]
-    git: str | None
-    time: str
+    path: Path  # of the plan file
+    overrides: tuple[str, ...]  # of the command that made the plan, normalised
+    git: str | None  # the commit of fewbits that made the plan; None: unknown
+    time: str  # when the plan was stored, in ISO format
 
 
 def save_plan(plan: Plan, overrides: Sequence[str]) -> Path:
-    """Store the plan of these overrides, unless an equal plan is stored already; return the path of its file."""
+    """Store the plan under the overrides of its command, unless the same plan is stored already; return its path."""
     selection = normalised(overrides)
     path = plan.store / FOLDER / f"{_label(plan)}-{selection_hash(selection)}.json"
     content = {"overrides": list(selection), **_encoded(plan)}
@@ -66,9 +67,9 @@ def save_plan(plan: Plan, overrides: Sequence[str]) -> Path:
 
 
 def load_plan(runs: Path, overrides: Sequence[str]) -> StoredPlan | None:
-    """Return the plan that the store `runs` has for these overrides, with paths on this machine; None if it has none.
+    """Return the plan that the store `runs` contains for these overrides; None if it contains none.
 
-    Raise UnusablePlan, with a message of one line, if the plan's file cannot be used.
+    Its paths are those of the store on this machine. Raise UnusablePlan if the plan file cannot be used.
     """
     selection = normalised(overrides)
     paths = sorted(
@@ -78,9 +79,9 @@ def load_plan(runs: Path, overrides: Sequence[str]) -> StoredPlan | None:
 
 
 def stored_plans(runs: Path, unusable: Callable[[UnusablePlan], None] = lambda _: None) -> Iterator[StoredPlan]:
-    """Yield the usable plans of the store, the newest first.
+    """Yield the plans in the store `runs`, the newest first.
 
-    unusable: called with the error of each other plan file.
+    unusable: called with the error for each plan file that cannot be used; this file is then skipped.
     """
     for path in _newest_first(runs, "*"):
         try:
@@ -90,10 +91,10 @@ def stored_plans(runs: Path, unusable: Callable[[UnusablePlan], None] = lambda _
 
 
 def earlier_runs(plan: Plan) -> dict[Place, str]:
-    """Return the run folders that stored plans have at places where this plan has another trial, by place.
+    """Return the names of run folders that stored plans have at places where this plan has a different trial, by place.
 
-    The trials differ in their config or in the version of the code. If several stored plans have such a folder for a
-    place, the newest plan counts.
+    The two trials of a place differ in their config or in the version of the code. Only existing folders and plans of
+    the same study and scale count. If several stored plans have such a folder, the newest plan's folder is returned.
     """
     runs, planned = plan.store, {place_of(member): member for member in plan.members}
     earlier: dict[Place, str] = {}
@@ -114,7 +115,7 @@ def place_of(member: Member) -> Place:
 
 
 def definition(sweeps: Iterable[Sweep]) -> Any:
-    """Return the sweeps as plain lists and mappings, as they are read from JSON, for comparisons."""
+    """Return the sweeps as plain lists and dicts, in the form in which JSON gives them, to compare definitions."""
     return json.loads(json.dumps([plain(asdict(sweep)) for sweep in sweeps], default=str))
 
 
@@ -126,7 +127,7 @@ def _label(plan: Plan) -> str:
 
 
 def selection_hash(selection: Sequence[str]) -> str:
-    """Return the digits that the plan file of a normalised selection has in its name."""
+    """Return the hexadecimal digits HASH8 in the name of the plan file of these normalised overrides."""
     return hashlib.sha256(json.dumps(list(selection)).encode()).hexdigest()[:HASH]
 
 
@@ -136,13 +137,13 @@ def _newest_first(runs: Path, pattern: str) -> list[Path]:
 
 
 def _checksum(content: Mapping[str, Any]) -> str:
-    """Return the hash of the sweeps, members and trials in a plan file."""
+    """Return the hash of the keys `sweeps`, `members` and `trials` of a plan file's content."""
     parts = [content.get(key) for key in ("sweeps", "members", "trials")]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def _text(data: Mapping[str, Any]) -> str:
-    """Format JSON with one line for each item of a list, such as a trial or a cell."""
+    """Return the content of a plan file as JSON text with one line for each item of a list, such as a trial."""
     parts = []
     for key, value in data.items():
         if isinstance(value, list) and value:
@@ -170,7 +171,7 @@ def _encoded(plan: Plan) -> dict[str, Any]:
 
 def _trial(planned: Planned, runs: Path) -> dict[str, Any]:
     trial = planned.trial
-    if planned.parent is not None:  # its path follows from the parent's folder
+    if planned.parent is not None:  # `_decoded` sets the path of the parent's folder again
         trial = replace(trial, branch=Branch(None, trial.branch.step))
     return {
         "id": planned.id,
@@ -186,7 +187,7 @@ def _trial(planned: Planned, runs: Path) -> dict[str, Any]:
 
 
 def _in_store(cell: Cell, store: str) -> Cell:
-    """Return the cell, with its parents, with the override `store` instead of its own override of the store."""
+    """Return the cell with `store` in place of its override `runtime.runs=…`; likewise in the cell's parents."""
     overrides = tuple(store if text.startswith(STORE) else text for text in cell.overrides)
     return replace(cell, overrides=overrides, parent=cell.parent and _in_store(cell.parent, store))
 
@@ -197,9 +198,9 @@ def _in_store(cell: Cell, store: str) -> Cell:
 def _loaded(path: Path, runs: Path, selection: tuple[str, ...] | None = None) -> StoredPlan:
     data = read_json(path)
     if data is None or "format" not in data:
-        raise UnusablePlan(f"{path} is damaged or is no plan")
+        raise UnusablePlan(f"{path} is damaged or is not a plan file")
     if data["format"] != FORMAT:
-        raise UnusablePlan(f"{path} has format {data['format']}, but this fewbits reads format {FORMAT}")
+        raise UnusablePlan(f"{path} has format {data['format']}, but this version of fewbits reads format {FORMAT}")
     if selection is not None and data.get("overrides") != list(selection):
         raise UnusablePlan(f"{path} belongs to other overrides: {data.get('overrides')}")
     if data.get("checksum") != _checksum(data):
@@ -207,8 +208,8 @@ def _loaded(path: Path, runs: Path, selection: tuple[str, ...] | None = None) ->
     try:
         return StoredPlan(_decoded(data, runs), path, tuple(data["overrides"]), data["git"], data["time"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        reason = f"it has no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
-        raise UnusablePlan(f"{path} cannot be read by this fewbits ({reason})") from None
+        reason = f"it has no key {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
+        raise UnusablePlan(f"{path} cannot be read by this version of fewbits ({reason})") from None
 
 
 def _decoded(data: Mapping[str, Any], runs: Path) -> Plan:
@@ -218,7 +219,8 @@ def _decoded(data: Mapping[str, Any], runs: Path) -> Plan:
         trial, parent = Trial.from_dict(row["trial"]), row["parent"]
         if parent is not None:
             trial = replace(trial, branch=Branch(str(trials[parent].folder.path), trial.branch.step))
-        name = folders.get(row["id"][:HASH], row["folder"])  # an equal trial of another name may have run first
+        # The same trial may have been trained under another name since; then its folder has this other name.
+        name = folders.get(row["id"][:HASH], row["folder"])
         trials[row["id"]] = Planned(
             RunFolder(Path(os.path.normpath(runs / name)), row["id"]),
             trial,
@@ -239,7 +241,10 @@ def _decoded(data: Mapping[str, Any], runs: Path) -> Plan:
 
 
 def _folders(data: Mapping[str, Any] | None) -> Iterator[tuple[Member, str]]:
-    """Yield the places of a plan file, each with the name of its run folder, even if its trials cannot be decoded."""
+    """Yield pairs (member, name of its run folder) of a plan file's content, without decoding the trials.
+
+    Therefore it also works for plan files whose trials this version of fewbits cannot decode.
+    """
     if data is not None and data["format"] == FORMAT:
         folders = {row["id"]: row["folder"] for row in data["trials"]}
         yield from ((from_dict(Member, row), folders[row["id"]]) for row in data["members"])

@@ -1,4 +1,4 @@
-"""List the studies: the papers that this suite reproduces, each with the recipes that its sweeps train."""
+"""Define the table of studies: the papers and texts that fewbits reproduces, with their scales and recipes."""
 
 import re
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ RECIPE = re.compile(r"\brecipe=([\w/-]+)")
 
 @dataclass(frozen=True)
 class Study:
-    """A paper that is reproduced."""
+    """A paper or text that fewbits reproduces."""
 
-    name: str
+    name: str  # as in `study=NAME`; also the name of the study's folders
     title: str  # of the paper
-    arxiv: str  # empty for texts without a number
-    about: str
+    arxiv: str  # the paper's arXiv number; empty for texts without one
+    about: str  # its subject in one line, for `fewbits studies`
 
     @property
     def scales(self) -> tuple[str, ...]:
@@ -25,7 +25,7 @@ class Study:
 
     @cached_property
     def recipes(self) -> tuple[str, ...]:
-        """The names of the recipes in the study's sweep files, in alphabetical order after the baseline bf16."""
+        """The names of the recipes in the study's sweep files: the baseline bf16, then the others alphabetically."""
         texts = (path.read_text("utf-8") for path in (CONFIG / self.name).rglob("*.yaml"))
         named = {name for text in texts for name in RECIPE.findall(text)}
         return tuple(sorted(named, key=lambda name: (name != "bf16", name)))
@@ -48,13 +48,13 @@ _ALL = (
         name="gaussws",
         title="Gaussian Weight Sampling for Scalable, Efficient and Stable Pseudo-Quantization Training",
         arxiv="2505.11170",
-        about="rounded Gaussian noise on the weights, its width learned, in place of quantizing them",
+        about="weights get rounded Gaussian noise with learned bit widths, instead of being quantized",
     ),
     Study(
         name="primer",
         title="Number formats and mixed precision: two primers",
         arxiv="",
-        about="casts, scales, blocks, sums and precision policies, each sentence of two introductory texts recomputed",
+        about="checks sentences of two introductory texts on casts, scales, blocks, sums and precision policies",
     ),
 )
 

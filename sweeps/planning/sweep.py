@@ -5,20 +5,20 @@
     axes:
       recipe.threshold: [0.03, 0.045]              # each value is combined with each value of the other axes
     zipped:
-      - {training.steps: [500, 1000], optimizer.lr: [1e-3, 5e-4]}   # these vary together
+      - {training.steps: [500, 1000], optimizer.lr: [1e-3, 5e-4]}   # first value with first value, second with second
     arms:
-      trunk: {overrides: [recipe=bf16], axes: []}  # without axes: one trial for all axis values
-      mor: {overrides: [recipe=mor/block], parent: trunk, at: 0.8}  # starts after 0.8 of the parent's steps
-    exclude:
+      trunk: {overrides: [recipe=bf16], axes: []}  # `axes: []`: one trial for each seed, whatever the axis values
+      mor: {overrides: [recipe=mor/block], parent: trunk, at: 0.8}  # branches from trunk after 80 % of trunk's steps
+    exclude:                                       # combinations that are not trained
       - {arm: mor, recipe.threshold: 0.03, seed: [1, 2]}
 
-If the values of an axis are lists of overrides, they have names: `axes: {data: {small: [data=python], …}}`. Such a list
-may contain `at=0.5`, which comes before an arm's `at`: then the axis chooses the checkpoint where a branch starts.
-`values` holds numbers or lists of overrides, usually set by a scale, which other keys refer to as `${values.NAME}`.
-`assumed` names settings that the paper does not state. If data are missing, `--dry-run` prints all settings and marks
-the assumed ones. A folder `scale/` beside the file may hold files NAME.yaml: `scale=NAME` includes one of them, which
-sets the sizes of the trials, and which may give single sweeps of the study other seeds (`seeds_of: {probes: [3, 4]}`)
-or fewer arms (`arms_of: {probes: [probe-block]}`).
+If each value of an axis is a list of overrides, each list has a name: `axes: {data: {small: [data=python], …}}`. Such a
+list may contain `at=0.5`. It replaces the arm's `at`, so that the axis chooses the step at which a branch starts.
+`values` contains numbers or lists of overrides, usually set by a scale; other keys use them as `${values.NAME}`.
+`assumed` lists settings that the paper does not state. If data are missing, `--dry-run` prints all settings and marks
+the assumed ones. The folder `scale/` beside the sweep file may contain files NAME.yaml. `scale=NAME` includes one of
+them. A scale file sets the sizes of the trials. It may also give one sweep of the study other seeds
+(`seeds_of: {probes: [3, 4]}`, where `probes` is the sweep) or fewer arms (`arms_of: {probes: [probe-block]}`).
 """
 
 from __future__ import annotations
@@ -43,19 +43,22 @@ from fewbits.sweeps.planning.studies import STUDIES
 FOLDER = Path(__file__).parents[1] / "config"
 _WHICH = ("study", "sweep", "file")
 _OF_TRIALS = (*(f.name for f in dataclasses.fields(Trial) if f.name != "seed"), "runtime")
-START = "at="  # begins an item of an axis that is no override: where branches start in their parent
-ARM, SEED = "arm", "seed"  # keys that an exclusion may have besides axes
+START = "at="  # the items `at=STEP` in an axis value are no overrides: they set the step at which branches start
+ARM, SEED = "arm", "seed"  # keys that an item of `exclude` may have besides the names of axes
 
 
 def start_of(text: str) -> float:
-    """Return the value of `at=VALUE`; raise ValueError if it is no fraction below 1 and no whole step."""
+    """Return VALUE of the text `at=VALUE`: a fraction of the parent's steps, between 0 and 1, or a whole step.
+
+    Raise ValueError for any other value.
+    """
     try:
         at = float(text.removeprefix(START))
     except ValueError:
         at = math.nan
     if not at > 0 or (at > 1 and at % 1):
         raise ValueError(
-            f"{text.replace('=', ' ')}: a fraction of the parent's steps below 1, or a whole step, is expected"
+            f"{text.replace('=', ' ')}: expected a fraction of the parent's steps between 0 and 1, or a step, 1 or more"
         )
     return at
 
@@ -65,12 +68,13 @@ class Arm:
     """An arm of a sweep file: its trials differ only in their seed and in values of axes."""
 
     overrides: tuple[str, ...] = ()
-    axes: tuple[str, ...] | None = None  # the axes of the sweep that it has; None: all
-    parent: str | None = None  # the arm from whose checkpoint it starts, with the same seed and values of axes
-    scratch: bool = False  # it starts from scratch although the sweep has a trunk
-    # Where it starts: below 1 a fraction of the parent's steps, else a step; None: the parent's end.
+    axes: tuple[str, ...] | None = None  # the sweep's axes over which this arm varies; None: all
+    parent: str | None = None  # the arm whose checkpoints this arm's trials start from, at equal seed and axis values
+    scratch: bool = False  # True: this arm has no parent although the sweep has a trunk
+    # Where the arm starts in its parent: a value below 1 is a fraction of the parent's steps, a value of 1 or more is
+    # a step, and None is the parent's last step.
     at: float | None = None
-    scales: tuple[str, ...] | None = None  # the scales at which it runs; None: all
+    scales: tuple[str, ...] | None = None  # the scales at which this arm is trained; None: all
     about: str = ""
 
     def __post_init__(self) -> None:
@@ -80,42 +84,44 @@ class Arm:
 
 @dataclass(frozen=True)
 class Resources:
-    """The resources of one trial."""
+    """The resources that each trial of a sweep gets, set in the sweep file under `resources`."""
 
-    cpus: float | None = None  # of each rank; None: as many as runtime.threads
-    gpus: float | None = None  # of each rank; a trial on several GPUs has as many ranks. None: 1 on cuda, else 0
-    ranks: int = 1  # processes
-    memory: float = 0.0  # GiB of each rank; 0: not reserved
-    hours: float = 0.0  # the time limit of an attempt; 0: none
-    attempts: int = 3  # failed attempts in a row before a trial counts as failed; progress resets the count
+    cpus: float | None = None  # CPU cores for each rank; None: the number runtime.threads
+    gpus: float | None = None  # GPUs for each rank: 1, or a fraction; None: 1 if the device is cuda, else 0
+    ranks: int = 1  # processes that train the trial together; a trial on several GPUs has one rank for each GPU
+    memory: float = 0.0  # GiB of main memory that Ray reserves for each rank; 0: not reserved
+    hours: float = 0.0  # the time limit of an attempt; 0: no limit
+    # After this many failed attempts in a row the trial counts as failed. A failed attempt that wrote a later
+    # checkpoint than the one from which it started sets the count back to 1.
+    attempts: int = 3
 
     def __post_init__(self) -> None:
         for name, least in (("cpus", 0), ("gpus", 0), ("ranks", 1), ("memory", 0), ("hours", 0), ("attempts", 1)):
             value = getattr(self, name)
             if value is not None and not value >= least:
-                raise ValueError(f"resources.{name} {value}: {least} or more is expected")
+                raise ValueError(f"resources.{name} {value}: expected a number of {least} or more")
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep as its file describes it, before it is expanded to trials."""
+    """The content of a sweep file, before it is expanded to trials; each field is a key of the file."""
 
-    name: str
-    study: str = ""  # its experiment in MLflow; the default for a user's sweep file is the file's name
+    name: str  # the file's name without .yaml
+    study: str = ""  # the study; also the name of the MLflow experiment; for a user's own sweep file, the file's name
     about: str = ""
     scale: str = "smoke"
-    scales: tuple[str, ...] | None = None  # the scales at which it runs; None: all
+    scales: tuple[str, ...] | None = None  # the scales at which the sweep is trained; None: all
     values: dict[str, Any] = field(default_factory=dict)  # for ${values.NAME} elsewhere in the file
     overrides: tuple[str, ...] = ()  # overrides of every trial
-    # Overrides of every trial that set its size, by default those of the scale.
+    # Overrides of every trial that set its size; the default is the config group `scale` with the sweep's scale.
     size: tuple[str, ...] = ("scale=${scale}",)
     seeds: tuple[int, ...] = (0,)
-    arms: dict[str, Arm] = field(default_factory=lambda: {"": Arm()})
-    only: tuple[str, ...] = ()  # run these arms alone, with those that they start from; empty: all
-    trunk: str | None = None  # the arm that is the parent of all arms that name none
-    axes: dict[str, Any] = field(default_factory=dict)
-    zipped: tuple[Any, ...] = ()
-    exclude: tuple[Any, ...] = ()
+    arms: dict[str, Arm] = field(default_factory=lambda: {"": Arm()})  # by name
+    only: tuple[str, ...] = ()  # train only these arms and the arms from which they start; empty: all arms
+    trunk: str | None = None  # the arm that is the parent of all arms without a `parent` and without `scratch`
+    axes: dict[str, Any] = field(default_factory=dict)  # axis to its values: a list, or a mapping as in the docstring
+    zipped: tuple[Any, ...] = ()  # mappings of axes to their values; the axes of one mapping vary together
+    exclude: tuple[Any, ...] = ()  # mappings of `arm`, `seed` or an axis to the values whose combination is left out
     resources: Resources = Resources()
     assumed: tuple[str, ...] = ()  # settings that the paper does not state, for example optimizer.lr
 
@@ -123,11 +129,11 @@ class Sweep:
         for name in (self.name, self.study, self.scale):
             if name and not re.fullmatch(r"\w[\w. -]{0,79}", name):
                 raise ValueError(
-                    f"sweep {self.name!r}: {name!r} names files and runs: valid names have up to 80 letters, digits, "
-                    "_ . - and spaces, and begin with a letter, a digit or _"
+                    f"sweep {self.name!r}: {name!r} is not valid as a name of files and runs: a name has 1 to 80 "
+                    "letters, digits, _ . - and spaces, and begins with a letter, a digit or _"
                 )
         if not self.seeds:
-            raise ValueError(f"sweep {self.name}: seeds is empty, so there is no trial")
+            raise ValueError(f"sweep {self.name}: the list seeds is empty, so the sweep has no trial; write seeds: [0]")
         for seed in self.seeds:
             if not 0 <= seed < SEEDS or self.seeds.count(seed) > 1:
                 raise ValueError(
@@ -137,7 +143,8 @@ class Sweep:
         for name in names:
             if names.count(name) > 1 or name in (ARM, SEED):
                 raise ValueError(
-                    f"sweep {self.name}: axis {name}: an axis may occur only once, and arm and seed are no axes"
+                    f"sweep {self.name}: axis {name}: each axis may occur only once in axes and zipped, and arm and "
+                    "seed are not allowed as names of axes"
                 )
         of_arms = [override for arm in self.arms.values() for override in arm.overrides]
         of_axes = [
@@ -158,8 +165,8 @@ class Sweep:
                 one_of(f"sweep {self.name}: arms.{name}.axes:", axis, names)
             if arm.at is not None and arm.parent is None and (arm.scratch or self.trunk in (None, name)):
                 raise ValueError(
-                    f"sweep {self.name}: arms.{name}.at {arm.at}: the arm has no parent, in which it could start; "
-                    "set its parent, or remove at"
+                    f"sweep {self.name}: arms.{name}.at {arm.at}: `at` is a step of the arm's parent, but the arm has "
+                    "no parent; set `parent`, or remove `at`"
                 )
             if arm.parent is not None:
                 one_of(f"sweep {self.name}: arms.{name}.parent:", arm.parent, [a for a in self.arms if a != name])
@@ -167,7 +174,10 @@ class Sweep:
             line = [name]
             while (above := self.arms[line[-1]].parent) is not None:
                 if above in line:
-                    raise ValueError(f"sweep {self.name}: arms {', '.join(line)} start from each other in a cycle")
+                    raise ValueError(
+                        f"sweep {self.name}: arms {', '.join(line)} are each other's parents in a cycle; change one "
+                        "`parent`"
+                    )
                 line.append(above)
         for exclusion in self.exclude:
             if not isinstance(exclusion, Mapping) or not exclusion:
@@ -187,7 +197,10 @@ class Sweep:
 
     @property
     def groups(self) -> list[dict[str, dict[str, Any]]]:
-        """The groups of axes that vary together, each axis with its values by name; a single axis is a group too."""
+        """The groups of axes that vary together, as mappings: axis → name of a value → the value's overrides.
+
+        An axis in `axes` is a group of its own; each mapping in `zipped` is a group.
+        """
         groups = [{axis: _values(self.name, axis, values)} for axis, values in self.axes.items()]
         for zipped in self.zipped:
             if not isinstance(zipped, Mapping) or not zipped:
@@ -200,14 +213,14 @@ class Sweep:
         return groups
 
     def runs_at(self, arm: str) -> bool:
-        """Tell whether the arm is part of the sweep at the sweep's scale."""
+        """Tell whether the arm is trained at this scale: `scales` and `only` do not exclude it."""
         return (not self.only or arm in self._chosen) and all(
             scales is None or self.scale in scales for scales in (self.scales, self.arms[arm].scales)
         )
 
     @property
     def _chosen(self) -> set[str]:
-        """The arms of `only` that this sweep has, and those that they start from."""
+        """The arms in `only` that this sweep has, and their parents, the parents of these, and so on."""
         chosen: set[str] = set()
         for name in self.only:
             above: str | None = name if name in self.arms else None
@@ -218,15 +231,16 @@ class Sweep:
 
 
 def listed(chosen: Any) -> Sequence[Any]:
-    """Return the values that an entry of `exclude` names for an axis: those of its list, or its one value."""
+    """Return the values in an item of `exclude` for one axis as a list: a single value becomes a list of one value."""
     return chosen if isinstance(chosen, list | tuple) else [chosen]
 
 
 def load_sweeps(overrides: Sequence[str]) -> tuple[list[Sweep], tuple[str, ...]]:
-    """Return the sweeps that the overrides select, and the overrides that apply to every trial.
+    """Return the sweeps that the overrides select, and the overrides that apply to every trial of these sweeps.
 
-    `study=NAME [sweep=NAME]` or a sweep file selects sweeps; overrides of a sweep's own keys, such as `seeds=[0,1]`,
-    are applied to them. Raise ValueError for invalid overrides or files.
+    `study=NAME [sweep=NAME]` or the path of a sweep file selects sweeps. Overrides of keys of sweep files, such as
+    `seeds=[0,1]`, change the returned sweeps. All others, such as `training.steps=20`, are returned as the second
+    result. Raise ValueError for invalid overrides or files.
 
     >>> load_sweeps(("study=mor", "scale=cpu", "seeds=[0,1]", "training.steps=20"))
     """
@@ -239,7 +253,7 @@ def load_sweeps(overrides: Sequence[str]) -> tuple[list[Sweep], tuple[str, ...]]
             key, value = "file", override
         if key in _WHICH:
             if key in chosen:
-                raise ValueError(f"{override!r} after {chosen[key]!r}: only one {key} can be named")
+                raise ValueError(f"{override!r} after {chosen[key]!r}: expected only one {key}")
             chosen[key] = value
         elif name in _BASE:
             changes.append(override)
@@ -267,7 +281,7 @@ def _load_chosen(chosen: dict[str, str], changes: Sequence[str], own: Folders) -
 def _load_files(chosen: dict[str, str], changes: Sequence[str], own: Folders) -> list[Sweep]:
     if "file" in chosen:
         if others := [f"{key}={chosen[key]}" for key in _WHICH if key in chosen and key != "file"]:
-            raise ValueError(f"{chosen['file']} and {', '.join(others)}: name a file or a study, not both")
+            raise ValueError(f"{chosen['file']} and {', '.join(others)}: name either a sweep file or a study, not both")
         file = Path(chosen["file"]).expanduser()
         if not file.is_file() and file == Path(file.name):
             file = own.file(SWEEPS, file.stem) or file
@@ -288,16 +302,21 @@ def _load_files(chosen: dict[str, str], changes: Sequence[str], own: Folders) ->
 
 
 def _meant(word: str, own: Folders) -> str:
-    """Return a hint if the word is a study, a sweep file of the user's folders, or a file without its ending."""
+    """Return a hint such as `did you mean study=mor?` for a word without `=`; empty if nothing fits.
+
+    The word may be a study, a sweep file in the user's config folders, or the name of a file without `.yaml`.
+    """
     named = ((word in STUDIES, f"study={word}"), (own.file(SWEEPS, word), f"sweep={word}"))
     file = (Path(f"{word}.yaml").is_file(), f"{word}.yaml")
     return next((f"did you mean {argument}?" for is_there, argument in (*named, file) if is_there), "")
 
 
 def _may_run(file: Path, changes: Sequence[str]) -> bool:
-    """Tell whether the sweep may run at the scale that the overrides choose.
+    """Tell from the key `scales` of a sweep file whether the sweep is trained at the scale that `changes` choose.
 
-    Other files are not composed, so a scale need not have the values of sweeps that never run at it.
+    Return True if `changes` choose no scale or an unknown one. Files for which the result is False are not composed.
+    Therefore a scale file need not define the `values` of sweeps that are not trained at this scale.
+    changes: overrides of keys of the sweep file, such as `scale=cpu`.
     """
     scale = [change.partition("=")[2] for change in changes if change.startswith("scale=")]
     scales = (yaml.safe_load(file.read_text("utf-8")) or {}).get("scales")
@@ -312,7 +331,7 @@ def _own_file(name: str, own: Folders) -> Path:
     """Return the sweep file of this name in the user's config folders, for example conf/sweep/NAME.yaml."""
     if (file := own.file(SWEEPS, name)) is None:
         valid = nearest_first(name, names(SWEEPS, own)) or f"none: there is no file {CONF}/{SWEEPS}/{name}.yaml"
-        raise ValueError(f"sweep={name}: name its study, as in study=mor, or a sweep file of your own: {valid}")
+        raise ValueError(f"sweep={name}: add its study, as in study=mor, or name a sweep file of your own: {valid}")
     return file
 
 
@@ -338,7 +357,7 @@ def _load(file: Path, study: str, changes: Sequence[str]) -> Sweep:
 
 
 def _with_trunk(sweep: Sweep) -> Sweep:
-    """Return the sweep with `parent` set to the trunk in each arm that starts from it by default."""
+    """Return the sweep with `parent` set to the trunk in each other arm that has no `parent` and no `scratch`."""
     if sweep.trunk is None:
         return sweep
     one_of("trunk", sweep.trunk, sweep.arms)
@@ -349,16 +368,17 @@ def _with_trunk(sweep: Sweep) -> Sweep:
     return replace(sweep, arms=arms)
 
 
-_OF_SINGLE_SWEEPS = {"seeds": "seeds_of", "only": "arms_of"}  # keys by which a scale sets another for single sweeps
+# Keys of a sweep, and the keys of a scale file that set them for single sweeps: `seeds_of: {SWEEP: [1, 2]}`.
+_OF_SINGLE_SWEEPS = {"seeds": "seeds_of", "only": "arms_of"}
 _BASE = {**plain(dataclasses.asdict(Sweep(""))), "arms": {}, **{key: {} for key in _OF_SINGLE_SWEEPS.values()}}
 del _BASE["name"]
 
 
 def _values(sweep: str, axis: str, values: Any) -> dict[str, Any]:
-    """Return the overrides of each value of an axis, by the value's name.
+    """Return the overrides of each value of an axis, by the value's name. sweep: its name, for the error message.
 
-    If the values are a list, each item gives the override `axis=item`. If they are a mapping, each item is a named list
-    of overrides.
+    If `values` is a list, an item VALUE has the name VALUE and the override `axis=VALUE`. If `values` is a mapping, its
+    keys are the names and each of its values is a list of overrides.
     """
     if isinstance(values, Mapping) and values:
         if all(isinstance(items, list | tuple) and all(isinstance(i, str) for i in items) for items in values.values()):
@@ -371,5 +391,5 @@ def _values(sweep: str, axis: str, values: Any) -> dict[str, Any]:
             return named
     raise ValueError(
         f"sweep {sweep}: axis {axis}: a list of different values is expected, or a mapping of names to lists of "
-        f"overrides, not {values!r}"
+        f"overrides, but it is {values!r}"
     )

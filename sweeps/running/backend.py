@@ -1,4 +1,4 @@
-"""Define the protocol between the driver and the backends that compute trials."""
+"""Define the interface (`Backend`) through which the driver starts trials on a backend: local processes or Ray."""
 
 from __future__ import annotations
 
@@ -10,37 +10,38 @@ from fewbits.sweeps.cluster.capacity import Demand
 from fewbits.sweeps.planning.sweep import Resources
 from fewbits.sweeps.running.machine_kinds import Machine
 
-if TYPE_CHECKING:  # a sweep with nothing left to train does not import the training code
+if TYPE_CHECKING:  # not imported at run time, so that a sweep with nothing left to train need not import training code
     from fewbits.sweeps.running.worker import Job, Outcome
 
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a trial's process or processes. outcome None: a process died; `why` says how, if that is known."""
+    """The report that a trial's processes have ended."""
 
-    id: str
-    outcome: Outcome | None
-    why: str = ""
+    id: str  # of the trial
+    outcome: Outcome | None  # None: a process died without reporting an outcome
+    why: str = ""  # if a process died: how, in a few words; empty if unknown
 
 
 class Backend(Protocol):
-    """A backend, which runs the processes of trials."""
+    """A backend: it runs the worker processes of trials, on this machine or on a cluster."""
 
     @property
     def alone(self) -> bool:
-        """True if only this machine computes, so that no other kind of machine can join."""
+        """True if trials run on this machine only, so that no machine of another kind can join later."""
 
     def require(self, demands: Sequence[Demand], log: Callable[[str], None]) -> None:
-        """Raise ValueError, which names the trials, if the backend can never provide the resources of one.
+        """Raise ValueError if the backend can never provide the resources that one of the trials requests.
 
-        It is called before any `start`. If nodes are still joining a cluster, it may take a minute, and logs a line.
+        The driver's caller calls it before the first `start`. On a cluster that nodes are still joining, the call may
+        take a minute, and it logs a line that says so.
         """
 
     def machines(self) -> Sequence[Machine]:
         """Return the current machines whose kind is known."""
 
     def room(self, resources: Resources, like: str | None = None) -> bool:
-        """Tell whether one more such trial should start now, on a machine of the kind `like` (None: any kind)."""
+        """Tell whether one more trial with these resources may start now on a machine of kind `like` (None: any)."""
 
     def start(self, job: Job, resources: Resources, like: str | None = None) -> None:
         """Start a trial on a machine of the kind `like` (None: any kind), and return at once."""
@@ -52,4 +53,4 @@ class Backend(Protocol):
         """Kill the trial's processes at once. `wait` then reports that the trial died."""
 
     def close(self) -> None:
-        """End everything that this backend has started, and nothing else."""
+        """End all processes that this backend has started, and no others."""

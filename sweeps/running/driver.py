@@ -1,7 +1,7 @@
-"""Run the trials of a plan: start those that are ready, retry those that died, and record how each one ends.
+"""Run the trials of a plan: start each trial when it is ready, retry failed trials, and record how each trial ends.
 
-The whole state is in the files of the store: if the driver is killed at any time, the next one continues from there.
-Two drivers on one store share its trials through their leases.
+All state that must survive is in the run folders: if the driver is killed, the next driver continues from there. Two
+drivers may run trials of the same store, since the lease in a run folder gives one worker at a time the right to train.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from fewbits.sweeps.live.disk_space import DiskSpace
     from fewbits.sweeps.running.worker import Job
 
-TURN = 0.5  # seconds between turns of the driver while no trial ends
-PATIENCE = 60.0  # seconds that trials have to reach a checkpoint after a stop
-REST = 5.0  # seconds before the driver retries a trial that another process is working on
+TURN = 0.5  # seconds between turns of the driver's loop while no trial ends
+PATIENCE = 60.0  # seconds for which a stopping driver waits until the running trials have written a checkpoint
+REST = 5.0  # seconds after which the driver tries again to start a trial that it could not start or continue
 
 
 class Stage(StrEnum):
@@ -37,7 +37,7 @@ class Stage(StrEnum):
     OVER = "over"
     STOPPED = "stopped"  # by `fewbits stop`; the next sweep resumes it
     FAILED = "failed"
-    BLOCKED = "blocked"  # its parent failed, or diverged too early
+    BLOCKED = "blocked"  # its parent ended without writing the checkpoint from which the trial starts
 
 
 @dataclass
@@ -46,15 +46,15 @@ class Task:
 
     planned: Planned
     stage: Stage = Stage.WAITING
-    failure: Failure | None = None
-    attempts: int = 0  # failed attempts in a row; one that made progress starts the count again at 1
-    reached: int = 0  # the step of its newest checkpoint when it was started
-    began: float = 0.0
-    rests_until: float = 0.0
-    late: bool = False  # killed because it exceeded its time limit
+    failure: Failure | None = None  # the last failure
+    attempts: int = 0  # failed attempts in a row; an attempt that wrote a newer checkpoint sets the count back to 1
+    reached: int = 0  # the step of the newest checkpoint when the trial was last started
+    began: float = 0.0  # when the current attempt began, by time.monotonic()
+    rests_until: float = 0.0  # the time before which the driver does not start the trial, by time.monotonic()
+    late: bool = False  # killed because it exceeded `resources.hours`
     paused: bool = False  # asked to stop because the disk is almost full
-    speed: float | None = None
-    like: str | None = None  # the kind of machine that it was started for
+    speed: float | None = None  # tokens per second, known when the trial is over
+    like: str | None = None  # the kind of machine on which it was started; None: any kind
 
     @property
     def ended(self) -> bool:
@@ -63,15 +63,15 @@ class Task:
 
 @dataclass
 class Driver:
-    """The loop that runs a plan on a backend."""
+    """The loop that runs the trials of a plan on a backend."""
 
     plan: Plan
     backend: Backend
     on_turn: Callable[[Driver], None] = lambda driver: None  # called every turn, to show the progress
-    placement: Placement | None = None  # None: trials run on any kind of machine
-    space: DiskSpace | None = None  # None: the disk is not checked
-    stopping: bool = False
-    tasks: dict[str, Task] = field(default_factory=dict)
+    placement: Placement | None = None  # chooses each trial's kind of machine; None: any kind
+    space: DiskSpace | None = None  # checks that the disk has room for checkpoints; None: not checked
+    stopping: bool = False  # no further trial is started
+    tasks: dict[str, Task] = field(default_factory=dict)  # by trial id
 
     def __post_init__(self) -> None:
         self.tasks = {key: Task(planned) for key, planned in self.plan.trials.items()}
@@ -82,7 +82,7 @@ class Driver:
         self._urgency = _urgency(self.plan)
 
     def run(self) -> None:
-        """Run the trials until all have ended or, after `stop`, until the running ones have stopped."""
+        """Run the trials until all have ended. After `stop`, return when the running trials have stopped."""
         while not all(task.ended for task in self.tasks.values()):
             if not self.stopping:
                 self._start_ready()
@@ -96,7 +96,7 @@ class Driver:
         self.on_turn(self)
 
     def stop(self) -> None:
-        """Ask every running trial to end at a checkpoint; `run` returns after that."""
+        """Make `run` ask each running trial to end at a checkpoint, and return then, or after PATIENCE seconds."""
         self.stopping = True
         self._stop_by = time.monotonic() + PATIENCE
 
@@ -107,7 +107,7 @@ class Driver:
     # -------------------------------------------------------------------------------------------- turns
 
     def _start_ready(self) -> None:
-        """Start the trials that are ready; first those with the most work, counting the work of their branches."""
+        """Start ready trials as long as there is room, in descending order of work, which includes that of branches."""
         now = time.monotonic()
         full: set[str | None] = set()  # kinds of machines without free resources
         self._take_back_lost_tasks()
@@ -132,7 +132,10 @@ class Driver:
             self.backend.start(job(planned), planned.resources, like)
 
     def _take_back_lost_tasks(self) -> None:
-        """Cancel trials that are queued for a kind of machine that no node has any more; they start again later."""
+        """Cancel trials that are queued for a kind of machine that no node has any more.
+
+        They become ready again after REST seconds, when the placement may choose another kind.
+        """
         if self.placement is None:
             return
         self.placement.refresh()
@@ -156,9 +159,10 @@ class Driver:
         return False
 
     def _run_again(self, task: Task) -> None:
-        """Run a finished trial again because checkpoints from which its branches start are missing.
+        """Queue a finished trial to run again, because a checkpoint from which one of its branches starts is missing.
 
-        They were removed after the trial had finished, or this machine does not see them yet.
+        Someone removed the checkpoint, or a network file system does not show it on this machine yet. After as many
+        attempts as its resources allow, the trial counts as failed.
         """
         task.attempts += 1
         if task.attempts < task.planned.resources.attempts:
@@ -166,16 +170,17 @@ class Driver:
         else:
             steps = ", ".join(map(str, sorted(task.planned.keep)))
             reason = (
-                f"it has a result, but some of its checkpoints of steps {steps}, from which branches start, are missing"
+                f"it has a result, but some of its checkpoints of steps {steps} are missing, from which branches start"
             )
             task.stage, task.failure = Stage.FAILED, Failure(reason, False, 0, store.last_lines(task.planned.folder))
 
     def _handle_end(self, ended: Ended) -> None:
         task, outcome = self.tasks[ended.id], ended.outcome
-        if task.stage is not Stage.STARTED:  # the driver has taken it back
+        if task.stage is not Stage.STARTED:  # the driver has cancelled this attempt
             return
         folder = task.planned.folder
-        if self.stopping or task.paused:  # the driver may have written the stop file after the worker had removed it
+        # A worker removes the stop file when it ends, but this driver may have written it just after that.
+        if self.stopping or task.paused:
             with contextlib.suppress(OSError):
                 (folder.path / store.STOP).unlink(missing_ok=True)
         if outcome is not None and outcome.kind == "over":
@@ -186,7 +191,7 @@ class Driver:
             task.stage, task.paused = Stage.STOPPED if by_user else Stage.WAITING, False
             task.rests_until = time.monotonic() + REST if outcome.kind == "busy" else 0.0
             return
-        if outcome is None and self.stopping:  # what stopped the driver, such as a shutdown, ended its worker as well
+        if outcome is None and self.stopping:  # no failure: a shutdown, for example, ends both driver and worker
             task.stage = Stage.WAITING
             return
         reached = store.reached(folder)
@@ -203,7 +208,7 @@ class Driver:
         task.stage, task.failure = (Stage.WAITING if again else Stage.FAILED), failure
 
     def _kill_late_tasks(self) -> None:
-        """Kill the trials that have exceeded their time limit."""
+        """Kill the trials that have exceeded `resources.hours`, counted from when a worker began to train them."""
         for task in self.of(Stage.STARTED):
             hours = task.planned.resources.hours
             if not hours or task.late:
@@ -215,7 +220,10 @@ class Driver:
                 self.backend.kill(task.planned.id)
 
     def _pause_if_disk_is_low(self) -> None:
-        """Stop the running trials at a checkpoint while the disk has room for it; they resume when it has more."""
+        """If the disk is almost full, ask all running trials to stop while there is still room for their checkpoints.
+
+        They become ready again, and start when the disk has room.
+        """
         if self.space and self.space.is_low([task.planned for task in self.of(Stage.STARTED)]):
             for task in self.of(Stage.STARTED):
                 task.paused = True
@@ -224,7 +232,10 @@ class Driver:
                         (task.planned.folder.path / store.STOP).touch()
 
     def _stop_tasks(self) -> bool:
-        """Ask running trials to end and cancel queued ones; return whether all have stopped or their time is over."""
+        """Ask running trials to end at a checkpoint, and cancel queued trials.
+
+        Return True if no trial runs any more, or if PATIENCE seconds have passed since the call of `stop`.
+        """
         for task in self.of(Stage.STARTED):
             if store.holder(task.planned.folder):
                 with contextlib.suppress(OSError):  # on a full disk: the next turn tries again
@@ -236,7 +247,7 @@ class Driver:
 
 
 def _urgency(plan: Plan) -> dict[str, float]:
-    """Return for each trial its FLOPs plus those of the longest chain of branches that starts from it."""
+    """Return by trial id: the trial's FLOPs plus the FLOPs of the costliest chain of branches that starts from it."""
     below = dict.fromkeys(plan.trials, 0.0)
     urgency = {}
     for key, planned in reversed(plan.trials.items()):  # parents come before their branches
@@ -247,7 +258,7 @@ def _urgency(plan: Plan) -> dict[str, float]:
 
 
 def job(planned: Planned) -> Job:
-    """Return the job that computes a planned trial."""
+    """Return the job that computes a planned trial: it keeps the checkpoints of branches, and does not track."""
     from fewbits.sweeps.running.worker import Job
 
     keep = tuple(sorted({*planned.runtime.keep_steps, *planned.keep}))
@@ -256,14 +267,15 @@ def job(planned: Planned) -> Job:
 
 
 def finished(planned: Planned) -> bool:
-    """Tell whether the trial has a result with the requested evaluation, and the checkpoints that branches need."""
+    """Tell whether the trial has a result with the requested evaluations, and all checkpoints that branches need."""
     return _has_result(planned) and planned.folder.has(planned.keep)
 
 
 def unfinished(plan: Plan, again: Collection[str] = ()) -> set[str]:
-    """Return the ids of the trials that have to run; again: trials that have to run although they have a result.
+    """Return the ids of the trials that have to run.
 
-    A checkpoint that is missing makes a finished trial run again only if a trial that has to run starts from it.
+    A finished trial with a missing checkpoint has to run again only if a trial that has to run starts from this
+    checkpoint. again: ids of trials that have to run although they have a result.
     """
     needed: dict[str, set[int]] = defaultdict(set)
     missing = set()

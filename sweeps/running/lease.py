@@ -1,10 +1,10 @@
 """Give one worker at a time the lease of a trial: a file in the run folder that the worker refreshes while it works.
 
-The lease is `lease.json`. Its holder touches it every few seconds. The lease is free if the file is missing, if its
-holder is a process of this host that has ended, or if the file was not touched for `STALE` seconds. This works on a
-shared file system: leases are created with `link`, which is atomic there, and times are compared with the file system's
-own clock. Processes acquire a lease one after the other, under a lock, if the file system has locks. On one host, the
-lock of the run folder protects the trial in addition.
+The lease is `lease.json`. The worker that holds it touches the file every HEARTBEAT seconds. The lease is free in three
+cases: the file is missing; its holder is a process of this host that has ended; its holder is on another host, and the
+file was not touched for STALE seconds. This works on shared file systems: leases are created with `link`, which is
+atomic there, and times are compared with the file system's own clock. If the file system has locks, processes acquire a
+lease one after the other, under a lock. On one host, the lock of the run folder also protects the trial.
 """
 
 from __future__ import annotations
@@ -25,42 +25,42 @@ from fewbits.common.atomic import write_json
 from fewbits.common.locks import locked
 from fewbits.experiments.storage.run_folder import NO_LOCKS
 
-HEARTBEAT = 2.0  # seconds
-STALE = 30.0
+HEARTBEAT = 2.0  # seconds between two touches of the lease file
+STALE = 30.0  # seconds without a touch after which a holder on another host counts as dead
 NAME = "lease.json"
 
 
 @dataclass(frozen=True)
 class Holder:
-    """The process that holds a lease."""
+    """The process that holds a lease: the content of `lease.json`."""
 
     host: str
     pid: int
-    started: float  # the start of the process, in ticks since the host's boot: pids are reused
-    token: str
+    started: float  # when the process started, in ticks since the host's boot, since a later process may reuse its pid
+    token: str  # random; it distinguishes leases of the same process
 
     @staticmethod
     def here() -> Holder:
-        """Return a new holder for this process."""
+        """Return a holder for this process, with a new random token."""
         return Holder(platform.node(), os.getpid(), _start_time(os.getpid()), secrets.token_hex(8))
 
     @property
     def lives(self) -> bool | None:
-        """True if the process still runs; None if it is on another host, where that is unknown."""
+        """Whether the process still runs; None if it is on another host, since this host cannot know."""
         if self.host != platform.node():
             return None
         return _start_time(self.pid) == self.started
 
 
 class Held(Exception):
-    """The error that another worker holds the lease."""
+    """Raised if another worker holds the lease."""
 
     def __init__(self, holder: Holder) -> None:
         super().__init__(f"process {holder.pid} of {holder.host} is working on this trial")
 
 
 def holder(folder: Path) -> Holder | None:
-    """Return the holder of a trial's lease, or None if the lease is free."""
+    """Return the holder of the lease in a run folder, or None if the lease is free."""
     current = _read(folder / NAME)
     return current if current and _is_valid(current, folder) else None
 
@@ -69,7 +69,7 @@ def _is_valid(current: Holder, folder: Path) -> bool:
     if current.lives is not None:
         return current.lives
     try:
-        # abs: a time in the future means that a clock was set back.
+        # abs: a touch far in the future, which means that a clock was set back, also counts as old.
         return abs(_now(folder) - (folder / NAME).stat().st_mtime) < STALE
     except FileNotFoundError:
         return False
@@ -77,13 +77,14 @@ def _is_valid(current: Holder, folder: Path) -> bool:
 
 @contextmanager
 def leased(folder: Path) -> Iterator[threading.Event]:
-    """Hold a trial's lease while the `with` block runs; raise Held if another worker has it.
+    """Hold a trial's lease while the `with` block runs; raise Held if another worker holds it.
 
-    The block gets an event, which is set if the lease is lost. folder: the trial's run folder.
+    Yield an event that is set if this process loses the lease meanwhile. folder: the trial's run folder, which is
+    created if it is missing.
     """
     folder.mkdir(parents=True, exist_ok=True)
     mine = Holder.here()
-    # Taking over the lease of a dead holder is two steps, between which it seems free.
+    # To take over the lease of a dead holder takes two steps, between which the lease seems free: hence the lock.
     with (folder / ".lease.lock").open("a") as lock, locked(lock, NO_LOCKS):
         _acquire(folder, mine)
     lost, ended = threading.Event(), threading.Event()
@@ -133,11 +134,11 @@ def _keep(path: Path, mine: Holder, lost: threading.Event, ended: threading.Even
                 return
             os.utime(path)
         except OSError:
-            continue  # the file system is away; if it stays away for long, another worker takes over
+            continue  # the file system is unreachable; after STALE seconds a worker on another host may take over
 
 
 def _read(path: Path) -> Holder | None:
-    """Return the holder in a lease file, or None if it is missing or damaged; raise OSError if it cannot be read."""
+    """Return the holder in a lease file; None if the file is missing or damaged. Raise OSError if it cannot be read."""
     try:
         return Holder(**json.loads(path.read_text()))
     except (FileNotFoundError, ValueError, TypeError):
@@ -145,7 +146,7 @@ def _read(path: Path) -> Holder | None:
 
 
 def _now(folder: Path) -> float:
-    """Return the present time of the file system's clock, or of this host's clock if no file can be created."""
+    """Return the file system's present time, from a new file in `folder`; this host's time if none can be created."""
     probe = folder / f".now.{os.getpid()}.{threading.get_ident()}.partial"
     try:
         probe.touch()
@@ -158,7 +159,7 @@ def _now(folder: Path) -> float:
 
 
 def _start_time(pid: int) -> float:
-    """Return the start time of a process in ticks since boot; -1 if it does not exist or is a zombie."""
+    """Return when a process started, in ticks since the host's boot; -1 if it does not exist or is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -167,7 +168,7 @@ def _start_time(pid: int) -> float:
 
 
 def _alive(pid: int) -> float:
-    """Return 0 if the process exists, else -1: the start time of a process on a system without /proc."""
+    """Return 0 if the process exists, else -1, in place of the start time on systems without /proc."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

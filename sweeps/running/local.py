@@ -1,4 +1,7 @@
-"""Run trials in processes of this machine, without Ray: each is forked from a server that has imported the code."""
+"""Run trials in processes of this machine, without Ray (`--backend local`).
+
+Each process is forked from a fork server that has already imported the training code, so that it starts fast.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +36,10 @@ ATTEMPTS = 100  # attempts to fork a worker, 0.1 s apart
 @dataclass
 class _Running:
     processes: list[ForkServerProcess]
-    answer: Connection  # of rank 0
+    answer: Connection  # the pipe on which rank 0 sends its outcome
     cpus: float
-    gpus: list[int]
-    served: TCPStore | None  # where several ranks meet; this reference keeps it open
+    gpus: list[int]  # the indices of the trial's GPUs
+    served: TCPStore | None  # the store where several ranks meet; it is open as long as this reference exists
 
 
 class Local:
@@ -46,7 +49,7 @@ class Local:
 
     def __init__(self, cpus: float | None = None) -> None:
         self._cpus = cpus or len(os.sched_getaffinity(0))
-        self._gpus = list(range(torch.cuda.device_count()))  # GPUs that no trial uses
+        self._gpus = list(range(torch.cuda.device_count()))  # indices of the GPUs that no trial uses
         self._running: dict[str, _Running] = {}
         self._context = multiprocessing.get_context("forkserver")
         self._lifeline, self._our_end = self._context.Pipe(duplex=False)  # our end is closed when this process ends
@@ -63,7 +66,7 @@ class Local:
                 )
 
     def machines(self) -> Sequence[Machine]:
-        """Return this machine, with the resources that trials may use."""
+        """Return a list of this machine alone, with the CPUs and GPUs that trials may use."""
         if self._machine is None:
             here = this_machine()
             self._machine = replace(here, resources={**here.resources, "CPU": max(self._cpus, 1.0)})
@@ -76,8 +79,8 @@ class Local:
         return not self._running or used + _cpus(resources) <= self._cpus
 
     def start(self, job: Job, resources: Resources, like: str | None = None) -> None:
-        of_ranks = ["torch.distributed.fsdp"] if resources.ranks > 1 else []  # slow to import
-        # This takes effect only before the first process is started.
+        of_ranks = ["torch.distributed.fsdp"] if resources.ranks > 1 else []  # slow to import, so only if it is needed
+        # The modules that the fork server imports; this has no effect after the first process has started.
         self._context.set_forkserver_preload(["fewbits.sweeps.running.preload", *of_ranks])
         ours, theirs = self._context.Pipe(duplex=False)
         gpus, self._gpus = self._gpus[: _gpus(resources)], self._gpus[_gpus(resources) :]
@@ -92,10 +95,10 @@ class Local:
         self._running[job.id] = _Running(processes, ours, _cpus(resources), gpus, served)
 
     def _fork(self, job: Job, answer: Connection | None) -> ForkServerProcess:
-        """Start a worker.
+        """Start a worker process; with another attempt if the fork server is gone.
 
-        The fork server may have been killed, for example by the kernel for lack of memory. Multiprocessing starts
-        another one on the next attempt.
+        The kernel may have killed the fork server for lack of memory. Then this attempt fails, and on the next one
+        multiprocessing starts a new fork server.
         """
         for attempt in range(1, ATTEMPTS + 1):
             process = self._context.Process(target=_child, args=(job, answer, self._lifeline))
@@ -105,7 +108,7 @@ class Local:
             except (ConnectionError, EOFError):
                 if attempt == ATTEMPTS:
                     raise
-                time.sleep(0.1)  # until multiprocessing notices that the server is gone
+                time.sleep(0.1)  # time for multiprocessing to notice that the fork server is gone
         return process
 
     def wait(self, seconds: float) -> list[Ended]:
@@ -143,7 +146,7 @@ class Local:
 
 
 def _child(job: Job, answer: Connection | None, lifeline: Connection) -> None:
-    # Also done in fewbits.sweeps.running.preload, but the fork server may have been started by other code.
+    # preload.py sets these handlers too, but other code may have started the fork server without it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _die_with_parent()
@@ -154,7 +157,10 @@ def _child(job: Job, answer: Connection | None, lifeline: Connection) -> None:
 
 
 def _die_with_parent() -> None:
-    """Make this process end with the fork server: otherwise the driver could not know that it still runs."""
+    """Make the kernel kill this worker when the fork server ends.
+
+    Only the fork server tells the driver when workers end; without it, the driver would think that this one had ended.
+    """
     server = os.getppid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -163,33 +169,36 @@ def _die_with_parent() -> None:
 
 
 def _die_with_driver(lifeline: Connection) -> None:
-    """Kill this process when the driver has ended.
+    """Kill this process when the driver has ended. lifeline: a pipe whose other end is open only in the driver.
 
-    Otherwise trials of a killed driver would go on, and the next driver would wait for them: multiprocessing gives
-    every worker the pipe that keeps the fork server alive, so the server outlives the driver as long as a worker runs.
+    Otherwise the trials of a killed driver would continue, and the next driver would wait for them. They would, since
+    the fork server does not end with the driver: every worker has the pipe that keeps the fork server alive.
     """
     with contextlib.suppress(EOFError, OSError):
-        lifeline.recv_bytes()  # nothing is ever sent
+        lifeline.recv_bytes()  # returns only when the driver's end is closed, since the driver sends nothing
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def meeting_place() -> TCPStore:
-    """Return a TCP store where the ranks of one trial meet on this machine, open as long as it is referenced.
+    """Return a TCP store, served by this process, through which the ranks of one trial find each other.
 
-    This process serves it, as torchrun's agent does. If rank 0 opened a port that was free a moment before,
-    another program might have taken that port meanwhile.
+    It is open as long as a reference to it exists. Rank 0 does not serve it, since another program might take the port
+    after it was chosen and before rank 0 opens it; torchrun's agent serves the store for the same reason.
     """
     return TCPStore(_HERE, 0, is_master=True, wait_for_workers=False)
 
 
 def environments_at(served: TCPStore, ranks: int) -> list[Mapping[str, str]]:
-    """Return the environment variables with which each rank finds the others through the store `served`."""
+    """Return for each rank the environment variables with which it finds the other ranks through the store `served`."""
     of_ranks = rank_environments(ranks, _HERE, served.port)
     return [{**rank, "LOCAL_RANK": rank["RANK"], "TORCHELASTIC_USE_AGENT_STORE": "True"} for rank in of_ranks]
 
 
 def rank_environments(ranks: int, address: str, port: int) -> list[Mapping[str, str]]:
-    """Return torchrun's environment variables for each rank of a trial. LOCAL_RANK is 0: each rank sees one GPU."""
+    """Return for each rank the environment variables that torchrun would set.
+
+    address, port: those of the store where the ranks meet. LOCAL_RANK is 0 for all, for ranks that each see one GPU.
+    """
     common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": address, "MASTER_PORT": str(port), "LOCAL_RANK": "0"}
     return [{**common, "RANK": str(rank)} for rank in range(ranks)]
 

@@ -1,7 +1,8 @@
 """Determine the kind of processor or GPU of a machine, and the kind that computed a trial.
 
-The kind of a trial on a CPU is that of the processor (`amd-avx2`); the kind of a trial on GPUs is the GPU's name.
-Trials with the same kind, kernel backend and torch round in the same way; within a seed, only such trials are compared.
+The kind of a trial on a CPU is the processor's, for example `amd-avx2`; the kind of a trial on GPUs is the GPU's name.
+Trials round in the same way if their kind, kernel backend, version of torch and limits of instruction sets are equal.
+Reports compare trials of one seed only if all of these are equal.
 """
 
 from __future__ import annotations
@@ -21,16 +22,19 @@ from fewbits.sweeps.planning.sweep import Resources
 
 UNKNOWN = "an unknown kind"
 
-Computed = tuple[tuple[str | None, ...], ...]  # likenesses of the environments that computed a run; empty: unknown
+# The environments that computed a run's steps, in order; each is the tuple of the values of LIKENESS (kind, backend,
+# torch, limits). Empty: unknown.
+Computed = tuple[tuple[str | None, ...], ...]
 
 
 # ------------------------------------------------------------------------------------------------ kinds of runs
 
 
 def computed(folder: RunFolder) -> Computed:
-    """Return the environments that computed a run's steps, in order, each as a tuple of the entries of LIKENESS.
+    """Return the different environments that computed a run's steps, in order, each as the values of LIKENESS.
 
-    The result is empty if the run has not started, or if an old version of fewbits computed it.
+    The result is empty if the run has not started, if an old version of fewbits computed it, or if its
+    `provenance.json` is damaged.
     """
     try:
         provenance = folder.provenance() or {}
@@ -40,12 +44,12 @@ def computed(folder: RunFolder) -> Computed:
 
 
 def is_mixed(one: Computed) -> bool:
-    """Tell whether different environments computed parts of one run."""
+    """Tell whether more than one environment computed the steps of this run."""
     return len(one) > 1
 
 
 def alike(one: Computed, other: Computed) -> bool:
-    """Tell whether two runs can be compared: equal environments computed all steps of both, or both are unknown."""
+    """Tell whether two runs can be compared: one environment computed all steps of both runs, or both are unknown."""
     return one == other and not is_mixed(one)
 
 
@@ -54,12 +58,16 @@ def kinds_of(one: Computed) -> tuple[str, ...]:
 
 
 def kind(folder: RunFolder) -> str | None:
-    """Return the kind that computed a run's steps, or several in order if they differ; None if unknown."""
+    """Return the kind that computed a run's steps; several as `A, then B`; None if it is unknown."""
     return ", then ".join(kinds_of(computed(folder))) or None
 
 
 def describe(one: Computed, beside: Collection[Computed] = ()) -> str:
-    """Return the kinds of machine that computed run `one` as text, with its differences from the runs `beside`."""
+    """Return the kinds of machine that computed a run as text, for example `amd-avx2 (torch 2.11.0)`.
+
+    one: the run's environments. beside: environments of other runs; the brackets have the values that differ among them
+    all.
+    """
     if not one:
         return UNKNOWN
     parts = [part for run in (one, *beside) for part in run]
@@ -78,26 +86,29 @@ def _describe_part(part: tuple[str | None, ...], differing: Collection[str]) -> 
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine that trials can run on."""
+    """A machine on which trials can run: this machine, or a node of a Ray cluster."""
 
-    processor: str  # its kind
-    gpu: str | None  # the kind of its GPUs; None: it has none
-    torch: str
-    resources: Mapping[str, float]  # in total, by Ray's names
-    id: str = ""  # of the node in Ray
-    labels: Mapping[str, str] = field(default_factory=dict)  # of the node in Ray
+    processor: str  # the kind of the processor
+    gpu: str | None  # the kind of the GPUs; None: the machine has no GPU
+    torch: str  # the version of torch
+    resources: Mapping[str, float]  # the machine's total CPU, GPU and memory (in bytes), by Ray's names
+    id: str = ""  # the node's id in Ray
+    labels: Mapping[str, str] = field(default_factory=dict)  # the node's labels in Ray
 
     def kind(self, resources: Resources) -> str | None:
-        """Return the kind that a trial with these resources would have on this machine."""
+        """Return the kind of a trial with these resources here: the GPU's if it uses GPUs, else the processor's."""
         return self.gpu if resources.gpus else self.processor
 
     def slots(self, resources: Resources) -> float:
-        """Return how many ranks of trials with these resources fit on this machine at a time."""
+        """Return how many ranks with these resources fit on this machine at a time, if nothing else runs there."""
         return slots(self.resources, bundle(resources))
 
 
 def room_by_kind(machines: Sequence[Machine], resources: Resources) -> dict[str, float]:
-    """Return how many trials with these resources each kind of machine can run at a time; leave out 0."""
+    """Return by kind how many trials with these resources its machines can run at a time.
+
+    Kinds whose machines cannot hold all ranks of one trial are left out.
+    """
     ranks: dict[str, float] = {}
     for machine in machines:
         if (kind := machine.kind(resources)) is not None:
@@ -115,7 +126,7 @@ def this_machine() -> Machine:
 
 
 def _gpus() -> list[str]:
-    """Return the names of this machine's GPUs, without CUDA, which would take half a GiB of a GPU's memory."""
+    """Return the names of this machine's GPUs from `nvidia-smi`, since CUDA would use half a GiB of GPU memory."""
     command = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20)

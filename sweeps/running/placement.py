@@ -1,9 +1,13 @@
-"""Choose the kind of machine for each trial: all trials of a seed run on one kind, so that its arms can be compared.
+"""Choose the kind of machine for each trial: all trials of a seed run on one kind, so that arms can be compared.
 
-A seed gets the kind that `--like` names. Without `--like`, it gets the kind that computed its trunk, or else most of
-its trials. If none was computed yet, it gets the kind that would finish all its trials first. If no machine has a
-trial's kind, the trial waits for a while. Then the remaining trials of its seed run on another kind, which is logged;
-the report does not compare trials of different kinds.
+The kind of a seed is the first of these that applies:
+- the kind that `--like` names, if a machine is of this kind;
+- the kind that computed a trial of the seed from which others branch;
+- the kind that computed most trials of the seed;
+- the kind that would be the first to finish all trials of the seed.
+
+If no machine of a cluster is of a trial's kind any more, the trial waits for WAIT seconds. Then the remaining trials of
+its seed run on another kind, which is logged; the report does not compare trials of different kinds.
 """
 
 from __future__ import annotations
@@ -20,9 +24,9 @@ from fewbits.sweeps.running.backend import Backend
 from fewbits.sweeps.running.machine_kinds import Machine, computed, kinds_of, room_by_kind
 from fewbits.sweeps.running.store import OVER, state
 
-WAIT = 60.0  # seconds for which trials wait for a kind that no machine of a cluster has
+WAIT = 60.0  # seconds for which trials wait for a machine of their kind to join a cluster
 
-Seed = tuple[int, bool]  # a seed's trials on CPUs, or those on GPUs
+Seed = tuple[int, bool]  # (seed, whether its trials use GPUs): a seed's trials on CPUs and on GPUs have separate kinds
 
 
 @dataclass
@@ -31,20 +35,23 @@ class Placement:
 
     plan: Plan
     backend: Backend
-    like: str | None = None
+    like: str | None = None  # the kind that `--like` names
     log: Callable[[str], None] = lambda line: None
-    kinds: dict[Seed, str] = field(default_factory=dict)  # chosen so far
-    _machines: Sequence[Machine] = ()
-    _lost: dict[str, float] = field(default_factory=dict)  # kinds that no machine has, with the time of that discovery
-    _load: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # FLOPs of each kind's seeds
-    _listed: bool = False
+    kinds: dict[Seed, str] = field(default_factory=dict)  # the kinds chosen so far
+    _machines: Sequence[Machine] = ()  # the backend's machines at the last `refresh`
+    _lost: dict[str, float] = field(default_factory=dict)  # kinds without a machine, and when this was noticed
+    _load: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # missing FLOPs of the seeds, by kind
+    _listed: bool = False  # the kinds were logged
 
     def refresh(self) -> None:
         """Get the current machines from the backend. The driver calls it every turn."""
         self._machines = self.backend.machines()
 
     def kind_for(self, planned: Planned) -> str | None:
-        """Return the kind that the trial has to run on; None: any, if no machine of a known kind can hold the trial."""
+        """Return the kind on which the trial has to run, and choose it if the trial's seed has no kind yet.
+
+        Return None (any kind) if no machine of a known kind has room for the trial.
+        """
         room = room_by_kind(self._machines, planned.resources)
         if not room:
             return None
@@ -62,24 +69,25 @@ class Placement:
         elif self.is_lost(kind, planned.resources):
             self._choose(seed, self._emptiest(seed, room))
             self.log(
-                f"seed {seed[0]}: no machine has the kind {kind} of its other trials; the rest runs on "
-                f"{self.kinds[seed]} and is not compared with them (--like {self.kinds[seed]} runs those again)"
+                f"seed {seed[0]}: no machine has the kind {kind} of this seed's earlier trials; the remaining trials "
+                f"run on {self.kinds[seed]} and are not compared with the earlier trials (--like {self.kinds[seed]} "
+                "runs the earlier trials again)"
             )
         return self.kinds[seed]
 
     def waits(self, kind: str | None, resources: Resources) -> bool:
-        """Tell whether a trial of this kind has to wait for a machine to join."""
+        """Tell whether no present machine of this kind can run a trial with these resources; kind None: any kind."""
         return kind is not None and kind not in room_by_kind(self._machines, resources)
 
     def is_lost(self, kind: str | None, resources: Resources) -> bool:
-        """Tell whether the kind has been missing for so long that its trials no longer wait for it."""
+        """Tell whether machines of this kind have been missing for so long that its trials no longer wait for them."""
         if kind is None or not self._machines or not self.waits(kind, resources):
             return False
         patience = 0.0 if self.backend.alone else WAIT
         if kind not in self._lost:
             self._lost[kind] = time.monotonic()
             if patience:
-                self.log(f"no machine has the kind {kind} now: its trials wait up to {patience:.0f} s for one")
+                self.log(f"no machine has the kind {kind} now: its trials wait up to {patience:.0f} s for one to join")
         return time.monotonic() - self._lost[kind] >= patience
 
     def _choose(self, seed: Seed, kind: str) -> None:
@@ -87,7 +95,10 @@ class Placement:
         self._load[kind] += self._missing_work(seed)
 
     def _kind_so_far(self, seed: Seed) -> str | None:
-        """Return the kind that computed the seed's trials so far: that of a trunk, else that of most trials."""
+        """Return the kind that computed a trial of the seed that has branches, else the kind that computed most trials.
+
+        Return None if no trial of the seed was computed yet.
+        """
         trials = [planned for planned in self.plan.trials.values() if _seed(planned) == seed]
         parents = {planned.parent for planned in trials}
         votes: Counter[str] = Counter()
@@ -99,7 +110,10 @@ class Placement:
         return votes.most_common(1)[0][0] if votes else None
 
     def _emptiest(self, seed: Seed, room: dict[str, float]) -> str:
-        """Return the kind of machine that would be the first to finish this seed and the seeds it has already."""
+        """Return the kind that would be the first to finish this seed's trials and those of the seeds it already has.
+
+        room: the number of trials that each kind can run at a time.
+        """
         work = self._missing_work(seed)
         return min(sorted(room), key=lambda kind: (self._load[kind] + work) / room[kind])
 

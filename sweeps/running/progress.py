@@ -15,26 +15,26 @@ from fewbits.sweeps.running.driver import Driver, Stage, Task
 from fewbits.sweeps.running.store import Failure, State
 from fewbits.sweeps.running.trial_status import HALF_DONE
 
-WARM = 10.0  # seconds after which the time left follows from the sweep's own pace
+WARM = 10.0  # seconds after which the time left is estimated from the speed of this sweep
 
 
 class Display(Progress):
-    """The progress display of a sweep, which the driver calls every turn."""
+    """The progress display of a sweep; the driver calls the object every turn."""
 
     def __init__(self, speeds: Speeds, stream: TextIO | None = None) -> None:
         super().__init__(stream)
-        self.began: float | None = None  # the time when the first trial began
+        self.began: float | None = None  # when the first trial began, by time.monotonic()
         self._speeds = speeds
-        self._done_before = 0.0  # the work that was done when the first trial began
-        self._reached: dict[str, float] = {}  # the fraction of each trial that was done before this sweep
-        self._failures: dict[str, Failure] = {}  # the last failure printed of each trial
-        self._stopped: set[str] = set()
-        self._stopping = False
+        self._done_before = 0.0  # the FLOPs of the plan that were done when the first trial began
+        self._reached: dict[str, float] = {}  # by trial id: the fraction of its steps that was done before this sweep
+        self._failures: dict[str, Failure] = {}  # by trial id: its last failure that was printed
+        self._stopped: set[str] = set()  # ids of trials whose stop by a user was printed
+        self._stopping = False  # it was printed that the sweep stops
 
     def __call__(self, driver: Driver) -> None:
         self._print_events(driver)
         if all(task.ended for task in driver.tasks.values()):
-            return  # the summary follows
+            return  # `run_sweep` prints the summary next
         here, elsewhere = (
             [task for task in driver.of(stage) if store.holder(task.planned.folder)]
             for stage in (Stage.STARTED, Stage.WAITING)
@@ -51,7 +51,7 @@ class Display(Progress):
         self.update("  ".join(texts), [bar(task.planned, reports[task.planned.id]) for task in running], counts)
 
     def _print_events(self, driver: Driver) -> None:
-        """Print each new failure of a trial, each trial that a user stopped, and that the sweep begins to stop."""
+        """Print a line for each new failure, for each trial that a user stopped, and when the sweep begins to stop."""
         for task in driver.of(Stage.WAITING, Stage.STARTED, Stage.FAILED, Stage.STOPPED):
             name = task.planned.folder.path.name
             if task.failure is not None and self._failures.get(task.planned.id) is not task.failure:
@@ -66,7 +66,11 @@ class Display(Progress):
             self.print_line("fewbits: stopping: trials end at a checkpoint (Ctrl-C again: stop at once)")
 
     def _seconds_left(self, driver: Driver, reports: Mapping[str, Mapping[str, Any]], slots: int) -> float | None:
-        """Estimate the seconds left: from this sweep's pace once it is known, until then from earlier speeds."""
+        """Estimate the seconds left, after WARM seconds from this sweep's own speed, before from speeds in the store.
+
+        reports: by trial id, the progress that its worker wrote. slots: the number of trials that run now. Return None
+        if no trial has begun, none runs, or a speed is unknown.
+        """
         tasks = driver.tasks
         if not self._reached:
             self._reached = {
@@ -91,10 +95,10 @@ class Display(Progress):
 
 
 def _counts(driver: Driver, here: Sequence[Task], elsewhere: Sequence[Task]) -> tuple[tuple[str, int], ...]:
-    """Return the number of trials in each state, without states that no trial has, except done.
+    """Return pairs (state, number of its trials); `done` is always included, other states only if a trial is in them.
 
-    here, elsewhere: the trials that run for this driver and for other drivers.
-    The names of the states are those of `fewbits status`.
+    here, elsewhere: the trials that run for this driver and for other drivers. The names of the states are those of
+    `fewbits status`.
     """
     over = driver.of(Stage.OVER)
     diverged = sum(store.state(task.planned.folder) is State.DIVERGED for task in over)
@@ -115,7 +119,7 @@ def _counts(driver: Driver, here: Sequence[Task], elsewhere: Sequence[Task]) -> 
 
 
 def bar(planned: Planned, report: Mapping[str, Any]) -> Bar:
-    """Return the bar of a running trial. report: what its worker last wrote, see `store.progress`."""
+    """Return the bar of a running trial. report: the last progress that its worker wrote (see `store.progress`)."""
     trial, step, speed = planned.trial, int(report.get("step", 0)), report.get("tokens_per_second")
     left = tokens_of(trial) * (1 - step / trial.training.steps) / speed if speed else None
     return Bar(planned.folder.path.name, step, trial.training.steps, report.get("loss"), speed, left)

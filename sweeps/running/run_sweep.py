@@ -1,4 +1,4 @@
-"""Run a plan and print its summary: start the backend, the driver and the display, update MLflow, handle Ctrl-C."""
+"""Run the trials of a plan and print a summary: start the backend, driver and display, update MLflow, handle Ctrl-C."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from fewbits.sweeps.running.trial_status import TrialStatus, counted, half_done,
 from fewbits.sweeps.tracking.links import link_lines
 from fewbits.sweeps.tracking.mlflow_view import Mirror
 
-SHOWN = 8  # lines of a failed trial's log
+SHOWN = 8  # lines of a failed trial's log that the summary prints
 SYNC = 5.0  # seconds between updates of MLflow
-SYNC_WAIT = 60.0  # seconds to wait at the end for an update that has started
+SYNC_WAIT = 60.0  # seconds to wait for an update of MLflow that still runs when all trials have ended
 AGAIN = "run the same command again"
-ENDED = (*OVER, State.FAILED, State.BLOCKED)
+ENDED = (*OVER, State.FAILED, State.BLOCKED)  # states of trials that no longer wait or run
 STOPPED = 130  # the exit status after Ctrl-C
 
 
@@ -56,8 +56,9 @@ def run_sweep(
 ) -> int:
     """Store the plan under its overrides, run the missing trials, print a summary, and return the exit status.
 
-    variables: names of environment variables that a cluster's workers get in addition to the usual ones. like: the kind
-    of machine for all trials; trials that another kind of machine computed run again.
+    backend: `ray` or `local`. address: of a Ray cluster; None: Ray starts on this machine. parallel: the largest number
+    of trials at a time; None: as many as fit. variables: names of environment variables that a cluster's workers get in
+    addition to the usual ones. like: the kind of machine for all trials; trials that another kind computed run again.
     """
     store_plan(plan, overrides)
     mirror = Mirror(plan)
@@ -67,7 +68,7 @@ def run_sweep(
 
 @dataclass(frozen=True)
 class Where:
-    """The options of `add_where`, which say where trials run."""
+    """The backend that runs the trials, as in the arguments of `run_sweep`."""
 
     backend: str = "ray"
     address: str | None = None
@@ -76,12 +77,12 @@ class Where:
     like: str | None = None
 
     def open(self) -> Backend:
-        """Return the backend, which the caller has to close."""
+        """Start the backend and return it; the caller has to close it."""
         return make_backend(self.backend, self.address, self.parallel, self.variables)
 
 
 def store_plan(plan: Plan, overrides: Sequence[str]) -> None:
-    """Store the plan under its overrides; call it before the first trial starts."""
+    """Store the plan under its overrides, before its first trial starts; raise ValueError if it cannot be written."""
     try:
         save_plan(plan, overrides)
     except OSError as error:
@@ -89,10 +90,11 @@ def store_plan(plan: Plan, overrides: Sequence[str]) -> None:
 
 
 def run_trials(plan: Plan, where: Where, mirror: Mirror, opened: Callable[[], Backend] | None = None) -> Driver | None:
-    """Run the missing trials of a plan, and return the driver when it has ended; None if no trial is missing.
+    """Run the missing trials of a plan, and return the driver when they have ended; None if no trial is missing.
 
-    Warnings are printed as lines of the progress display.
-    opened: returns a backend that stays open for further calls; without it, a backend is opened and closed here.
+    where: the options from which a backend is made; it is closed at the end. opened: if not None, a function that
+    returns the backend to use instead, which stays open for further calls. Warnings that are raised meanwhile are
+    printed as lines of the progress display.
     """
     again = find_unlike(plan, where.like, where.address) if where.like else {}
     if not (missing := _missing(plan, again)):
@@ -100,7 +102,7 @@ def run_trials(plan: Plan, where: Where, mirror: Mirror, opened: Callable[[], Ba
     speeds = Speeds(plan.store)
     display = Display(speeds)
     with warnings.catch_warnings():
-        warnings.showwarning = display.warn  # type: ignore[assignment]  # it ignores all arguments but the message
+        warnings.showwarning = display.warn  # type: ignore[assignment]  # its type names only the first argument
         start = "; starting Ray" if where.backend == "ray" and opened is None else ""
         space = estimate(missing, plan.store)
         display.print_line(f"{len(missing)} of {plural(len(plan.trials), 'trial')} to run: {space}{start}")
@@ -108,7 +110,7 @@ def run_trials(plan: Plan, where: Where, mirror: Mirror, opened: Callable[[], Ba
         with contextlib.closing(display), contextlib.ExitStack() as closing:
             chosen = opened() if opened else closing.enter_context(contextlib.closing(where.open()))
             driver = _run(plan, chosen, where.like, display, mirror)
-        with contextlib.suppress(OSError):  # a full disk: later estimates lack these speeds
+        with contextlib.suppress(OSError):  # on a full disk, the speeds are not stored, and later estimates lack them
             for task in driver.tasks.values():
                 if task.speed is not None:
                     speeds.measured(task.planned, task.speed)
@@ -118,14 +120,14 @@ def run_trials(plan: Plan, where: Where, mirror: Mirror, opened: Callable[[], Ba
 
 
 def conclude(plan: Plan, drivers: Sequence[Driver], mirror: Mirror) -> int:
-    """Print the states of a plan's trials and the links to MLflow, and return the exit status.
+    """Print the summary of a plan and the links to MLflow, and return the exit status.
 
-    drivers: those that have run its trials, or parts of it.
+    drivers: all drivers of this command that have run trials of the plan.
     """
     status = _summary(plan, drivers)
     for planned in plan.trials.values():
         if any(isinstance(slot.spec, Mixture) for slot in planned.trial.recipe.operands.values()):
-            with contextlib.suppress(OSError, ValueError):  # a full disk; a damaged result, which the summary names
+            with contextlib.suppress(OSError, ValueError):  # a full disk; a damaged result, which `_summary` reports
                 add_decisions(planned.folder)
     with warnings.catch_warnings():
         warn_in_lines()
@@ -137,7 +139,11 @@ def conclude(plan: Plan, drivers: Sequence[Driver], mirror: Mirror) -> int:
 
 
 def _run(plan: Plan, backend: Backend, like: str | None, display: Display, mirror: Mirror) -> Driver:
-    """Run the missing trials, and return the driver when it has ended."""
+    """Run the missing trials on this backend, and return the driver when they have ended.
+
+    like: if not None, the kind of machine for all trials; first move away the run folders of trials that another kind
+    computed.
+    """
     if like:
         again = reasons_to_rerun(plan, like, require_kind(plan, like, backend.machines()))
         if moved := move_aside(plan, again):
@@ -152,7 +158,10 @@ def _run(plan: Plan, backend: Backend, like: str | None, display: Display, mirro
 
 
 def _missing(plan: Plan, again: Collection[str] = ()) -> list[Planned]:
-    """Return the trials that still have to run, and those with the ids `again`, which have to run again."""
+    """Return the trials that have to run: unfinished trials that are not blocked for good, and trials in `again`.
+
+    again: ids of trials that have to run again although they have a result.
+    """
     stuck = {key for key, status in trial_statuses(plan).items() if status.for_good} - set(again)
     missing = unfinished(plan, again) - stuck
     return [trial for key, trial in plan.trials.items() if key in missing]
@@ -160,9 +169,9 @@ def _missing(plan: Plan, again: Collection[str] = ()) -> list[Planned]:
 
 @contextmanager
 def _mirrored(mirror: Mirror) -> Iterator[None]:
-    """Update MLflow every few seconds in a thread while the `with` block runs, since MLflow may be slow or unreachable.
+    """Update MLflow every SYNC seconds while the `with` block runs, in a thread, since MLflow may not answer at once.
 
-    If the block raises, do not wait for the last update.
+    When the block ends, wait up to SYNC_WAIT seconds for an update that still runs; if the block raises, do not wait.
     """
     ended = threading.Event()
 
@@ -182,7 +191,10 @@ def _mirrored(mirror: Mirror) -> Iterator[None]:
 
 
 def make_backend(name: str, address: str | None, parallel: int | None, variables: Sequence[str] = ()) -> Backend:
-    """Return the backend `local` or `ray`, which the caller has to close."""
+    """Start the backend `local` or `ray`, and return it; the caller has to close it.
+
+    The arguments are those of `run_sweep`.
+    """
     if name == "local":
         from fewbits.sweeps.running.local import Local
 
@@ -194,9 +206,9 @@ def make_backend(name: str, address: str | None, parallel: int | None, variables
 
 @contextmanager
 def _interruptible(driver: Driver) -> Iterator[None]:
-    """Stop the driver on Ctrl-C or SIGTERM, so that trials end with a checkpoint; a second signal stops at once.
+    """Stop the driver on Ctrl-C or SIGTERM, so that trials end with a checkpoint; on a second signal, stop at once.
 
-    The handlers are installed after the backend has started, since Ray installs its own handler for SIGTERM.
+    Enter it after the backend has started: Ray installs a handler for SIGTERM when it starts, which this one replaces.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -213,7 +225,10 @@ def _interruptible(driver: Driver) -> Iterator[None]:
 
 
 def _summary(plan: Plan, drivers: Sequence[Driver]) -> int:
-    """Print the states of the trials and what to do about failures, and return the exit status."""
+    """Print the number of trials in each state, each failed or blocked trial and what to do; return the exit status.
+
+    It is 0 if all trials have a result, 130 if the user stopped the sweep, else 1.
+    """
     failed = [task for driver in drivers for task in driver.of(Stage.FAILED)]
     statuses = trial_statuses(plan, [task.planned.id for task in failed])
     states = counted((status.state for status in statuses.values()), half_done(plan, statuses))
@@ -251,11 +266,11 @@ def _next_steps(failed: Sequence[Task], blocked: Sequence[TrialStatus], gone: in
     if waiting := len(blocked) - stuck:
         parts.append(f"{waiting} blocked by failed trials")
     if stuck:
-        parts.append(f"{stuck} blocked permanently: their parent diverged")
+        parts.append(f"{stuck} blocked permanently: their parent diverged before the step at which they start")
     if stopped:
         parts.append(f"{stopped} stopped by `fewbits stop`: {AGAIN} to resume them")
     if gone:
-        parts.append(f"{gone} finished earlier but missing from the store: {AGAIN}")
+        parts.append(f"{gone} finished, but their results are now missing from the store: {AGAIN}")
     return "; ".join(parts)
 
 

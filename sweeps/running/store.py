@@ -1,9 +1,11 @@
-"""Read the state of a trial from its run folder, which is the only place where it is kept.
+"""Read the state of a trial from its run folder; it is stored nowhere else.
 
-done, diverged   as result.json says
+The state is the first of these that applies:
+
+done, diverged   result.json exists and has this status
 running          a worker holds the lease
-failed           failure.json has the reason, until the trial is tried again
-planned          none of these; with checkpoints, the trial resumes from the newest
+failed           failure.json exists; it has the reason and stays until a later attempt succeeds
+planned          no other state applies; if there are checkpoints, the trial will resume from the newest
 """
 
 from __future__ import annotations
@@ -27,27 +29,27 @@ class State(StrEnum):
     DONE = "done"
     FAILED = "failed"
     DIVERGED = "diverged"
-    BLOCKED = "blocked"  # its parent failed or diverged; trial_status.py decides this from the whole plan
+    BLOCKED = "blocked"  # its parent failed or diverged; only trial_status.py, which knows the plan, returns this state
 
 
-OVER = (State.DONE, State.DIVERGED)
+OVER = (State.DONE, State.DIVERGED)  # the states of trials that have a result
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The failure of a trial, which has no result."""
+    """The failure of an attempt to compute a trial: the content of `failure.json`."""
 
-    reason: str  # in one line
-    wrong_input: bool  # another attempt would fail in the same way
-    step: int
-    log: list[str]  # its last lines
+    reason: str  # one line
+    wrong_input: bool  # True: the input is invalid, so another attempt would fail in the same way
+    step: int  # of the newest checkpoint
+    log: list[str]  # the last lines of the trial's log
 
 
 def state(folder: RunFolder) -> State:
-    """Return the state of a trial, which is never BLOCKED.
+    """Return the state of a trial from its run folder; BLOCKED is never returned.
 
-    RUNNING comes before FAILED, since a trial that is tried again keeps its last failure until it succeeds or fails
-    again. A result that cannot be read counts as a failure, since the user has to repair it.
+    A trial with a lease and a `failure.json` is RUNNING, since the file of a failed attempt stays until a later attempt
+    ends. A trial with a damaged `result.json` is FAILED, since the user has to repair the file.
     """
     try:
         result = folder.result()
@@ -61,12 +63,12 @@ def state(folder: RunFolder) -> State:
 
 
 def holder(folder: RunFolder) -> lease.Holder | None:
-    """Return the worker that holds the trial's lease, or None."""
+    """Return the process that holds the trial's lease, or None if the lease is free."""
     return lease.holder(folder.path) if folder.path.is_dir() else None
 
 
 def failure(folder: RunFolder) -> Failure | None:
-    """Return the trial's last failure, or None."""
+    """Return the trial's last failure, or None if it has none. A damaged `result.json` is returned as a failure too."""
     try:
         folder.result()
     except ValueError as error:
@@ -82,19 +84,22 @@ def write_failure(folder: RunFolder, failure: Failure) -> None:
 
 
 def progress(folder: RunFolder) -> dict[str, Any] | None:
-    """Return step, steps, loss and tokens_per_second of a trial that runs or was interrupted, or None."""
+    """Return the content of `progress.json`, which a worker writes every second; None if it is missing or damaged.
+
+    The keys are step, steps, loss, tokens_per_second and time.
+    """
     report = read_json(folder.path / PROGRESS) or {}
     is_valid = report.keys() >= {"step", "steps", "loss"} and all(isinstance(v, int | float) for v in report.values())
     return report if is_valid and report["steps"] >= 1 else None
 
 
 def reached(folder: RunFolder) -> int:
-    """Return the step of the newest checkpoint, from which the trial resumes; 0 if there is none."""
+    """Return the step of the newest checkpoint, from which an interrupted trial resumes; 0 if there is none."""
     return max(checkpoints.steps(folder.checkpoints), default=0)
 
 
 def last_lines(folder: RunFolder, count: int = 20) -> list[str]:
-    """Return the last lines of the trial's log."""
+    """Return the last `count` lines of the trial's log without colours; empty if there is no log."""
     try:
         return plain((folder.path / LOG).read_text(errors="replace")).splitlines()[-count:]
     except OSError:
@@ -102,5 +107,5 @@ def last_lines(folder: RunFolder, count: int = 20) -> list[str]:
 
 
 def plain(text: str) -> str:
-    """Return the text without the control sequences for colours that Ray and compilers write."""
+    """Return the text without the terminal's control sequences (such as colours) that Ray and compilers write."""
     return re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)

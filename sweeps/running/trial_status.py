@@ -1,6 +1,6 @@
-"""Determine the status of each trial of a plan: the state in its folder, or blocked by a failed or diverged parent.
+"""Determine the status of each trial of a plan: the state in its run folder, or blocked by a failed or diverged parent.
 
-`fewbits status`, a dry run, the summary of a sweep and MLflow all use this module, so that they agree.
+`fewbits status`, the dry run, the summary of a sweep and MLflow all use this module, so that they show the same states.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fewbits.sweeps.planning.plan import Plan, Planned
 from fewbits.sweeps.running import store
 from fewbits.sweeps.running.store import State
 
-HALF_DONE = "half done"  # how a planned trial is shown that resumes from a checkpoint
+HALF_DONE = "half done"  # the text shown instead of `planned` for a trial that will resume from a checkpoint
 
 
 @dataclass(frozen=True)
@@ -25,14 +25,15 @@ class TrialStatus:
     """The status of a trial in its plan."""
 
     state: State
-    why: str = ""  # the reason if it failed or is blocked
-    for_good: bool = False  # it is blocked, and running the same command again cannot change that
+    why: str = ""  # why the trial failed or is blocked; empty in other states
+    for_good: bool = False  # True: the trial is blocked, and running the same command again cannot change that
 
 
 def trial_statuses(plan: Plan, failed: Collection[str] = ()) -> dict[str, TrialStatus]:
-    """Return the status of each trial, by id.
+    """Return the status of each trial of the plan, by trial id.
 
-    failed: ids of trials that a driver saw fail; on a full disk their folders have no record of the failure.
+    failed: ids of trials that failed under this process's drivers. They are needed on a full disk, where the failure
+    could not be written into the run folder.
     """
     statuses: dict[str, TrialStatus] = {}
     for key, planned in plan.trials.items():  # parents come before their branches
@@ -49,13 +50,17 @@ def trial_statuses(plan: Plan, failed: Collection[str] = ()) -> dict[str, TrialS
 
 
 def half_done(plan: Plan, statuses: Mapping[str, TrialStatus]) -> int:
-    """Return the number of planned trials that resume from a checkpoint."""
+    """Return how many trials are in the state PLANNED and have a checkpoint, from which they will resume."""
     planned = (plan.trials[key].folder for key, status in statuses.items() if status.state is State.PLANNED)
     return sum(store.reached(folder) > 0 for folder in planned)
 
 
 def _branch_status(planned: Planned, parent: Planned, of_parent: TrialStatus) -> TrialStatus:
-    """Return the status of a branch that has not started: planned, or blocked by its parent."""
+    """Return the status of a branch that has not started: BLOCKED or PLANNED.
+
+    It is BLOCKED if its parent diverged before the step at which the branch starts, failed, or is blocked itself.
+    of_parent: the parent's status.
+    """
     name = parent.folder.path.name
     if of_parent.state is State.DIVERGED and lacks(parent, planned.trial.branch.step):
         why = f"its parent {name} diverged before step {planned.trial.branch.step}"
@@ -67,14 +72,14 @@ def _branch_status(planned: Planned, parent: Planned, of_parent: TrialStatus) ->
 
 
 def lacks(parent: Planned, step: int | None) -> bool:
-    """Tell whether the parent has no checkpoint of the step at which a branch starts."""
+    """Tell whether the parent's run folder has no checkpoint of this step, at which a branch starts."""
     return step not in {**checkpoints.steps(parent.folder.kept), **checkpoints.steps(parent.folder.checkpoints)}
 
 
 def counted(states: Iterable[State], half_done: int = 0) -> str:
-    """Return the number of trials in each state, as `3 done, 1 failed`.
+    """Return the number of trials in each state as text, for example `3 done, 1 failed`.
 
-    half_done: the number of planned trials that resume from a checkpoint, which are counted apart.
+    half_done: how many trials in the state PLANNED will resume from a checkpoint; they are counted as `half done`.
     """
     counts: Counter[str] = Counter(states)
     counts[State.PLANNED] -= half_done
@@ -84,7 +89,10 @@ def counted(states: Iterable[State], half_done: int = 0) -> str:
 
 
 def stale_note(planned: Planned, earlier: str) -> str:
-    """Return why a planned trial does not use the run `earlier`, which an earlier plan has at the trial's place."""
+    """Return why a planned trial does not use the run `earlier`: it is stale, or it has another config.
+
+    earlier: the name of the run folder that an earlier plan has at the trial's place (see `earlier_runs`).
+    """
     if is_stale(planned, earlier):
         hint = explain_hint(planned.folder, earlier)
         return f"stale: {earlier} was computed by another version of the code; {hint}"
@@ -92,10 +100,13 @@ def stale_note(planned: Planned, earlier: str) -> str:
 
 
 def explain_hint(folder: RunFolder, run: str) -> str:
-    """Return a sentence with the command that shows how a run in this folder's store differs from its trial now."""
+    """Return a sentence that names the command `fewbits explain RUN`, for a run in the store that contains `folder`.
+
+    The command shows how the run differs from what the current code and config would compute.
+    """
     return f"`fewbits explain {run}{runs_option(folder.path.parent)}` shows the difference"
 
 
 def is_stale(planned: Planned, earlier: str) -> bool:
-    """Tell whether another version of the code computed `earlier`, a run in the store of the planned trial."""
+    """Tell whether another version of the code computed the run `earlier`, a folder in the planned trial's store."""
     return not computed_by_todays_sources(opened(planned.folder.path.with_name(earlier)).provenance() or {})

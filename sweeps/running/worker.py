@@ -1,7 +1,7 @@
 """Train one trial in a worker process: take its lease, redirect the output to its log, train, and return the outcome.
 
-The worker reports through files in the run folder, which the driver, `fewbits status` and users read: `progress.json`,
-`log.txt` and `failure.json`. A file `stop` there asks the trial to end after its current step, with a checkpoint.
+The worker writes `progress.json`, `log.txt` and `failure.json` in the run folder; the driver, `fewbits status` and
+users read them. If a file `stop` appears in the run folder, the trial ends after its current step, with a checkpoint.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from fewbits.sweeps.commands.explanation import differences
 from fewbits.sweeps.running import lease
 from fewbits.sweeps.running.store import FAILURE, LOG, PROGRESS, STOP, Failure, last_lines, reached, write_failure
 
-EVERY = 1.0  # seconds between reports
-LOGGED = 20  # lines of progress in the log of a trial
+EVERY = 1.0  # seconds between two updates of progress.json
+LOGGED = 20  # about how many lines of progress the log of a trial gets, from its first to its last step
 
 
 @dataclass(frozen=True)
 class Job:
-    """A trial, or one rank of it, to be computed."""
+    """The work of one worker: a trial, or one rank of it."""
 
-    id: str
-    path: Path
+    id: str  # of the trial
+    path: Path  # of the run folder
     trial: Trial
     runtime: Runtime
-    made_of: Mapping[str, object]
-    environment: Mapping[str, str] = field(default_factory=dict)  # RANK and similar variables, if it has several ranks
+    made_of: Mapping[str, object]  # the settings and versions whose hash is the id
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables to set, such as RANK, CUDA_VISIBLE_DEVICES
 
     @property
     def folder(self) -> RunFolder:
@@ -62,18 +62,18 @@ class Job:
 class Outcome:
     """The outcome of a job.
 
-    Its kind is `over` (there is a result), `stopped` (on request), `busy` (another worker has the trial) or `failed`
-    (an error; another attempt may succeed).
+    Its kind is `over` (the trial has a result), `stopped` (someone asked it to stop), `busy` (another process trains
+    the trial) or `failed` (an error; another attempt may succeed unless `wrong_input` is true).
     """
 
     kind: str
-    reason: str = ""
-    wrong_input: bool = False
-    speed: float | None = None  # tokens per second of the median step
+    reason: str = ""  # the error, or the process that trains the trial
+    wrong_input: bool = False  # the input is invalid, so another attempt would fail in the same way
+    speed: float | None = None  # the median over the steps of tokens per second
 
 
 def work(job: Job) -> Outcome:
-    """Compute a job in this process, and return its outcome."""
+    """Compute a job in this process, and return its outcome. Only rank 0 takes the lease and handles errors."""
     with environment(job.environment):
         if not job.leads:
             job.path.mkdir(parents=True, exist_ok=True)
@@ -109,12 +109,12 @@ def _lead(job: Job, lost: Callable[[], bool]) -> Outcome:
                     job.trial, _reopen(job), on_progress, request.exists, expected=job.id, saved=add_decisions
                 )
         except _Lost:
-            report.line("the lease is lost: another worker has it, or the run folder was removed")
+            report.line("the lease is lost: another worker has taken it, or the run folder was removed")
             return Outcome("busy", "its lease was lost")
         except KeyboardInterrupt:
             report.line("stopped at a checkpoint")
             return Outcome("stopped")
-        except Busy as error:  # `fewbits train`, which holds no lease, is training it
+        except Busy as error:  # `fewbits train` trains this trial; it locks the run folder and takes no lease
             report.line(str(error))
             return Outcome("busy", str(error))
         except Exception as error:
@@ -132,11 +132,10 @@ def _lead(job: Job, lost: Callable[[], bool]) -> Outcome:
 
 
 def _reopen(job: Job) -> Runtime:
-    """Return the runtime settings with which the trial writes every checkpoint that it has to keep.
+    """Return runtime settings with which the trial will write every checkpoint that it has to keep (`keep_steps`).
 
-    If the trial has passed a step whose checkpoint is missing, remove the checkpoints of all later steps, so that it
-    resumes before that step. The settings then also name the permanent checkpoints that were removed, so that training
-    writes them again.
+    If one of these checkpoints is missing, remove the checkpoints of all later steps, so that the trial resumes before
+    the missing one. Then also add the steps of permanent checkpoints, so that training writes the removed ones again.
     """
     folder, wanted = job.folder, job.runtime.keep_steps
     with folder.alone():
@@ -150,21 +149,22 @@ def _reopen(job: Job) -> Runtime:
 
 
 class _Lost(Exception):
-    """The error that this worker has lost its lease. It has to end at once without writing to the run folder.
+    """Raised if this worker has lost its lease: it has to end at once without writing to the run folder.
 
-    Another worker may be training in it, and saving a checkpoint of an earlier step would remove its later ones.
+    Another worker may be training there. If this worker saved a checkpoint, it would remove the other worker's
+    checkpoints of later steps.
     """
 
 
 def _describe(error: Exception, job: Job) -> str:
     if isinstance(error, OtherTrial):
         differing = "; ".join(differences(job.made_of, error.made_of))
-        return f"this machine would compute another trial than the planned one: {differing}"
+        return f"on this machine the trial would have another id than in the plan, since these differ: {differing}"
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
 
 
 class _Reporter:
-    """A writer of progress to files: the newest state every second, and a few lines of log."""
+    """A writer of the trial's progress: to progress.json every EVERY seconds, and to the log LOGGED times."""
 
     def __init__(self, path: Path, log: IO[str]) -> None:
         self._path, self._log = path, log
@@ -205,7 +205,10 @@ class _Reporter:
 
 @contextmanager
 def _logged(path: Path) -> Iterator[IO[str]]:
-    """Redirect everything that the process prints to the trial's log, including output of libraries and crashes."""
+    """Append everything that this process prints to the log, including output of libraries and tracebacks of crashes.
+
+    Yield the open log file.
+    """
     with path.open("a", buffering=1, encoding="utf-8") as log:
         before = [os.dup(stream) for stream in (1, 2)]
         for stream in (sys.stdout, sys.stderr):

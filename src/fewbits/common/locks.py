@@ -1,7 +1,7 @@
-"""Lock open files exclusively, with a fallback for file systems that have no locks.
+"""Lock open files exclusively; on file systems without locks, continue without the lock after a warning.
 
-`flock` fails on some network and FUSE file systems. On these, a process continues without the lock, after one warning
-that names the folder and says what still protects the data.
+`flock` fails on some network and FUSE file systems. There, the process warns once, naming the folder and what still
+protects the data.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from contextlib import contextmanager
 from typing import IO, Any
 
 UNSUPPORTED = frozenset((errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL))
-_warned: set[tuple[int, str]] = set()  # (file system, advice) of each warning that this process has given
+_warned: set[tuple[int, str]] = set()  # (device number of the file system, advice) of each warning given so far
 
 
 @contextmanager
 def locked(file: IO[Any], advice: str, *, wait: bool = True) -> Iterator[None]:
     """Hold an exclusive lock on an open file while the `with` block runs.
 
-    advice: the end of the warning on a file system without locks: what still protects the data, and what to do.
-    wait: if another process has locked the file, wait for it; False: raise BlockingIOError instead.
+    advice: the end of the warning that is given on a file system without locks: what still protects the data, and what
+        the user can do.
+    wait: if another process has locked the file, True waits for it and False raises BlockingIOError.
     """
     held = True
     try:
@@ -37,7 +38,8 @@ def locked(file: IO[Any], advice: str, *, wait: bool = True) -> Iterator[None]:
         yield
     finally:
         if held:
-            fcntl.flock(file, fcntl.LOCK_UN)  # explicitly: a process forked meanwhile has the file open as well
+            # Unlock explicitly: a process that was forked meanwhile also has the file open, which would keep the lock.
+            fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _warn(file: IO[Any], error: OSError, advice: str) -> None:

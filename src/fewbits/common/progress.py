@@ -1,6 +1,6 @@
 """Show the progress of long work on stderr: a bar for each running item on a terminal, plain log lines elsewhere.
 
-Rich draws the bars below everything else that is printed. It is imported only on a terminal.
+The package rich draws the bars below everything else that is printed. It is imported only if stderr is a terminal.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 QUIET = 60.0  # seconds after which a log line is printed although the counts have not changed
-BAR = 12  # columns
-WIDE, MEDIUM = 100, 76  # columns that a terminal needs to show the bars too, or the speeds too
+BAR = 12  # the width of a bar, in characters
+WIDE, MEDIUM = 100, 76  # the least widths of a terminal, in characters, at which bars and speeds are shown
 
 
 @dataclass(frozen=True)
 class Bar:
-    """The progress of one running item, such as a trial."""
+    """The progress of one running item, such as a trial. Values that are None are not shown."""
 
     name: str
-    step: int
-    steps: int
+    step: int  # steps done
+    steps: int  # steps in total
     loss: float | None = None
     tokens_per_second: float | None = None
     seconds_left: float | None = None
@@ -45,7 +45,8 @@ class Progress:
     def update(self, summary: str, bars: Sequence[Bar], counts: object) -> None:
         """Draw the summary and the bars on a terminal; elsewhere, print the summary as a log line.
 
-        counts: a log line is printed if this value has changed since the last one, or if a minute has passed.
+        counts: the part of the summary whose changes matter. A log line is printed only if `counts` differs from its
+        value at the last log line, or if QUIET seconds have passed since.
         """
         if self._stream.isatty():
             self._live = self._live or _live(self._stream)
@@ -55,14 +56,14 @@ class Progress:
             print(summary, file=self._stream, flush=True)
 
     def print_line(self, text: str) -> None:
-        """Print a line that stays, above the bars."""
+        """Print a permanent line, on a terminal above the bars."""
         if self._live is not None:
             self._live.console.print(text, soft_wrap=True)
         else:
             print(text, file=self._stream, flush=True)
 
     def warn(self, message: Warning | str, *_: object) -> None:
-        """Print a warning as a line. It can replace `warnings.showwarning`."""
+        """Print a warning as one line. Its signature is that of `warnings.showwarning`, which it can replace."""
         self.print_line(f"fewbits: {redacted(' '.join(str(message).split()))}")
 
     def close(self) -> None:
@@ -83,7 +84,10 @@ def _live(stream: TextIO) -> Live:
 
 
 def _drawn(summary: str, bars: Sequence[Bar], width: int) -> Table:
-    """Return what is drawn: the summary, then a row for each bar. A narrow terminal gets neither bars nor speeds."""
+    """Return the display as a table: the summary, then a row for each bar.
+
+    A terminal narrower than WIDE columns gets no bars, one narrower than MEDIUM columns gets no speeds either.
+    """
     from rich.progress_bar import ProgressBar
     from rich.table import Table
 
@@ -111,7 +115,7 @@ def _drawn(summary: str, bars: Sequence[Bar], width: int) -> Table:
 
 
 def _shortened(name: str, width: int) -> str:
-    """Return the name. If it is longer than `width`, leave out its middle, since the ends of trials' names differ."""
+    """Return the name; if it is longer than `width`, with `…` for its middle, since trials' names differ at the end."""
     width = max(width, 16)
     return name if len(name) <= width else f"{name[: width - 13]}…{name[-12:]}"
 

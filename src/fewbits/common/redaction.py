@@ -1,8 +1,9 @@
-"""Remove credentials from output: every message that may contain a tracking URI goes through `redacted`.
+"""Remove credentials from output: every message that may contain the URI of an MLflow server goes through `redacted`.
 
-`redacted` replaces these by `***`: the password in `scheme://user:password@host`, or the whole user part if it has no
-colon (a token); values of parameters such as `?token=…` and `password=…`; and, anywhere in the text, the secrets in
-MLflow's environment variables, since libraries quote them in their messages.
+`redacted` replaces three kinds of text by `***`:
+- the password in `scheme://user:password@host`, or all of `token` in `scheme://token@host`;
+- the values of parameters such as `?token=…` and `password=…`;
+- anywhere in the text, the secrets in MLflow's environment variables, since messages of libraries may contain them.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ HIDDEN = "***"
 URI_VARIABLES = ("MLFLOW_TRACKING_URI", "MLFLOW_BACKEND_STORE_URI", "MLFLOW_REGISTRY_URI")
 SECRET_VARIABLES = ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
 SHORTEST = 4  # characters of a secret that is replaced anywhere; a shorter one would match parts of other words
-# Everything between `://` and the last `@`: passwords may hold any of `@:/?#` unencoded.
+# Everything between `://` and the last `@`, since passwords may contain any of `@:/?#` unencoded.
 _USER = re.compile(r"(?<=://)([^\s'\"]+)@")
-_HOST = re.compile(r"[^:@]*(?::\d*)?(?:[/?#]|$)")  # the text before the `@` if the `@` belongs to a path
+_HOST = re.compile(r"[^:@]*(?::\d*)?(?:[/?#]|$)")  # a host with an optional port, in front of a path or the end
 _NAMES = r"pass(?:word|wd|phrase)?|pwd|token|secret|(?:api|access|private)[_-]?key|sig(?:nature)?|credentials?|auth"
 _SHORT_NAMES = r"key|jwt|code|pat|pw|session_?id"  # only as the whole name of a parameter
 _PARAMETER = re.compile(
@@ -37,7 +38,7 @@ def redacted(text: object) -> str:
     'postgresql://alice:***@host/db'
     """
     result = str(text)
-    # Secrets come before the patterns, which might replace only a part of one.
+    # The known secrets are replaced first, since a pattern might replace only a part of a secret.
     for secret in sorted(set(_secrets()), key=len, reverse=True):
         result = result.replace(secret, HIDDEN)
     result = _USER.sub(_without_password, result)
@@ -54,12 +55,12 @@ def _without_password(match: re.Match[str]) -> str:
 
 
 def _is_host_and_path(text: str) -> bool:
-    """Tell whether the text between `://` and an `@` is a host and the start of a path, not a user and a password."""
+    """Tell whether the text between `://` and an `@` is a host and a path with an `@`, and no user and password."""
     return "/" in text and _HOST.match(text) is not None
 
 
 def _secrets() -> Iterator[str]:
-    """Yield the secrets in MLflow's environment variables, each as written, percent-decoded and percent-encoded."""
+    """Yield the secrets in MLflow's environment variables, each in three forms: as it is, URL-decoded, URL-encoded."""
     texts = [os.environ.get(name, "") for name in SECRET_VARIABLES]
     for uri in (os.environ.get(name, "") for name in URI_VARIABLES):
         user_info = uri.partition("://")[2].rpartition("@")[0]

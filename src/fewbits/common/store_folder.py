@@ -1,4 +1,4 @@
-"""Convert the name of a store to a path: every option or setting that names a store uses this module."""
+"""Convert the name of a store, as in `--runs NAME` and `runtime.runs=NAME`, to a path, and a path to an option."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from pathlib import Path
 
 
 def store_folder(text: str) -> Path:
-    """Return the store's folder with `~` expanded; raise ValueError for a URL.
-
-    Without the check, a URL would create a folder called `s3:`.
-    """
+    """Return the path of a store with `~` expanded; raise ValueError for a URL, which would create a folder `s3:`."""
     if scheme := re.match(r"([A-Za-z][\w+.-]*):/", text):
         path = re.sub(r"^file:/+", "/", text)
         mount = "mount it (for example with rclone or s3fs) and name that folder"
@@ -21,7 +18,7 @@ def store_folder(text: str) -> Path:
 
 
 def runs_option(store: Path) -> str:
-    """Return ` --runs STORE`, the option with which a command uses this store; empty for the default store."""
+    """Return ` --runs STORE`, to append to a command that shall use this store; empty text for the default store."""
     if store.resolve() == Path("runs").resolve():
         return ""
     shown = store.relative_to(Path.cwd()) if store.is_relative_to(Path.cwd()) else store
