@@ -1,13 +1,14 @@
-"""Run trials as plain Ray tasks, in a Ray that is started on this machine or in an existing cluster.
+"""Run trials as plain Ray tasks: on this machine, where Ray is started for it, or on an existing cluster.
 
-A task is one trial, or one rank of it. Ranks share a placement group, and meet at a store that an actor serves on the
-node of rank 0 as long as the trial runs, so no other program can take its port. Ray retries nothing: the driver, which
-knows the checkpoints, decides whether a trial is tried again. If one rank ends or its node is lost, all ranks end.
+A task is one trial, or one rank of it. The ranks of a trial share a placement group. They find each other through a TCP
+store, which an actor serves on the node of rank 0 as long as the trial runs, so that no other program can take the
+port. Ray retries nothing, since only the driver knows whether another attempt makes sense. If one rank fails or its
+node is lost, all ranks of the trial end.
 
-On a cluster with an autoscaler every ready trial is started as a task, up to --parallel: the waiting tasks are the
-demand for which the autoscaler adds nodes. `ray.autoscaler.sdk.request_resources` is not used: a cluster holds only one
-such request, so a second sweep would overwrite it; the request stays when its driver is killed; and the autoscaler
-ignores the whole request if it exceeds the cluster's limits. Waiting tasks end with their driver, even if it is killed.
+On a cluster with an autoscaler, every ready trial is started as a task, up to --parallel: the autoscaler adds nodes for
+waiting tasks. Ray's other way, `ray.autoscaler.sdk.request_resources`, is not used for three reasons. A cluster has
+only one such request, so a second sweep would overwrite it. The request stays when its driver is killed, while waiting
+tasks end. The autoscaler ignores the whole request if it exceeds the cluster's limits.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from fewbits.sweeps.running.machine_kinds import Machine
 from fewbits.sweeps.running.store import plain
 from fewbits.sweeps.running.worker import Job, Outcome, work
 
-STARTS = 3  # attempts to start Ray here; each has Ray's own limit of 30 seconds, which is short on a busy machine
-QUEUED = 2  # extra tasks in the queue of a cluster that does not grow, so that the next ones start without delay
-LEADER = 5.0  # seconds that rank 0 of a trial has to report its outcome after another rank has failed
+STARTS = 3  # attempts to start Ray on this machine: its own limit of 30 s for each is short on a busy machine
+QUEUED = 2  # trials started beyond the room of a cluster without an autoscaler: Ray starts them as soon as others end
+LEADER = 5.0  # seconds for which the driver waits for rank 0's outcome after another rank has failed
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -46,10 +47,10 @@ _QUIET = {
 
 @dataclass
 class _Running:
-    tasks: list[Any]  # rank 0 first
-    group: Any = None  # the placement group
-    meeting: Any = None  # the actor whose store the ranks use; it ends when this reference is dropped
-    like: str | None = None  # the kind of machine that the trial must run on
+    tasks: list[Any]  # Ray's references to the tasks, one for each rank, rank 0 first
+    group: Any = None  # the placement group; None: one rank
+    meeting: Any = None  # the actor that serves the ranks' TCP store; it ends when this reference is dropped
+    like: str | None = None  # the kind of machine on which the trial must run; None: any
 
 
 class OnRay:
@@ -58,9 +59,9 @@ class OnRay:
     def __init__(
         self, address: str | None = None, parallel: int | None = None, variables: Mapping[str, str] | None = None
     ) -> None:
-        """Connect to Ray, or start it on this machine.
+        """Connect to a Ray cluster, or start Ray on this machine.
 
-        address: the cluster's address; None: the one in RAY_ADDRESS, or else Ray is started on this machine.
+        address: the cluster's address; None: the address in RAY_ADDRESS or, without it, start Ray on this machine.
         parallel: the largest number of trials that run at a time; None: as many as the resources allow.
         variables: environment variables for a cluster's workers.
         """
@@ -69,7 +70,7 @@ class OnRay:
 
         self._ray = ray
         address = address or os.environ.get("RAY_ADDRESS") or None
-        self.alone = address is None  # on this machine, in a Ray of its own
+        self.alone = address is None  # Ray is started on this machine only
         if address is not None:
             check_reachable(address)
         if self.alone:
@@ -87,19 +88,20 @@ class OnRay:
             if self.alone:
                 raise ValueError(f"Ray did not start on this machine: {reason}; without Ray: {_local()}") from error
             raise ValueError(f"no Ray at {address}: {reason}") from error
-        # Ray prints a paragraph on stdout for each worker that dies; the driver reports that in one line on stderr.
+        # Ray prints a paragraph on stdout for each worker that dies. It is discarded, since the driver reports the
+        # death in one line on stderr.
         self._silenced = contextlib.ExitStack()
         null = self._silenced.enter_context(open(os.devnull, "w"))  # noqa: SIM115, closed with the stack
         self._silenced.enter_context(contextlib.redirect_stdout(null))
         self._task = ray.remote(max_retries=0)(work)
         self._parallel = parallel
-        self._grows = False  # an autoscaler adds nodes for waiting tasks
+        self._grows = False  # True: an autoscaler adds nodes for waiting tasks
         self._machines = RayMachines(self.alone)
         self._running: dict[str, _Running] = {}
         self._ended: list[Ended] = []
 
     def require(self, demands: Sequence[Demand], log: Callable[[str], None]) -> None:
-        """Raise ValueError if the cluster can never provide what a trial requests. Call it before the first `start`."""
+        """Raise ValueError if the cluster can never provide the resources that one of the trials requests."""
         require_capacity(demands, log, self.alone)
         self._grows = not self.alone and bool(ask_autoscaler().exists)
 
@@ -172,9 +174,9 @@ class OnRay:
         return ends
 
     def _read(self, trial: str, running: _Running, done: list[Any]) -> Ended | None:
-        """Return how the trial ended, or None if it still runs: it ends when rank 0 ends or another rank dies.
+        """Return how the trial ended, or None if it still runs: it has ended if rank 0 ended or another rank failed.
 
-        done: those of the trial's tasks that have ended.
+        done: the tasks of the trial that have ended.
         """
         outcomes: dict[Any, Outcome] = {}
         reason = ""
@@ -195,9 +197,10 @@ class OnRay:
         return Ended(trial, leader, "" if leader else reason)
 
     def _late_outcome(self, leader: Any) -> Outcome | None:
-        """Return the outcome of rank 0 if it is about to report one that explains why another rank has failed.
+        """Wait up to LEADER seconds for rank 0's outcome, after another rank has failed; None if rank 0 failed too.
 
-        If a trial stops at a checkpoint, rank 0 leaves first, and the others fail because they lose their connections.
+        If a trial stops at a checkpoint, rank 0 ends first, and the other ranks fail because they lose their connection
+        to it. Then rank 0's outcome is the trial's.
         """
         with contextlib.suppress(Exception):
             outcome: Outcome = self._ray.get(leader, timeout=LEADER)
@@ -206,7 +209,7 @@ class OnRay:
         return None
 
     def _end(self, running: _Running) -> None:
-        """Cancel the trial's tasks, except finished ones: Ray (2.60) may abort if a task is cancelled as it ends."""
+        """Cancel the trial's unfinished tasks; Ray (2.60) may abort if a task is cancelled just when it ends."""
         _, unfinished = self._ray.wait(running.tasks, num_returns=len(running.tasks), timeout=0)
         for task in unfinished:
             with contextlib.suppress(Exception):
@@ -234,7 +237,10 @@ def _describe(error: Exception) -> str:
 
 
 def _start(init: Callable[[], object]) -> None:
-    """Call `init`, a call of ray.init. Call it again if it exceeds Ray's time limit, as it may on a busy machine."""
+    """Call `init`, which starts Ray, up to STARTS times, as long as it exceeds Ray's time limit.
+
+    It may exceed the limit on a busy machine. Other errors are raised at once.
+    """
     for attempt in range(1, STARTS + 1):
         try:
             init()
@@ -243,20 +249,24 @@ def _start(init: Callable[[], object]) -> None:
             if "timed out" not in str(error):
                 raise
             if attempt == STARTS:
-                raise ValueError(f"{STARTS} attempts took too long ({error}): the machine may be too busy") from error
+                raise ValueError(
+                    f"each of {STARTS} attempts exceeded Ray's time limit ({error}): the machine may be too busy"
+                ) from error
 
 
 def _local() -> str:
-    """Return the command of this process with the option that trains without Ray."""
+    """Return the command of this process with `--backend local` appended, which trains without Ray."""
     command = sys.argv if Path(sys.argv[0]).name in ("fewbits", "cli.py") else ["fewbits", "sweep", "…"]
     return f"`fewbits {shlex.join(command[1:])} --backend local`"
 
 
 def placement(nodes: Sequence[Mapping[str, float]], wanted: Mapping[str, float], ranks: int) -> str:
-    """Return how Ray has to place the ranks of a trial: on one node if all nodes that could hold a rank can hold all.
+    """Return Ray's strategy for placing the ranks of a trial on nodes: "STRICT_PACK" or "PACK".
 
-    Otherwise, or on a cluster without such nodes yet, "PACK" uses as few nodes as possible. A trial that must be on one
-    node waits until it is free; where smaller nodes exist it would wait for ever if the large ones were lost.
+    nodes: the resources of each node; wanted: the resources of a rank. The result is "STRICT_PACK", all ranks on one
+    node, if every node that can hold one rank can hold all of them. Otherwise it is "PACK", as few nodes as possible,
+    also if no node can hold a rank yet. With smaller nodes in the cluster, a trial with "STRICT_PACK" would wait for
+    ever if the large nodes were lost.
     """
     counts = [slots(node, wanted) for node in nodes]
     usable = [count for count in counts if count >= 1]
@@ -264,20 +274,20 @@ def placement(nodes: Sequence[Mapping[str, float]], wanted: Mapping[str, float],
 
 
 class _Meeting:
-    """The store where the ranks of a trial meet, in a process of its own on the node of rank 0."""
+    """A Ray actor that serves the TCP store of a trial's ranks, in its own process on the node of rank 0."""
 
     def __init__(self) -> None:
         import ray
 
         self._address = str(ray.util.get_node_ip_address())
-        self._store = meeting_place()  # it listens on all addresses of the node
+        self._store = meeting_place()  # it listens on all network interfaces of the node
 
     def place(self) -> tuple[str, int]:
         return self._address, self._store.port
 
 
 def _rank(job: Job, place: tuple[str, int], rank: int, ranks: int) -> Outcome:
-    served = {"TORCHELASTIC_USE_AGENT_STORE": "True"}  # rank 0 opens no port itself
+    served = {"TORCHELASTIC_USE_AGENT_STORE": "True"}  # rank 0 uses the actor's store and opens no port itself
     return work(replace(job, environment={**rank_environments(ranks, *place)[rank], **served}))
 
 

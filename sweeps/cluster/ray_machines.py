@@ -1,7 +1,7 @@
-"""Find out the kind of each node of a Ray cluster, by running on each node a task that reserves no resources.
+"""Find out the kind of processor or GPU of each node of a Ray cluster, by a task on each node, without resources.
 
-If all nodes of a kind have a label that no other node has, trials select nodes by that label: so they also run on nodes
-that join later or that an autoscaler starts. Otherwise trials select nodes by their ids.
+If the nodes of a kind have a label whose values no other node has, trials of this kind select nodes by the label. Then
+they also run on nodes that join later or that an autoscaler starts. Otherwise they select nodes by the nodes' ids.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import Any
 from fewbits.sweeps.planning.sweep import Resources
 from fewbits.sweeps.running.machine_kinds import Machine, this_machine
 
-FIRST = 120.0  # seconds that the first answers may take, in which a node's worker starts and imports torch
-ATTEMPTS = 3  # how often a node is asked whose answer fails: on a busy machine Ray may lose a worker as it starts
+FIRST = 120.0  # seconds to wait for the first node's report: its worker has to start and import torch
+ATTEMPTS = 3  # tasks started on a node until one reports: on a busy machine Ray may lose a worker as it starts
 NODE = "ray.io/node-id"
 SHARED = ("ray.io/accelerator-type", "ray.io/node-group")  # labels that nodes of one kind may have in common
 _NAMED = ("CPU", "GPU", "memory")
 
 
 class RayMachines:
-    """The machines of the connected cluster whose kinds are known. Calling the object returns them."""
+    """The nodes of the connected cluster whose kinds are known. Calling the object returns them as machines."""
 
     def __init__(self, alone: bool) -> None:
-        """Start with no known machine. alone: all of Ray runs on this machine, so no node is asked."""
+        """Start with no known node. alone: Ray runs on this machine only, so no tasks are needed to learn its kind."""
         self._alone = alone
-        self._answers: dict[str, Machine | None] = {}  # by node; None: its kind cannot be known
-        self._asked: dict[Any, str] = {}
-        self._attempts: Counter[str] = Counter()
+        self._answers: dict[str, Machine | None] = {}  # by node id; None: all attempts failed
+        self._asked: dict[Any, str] = {}  # running tasks, and the ids of their nodes
+        self._attempts: Counter[str] = Counter()  # by node id
 
     def __call__(self) -> list[Machine]:
         import ray
@@ -54,7 +54,10 @@ class RayMachines:
         ]
 
     def _ask(self, nodes: Sequence[str]) -> None:
-        """Start a task that reports the kind on each node that has none yet. Only the first call waits for reports."""
+        """Start a task on each node whose kind is unknown, and read the reports of tasks that have ended.
+
+        As long as no node has reported, wait up to FIRST seconds; later calls do not wait. nodes: ids of nodes.
+        """
         import ray
 
         for node in nodes:
@@ -85,7 +88,7 @@ class RayMachines:
 
         try:
             self._answers[node] = ray.get(task)
-        except Exception as error:  # the node is gone, has no fewbits, or lost the worker
+        except Exception as error:  # for example: the node is gone, has no fewbits, or its worker died
             if self._attempts[node] < ATTEMPTS:
                 self._ask_node(node)
                 return
@@ -95,7 +98,10 @@ class RayMachines:
 
 
 def selector(machines: Sequence[Machine], like: str | None, resources: Resources) -> Mapping[str, str] | None:
-    """Return a label selector of Ray for the nodes of the kind `like`; None if all nodes may be used."""
+    """Return Ray's label selector for the nodes of the kind `like`; None if no selector is needed or possible.
+
+    None is needed if `like` is None or all machines are of this kind; none is possible if no machine is.
+    """
     alike = [machine for machine in machines if machine.kind(resources) == like]
     others = [machine for machine in machines if machine.kind(resources) != like]
     if like is None or not others:

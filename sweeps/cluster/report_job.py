@@ -1,7 +1,7 @@
-"""Run a study as a Ray job that also writes the report, into `reports/` beside the store.
+"""Run a study's sweeps as a Ray job that also writes the study's report, into `reports/` beside the cluster's store.
 
-The job runs `fewbits report … --sweep`. Afterwards the report is copied into a folder of this machine if
-the cluster's `reports/` is mounted here too; otherwise a line prints the report's path on the cluster.
+The job runs `fewbits report … --sweep`. If the cluster's `reports/` is also mounted on this machine, the report is then
+copied into a folder of this machine; otherwise its path on the cluster is printed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fewbits.sweeps.cluster.submit import FEWBITS, lasting_store, watch_job
 
 
 def is_study(overrides: Sequence[str]) -> bool:
-    """Tell whether the overrides name a whole study, which has a report; one sweep or a sweep file has none."""
+    """Tell whether the overrides select a whole study; only whole studies have a report."""
     keys = [override.partition("=")[0] for override in overrides]
     return "study" in keys and "sweep" not in keys
 
@@ -27,29 +27,33 @@ def submit_study(
 ) -> int:
     """Submit a job that runs a study's trials and writes its report, and return the job's exit status.
 
-    reports: the folder on this machine into which the report is copied. options: further options of the job's command,
-    `fewbits report --sweep`. named: environment variables that the job gets in addition to the usual ones.
+    overrides: as for `fewbits sweep`. address: the URL of the dashboard. reports: the folder on this machine into which
+    the report is copied. options: further options of the job's command, `fewbits report --sweep`. named: names of
+    environment variables that the job gets in addition to the usual ones (environment.py).
     """
     on_cluster = lasting_store(overrides).parent / "reports"
     command = [*FEWBITS, "report", *overrides, "--sweep", "--address", "auto", "--out", str(on_cluster), *options]
     status, log = watch_job(command, address, named=named)
     name = report_name(log, on_cluster)
-    if name is not None and status in (0, 1):  # 1: trials failed, which the report names
+    if name is not None and status in (0, 1):  # 1: some trials failed; the report exists and names them
         print(fetch(Path(on_cluster, name), reports))
     return status
 
 
 def report_name(log: str, reports: PurePosixPath) -> str | None:
-    """Return the name of the last report in the folder `reports` whose path a job's log contains, or None."""
+    """Return the folder name of the report that a job wrote, from the last report path in its log, or None.
+
+    log: the job's log, which contains `REPORTS/NAME/index.html` on a line. reports: the folder REPORTS on the cluster.
+    """
     names = re.findall(rf"^{re.escape(str(reports))}/([^/\n]+)/index\.html$", log, re.MULTILINE)
     return names[-1] if names else None
 
 
 def fetch(report: Path, reports: Path) -> str:
-    """Copy a report's folder into `reports`, and return the line to print: the path of the copied report.
+    """Copy the folder `report` into `reports`, and return the line to print: the path of the copied page.
 
-    An older copy is replaced. If the report's folder does not exist on this machine, copy nothing and return a line
-    with the report's path on the cluster.
+    An older copy of the report is replaced. If `report` does not exist on this machine, nothing is copied, and the line
+    has the report's path on the cluster. If the copy fails, the line is the path of the original page.
     """
     copy = reports / report.name
     if not (report / "index.html").is_file():
@@ -57,7 +61,7 @@ def fetch(report: Path, reports: Path) -> str:
     if copy.resolve() == report.resolve():
         return str(copy / "index.html")
     if copy.exists() and not (copy / "index.html").is_file():
-        notice(f"{copy} exists but is no report: the new report is not copied")
+        notice(f"{copy} exists but has no index.html, so it is not a report: the new report is not copied over it")
         return str(report / "index.html")
     try:
         reports.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,9 @@
-"""Pack the sources of the running fewbits as one small zip, with which a cluster runs the same version.
+"""Pack the sources of the running fewbits into a small zip, so that a Ray job runs the same version.
 
-A Ray job unpacks it as its working directory, which is first on the path of the driver and of every worker. So the
-shipped sources run there, whatever the nodes have installed. The packages, which are links in a checkout, are plain
-folders in the zip. Names are sorted and times are left out: the same sources give the same bytes, which Ray uploads
-once (it names a zip by its hash). Runs, reports, caches, the venv and git's folder are never shipped.
+A Ray job unpacks the zip as its working directory, which comes first on Python's path in the driver and every worker.
+Therefore the shipped sources run on the cluster, whatever version is installed there. Packages that are symbolic links
+in a checkout are ordinary folders in the zip. Names are sorted and times are constant, so equal sources give equal
+bytes, and Ray uploads them once (it names a zip by its hash). Only the package and the user's config files are shipped.
 """
 
 import os
@@ -12,25 +12,26 @@ from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 
-LARGEST = 100 * 2**20  # bytes; Ray keeps packages in the memory of its head
-CONF = Path("conf")  # the user's config folder, where fewbits finds it in the job's working directory
+LARGEST = 100 * 2**20  # the largest size of the sources in bytes, since Ray keeps packages in the head's memory
+CONF = Path("conf")  # the folder in the job's working directory where fewbits looks for the user's configs
 _HERE = Path(__file__).parent
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time a zip can hold
 
 
 def pack(package: Path | None = None, beside: Sequence[Path] = ()) -> bytes:
-    """Return a zip that contains the folder `package` under its own name. None: the folder of fewbits itself.
+    """Return a zip that contains the folder `package` under its own name; None: the folder of fewbits itself.
 
-    beside: config files of the user, each with the folder `scale/` beside it, which sweep files include, and config
-        folders, whose files are in `conf/` in the zip; of equal names the first counts, as on Hydra's search path.
+    beside: further files and folders of the user. A config file is packed with the folder `scale/` beside it, since
+        sweep files include files from there. The YAML files of a config folder are packed into `conf/`; if several
+        folders have a file of the same name, the first folder's file is packed, as on Hydra's search path.
     """
     folder = _HERE.parents[1] if package is None else package
     files = _files(folder)
     if (total := sum(file.stat().st_size for file in files)) > LARGEST:
         largest = max(files, key=lambda file: file.stat().st_size)
         raise ValueError(
-            f"{folder} holds {total / 2**20:.0f} MiB; at most {LARGEST / 2**20:.0f} MiB can be shipped to a cluster: "
-            f"its largest file is {largest}"
+            f"{folder} has {total / 2**20:.0f} MiB, but at most {LARGEST / 2**20:.0f} MiB can be shipped to a cluster: "
+            f"remove large files; the largest is {largest}"
         )
     buffer = BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -45,7 +46,7 @@ def pack(package: Path | None = None, beside: Sequence[Path] = ()) -> bytes:
 
 
 def _users_files(beside: Sequence[Path]) -> dict[str, Path]:
-    """Return the user's files by their names in the zip."""
+    """Return the user's files to pack, by their names in the zip. beside: as for `pack`."""
     parts: dict[str, Path] = {}
     for path in beside:
         if path.is_dir():
@@ -58,7 +59,7 @@ def _users_files(beside: Sequence[Path]) -> dict[str, Path]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the files below a folder, with links followed, without hidden files and Python's caches."""
+    """Return all files below a folder, also through symbolic links, except hidden files and Python's caches."""
     files = []
     for parent, folders, names in os.walk(folder, followlinks=True):
         folders[:] = [name for name in folders if name != "__pycache__" and not name.startswith(".")]

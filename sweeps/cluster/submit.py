@@ -1,13 +1,13 @@
 """Run a sweep as a Ray job: `fewbits sweep … --address http://head:8265` runs the same command on the cluster.
 
-This machine's sources are shipped (shipment.py), the job's log is shown line by line, and its exit status is returned.
-The job does not depend on this process: it continues after a closed terminal or a lost connection. Ctrl-C stops the job
-like a local sweep: its trials end at checkpoints, and the same command resumes them. A second Ctrl-C returns without
-waiting for the trials.
+The sources of this machine are shipped (shipment.py). The job's log is printed as it grows, and the job's exit status
+is returned. The job does not depend on this process: it continues if the terminal is closed or the connection is lost.
+Ctrl-C stops the job like a local sweep: its trials end at checkpoints, and the same command resumes them. After a
+second Ctrl-C, this process does not wait for the trials.
 
-Connection errors are handled: a new cluster may answer the first submit with HTTP 500, and any request may fail. This
-process chooses the job's name, so a repeated submit cannot start the job twice. Every second, or less often if that
-takes long, one request reads the whole log again, so no connection has to last.
+A request that fails is repeated, since a new cluster may answer the first ones with HTTP 500. This process chooses the
+job's name, so a repeated submit cannot start the job twice. To print the log, one request reads the whole log every
+second, or less often if that takes long; so no connection has to stay open.
 """
 
 import logging
@@ -34,9 +34,9 @@ from fewbits.sweeps.planning.overrides import runs_named
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails, JobSubmissionClient
 
-PATIENCE = 120.0  # seconds that a cluster may take to accept a job, or be unreachable while one runs
-POLL = 1.0  # seconds
-SHARE = 10  # a log that took one second to read is read again after this many seconds
+PATIENCE = 120.0  # seconds after which the process gives up: no job is accepted, or the cluster is unreachable
+POLL = 1.0  # the least number of seconds between two requests
+SHARE = 10  # after a request that took t seconds, the next one follows SHARE * t seconds later
 STOP_WAIT = 600  # seconds that a stopped job has to write its checkpoints before Ray kills it
 INTERRUPTED = 130
 END = 10_000  # characters of a log that are kept
@@ -44,21 +44,26 @@ FEWBITS = ("python", "-m", "fewbits.cli")  # the command line, on the cluster
 
 
 def submit(arguments: Sequence[str], address: str, named: Sequence[str] = ()) -> int:
-    """Run `fewbits sweep ARGUMENTS --address auto` on the cluster with this dashboard, and return its exit status.
+    """Run `fewbits sweep ARGUMENTS --address auto` as a job, and return its exit status.
 
-    named: names of environment variables that the job gets in addition to the usual ones (environment.py).
+    address: the URL of the cluster's dashboard. named: names of environment variables that the job gets in addition to
+    the usual ones (environment.py).
     """
     lasting_store(arguments)
     files, passed = _shipped_files(arguments)
     for file in files:
         if not file.is_file():
             raise ValueError(f"no sweep file {file}")
-    own = folders(arguments).paths  # they become the folder `conf` of the job's working directory
+    own = folders(arguments).paths  # the user's config folders; the job finds their files in its folder `conf`
     return run_job([*FEWBITS, "sweep", "--address", "auto", *passed], address, [*files, *own], named)
 
 
 def _shipped_files(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Return the user's files that the arguments name, and the arguments with their names in the job's directory."""
+    """Return the sweep and config files that the arguments name, and the arguments for the job.
+
+    In the job's arguments, the path of each of these files is replaced by its name, since the files are in the job's
+    working directory, and overrides of Hydra's search path are left out.
+    """
     files, passed = list[Path](), list[str]()
     for argument in arguments:
         key, equals, value = argument.partition("=")
@@ -72,10 +77,10 @@ def _shipped_files(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
 
 
 def run_job(command: Sequence[str], address: str, files: Sequence[Path] = (), named: Sequence[str] = ()) -> int:
-    """Run a command as a job on the cluster, show its log, and return its exit status.
+    """Run a command as a job on the cluster, print its log, and return its exit status.
 
-    The job's working directory contains the sources of the running fewbits, and `files`: sweep files, other config
-    files and the user's config folders.
+    address: the URL of the dashboard. files: sweep files, other config files and config folders; the job's working
+    directory contains them and the sources of the running fewbits. named: as for `submit`.
     """
     return watch_job(command, address, files, named)[0]
 
@@ -83,7 +88,7 @@ def run_job(command: Sequence[str], address: str, files: Sequence[Path] = (), na
 def watch_job(
     command: Sequence[str], address: str, files: Sequence[Path] = (), named: Sequence[str] = ()
 ) -> tuple[int, str]:
-    """Run a command as a job like `run_job`, and return its exit status and the end of its log."""
+    """Run a command as a job like `run_job`, and return its exit status and the last END characters of its log."""
     environment = job_variables(os.environ, named)
     client = _connect(address)
     job = f"fewbits-{secrets.token_hex(4)}"
@@ -101,44 +106,46 @@ def watch_job(
 
 
 def lasting_store(arguments: Sequence[str]) -> PurePosixPath:
-    """Return the store that the arguments name, as a path on the cluster.
+    """Return the store in the arguments' override `runtime.runs=STORE`, as a path on the cluster.
 
-    Raise ValueError if they name none or a relative path: it would be in the job's working directory, which Ray removes
-    when the job ends.
+    Raise ValueError if there is no such override or STORE is relative: then the store would be in the job's working
+    directory, which Ray removes when the job ends.
     """
     path = runs_named(arguments)
     if path is None or not PurePosixPath(path).is_absolute():
         problem = "no store is named" if path is None else f"the store {path!r} is relative"
         raise ValueError(
-            f"{problem}, but Ray removes a job's working directory when the job ends: name an absolute path that every "
-            "node of the cluster shares, as in runtime.runs=/mnt/fewbits/runs"
+            f"{problem}, so it would be in the job's working directory, which Ray removes when the job ends: name an "
+            "absolute path that all nodes of the cluster share, as in runtime.runs=/mnt/fewbits/runs"
         )
     return PurePosixPath(path)
 
 
 def job_variables(environment: Mapping[str, str], named: Sequence[str] = ()) -> dict[str, str]:
-    """Return a job's variables: those from this machine, the user's name, and those that make Ray stop it gracefully.
+    """Return the environment variables of a job, by name.
 
-    named: names of variables that are sent in addition to the usual ones (environment.py).
+    They are variables from this machine's `environment` (environment.py), among them those in `named`; the user's name;
+    and the settings with which Ray stops the job in such a way that trials can write checkpoints.
     """
     tracking = environment.get(TRACKING)
     if tracking and not means_the_same_elsewhere(tracking):
         raise ValueError(
-            f"MLFLOW_TRACKING_URI={redacted(tracking)} is relative, so it means something else on a cluster: "
-            "name a server (http://…) or an absolute path, or unset it"
+            f"MLFLOW_TRACKING_URI={redacted(tracking)} is relative, so it would name another place on the cluster: "
+            "set it to a server (http://…) or an absolute path, or unset it"
         )
-    # By default Ray sends SIGTERM and, after three seconds, SIGKILL. A sweep stops on SIGINT, after the current steps.
+    # By default Ray sends SIGTERM and, after three seconds, SIGKILL. A sweep needs longer: until its trials have ended
+    # their current steps and written checkpoints.
     graceful = {"RAY_JOB_STOP_SIGNAL": "SIGINT", "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT)}
-    # On a cluster all jobs run as one system user; the MLflow runs belong to the user who submits.
+    # On a cluster all jobs run as the same system user, but MLflow runs belong to the user who submits the job.
     return {"FEWBITS_USER": user(), **variables(environment, named), **graceful}
 
 
 def token(environment: Mapping[str, str]) -> str | None:
-    """Return the cluster's token; None if there is none.
+    """Return the token for the cluster, or None if there is none.
 
-    It is read from the same places as Ray reads it: RAY_AUTH_TOKEN, the file that RAY_AUTH_TOKEN_PATH names, and
-    ~/.ray/auth_token. Ray's own client sends a token only if RAY_AUTH_MODE=token, although `ray start` requires one as
-    soon as one of these exists.
+    It is the first of these: the value of RAY_AUTH_TOKEN; the content of the file that RAY_AUTH_TOKEN_PATH names; the
+    content of ~/.ray/auth_token. Ray's own client looks there only if RAY_AUTH_MODE=token, but `ray start` requires the
+    token as soon as one of them exists.
     """
     if environment.get("RAY_AUTH_MODE", "").lower() == "disabled":
         return None
@@ -156,7 +163,7 @@ def token(environment: Mapping[str, str]) -> str | None:
 
 def _connect(address: str) -> "JobSubmissionClient":
     if urlsplit(address).scheme not in ("http", "https"):
-        raise ValueError(f"--address {address!r}: the URL of a Ray dashboard is expected, as in http://head:8265")
+        raise ValueError(f"--address {address!r}: expected the URL of a Ray dashboard, as in http://head:8265")
     from ray.exceptions import AuthenticationError
     from ray.job_submission import JobSubmissionClient
 
@@ -174,7 +181,7 @@ def _connect(address: str) -> "JobSubmissionClient":
         ) from error
     except (OSError, RuntimeError) as error:
         raise ValueError(
-            f"no Ray dashboard answers at {address}: check that the head runs and that this is its dashboard"
+            f"no Ray dashboard answers at {address}: check that the head runs and that this is its dashboard's address"
         ) from error
 
 
@@ -185,7 +192,7 @@ def _start(
     environment: Mapping[str, str],
     files: Sequence[Path],
 ) -> None:
-    entrypoint = f"exec {shlex.join(command)}"  # exec: the command itself gets Ray's signal and gives the status
+    entrypoint = f"exec {shlex.join(command)}"  # exec: Ray's signals reach the command itself and not a shell
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder, "fewbits.zip")
         package.write_bytes(pack(beside=files))
@@ -195,11 +202,11 @@ def _start(
             try:
                 client.submit_job(entrypoint=entrypoint, submission_id=job, runtime_env=runtime)
                 return
-            except (RuntimeError, OSError) as error:  # HTTP 500 while the head's agents start, a dropped connection
+            except (RuntimeError, OSError) as error:  # HTTP 500 while the head still starts, or a dropped connection
                 if _is_known(client, job):
                     return
                 if time.monotonic() > give_up:
-                    raise ValueError(f"the cluster does not accept a job: {_last_line(error)}") from error
+                    raise ValueError(f"the cluster does not accept the job: {_last_line(error)}") from error
             time.sleep(POLL)
 
 
@@ -212,20 +219,24 @@ def _is_known(client: "JobSubmissionClient", job: str) -> bool:
 
 
 class _Log:
-    """The log of a job, shown as it grows, each character once."""
+    """The log of a job, which is printed on stdout as it grows."""
 
     def __init__(self, client: "JobSubmissionClient", job: str) -> None:
         self.client, self.job = client, job
-        self.shown = 0  # characters
-        self.end = ""  # the last characters shown
+        self.shown = 0  # the number of characters printed so far
+        self.end = ""  # the last END of these characters
 
     def follow(self) -> "JobDetails | None":
-        """Show the log until the job has ended; return how it ended, or None if that is unknown."""
+        """Print the log until the job has ended; return Ray's details of the ended job.
+
+        Return None if the cluster does not know the job any more, or was unreachable for PATIENCE seconds.
+        """
         answered = time.monotonic()
         while True:
             began = time.monotonic()
             try:
-                details = self.client.get_job_info(self.job)  # before the log, which is then complete if it has ended
+                # The details are read before the log: if the job has ended by then, the log is complete.
+                details = self.client.get_job_info(self.job)
                 self._show(self.client.get_job_logs(self.job))
                 if details.status.is_terminal():
                     return details
@@ -239,8 +250,8 @@ class _Log:
                     return None
                 if time.monotonic() - answered > PATIENCE:
                     notice(
-                        f"the cluster has been unreachable for {PATIENCE:.0f} s; the job may still run there, and the "
-                        f"same command continues its work: {_last_line(error)}"
+                        f"the cluster has been unreachable for {PATIENCE:.0f} s; the job may still run there; run the "
+                        f"same command again to continue its work: {_last_line(error)}"
                     )
                     return None
             time.sleep(max(POLL, SHARE * (time.monotonic() - began)))
@@ -254,10 +265,10 @@ class _Log:
 
 
 def _stop(log: _Log) -> None:
-    """Ask the job to stop, and show its log until it has stopped."""
+    """Ask the job to stop, and print its log until it has stopped or the user presses Ctrl-C again."""
     try:
         log.client.stop_job(log.job)
-        notice("asked the job to stop at checkpoints; the same command resumes it. Ctrl-C again: do not wait")
+        notice("asked the job to stop at checkpoints; the same command resumes it (Ctrl-C again: do not wait for it)")
         log.follow()
     except (RuntimeError, OSError) as error:
         notice(f"the request to stop job {log.job} failed: {_last_line(error)}")
@@ -266,9 +277,9 @@ def _stop(log: _Log) -> None:
 
 
 def _exit_status(ended: "JobDetails | None") -> int:
-    """Return the exit status of a job: that of its command, 128 + N after signal N, 130 if it was stopped.
+    """Return the exit status for a job: its command's status, 128 + N after signal N, 130 if the job was stopped.
 
-    ended: how the job ended; None, if unknown, gives 1.
+    ended: Ray's details of the ended job; None, if they are unknown, gives 1.
     """
     if ended is None:
         return 1

@@ -1,4 +1,4 @@
-"""Measure which share of the machine a sweep uses, and the time it adds to training (`fewbits bench sweep`)."""
+"""Measure how busy a sweep keeps the machine's cores, and the time it adds to each training (`fewbits bench sweep`)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ examples:
   fewbits bench sweep                              20 trials of about 30 s, on Ray: about five minutes on two cores
   fewbits bench sweep --trials 8 --seconds 5 --backend local
 
-Run it on a quiet machine: the result counts everything that its cores do.
+Run it on a machine that does nothing else: work of other programs counts as work of the sweep.
 """
 
 
 def main(argv: Sequence[str]) -> int:
     parser = CommandParser("fewbits bench sweep", __doc__, EXAMPLES)
     parser.add_argument("--trials", type=int, default=20)
-    parser.add_argument("--seconds", type=float, default=30.0, help="seconds of training in each (default: 30)")
+    parser.add_argument("--seconds", type=float, default=30.0, help="seconds of training in each trial (default: 30)")
     parser.add_argument("--backend", choices=("ray", "local"), default="ray")
     options = parser.parse_args(argv)
 

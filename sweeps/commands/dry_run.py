@@ -1,4 +1,4 @@
-"""Describe what a sweep would do: each arm with its cost, each trial with its state, and the totals."""
+"""Print what a sweep would do (`fewbits sweep --dry-run`): the trials' states, the arms' costs, and the totals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fewbits.sweeps.running.trial_status import (
     trial_statuses,
 )
 
-FEW = 40  # the largest number of places at which each trial is listed without --trials
+FEW = 40  # plans with more places list their trials only with --trials
 
 
 def print_plan(
@@ -38,9 +38,9 @@ def print_plan(
 ) -> None:
     """Print the trials with their states, the table of arms and the totals.
 
-    The trials of a large plan are printed only if `trials` is true. If data are missing, print the arms' settings
-    instead of the trials, and at the end the commands that prepare the data.
-    rerun: ids of trials that `--like` runs again, each with the reason.
+    If data are missing on this machine, print the arms' settings instead of the trials, and at the end the commands
+    that prepare the data. parallel: the value of `--parallel`. trials: also list the trials of a plan with more than
+    FEW places. rerun: ids of trials that `--like` runs again, each with the reason.
     """
     statuses, rerun, missing = trial_statuses(plan), rerun or {}, outline.missing_data(plan)
     tokens, runs = outline.corpus_tokens(plan, missing), {} if missing else earlier_runs(plan)
@@ -69,7 +69,10 @@ def print_plan(
 
 
 def print_memory(plan: Plan, device_bytes: float) -> int:
-    """Print the memory that each arm needs on a GPU; return the exit status, 2 if an arm does not fit."""
+    """Print the memory that each arm needs on a GPU with `device_bytes`; return 2 if an arm does not fit, else 0.
+
+    Arms whose trials use no GPU are left out.
+    """
     estimates = list(memory.memory_of_arms(plan))
     if not estimates:
         return 0
@@ -111,7 +114,10 @@ def _describe_status(planned: Planned, status: TrialStatus, has_to_run: bool) ->
 def totals(
     plan: Plan, statuses: Mapping[str, TrialStatus], parallel: int | None, backend: str, rerun: Mapping[str, str]
 ) -> list[str]:
-    """Return lines with the number of trials in each state, and the time and disk space that missing trials take."""
+    """Return lines with the number of trials in each state, and the time and disk space that the missing trials need.
+
+    The arguments are those of `print_plan`; statuses: the status of each trial, by id.
+    """
     has_to_run = unfinished(plan, rerun)
     missing = [
         trial
@@ -123,7 +129,7 @@ def totals(
     if not missing:
         return [*lines, "nothing to run"]
     slots, speeds = parallel or _slots(missing), Speeds(plan.store)
-    until: dict[str, float] = {}  # seconds until a trial is done, the time of its parents included
+    until: dict[str, float] = {}  # by trial id: its seconds and those of its chain of missing parents
     total, sources = 0.0, dict.fromkeys(speeds.estimate(planned)[1] for planned in missing)
     for planned in missing:
         seconds = speeds.estimate(planned)[0]
@@ -144,7 +150,7 @@ def _part_left(planned: Planned) -> float:
 
 
 def _slots(planned: Sequence[Planned]) -> int:
-    """Return how many of these trials this machine can run at once. If one of them needs GPUs, assume 1."""
+    """Return how many of these trials this machine's CPUs can train at a time; 1 if a trial needs GPUs."""
     if any(trial.resources.gpus for trial in planned):
         return 1
     cpus = max((trial.resources.cpus or 1) * trial.resources.ranks for trial in planned)

@@ -1,4 +1,4 @@
-"""Print the fields in which two runs differ, or one run and the current code and config (`fewbits explain`)."""
+"""Print in which settings two runs differ, or a run and what the current code would compute (`fewbits explain`)."""
 
 from __future__ import annotations
 
@@ -11,21 +11,24 @@ from fewbits.common.store_folder import store_folder
 EXAMPLES = """\
 examples:
   fewbits explain nemotron-nano-bf16-python-s0-1a2b3c4d 5e6f7a8b     two runs, by folder or by hash
-  fewbits explain 1a2b                                               a run and the current sources and overrides
-  fewbits explain /mnt/other/runs/1a2b3c4d 5e6f7a8b                  with a run of another store, by path
+  fewbits explain 1a2b                                               a run and the current sources and sweep file
+  fewbits explain /mnt/other/runs/1a2b3c4d 5e6f7a8b                  a run of another store, by path, and one of this
 
-The command needs neither the data nor the machine that trained.
+The command works on any machine that has access to the store, without the training data.
 """
 STALE = (
-    "the run is stale: these source files compute something else than when it ran (their hashes leave out comments, "
-    "messages and docstrings); `git diff` shows the change; CONTRIBUTING.md says how to prove that all bits stay equal"
+    "the run is stale: statements of these source files have changed since it ran, so its bits may differ now (changes "
+    "of comments, messages and docstrings do not count); `git diff` shows the changes; CONTRIBUTING.md says how to "
+    "prove that all bits stay equal"
 )
 
 
 def main(argv: Sequence[str]) -> int:
     parser = CommandParser("fewbits explain", __doc__, EXAMPLES)
     parser.add_argument("a", metavar="A", help="a run: its folder, or the first 4 or more digits of its hash")
-    parser.add_argument("b", nargs="?", metavar="B", help="another run; without it, A as it would be computed now")
+    parser.add_argument(
+        "b", nargs="?", metavar="B", help="another run; without it, A is compared with what would be computed now"
+    )
     parser.add_argument("--runs", metavar="DIR", default="runs", help="the store (default: runs)")
     options = parser.parse_intermixed_args(argv)
     runs = store_folder(options.runs)
@@ -56,6 +59,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _print_name(argument: str, run: Path) -> None:
-    """Print the name of a run that was found by the digits of its hash."""
+    """Print the run's name after the argument that selected it, unless the argument contains the name."""
     if run.name not in argument:
         print(f"{argument}: {run.name}")

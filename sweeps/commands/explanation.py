@@ -1,6 +1,7 @@
-"""Compare two trials field by field, by the settings from which their ids are computed.
+"""Compare two trials field by field: the settings and versions whose hashes are their ids.
 
-Everything is read from run folders and stored plans, so it works without the trials' data and on any machine.
+All of it is read from run folders and stored plans, so the comparison works without the training data and on any
+machine.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ if TYPE_CHECKING:
     from fewbits.sweeps.planning.expand import Cell
     from fewbits.sweeps.planning.plan import Member, Plan
 
-SHOWN = 12  # hexadecimal digits of a digest
-MISSING = "(none)"
-ALIKE = 2  # leading parts of a key, such as config.recipe, that fields on one line share
+SHOWN = 12  # the number of hexadecimal digits printed of a digest
+MISSING = "(none)"  # printed for the value of a field that one side lacks
+ALIKE = 2  # fields share a line if their keys begin with the same 2 parts, such as config.recipe, and change alike
 
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    """Return a line for each change, `key: a → b`; fields of one mapping that change alike share a line."""
+    """Return a line `KEY: A → B` for each field that differs between the nested mappings `a` and `b`.
+
+    Fields with the same change share a line if the first ALIKE parts of their dotted keys are equal.
+    """
     left, right = dict(_flat(a)), dict(_flat(b))
     changes: dict[tuple[str, str], list[str]] = {}
     for key in [*left, *(key for key in right if key not in left)]:
@@ -35,15 +39,16 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
 
 
 def _joined(node: str, keys: list[str]) -> str:
-    """Return keys below `node` as text, with the node written once: `config.recipe.fprop.x, fprop.w`."""
+    """Return dotted keys that begin with `node` as text with the node only once: `config.recipe.fprop.x, fprop.w`."""
     return ", ".join([keys[0], *(key.removeprefix(f"{node}.") for key in keys[1:])])
 
 
 def recipe_differences(a: Path, b: Path) -> list[str]:
-    """Return a line for the recipes' names, and for each setting such as `threshold` that an override of one run sets.
+    """Return lines `recipe.KEY: A → B` for the recipes' names and settings in which the runs `a` and `b` differ.
 
-    The operands of a recipe are made from its settings, so these lines name the cause of others. No setting is compared
-    if a run's overrides are unknown, or if its recipe is not on this machine.
+    Only settings that an override of one of the runs sets, such as `recipe.threshold=0.03`, are compared. Since
+    operands of a recipe follow from its settings, these lines name the cause of further differences. If the overrides
+    of a run are unknown or its recipe is not on this machine, only the names are compared.
     """
     from fewbits.experiments.config import recipe_and_settings
     from fewbits.experiments.storage.run_folder import saved_trial
@@ -65,9 +70,9 @@ def recipe_differences(a: Path, b: Path) -> list[str]:
 
 
 def data_differences(a: Path, b: Path) -> list[str]:
-    """Return a line for each setting of the data that differs, if the runs read different data.
+    """Return a line for each setting of the data in which the runs `a` and `b` differ; none if their data are equal.
 
-    A run's id contains a digest of the data, which does not name the setting that changed.
+    The settings whose hash is the id contain only a digest of the data, which does not tell what has changed.
     """
     from fewbits.experiments.storage.run_folder import saved_trial
 
@@ -78,7 +83,10 @@ def data_differences(a: Path, b: Path) -> list[str]:
 
 
 def _overrides(path: Path) -> list[str]:
-    """Return the overrides of a run: those of its place in the newest stored plan, or else of its command."""
+    """Return the overrides of a run, from the newest stored plan that contains it, or else from its recorded command.
+
+    The command counts only if it is `fewbits train`; otherwise the result is empty.
+    """
     from fewbits.sweeps.planning.stored_plans import stored_plans
 
     provenance = _provenance(path)
@@ -90,7 +98,10 @@ def _overrides(path: Path) -> list[str]:
 
 
 def as_computed(path: Path) -> dict[str, Any]:
-    """Return the settings from which a run's id was computed, with the digests of the source files of that time."""
+    """Return the settings whose hash is a run's id, with the digest of each source file at that time (`numerics`).
+
+    The key `config` has all settings of the trial, and `parent` is written as NAME@STEP.
+    """
     from fewbits.experiments.identity import all_settings
     from fewbits.experiments.storage.run_folder import saved_trial
 
@@ -103,9 +114,10 @@ def as_computed(path: Path) -> dict[str, Any]:
 
 
 def compared_with_today(path: Path) -> list[str]:
-    """Return the differences between a run and the trial that the same overrides give with the current sources.
+    """Return lines with the differences between a run and what its overrides and the current sources give now.
 
-    The overrides are those of the newest stored plan that contains the run. If no plan does, compare the sources only.
+    The overrides are those that the sweep file now has at the run's place in the newest stored plan that contains the
+    run. If no stored plan contains the run, only the sources are compared.
     """
     from fewbits.experiments.fingerprint.numerics import ROOT, source_digests
     from fewbits.experiments.identity import all_settings, computed_by_todays_sources
@@ -127,7 +139,9 @@ def _provenance(path: Path) -> dict[str, Any]:
 
     provenance = opened(path).provenance() or {}
     if not isinstance(provenance.get("identity"), dict):
-        raise ValueError(f"{path / 'provenance.json'} has no `identity`, the settings that the run's id is made of")
+        raise ValueError(
+            f"{path / 'provenance.json'} has no key `identity` with the settings whose hash is the run's id"
+        )
     return provenance
 
 
@@ -135,7 +149,10 @@ def _provenance(path: Path) -> dict[str, Any]:
 
 
 def _planned(path: Path, trial: str) -> tuple[Plan, Member, Cell] | None:
-    """Return the newest stored plan that contains the trial, with the trial's member and that member's current cell."""
+    """Return the newest stored plan that contains the trial, the trial's member in it, and the cell now at its place.
+
+    path: the trial's run folder. trial: its id. Return None if no stored plan contains the trial.
+    """
     from fewbits.sweeps.planning.stored_plans import stored_plans
 
     for stored in stored_plans(path.resolve().parent):
@@ -146,7 +163,10 @@ def _planned(path: Path, trial: str) -> tuple[Plan, Member, Cell] | None:
 
 
 def _cell_today(overrides: tuple[str, ...], cell: Cell) -> Cell:
-    """Return the cell that the sweep file has now at the place of `cell`; if it has none there, return `cell`."""
+    """Return the cell that the sweep file now has at the place of `cell`; if there is none, return `cell`.
+
+    overrides: those of the stored plan, which select the sweep.
+    """
     from fewbits.sweeps.planning.expand import expand
     from fewbits.sweeps.planning.sweep import load_sweeps
 
@@ -159,7 +179,11 @@ def _cell_today(overrides: tuple[str, ...], cell: Cell) -> Cell:
 
 
 def _by_plan(plan: Plan, member: Member, cell: Cell) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the settings with which the trial was planned, and those that `cell` gives now; both with its parents'."""
+    """Return the settings with which the trial was planned, and the settings that `cell` gives now.
+
+    Both have the keys `config`, `data` and `at`, the same keys with the prefix `parent.` for each parent, and at the
+    end of the chain `branches`: whether the first trial of the chain has a parent.
+    """
     from fewbits.experiments.config import load_trial
     from fewbits.experiments.identity import all_settings
 
@@ -178,9 +202,9 @@ def _by_plan(plan: Plan, member: Member, cell: Cell) -> tuple[dict[str, Any], di
 
 
 def _with_vocabulary(current: Trial, planned: Trial, cell: Cell) -> Trial:
-    """Return the current trial with the planned one's vocabulary size, unless an override sets it.
+    """Return `current` with the vocabulary size of `planned`, unless an override of `cell` sets this size.
 
-    The size depends on the data, which this module does not read.
+    The size depends on the data, which this module does not read. If the models differ, `current` stays as it is.
     """
     if (
         any(override.startswith("model.vocab=") for override in cell.overrides)

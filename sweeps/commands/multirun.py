@@ -1,7 +1,7 @@
-"""Run a grid of trials as one sweep (`fewbits train --multirun`): Hydra chooses the trials, its launcher runs them.
+"""Run a grid of trials as one sweep (`fewbits train --multirun`): Hydra chooses the trials, fewbits runs them.
 
-Hydra's own sweeper makes the grid of `key=a,b`, `range(…)` and `choice(…)`. `hydra/sweeper=` chooses another installed
-sweeper, for example Optuna's, which gets the validation loss of each trial (infinite if it diverged).
+Hydra's own sweeper runs all combinations of `key=a,b`, `key=range(…)` and `key=choice(…)`. `hydra/sweeper=NAME` selects
+another installed sweeper, for example Optuna's, which gets the validation loss of each trial (infinity if it diverged).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from fewbits.sweeps.commands.sweep import add_where
 EXAMPLES = """\
 examples:
   fewbits train -m recipe=mor/block recipe.threshold=0.03,0.045 seed=0,1
-  fewbits train -m 'training.steps=range(10,50,10)' hydra.job.name=lengths    a name, for `fewbits status lengths`
-  fewbits train -m hydra/sweeper=optuna 'optimizer.lr=tag(log,interval(1e-4,1e-2))' hydra.sweeper.n_trials=20
+  fewbits train -m 'training.steps=range(10,50,10)' hydra.job.name=lengths    with a name, as in `fewbits status
+  lengths` fewbits train -m hydra/sweeper=optuna 'optimizer.lr=tag(log,interval(1e-4,1e-2))' hydra.sweeper.n_trials=20
 
-The trials run in the store, where the same command continues them; `fewbits status` lists the multiruns of a store.
+After an interruption, the same command runs the remaining trials; `fewbits status` lists the multiruns of a store.
 """
 FLAGS = ("-m", "--multirun")
 

@@ -1,6 +1,6 @@
-"""Run the jobs of Hydra's sweeper as the trials of one sweep; multirun.py has the command.
+"""Run the jobs of Hydra's sweeper as the trials of one sweep, for the command in multirun.py.
 
-Hydra calls `launch`, once or several times, in the process of the command.
+Hydra's launcher `fewbits` calls `launch` in the command's process, once or, for some sweepers, several times.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ from fewbits.sweeps.running.driver import Driver, unfinished
 from fewbits.sweeps.running.run_sweep import STOPPED, Where, conclude, run_trials, store_plan
 from fewbits.sweeps.tracking.mlflow_view import Mirror
 
-FOLDER = "multirun"  # in the folder of plans: what a sweeper itself writes
-RESULTS = "optimization_results.yaml"  # which sweepers that optimize write
+FOLDER = "multirun"  # the folder in `plans/` for the files that sweepers themselves write
+RESULTS = "optimization_results.yaml"  # the file that sweepers such as Optuna's write at the end: the best values
 LAUNCHER = "hydra/launcher="
 DEBUG = "`python -X dev -m fewbits.cli train …` shows where"
 
 
 @dataclass
 class _Multirun:
-    """The running command. Hydra passes nothing of it to the launcher, so there is one for the process."""
+    """The state of the running command. It is a global of the process, since Hydra cannot pass it to the launcher."""
 
     name: str
-    fixed: set[str]
-    always: tuple[str, ...]  # overrides that Hydra does not pass to jobs
+    fixed: set[str]  # keys with the same value in all trials
+    always: tuple[str, ...]  # overrides of every trial that Hydra does not pass to jobs
     where: Where
-    open: contextlib.ExitStack
-    argv: list[str]  # the arguments of the process, which Hydra has replaced
-    whole: Plan | None = None  # all trials so far
+    open: contextlib.ExitStack  # closes the backend at the end
+    argv: list[str]  # the command's own arguments; Hydra replaces sys.argv
+    whole: Plan | None = None  # the plan of all trials so far, including those of earlier calls of the command
     mirror: Mirror | None = None
     backend: Backend | None = None
     drivers: list[Driver] = field(default_factory=list)
 
     def opened(self) -> Backend:
-        """Return the backend, which stays open, since a sweeper may launch trials one after the other."""
+        """Start the backend on the first call, and return it; it stays open for later launches of the sweeper."""
         if self.backend is None:
             self.backend = self.open.enter_context(contextlib.closing(self.where.open()))
         return self.backend
@@ -79,7 +79,10 @@ def run_multirun(options: argparse.Namespace) -> int:
 
 
 def _run(name: str, earlier: Plan | None, overrides: Sequence[str], where: Where, runs: Path) -> int:
-    """Let Hydra run the multirun, and return the exit status."""
+    """Let Hydra run the multirun, print the summary, and return the exit status.
+
+    earlier: the plan of this multirun that is stored already, or None. runs: the store.
+    """
     global _running
     folder = runs / "plans" / FOLDER / name
     own = folders(overrides).overrides
@@ -102,9 +105,7 @@ def _run(name: str, earlier: Plan | None, overrides: Sequence[str], where: Where
         finally:
             _running = None
     if multirun.whole is None or multirun.mirror is None:
-        raise ValueError(
-            "train --multirun: the sweeper chose no trial: name several values of a setting, as in seed=0,1"
-        )
+        raise ValueError("train --multirun: the sweeper chose no trial: give a setting several values, as in seed=0,1")
     status = conclude(multirun.whole, multirun.drivers, multirun.mirror)
     if (folder / RESULTS).is_file():
         print(f"{folder / RESULTS}: {' '.join((folder / RESULTS).read_text('utf-8').split())}")
@@ -117,11 +118,11 @@ def _check(options: argparse.Namespace, overrides: Sequence[str]) -> None:
     """Raise ValueError for options and overrides that a multirun does not accept."""
     if refused := [name for name in ("cfg", "info", "hydra_help", "shell_completion", "run") if getattr(options, name)]:
         typed = "--multirun" if options.multirun else MODE
-        raise ValueError(f"train: --{refused[0].replace('_', '-')} belongs to one trial: leave out {typed}")
+        raise ValueError(f"train: --{refused[0].replace('_', '-')} is valid for a single trial only: leave out {typed}")
     if is_dashboard(options.address):
         raise ValueError(
-            f"train --multirun: --address {options.address} is a Ray dashboard, which only `fewbits sweep FILE` can "
-            "use; name a Ray cluster that this machine has joined: auto, or HOST:PORT"
+            f"train --multirun: --address {options.address} is a Ray dashboard, to which only `fewbits sweep` can "
+            "submit; give the address of a Ray cluster that this machine has joined: auto, or HOST:PORT"
         )
     check_cluster(options)
     for text in overrides:
@@ -137,7 +138,7 @@ def _sweeper(overrides: Sequence[str]) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Return an error's type and message; without a message, such as that of an assertion, the place in its library."""
+    """Return an error's type and message; if it has no message, as a bare assertion, the source line that raised it."""
     text = " ".join(str(error).split())
     if not text:
         at = traceback.extract_tb(error.__traceback__)[-1]
@@ -151,10 +152,13 @@ def _hint(overrides: Sequence[str]) -> str:
 
 
 def launch(jobs: Sequence[Sequence[str]]) -> list[JobReturn]:
-    """Run Hydra's jobs, each the overrides of one trial, as a part of the multirun, and return their results."""
+    """Run Hydra's jobs as trials of the multirun, and return their results in the same order.
+
+    jobs: the overrides of each job.
+    """
     assert _running is not None
     multirun = _running
-    of_hydra, sys.argv = sys.argv, multirun.argv  # trials record the command
+    of_hydra, sys.argv = sys.argv, multirun.argv  # since each trial records the command in its provenance
     try:
         return _launch(multirun, jobs)
     finally:
@@ -178,7 +182,7 @@ def _launch(multirun: _Multirun, jobs: Sequence[Sequence[str]]) -> list[JobRetur
 
 
 class _Returned(JobReturn):
-    """The result of a job. Hydra's class would report a failed trial, which the sweep has done already."""
+    """The result of a job. Hydra's own class would also log a failed trial's error, which the sweep prints itself."""
 
     @property
     def return_value(self) -> Any:
@@ -192,7 +196,7 @@ class _Returned(JobReturn):
 
 
 class _Ended(Exception):
-    """The error that ends Hydra's loop: it asked for the result of a failed trial, or the user stopped the driver."""
+    """Raised to end Hydra's loop: the sweeper read the result of a failed trial, or the user stopped the driver."""
 
 
 def _job_return(plan: Plan, at: int, overrides: Sequence[str]) -> JobReturn:
@@ -206,5 +210,8 @@ def _job_return(plan: Plan, at: int, overrides: Sequence[str]) -> JobReturn:
 
 
 def _objective(result: dict[str, Any]) -> float:
-    """Return what a sweeper minimizes: the validation loss, or the training loss; infinity if the trial diverged."""
+    """Return the number that a sweeper minimizes: the validation loss, or the training loss if there is none.
+
+    It is infinity if the trial diverged.
+    """
     return float(result.get("validation_loss", result["loss"])) if result["status"] == "done" else math.inf

@@ -24,36 +24,36 @@ EXAMPLES = """\
 examples:
   fewbits status study=mor scale=smoke
   fewbits status my-sweep.yaml --json
-  fewbits status my-sweep.yaml --watch                       its progress, as in the sweep's own terminal
+  fewbits status my-sweep.yaml --watch                       its progress bars, until all trials have ended
   fewbits status                                             all sweeps of the store
   fewbits status multirun-1a2b3c4d                           a multirun, by the name that it printed
-  fewbits status -m recipe.threshold=0.03,0.045 seed=0,1     the same, by the arguments of `fewbits train -m`
+  fewbits status -m recipe.threshold=0.03,0.045 seed=0,1     a multirun, by the arguments of its `fewbits train -m`
 """
 
 
-WIDTH = 60  # of a column in the list of sweeps
+WIDTH = 60  # the largest width of a column in the list of sweeps, in characters
 
 
 @dataclass(frozen=True)
 class Row:
-    """The state of the trial at one place of a sweep."""
+    """The state of the trial at one place of a sweep: a row of the table, or an object with --json."""
 
     sweep: str
-    place: dict[str, str]
-    folder: str
+    place: dict[str, str]  # arm, axes and seed, with their values
+    folder: str  # the name of the run folder
     state: State
-    step: int  # reached, in a checkpoint or live
-    steps: int
-    note: str = ""  # why it failed or is blocked, or why its result is not used
-    kind: str | None = None  # the kind of processor or GPU that computed it; None: unknown; several if they differ
+    step: int  # a running trial's current step, a finished trial's last step, else the step of the newest checkpoint
+    steps: int  # the trial's number of training steps
+    note: str = ""  # why the trial failed or is blocked, or which stale or other run exists at this place
+    kind: str | None = None  # the kind of processor or GPU that computed it, `A, then B` if several; None: unknown
 
 
 def main(argv: Sequence[str]) -> int:
     parser = CommandParser("fewbits status", __doc__, EXAMPLES)
     parser.add_argument(
-        "overrides", nargs="*", metavar="OVERRIDE", help="the sweep, as for `fewbits sweep`; without it, list all"
+        "overrides", nargs="*", metavar="OVERRIDE", help="the sweep, as for `fewbits sweep`; if left out, list sweeps"
     )
-    parser.add_argument("-m", "--multirun", action="store_true", help="the overrides are those of `fewbits train -m`")
+    parser.add_argument("-m", "--multirun", action="store_true", help="the overrides are those of a `fewbits train -m`")
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
     parser.add_argument("-cd", "--config-dir", metavar="DIR", help="a folder of your own configs, such as DIR/sweep")
     parser.add_argument("--json", action="store_true", help="print a list of JSON objects")
@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_intermixed_args(argv)
     overrides = in_store(options.overrides, existing(options.runs))
     if options.watch and (options.json or not options.overrides):
-        raise ValueError("status: --watch needs a sweep, and cannot be used with --json")
+        raise ValueError("status: --watch needs the name of a sweep, and cannot be used with --json")
     if not options.overrides:
         _print_sweeps(store_folder(options.runs or "runs"), options.json)
         return 0
@@ -98,7 +98,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _print_sweeps(runs: Path, as_json: bool) -> None:
-    """Print the sweeps that a store has plans of, the newest first."""
+    """Print a row for each stored plan of a store, the newest first: overrides, axes, time, and trials by state."""
     from fewbits.sweeps.planning.stored_plans import stored_plans
     from fewbits.sweeps.running.trial_status import counted, half_done, trial_statuses
 
@@ -127,7 +127,7 @@ def _progress(row: Row) -> str:
 
 
 def rows_of(selected: FoundPlan) -> list[Row]:
-    """Return a row for each place of the plan, with the current state of the trial there."""
+    """Return a row for each place of the plan, with the present state of its trial; a trial may have several places."""
     from fewbits.experiments.identity import computed_by_todays_sources
     from fewbits.experiments.storage.run_folder import HASH
     from fewbits.sweeps.planning.stored_plans import place_of

@@ -11,8 +11,9 @@ from fewbits.sweeps.planning.studies import STUDIES, Study
 def main(argv: Sequence[str]) -> int:
     parser = CommandParser(
         "fewbits studies",
-        about="List the studies, one for each paper, with the recipes that they compare. Recipes can be trained and "
-        "probed one by one; `make reproduce-mor` runs the sweeps of the study mor and writes its report.",
+        about="List the studies (the papers and texts that fewbits reproduces) with the recipes that they compare. A "
+        "recipe can also be trained alone, with `fewbits train recipe=NAME`; `make reproduce-mor` runs all sweeps of "
+        "the study mor and writes its report.",
         examples="example: fewbits studies --json",
     )
     parser.add_argument("--json", action="store_true", help="print a list of JSON objects")

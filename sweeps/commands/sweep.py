@@ -1,4 +1,4 @@
-"""Run the missing trials of a sweep; after an interruption, the same command runs the rest (`fewbits sweep`)."""
+"""Run the missing trials of a sweep or of a study's sweeps; after an interruption, the same command runs the rest."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ examples:
   fewbits sweep my-sweep.yaml                         a sweep file of your own, see the README
   fewbits sweep my-sweep.yaml training.steps=20       with an override for every trial, as for `fewbits train`
   fewbits sweep study=mor --address auto              on the Ray cluster that this machine is part of
-  fewbits sweep study=mor --address http://head:8265  submitted as a job, which also writes the study's report
-  fewbits sweep study=mor --address http://head:8265 --env HF_TOKEN    with a variable that is not sent unless named
+  fewbits sweep study=mor --address http://head:8265  submit it as a Ray job, which also writes the study's report
+  fewbits sweep study=mor --address http://head:8265 --env HF_TOKEN    also send a variable that looks like a secret
   fewbits sweep study=mor --like amd-avx2 --dry-run   which trials would run again, to have all on one kind of machine
 
-Exit status: 0 all trials have ended; 1 some failed, which are named; 2 wrong input; 130 interrupted.
+Exit status: 0 all trials have a result; 1 some failed or are blocked, which are named; 2 wrong input; 130 interrupted.
 """
 
 
@@ -40,8 +40,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         "overrides",
         nargs="*",
         metavar="OVERRIDE",
-        help="study=NAME, FILE.yaml, or sweep=NAME for conf/sweep/NAME.yaml; then changes of its keys, and overrides "
-        "for every trial",
+        help="study=NAME, FILE.yaml, or sweep=NAME for conf/sweep/NAME.yaml; then changes of keys of the sweep file, "
+        "and overrides for every trial",
     )
     parser.add_argument("--dry-run", action="store_true", help="print the plan and run nothing")
     parser.add_argument("--trials", action="store_true", help="with --dry-run: list each trial of a large sweep, too")
@@ -50,7 +50,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         type=float,
         default=80.0,
         metavar="GB",
-        help="with --dry-run: the memory of a GPU (default: 80), which the trials of every arm have to fit",
+        help="with --dry-run: the memory of a GPU (default: 80), to check that each arm's trials fit",
     )
     add_where(parser)
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs); on a cluster, shared by its nodes")
@@ -59,7 +59,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def sweep(overrides: Sequence[str], options: argparse.Namespace) -> int:
-    """Run the missing trials of a sweep and return the exit status. options: the parsed options of `add_where`."""
+    """Run the missing trials of the sweeps that the overrides select, and return the exit status.
+
+    options: the parsed options of `add_where`.
+    """
     if is_dashboard(options.address):
         return _submit(overrides, options)
     check_cluster(options)
@@ -89,9 +92,9 @@ def _dry_run(overrides: Sequence[str], options: argparse.Namespace) -> int:
 
 
 def check_cluster(options: argparse.Namespace) -> None:
-    """Raise ValueError if no Ray cluster answers at `--address`, or if `--backend local` is set too.
+    """Raise ValueError if no Ray cluster answers at `--address`, or if `--address` is used with `--backend local`.
 
-    Call it before anything is planned or written.
+    Call it first, so that a wrong address is reported before the data are read and anything is written.
     """
     if options.address:
         if options.backend == "local":
@@ -100,10 +103,14 @@ def check_cluster(options: argparse.Namespace) -> None:
 
 
 def add_where(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say where trials run."""
-    parser.add_argument("--address", metavar="A", help="the Ray cluster's address; without it, Ray starts here")
-    parser.add_argument("--backend", choices=("ray", "local"), default="ray", help="local: processes, without Ray")
-    parser.add_argument("--parallel", type=_count, metavar="N", help="at most N trials at a time")
+    """Add the options that choose the backend and machines on which trials run."""
+    parser.add_argument(
+        "--address", metavar="A", help="the address of a Ray cluster; without it, Ray starts on this machine"
+    )
+    parser.add_argument(
+        "--backend", choices=("ray", "local"), default="ray", help="local: processes of this machine, without Ray"
+    )
+    parser.add_argument("--parallel", type=_count, metavar="N", help="run at most N trials at a time")
     parser.add_argument(
         "--like",
         metavar="KIND",
@@ -122,21 +129,21 @@ def add_where(parser: argparse.ArgumentParser) -> None:
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: 1 or more is expected")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, 1 or more")
     return int(text)
 
 
 def overrides_of(options: argparse.Namespace) -> list[str]:
-    """Return the overrides of the command line, with those that its `--runs` and `--config-dir` mean."""
+    """Return the overrides of the command line, and the overrides that `--runs` and `--config-dir` stand for."""
     from fewbits.experiments.config_files import with_config_dir
 
     return with_config_dir(in_store(options.overrides, options.runs), options.config_dir)
 
 
 def in_store(overrides: Sequence[str], runs: str | None) -> list[str]:
-    """Return the overrides and, if `--runs` is set, one more that sets the store to it.
+    """Return the overrides and, if `runs` is not None, one more: `runtime.runs=RUNS`, with RUNS as an absolute path.
 
-    The path is quoted, so it may contain any characters.
+    runs: the value of `--runs`. The path is quoted for Hydra, so it may contain any characters.
     """
     if not runs:
         return [*overrides]
@@ -148,7 +155,7 @@ def in_store(overrides: Sequence[str], runs: str | None) -> list[str]:
 def submit_report(overrides: Sequence[str], options: argparse.Namespace, reports: Path) -> int:
     """Submit a job that runs a study's trials and writes its report, and return the job's exit status.
 
-    reports: the folder into which the report is copied if the store's file system is mounted on this machine.
+    reports: the folder on this machine into which the report is copied, if this machine mounts the cluster's store.
     """
     from fewbits.sweeps.cluster.report_job import submit_study
 
@@ -166,6 +173,9 @@ def _submit(overrides: Sequence[str], options: argparse.Namespace) -> int:
 
 
 def _job_options(options: argparse.Namespace) -> list[str]:
-    """Return the options of the job's command. `--env` is left out: the job has these variables already."""
+    """Return the options --backend, --parallel and --like for the job's command.
+
+    `--env` is not among them, since the job gets these variables when it is submitted.
+    """
     parallel = ["--parallel", str(options.parallel)] if options.parallel else []
     return ["--backend", options.backend, *parallel, *(["--like", options.like] if options.like else [])]

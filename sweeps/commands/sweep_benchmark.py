@@ -1,4 +1,4 @@
-"""Measure a sweep of short trials: which share of the cores' time trains, and the overhead of each trial."""
+"""Measure a sweep of short trials: the share of the cores' time that training takes, and the overhead per trial."""
 
 from __future__ import annotations
 
@@ -25,12 +25,15 @@ overrides: [model=nemotron-nano, model.layers=2, data=synthetic, recipe=mor/bloc
   training.micro_batch=4, training.length=128, training.checkpoint_every=100000, evaluation.every=100000,
   evaluation.windows=4, schedule=constant, schedule.warmup_fraction=0]
 """
-PILOT = 60  # steps of the pilot trial, whose speed gives the number of steps for --seconds
-MANY = 500  # trials of the dry run
+PILOT = 60  # training steps of the pilot trials, whose speed determines how many steps take --seconds
+MANY = 500  # the number of trials in the plan for which `--dry-run` is timed
 
 
 def measure(trials: int, seconds: float, backend: str) -> None:
-    """Run `trials` trials of about `seconds` seconds of training, and print the measurements."""
+    """Run a sweep of `trials` trials with about `seconds` seconds of training each, and print the measurements.
+
+    backend: `ray` or `local`.
+    """
     with tempfile.TemporaryDirectory(prefix="fewbits-bench-") as folder:
         store, file = Path(folder) / "runs", Path(folder) / "bench.yaml"
         file.write_text(SWEEP)
@@ -46,7 +49,7 @@ def measure(trials: int, seconds: float, backend: str) -> None:
 
 
 def _pilot(file: Path, store: Path, backend: str) -> float:
-    """Return how many seconds PILOT training steps take while every core trains a trial."""
+    """Return how many seconds PILOT training steps of one trial take while each core trains a trial."""
     cores = len(os.sched_getaffinity(0))
     seeds = ",".join(str(1000 + core) for core in range(cores))
     pilot = plan(*load_sweeps([str(file), f"runtime.runs={store}", f"training.steps={PILOT}", f"seeds=[{seeds}]"]))
@@ -69,7 +72,10 @@ def _measure(plan: Plan, backend: str) -> None:
 
 
 def _between(plan: Plan) -> float:
-    """Return the mean seconds from a trial's last step to the first step of the next trial in the same worker."""
+    """Return the mean seconds from a trial's last step to the next trial's first step in the same worker process.
+
+    NaN if no process has trained two trials.
+    """
     spans: dict[str, list[tuple[float, float]]] = {}
     for planned in plan.trials.values():
         table = pd.read_parquet(planned.folder.path / "timing.parquet")
@@ -81,7 +87,7 @@ def _between(plan: Plan) -> float:
 
 
 def _run(plan: Plan, backend: str) -> tuple[float, float]:
-    """Run the plan; return the seconds it took after the backend's start, and the sum of all cores' busy seconds."""
+    """Run the plan; return the seconds from the backend's start to the end, and all cores' busy seconds meanwhile."""
     chosen = make_backend(backend, None, None)
     try:
         began, busy = time.perf_counter(), _busy_seconds()
@@ -92,13 +98,13 @@ def _run(plan: Plan, backend: str) -> tuple[float, float]:
 
 
 def _training(plan: Plan) -> list[float]:
-    """Return for each trial how many seconds all its training steps took."""
+    """Return for each trial the sum of the seconds of its training steps."""
     tables = (pd.read_parquet(planned.folder.path / "timing.parquet") for planned in plan.trials.values())
     return [float(table["seconds"].sum()) for table in tables]
 
 
 def _busy_seconds() -> float:
-    """Return the seconds since the machine's boot in which its cores were not idle, summed over the cores."""
+    """Return the sum over the machine's cores of the seconds since boot in which the core was not idle."""
     user, nice, system, _, _, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:])
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 

@@ -14,7 +14,7 @@ examples:
   fewbits sync my-sweep.yaml
   MLFLOW_TRACKING_URI=http://server:5000 fewbits sync study=mor scale=gpu     to another server
 
-`fewbits sweep` does this by itself while it runs. To run this command twice does no harm.
+`fewbits sweep` also sends the data, while it runs. A repeated `fewbits sync` sends nothing twice.
 """
 
 

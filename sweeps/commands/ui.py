@@ -29,17 +29,17 @@ examples:
   fewbits ui
   fewbits ui --port 5001 --runs /shared/runs
 
-The page shows the database that MLFLOW_TRACKING_URI names, or else the store's own.
-From another machine: ssh -L 5000:127.0.0.1:5000 HOST. There is no log-in: with --host 0.0.0.0 everybody who can reach
-this machine can read, change and delete the runs.
+The page shows the MLflow database that MLFLOW_TRACKING_URI names or, without this variable, the store's own database.
+To open it from another machine: ssh -L 5000:127.0.0.1:5000 HOST. There is no log-in: with --host 0.0.0.0, everybody who
+can reach this machine can read, change and delete the runs.
 """
-LIGHT = {  # two processes and about 380 MB, instead of 15 and 1.8 GB
+LIGHT = {  # with these, the server has two processes and about 380 MB, instead of 15 processes and 1.8 GB
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_DISABLE_AGENT_HINT": "true",
 }
-LOG = ".mlflow-ui.log"  # in the store: the server's output
-START = 120.0  # seconds that the server may take to answer
+LOG = ".mlflow-ui.log"  # the file in the store with the server's output
+START = 120.0  # seconds that the server may take until it answers
 
 
 def main(argv: Sequence[str]) -> int:
@@ -75,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _check_free(host: str, port: int) -> None:
     if not 0 < port < 1 << 16:
-        raise ValueError(f"ui: --port {port}: 1 to 65535 is expected")
+        raise ValueError(f"ui: --port {port}: expected a port from 1 to 65535")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -91,8 +91,8 @@ def _serve(host: str, port: int, runs: Path, uri: str, hosts: AllowedHosts) -> N
 
     print(f"starting MLflow for {redacted(uri)} …", file=sys.stderr, flush=True)
     try:
-        views = views_in(connect(runs, uri))  # it also creates the database, which the server would not do safely
-    except Exception as error:  # any error of MLflow about the database, for example another version's
+        views = views_in(connect(runs, uri))  # also creates the database if needed: the server does not do it safely
+    except Exception as error:  # any error of MLflow, for example if another version of MLflow made the database
         advice = "" if os.environ.get("MLFLOW_TRACKING_URI") else "; move it away, and `fewbits sync` makes a new one"
         reason = redacted(" ".join(str(error).split()))[:300]
         raise ValueError(f"ui: MLflow cannot open {redacted(uri)}{advice}: {reason}") from None
@@ -102,11 +102,12 @@ def _serve(host: str, port: int, runs: Path, uri: str, hosts: AllowedHosts) -> N
     with log.open("w") as output:
         server = subprocess.Popen(
             [sys.executable, "-m", "mlflow", "server", *arguments],
-            env={**os.environ, **LIGHT, "MLFLOW_BACKEND_STORE_URI": uri},  # not in argv, which all users can read
+            # The URI may contain a password; it is not passed as an argument, since all users can read arguments.
+            env={**os.environ, **LIGHT, "MLFLOW_BACKEND_STORE_URI": uri},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # a process group of its own, so that its children end with it
+            start_new_session=True,  # in its own process group, so that `_end` also ends the server's children
         )
         copying = threading.Thread(target=_copy_redacted, args=(server.stdout, output), daemon=True)
         copying.start()
@@ -119,7 +120,7 @@ def _serve(host: str, port: int, runs: Path, uri: str, hosts: AllowedHosts) -> N
 def _copy_redacted(source: IO[bytes], log: IO[str]) -> None:
     """Copy the server's output to the log, line by line, without credentials."""
     for line in source:
-        with contextlib.suppress(OSError):  # a full disk must not stop the server
+        with contextlib.suppress(OSError):  # a full disk must not end this thread, which would block the server
             log.write(redacted(line.decode(errors="replace")))
             log.flush()
 
@@ -146,7 +147,10 @@ def _show_until_ended(server: subprocess.Popen[bytes], host: str, port: int, vie
 
 
 def _answers(server: subprocess.Popen[bytes], base: str) -> bool:
-    """Wait until the server answers; return False if it ends before."""
+    """Wait until the server answers at the URL `base`, and return True; return False if the server ends before.
+
+    Raise ValueError if it has not answered after START seconds.
+    """
     until = time.monotonic() + START
     while server.poll() is None:
         with contextlib.suppress(OSError), urllib.request.urlopen(f"{base}/health", timeout=5):
