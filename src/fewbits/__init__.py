@@ -1,7 +1,7 @@
-"""Define the public API of fewbits, which users and notebooks import.
+"""Define the public API of fewbits for users and notebooks: `from fewbits import NAME`.
 
-A name is loaded when it is first used, so that `import fewbits` is fast and does not import torch. Code inside the
-packages does not use this module: it imports from the module that defines a name.
+The module that defines a name is imported when the name is first used, so that `import fewbits` is fast and does not
+import torch. Code inside the packages does not use this module; it imports from the module that defines a name.
 """
 
 from importlib import import_module
@@ -59,7 +59,7 @@ __all__ = [
     "unpack_noise",
 ]
 
-_DEFINED_IN = {
+_DEFINED_IN = {  # public name → the module that defines it
     "Place": "fewbits.analysis.tidy.runs",
     "Runs": "fewbits.analysis.tidy.runs",
     "read": "fewbits.analysis.tidy.runs",
@@ -92,13 +92,13 @@ _DEFINED_IN = {
     "unpack_noise": "fewbits.kernels.noise",
 }
 
-if not TYPE_CHECKING:  # a type checker that read this function would accept names that do not exist
+if not TYPE_CHECKING:  # hidden from type checkers: with a __getattr__, they would accept names that do not exist
 
     def __getattr__(name: str) -> object:
         if name not in _DEFINED_IN:
             raise AttributeError(f"module 'fewbits' has no attribute {name!r}")
         value = getattr(import_module(_DEFINED_IN[name]), name)
-        globals()[name] = value  # the next access does not call this function
+        globals()[name] = value  # so that the next access does not call this function
         return value
 
 

@@ -1,10 +1,13 @@
 """Run the `fewbits` command line: find the command, pass it the other arguments, and print errors as one line.
 
-A command is a row of `COMMANDS`: its name and the module whose `main(argv)` parses its options and returns the exit
-status. That module is imported only when its command runs, so the command line starts in a fraction of a second.
+Each command is a row of `COMMANDS`: its name, and the module whose `main(argv)` parses the options and returns the exit
+status. The module is imported only when its command runs, so that the command line starts in a fraction of a second.
 
-Exit status 2: wrong input, a `ValueError` that is printed in one line on stderr (`python -X dev -m fewbits.cli …` shows
-its traceback). 1: an error of the operating system, for example a full disk. 130: Ctrl-C. 141: a closed pipe.
+Exit statuses that all commands have:
+2    wrong input: a `ValueError`, printed as one line on stderr (`python -X dev -m fewbits.cli …` prints its traceback)
+1    an error of the operating system, for example a full disk, or a missing Python module
+130  Ctrl-C
+141  the reader of a pipe has closed it
 """
 
 import os
@@ -22,13 +25,13 @@ from fewbits.common.terminal import notice
 class Command:
     """One command of the command line, for example `fewbits sweep`."""
 
-    words: tuple[str, ...]  # the words of its name
-    module: str
-    summary: str
-    example: str = ""
-    flags: tuple[str, ...] = ()  # the command is chosen only if the command line has one of these options
-    function: str = "main"  # of the module
-    after_dry_run: str = ""  # a module whose main(argv) adds to what --dry-run prints
+    words: tuple[str, ...]  # the words of its name, such as ("bench", "train")
+    module: str  # the module that implements it
+    summary: str  # its line in `fewbits --help`
+    example: str = ""  # arguments for an example in the help
+    flags: tuple[str, ...] = ()  # if not empty, the command is chosen only if one of these options is used
+    function: str = "main"  # the function of the module that gets the arguments
+    after_dry_run: str = ""  # a module whose main(argv) runs after a successful --dry-run, to print more
 
     @property
     def name(self) -> str:
@@ -105,7 +108,7 @@ COMMANDS = (
     Command(
         ("import",),
         "fewbits.experiments.commands.import_checkpoint",
-        "turn a published checkpoint into a run to probe, evaluate and branch from",
+        "turn a published model into a run, to probe it, evaluate it and branch from it",
         "smollm2",
     ),
     Command(
@@ -136,7 +139,7 @@ COMMANDS = (
     Command(
         ("number",),
         "fewbits.kernels.commands.number",
-        "show a number's code, value and neighbours in every format",
+        "show how each format rounds and encodes a number, and its neighbours",
         "0.3",
     ),
     Command(("models",), "fewbits.experiments.commands.models", "list the models with their parameters", "--json"),
@@ -157,14 +160,14 @@ COMMANDS = (
     Command(
         ("data", "prepare"),
         "fewbits.experiments.commands.prepare_data",
-        "download and tokenize web text: OpenWebText, C4",
+        "download and tokenize a collection of web text: OpenWebText, C4",
         "openwebtext",
     ),
-    Command(("data",), "fewbits.experiments.commands.groups", "list the data", "python", function="data"),
+    Command(("data",), "fewbits.experiments.commands.groups", "list the training data", "python", function="data"),
     Command(
         ("bench", "kernels"),
         "fewbits.experiments.bench.generators",
-        "measure noise generators over matrix shapes",
+        "measure the speed of noise generators for several matrix shapes",
         "--store runs",
         flags=("--generators",),
     ),
@@ -183,20 +186,20 @@ COMMANDS = (
     Command(
         ("bench", "sweep"),
         "fewbits.sweeps.commands.bench",
-        "measure how well a sweep uses the machine",
+        "measure how busy a sweep keeps the machine's cores",
         "--trials 4",
     ),
 )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line `argv` (None: that of the process) and return the exit status."""
+    """Run the command line `argv` (None: the arguments of this process) and return the exit status."""
     _open_closed_streams()
     try:
         try:
             return _dispatch(tuple(sys.argv[1:] if argv is None else argv))
         finally:
-            sys.stdout.flush()  # here, so that a closed pipe is handled below
+            sys.stdout.flush()  # here, since it raises the BrokenPipeError handled below if the pipe is closed
     except ValueError as error:
         if sys.flags.dev_mode:
             raise
@@ -206,13 +209,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         notice("interrupted")
         return 130
     except BrokenPipeError:
-        # The interpreter flushes stdout again when it exits: discard that output.
+        # The interpreter flushes stdout again when it exits; redirect it to /dev/null to avoid a second error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except RuntimeError as error:
-        if sys.flags.dev_mode or "home directory" not in str(error):  # of Path.expanduser, which many options use
+        # Path.expanduser raises a RuntimeError about the "home directory" for ~NAME without a user NAME.
+        if sys.flags.dev_mode or "home directory" not in str(error):
             raise
-        notice("a path begins with ~NAME, the home folder of a user, but this machine has no user of that name")
+        notice(
+            "a path begins with ~NAME, which means the home folder of the user NAME, but this machine has no such user"
+        )
         return 2
     except OSError as error:
         if sys.flags.dev_mode or error.errno is None:
@@ -225,15 +231,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         notice(
             f"{sys.executable} has no module {error.name!r}: run fewbits in the Python environment in which its "
-            "dependencies are installed; a job on a Ray cluster uses the environment of `ray start`"
+            "dependencies are installed; on a Ray cluster, run `ray start` in that environment"
         )
         return 1
 
 
 def _open_closed_streams() -> None:
-    """Open stdout and stderr on /dev/null if the parent process has closed them, for this process and its children.
+    """If the parent process has closed stdout or stderr, open them on /dev/null, for this process and its children.
 
-    The descriptors have to be open: otherwise the next opened file gets the number 1 or 2 and receives the output.
+    Otherwise the next file that is opened would get the descriptor 1 or 2, and the output would be written into it.
     """
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         if getattr(sys, name) is None:

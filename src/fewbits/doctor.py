@@ -1,8 +1,8 @@
 """Implement `fewbits doctor`: show the hardware, the kernel backend and the reason for it, and how to fix problems.
 
-Facts are read from files and package metadata, so the command is fast and works if torch is missing or broken. If the
-kernels are not built yet, the command tests the compiler with one line of code. `--test` also loads torch and runs the
-kernels' self-test.
+The facts are read from files and package metadata, so the command is fast and works even if torch is missing or broken.
+If the CPU kernels are not built yet, the command compiles one line of code to test the compiler. `--test` also imports
+torch and runs the self-test of the kernels.
 """
 
 import json
@@ -26,10 +26,10 @@ from fewbits.kernels.backends import build
 
 BACKENDS = ("reference", "cpu", "cuda")
 OLDEST_TORCH = (2, 11)
-OLDEST_DRIVER = 525  # CUDA 12; 580 is CUDA 13
-TOKENS = 8192  # of a micro-batch, for --warm
-CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")  # one package under several names
-VECTORS = {  # widest first
+OLDEST_DRIVER = 525  # the first version of NVIDIA's driver for CUDA 12; 580 is the first for CUDA 13
+TOKENS = 8192  # the default number of tokens of a micro-batch for --warm
+CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")  # the names under which CuPy may be installed
+VECTORS = {  # name of a vector instruction set → flags in /proc/cpuinfo that it needs; the widest set first
     "avx512": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
     "avx2": {"avx2", "fma", "bmi2"},
     "sse2": {"sse2"},
@@ -41,18 +41,18 @@ MARKS = {"ok": " ", "note": "-", "problem": "!"}
 
 @dataclass(frozen=True)
 class Fact:
-    """A fact about this machine. Its status is ok, note (a hint) or problem (something does not work)."""
+    """A fact about this machine: a line of the output."""
 
     name: str
-    value: str | int | None
+    value: str | int | None  # None: missing
     detail: str = ""
-    status: Literal["ok", "note", "problem"] = "ok"
-    fix: str = ""
+    status: Literal["ok", "note", "problem"] = "ok"  # note: it works, but could be better; problem: it does not work
+    fix: str = ""  # what to do about a note or a problem
 
 
 @dataclass(frozen=True)
 class Check:
-    """A result of the kernels' self-test."""
+    """The result of one check in the kernels' self-test."""
 
     name: str
     passed: bool
@@ -73,18 +73,22 @@ def main(argv: Sequence[str]) -> int:
         "--warm",
         nargs=2,
         metavar=("RECIPE", "MODEL"),
-        help="only compile the CUDA kernels that training the model with the recipe needs; no GPU is needed",
+        help="only compile the CUDA kernels with which the model is trained with the recipe; needs no GPU",
     )
-    parser.add_argument("--architecture", help="with --warm: such as sm_90 or sm_100a; default: that of this GPU")
-    parser.add_argument("--tokens", type=positive, help=f"with --warm: tokens of a micro-batch (default {TOKENS})")
+    parser.add_argument(
+        "--architecture", help="with --warm: compile for this GPU architecture, such as sm_90 (default: this machine's)"
+    )
+    parser.add_argument(
+        "--tokens", type=positive, help=f"with --warm: tokens of a micro-batch, batch × length (default {TOKENS})"
+    )
     options = parser.parse_args(argv)
     if options.warm:
         if options.json or options.test:
-            parser.error("--warm compiles kernels only: give --json and --test in a call without it")
+            parser.error("--warm only compiles kernels and cannot be used with --json or --test: leave out one of them")
         recipe, model = options.warm
         return warm(recipe, model, options.architecture, options.tokens or TOKENS)
     if options.architecture or options.tokens:
-        parser.error("--architecture and --tokens are valid with --warm RECIPE MODEL only")
+        parser.error("--architecture and --tokens are valid only together with --warm RECIPE MODEL")
 
     listed = facts()
     checks = self_test() if options.test else None
@@ -114,21 +118,25 @@ def as_json(listed: Sequence[Fact], checks: Sequence[Check] | None, well: bool) 
 
 
 def self_test() -> list[Check]:
-    """Return the results of the kernels' self-test on this machine."""
+    """Run the kernels' self-test on this machine's CPU and, if it has one, its GPU, and return the results.
+
+    If torch cannot be imported, the only result is a failed check that says so.
+    """
     try:
         from torch.cuda import is_available
 
         from fewbits.kernels.backends import selftest
-    except (ImportError, OSError) as error:  # torch is missing, or one of its libraries is
+    except (ImportError, OSError) as error:  # torch or one of its shared libraries is missing
         return [Check("import torch", False, str(error))]
     devices = ("cpu", "cuda") if is_available() else ("cpu",)
     return [Check(*result) for device in devices for result in selftest.run(device)]
 
 
 def warm(recipe: str, model: str, architecture: str | None, tokens: int) -> int:
-    """Compile the CUDA kernels of a recipe and a model side by side, and print their number and the time.
+    """Compile, in parallel, the CUDA kernels with which training a model with a recipe calls; return exit status 0.
 
-    Raise ValueError if NVRTC is missing or does not compile for the architecture.
+    Print the number of kernels, the folder with them, and the time. architecture: such as `sm_90`; None: this machine's
+    GPU. tokens: tokens of a micro-batch. Raise ValueError if NVRTC is missing or cannot compile for the architecture.
     """
     import torch
 
@@ -142,14 +150,17 @@ def warm(recipe: str, model: str, architecture: str | None, tokens: int) -> int:
 
     if architecture is None:
         if not torch.cuda.is_available():
-            raise ValueError("there is no GPU here: name the one to compile for by --architecture, such as sm_90")
+            raise ValueError(
+                "this machine has no GPU that torch can use: give the architecture for which to compile, as in "
+                "--architecture sm_90"
+            )
         architecture = cuda.architecture_of(torch.cuda.current_device())
     start = time.monotonic()
     quantization = quantize(on_meta(config_of(model)), load_recipe(recipe))
     variants = kernels_of(calls_of(quantization, tokens, torch.bfloat16))
     try:
         if architecture.rstrip("af") not in (valid := cubins.architectures()):
-            raise ValueError(f"--architecture {architecture!r}: this NVRTC compiles for {', '.join(valid)}")
+            raise ValueError(f"--architecture {architecture!r}: the installed NVRTC compiles for {', '.join(valid)}")
         count = compile_all(variants, architecture)
     except build.BuildError as error:
         raise ValueError(str(error)) from None
@@ -158,7 +169,7 @@ def warm(recipe: str, model: str, architecture: str | None, tokens: int) -> int:
 
 
 def facts() -> list[Fact]:
-    """Return all facts, without importing torch."""
+    """Return the facts about this machine in the order of the output, without importing torch."""
     cpuinfo = _read(Path("/proc/cpuinfo"))
     compiler, gpu = _compiler(), _gpu()
     library, cupy = _library(compiler), _cupy(gpu)
@@ -195,12 +206,12 @@ def _cpu(cpuinfo: str) -> Fact:
 
 
 def _vectors(cpuinfo: str) -> Fact:
-    """Return the widest vector instructions that the processor has. The compiled kernels use them."""
+    """Return the widest vector instruction set that the processor has and the compiled CPU kernels use."""
     listed = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     flags = set(listed[1].split()) if listed else set()
     widest = next((name for name, needed in VECTORS.items() if needed <= flags), None)
     if widest == "sse2":
-        return Fact("vectors", widest, "no AVX2", "note", "use a CPU with AVX2 if speed matters")
+        return Fact("vectors", widest, "no AVX2", "note", "use a CPU with AVX2 to train faster")
     return Fact("vectors", widest, "" if widest else f"unknown on {platform.system()} {platform.machine()}")
 
 
@@ -211,7 +222,7 @@ def _cores() -> Fact:
 
 
 def _compiler() -> Fact:
-    """Return the C++ compiler. If the kernels are not built yet, compile one line of code to see whether it works."""
+    """Return the C++ compiler. If the CPU kernels are not built yet, also compile one line of code, as a test."""
     command, fix = build.compiler(), "install g++ for the fast CPU kernels (apt install g++)"
     if command is None:
         return Fact("compiler", None, build.no_compiler(), "note", fix)
@@ -228,7 +239,7 @@ def _library(compiler: Fact) -> Fact:
     if compiler.value is None:
         missing = f"{path} is damaged" if path.exists() else f"no {path}"
         return Fact("library", None, f"{missing}, and no compiler to build it", "note", compiler.fix)
-    fix = "none needed, the first use builds it; to build it now: python -m fewbits.kernels.backends.build"
+    fix = "nothing to do, since the first use builds it; to build it now: python -m fewbits.kernels.backends.build"
     return Fact("library", None, f"not built yet: {path}", "note", fix)
 
 
@@ -258,7 +269,10 @@ def _cupy(gpu: Fact) -> Fact:
 
 
 def _backend(compiler: Fact, library: Fact, gpu: Fact, cupy: Fact) -> Fact:
-    """Return the kernel backend of CPU tensors and the reason; like kernels/backends/choice.py, but without torch."""
+    """Return the kernel backend for CPU tensors and the reason for it, or the one that FEWBITS_BACKEND forces.
+
+    The rules are those of kernels/backends/choice.py, which needs torch.
+    """
     forced = os.environ.get("FEWBITS_BACKEND")
     can_run = library.value is not None or compiler.value is not None
     if forced and forced not in BACKENDS:
@@ -288,7 +302,7 @@ def _first_line_of(*command: str) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"does not answer: {error}"
+        return f"cannot be run: {error}"
     return done.stdout.partition("\n")[0]
 
 

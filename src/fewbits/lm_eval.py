@@ -1,4 +1,4 @@
-"""Run lm-eval's command line with the model `fewbits`, a finished run, as lm-eval documents it for external models.
+"""Run lm-eval's own command line, with the additional model type `fewbits`, which loads a finished run.
 
 python -m fewbits.lm_eval run --model fewbits --model_args run=1a2b3c4d --tasks piqa
 """
@@ -11,7 +11,7 @@ from fewbits.common.terminal import notice
 
 
 def main() -> int:
-    """Run lm-eval with the arguments of this process; a ValueError, such as that of an unknown run, is one line."""
+    """Run lm-eval with the arguments of this process; print a ValueError, such as an unknown run, as one line."""
     try:
         from lm_eval.__main__ import cli_evaluate
     except ModuleNotFoundError as missing:
@@ -19,7 +19,7 @@ def main() -> int:
             raise
         notice("lm-eval is not installed: pip install 'fewbits[eval]'")
         return 2
-    import fewbits.experiments.evaluation.lm_eval_model  # noqa: F401, registers the model
+    import fewbits.experiments.evaluation.lm_eval_model  # noqa: F401, registers the model type `fewbits`
 
     try:
         cli_evaluate()

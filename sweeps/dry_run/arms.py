@@ -1,6 +1,6 @@
-"""Tabulate the cost of each arm: tokens, epochs, time and disk, and its numbers of seeds and axis values.
+"""Tabulate for the dry run what each arm costs: tokens, epochs, numbers of seeds and axis values, time and disk space.
 
-A trial that several arms share is counted in the first of them.
+If several arms contain the same trial, its total time and disk space are counted only in the first of these arms.
 """
 
 from __future__ import annotations
@@ -27,10 +27,13 @@ COLUMNS = (
 
 
 def arm_rows(plan: Plan, corpus_tokens: Mapping[str, int | None]) -> Iterator[tuple[str, ...]]:
-    """Yield the row of each arm. corpus_tokens: by trial id, the tokens of its training split; None: unknown."""
+    """Yield a row with the values of COLUMNS for each arm; several if its models, tokens or data differ.
+
+    corpus_tokens: by trial id, the number of tokens in the trial's training split; None: unknown.
+    """
     speeds = Speeds(plan.store)
     arms: dict[Hashable, list[Member]] = {}
-    first: dict[str, Member] = {}  # the member in whose arm a trial is counted
+    first: dict[str, Member] = {}  # by trial id: the first member with this trial, in whose arm it is counted
     for member in plan.members:
         planned = plan.trials[member.id]
         trial = planned.trial
@@ -62,13 +65,16 @@ def arm_rows(plan: Plan, corpus_tokens: Mapping[str, int | None]) -> Iterator[tu
 
 
 def _sum(times: list[float | None], parts: int = 1) -> str:
-    """Return the sum of the times divided by `parts`, as text; `?` if one of the times is unknown."""
+    """Return the sum of these seconds divided by `parts`, as text like `1:30`; `?` if one of them is None."""
     known = [seconds for seconds in times if seconds is not None]
     return clock(sum(known) / parts) if len(known) == len(times) else "?"
 
 
 def _count(members: list[Member]) -> str:
-    """Return the number of trials as text: `2 x 3 seeds` for two axis values and three seeds."""
+    """Return an arm's number of trials as text: `2 x 3 seeds` for two combinations of axis values with three seeds.
+
+    If some of these trials are excluded, return only the number of trials.
+    """
     seeds = len({member.cell.seed for member in members})
     places = len({member.cell.axes for member in members})
     if places * seeds != len(members):
@@ -77,7 +83,7 @@ def _count(members: list[Member]) -> str:
 
 
 def _short(count: float) -> str:
-    """Return a count with three digits and a unit, as `1.47 G`."""
+    """Return a count with three digits and a unit (k, M, G or T), for example `1.47 G`."""
     for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if count >= size:
             return f"{count / size:.3g} {unit}"

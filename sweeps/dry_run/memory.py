@@ -1,4 +1,4 @@
-"""Tabulate the memory that each arm's trials need on a GPU, and name the arms that do not fit."""
+"""Tabulate for the dry run the memory that a rank of each arm needs on a GPU, and name the arms that do not fit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class ArmMemory:
-    """The estimate for an arm, from its first trial."""
+    """The estimated memory of a rank of an arm, from the arm's first trial."""
 
     sweep: str
     arm: str
@@ -32,7 +32,7 @@ class ArmMemory:
     memory: Memory
 
     def complaint(self, device_bytes: float) -> str | None:
-        """Return why the arm's trials do not fit on devices with this memory, or None."""
+        """Return why the arm's trials do not fit on GPUs with `device_bytes` of memory, or None if they fit."""
         if self.memory.total <= MARGIN * device_bytes:
             return None
         reason = complaint(self.planned.trial, self.planned.resources.ranks, device_bytes)
@@ -45,7 +45,7 @@ class ArmMemory:
 
 
 def memory_of_arms(plan: Plan) -> Iterator[ArmMemory]:
-    """Yield the estimate of each arm whose trials use GPUs."""
+    """Yield the estimated memory of each arm whose trials use GPUs, one for each of its models."""
     seen = set()
     for member in plan.members:
         planned, cell = plan.trials[member.id], member.cell

@@ -1,7 +1,8 @@
-"""Describe a sweep whose data are not on this machine: its settings, and the commands that prepare the data.
+"""Describe in the dry run a sweep whose data are not on this machine: its settings, and commands that prepare the data.
 
-An id needs the fingerprint of the data, so without the data there is no real plan; the settings of the trials follow
-from the config overrides alone. The size of a missing collection is the published one.
+Trial ids contain a fingerprint of the data. Therefore, without the data, there is only a plan with placeholders for the
+ids; but the settings of the trials follow from the overrides alone. For a missing collection of web text, its published
+size is used.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from fewbits.sweeps.planning.expand import spell
 from fewbits.sweeps.planning.plan import Plan, Planned, plan
 from fewbits.sweeps.planning.sweep import SEED, load_sweeps
 
-DOCUMENTS = 10_000_000  # documents: the smallest part of a collection to prepare
-SPARE = 0.1  # extra share of tokens, since the published numbers of tokens are estimates
+DOCUMENTS = 10_000_000  # the least number of documents of a collection that the printed command prepares
+SPARE = 0.1  # the share of tokens to prepare in addition, since the published numbers of tokens are estimates
 
 MARK = "*"
 LEGEND = f"{MARK} assumed: the paper does not state it"
 SETTINGS: dict[
     str, tuple[str, Callable[[Trial], str]]
-] = {  # column: the setting whose value may be assumed, and a function that returns the column's text
+] = {  # column → (the setting that is marked if the sweep's `assumed` names it, a function that returns the text)
     "recipe": ("recipe", lambda t: t.recipe.label),
     "model": ("model", lambda t: f"{t.model.name}, {parameters_of(t.model) / 1e9:.2f} B"),
     "tokens": ("training.tokens", lambda t: _tokens(tokens_of(t))),
@@ -47,11 +48,14 @@ SETTINGS: dict[
 }
 
 
-Missing = Mapping[Path, Sequence[Planned]]  # the folders of data that do not exist here, with the trials that read them
+Missing = Mapping[Path, Sequence[Planned]]  # folder of data that does not exist on this machine → trials that read it
 
 
 def plan_without_missing_data(overrides: Sequence[str]) -> Plan:
-    """Return the plan; if data are missing here, from the config overrides alone, as `--dry-run` shows it."""
+    """Return the plan of these overrides; if data are missing on this machine, a plan with placeholders for ids.
+
+    Raise ValueError if the overrides are invalid, or if no plan can be made for another reason than missing data.
+    """
     sweeps, extra = load_sweeps(overrides)
     try:
         return plan(sweeps, extra)
@@ -63,7 +67,7 @@ def plan_without_missing_data(overrides: Sequence[str]) -> Plan:
 
 
 def missing_data(plan: Plan) -> dict[Path, list[Planned]]:
-    """Return the folders of data that trials name and that do not exist here, each with the trials that read it."""
+    """Return each folder of data that does not exist on this machine, with the trials of the plan that read it."""
     readers: dict[Path, list[Planned]] = {}
     for planned in plan.trials.values():
         if (folder := missing_folder(planned.trial.data, planned.runtime.cache)) is not None:
@@ -72,10 +76,10 @@ def missing_data(plan: Plan) -> dict[Path, list[Planned]]:
 
 
 def corpus_tokens(plan: Plan, missing: Missing) -> dict[str, int | None]:
-    """Return the number of tokens in each trial's training split, by the trial's id; None if unknown.
+    """Return by trial id the number of tokens in the trial's training split; None if unknown.
 
-    For a missing collection, it is the number of tokens that the command of `preparations` would prepare.
-    Raise ValueError if a trial would read missing data more often than `data.repeat` allows.
+    For a missing collection, it is the number of tokens that the command from `preparations` would prepare. If data are
+    missing, raise ValueError if a trial would read its data more often than `data.repeat` allows.
     """
     tokens = {key: training_tokens(planned.trial.data, planned.runtime.cache) for key, planned in plan.trials.items()}
     for readers in missing.values():
@@ -93,7 +97,10 @@ def corpus_tokens(plan: Plan, missing: Missing) -> dict[str, int | None]:
 
 
 def setting_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
-    """Yield a row of settings for each arm and combination of its axis values, with assumed settings marked."""
+    """Yield a row for each arm and combination of axis values: sweep, place, then the columns of SETTINGS.
+
+    Settings that the paper does not state are marked with MARK.
+    """
     assumed = {(sweep.name, sweep.scale): sweep.assumed for sweep in plan.sweeps}
     places = {(m.cell.sweep, m.cell.arm, m.cell.axes): m for m in reversed(plan.members)}  # keeps the first seed
     for member in reversed(places.values()):
@@ -105,15 +112,15 @@ def setting_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
 
 
 def _needed(readers: Sequence[Planned]) -> int:
-    """Return how many tokens the longest of these trials and its parents read together."""
+    """Return the largest number of tokens that one of these trials reads, together with its parents."""
     return max(tokens_of(reader.trial) + reader.earlier_tokens for reader in readers)
 
 
 def _prepared(collection: Collection, tokens: int) -> tuple[int | None, int]:
     """Return how many documents to prepare for a trial that reads `tokens` tokens, and how many tokens they have.
 
-    The number of documents (None: all) starts at DOCUMENTS and is doubled until the trial reads no token twice. So
-    studies that share a collection usually ask for the same number.
+    The number of documents is DOCUMENTS, doubled until the trial reads no token twice; None means the whole collection.
+    Since it grows in such large steps, studies that share a collection usually need the same number.
     """
     documents = DOCUMENTS
     while documents * collection.tokens < tokens * collection.documents * (1 + SPARE):
@@ -124,7 +131,10 @@ def _prepared(collection: Collection, tokens: int) -> tuple[int | None, int]:
 
 
 def preparations(missing: Missing) -> Iterator[str]:
-    """Yield the commands that prepare the missing data, each with the size of the result."""
+    """Yield the commands `fewbits data prepare …` for the missing collections, each with a comment on the size.
+
+    Missing data that are no published collection, such as a user's own text file, get no command.
+    """
     for folder, readers in missing.items():
         kind = readers[0].trial.data.kind
         if kind not in COLLECTIONS:
@@ -143,7 +153,7 @@ def _tokens(count: int) -> str:
 
 
 def _operands(trial: Trial) -> str:
-    """Return the distinct quantizers of the GEMM operands, and the sampler's noise."""
+    """Return as text the different quantizers and mixtures of the GEMM operands, and the noise of the sampler."""
     specs = dict.fromkeys(str(slot.spec or "high") for _, slot in trial.recipe.operands.items())
     return "; ".join(filter(None, (" / ".join(specs), _noise(trial.recipe.sampler))))
 

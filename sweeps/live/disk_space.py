@@ -1,8 +1,8 @@
-"""Keep a sweep from filling the disk of its store: estimate what trials will write, and pause the sweep before that.
+"""Prevent a sweep from filling the disk of its store: estimate what trials will write, and pause the sweep in time.
 
-A trial is started only if the disk has room for all checkpoints that it keeps, beside those that the running trials
-still have to write. If other programs fill the disk meanwhile, the running trials are stopped at a checkpoint while
-there is still room for it. The sweep continues when there is room again.
+A trial is started only if the disk has room for its checkpoints, in addition to the checkpoints that running trials
+still have to write. If other programs fill the disk meanwhile, the running trials are stopped while there is still room
+for one more checkpoint of each. The sweep continues when there is room again.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from pathlib import Path
 from fewbits.sweeps.planning.cost import checkpoint_bytes, disk
 from fewbits.sweeps.planning.plan import Planned
 
-MARGIN = 256 << 20  # bytes that stay free when a trial is started: tables, logs and MLflow's database
-HINT = "`fewbits prune` shows what can go; the sweep continues when there is room"
-RESERVE = 64 << 20  # bytes below which running trials are stopped, in addition to a checkpoint of each
+MARGIN = 256 << 20  # bytes that have to stay free when a trial starts, for tables, logs and MLflow's database
+HINT = "`fewbits prune` lists what can be removed; the sweep continues when there is room"
+RESERVE = 64 << 20  # running trials are stopped if less is free than this number of bytes and a checkpoint of each
 
 
 def free_bytes(store: Path) -> int:
-    """Return the free bytes of the disk that a store is or will be on."""
+    """Return the free bytes of the disk on which a store is, or will be if the folder does not exist yet."""
     return shutil.disk_usage(next(path for path in (store.absolute(), *store.absolute().parents) if path.exists())).free
 
 
 def estimate(missing: Sequence[Planned], store: Path) -> str:
-    """Return the disk space that trials still need, and the space that is free, in a few words."""
+    """Return as text the disk space that these trials still need, the free space, and whether it is too little."""
     need, free = sum(map(_still_to_write, missing)), free_bytes(store)
     text = f"{size(need)} of checkpoints, {size(free)} free on the disk"
     return text if need + MARGIN <= free else f"{text}: too little, so the sweep will pause"
@@ -34,15 +34,15 @@ def estimate(missing: Sequence[Planned], store: Path) -> str:
 
 @dataclass
 class DiskSpace:
-    """The free disk space of a store, which a driver asks before it starts a trial, and every turn."""
+    """The check of a store's free disk space, which a driver makes before it starts a trial, and every turn."""
 
     store: Path
-    log: Callable[[str], None]
-    free: Callable[[Path], int] = free_bytes
-    paused: bool = False
+    log: Callable[[str], None]  # prints a line
+    free: Callable[[Path], int] = free_bytes  # returns the free bytes of a store's disk
+    paused: bool = False  # at the last check, the space was too small to start a trial
 
     def admits(self, planned: Planned, running: Sequence[Planned]) -> bool:
-        """Tell whether a trial can start beside the running ones. Log a line when the answer changes."""
+        """Tell whether the disk has room to start a trial beside the running ones. Log a line if this has changed."""
         need, free = _still_to_write(planned), self.free(self.store)
         room = free - sum(map(_still_to_write, running)) - MARGIN
         if need <= room and self.paused:
@@ -57,7 +57,7 @@ class DiskSpace:
         return not self.paused
 
     def is_low(self, running: Sequence[Planned]) -> bool:
-        """Tell whether running trials have to stop, because the disk has room for little more than a checkpoint each.
+        """Tell whether running trials have to stop, since the disk has room for little more than a checkpoint of each.
 
         Log a line when this begins.
         """
@@ -73,7 +73,7 @@ class DiskSpace:
 
 
 def size(count: float) -> str:
-    """Return a number of bytes with a unit, as `1.4 GB`."""
+    """Return a number of bytes with a unit, for example `1.4 GB` (10⁹ bytes)."""
     for unit, bytes_ in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= bytes_:
             return f"{count / bytes_:.3g} {unit}"
@@ -81,7 +81,7 @@ def size(count: float) -> str:
 
 
 def bytes_below(path: Path) -> int:
-    """Return the bytes of the files in a folder; files that vanish meanwhile count as nothing."""
+    """Return the total bytes of all files below a folder; files that vanish meanwhile are not counted."""
     total = 0
     for file in path.rglob("*"):
         try:
@@ -92,7 +92,10 @@ def bytes_below(path: Path) -> int:
 
 
 def _still_to_write(planned: Planned) -> int:
-    """Return the bytes that a trial's checkpoints still add. An old one is removed after a new one: so one is added."""
+    """Return how many bytes of checkpoints a trial still adds to those in its run folder; 0 if it has ended.
+
+    One checkpoint is counted in addition, since an old checkpoint is removed only after a new one is written.
+    """
     folder = planned.folder
     if folder.over and folder.has(planned.keep):
         return 0

@@ -1,4 +1,4 @@
-"""Print the log of a sweep's trial, and follow it while the trial runs (`fewbits logs`)."""
+"""Print the log of a sweep's trial; with --follow, also the lines that it writes later (`fewbits logs`)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from fewbits.common.store_folder import store_folder
 
 EXAMPLES = """\
 examples:
-  fewbits logs 1a2b3c4d                  the whole log of a trial, which is named by its hash
-  fewbits logs 1a2b3c4d --follow         also the lines to come, until the trial ends or Ctrl-C
-  fewbits logs runs/RUN --lines 20
+  fewbits logs 1a2b3c4d                  the whole log of the trial with this hash
+  fewbits logs 1a2b3c4d --follow         also new lines, until the trial ends or Ctrl-C
+  fewbits logs runs/RUN --lines 20       the last 20 lines
 
-Trials of a sweep have logs. `fewbits train` prints to its own terminal."""
-POLL = 0.3  # seconds
+Only trials of sweeps have logs; `fewbits train` prints to its own terminal."""
+POLL = 0.3  # seconds between two looks at the file
 
 
 def main(argv: Sequence[str]) -> int:
@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     folder = opened(find_run(options.run, store_folder(existing(options.runs) or "runs")))
     path = folder.path / store.LOG
     if not path.is_file():
-        raise ValueError(f"{folder.path} has no log: only trials of sweeps have one")
+        raise ValueError(f"{folder.path} has no log: only trials that a sweep has started have one")
     position = _position(path, options.lines)
     for text in _pieces(path, position, lambda: options.follow and store.holder(folder) is not None):
         print(store.plain(text), end="", flush=True)
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _position(path: Path, lines: int | None) -> int:
-    """Return the byte at which the last lines begin; 0 for the whole file."""
+    """Return the position in bytes at which the file's last `lines` lines begin; 0, the start, if `lines` is None."""
     if lines is None:
         return 0
     content = path.read_bytes()
@@ -49,12 +49,12 @@ def _position(path: Path, lines: int | None) -> int:
 
 
 def _pieces(path: Path, position: int, goes_on: object) -> Iterator[str]:
-    """Yield the file's text from a byte on, and what is added to it as long as `goes_on()` is true."""
+    """Yield the file's text from byte `position` on, and then text that is appended, as long as `goes_on()` is true."""
     assert callable(goes_on)
     with path.open("rb") as file:
         file.seek(position)
         while True:
-            running = goes_on()  # before the file is read, so that the last lines are not missed
+            running = goes_on()  # called before the file is read, so that the last lines are not missed
             if added := file.read():
                 yield added.decode(errors="replace")
             if not running:

@@ -1,4 +1,4 @@
-"""List what can be removed from a store and what that frees; remove it only on request (`fewbits prune`)."""
+"""List what can be removed from a store, and how much space that frees; remove it with --delete (`fewbits prune`)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from fewbits.common.tables import print_table
 KINDS = {
     "leftovers": "unfinished files of processes that were killed",
     "checkpoints": "of trials that have ended: all but the last checkpoint and those from which branches start",
-    "replaced": "old runs that `fewbits sweep --like` has moved away",
+    "replaced": "old run folders that `fewbits sweep --like` has moved to replaced/",
     "stale": "whole runs that another version of the code computed, and that no stored plan and no other run needs",
 }
-NAMED_ONLY = ("stale",)  # removing them loses results
+NAMED_ONLY = ("stale",)  # kinds that are listed only if the command names them, since their removal loses results
 EXAMPLES = """\
 examples:
-  fewbits prune                          what can go; nothing is removed
+  fewbits prune                          list what can be removed; remove nothing
   fewbits prune --delete                 remove it
-  fewbits prune stale                    runs of older versions of the code, which are listed only by this name
-  fewbits prune checkpoints --delete
+  fewbits prune stale                    list runs of older versions of the code (only if `stale` is given)
+  fewbits prune checkpoints --delete     remove only checkpoints
 
 kinds:
 """ + "\n".join(f"  {kind:12} {about}" for kind, about in KINDS.items())
@@ -30,7 +30,7 @@ kinds:
 
 def main(argv: Sequence[str]) -> int:
     parser = CommandParser("fewbits prune", __doc__, EXAMPLES)
-    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"only these: {', '.join(KINDS)}")
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"only these kinds: {', '.join(KINDS)}")
     parser.add_argument("--delete", action="store_true", help="remove what is listed")
     parser.add_argument("--json", action="store_true", help="print a JSON list of objects")
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
@@ -59,5 +59,5 @@ def main(argv: Sequence[str]) -> int:
         print(f"{len(items)} removed, {total} freed; {size(free_bytes(runs))} are free now")
     else:
         again = f"; `fewbits prune{''.join(f' {kind}' for kind in options.kinds)} --delete{runs_option(runs)}` removes"
-        print(f"{len(items)} can go, which frees {total}" + (f"{again} them" if items else ""))
+        print(f"{len(items)} can be removed, which frees {total}" + (f"{again} them" if items else ""))
     return 0

@@ -1,4 +1,4 @@
-"""Find what can be removed from a store, and remove it without harming trials that run and branches to come."""
+"""Find what can be removed from a store, and remove it, without harm to running trials and planned branches."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from fewbits.sweeps.planning.replacing import FOLDER as REPLACED
 from fewbits.sweeps.planning.stored_plans import UnusablePlan, stored_plans
 from fewbits.sweeps.running import store
 
-OLD = 3600.0  # seconds after which no process still writes an unfinished file of the store itself
+OLD = 3600.0  # seconds after which an unfinished file directly in the store is assumed to be left by a dead process
 
 
 @dataclass(frozen=True)
 class Item:
     """A file or folder that can be removed."""
 
-    kind: str
+    kind: str  # a key of KINDS in prune.py
     path: Path
-    run: RunFolder | None = None  # the run that it is a part of
+    run: RunFolder | None = None  # the run that contains it or that it is; None: it belongs to no run of the store
 
     @property
     def bytes(self) -> int:
@@ -35,7 +35,7 @@ class Item:
 
 
 def removable(runs: Path) -> Iterator[Item]:
-    """Yield what can be removed from a store, without that of trials that run."""
+    """Yield the items that can be removed from the store `runs`; run folders of running trials are left out."""
     started = [*_started(runs)]
     needs = _needs(runs, started)
     for run in started:
@@ -59,16 +59,16 @@ def removable(runs: Path) -> Iterator[Item]:
 
 
 def _started(runs: Path) -> Iterator[RunFolder]:
-    """Yield the runs of a store; a line names each one that cannot be read."""
+    """Yield the runs of a store that have started; print a line for each run that cannot be read, and skip it."""
     for path in sorted(runs.glob("*/provenance.json")):
         try:
             yield opened(path.parent)
         except (OSError, ValueError) as error:
-            notice(f"{error}; {path.parent.name} is left out")
+            notice(f"{error}; the run {path.parent.name} is skipped")
 
 
 def _has_ended(run: RunFolder) -> bool:
-    """Tell whether a run has an intact result: one that is damaged has to be repaired from the checkpoints."""
+    """Tell whether a run has an intact result. A damaged result counts as none: to repair it needs the checkpoints."""
     try:
         return run.result() is not None
     except ValueError:
@@ -76,9 +76,10 @@ def _has_ended(run: RunFolder) -> bool:
 
 
 def _needs(runs: Path, started: Sequence[RunFolder]) -> tuple[dict[str, set[int]], set[str]] | None:
-    """Return the steps from which branches start, by run folder, and the run folders of stored plans.
+    """Return the needed steps by run folder, and the names of the run folders that stored plans contain.
 
-    Return None if a plan cannot be read, since it may need any run.
+    Needed steps are those at which planned or existing branches start, and those that a plan keeps. Return None if a
+    plan cannot be read, since this plan may need any run. started: the runs of the store.
     """
     needed: dict[str, set[int]] = {}
     planned: set[str] = set()
@@ -88,7 +89,10 @@ def _needs(runs: Path, started: Sequence[RunFolder]) -> tuple[dict[str, set[int]
             planned.add(trial.folder.path.name)
             needed.setdefault(trial.folder.path.name, set()).update(trial.keep, trial.runtime.keep_steps)
     for error in unusable:
-        notice(f"{error}: runs and checkpoints that it may need are kept; run its sweep again, or remove the file")
+        notice(
+            f"{error}: no run or checkpoint is removed, since this plan may need it; run its sweep again, or remove "
+            "the plan file"
+        )
     for run in started:
         provenance = run.provenance() or {}
         parent = (provenance.get("identity") or {}).get("parent")
@@ -102,9 +106,9 @@ def _is_stale(run: RunFolder) -> bool:
 
 
 def remove(item: Item) -> bool:
-    """Remove an item, and tell whether it is gone.
+    """Remove an item, and tell whether it was removed.
 
-    Parts of a run that another process uses are kept, and so is a run's last intact checkpoint.
+    It is kept if another process uses its run, or if it is the last intact checkpoint of its run.
     """
     try:
         if item.run is None:
@@ -122,7 +126,7 @@ def remove(item: Item) -> bool:
 
 
 def _has_later_checkpoint(run: RunFolder, path: Path) -> bool:
-    """Tell whether a run has an intact checkpoint that is newer than the one at the path."""
+    """Tell whether a run has an intact checkpoint that is newer than the checkpoint at `path`."""
     for later in reversed(checkpoints.steps(run.checkpoints).values()):
         if later == path:
             return False

@@ -1,4 +1,4 @@
-"""Stop running trials at a checkpoint, and leave the others of their sweep running (`fewbits stop`)."""
+"""Stop running trials at a checkpoint, while other trials of their sweep continue (`fewbits stop`)."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ examples:
   fewbits stop 1a2b3c4d                 end a trial after its current step, with a checkpoint
   fewbits stop 1a2b3c4d 5e6f7a8b --no-wait
 
-The sweep goes on with its other trials; running its command again resumes the stopped ones. Ctrl-C in the sweep's own
-terminal stops all of them. A trial of `fewbits train` on this machine is stopped in the same way.
+The sweep continues with its other trials; running its command again resumes the stopped trials. Ctrl-C in the sweep's
+own terminal stops all its trials. A trial of `fewbits train` on this machine is stopped in the same way.
 
-Exit status: 0 all have stopped, or were asked to with --no-wait; 1 one was not running, or has not stopped in time."""
-PATIENCE = 300.0  # seconds that a step and a checkpoint may take
-POLL = 0.2
+Exit status: 0 all have stopped (with --no-wait: all were asked to); 1 one was not running, or did not stop in time."""
+PATIENCE = 300.0  # seconds to wait until the trials have stopped: for a step and a checkpoint
+POLL = 0.2  # seconds between two looks at the trials
 
 
 def main(argv: Sequence[str]) -> int:
@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _ask(folder: RunFolder) -> bool:
-    """Ask the process that trains a trial to stop, and tell whether there is one."""
+    """Ask the process that trains a trial to stop; return False, and print a line, if no process trains it."""
     from fewbits.sweeps.running import store
 
     if store.holder(folder) is not None:
@@ -71,7 +71,7 @@ def _ask(folder: RunFolder) -> bool:
 
 
 def _wait(folders: Sequence[RunFolder]) -> list[RunFolder]:
-    """Wait until no process trains these trials, and return those that have stopped in time."""
+    """Wait up to PATIENCE seconds until no process trains these trials; return the trials that have stopped."""
     until = time.monotonic() + PATIENCE
     while (running := [folder for folder in folders if _runs(folder)]) and time.monotonic() < until:
         terminal.show(f"waiting for {', '.join(folder.path.name for folder in running)}")
@@ -87,7 +87,10 @@ def _runs(folder: RunFolder) -> bool:
 
 
 def _trainer(path: Path) -> int | None:
-    """Return the id of the process of this machine that has locked the run folder, or None."""
+    """Return the id of the process on this machine that trains in the run folder without a lease (`fewbits train`).
+
+    Such a process has locked the lock file in the folder and has it open. Return None if there is no such process.
+    """
     from fewbits.experiments.storage.run_folder import LOCK, NO_LOCKS
 
     lock = path / LOCK

@@ -1,4 +1,4 @@
-"""Show a sweep's progress as the sweep itself shows it, from the files of the store (`fewbits status --watch`)."""
+"""Show a sweep's progress from the files of the store, like the sweep's own display (`fewbits status --watch`)."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from fewbits.sweeps.running.progress import bar
 from fewbits.sweeps.running.store import OVER, State
 from fewbits.sweeps.running.trial_status import TrialStatus, counted, half_done, trial_statuses
 
-EVERY = 2.0  # seconds
-ENDED = (*OVER, State.FAILED, State.BLOCKED)
+EVERY = 2.0  # seconds between two updates of the display
+ENDED = (*OVER, State.FAILED, State.BLOCKED)  # states of trials that no longer wait or run
 
 
 def watch(
     plan: Callable[[], Plan], every: float = EVERY, display: Progress | None = None, pause: Any = time.sleep
 ) -> dict[str, TrialStatus]:
-    """Show the counts, a bar for each running trial and new failures until all trials have ended; return their states.
+    """Show the progress until all trials have ended, and return their statuses by trial id.
 
-    plan: returns the current plan, since a multirun adds trials to it.
+    plan: a function that returns the current plan; it is called at each update, since a multirun adds trials to its
+    plan. every: seconds between updates. pause: called with `every` to wait; tests replace it.
     """
     display, failures = display or Progress(), dict[str, str]()
     try:
@@ -56,7 +57,10 @@ def _show(display: Progress, plan: Plan, statuses: dict[str, TrialStatus]) -> No
 
 
 def _seconds_left(plan: Plan, statuses: dict[str, TrialStatus], reports: dict[str, dict[str, Any]]) -> float:
-    """Return the work that is left over the speed of the running trials, both in FLOPs."""
+    """Return the FLOPs that the unfinished trials still need, divided by the FLOPs per second of the running trials.
+
+    reports: the progress of each running trial, by trial id.
+    """
 
     def left(planned: Planned) -> float:
         step = reports.get(planned.id, {}).get("step") or store.reached(planned.folder)

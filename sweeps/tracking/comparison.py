@@ -1,12 +1,13 @@
-"""Build the comparison view of a sweep in MLflow's page: a row for each swept value, averaged over the seeds.
+"""Build the comparison view of a sweep in MLflow's page: a row for each arm and axis value, averaged over the seeds.
 
-The page keeps such views as tags of an experiment, `mlflow.sharedViewState.<key>`, for its own "share" button. Their
-format is not documented; it is that of MLflow 3.10 to 3.18, which are tested (other versions ignore unknown fields).
-With a later version, links also hold the documented parameters `searchFilter` and `orderByKey`: if its page does not
-know the view, it shows the sweep's runs in the order of the swept values.
+MLflow's page stores views for its own "share" button as tags of an experiment, `mlflow.sharedViewState.<key>`; fewbits
+writes such a tag. Its format is not documented. MLflow 3.10 to 3.18 are tested; other versions ignore unknown fields.
+With later versions than 3.18, links also contain the documented parameters `searchFilter` and `orderByKey`: then a page
+that cannot read the view still shows the sweep's runs, in the order of the swept values.
 
-The charts of the losses come first. The page adds a chart for each other metric, under the part of the metric's name
-before the slash as heading. The table always has the page's columns Created and Duration, which no view can hide.
+The charts of the losses come first. For each other metric, the page itself adds a chart under a heading, which is the
+part of the metric's name before the slash. The table always has the columns Created and Duration; no view can hide
+them.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ UI = "http://127.0.0.1:5000"  # the default address of `fewbits ui`
 TAG = "mlflow.sharedViewState."
 KEY = "fewbits-"  # prefix of the keys of fewbits' views
 SWEEP, SCALE, CURRENT = "fewbits.sweep", "fewbits.scale", "fewbits.current"  # tags of runs
-KIND = "fewbits.kind"  # a tag of the runs that are no trials: sweep or report
-COMPARED = "compared"  # the parameter by which runs are grouped to rows
+KIND = "fewbits.kind"  # a tag of runs that are not trials; its value is `sweep` or `report`
+COMPARED = "compared"  # the parameter of runs by which the view groups them: runs with the same value share a row
 METRICS = ("validation_loss", "ood_loss", "loss")
-FOLDED = 100  # rows whose seeds are hidden at first
-DEFLATE = "deflate;"  # MLflow's prefix of a compressed view; MLflow 3.10 allows 5,000 characters in a tag
-SECTION, OTHERS = "fewbits-losses", ("optimizer", "speed")  # of the charts
-COMPLETE = {  # without all of these the page of MLflow 3.10 ends in an error
+FOLDED = 100  # the number of rows that show only the mean until the user unfolds their seeds
+DEFLATE = "deflate;"  # MLflow's prefix of a compressed view; MLflow 3.10 limits the value of a tag to 5,000 characters
+SECTION, OTHERS = "fewbits-losses", ("optimizer", "speed")  # sections of charts: of the losses, and further ones
+COMPLETE = {  # if one of these fields is missing, the page of MLflow 3.10 shows an error
     "startTime": "ALL",
     "lifecycleFilter": "Active",
     "modelVersionFilter": "All Runs",
@@ -48,7 +49,7 @@ COMPLETE = {  # without all of these the page of MLflow 3.10 ends in an error
     "runsHidden": [],
     "runsVisibilityMap": {},
 }
-TESTED = (3, 18)  # the last version of MLflow whose page is known to understand the views
+TESTED = (3, 18)  # the last version of MLflow whose page was tested with these views
 ORDER = f"params.`{COMPARED}`"
 
 
@@ -57,13 +58,13 @@ class View:
     """A comparison view that is stored in MLflow."""
 
     name: str
-    experiment: str  # its id
-    key: str
-    filter: str  # MLflow's search filter for the view's runs
+    experiment: str  # the id of the experiment whose tag stores the view
+    key: str  # the key of the view, at the end of the tag's name
+    filter: str  # the search filter, in MLflow's syntax, that selects the runs of the view
 
     def link(self, base: str = UI) -> str:
-        """Return the URL of the view's table."""
-        # workflowType: without the page's features for language model applications
+        """Return the URL of the view's table in MLflow's page. base: the server's address."""
+        # workflowType: hides the page's features for applications of language models
         parameters = {"viewStateShareKey": self.key, "workflowType": "machine_learning"}
         if _later_than_tested():
             parameters |= {"searchFilter": self.filter, "orderByKey": ORDER, "orderByAsc": "true"}
@@ -77,12 +78,12 @@ def _later_than_tested() -> bool:
 
 
 def group_of(sweep: Sweep) -> str:
-    """Return a key that is unique among the sweeps of a plan."""
+    """Return STUDY/NAME/SCALE of a sweep, by which the cache file (sent.py) identifies it."""
     return f"{sweep.study}/{sweep.name}/{sweep.scale}"
 
 
 def view_of(sweep: Sweep, experiment: str, owner: Owner) -> View:
-    """Return the view that shows the owner's runs of a sweep. An experiment has one such view for each owner."""
+    """Return the view that shows the current runs of a sweep that belong to this owner (a store and a user)."""
     key = f"{KEY}{sweep.name}-{sweep.scale}-{owner.name}"
     return View(f"{sweep.name} at scale {sweep.scale}", experiment, key, _filter(sweep, owner))
 
@@ -93,7 +94,10 @@ def _filter(sweep: Sweep, owner: Owner) -> str:
 
 
 def compared(sweep: Sweep, cell: Cell) -> str:
-    """Return the name of a cell's row: its arm and its axis values, without the seed."""
+    """Return the name of a cell's row in the view, for example `mor threshold=0.03`: arm and axis values without seed.
+
+    Of an axis's name, only the last part is written if no other axis has the same last part.
+    """
     axes = [axis for group in sweep.groups for axis in group]
     last = [axis.rpartition(".")[2] for axis in axes]
     short = {axis: name if last.count(name) == 1 else axis for axis, name in zip(axes, last, strict=True)}
@@ -101,9 +105,9 @@ def compared(sweep: Sweep, cell: Cell) -> str:
 
 
 def view_state(sweep: Sweep, rows: Sequence[str], owner: Owner, numerics: Sequence[str] = ()) -> str:
-    """Return a sweep's view as the value of its tag.
+    """Return the value of the tag that stores a sweep's view, in MLflow's compressed format.
 
-    rows: the names of its rows. numerics: metrics that it shows besides the losses.
+    rows: the names of the view's rows. numerics: metrics that the view shows besides the losses.
     """
     shown = (*METRICS, *numerics)
     text = json.dumps(
@@ -129,14 +133,18 @@ def view_state(sweep: Sweep, rows: Sequence[str], owner: Owner, numerics: Sequen
 
 
 def read_state(value: str) -> dict[str, Any]:
-    """Return the state in the value of a view's tag; views of earlier versions are not compressed."""
+    """Return the fields of a view from the value of its tag, which older versions of fewbits did not compress."""
     if value.startswith(DEFLATE):
         value = zlib.decompress(base64.b64decode(value.removeprefix(DEFLATE))).decode()
     return dict(json.loads(value))
 
 
 def numerics_shown(recipes: Iterable[Recipe]) -> tuple[str, ...]:
-    """Return the metrics of numerics that compare these recipes: decisions, gradient errors and bit widths."""
+    """Return the names of metrics, besides losses, with which to compare these recipes.
+
+    They are the shares of decisions if a recipe has mixtures, the error of weight gradients if it has quantizers, and
+    the mean bit width if it has a sampler.
+    """
     shown: dict[str, None] = {}
     for recipe in recipes:
         specs = [slot.spec for slot in recipe.operands.values() if slot.spec is not None]
@@ -152,7 +160,7 @@ def _section(uuid: str, name: str) -> dict[str, Any]:
 
 
 def _chart(metric: str) -> dict[str, Any]:
-    """Return a chart of the metric over steps, with a line for each row."""
+    """Return MLflow's description of a line chart of the metric over steps, with a line for each row."""
     return {
         "uuid": f"{KEY}{metric}",
         "type": "LINE",
@@ -177,7 +185,7 @@ def _chart(metric: str) -> dict[str, Any]:
 
 
 def views_in(client: Any) -> list[View]:
-    """Return all comparison views of a tracking store."""
+    """Return all comparison views that fewbits has stored in the MLflow to which the client is connected."""
     views = []
     for experiment in client.search_experiments():
         for tag, value in experiment.tags.items():

@@ -1,4 +1,4 @@
-"""Print where a sweep's trials can be seen in MLflow: links only if a server answers at their address."""
+"""Make the lines that tell where a sweep's trials can be seen in MLflow: links, or the command that serves them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from fewbits.common.store_folder import runs_option
 if TYPE_CHECKING:
     from fewbits.sweeps.tracking.synced import Synced
 
-WAIT = 0.5  # seconds for an answer of this machine
+WAIT = 0.5  # seconds to wait for an answer of a server on this machine
 
 
 def link_lines(synced: Synced, store: Path) -> list[str]:
-    """Return the links to the sweeps' comparison views, or the command that serves them."""
+    """Return a line with a link for each comparison view, or one line with the command `fewbits ui`.
+
+    The links are returned if MLflow is a server, or if `fewbits ui` answers on this machine. store: the sweep's store.
+    """
     if not synced.links or synced.uri.startswith("http") or _answers(synced.links[0][1]):
         return synced.lines
     names = ", ".join(name for name, _ in synced.links)
     runs = "" if os.environ.get("MLFLOW_TRACKING_URI") else runs_option(store)
-    return [f"`fewbits ui{runs}` shows in MLflow: {names}"]
+    return [f"run `fewbits ui{runs}` to see in MLflow: {names}"]
 
 
 def _answers(link: str) -> bool:

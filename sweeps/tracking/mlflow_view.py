@@ -1,16 +1,18 @@
-"""Show a plan's trials in MLflow: a view of the store's files, which drivers update and `fewbits sync` can rebuild.
+"""Show a plan's trials in MLflow: a copy of the store's files, which drivers update and `fewbits sync` can rebuild.
 
+    in MLflow    shows                                         has the tags
     experiment   a study
-    parent run   a sweep at a scale, per store and user   tags fewbits.sweep, fewbits.scale
-    child run    a trial of that sweep that has started   tags fewbits.trial, .folder, .state, .place, .current, .reason
+    parent run   a sweep at a scale, for each store and user   fewbits.sweep, fewbits.scale
+    child run    a trial of the sweep that has started         fewbits.trial, .folder, .state, .place, .current, .reason
 
-All runs have the tags fewbits.store, fewbits.user and mlflow.user. A driver creates, changes and deletes only runs of
-its own store and user. Runs of versions without these tags are adopted if their folder is in the store.
+All runs also have the tags fewbits.store, fewbits.user and mlflow.user. A driver creates, changes and deletes only runs
+of its own store and user. Older versions of fewbits wrote no such tags; their runs get them if their folder is in the
+store.
 
-Only drivers connect to MLflow, workers never do; sent.py remembers what was sent. If MLflow shows a run as running
-but no worker has its trial, the run is set to KILLED; when the trial resumes, the same run is set to RUNNING. If
-several trials have the same place in a sweep, for example after a change of the code, the newest plan's trial is
-current, and the comparison view shows only current trials.
+Workers never connect to MLflow; drivers do. The cache file of sent.py records what was sent. If MLflow shows a run as
+running but no worker trains its trial, the run is set to KILLED; when the trial resumes, the same run is set to
+RUNNING. Several trials may have had the same place in a sweep, for example after a change of the code. Then the trial
+of the newest plan is current, and the comparison view shows only current trials.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ if TYPE_CHECKING:
 STATE, PLACE, REASON = "fewbits.state", "fewbits.place", "fewbits.reason"
 PARENT, SOURCE, NOTE = "mlflow.parentRunId", "mlflow.source.name", "mlflow.note.content"
 STATUS = {
-    State.PLANNED: "KILLED",  # it has started, but no worker has it
+    State.PLANNED: "KILLED",  # the trial has started, since it has a run, but no worker trains it now
     State.RUNNING: "RUNNING",
     State.DONE: "FINISHED",
     State.FAILED: "FAILED",
@@ -76,7 +78,10 @@ STATUS = {
 
 
 class Mirror:
-    """The view of one plan in MLflow. `sync` may be called from any thread; each error is reported once."""
+    """The copy of one plan's trials in MLflow. `sync` may be called from any thread; each error is reported once.
+
+    uri: MLflow's tracking URI; None: the one in MLFLOW_TRACKING_URI, or else the store's own database.
+    """
 
     def __init__(self, plan: Plan, uri: str | None = None) -> None:
         self._plan = plan
@@ -87,13 +92,14 @@ class Mirror:
         self._owner: Owner | None = None
 
     def sync(self, *, afresh: bool = False, last: bool = False) -> Synced:
-        """Send to MLflow what has changed.
+        """Send to MLflow what has changed since the last call, and return a summary of it.
 
-        last: no driver runs the plan any more. afresh: ask MLflow what it has instead of reading the cache file.
+        last: True if no driver runs the plan any more. afresh: ask MLflow which runs it has, instead of reading the
+        cache file of what was sent.
         """
         with self._patience.guarding("trials go on"):
             self._owner = self._owner or owner_of(self._runs)
-        if self._owner is None:  # the store has no id, and cannot be written
+        if self._owner is None:  # the store has no id, and none can be written
             return Synced(self.uri, (), 0, True, self._runs)
         owner, runs = self._owner, self._runs
         record, wanted = read_sent(runs, self.uri, owner), self._wanted(last or afresh, owner)
@@ -152,7 +158,7 @@ class Mirror:
         sent = 0
         for key, want in wanted.items():
             group = groups.get(key) or self._ask(client, owner, want.sweep)
-            groups.pop(key, None)  # put back when all is sent: after an error MLflow is asked again what it has
+            groups.pop(key, None)  # put back when all is sent; so after an error, `_ask` reads from MLflow what it has
             if group.view != want.view:
                 key_of_view = view_of(want.sweep, group.experiment, owner).key
                 client.set_experiment_tag(group.experiment, TAG + key_of_view, want.view)
@@ -169,7 +175,10 @@ class Mirror:
         return sent + sum(self._reap(client, group, wanted.get(key)) for key, group in groups.items())
 
     def _ask(self, client: MlflowClient, owner: Owner, sweep: Sweep) -> SentSweep:
-        """Return what MLflow has of a sweep of this owner; create its experiment and parent run if they are missing."""
+        """Return the runs that MLflow has of this owner's sweep; create its experiment and parent run if necessary.
+
+        Runs of older versions of fewbits without an owner are adopted, and a second run of the same trial is deleted.
+        """
         experiment = connection.experiment(client, sweep.study, self._runs, self.uri)
         key = {SWEEP: sweep.name, SCALE: sweep.scale}
         note = {"mlflow.note.content": sweep.about} if sweep.about else {}
@@ -195,7 +204,7 @@ class Mirror:
         return group
 
     def _adopt_parent(self, client: MlflowClient, experiment: str, owner: Owner, key: Mapping[str, str]) -> None:
-        """Tag a parent run that has no owner, if all its children belong to this owner now."""
+        """Tag each parent run without an owner as this owner's, if all its child runs belong to this owner now."""
         runs = mlflow_runs.search(client, experiment, key)
         for parent in runs:
             children = [run for run in runs if run.data.tags.get(PARENT) == parent.info.run_id]
@@ -206,7 +215,8 @@ class Mirror:
         cell, folder, look = want.cells[trial], self._plan.trials[trial].folder, want.looks[trial]
         place = place_of(cell)
         child = group.children.get(trial)
-        if child is not None and child.place != place:  # its place has changed, but MLflow's parameters cannot change
+        # The trial's place has changed. Parameters of an MLflow run cannot be changed, so a new run replaces it.
+        if child is not None and child.place != place:
             client.delete_run(child.run)
             child = None
         run = self._begin(client, want, group, trial) if child is None else client.get_run(child.run)
@@ -230,13 +240,15 @@ class Mirror:
         tags = {PARENT: group.parent, PLACE: place_of(cell), SOURCE: "fewbits sweep"}
         tags |= {tag: value for tag, value in _tags(folder, State(want.looks[trial][0])).items() if value}
         name = ", ".join(f"{key} {value}" for key, value in cell.place.items())
-        alone = self.uri.startswith("sqlite")  # the store's lock prevents other drivers from creating the run too
+        # With the store's SQLite database, the store's lock prevents other drivers from creating the same run. With a
+        # server, `owned.one` also handles a run that another driver creates at the same time.
+        alone = self.uri.startswith("sqlite")
         owned = OwnedRuns(client, group.experiment, want.owner)
         make = owned.new if alone else owned.one
         return make(key, name, {**tags, CURRENT: "yes"}, began(folder))
 
     def _reap(self, client: MlflowClient, group: SentSweep, want: WantedSweep | None) -> int:
-        """Update runs that MLflow shows as running, but that do not run and are not planned; return their number."""
+        """Update runs that MLflow shows as running, but that do not run and are not in `want`; return their number."""
         orphans = group.orphans(want, self._runs)
         for folder in orphans:
             child = group.children[folder.id]
@@ -249,17 +261,20 @@ class Mirror:
 
 @contextmanager
 def _skipping_damage(client: MlflowClient, group: SentSweep, folder: RunFolder, look: Look) -> Iterator[None]:
-    """Report a trial whose files are damaged, and go on with the others; end its run, which lacks data."""
+    """Warn if sending the trial in the `with` block raises ValueError because its files are damaged, and continue.
+
+    The trial's run in MLflow, which lacks data, gets the status of `look`; the next update sends the trial again.
+    """
     try:
         yield
     except ValueError as error:
         warnings.warn(f"{folder.path.name} was not sent to MLflow: {error}", RuntimeWarning, stacklevel=4)
-        if (child := group.children.pop(folder.id, None)) is not None:  # the next update tries again
+        if (child := group.children.pop(folder.id, None)) is not None:
             client.update_run(child.run, status=STATUS[State(look[0])])
 
 
 def _exists(client: MlflowClient, group: SentSweep) -> bool:
-    """Tell whether MLflow still has a sweep's run; users may delete it, or the whole database."""
+    """Tell whether MLflow still has a sweep's parent run; users may have deleted it, or the whole database."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -281,7 +296,10 @@ def _tags(folder: RunFolder, state: State) -> dict[str, str | None]:
 
 
 def _reason(folder: RunFolder, state: State) -> tuple[str | None, str | None]:
-    """Return the reason of a divergence or failure as one line and as a note with the log; None, None: no reason."""
+    """Return why a trial diverged or failed: as one line, and as a Markdown note, which for a failure has the log.
+
+    Return (None, None) for trials in other states.
+    """
     if state is State.DIVERGED:
         text = f"diverged at step {(folder.result() or {})['step']}"
         return text, text
@@ -293,7 +311,10 @@ def _reason(folder: RunFolder, state: State) -> tuple[str | None, str | None]:
 
 
 def _status(states: list[State], over: bool) -> str:
-    """Return MLflow's status for a sweep with trials in these states. over: no driver runs it any more."""
+    """Return MLflow's status of a sweep's parent run from the states of its trials.
+
+    over: True if no driver runs the sweep any more; otherwise planned trials count as running.
+    """
     if State.RUNNING in states or (State.PLANNED in states and not over):
         return "RUNNING"
     if State.FAILED in states or State.BLOCKED in states:

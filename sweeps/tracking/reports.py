@@ -1,8 +1,8 @@
-"""Send reports to MLflow: each is the artifact `report/` of a run of its study's experiment, one run for each scale.
+"""Send reports to MLflow: a report is the artifact folder `report/` of a run in its study's experiment.
 
-A report belongs to a study at a scale, hence to several sweeps. It is sent only if this store and user have sweeps of
-that study and scale in MLflow. The cache file (sent.py) names it before it is sent, so if MLflow is away, the next
-driver or `fewbits sync` sends it.
+There is one such run for each study and scale. A report is sent only if MLflow has a sweep of this study and scale from
+the same store and user. Before it is sent, it is listed in the cache file (sent.py). So if MLflow cannot be reached,
+the next driver or `fewbits sync` sends it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ ARTIFACT = "report"  # the folder of the run's artifacts
 
 
 def track_report(runs: Path, study: str, scale: str, folder: Path) -> None:
-    """Send a report that `fewbits report` has written, unless MLflow has it already."""
-    if not (runs / CACHE).exists():  # nothing of this store is in MLflow; it may be mounted read-only
+    """Send the report that `fewbits report` wrote into `folder`, unless MLflow has it already. runs: the store."""
+    if not (runs / CACHE).exists():  # nothing of this store was sent to MLflow; also, the store may be read-only
         return
     with Patience().guarding("the next `fewbits sync` sends the report"):
         uri, owner = tracking_uri(runs), owner_of(runs)
@@ -34,7 +34,7 @@ def track_report(runs: Path, study: str, scale: str, folder: Path) -> None:
         client = connect(runs, uri)
         with locked(runs):
             sent = read_sent(runs, uri, owner)
-            alone = sent.database == look_at_database(uri)  # no other process has changed the database
+            alone = sent.database == look_at_database(uri)  # no other process has changed the database since
             try:
                 send_reports(client, runs, uri, owner, sent)
             finally:
@@ -43,7 +43,10 @@ def track_report(runs: Path, study: str, scale: str, folder: Path) -> None:
 
 
 def _remember(runs: Path, uri: str, owner: Owner, key: str, folder: Path) -> bool:
-    """Note the report's folder in the cache file; return whether MLflow lacks the report."""
+    """List the report's folder in the cache file; return True if the report has to be sent.
+
+    key: STUDY/SCALE. Return False, and list nothing, if MLflow has no sweep of this study and scale.
+    """
     with locked(runs):
         sent = read_sent(runs, uri, owner)
         study, _, scale = key.partition("/")
@@ -56,7 +59,7 @@ def _remember(runs: Path, uri: str, owner: Owner, key: str, folder: Path) -> boo
 
 
 def send_reports(client: MlflowClient, runs: Path, uri: str, owner: Owner, sent: SentStore) -> None:
-    """Send the reports in `sent` that have changed since they were sent."""
+    """Send the reports listed in `sent` whose page has changed since it was last sent, and record that in `sent`."""
     for key, report in sent.reports.items():
         if (look := report.unsent) is None:
             continue

@@ -1,8 +1,9 @@
-"""Remember what was sent to MLflow about a store's sweeps, and find what MLflow does not have yet.
+"""Record in a cache file what was sent to MLflow about a store's sweeps, and find what MLflow does not have yet.
 
-A small cache file beside the run folders holds, for each sweep and trial, what was sent and the times and sizes of the
-trial's files at that moment, and those of MLflow's SQLite file. While these are the same there is nothing to do, and
-MLflow is not even imported. The cache may be deleted; then MLflow is asked which runs it has.
+The cache file in the store has, for each sweep and trial, what was sent and the modification times and sizes that the
+trial's files had then. It also has the time and size of MLflow's SQLite file. As long as all of these are unchanged,
+there is nothing to send, and MLflow is not even imported. The cache file may be deleted: then the next update reads
+from MLflow which runs it has.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from fewbits.sweeps.tracking.comparison import compared, view_state
 CACHE = ".mlflow-sync.json"
 FILES = ("config.yaml", "metrics.parquet", "timing.parquet", "result.json", store.FAILURE, SYSTEM)
 
-Look = list[Any]  # a trial's state, then the modification time and the size of each of its files
+Look = list[Any]  # [a trial's state, then for each of FILES: [modification time in ns, size in bytes] or None]
 
 
 def look_at(folder: RunFolder) -> Look:
-    """Return a trial's current state, and the times and sizes of its files."""
+    """Return a trial's present state, and the modification times and sizes of its FILES, to detect changes."""
     return [store.state(folder).value, *(look_at_file(folder.path / name) for name in FILES)]
 
 
 def look_at_file(path: Path) -> list[int] | None:
-    """Return a file's modification time and size, or None if it does not exist."""
+    """Return a file's modification time in nanoseconds and its size in bytes, or None if it does not exist."""
     try:
         status = path.stat()
     except OSError:
@@ -45,40 +46,41 @@ def look_at_file(path: Path) -> list[int] | None:
 
 
 def look_at_database(uri: str) -> list[int] | None:
-    """Return the time and size of MLflow's SQLite file, or None if MLflow is a server or another database."""
+    """Return the time and size of MLflow's SQLite file, or None if the URI names a server or another database."""
     return look_at_file(sqlite_database.path_of(uri)) if uri.startswith(sqlite_database.SCHEME) else None
 
 
 def place_of(cell: Cell) -> str:
-    """Return the cell's place as JSON, which is the value of a run's tag."""
+    """Return the cell's place (arm, axes, seed) as JSON: the value of the tag `fewbits.place` of the trial's run."""
     return json.dumps(cell.place)
 
 
 @dataclass
 class SentTrial:
-    """The data of a sweep's trial that were last sent to MLflow. The cache file has these fields."""
+    """A record in the cache file: what was last sent to MLflow about a trial of a sweep."""
 
-    folder: str
-    run: str = ""  # its id in MLflow
-    place: str = ""
-    current: bool = False
-    look: Look = field(default_factory=list)
+    folder: str  # the path of the run folder
+    run: str = ""  # the id of its run in MLflow
+    place: str = ""  # the trial's place in the sweep, as JSON
+    current: bool = False  # the newest plan has this trial at its place
+    look: Look = field(default_factory=list)  # the state and files that were sent
 
 
 @dataclass
 class SentSweep:
-    """The data of a sweep at a scale that were last sent to MLflow. The cache file has these fields."""
+    """A record in the cache file: what was last sent to MLflow about a sweep at a scale."""
 
-    experiment: str
-    parent: str  # the run
-    status: str = ""  # of the parent
-    view: str = ""
-    children: dict[str, SentTrial] = field(default_factory=dict)  # by trial
+    experiment: str  # the experiment's id in MLflow
+    parent: str  # the id of the sweep's run in MLflow, the parent of its trials' runs
+    status: str = ""  # MLflow's status of the parent run
+    view: str = ""  # the comparison view, as the value of its tag
+    children: dict[str, SentTrial] = field(default_factory=dict)  # by trial id
 
     def orphans(self, want: WantedSweep | None, runs: Path) -> list[RunFolder]:
         """Return the run folders of trials that MLflow shows as running, but that do not run and are not in `want`.
 
-        The store may be mounted elsewhere than when a folder was sent, so only the folder's name counts.
+        runs: the store. Only the names of the recorded folders are used, since the store may have been mounted at
+        another path when they were recorded.
         """
         shown = [trial for trial, child in self.children.items() if child.look[0] == State.RUNNING]
         folders = [RunFolder(runs / Path(self.children[trial].folder).name, trial) for trial in shown]
@@ -88,37 +90,37 @@ class SentSweep:
 
 @dataclass
 class SentReport:
-    """The report of a study at a scale that `fewbits report` wrote. The cache file has these fields."""
+    """A record in the cache file: a report that `fewbits report` wrote for a study at a scale."""
 
-    folder: str
-    look: list[int] | None = None  # the time and size of its page when it was sent
+    folder: str  # the report's folder
+    look: list[int] | None = None  # the time and size of index.html when the report was last sent; None: never sent
 
     @property
     def unsent(self) -> list[int] | None:
-        """The time and size of its page, if MLflow does not have it yet."""
+        """The time and size of index.html now, if they differ from `look`; None: nothing has to be sent."""
         now = look_at_file(Path(self.folder) / "index.html")
         return None if now == self.look else now
 
 
 @dataclass
 class SentStore:
-    """The data of a store and user that were last sent to an MLflow. The cache file has these fields."""
+    """The records in the cache file for one MLflow and owner (store and user)."""
 
-    sweeps: dict[str, SentSweep] = field(default_factory=dict)
+    sweeps: dict[str, SentSweep] = field(default_factory=dict)  # by STUDY/NAME/SCALE
     reports: dict[str, SentReport] = field(default_factory=dict)  # by STUDY/SCALE
     database: list[int] | None = None  # the time and size of MLflow's SQLite file after the last write
 
 
 @dataclass(frozen=True)
 class WantedSweep:
-    """The current state of a sweep at a scale, from the plan and the store."""
+    """What MLflow should show of a sweep at a scale, from the plan and the store."""
 
     sweep: Sweep
     owner: Owner
-    cells: dict[str, Cell]  # by trial: the first, if several cells are one trial
-    looks: dict[str, Look]
-    status: str  # MLflow's, of the parent run
-    metrics: tuple[str, ...] = ()  # of numerics, that the comparison view shows
+    cells: dict[str, Cell]  # by trial id; if several cells have the same trial, the first cell
+    looks: dict[str, Look]  # by trial id: the present state and files of all trials of the plan
+    status: str  # MLflow's status for the parent run
+    metrics: tuple[str, ...] = ()  # metrics that the comparison view shows besides the losses
 
     @property
     def view(self) -> str:
@@ -126,27 +128,27 @@ class WantedSweep:
         return view_state(self.sweep, list(rows), self.owner, self.metrics)
 
     def unsent(self, sent: SentSweep) -> list[str]:
-        """Return the ids of trials whose current state MLflow lacks.
+        """Return the ids of trials whose present state was not sent yet. sent: the record of what was sent.
 
-        Trials that have not begun are left out, unless MLflow shows them as running.
+        A trial that has not started is not included, unless MLflow shows it as running.
         """
         trials = []
         for trial, cell in self.cells.items():
             look, child = self.looks[trial], sent.children.get(trial)
             begun = look[0] != State.PLANNED or look[1] is not None
-            removed = child is not None and child.look[0] == State.RUNNING  # it is shown as running
+            removed = child is not None and child.look[0] == State.RUNNING  # shown as running; its folder may be gone
             state = (look, True, place_of(cell))
             if (begun or removed) and (child is None or (child.look, child.current, child.place) != state):
                 trials.append(trial)
         return trials
 
     def is_sent(self, sent: SentSweep | None) -> bool:
-        """Tell whether MLflow has the current state of the sweep and all its trials."""
+        """Tell whether MLflow has the present state of the sweep and of all its trials, by the record `sent`."""
         return sent is not None and (sent.status, sent.view) == (self.status, self.view) and not self.unsent(sent)
 
 
 def read_sent(runs: Path, uri: str, owner: Owner) -> SentStore:
-    """Return the cache's record of what was sent to MLflow for this store and user."""
+    """Return what the cache file records for this MLflow and owner; an empty record if it is missing or damaged."""
     cached = (read_json(runs / CACHE) or {}).get(owner.cache_key(uri))
     try:
         sent = from_dict(SentStore, cached or {})
@@ -157,8 +159,7 @@ def read_sent(runs: Path, uri: str, owner: Owner) -> SentStore:
 
 
 def write_sent(runs: Path, uri: str, owner: Owner, sent: SentStore) -> None:
-    """Write the cache."""
-    others = {
-        key: value for key, value in (read_json(runs / CACHE) or {}).items() if "://" not in key
-    }  # once keys were URIs
+    """Write the record `sent` for this MLflow and owner into the cache file, and keep the records of others."""
+    # Older versions used URIs as keys; their records are dropped.
+    others = {key: value for key, value in (read_json(runs / CACHE) or {}).items() if "://" not in key}
     write_json(runs / CACHE, {**others, owner.cache_key(uri): asdict(sent)})

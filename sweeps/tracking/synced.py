@@ -1,4 +1,4 @@
-"""The result of an update of MLflow, with the links that commands print."""
+"""Define the result of an update of MLflow, with the links to comparison views that commands print."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from fewbits.sweeps.tracking.comparison import View
 class Synced:
     """The result of an update of MLflow."""
 
-    uri: str
-    views: tuple[View, ...]  # of the sweeps that MLflow has runs of
-    sent: int  # runs that were created or changed
-    away: bool  # MLflow did not get everything
+    uri: str  # MLflow's tracking URI
+    views: tuple[View, ...]  # the comparison views of the plan's sweeps that MLflow has
+    sent: int  # the number of runs that were created or changed
+    away: bool  # True: something has not been sent yet
     runs: Path | None = field(default=None, compare=False)  # the store
 
     @property
     def links(self) -> tuple[tuple[str, str], ...]:
-        """The names and URLs of the comparison views; without a server, at the address of `fewbits ui`."""
+        """Pairs (name, URL) of the comparison views: on the MLflow server, or else at the address of `fewbits ui`."""
         base = _without_user(self.uri) if self.uri.startswith("http") else comparison.UI
         return tuple((view.name, view.link(base)) for view in self.views)
 
     @property
     def lines(self) -> list[str]:
-        """The links as lines, and the command that serves them if there is no server."""
+        """A line `NAME: URL` for each view and, if MLflow is no server, a line with the command that serves them."""
         links = [f"{name}: {link}" for name, link in self.links]
         return [*links, self._served] if links and self._served else links
 
     @property
     def _served(self) -> str:
-        """The line that names the `fewbits ui` command; empty if a server has the runs."""
+        """The line `(served by `fewbits ui …`)`; empty if MLflow is a server."""
         if self.uri.startswith("http"):
             return ""
         runs = self.runs or sqlite_database.path_of(self.uri).parent
@@ -45,7 +45,7 @@ class Synced:
 
 
 def _without_user(uri: str) -> str:
-    """Return a server's address without user and password, since a browser asks for them."""
+    """Return a server's address without user and password; a browser will ask the user for them."""
     scheme, separator, rest = uri.partition("://")
     host, slash, path = rest.partition("/")
     return redacted(f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}")

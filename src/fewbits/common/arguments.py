@@ -1,4 +1,4 @@
-"""Define the argument parser that all commands use, and checks of options that several commands have."""
+"""Define the argument parser that all commands use, and checks of values for options that several commands have."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import NoReturn
 from fewbits.common.store_folder import store_folder
 from fewbits.common.terminal import notice
 
-WIDTH = 110
+WIDTH = 110  # characters of a line of help
 
 
 class CommandParser(argparse.ArgumentParser):
-    """The parser of a command's options. It raises ValueError for wrong options, which the user sees as one line."""
+    """A parser of a command's options that raises ValueError for wrong options; `cli.py` prints it as one line."""
 
     def __init__(self, command: str, about: str | None, examples: str | None = None) -> None:
         super().__init__(command, description=_wrapped(about), epilog=_wrapped(examples), formatter_class=_formatter)
@@ -24,9 +24,9 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def existing(runs: str | None) -> str | None:
-    """Return the store that the option `--runs` names; raise ValueError if it does not exist.
+    """Return the value of `--runs`, which may be None; raise ValueError if it names a folder that does not exist.
 
-    So a command that only reads does not create a store if the user mistypes its name.
+    Commands that only read a store call it, so that a mistyped name does not create a new store.
     """
     if runs is not None and not store_folder(runs).is_dir():
         raise ValueError(f"--runs {runs}: no such folder")
@@ -34,26 +34,28 @@ def existing(runs: str | None) -> str | None:
 
 
 def positive(text: str) -> int:
-    """Return an option's value as a whole number of 1 or more; raise ArgumentTypeError for anything else."""
+    """Return an option's text as a whole number ≥ 1; raise ArgumentTypeError for any other text."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number ≥ 1")
     return int(text)
 
 
 def runtime_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options for where a command computes and where it finds its data."""
-    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help="default: %(default)s")
+    """Add the options --device, --threads and --cache: where a command computes, and where its data are."""
+    parser.add_argument(
+        "--device", default="auto", choices=("auto", "cpu", "cuda"), help="where to compute (default: %(default)s)"
+    )
     parser.add_argument("--threads", type=positive, default=1, help="threads on a CPU (default: %(default)s)")
-    parser.add_argument("--cache", metavar="DIR", help="folder of corpora (default: the user's cache)")
+    parser.add_argument("--cache", metavar="DIR", help="the folder of prepared data (default: the user's cache)")
 
 
 def warn_in_lines() -> None:
-    """Print each warning as one line on stderr from now on."""
+    """Make Python print each later warning as one line on stderr, without the source line that raised it."""
     warnings.showwarning = lambda message, *_: notice(message)
 
 
 def _wrapped(text: str | None) -> str | None:
-    """Break one long line into several lines; leave text that has line breaks as it is."""
+    """Return one long line broken into lines of WIDTH characters; text that has line breaks already stays as it is."""
     return text if text is None or "\n" in text.strip() else textwrap.fill(text, WIDTH)
 
 

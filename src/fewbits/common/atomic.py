@@ -1,7 +1,7 @@
-"""Write files and folders atomically: each is either complete and on the disk, or missing.
+"""Write files and folders atomically: at any time, a file or folder is either complete or does not exist.
 
-A new file or folder first gets a hidden name in the same folder, `.NAME.TOKEN.partial`. It is flushed to the disk and
-then renamed. A process that is killed before that leaves only the hidden name; `remove_leftovers` removes such names.
+A new file or folder is first written under a hidden name in the same folder, `.NAME.TOKEN.partial`, flushed to the
+disk, and then renamed. A process that is killed before leaves only the hidden name; `remove_leftovers` removes it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SUFFIX = ".partial"
 
 @contextmanager
 def synced_file(path: Path) -> Iterator[BinaryIO]:
-    """Create a file whose content is on the disk, not only in memory, when the `with` block ends."""
+    """Create a file, which the `with` block writes, and flush it to the disk when the block ends."""
     with path.open("xb") as file:
         yield file
         file.flush()
@@ -32,7 +32,7 @@ def synced_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def sync_folder(path: Path) -> None:
-    """Flush a folder's list of names to the disk."""
+    """Flush a folder's list of files to the disk, so that a new name survives a crash of the machine."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -41,7 +41,7 @@ def sync_folder(path: Path) -> None:
 
 
 def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
-    """Write or replace a file. content: the bytes, or a function that writes them to the open file that it gets."""
+    """Write or replace a file atomically. content: the bytes, or a function that writes them to an open file."""
     partial = _beside(path)
     try:
         with synced_file(partial) as file:
@@ -57,7 +57,7 @@ def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], object]) 
 
 
 def create_once(path: Path, content: bytes) -> None:
-    """Create a file with this content. If it exists already, or another process creates it first, keep that file."""
+    """Create a file with this content, unless it exists already or another process creates it first."""
     partial = _beside(path)
     try:
         with synced_file(partial) as file:
@@ -70,9 +70,9 @@ def create_once(path: Path, content: bytes) -> None:
 
 @contextmanager
 def folder_atomically(path: Path) -> Iterator[Path]:
-    """Create a folder that the `with` block fills with `synced_file`; rename it to `path` when the block ends.
+    """Create a folder under a hidden name, yield its path, and rename it to `path` when the `with` block ends.
 
-    `path` must not exist yet.
+    The block writes the files with `synced_file`. `path` must not exist yet. If the block raises, remove the folder.
     """
     partial = _beside(path)
     partial.mkdir()
@@ -87,14 +87,14 @@ def folder_atomically(path: Path) -> Iterator[Path]:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder; it is renamed first, so that no process ever sees only a part of it under its name."""
+    """Remove a folder. It is renamed first, so that no process finds an incomplete folder under its name."""
     aside = _beside(path)
     os.rename(path, aside)
     shutil.rmtree(aside)
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the hidden files that killed processes left in a folder. Only the folder's single writer may call this."""
+    """Remove the `.partial` files that killed processes left in a folder; no other process may be writing to it."""
     for path in folder.glob(f".*{_SUFFIX}"):
         if path.is_dir():
             shutil.rmtree(path)
@@ -103,16 +103,19 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as indented JSON with unsorted keys; raise ValueError for values that JSON lacks, such as NaN."""
+    """Write a value atomically as indented JSON, with keys in the given order.
+
+    Raise ValueError for numbers that JSON does not have: NaN and infinities.
+    """
     try:
         text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     except ValueError as error:
-        raise ValueError(f"{path.name}: {error}; write null instead of a number that is not finite") from error
+        raise ValueError(f"{path.name}: {error}; JSON has no NaN and no infinity: write None instead") from error
     write_atomically(path, f"{text}\n".encode())
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in a file, or None if the file is missing, damaged or holds something else."""
+    """Return the JSON object in a file; None if the file is missing or unreadable, or its content is no JSON object."""
     try:
         return checked_json(path)
     except (OSError, ValueError):
@@ -120,7 +123,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def checked_json(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in a file, or None if the file is missing; raise ValueError if it holds something else."""
+    """Return the JSON object in a file; None if the file is missing. Raise ValueError if its content is none."""
     try:
         content = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
@@ -133,7 +136,10 @@ def checked_json(path: Path) -> dict[str, Any] | None:
 
 
 def write_parquet(path: Path, frame: pd.DataFrame) -> None:
-    """Write a frame without its index. Equal frames give equal bytes with the same versions of pandas and pyarrow."""
+    """Write a DataFrame without its index, atomically, as a Parquet file.
+
+    Equal frames give equal bytes with the same versions of pandas and pyarrow.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,4 +1,4 @@
-"""Set environment variables temporarily."""
+"""Set environment variables of this process for the duration of a `with` block."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables of this process while the `with` block runs; then restore their old values."""
+    """Set these environment variables while the `with` block runs; then restore or remove them."""
     before = dict(os.environ)
     os.environ.update(values)
     try:

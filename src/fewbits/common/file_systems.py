@@ -1,6 +1,7 @@
-"""Tell which kind of file system a path is on, from /proc/self/mountinfo.
+"""Find the type of the file system that a path is on, from Linux's /proc/self/mountinfo.
 
-Locks and memory mapping are missing or unreliable on network file systems, so SQLite databases must not be there.
+It is needed since SQLite databases must not be on network file systems, where file locks and memory mapping are missing
+or unreliable.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ NETWORK = frozenset(
 
 
 def kind_of(path: Path) -> str | None:
-    """Return the type of the file system that a path is on, or None if the operating system does not report it."""
+    """Return the type of the file system that a path is on, such as `ext4`; None if the system does not report it.
+
+    The path need not exist.
+    """
     try:
         lines = MOUNTS.read_text("utf-8", errors="surrogateescape").splitlines()
     except OSError:
@@ -31,12 +35,13 @@ def kind_of(path: Path) -> str | None:
         if len(fields) < 5 or not after:
             continue
         mounted = Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), fields[4]))
-        if place.is_relative_to(mounted) and len(mounted.parts) >= depth:  # a later mount hides an earlier one
+        # The deepest mount point above the path counts; of equal mount points the last, which hides earlier ones.
+        if place.is_relative_to(mounted) and len(mounted.parts) >= depth:
             kind, depth = after.split()[0], len(mounted.parts)
     return kind
 
 
 def network_kind_of(path: Path) -> str | None:
-    """Return the type of the network file system that a path is on, or None on a local or an unknown one."""
+    """Return the type of the file system that a path is on if it is one of NETWORK, such as `nfs4`; else None."""
     kind = kind_of(path)
     return kind if kind in NETWORK else None

@@ -1,4 +1,4 @@
-"""Build frozen dataclasses from nested mappings, with errors that name the key and the valid choices."""
+"""Build dataclasses from nested mappings, such as YAML and JSON, with errors that name the key and valid choices."""
 
 import dataclasses
 import types
@@ -10,10 +10,10 @@ T = TypeVar("T")
 
 
 def from_dict(kind: type[T], data: Mapping[str, Any], path: str = "") -> T:
-    """Return an instance of the dataclass `kind` with the values of a mapping; raise ValueError for wrong values.
+    """Return an instance of the dataclass `kind` with the values of `data`; raise ValueError for wrong keys and types.
 
-    Nested dataclasses are built from mappings and tuples from lists; the types of other values are checked.
-    path: the dotted path of the mapping, which error messages name.
+    Fields that are dataclasses are built from nested mappings, and tuples from lists; other values need the field's
+    type, but int is accepted for float. path: the dotted path of `data` in the whole mapping, for error messages.
     """
     if not isinstance(data, Mapping):
         raise ValueError(f"{path or kind.__name__}: a mapping with the keys {_names(kind)} is expected, not {data!r}")
@@ -29,7 +29,7 @@ def from_dict(kind: type[T], data: Mapping[str, Any], path: str = "") -> T:
 
 
 def one_of(what: str, value: object, valid: Iterable[object]) -> None:
-    """Raise ValueError unless the value is one of the valid ones. what: the name of the setting, for the message."""
+    """Raise ValueError if the value is not in `valid`. what: the name of the setting, with which the message begins."""
     valid = tuple(valid)
     if value not in valid:
         choices = f"valid values are {', '.join(map(str, valid))}" if valid else "no value is valid"

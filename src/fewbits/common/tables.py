@@ -1,4 +1,4 @@
-"""Print tables of text with aligned columns and without lines, for terminals, pipes and files."""
+"""Print tables of text with aligned columns and no ruled lines, for terminals, pipes and files."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import TextIO
 
 GAP = 2  # spaces between columns
-FOLDED = 24  # the least width of a folded column, in characters
+FOLDED = 24  # the least width of a column whose text is wrapped, in characters
 
 
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Collection[str] = (), file: TextIO | None = None
 ) -> None:
-    """Print rows below the columns' names, to stdout or `file`; if all names are empty, print the rows alone.
+    """Print a row with the names of the columns, and then the rows, to stdout or `file`.
 
-    right: names of the columns that are aligned right, such as numbers.
+    columns: the names; if all are empty, no such row is printed. right: names of the columns to align right, such as
+    numbers.
 
-    On a terminal the names are bold, and the last column is folded if the table is wider than the terminal, unless that
-    column is aligned right. In a pipe or file every row is one line of plain text of any length.
+    On a terminal, the names are bold. If the table is wider than the terminal, the text of the last column is wrapped,
+    unless this column is aligned right. In a pipe or file, each row is one line of plain text of any length.
     """
     # Imported here, because rich takes longer to import than most commands need to start.
     from rich.console import Console

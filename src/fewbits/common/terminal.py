@@ -1,4 +1,4 @@
-"""Print lines on stderr: permanent notices and, on a terminal, a status line that the next status line replaces."""
+"""Print lines on stderr: permanent notices and, on a terminal, a status line that can be replaced and erased."""
 
 import shutil
 import sys
@@ -12,9 +12,9 @@ def notice(text: object) -> None:
 
 
 def show(text: str) -> None:
-    """Replace the status line."""
+    """Replace the status line by this text, cut to the terminal's width; do nothing if stderr is no terminal."""
     if sys.stderr.isatty():
-        width = shutil.get_terminal_size().columns - 1  # a wrapped line could not be erased
+        width = shutil.get_terminal_size().columns - 1  # a text of several lines could not be erased
         print(f"\r\033[K{text[:width]}", end="", file=sys.stderr, flush=True)
 
 
