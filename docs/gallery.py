@@ -1,11 +1,12 @@
-"""Publish reports in docs/gallery, and write the tables of verdicts from what is there, so that nobody types a result.
+"""Publish reports in docs/gallery, and write the tables of verdicts from them, so that nobody types results by hand.
 
     make reproduce SCALE=cpu
     python docs/gallery.py reports/*-cpu
 
-copies each report's page to docs/gallery/STUDY-SCALE/index.html, with a verdicts.json that holds the verdicts and the
-numbers behind them, and writes the table in README.md and docs/gallery/README.md. Without folders, it only writes these
-tables. Reports with warnings are refused: incomplete ones, and those on trials that other code computed.
+For each report folder, this copies the page to docs/gallery/STUDY-SCALE/index.html, and writes verdicts.json beside it
+with the verdicts and the numbers from which they follow. Then it writes the table of verdicts in README.md, and
+docs/gallery/README.md. Without arguments, only these two files are written. A report with warnings is refused, for
+example if it is incomplete or if another version of the code computed its trials.
 """
 
 import json
@@ -26,10 +27,10 @@ from fewbits.sweeps.planning.studies import STUDIES
 ROOT = Path(__file__).parents[1]
 GALLERY = ROOT / "docs" / "gallery"
 BEGIN, END = "<!-- verdicts: written by docs/gallery.py -->\n", "<!-- end of verdicts -->\n"
-LARGEST_PAGE = 2 * 2**20
-# The order of rows and columns.
+LARGEST_PAGE = 2 * 2**20  # bytes
+# The scales in the order of rows and columns of the tables.
 SCALES = ("smoke", "cpu", "sizes", "pretrained", "cpu-full", "questions", "gpu", "paper")
-# The columns that README's table always has; other outcomes have one if a stored verdict is of that kind.
+# The outcomes that are always columns of README's table. Another outcome is a column only if a stored verdict has it.
 ALWAYS = (Outcome.REPRODUCED, Outcome.CONTRADICTED, Outcome.INCONCLUSIVE)
 HEAD = """\
 # Gallery of reports
@@ -51,7 +52,10 @@ def main(folders: Sequence[str]) -> None:
 
 
 def publish(folder: Path) -> None:
-    """Copy a report's page and its verdicts to the gallery; raise SystemExit if the report cannot be published."""
+    """Copy the page and verdicts of the report in `folder` to the gallery.
+
+    Raise SystemExit if the report has warnings or its page is too large.
+    """
     record = stored(json.loads((folder / "verdicts.json").read_text("utf-8")), str(folder))
     page = for_readers((folder / "index.html").read_bytes())
     if len(page) > LARGEST_PAGE:
@@ -63,14 +67,17 @@ def publish(folder: Path) -> None:
 
 
 def for_readers(page: bytes) -> bytes:
-    """Return a page whose commands do not name the publisher's store, which a reader does not have."""
+    """Return the page with `--runs STORE` removed from its commands, since readers do not have this store."""
     return re.sub(rb"(<code>fewbits [^<]*?) --runs [^ <]+", rb"\1", page)
 
 
 def stored(report: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return what is stored of a report's verdicts.json; raise SystemExit if the report has warnings."""
+    """Return the content for the gallery's verdicts.json; raise SystemExit if the report has warnings.
+
+    report: the content of the report's own verdicts.json. name: the report's folder, for the message.
+    """
     if warnings := [*report["flags"], *report["notices"]]:
-        raise SystemExit(f"{name}: {len(warnings)} warnings, so it is not published; the first: {warnings[0]}")
+        raise SystemExit(f"{name}: not published, since it has {len(warnings)} warnings; the first: {warnings[0]}")
     kept = {key: report[key] for key in ("study", "scale", "size", "overrides")}
     claims = {claim: _claim(restored(record)) for claim, record in report["claims"].items()}
     return {**kept, "commit": (commit() or "unknown")[:10], "claims": claims}
@@ -112,14 +119,14 @@ def _shown(finding: Finding) -> str:
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
-    """Return what is stored of all published reports, in the order of studies and scales."""
+    """Return the contents of all verdicts.json in the gallery, sorted by study and then by scale."""
     found = [json.loads(path.read_text("utf-8")) for path in folder.glob("*/verdicts.json")]
     studies = list(STUDIES)
     return sorted(found, key=lambda record: (studies.index(record["study"]), SCALES.index(record["scale"])))
 
 
 def table(published: Iterable[Mapping[str, Any]]) -> str:
-    """Return README's table in Markdown: a row for each published report, with the claims of each outcome."""
+    """Return README's table in Markdown: a row for each published report, a column for each outcome with its claims."""
     rows = list(published)
     had = {claim["verdict"] for record in rows for claim in record["claims"].values()}
     outcomes = [outcome for outcome in Outcome if outcome in (*ALWAYS, *had)]
@@ -135,7 +142,10 @@ def table(published: Iterable[Mapping[str, Any]]) -> str:
 
 
 def by_scale(published: Iterable[Mapping[str, Any]]) -> str:
-    """Return a table in Markdown for each study: a row for each claim, with its verdict and effect at each scale."""
+    """Return a Markdown section for each study, with a row for each claim and a column for each published scale.
+
+    A cell has the claim's verdict and effect at that scale.
+    """
     rows, sections = list(published), []
     for study in STUDIES.values():
         own = [record for record in rows if record["study"] == study.name]
@@ -153,7 +163,7 @@ def by_scale(published: Iterable[Mapping[str, Any]]) -> str:
 
 
 def with_table(text: str, made: str) -> str:
-    """Return README's text with this table between the two marks."""
+    """Return README's text with the table `made` in place of the text between the marks BEGIN and END."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -173,7 +183,7 @@ def _runs(record: Mapping[str, Any], folder: str = "") -> str:
 
 
 def _changed(record: Mapping[str, Any]) -> str:
-    """Return the overrides that the runs have in addition to those of the scale."""
+    """Return `, with …` and the overrides of the report's command besides study, scale and store; empty without any."""
     changed = [text for text in record["overrides"] if text.partition("=")[0] not in ("study", "scale", "runs")]
     return f", with {', '.join(f'`{text}`' for text in changed)}" if changed else ""
 

@@ -1,8 +1,9 @@
-"""Cast, scale and add in few bits: the other code of primer 002, with inputs that do not depend on a random seed.
+"""Cast, scale and add numbers of few bits: code like that in the second introductory text of the study primer.
 
     python examples/casts_and_sums.py
 
-A cast to E4M3 beyond 464 is NaN or 448, depending on the version of torch; fewbits saturates, or gives NaN if asked.
+Depending on its version, torch casts values beyond 464 to E4M3 as NaN or as 448, the largest value. fewbits returns
+448, or NaN with the option `overflow=nan`.
 """
 
 import torch
@@ -11,7 +12,7 @@ from fewbits import fake_quantize, product
 
 
 def casts() -> None:
-    """Cast the numbers that the primer prints as examples of precision, overflow and underflow."""
+    """Print the primer's examples of lost precision, overflow and underflow, cast to several formats."""
     for values in (
         (-1.51039, 0.412776, -0.348471, -1.17588),
         (2438.37, -440.6, 857.116, 129.765),
@@ -24,7 +25,7 @@ def casts() -> None:
 
 
 def scaled_dot() -> None:
-    """Scale two vectors to [-1, 1], cast them to E4M3, and divide their dot product by both scales."""
+    """Scale two vectors to [-1, 1], cast them to E4M3, divide their dot product by both scales, and print its error."""
     x, w = torch.linspace(-3, 5, 64), torch.linspace(2, -1, 64)
     sx, sw = 1 / x.abs().max(), 1 / w.abs().max()
     exact = x @ w
@@ -33,7 +34,7 @@ def scaled_dot() -> None:
 
 
 def sums() -> None:
-    """Multiply matrices of E4M3 numbers with sums of different precision."""
+    """Print the largest relative error of a product of E4M3 matrices, for accumulators of different precision."""
     torch.manual_seed(0)
     a, b = torch.rand(8, 4096).to(torch.float8_e4m3fn), torch.rand(4096, 8).to(torch.float8_e4m3fn)
     exact = a.double() @ b.double()

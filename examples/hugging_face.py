@@ -1,6 +1,7 @@
 """Train a model of Hugging Face's transformers with a recipe: python hugging_face.py [RECIPE].
 
-The model is small and random, so nothing is downloaded; `AutoModelForCausalLM.from_pretrained(NAME)` works as well.
+The model is small and has random weights, so nothing is downloaded. A pretrained model from
+`AutoModelForCausalLM.from_pretrained(NAME)` is quantized in the same way.
 """
 
 import sys
@@ -25,7 +26,7 @@ def main(recipe: str = "nvfp4") -> float:
         max_position_embeddings=128,
     )
     model = LlamaForCausalLM(config).bfloat16()
-    quantization = quantize(model, load_recipe(recipe, {"keep.last": 1}), seed=1)  # the last block stays in BF16
+    quantization = quantize(model, load_recipe(recipe, {"keep.last": 1}), seed=1)  # keep.last=1: the last block in BF16
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     quantization.attach(model, optimizer, steps=STEPS)
     print(quantization, "not quantized:", quantization.kept)
@@ -38,11 +39,11 @@ def main(recipe: str = "nvfp4") -> float:
         optimizer.step()
         print(f"step {step + 1}/{STEPS}  loss {loss:.4f}")
 
-    with tempfile.TemporaryDirectory() as folder:  # the weights are ordinary ones, which transformers saves and loads
+    with tempfile.TemporaryDirectory() as folder:  # the weights are ordinary tensors, so transformers can save them
         model.save_pretrained(folder)
         loaded = LlamaForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
         with torch.no_grad():
-            print(f"in BF16, loaded again: loss {loaded(input_ids=tokens, labels=tokens).loss:.4f}")
+            print(f"loaded again, without quantization: loss {loaded(input_ids=tokens, labels=tokens).loss:.4f}")
     return loss.item()
 
 

@@ -1,6 +1,6 @@
-"""Judge claims of your own about a sweep, as the studies' claims are judged: python own_claim.py [STORE].
+"""Check your own claims about a sweep with the statistics of the studies' claims: python own_claim.py [STORE].
 
-conf/claims.yaml has the claims. Run own_recipe.py first: it trains the runs.
+The claims are in conf/claims.yaml. Run own_recipe.py first: it trains the sweep's trials in the store.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Train a GPT that this file defines, as nanoGPT does, with a recipe: python own_model.py [TEXT_FILE [RECIPE]]."""
+"""Train a small GPT, defined in this file, on bytes of a text with a recipe: own_model.py [TEXT_FILE [RECIPE]]."""
 
 import sys
 from pathlib import Path
@@ -29,8 +29,8 @@ class GPT(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.tokens, self.positions = nn.Embedding(256, WIDTH), nn.Embedding(LENGTH, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))  # its linear layers are quantized
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 256)  # these are not
+        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))  # `quantize` quantizes the linear layers of blocks
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 256)  # outside of blocks, `head` stays in FP32
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]

@@ -1,6 +1,6 @@
-"""Sweep thresholds of a recipe of your own and compare the runs in MLflow: python own_recipe.py [STORE].
+"""Train your own recipe with several thresholds, and compare the runs: python own_recipe.py [STORE].
 
-conf/recipe/mine.yaml is the recipe, conf/sweep/thresholds.yaml the sweep. The same as commands:
+The recipe is conf/recipe/mine.yaml; the sweep file is conf/sweep/thresholds.yaml. The same with commands:
 
     fewbits sweep sweep=thresholds --config-dir conf
     fewbits ui
@@ -21,11 +21,11 @@ def main(store: str = "runs") -> None:
     command = ["sweep", "sweep=thresholds", "--config-dir", str(CONF), "--runs", store, "--backend", "local"]
     subprocess.run([sys.executable, "-m", "fewbits.cli", *command], check=True)
 
-    # In Python, as DataFrames
+    # Compare the trials in Python: `sweep.trials` is a DataFrame with a row for each trial
     sweep = fewbits.read("sweep=thresholds", f"hydra.searchpath=[{CONF}]", runs=store)
     print(sweep.trials.groupby(["arm", "recipe.threshold"], dropna=False)["validation_loss"].agg(["mean", "std"]))
 
-    # In MLflow; `fewbits ui` shows the same runs in a browser, with a view that compares the thresholds
+    # Compare them in MLflow; `fewbits ui` shows the same runs in a browser, with a view that compares the thresholds
     mlflow.set_tracking_uri(f"sqlite:///{Path(store).resolve() / 'mlflow.db'}")
     runs = mlflow.search_runs(experiment_names=["thresholds"], filter_string="params.arm = 'mine'")
     print(runs[["params.recipe.threshold", "params.seed", "metrics.validation_loss"]].to_string(index=False))

@@ -131,7 +131,7 @@ _ROWS = (
         target=256.0,  # leaves headroom for the expansion
         expansion=1.5,  # maps the block's maximum to 4 instead of 6
         formats=("e2m1",),
-        because="it maps the largest element of a block to 4 or 6, the two largest values of e2m1",
+        because="it compares that format's 4 and 6",
     ),
     Scaling(  # MS-EDEN, arXiv 2601.22813, algorithm 1
         "eden",
@@ -145,7 +145,7 @@ _ROWS = (
         blocks=("1x16",),
         roundings=("nearest",),
         hadamards=(16, 32, 64, 128),
-        because="MS-EDEN is unbiased only if whole blocks are rotated and only the block scales are rounded randomly",
+        because="it is unbiased over rotations of whole blocks, through the draws of its scales",
     ),
 )
 

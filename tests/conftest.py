@@ -1,8 +1,11 @@
-"""Skip tests marked `gpu` without a CUDA device and `deep` ones in a short run; distribute files over workers.
+"""Configure pytest: which tests are skipped, and which worker process runs which test files.
 
-All tests of a file run in one worker (--dist loadfile), so that the fixtures that they share are made once. So do all
-files of a group: those that start a Ray cluster, since one cluster at a time is as much as two processors carry; those
-that use one MLflow server; and those that judge or show made-up results of one study, whose plans take seconds.
+Tests marked `gpu` are skipped without a CUDA device, and tests marked `deep` in a short run (`make test`).
+
+All tests of a file run in the same worker (--dist loadfile), so that their shared fixtures are made once. All files of
+a group also run in the same worker. The groups are: files that start a Ray cluster, since two cores can run only one
+cluster at a time; files that use the shared MLflow server; and, for each study, the files in tests/analysis/STUDY,
+which share plans that take seconds to make.
 """
 
 import gc
@@ -33,7 +36,8 @@ USES_THE_MLFLOW_SERVER = (
 )
 OF_ONE_STUDY = tuple(f"tests/analysis/{study}/" for study in ("mor", "nvfp4", "gaussws"))
 
-# Files of more than eight seconds of processor time, the longest first; a short file runs beside the last of them.
+# Test files that take more than eight seconds of processor time, the longest first. They start before all other files,
+# so that at the end of a run no worker is left with a long file while the others have nothing to do.
 LONG = (
     "sweeps/running/test_driver.py",
     "sweeps/tracking/test_secrets.py",
@@ -74,12 +78,13 @@ LONG = (
     "experiments/distributed/test_sharding.py",
 )
 
-# Set before torch is imported: if there are more workers and child processes than processors, threads that spin while
-# they wait take three quarters of the time.
+# OpenMP's threads shall sleep while they wait. With more processes than cores, threads that spin while they wait took
+# three quarters of the time. The variable has to be set before torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
-# The garbage collector took a fifth of a worker's time, most of it for objects of imported modules, which stay.
+# Run the garbage collector rarely. It took a fifth of a worker's time, mostly to search the objects of imported
+# modules, which are never garbage; `gc.freeze` below excludes these.
 gc.set_threshold(20_000, 10, 10)
 
 
@@ -89,13 +94,16 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_configure() -> None:
-    """Restore the handler of SIGINT: a shell ignores it in background jobs, and child processes inherit that."""
+    """Restore Python's handler of SIGINT, which tests send to child processes.
+
+    A shell makes background jobs ignore SIGINT, and child processes would inherit that.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class ByFile(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
-    """Give a worker whole files, and all files of a group to the same one."""
+    """A scheduler that gives each worker whole files, and all files of a group to the same worker."""
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
@@ -105,7 +113,7 @@ class ByFile(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
         return next((folder for folder in OF_ONE_STUDY if file.startswith(folder)), file)
 
 
-@pytest.hookimpl(optionalhook=True)  # unknown with -p no:xdist
+@pytest.hookimpl(optionalhook=True)  # optional, since this hook does not exist with -p no:xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
     return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
 
@@ -117,7 +125,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def turn(item: pytest.Item) -> int:
-    """Return when an item runs: the clusters first, since they wait the most, then long files, then all others."""
+    """Return the sort key of a test: files that start clusters first, since they wait most; then LONG; then others."""
     path = item.path.as_posix()
     if path.endswith(STARTS_A_CLUSTER):
         return -1

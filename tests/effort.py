@@ -1,8 +1,9 @@
-"""Set how much the tests try: `make test` a small number of new random examples, `make test-deep` all of them.
+"""Set how thorough the tests are: in `make test`, few random examples; in `make test-deep`, all of them.
 
-FEWBITS_TESTS=deep also runs the tests marked `deep`: repetitions of a mechanism that another test covers, and checks
-whose cost is out of proportion to what they have found. Tests of a law for all combinations of properties try pairs of
-them in a short run, and all combinations if DEEP is true.
+`make test-deep` sets FEWBITS_TESTS=deep, which makes DEEP true. It also runs the tests marked `deep`: further scenarios
+of a mechanism that another test covers, and slow checks that have rarely found errors. Where a law holds for all
+combinations of properties, such as format, scaling and axis, a short run covers all pairs of values, and a deep run all
+combinations.
 """
 
 import os
@@ -10,16 +11,19 @@ import os
 from hypothesis import settings
 
 DEEP = os.environ.get("FEWBITS_TESTS") == "deep"
-SHARE, LEAST = 10, 10  # `make test` tries a tenth of the examples, but at least ten
+SHARE, LEAST = 10, 10  # `make test` tries 1 / SHARE of the examples, but at least LEAST
 
 
 def examples(full: int) -> settings:
-    """Return hypothesis settings with this number of examples in a deep run; each run draws new ones."""
+    """Return hypothesis settings with `full` random examples in a deep run, and fewer in `make test`.
+
+    Each run draws new examples.
+    """
     return settings(max_examples=full if DEEP else max(full // SHARE, LEAST))
 
 
 def load_profile() -> None:
-    """Set the number of examples of tests that name none; a failure prints what reproduces it elsewhere."""
-    # How long an example takes depends on the load of the machine.
+    """Set hypothesis's defaults for all tests: 100 examples in a deep run; a failure prints how to reproduce it."""
+    # There is no deadline, since the time of an example depends on the load of the machine.
     settings.register_profile("fewbits", examples(100), deadline=None, derandomize=False, print_blob=True)
     settings.load_profile("fewbits")

@@ -1,7 +1,7 @@
-"""Run Python programs in processes that are forked from one that has imported the large packages that they need.
+"""Run Python programs in processes forked from a process that has already imported large packages such as torch.
 
-A program gets its own arguments, folder, environment and streams, as if Python had been started for it, and saves the
-seconds of importing torch. Use it where the start of Python is not what is tested.
+Each program gets its own arguments, folder, environment variables and streams, as if a new Python had been started, but
+it does not need seconds to import torch. Use it in tests that do not test the start of Python itself.
 """
 
 import functools
@@ -64,7 +64,7 @@ for line in sys.stdin:
 
 @dataclass(frozen=True)
 class Program:
-    """`python ARGUMENTS` in this folder with these environment variables alone."""
+    """The command `python ARGUMENTS`, run in this folder with only these environment variables."""
 
     arguments: Sequence[str]
     folder: Path
@@ -73,17 +73,17 @@ class Program:
 
 
 class WarmPython:
-    """A process that has imported modules, from which programs are forked; it ends with this one."""
+    """A process that has imported modules, and from which programs are forked; it ends when this process ends."""
 
     def __init__(self, imports: str, environment: Mapping[str, str], folder: Path | None = None) -> None:
-        """Start it in the folder and execute these import statements there."""
+        """Start the process in `folder` and execute the statements `imports` in it. folder None: the current folder."""
         command = [sys.executable, "-c", imports + TEMPLATE]
         self.process = subprocess.Popen(
             command, env=environment, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
     def run(self, programs: Sequence[Program]) -> "list[subprocess.CompletedProcess[str]]":
-        """Run the programs at the same time; return the status and the output of each."""
+        """Run the programs at the same time; return the exit status and the output of each, in the same order."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         with tempfile.TemporaryDirectory() as name:
@@ -109,7 +109,10 @@ class WarmPython:
 
 @functools.cache
 def _without_our_modules() -> WarmPython:
-    """Return a process with large packages but no module of ours, whose version the PYTHONPATH of a program names."""
+    """Return a process that has imported large packages, but no module of fewbits.
+
+    Programs import fewbits themselves, since their PYTHONPATH may name another version of it.
+    """
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return WarmPython("import hydra, numpy, omegaconf, pandas, pyarrow.parquet, torch, yaml", environment)
 
@@ -117,6 +120,6 @@ def _without_our_modules() -> WarmPython:
 def run_python(
     arguments: Sequence[str], *, folder: Path, environment: Mapping[str, str], stdin: str = ""
 ) -> "subprocess.CompletedProcess[str]":
-    """Run `python ARGUMENTS` in this folder with these environment variables alone; return its status and output."""
+    """Run `python ARGUMENTS` in this folder with only these environment variables; return its status and output."""
     (done,) = _without_our_modules().run([Program(arguments, folder, environment, stdin)])
     return done

@@ -1,14 +1,15 @@
-"""Measure the CUDA path on a machine with a GPU, in at most half an hour: `make measure-gpu`.
-
-Each part is a command with a time limit: compilation of the kernels of the parity tests, these tests,
-compute-sanitizer, benchmarks, training at gpu scale, executed FP8 products beside their emulation, and torchtitan.
-When a part ends, its result is written to FOLDER/PART.json and its output to FOLDER/PART.log, and
-docs/measured/cuda-kernels.md is written again. A part that passed on this GPU and commit, with the same uncommitted
-changes, is not run again, so the same command continues after an interruption. Without a GPU the exit status is 2; it
-is 1 if a part failed or ran out of time.
+"""Test and measure the CUDA kernels and training on a machine with a GPU, in at most half an hour: `make measure-gpu`.
 
     make measure-gpu
-    .venv/bin/python -m tests.measure_gpu bench trial    # these parts alone, even if they passed before
+    .venv/bin/python -m tests.measure_gpu bench trial    # only these parts, even if they passed before
+
+Each part is a command with a time limit. The parts are: compilation of the kernels of the parity tests, these tests,
+compute-sanitizer, benchmarks, training at scale gpu, training with executed and with emulated FP8 products, and
+torchtitan. While a part runs, its output is written to FOLDER/PART.log. When it ends, its result is written to
+FOLDER/PART.json, and the table in docs/measured/cuda-kernels.md is written again.
+
+A part that passed on this GPU with this commit and these uncommitted changes is not run again, so the same command
+continues after an interruption. The exit status is 2 without a GPU, and 1 if a part failed or exceeded its time limit.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ PREDICTED = ROOT / "docs" / "measured" / "cuda-kernels-predicted.md"
 BEGIN, END = "<!-- tests/measure_gpu.py writes this part -->", "<!-- end of the written part -->"
 MINUTES = 30  # for all parts together
 PASSED, FAILED, TIMED_OUT, SKIPPED = "passed", "failed", "out of time", "skipped"
-LINES = 40  # of a part's output that are kept in its result
-BENCH = "bench.kernels.json"
+LINES = 40  # the last lines of a part's output that its result contains
+BENCH = "bench.kernels.json"  # the file that the part `bench` writes
 
-# Classes of the predicted table, and the cases of `fewbits bench kernels` that launch their kernels.
+# Row of the table of predicted speeds → the case of `fewbits bench kernels` that launches the same kernels.
 CASES = {
     "128x128, amax": "e4m3:128x128:amax",
     "channel": "e4m3:channel:amax",
@@ -56,18 +57,17 @@ CASES = {
 
 @dataclass(frozen=True)
 class Part:
-    """A command that measures one thing.
+    """A command that tests or measures one thing.
 
-    lacks: why it cannot run on this machine; empty if it can.
-    shows: a text by which the page finds the line of the output that it shows, which is the last one with this text;
-        empty: the last line.
-    target: the file or folder that the command writes, which is deleted before the part runs: a trial whose store has
-        its result would not train again, and rows of an earlier benchmark are not those of this one.
+    lacks: why the command cannot run on this machine; empty if it can.
+    shows: the page shows the last line of the output that contains this text; empty: the last line.
+    target: the file or folder that the command writes. It is deleted before the part runs, since a trial with a result
+        would not be trained again, and rows of an earlier benchmark would look like those of this one.
     """
 
     name: str
     command: tuple[str, ...]
-    seconds: int  # its time limit
+    seconds: int  # the time limit
     lacks: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     shows: str = ""
@@ -76,35 +76,35 @@ class Part:
 
 @dataclass(frozen=True)
 class Result:
-    """The end of a part: its status and its seconds, and the GPU and the commit that it ran with."""
+    """The result of a part: the content of FOLDER/PART.json."""
 
-    part: str
-    status: str
-    seconds: float
-    gpu: str
-    commit: str
+    part: str  # the part's name
+    status: str  # PASSED, FAILED, TIMED_OUT or SKIPPED
+    seconds: float  # how long it ran
+    gpu: str  # the GPU's name
+    commit: str  # the commit of the sources, with a digest of uncommitted changes
     command: str
-    tail: tuple[str, ...] = ()  # the last lines of its output, or why it was skipped
+    tail: tuple[str, ...] = ()  # the last LINES lines of the output; if the part was skipped, the reason
     shows: str = ""  # as in Part
 
     @property
     def last(self) -> str:
-        """The line that the page shows: the last one with the text `shows`; if there is none, the last one."""
+        """The line that the page shows: the last non-empty line with the text `shows`, or else the last one at all."""
         lines = [line for line in self.tail if line.strip()]
         return ([line for line in lines if self.shows in line] or lines or [""])[-1]
 
 
 def parts(folder: Path, capability: tuple[int, int] = FP8_SINCE) -> tuple[Part, ...]:
-    """Return the parts in the order in which they run; their limits add up to at most MINUTES.
+    """Return all parts in the order in which they run; their time limits add up to at most MINUTES.
 
-    capability: the compute capability of the GPU.
+    folder: where they write. capability: the compute capability of the GPU.
     """
     python, fewbits = sys.executable, (sys.executable, "-m", "fewbits.cli")
     tests = (python, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider")
     sanitizer = shutil.which("compute-sanitizer")
     lacks = "" if sanitizer else "compute-sanitizer is not installed (it is a part of the CUDA toolkit)"
-    # Without an exit status for errors, hazards that racecheck reports would leave the status of the tests. Errors of
-    # the driver's functions do not count: torch asks the driver for functions that it may lack.
+    # --error-exitcode: without it, the exit status would be that of the tests even if the sanitizer found errors.
+    # --report-api-errors no: torch calls functions that the driver may lack, which is no error.
     checked = (str(sanitizer), "--error-exitcode", "1", "--report-api-errors", "no", "--tool")
     some = ("-k", "classes or weights")
     uncached = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
@@ -138,7 +138,7 @@ def parts(folder: Path, capability: tuple[int, int] = FP8_SINCE) -> tuple[Part, 
 
 
 def titan(folder: Path) -> tuple[str, ...]:
-    """Return the command that trains torchtitan's debug model with a recipe."""
+    """Return the command that trains torchtitan's debug model with the recipe nvfp4, on inputs in `folder`."""
     settings = {
         "model.name": "llama3",
         "model.flavor": "debugmodel",
@@ -176,7 +176,7 @@ def _lacks_titan() -> str:
 
 
 def write_titan_inputs(folder: Path) -> None:
-    """Write a tokenizer of bytes and the texts of this repository, because torchtitan's package contains neither."""
+    """Write a tokenizer of bytes, and the READMEs of this repository as data; torchtitan's package contains neither."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     tokenizer, data = (folder / "titan" / name for name in ("tokenizer", "data"))
@@ -191,7 +191,11 @@ def write_titan_inputs(folder: Path) -> None:
 
 
 def run(part: Part, folder: Path, gpu: str, commit: str, seconds: float) -> Result:
-    """Run a part for at most so many seconds, write its result, and return it."""
+    """Run a part, write its result into `folder`, and return it.
+
+    seconds: the time that is left for all parts, after which the part is ended even before its own limit. If the part
+    cannot run or no time is left, its status is SKIPPED.
+    """
     log, command, start = folder / f"{part.name}.log", " ".join(part.command), time.monotonic()
     if part.lacks or seconds < 1:
         result = Result(part.name, SKIPPED, 0.0, gpu, commit, command, (part.lacks or "no time is left",))
@@ -228,14 +232,14 @@ def _delete(path: Path) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the processes that a part started, if any still run."""
+    """Kill all processes of a part that still run: the command and its children."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def stored(folder: Path, names: Iterable[str]) -> dict[str, Result]:
-    """Return the results in the folder of the parts with these names."""
+    """Return name → the result stored in `folder`, for those of these parts that have one."""
     results = {}
     for name in names:
         if (path := folder / f"{name}.json").is_file():
@@ -254,9 +258,9 @@ def measure(
     page: Path = PAGE,
     seconds: float = 60 * MINUTES,
 ) -> list[Result]:
-    """Run the parts that have not passed on this GPU and commit, and write the page after each.
+    """Run the parts that have not passed on this GPU and commit, write the page after each, and return all results.
 
-    again: also run those that have passed. seconds: for all parts together.
+    again: also run parts that have passed. seconds: the time limit for all parts together.
     """
     folder.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + seconds
@@ -279,7 +283,7 @@ def measure(
 
 
 def write_page(page: Path, folder: Path) -> None:
-    """Replace the written part of the page by what the folder holds."""
+    """Replace the text between the marks BEGIN and END in the page by the results in `folder`."""
     text = page.read_text()
     head, begin, rest = text.partition(BEGIN)
     _, end, tail = rest.partition(END)
@@ -289,7 +293,7 @@ def write_page(page: Path, folder: Path) -> None:
 
 
 def measured(folder: Path) -> str:
-    """Return the measured part of the page: the parts, and the predicted speeds beside the measured ones."""
+    """Return the results in `folder` as Markdown: a table of the parts, and one of predicted and measured speeds."""
     results = stored(folder, (path.stem for path in sorted(folder.glob("*.json")) if path.name != BENCH))
     ordered = sorted(results.values(), key=lambda result: _ORDER.get(result.part, len(_ORDER)))
     lines = [
@@ -300,7 +304,7 @@ def measured(folder: Path) -> str:
     ]
     lines += [f"| {r.part} | {r.status} | {r.seconds:.0f} | {r.gpu}, {r.commit} | {_cell(r.last)} |" for r in ordered]
     bench, status = folder / BENCH, results["bench"].status if "bench" in results else SKIPPED
-    if status != SKIPPED and bench.is_file():  # the file of a part that was skipped is that of an earlier run
+    if status != SKIPPED and bench.is_file():  # if the part was skipped, a file is left from an earlier run
         lines += ["", *_beside_predictions(json.loads(bench.read_text()), predictions())]
         if status != PASSED:
             lines += ["", f"The benchmark did not end ({status}): these are the cases that it had measured."]
@@ -308,7 +312,7 @@ def measured(folder: Path) -> str:
 
 
 def predictions(page: Path = PREDICTED) -> dict[str, str]:
-    """Return the predicted share of a copy of each class."""
+    """Return class of kernels → predicted speed, as a share of the speed of a copy, from the table in `page`."""
     shares = {}
     for line in page.read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -318,7 +322,10 @@ def predictions(page: Path = PREDICTED) -> dict[str, str]:
 
 
 def _beside_predictions(bench: Mapping[str, object], shares: Mapping[str, str]) -> list[str]:
-    """Return a table of all measured cases; those whose class has a prediction show it. For others it is empty."""
+    """Return the lines of a table with each measured case, its predicted speed, if there is one, and the measured one.
+
+    bench: the content of BENCH. shares: as `predictions` returns them.
+    """
     of_case = {case: shares[name] for name, case in CASES.items() if name in shares}
     lines = [
         f"Speed as a share of a copy of {bench['rows']} × {bench['cols']} {bench['dtype']}, predicted and measured "
@@ -335,7 +342,7 @@ def _beside_predictions(bench: Mapping[str, object], shares: Mapping[str, str]) 
 
 
 def _cell(text: str) -> str:
-    """Return a line as a cell of a table, without the escape sequences of colours."""
+    """Return a line of output as the text of a Markdown table's cell, without escape sequences for colours."""
     return re.sub(r"\x1b\[[0-9;]*m", "", text).replace("|", "\\|").strip()
 
 
@@ -343,7 +350,7 @@ _ORDER = {part.name: index for index, part in enumerate(parts(FOLDER))}
 
 
 def version(root: Path = ROOT) -> str:
-    """Return the short commit; if files outside docs/ have changes that are not committed, also their digest."""
+    """Return the short commit id; `COMMIT+DIGEST` if files outside docs/ have uncommitted changes."""
 
     def git(*arguments: str) -> bytes:
         return subprocess.run(("git", *arguments), cwd=root, capture_output=True, check=False).stdout
@@ -354,12 +361,12 @@ def version(root: Path = ROOT) -> str:
 
 
 def _stop(*_: object) -> None:
-    """End as Ctrl-C does, so that the part that runs ends too: it is in a session of its own."""
+    """Handle SIGTERM like Ctrl-C, so that `run` also kills the running part, which is in its own session."""
     raise KeyboardInterrupt
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="make measure-gpu", description="Measure the CUDA path on a GPU.")
+    parser = argparse.ArgumentParser(prog="make measure-gpu", description="Test and measure fewbits on a GPU.")
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"parts to run again: {', '.join(_ORDER)}")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where results are kept (default: reports/gpu)")
     options = parser.parse_args(arguments)

@@ -1,15 +1,15 @@
-"""Check what a message names, not how it says so."""
+"""Check that a message contains certain values, whatever its wording is."""
 
 import re
 
 
 def naming(*values: object) -> str:
-    """Return a pattern of texts that contain each value as a whole word or phrase, in any order."""
+    """Return a regular expression for texts that contain each value as a whole word or phrase, in any order."""
     return "(?s)" + "".join(f"(?=.*{_whole(str(value))})" for value in values)
 
 
 def names(text: str, *values: object) -> bool:
-    """Tell whether the text contains each value as a whole word or phrase."""
+    """Tell whether the text contains each value as a whole word or phrase, in any order."""
     return re.search(naming(*values), text) is not None
 
 

@@ -1,8 +1,8 @@
-"""Find the mutants of a C++ or Python source: copies with one small mistake, which tests should notice.
+"""Make the mutants of a C++ or Python source: copies of it with one small mistake, which tests should notice.
 
-The mistakes are another operator or comparison, a constant off by one (or doubled, if it is a fraction), a swapped
-minimum and maximum, and a negated truth value. What no test can notice is left alone: comments, strings, preprocessor
-lines, static assertions and annotations.
+The mistakes are: another operator or comparison; an integer changed by one, or another number doubled; min in place of
+max or the reverse; true in place of false or the reverse. No mistakes are made where no test could notice them: in
+comments, strings, preprocessor lines, static assertions and type annotations.
 """
 
 import ast
@@ -57,11 +57,11 @@ CPP = re.compile(
 
 @dataclass(frozen=True)
 class Mutant:
-    """A source in which the characters from `start` on, `before`, are replaced by `after`."""
+    """A change of a source: the text `before` at position `start` is replaced by `after`."""
 
-    file: str
-    line: int
-    start: int
+    file: str  # the path of the source
+    line: int  # the line of the change, from 1
+    start: int  # the position in the source, in characters from 0
     before: str
     after: str
 
@@ -75,7 +75,7 @@ class Mutant:
 
 
 def mutants(file: str, text: str) -> list[Mutant]:
-    """Return the mutants of a source in the order of their places."""
+    """Return all mutants of a source, in the order of their positions. file: its path; text: its content."""
     found = _python(text) if file.endswith(".py") else _cpp(text)
     return [
         Mutant(file, text.count("\n", 0, start) + 1, start, before, after)
@@ -94,11 +94,11 @@ def _cpp(text: str) -> Iterator[tuple[int, str, tuple[str, ...]]]:
 
 
 def _python(text: str) -> Iterator[tuple[int, str, tuple[str, ...]]]:
-    starts = [0]  # of the lines
+    starts = [0]  # the position of the first character of each line
     for line in text.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
     annotated = list(_annotations(text))
-    before = ""  # the token before this one, to tell an operator from the star of an argument
+    before = ""  # the previous token, to tell a product from the star of an argument such as *args
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         start = starts[token.start[0] - 1] + token.start[1]
         unary = token.string in "*/" and before in ("(", ",", "[", "{", "*", "lambda", "")
@@ -113,7 +113,7 @@ def _python(text: str) -> Iterator[tuple[int, str, tuple[str, ...]]]:
 
 
 def _annotations(text: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Return the first place and the end of each annotation."""
+    """Yield the start and the end of each type annotation, each as (line, column)."""
     for node in ast.walk(ast.parse(text)):
         for name in ("annotation", "returns"):
             child = getattr(node, name, None)
@@ -131,6 +131,6 @@ def _numbers(token: str) -> tuple[str, ...]:
         return (str(value + 1), str(value - 1)) if value else ("1",)
     try:
         value_of = float(token)
-    except ValueError:  # a complex number, or one with underscores
+    except ValueError:  # for example a complex number, which is left unchanged
         return ()
     return (repr(2 * value_of) if value_of else "1.0",)

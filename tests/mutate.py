@@ -1,12 +1,13 @@
-"""Measure what the tests notice: plant small mistakes, one at a time, and run the tests that should fail.
+"""Measure which mistakes the tests notice: make small mistakes in sources, one at a time, and run the tests.
 
-    make mutate                                    a sample of every target, and docs/measured/mutation.md
+    make mutate                                    a sample of every target; writes docs/measured/mutation.md
     .venv/bin/python -m tests.mutate headers --sample 0 --files 'kernels/csrc/scale.h'    all mutants of one header
 
-All happens in a copy of the checkout, whose tests have to pass before. A mutant is killed if a test fails or takes far
-too long, and survives if all pass. What does not compile, and what compiles to the same library, is no mutant. The
-kernels are compiled without most optimizations, which changes no bit and is faster. The order of hypothesis's examples
-is fixed, so that the same sample gives the same score.
+The mistakes are made in a copy of the checkout, in which all tests have to pass before. A mutant (tests/mutants.py) is
+killed if a test fails or the tests take far too long, and survives if all tests pass. A mutant that does not compile,
+or that compiles to the same library, does not count. The kernels are compiled with fewer optimizations, which is faster
+and changes no bit. The random examples of hypothesis are fixed, so that the same sample of mutants gives the same
+score.
 """
 
 import argparse
@@ -33,16 +34,18 @@ HEAD = """\
 A mutant is the sources with one small mistake; it is killed if a test fails (`make mutate`, tests/mutate.py). Targets
 are measured one by one, so their commits differ.
 """
-PATIENCE = 4  # a mutant may take this many times as long as the tests took without one
+PATIENCE = 4  # a mutant is killed if its tests take more than this many times as long as without a mutant
 
 
 @dataclass(frozen=True)
 class Target:
-    """Sources, the tests that should notice a mistake in them, and what compiles them."""
+    """Sources, the tests that should notice mistakes in them, and the command that compiles the sources."""
 
-    files: tuple[str, ...]
-    tests: tuple[str, ...]
-    compiled: tuple[str, ...] = ()  # arguments of a Python that fails, or prints the library's path if it keeps one
+    files: tuple[str, ...]  # glob patterns of the sources
+    tests: tuple[str, ...]  # test files and folders
+    # Arguments of a `python` command that compiles the sources. It fails if they do not compile, and prints the path of
+    # the library if it makes one. Empty: nothing is compiled.
+    compiled: tuple[str, ...] = ()
 
 
 CHECKS_THE_SYNTAX = """
@@ -81,7 +84,7 @@ TARGETS = {
 
 
 class Checkout:
-    """A copy of the checkout, in which mutants are planted."""
+    """A copy of the checkout in which mutants are made. `seconds`: how long compilation and tests take without one."""
 
     def __init__(self, folder: Path, target: Target) -> None:
         self.root, self.cache, self.target = folder / "root", folder / "cache", target
@@ -101,7 +104,7 @@ class Checkout:
         self.seconds = time.monotonic() - start
 
     def outcome(self, mutant: Mutant) -> str:
-        """Plant a mutant, run the tests, and take it away; return what became of it."""
+        """Make a mutant, run the tests, and undo it; return KILLED, SURVIVED, SAME or NOT_COMPILED."""
         path = self.root / mutant.file
         text = path.read_text()
         path.write_text(mutant.of(text))
@@ -118,7 +121,10 @@ class Checkout:
             path.write_text(text)
 
     def compiled(self) -> bytes | None:
-        """Return what the compiler made, without its name; None if it refuses the sources."""
+        """Compile the sources and return the bytes of the library; None if the sources do not compile.
+
+        Return no bytes if nothing is compiled, or if the command makes no library.
+        """
         if not self.target.compiled:
             return b""
         for old in self.cache.glob("*.so"):
@@ -132,7 +138,7 @@ class Checkout:
         return b"".join(path.read_bytes() for path in made)
 
     def _tests(self, limit: float | None) -> "subprocess.CompletedProcess[str]":
-        """Run the tests until one fails."""
+        """Run the target's tests until one fails; raise TimeoutExpired after `limit` seconds (None: no limit)."""
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
         command += ["--hypothesis-seed=0", *self.target.tests]
         environment = self._environment | {"FEWBITS_BACKEND": "cpu"} if self.library else self._environment
@@ -145,7 +151,7 @@ class Checkout:
             text=True,
             timeout=limit,
         )
-        if done.returncode not in (0, 1, 2):  # passed, failed, or not importable
+        if done.returncode not in (0, 1, 2):  # pytest's status: 0 passed, 1 failed, 2 errors while tests are imported
             raise SystemExit(f"pytest ended with status {done.returncode}:\n{done.stdout}")
         return done
 
@@ -155,7 +161,10 @@ class Checkout:
 
 
 def measure(name: str, target: Target, sample: int, seed: int) -> list[str]:
-    """Run the mutants of a target, or a sample of them; return the lines of its section."""
+    """Run a sample of a target's mutants; return the lines of the target's section in docs/measured/mutation.md.
+
+    name: the target's name. sample: the number of mutants to run; 0: all. seed: the seed of the choice.
+    """
     files = sorted({path for pattern in target.files for path in ROOT.glob(pattern)})
     found = [mutant for file in files for mutant in mutants(file.relative_to(ROOT).as_posix(), file.read_text())]
     if not found:
@@ -197,11 +206,13 @@ def main(argv: Sequence[str]) -> int:
     assert __doc__
     parser = argparse.ArgumentParser("tests.mutate", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"of {', '.join(TARGETS)}; all if none is named")
-    parser.add_argument("--files", nargs="+", metavar="GLOB", help="the sources, instead of the target's")
-    parser.add_argument("--tests", nargs="+", metavar="PATH", help="the tests, instead of the target's")
-    parser.add_argument("--sample", type=int, default=40, help="mutants of each target; 0: all (default: 40)")
-    parser.add_argument("--seed", type=int, default=0, help="of the sample (default: 0)")
+    parser.add_argument(
+        "targets", nargs="*", metavar="TARGET", help=f"one or more of {', '.join(TARGETS)} (default: all)"
+    )
+    parser.add_argument("--files", nargs="+", metavar="GLOB", help="make mutants of these sources of the target")
+    parser.add_argument("--tests", nargs="+", metavar="PATH", help="run these tests instead of the target's tests")
+    parser.add_argument("--sample", type=int, default=40, help="number of mutants of each target; 0: all (default: 40)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the choice of mutants (default: 0)")
     parser.add_argument("--write", action="store_true", help=f"write {WRITTEN.relative_to(ROOT)}")
     options = parser.parse_args(argv)
     if unknown := set(options.targets) - set(TARGETS):
@@ -217,7 +228,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def with_section(page: str, name: str, section: list[str]) -> str:
-    """Return the page with this section in place of an earlier one of the same name, or at the end."""
+    """Return the page with `section` in place of its section called `name`; if there is none, at the end."""
     before, *sections = page.split("\n## ")
     kept = {text.partition("\n")[0]: text.rstrip() for text in sections}
     kept[name] = "\n".join(section).removeprefix("## ").rstrip()

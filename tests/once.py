@@ -1,4 +1,4 @@
-"""Make what is slow to make once for all workers of a run: finished trials, which tests read or copy."""
+"""Make slow test data, such as finished trials, once for all worker processes of a test run."""
 
 import os
 import shutil
@@ -9,22 +9,25 @@ import pytest
 
 from fewbits.common.locks import locked
 
-NO_LOCKS = "tests run with -n 0 there"
+NO_LOCKS = "tests need -n 0 there"  # the end of the warning on a file system without locks
 
 
 def shared_folder(factory: pytest.TempPathFactory) -> Path:
-    """Return the folder that all workers of this run see."""
+    """Return the temporary folder that all worker processes of this test run share."""
     base = factory.getbasetemp()
     return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
 def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
-    """Return a folder that the first worker to ask has filled by `make`; nobody may write to it afterwards."""
+    """Return the shared folder `name`; the first worker that calls this function fills it by `make(folder)`.
+
+    Tests may read or copy the folder, but must not write to it.
+    """
     folder = shared_folder(factory) / name
     finished = folder / ".finished"
     with folder.with_suffix(".lock").open("w") as lock, locked(lock, NO_LOCKS):
         if not finished.exists():
-            shutil.rmtree(folder, ignore_errors=True)  # left by a worker that failed
+            shutil.rmtree(folder, ignore_errors=True)  # an incomplete folder of a worker in which `make` failed
             folder.mkdir()
             make(folder)
             finished.touch()

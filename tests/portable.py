@@ -1,14 +1,14 @@
 """Run the tests that train or multiply matrices under three instruction sets: `make test-portable`.
 
-Sums in another order and BF16 instructions change the last bits of a product, and training amplifies them, so a test
-that holds on one processor may fail on another. torch (ATen), oneDNN, MKL and the kernels of fewbits each take an
-environment variable that limits the instructions they use, so one processor can stand for several.
-
-The three are the processor's own instructions and the next two levels below. A level that the processor lacks, or that
-equals its own, is printed with the reason. The exit status is 1 if any level fails.
-
-    python tests/portable.py                 all of them
+    python tests/portable.py                 all of these tests
     python tests/portable.py -k probe -x     further arguments go to pytest
+
+The order of sums and BF16 instructions change the last bits of a product, and training amplifies the change. Therefore
+a test that passes on one processor may fail on another. torch (ATen), oneDNN, MKL and the kernels of fewbits each read
+an environment variable that limits the instructions that they use. With these, one processor can simulate older ones.
+
+The three instruction sets (levels) are the processor's own and the next two below it. Levels that are not run are
+printed with the reason. The exit status is 1 if tests fail under any level.
 """
 
 import os
@@ -23,9 +23,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 VARIABLES = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "FEWBITS_CPU_ARCH")
-COUNT = 3
+COUNT = 3  # the largest number of levels that are run
 
-# tests/test_portable.py checks that this list is complete.
+# The test files that train or multiply matrices. tests/test_portable.py checks that the list is complete.
 FILES = (
     "kernels/layers/test_activations.py",
     "kernels/layers/test_attention.py",
@@ -83,7 +83,11 @@ FILES = (
 
 @dataclass(frozen=True)
 class Level:
-    """An instruction set, with the flags of /proc/cpuinfo that it needs and the values of VARIABLES that select it."""
+    """An instruction set.
+
+    needs: the flags in /proc/cpuinfo that it needs. values: the values of VARIABLES that limit the libraries to it;
+    empty: no limit.
+    """
 
     name: str
     needs: frozenset[str]
@@ -105,11 +109,12 @@ LOWER = (  # the highest first
     Level("avx", frozenset({"avx", "pclmulqdq"}), ("default", "AVX", "AVX", "sandybridge")),
     Level("sse", frozenset({"sse4_2", "popcnt"}), ("default", "SSE41", "SSE4_2", "x86-64-v2")),
 )
-MULTIPLIES_BF16 = frozenset({"avx512_bf16", "amx_bf16"})  # with AVX-512 but without these: level avx512
+# Flags of BF16 instructions. Only a processor with one of them has a level of its own above avx512.
+MULTIPLIES_BF16 = frozenset({"avx512_bf16", "amx_bf16"})
 
 
 def choose(flags: Collection[str]) -> tuple[list[Level], dict[str, str]]:
-    """Return the levels to run on a processor with these flags, and the reason why each other level is not run."""
+    """Return the levels to run on a processor with these flags, and name → reason for the levels that are not run."""
     run, reasons = [OWN], {}
     own_is_named = bool(MULTIPLIES_BF16.intersection(flags))
     for level in LOWER:
@@ -117,16 +122,16 @@ def choose(flags: Collection[str]) -> tuple[list[Level], dict[str, str]]:
             reasons[level.name] = f"this processor lacks {', '.join(lacking)}"
         elif not own_is_named:
             own_is_named = True
-            reasons[level.name] = "it is this processor's own"
+            reasons[level.name] = "it is this processor's own level, which is run as `own`"
         elif len(run) < COUNT:
             run.append(level)
         else:
-            reasons[level.name] = f"{COUNT} others are run"
+            reasons[level.name] = f"{COUNT} higher levels are run"
     return run, reasons
 
 
 def cpu_flags() -> set[str]:
-    """Return the instruction sets that Linux lists for this processor; none if it is not an x86-64."""
+    """Return the flags of instruction sets in /proc/cpuinfo; empty if the processor is not an x86-64."""
     if platform.machine() != "x86_64":
         return set()
     lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -134,10 +139,11 @@ def cpu_flags() -> set[str]:
 
 
 def run(level: Level, arguments: Sequence[str]) -> int:
-    """Run pytest under a level and return its exit status."""
+    """Run the tests FILES, limited to a level, and return pytest's exit status."""
     environment = {name: value for name, value in os.environ.items() if name not in VARIABLES} | level.settings
     command = [sys.executable, "-m", "pytest", *arguments, *(f"tests/{name}" for name in FILES)]
-    with tempfile.TemporaryDirectory() as compiled:  # inductor's default cache mixes some levels
+    # A new cache for each level: in its default cache, torch's inductor mixes code of some levels.
+    with tempfile.TemporaryDirectory() as compiled:
         environment["TORCHINDUCTOR_CACHE_DIR"] = compiled
         return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 

@@ -1,7 +1,7 @@
-"""Start a real Ray head for a test, with free ports, a token and its own folder, and end all processes afterwards.
+"""Start a real Ray head for a test, with free ports, a token and its own folder, and end all its processes afterwards.
 
-Every process that a head starts inherits an environment variable with a unique mark, by which it is found and killed.
-Other instances of Ray on the machine go on (`ray stop` would end them all).
+Each process that a head starts inherits the environment variable MARK with a unique value, by which it is found and
+killed. `ray stop` is not used, since it would also end other instances of Ray on this machine.
 """
 
 import fcntl
@@ -26,11 +26,11 @@ from threading import Event, Thread
 
 import pytest
 
-PATIENCE = 180.0  # seconds, long enough for busy machines
-MARK = "MARK_OF_A_TEST"
+PATIENCE = 180.0  # seconds after which a wait fails; so many, since the machine may be busy
+MARK = "MARK_OF_A_TEST"  # the name of the environment variable
 AT_NORMAL_PRIORITY = {"RAY_worker_niceness": "0"}  # Ray's default, 15, stops its workers beside other tests
-HEAD_ID = "f" * 51 + "00000"
-AUTOSCALER = {
+HEAD_ID = "f" * 51 + "00000"  # the head's node id that Ray's test provider expects
+AUTOSCALER = {  # environment variables of a head with Ray's autoscaler v2 and its provider for tests
     "RAY_enable_autoscaler_v2": "1",
     "RAY_FAKE_CLUSTER": "1",
     "RAY_CLOUD_INSTANCE_ID": HEAD_ID,
@@ -42,10 +42,10 @@ AUTOSCALER = {
 
 @dataclass(frozen=True)
 class Head:
-    address: str  # of the dashboard, if it has one
-    gcs: str  # where drivers and nodes join
+    address: str  # the URL of the dashboard, if the head has one
+    gcs: str  # HOST:PORT, the address with which drivers and nodes join
     token_file: Path
-    joining: list[Thread] = field(default_factory=list)  # of the nodes that have not joined yet
+    joining: list[Thread] = field(default_factory=list)  # threads, each of which ends when its node has joined
 
     def wait_for_nodes(self) -> None:
         for thread in self.joining:
@@ -57,11 +57,12 @@ def ray_head(
     nodes: Sequence[Mapping[str, str]] = (),
     grows_by: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Iterator[Head]:
-    """Start a head without CPUs, as on a real cluster, and worker nodes, all on this machine; end them with the block.
+    """Start a head without CPUs, as on a real cluster, and worker nodes, all on this machine, for a `with` block.
 
-    nodes: environment variables of each worker node. It has one CPU, reports one GPU, and joins within the block.
-    grows_by: resources of node types, of which an autoscaler starts at most one node each. Such a head has no
-        dashboard, whose ten processes take longer to start than all others.
+    nodes: for each worker node, its environment variables. A node has one CPU, reports one GPU, and may join only after
+        the block has begun (`Head.wait_for_nodes`).
+    grows_by: node types → resources; an autoscaler starts at most one node of each type. Such a head has no dashboard,
+        whose ten processes take longer to start than all other processes.
     """
     with marked_environment() as environment, short_folder() as folder:
         token_file = folder / "token"
@@ -72,9 +73,9 @@ def ray_head(
         command += ["--dashboard-host=127.0.0.1", "--disable-usage-stats"]
         command += [f"--dashboard-agent-listen-port={agent}", f"--ray-client-server-port={client}"]
         of_each = ["--object-store-memory=80000000", "--min-worker-port=0", "--max-worker-port=0"]
-        of_each += ["--memory=1000000000"]  # otherwise Ray does not start if other programs use most of the memory
+        of_each += ["--memory=1000000000"]  # a fixed amount: Ray would not start if other programs use most memory
         command += of_each
-        # RAY_AUTH_MODE is not set: Ray requires a token because there is one.
+        # RAY_AUTH_MODE is not set for the head, which requires a token because a token file exists.
         environment = environment | {"RAY_AUTH_TOKEN_PATH": str(token_file)}
         if grows_by is not None:
             environment, config = environment | AUTOSCALER, folder / "autoscaler.json"
@@ -87,13 +88,13 @@ def ray_head(
         ended = Event()
         worker = [ray(), "start", "--block", f"--address=127.0.0.1:{gcs}", "--num-cpus=1", "--num-gpus=1", *of_each]
         worker += ["--disable-usage-stats"]
-        environment = environment | {"RAY_AUTH_MODE": "token"}  # without it, a worker does not send its token
+        environment = environment | {"RAY_AUTH_MODE": "token"}  # without it, worker nodes do not send the token
         threads = [
             Thread(
                 target=_join,
                 args=(
-                    # Each node gets its own folder, as on separate machines: nodes remove the files of a job when
-                    # their last worker of that job has ended.
+                    # Each node gets its own folder, as on separate machines. In a shared folder, a node whose last
+                    # worker of a job has ended would remove the job's files, which other nodes still need.
                     [*worker, f"--dashboard-agent-listen-port={port}", f"--temp-dir={folder / str(port)}"],
                     {**environment, **node},
                     folder / f"log-{port}",
@@ -114,7 +115,10 @@ def ray_head(
 
 
 def autoscaler(types: Mapping[str, Mapping[str, float]], gcs: int) -> dict[str, object]:
-    """Return a configuration of Ray's second autoscaler with Ray's provider for tests, whose nodes are processes."""
+    """Return the configuration of Ray's autoscaler v2 with Ray's provider for tests, whose nodes are local processes.
+
+    types: node types → resources. gcs: the head's port.
+    """
     small = {"object_store_memory": 80_000_000}
     nodes = {
         name: {"resources": {**resources, **small}, "node_config": {}, "min_workers": 0, "max_workers": 1}
@@ -122,7 +126,7 @@ def autoscaler(types: Mapping[str, Mapping[str, float]], gcs: int) -> dict[str, 
     }
     head = {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0}
     provider = {
-        "type": "external",  # Ray's wheels lack the defaults of its type `fake_multinode`
+        "type": "external",  # not `fake_multinode`, since Ray's wheels lack a file that this type needs
         "module": "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider",
         "head_node_id": HEAD_ID,
         "gcs_address": f"127.0.0.1:{gcs}",
@@ -145,7 +149,10 @@ def autoscaler(types: Mapping[str, Mapping[str, float]], gcs: int) -> dict[str, 
 
 
 def _join(command: list[str], environment: Mapping[str, str], log: Path, ended: Event) -> None:
-    """Start a worker node, repeatedly if necessary: `ray start` gives up after 30 s, too early on a busy machine."""
+    """Start a worker node, and again until it has joined or `ended` is set.
+
+    `ray start` gives up after 30 s, which is too early on a busy machine.
+    """
     while not ended.is_set():
         with log.open("wb") as out:
             node = subprocess.Popen(command, env=environment, stdout=out, stderr=out, start_new_session=True)
@@ -160,11 +167,11 @@ def wait_until(up: Callable[[], bool], starting: "subprocess.Popen[bytes]", log:
         if up():
             return
         time.sleep(0.1)
-    raise RuntimeError(f"the head did not come up:\n{log.read_text()}")
+    raise RuntimeError(f"Ray's head did not start:\n{log.read_text()}")
 
 
 def is_up(head: Head, log: Path, has_dashboard: bool) -> bool:
-    """Tell whether the head has started and its dashboard answers, which it does by requiring a token."""
+    """Tell whether the head has started and its dashboard, if it has one, answers (with 401: a token is required)."""
     if b"Ray runtime started" not in log.read_bytes():
         return False
     try:
@@ -179,7 +186,10 @@ def is_up(head: Head, log: Path, has_dashboard: bool) -> bool:
 
 @contextmanager
 def one_cluster_at_a_time() -> Iterator[None]:
-    """Hold a lock among test workers: clusters that start at the same time on two cores exceed Ray's time limits."""
+    """Hold a lock of all test processes of this machine while the `with` block runs.
+
+    Clusters that start at the same time on two cores would exceed Ray's time limits.
+    """
     with Path(tempfile.gettempdir(), "cluster-of-fewbits-tests.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -187,9 +197,9 @@ def one_cluster_at_a_time() -> Iterator[None]:
 
 @contextmanager
 def marked_environment() -> Iterator[dict[str, str]]:
-    """Yield this process's environment without settings for Ray and with this Python's programs first.
+    """Yield environment variables with a new mark, without Ray's, and with this Python's folder first on PATH.
 
-    All processes that were started in it are killed at the end.
+    At the end, all processes that were started with these variables are killed.
     """
     with one_cluster_at_a_time():
         yield from _marked_environment()
@@ -209,7 +219,7 @@ def kill_all(mark: bytes) -> None:
     give_up = time.monotonic() + PATIENCE
     while found := marked(mark):
         if time.monotonic() > give_up:
-            raise RuntimeError(f"processes that do not die: {found}")
+            raise RuntimeError(f"these processes are still alive although SIGKILL was sent to them: {found}")
         for process in found:
             try:
                 os.kill(process, signal.SIGKILL)
@@ -231,7 +241,7 @@ def processes() -> list[int]:
 def _environment_of(process: int) -> list[bytes]:
     try:
         return Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
-    except OSError:  # it has ended, or belongs to another user
+    except OSError:  # the process has ended, or belongs to another user
         return []
 
 
@@ -245,7 +255,7 @@ def _is_child(process: int) -> bool:
 
 @contextmanager
 def short_folder() -> Iterator[Path]:
-    """Yield a folder with a short path: Ray's Unix sockets there allow 107 characters, pytest's paths are longer."""
+    """Yield a temporary folder with a short path, since paths of Ray's Unix sockets may have at most 107 characters."""
     folder = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))
     try:
         yield folder
@@ -274,7 +284,7 @@ def client_environment(head: Head) -> Mapping[str, str]:
 
 @contextmanager
 def joining(head: Head) -> Iterator[None]:
-    """Let drivers in this process join the cluster in a `with` block: without the mode, Ray does not send the token."""
+    """Set this process's environment so that drivers in the `with` block can join the cluster and send its token."""
     from ray._private.authentication_test_utils import reset_auth_token_state
 
     with pytest.MonkeyPatch.context() as patch:
@@ -283,12 +293,12 @@ def joining(head: Head) -> Iterator[None]:
         for name, value in client_environment(head).items():
             patch.setenv(name, value)
         patch.setenv("RAY_AUTH_MODE", "token")
-        reset_auth_token_state()  # Ray reads the variables once per process, which here asks other clusters too
+        reset_auth_token_state()  # Ray reads the token once per process, but tests of a process use several clusters
         yield
     reset_auth_token_state()
 
 
 def parent_of(process: int) -> int:
-    """Return the process that started this one: of a worker, its node's raylet."""
+    """Return the id of a process's parent; for a Ray worker, that is the raylet, the main process of its node."""
     (parent,) = re.findall(r"^PPid:\t(\d+)$", Path(f"/proc/{process}/status").read_text(), re.MULTILINE)
     return int(parent)

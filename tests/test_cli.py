@@ -81,7 +81,7 @@ def test_wrong_input_is_one_line_and_status_2(words: list[str], named: list[str]
 
 @pytest.fixture
 def command_that(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], int]], None]:
-    """Return a function that makes `fewbits made-up` run a given function."""
+    """Return a function `install(run)`, after which the command `fewbits made-up` calls `run`."""
 
     def install(run: Callable[[], int]) -> None:
         module = ModuleType("made_up")
@@ -115,7 +115,10 @@ def test_what_the_system_refuses_is_one_line_and_status_1(
 
 
 def test_a_module_that_is_not_there_is_one_line_and_status_1(tmp_path: Path) -> None:
-    """This Python has no packages, like that of a job on a cluster that was started in another environment."""
+    """In a Python without fewbits' dependencies, the error is one line with advice.
+
+    On a cluster this happens if `ray start` was run in another Python environment.
+    """
     command = [sys.executable, "-S", "-m", "fewbits.cli", "sweep", "study=mor", "--dry-run"]
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(cli.__file__).parents[1])}
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
@@ -162,7 +165,10 @@ def test_a_pipe_whose_reader_has_gone_is_silent(words: list[str]) -> None:
 
 
 def test_doctor_takes_no_longer_than_some_starts_of_python() -> None:
-    """The kernels are built first, since doctor tests the compiler otherwise. Importing torch takes over 50 starts."""
+    """`fewbits doctor` takes at most 25 times as long as an empty Python program; importing torch takes over 50 times.
+
+    The kernels are built before, since otherwise doctor also tests the compiler.
+    """
     if build.compiler():
         build.build()
 
@@ -188,7 +194,7 @@ def test_the_command_line_imports_no_heavy_library(words: list[str]) -> None:
 
 
 def test_help_of_a_command_imports_no_heavy_library() -> None:
-    """One process prints the help of all commands, and then the libraries that it has loaded meanwhile."""
+    """No help imports a library of HEAVY: one process prints all helps, and after each the HEAVY libraries it has."""
     probe = f"""
 import sys
 from fewbits import cli
@@ -255,7 +261,7 @@ def test_without_a_compiler_doctor_says_reference_and_what_to_install(
 
 
 def test_a_compiler_that_is_there_and_does_not_work_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An example is a g++ without headers, which exists but cannot build the kernels."""
+    """Doctor treats a compiler that exists but does not work, for example a g++ without headers, as missing."""
     compiler = tmp_path / "g++"
     compiler.write_text("#!/bin/sh\necho 'no include path in which to search for algorithm'\nexit 1\n")
     compiler.chmod(0o755)

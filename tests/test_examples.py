@@ -1,4 +1,4 @@
-"""The scripts in examples/ run as they are, and are short."""
+"""Test that the scripts in examples/ run unchanged, are short, and are listed in examples/README.md."""
 
 import importlib.util
 import math
@@ -18,7 +18,7 @@ SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 
 
 def run(name: str, *words: str) -> Any:
-    """Run a script's main function in this process."""
+    """Run examples/NAME.py's function `main` with these arguments in this process, and return its result."""
     spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -73,7 +73,10 @@ def test_sums_of_few_bits_err_and_promoted_ones_do_not(capsys: pytest.CaptureFix
 
 
 def test_a_recipe_is_swept_compared_in_mlflow_and_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The first script is in a process of its own, since it sets MLflow's tracking server."""
+    """own_recipe.py trains and compares the runs, and then own_claim.py checks two claims about them.
+
+    The first script runs in its own process, since it sets MLflow's tracking URI.
+    """
     arguments = [str(EXAMPLES / "own_recipe.py"), str(tmp_path / "runs")]
     compared = run_python(arguments, folder=tmp_path, environment=os.environ)
     assert compared.returncode == 0, compared.stderr[-2000:]

@@ -1,4 +1,4 @@
-"""The gallery holds what reports said, and the tables of verdicts hold what is in the gallery."""
+"""Test docs/gallery.py: it copies reports' pages and verdicts, and the tables of verdicts agree with the gallery."""
 
 import importlib.util
 import json

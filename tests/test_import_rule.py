@@ -1,7 +1,7 @@
-"""Test the import rule: analysis → sweeps → experiments → models → kernels → common, never back, and no cycles.
+"""Test the import rule: analysis → sweeps → experiments → models → kernels → common, and no import cycles.
 
-Imports are read from syntax trees, so an import inside a function, behind `if TYPE_CHECKING` or by `import_module`
-counts like any other.
+A package may import only from packages to its right. Imports are read from syntax trees, so imports inside functions,
+under `if TYPE_CHECKING` and by `import_module` count, too.
 """
 
 import ast
@@ -14,10 +14,10 @@ from textwrap import dedent
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("common", "kernels", "models", "experiments", "sweeps", "analysis")  # each imports only from earlier ones
+PACKAGES = ("common", "kernels", "models", "experiments", "sweeps", "analysis")  # each may import from earlier ones
 
-# Libraries that a package must not import: models neither read configs nor track runs, and a trial does not use Ray.
-# Only its adapter uses torchtitan.
+# Libraries that a package must not import: models do not read configs or track runs, and a trial does not use Ray. Only
+# the modules in TITAN may import torchtitan.
 FOREIGN = {
     "common": {"ray", "mlflow", "hydra", "omegaconf", "torch", "torchtitan"},
     "kernels": {"ray", "mlflow", "hydra", "omegaconf", "torchtitan"},
@@ -27,13 +27,13 @@ FOREIGN = {
     "analysis": {"torchtitan"},
 }
 TITAN = tuple(f"fewbits.experiments.{name}" for name in ("titan", "torchtitan.decoder", "torchtitan.v0_3"))
-OF_ANY_VERSION = "fewbits.experiments.fingerprint.kernel_calls"  # a script that other versions run: the public API
-NOTEBOOKS = "fewbits.analysis.notebooks."  # they import what users import
+OF_ANY_VERSION = "fewbits.experiments.fingerprint.kernel_calls"  # may use the public API: other versions run it, too
+NOTEBOOKS = "fewbits.analysis.notebooks."  # may use the public API, as users do
 MODULE = re.compile(rf"fewbits\.({'|'.join(PACKAGES)})(\.\w+)*")
 
 
 def files(root: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the name and the file of every module in the packages."""
+    """Yield (name, file) of each module in the packages; a name is, for example, `fewbits.kernels.formats`."""
     for package in PACKAGES:
         folder = root / "src" / "fewbits" / package if package == "common" else root / package
         for file in sorted(folder.rglob("*.py")):
@@ -41,7 +41,10 @@ def files(root: Path) -> Iterator[tuple[str, Path]]:
 
 
 def imports(module: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield the line and the absolute name of everything that a module imports; for `from a import b` the name a.b."""
+    """Yield (line, absolute name) of each import in a module; for `from a import b`, the name is a.b.
+
+    Text constants that are names of fewbits' modules count as imports, too. module: the name of the importing module.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -56,7 +59,7 @@ def imports(module: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
             if called in ("import_module", "__import__") and isinstance(name, str):
                 yield node.lineno, absolute(name, module)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and MODULE.fullmatch(node.value):
-            yield node.lineno, node.value  # for example in a table of modules to be imported later
+            yield node.lineno, node.value  # for example in a table of modules that are imported later
 
 
 def absolute(name: str, module: str) -> str:
@@ -68,7 +71,7 @@ def absolute(name: str, module: str) -> str:
 
 
 def breach(module: str, name: str) -> str | None:
-    """Return why a module must not import that name, or None if it may."""
+    """Return why `module` must not import `name`, or None if it may."""
     package = module.split(".")[1]
     top, *rest = name.split(".")
     if top in FOREIGN[package] and not (module in TITAN and top == "torchtitan"):

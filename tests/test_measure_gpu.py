@@ -1,4 +1,4 @@
-"""Test `make measure-gpu`: results are written as parts end, what passed is not repeated, and limits hold."""
+"""Test `make measure-gpu`: results are written when parts end, passed parts are not run again, time limits hold."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def run(folder: Path, page: Path, *parts: Part, gpu: str = GPU, **how: float) ->
 
 
 def test_each_result_is_written_when_its_part_ends_and_the_page_with_it(tmp_path: Path, page: Path) -> None:
-    """The second part reads the result and the page of the first; the third fails, and the fourth lacks a program."""
+    """The second part checks that the result and page of the first are written; later parts fail or lack a tool."""
     folder = tmp_path / "results"
     reads = (
         f"import json, pathlib; r = json.loads(pathlib.Path({str(folder / 'one.json')!r}).read_text()); "
@@ -124,7 +124,7 @@ def test_changes_that_are_not_committed_are_another_version(tmp_path: Path) -> N
 
 
 def _runs(pid: int) -> bool:
-    """Tell whether a process runs; a zombie, which nobody has waited for, does not."""
+    """Tell whether a process runs; a zombie (it has ended, but its parent has not waited for it) does not."""
     try:
         os.kill(pid, 0)
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -151,7 +151,7 @@ def test_measured_speeds_stand_beside_the_predicted_ones(tmp_path: Path, page: P
 
 
 def writing_bench(folder: Path, then: str = "", case: str = "e4m3:channel:amax") -> Part:
-    """Return a benchmark that writes one row and then does something."""
+    """Return a part that writes a benchmark with one row, for `case`, and then executes the statement `then`."""
     row = {"case": case, "share": {"median": 0.815, "low": 0.79, "high": 0.83}}
     bench = {"rows": 64, "cols": 64, "dtype": "bfloat16", "measured": [row]}
     code = f"import pathlib, time; pathlib.Path({str(folder / BENCH)!r}).write_text({json.dumps(bench)!r}); {then}"
@@ -159,7 +159,7 @@ def writing_bench(folder: Path, then: str = "", case: str = "e4m3:channel:amax")
 
 
 def test_speeds_of_a_benchmark_that_failed_are_not_those_of_an_earlier_one(tmp_path: Path, page: Path) -> None:
-    """Check a benchmark that fails before its first row, and one for which no time is left."""
+    """The page shows no old speeds if the benchmark failed before its first row, or if no time was left for it."""
     for seconds, status in ((60, FAILED), (0, SKIPPED)):
         folder = tmp_path / status
         run(folder, page, writing_bench(folder))
@@ -200,14 +200,17 @@ def test_kernels_are_compiled_before_the_tests_that_need_them(tmp_path: Path) ->
 
 
 def test_kernels_of_parity_are_compiled_in_time_by_ten_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Check the number of kernels: one takes at most a second of a core."""
+    """The part `warm` has time for all kernels on ten cores, since a kernel takes at most a second of a core."""
     monkeypatch.setattr(test_cuda, "DEEP", False)
     needed = len(warm_parity.kernels(warm_parity.fixed_cases()))
     assert 1000 < needed < 10 * measure_gpu.parts(tmp_path)[0].seconds
 
 
 def test_a_trial_that_finished_earlier_trains_again(tmp_path: Path, page: Path) -> None:
-    """Check with a command that, like `fewbits train`, does nothing if its store has the result."""
+    """The store of a part that trains is deleted first, since `fewbits train` does nothing if the result exists.
+
+    The command here behaves in the same way.
+    """
     store = tmp_path / "results" / "runs" / "trial"
     code = (
         f"import pathlib; p = pathlib.Path({str(store)!r}, 'result'); "
@@ -233,7 +236,10 @@ def test_parts_that_train_have_a_store_each_which_lies_in_the_folder_of_results(
 def test_errors_that_a_sanitizer_reports_are_a_failure(
     tmp_path: Path, page: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Check with a sanitizer that, like NVIDIA's, returns the tests' status unless an exit status is asked for."""
+    """A part fails if the sanitizer reports errors although the tests pass.
+
+    The replacement here, like NVIDIA's sanitizer, returns the tests' status unless --error-exitcode is set.
+    """
     tool = tmp_path / "compute-sanitizer"
     tool.write_text(
         f"#!{sys.executable}\nimport sys\nprint('========= SUMMARY: 1 error')\n"
@@ -271,7 +277,7 @@ def test_predictions_are_shown_for_cases_that_the_benchmark_has() -> None:
 @pytest.mark.parametrize("name", measure_gpu.CASES)
 def test_a_case_launches_the_kernels_of_the_class_whose_prediction_stands_beside_it(name: str) -> None:
     (case,) = [case for case in cases.CASES if case.name == measure_gpu.CASES[name]]
-    x, out = (torch.empty(8192, 8192, dtype=torch.bfloat16) for _ in range(2))  # memory that nothing touches
+    x, out = (torch.empty(8192, 8192, dtype=torch.bfloat16) for _ in range(2))  # only their shapes are used
     assert kernels_of([lambda: case.into(x, out)]) == variants_of(name)
 
 

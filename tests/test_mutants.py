@@ -1,4 +1,4 @@
-"""Mutants are planted where a mistake changes what is computed, and nowhere else."""
+"""Test that mutants change operators and constants of sources, and nothing that cannot change results."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Test that `make test-portable` runs every test file that trains, under the instruction sets of the processor."""
+"""Test that `make test-portable` runs all test files that train, under the right instruction sets."""
 
 import ast
 import re
@@ -10,8 +10,8 @@ import pytest
 from tests import portable
 
 TESTS = portable.ROOT / "tests"
-# Modules whose results depend on the order of sums. Sweeps and reports train too, but their tests compare runs of one
-# processor with each other and assert nothing about losses.
+# Modules whose results depend on the order of sums. Tests of sweeps and reports train too, but they only compare runs
+# of the same processor with each other, so their files need not be in the list.
 COMPUTES = {
     "fewbits.kernels.layers.activations",
     "fewbits.kernels.layers.attention",
@@ -33,7 +33,7 @@ COMPUTES = {
     "fewbits.experiments.evaluation.loss",
     "torchtitan.train",
 }
-WITHOUT_PRODUCTS = {  # files that import such a module, but assert nothing that depends on a product
+WITHOUT_PRODUCTS = {  # files that import such a module but assert nothing about products → what they assert about
     "experiments/data/test_gguf_tokenizer.py": "tokens of text",
     "experiments/fingerprint/test_fingerprint.py": "hashes of sources",
     "experiments/fingerprint/test_same_bits.py": "trials of two versions on one processor",
@@ -44,12 +44,12 @@ WITHOUT_PRODUCTS = {  # files that import such a module, but assert nothing that
     "models/test_recipe.py": "recipes as data",
 }
 PACKAGES = ("kernels", "models", "experiments")
-HELPER = re.compile(r"(?:^|\b(?:from|import) )(tests\.[\w.]+)")  # the name alone, or imported by a program
+HELPER = re.compile(r"(?:^|\b(?:from|import) )(tests\.[\w.]+)")  # a text that is or imports a module of tests
 
 
 @cache
 def imports(file: Path) -> frozenset[str]:
-    """Return the names that a test file imports, directly and through the helpers in tests/."""
+    """Return all names that a test file imports, itself and through modules of tests/ that it imports or runs."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
@@ -57,7 +57,7 @@ def imports(file: Path) -> frozenset[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            names |= set(HELPER.findall(node.value))  # a module that runs in its own process
+            names |= set(HELPER.findall(node.value))  # for example in the text of a program for another process
     helpers = [TESTS.parent / f"{name.replace('.', '/')}.py" for name in names if name.startswith("tests.")]
     return frozenset(names.union(*(imports(helper) for helper in helpers if helper.is_file() and helper != file)))
 

@@ -1,4 +1,4 @@
-"""Test the project: its layout, the contents of its wheel, its make targets, and the examples in its README."""
+"""Test the project as a whole: layout, public API, contents of the wheel, make targets, and code in the README."""
 
 import os
 import re
@@ -60,7 +60,7 @@ def test_importing_fewbits_loads_no_torch() -> None:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build a wheel from a copy of the repository, since setuptools writes build products beside the sources."""
+    """Return a wheel built from a copy of the repository; from a copy, since setuptools writes beside the sources."""
     tmp = tmp_path_factory.mktemp("wheel")
     unwanted = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "runs", "reports")
     shutil.copytree(ROOT, tmp / "tree", symlinks=True, ignore=unwanted)
@@ -182,9 +182,10 @@ def test_setup_installs_extras_once_and_cupy_where_there_is_an_nvidia_driver(
 
 
 def reproduced(folder: Path, study: str, swept: int, reported: int, *words: str) -> tuple[int, str, list[list[str]]]:
-    """Run `make reproduce-STUDY` with a stand-in for `fewbits`; return its status, its stderr and the commands it ran.
+    """Run `make reproduce-STUDY` with a replacement for `fewbits`, which records its arguments.
 
-    swept, reported: the exit statuses of the stand-in's `sweep` and other commands.
+    Return make's exit status, its stderr, and the arguments of each call of `fewbits`. swept: the replacement's exit
+    status for `fewbits sweep`. reported: its exit status for other commands except `bench`.
     """
     command = folder / "bin" / "fewbits"
     command.parent.mkdir()
@@ -216,9 +217,9 @@ def test_reproducing_a_study_is_one_command_whose_status_is_the_end(tmp_path: Pa
     ("swept", "reported", "status", "commands"),
     [
         (0, 0, 0, ["sweep", "bench", "bench", "report"]),
-        (1, 1, 1, ["sweep", "bench", "bench", "report"]),  # trials failed: the report names them
+        (1, 1, 1, ["sweep", "bench", "bench", "report"]),  # some trials failed, which the report names
         (0, 1, 1, ["sweep", "bench", "bench", "report"]),
-        (130, 0, 130, ["sweep"]),  # interrupted: the same command resumes
+        (130, 0, 130, ["sweep"]),  # the user interrupted the sweep, and may resume it with the same command
         (2, 0, 2, ["sweep"]),
     ],
 )

@@ -1,7 +1,7 @@
-"""Check how docstrings open: a function's with an imperative verb, no docstring with a fragment of a sentence.
+"""Check the first words of docstrings: a function's is an imperative verb, and none begins a fragment of a sentence.
 
-Ruff's rules (pyproject.toml) check the form of docstrings; D401 knows verbs in the third person but takes a noun for a
-verb, and no rule knows fragments that only complete the function's name ("Of each trial…").
+Ruff's rules (pyproject.toml) check the form of docstrings. D401 finds verbs in the third person, but accepts nouns. No
+rule finds fragments that only complete the function's name, such as "Of each trial…".
 """
 
 import ast
@@ -33,7 +33,7 @@ Node = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def wrong_openings(source: str) -> Iterator[tuple[int, str]]:
-    """Yield the line and the first word of each docstring that opens as it should not."""
+    """Yield (line, first word) of each docstring in the source that begins with a wrong word."""
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, Node) or not (text := ast.get_docstring(node)):
             continue
@@ -48,7 +48,7 @@ def is_property(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 
 def is_verb(word: str) -> bool:
-    """Tell whether the word can be an imperative: capitalised, no known noun, no third person."""
+    """Tell whether the word can be an imperative: it is capitalised, not one of NOUNS, and not in the third person."""
     return bool(re.fullmatch(r"[A-Z][a-z]+", word)) and word.lower() not in NOUNS and not re.search(r"[^s]s$", word)
 
 

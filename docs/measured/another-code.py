@@ -1,14 +1,15 @@
-"""Train a model in NVFP4 by TransformerEngine's reference and by ours, from the same weights on the same batches.
+"""Train a model in NVFP4 with TransformerEngine's reference and with fewbits, from equal weights on equal batches.
 
     pip download --no-deps transformer-engine==2.20.2
     python docs/measured/another-code.py transformer_engine-2.20.2-py3-none-any.whl > docs/measured/another-code.txt
 
-TransformerEngine's file `reference_nvfp4.py` is plain torch: a quantizer, and a product of FP4 codes block by block.
-The rest of the package needs a GPU, so this script loads that file alone, with base classes that only hold settings. It
-rounds gradients to nearest, so ours does, too; all blocks are quantized, and the signs of the Hadamard transform are
-TransformerEngine's, which are our default.
+TransformerEngine's file `reference_nvfp4.py` is plain torch code: a quantizer, and a product of FP4 codes block by
+block. The rest of the package needs a GPU, so this script loads only that file and two files that it imports, with
+replacements for its base classes. The reference rounds gradients to nearest; therefore fewbits does so here, too. All
+blocks of the model are quantized. Both codes use the same signs in the Hadamard transform.
 
-The first part compares operands and products of one layer, the second the losses of trainings.
+The script first compares the operands and products of one layer, and then the losses of trainings. `te` is
+TransformerEngine's module `reference_nvfp4`, `theirs` its results, and `ours` those of fewbits.
 """
 
 import argparse
@@ -36,28 +37,28 @@ from fewbits.models.networks.registry import build
 from fewbits.models.quantize import linear_layers
 
 PACKAGE = "transformer_engine.pytorch.custom_recipes"
-MODEL, BATCH, LENGTH, SHOWN = "nemotron-nano", 4, 128, 10
+MODEL, BATCH, LENGTH, SHOWN = "nemotron-nano", 4, 128, 10  # SHOWN: steps whose mean loss is printed as one row
 X, W, ROTATED = "e2m1:1x16:nvfp4", "e2m1:16x16:nvfp4", "e2m1:1x16:nvfp4:rht16"
 
-Linear = Callable[[Tensor, Tensor], Tensor]  # of an input and a weight
+Linear = Callable[[Tensor, Tensor], Tensor]  # a linear layer as a function: (input, weight) → output
 
 
 # -------------------------------------------------------------------------------- TransformerEngine's reference
 
 
 class Storage:
-    """The base of TransformerEngine's quantized tensors, which has no arithmetic."""
+    """A replacement for the base class of TransformerEngine's quantized tensors, which does no arithmetic."""
 
 
 class Quantizer:
-    """The base of TransformerEngine's quantizers, of which the reference reads these settings."""
+    """A replacement for the base class of TransformerEngine's quantizers; the reference reads these settings."""
 
     def __init__(self, *, rowwise: bool, columnwise: bool) -> None:
         self.rowwise_usage, self.columnwise_usage = rowwise, columnwise
 
 
 def reference(wheel: Path) -> Any:
-    """Return TransformerEngine's module `reference_nvfp4`."""
+    """Return TransformerEngine's module `reference_nvfp4`, loaded from the package's wheel."""
     names = (PACKAGE.split(".")[0], *(f"{PACKAGE.rsplit('.', 1)[0]}{end}" for end in ("", ".tensor")), PACKAGE)
     for name in names:
         sys.modules[name] = ModuleType(name)
@@ -83,18 +84,21 @@ def _module(name: str, **content: object) -> None:
 
 
 def quantizers(te: Any) -> tuple[Any, Any]:
-    """Return the quantizer of activations and gradients, and that of weights."""
+    """Return TransformerEngine's quantizer for activations and gradients, and its quantizer for weights."""
     e2m1 = te.reference_utils.Fp4Formats.E2M1
     return te.NVFP4QuantizerRef(e2m1, with_rht=True), te.NVFP4QuantizerRef(e2m1, quant_tile_shape=(16, 16))
 
 
 def values(te: Any, codes: Tensor, scales: Tensor, amax: Tensor) -> Tensor:
-    """Return the numbers that FP4 codes and their two levels of scales stand for, in FP32."""
+    """Return the values of FP4 codes in FP32: code × scale of its block of 16 × amax / (6 · 448).
+
+    amax: the largest magnitude of the whole tensor.
+    """
     return te.cast_from_fp4x2(codes, torch.float32) * scales.float().repeat_interleave(16, 1) * (amax / (6 * 448))
 
 
 class TheirLinear(torch.autograd.Function):
-    """Three products of TransformerEngine's reference."""
+    """A linear layer whose three products (fprop, dgrad, wgrad) TransformerEngine's reference computes."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, te: Any) -> Tensor:
@@ -134,7 +138,7 @@ def _product(
 
 
 class UnroundedLinear(torch.autograd.Function):
-    """Our quantizers, with operands that are not rounded to BF16 before they are multiplied."""
+    """A linear layer with fewbits' quantizers whose quantized operands are not rounded to BF16 before the product."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
@@ -147,13 +151,13 @@ class UnroundedLinear(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:
         (rows, weight), dy = ctx.kept, dy.flatten(0, -2)
         dx = (_wide(dy, X) @ _wide(weight, W)).to(dy.dtype)
-        # The transform is rounded to BF16, as by TransformerEngine; its quantized values are not.
+        # As in TransformerEngine, the Hadamard transform is rounded to BF16; the quantized values are not.
         a, b = (_wide(rotated(tensor), X) for tensor in (dy, rows))
         return dx.view(ctx.shape), a @ b.t()
 
 
 def _wide(x: Tensor, quantizer: str) -> Tensor:
-    """Return the quantized values in FP32."""
+    """Return x, quantized and not rounded to BF16 afterwards, in FP32."""
     return fake_quantize(x.float(), quantizer)
 
 
@@ -161,7 +165,7 @@ SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
 
 
 def rotated(x: Tensor) -> Tensor:
-    """Return the Hadamard transform of the columns of x, whose rows are tokens, rounded to BF16."""
+    """Return the transpose of x with the Hadamard transform of each 16 rows (tokens), in the dtype of x (BF16)."""
     h = torch.ones(1, 1)
     while len(h) < 16:
         h = torch.cat((torch.cat((h, h), 1), torch.cat((h, -h), 1)))
@@ -173,11 +177,11 @@ def rotated(x: Tensor) -> Tensor:
 
 
 def compare_layer(te: Any) -> None:
-    """Print how the operands and products of one layer differ."""
+    """Print how the quantized operands and the products of one linear layer differ between both codes."""
     torch.set_num_threads(1)
     g = torch.Generator().manual_seed(0)
     x, dy = (torch.randn(512, n, generator=g).bfloat16() for n in (192, 384))
-    x[torch.rand(512, 192, generator=g) < 0.01] *= 20  # outliers
+    x[torch.rand(512, 192, generator=g) < 0.01] *= 20  # 1 % of the inputs are outliers
     w = (0.02 * torch.randn(384, 192, generator=g)).bfloat16()
     activations, weights = quantizers(te)
     qx, qw, qdy = activations.quantize(x), weights.quantize(w), activations.quantize(dy)
@@ -212,7 +216,7 @@ def _their(te: Any, x: Tensor, w: Tensor) -> Tensor:
 
 
 class OurLinear:
-    """Our quantized layer as a function of its input and weight."""
+    """A linear layer that fewbits quantizes, as a function of its input and weight."""
 
     def __init__(self, shape: torch.Size) -> None:
         self.layer = torch.nn.Sequential(torch.nn.Linear(shape[1], shape[0], bias=False))
@@ -233,7 +237,7 @@ def _products(linear: Linear, x: Tensor, w: Tensor, dy: Tensor) -> tuple[Tensor,
 
 
 def train(steps: int, change: Callable[[Decoder], None], seed: int) -> list[float]:
-    """Return the losses of a training whose model `change` has changed."""
+    """Train MODEL after `change`, for example a quantization, was applied to it; return the loss of each step."""
     trial, _ = load_trial([f"model={MODEL}", "data=python"])
     corpus = load(trial.data, default_cache())
     model = build(MODEL, seed=seed)
@@ -251,7 +255,7 @@ def train(steps: int, change: Callable[[Decoder], None], seed: int) -> list[floa
 
 
 def with_linear(linear: Linear, model: Decoder) -> None:
-    """Let the linear layers of the model's blocks compute by `linear`."""
+    """Replace the computation of the linear layers in the model's blocks by `linear`; the weights stay theirs."""
     for one in linear_layers(model):
         one.linear.forward = partial(_call, linear, one.linear)  # type: ignore[method-assign]
 

@@ -1,10 +1,10 @@
 """Train two steps of every published model with each paper's recipe, and check that a resumed step gives the same bits.
 
+    python docs/measured/full-width.py RUNS [MODEL ...] > full-width.txt
+
 The second step is trained again from the checkpoint of the first step, in a new process. The script prints a row for
 each model and recipe. It needs up to 20 GiB of memory, and disk space for two checkpoints of a model (twelve bytes per
-parameter each).
-
-    python docs/measured/full-width.py RUNS [MODEL ...] > full-width.txt
+parameter each). RUNS: a folder for the runs, which is deleted. The models have their full width but fewer blocks.
 """
 
 import json
@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 
 RECIPES = ("mor/block", "nvfp4", "gaussws")
-ONE_OF_EACH = ("model.layers=3", "model.pattern=M*-")
+ONE_OF_EACH = ("model.layers=3", "model.pattern=M*-")  # one block of each type: Mamba, attention, MLP
 BYTES = "model.vocab=256"
-MODELS = {
+MODELS = {  # model → overrides that make it small enough
     "gpt2-124m": (),
     "llama2-134m": (),
     "llama2-1b": ("model.layers=2",),
@@ -26,7 +26,7 @@ MODELS = {
     "nemotron3-8b": ("model.layers=2", BYTES),
     "hybrid-8b": (*ONE_OF_EACH, BYTES),
     "hybrid-12b": (*ONE_OF_EACH, BYTES),
-    "llama2-70b-4l": ("model.layers=1", BYTES),  # two blocks with AdamW's states are 27 GB
+    "llama2-70b-4l": ("model.layers=1", BYTES),  # one block only, since two blocks with AdamW's states take 27 GB
 }
 SIZE = (
     "training.steps=2",
@@ -49,7 +49,7 @@ def command(model: str, changes: tuple[str, ...], recipe: str, runs: Path) -> li
         "runtime.threads=2",
         f"runtime.runs={runs}",
     )
-    # A model of two blocks has too few to keep any in high precision.
+    # With two blocks, a model is too small to keep blocks in high precision, as the recipe does by default.
     kept = ("recipe.keep.last=0",) if recipe == "nvfp4" and changes else ()
     return [sys.executable, "-m", "fewbits.cli", "train", *overrides, *kept, "schedule.warmup_fraction=0"]
 

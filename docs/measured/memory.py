@@ -1,11 +1,11 @@
-"""Measure the peak memory of `fewbits train` beside the estimate, for the nano models: docs/measured/memory.md.
+"""Measure the peak memory of `fewbits train`, and print it beside the estimate (results: docs/measured/memory.md).
 
-    python docs/measured/memory.py 1 2                     # the numbers of ranks
+    python docs/measured/memory.py 1 2                     # trials with 1 and with 2 ranks, of the nano models
     python docs/measured/memory.py 1 2 --models gpt2-124m  # another model
 
-The peak of a process also contains the interpreter, torch and the data. Therefore each trial is compared with a trial
-of a tiny model that has the same number of ranks: the columns are differences between the two trials. The peak of
-several ranks is that of the rank with the largest one.
+The peak of a process also contains the interpreter, torch and the data. Therefore the same is measured for a tiny model
+with the same number of ranks, and the columns `measured`, `estimate` and `activations` are differences between the two
+models. With several ranks, the largest peak of a rank counts.
 """
 
 import argparse
@@ -30,8 +30,8 @@ MB = 1e6
 
 
 def peak(ranks: int, overrides: tuple[str, ...]) -> int:
-    """Train a trial, and return the largest peak of its ranks' resident memory in bytes."""
-    store = meeting_place()  # the ranks connect there; it is closed when the object is deleted
+    """Train a trial, and return the peak resident memory, in bytes, of the rank with the largest peak."""
+    store = meeting_place()  # the TCP store where the ranks meet; it is closed when this reference is gone
     environments = environments_at(store, ranks) if ranks > 1 else [{}]
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "fewbits.cli", "train", *overrides, f"runtime.runs={Path(folder) / 'runs'}"]

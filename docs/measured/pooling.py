@@ -1,10 +1,10 @@
-"""Simulate how often pooling the variance makes an arm of larger variance look different: docs/measured/pooling.md.
+"""Simulate how often a test with pooled variance finds a difference between arms of equal mean but unequal variance.
 
-    python docs/measured/pooling.py > docs/measured/pooling.txt
+    python docs/measured/pooling.py > docs/measured/pooling.txt     # docs/measured/pooling.md discusses the results
 
-The data are normal noise for arms × seeds. One arm has `factor` times the standard deviation of the others, and is
-compared with another arm of the same true mean. The rules are those of analysis/engine/statistics/estimates.py
-(`pooled`, `estimate`), vectorised.
+The data are arrays arms × seeds of normal noise. One arm has `factor` times the standard deviation of the others, and
+is compared with another arm, which has the same true mean. The rules for pooling are those of the functions `pooled`
+and `estimate` in analysis/engine/statistics/estimates.py, here for all repetitions of the simulation at once.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ from scipy import special
 from fewbits.analysis.engine.statistics.estimates import ALPHA, CAUTION
 
 Array = NDArray[np.float64]
-REPEATS = 8000
+REPEATS = 8000  # simulated experiments for each row of the table
 
 
 def t_tail(t: Array, df: Array | float) -> Array:
@@ -22,7 +22,10 @@ def t_tail(t: Array, df: Array | float) -> Array:
 
 
 def residual(x: Array, kept: NDArray[np.bool_]) -> tuple[Array, Array, Array]:
-    """Return the variance, its degrees of freedom and the seeds' means of the kept arms' two-way layout."""
+    """Return the residual variance of the kept arms, its degrees of freedom, and the means of the seeds.
+
+    The residuals are those of the two-way layout arm + seed. x: repeats × arms × seeds. kept: repeats × arms.
+    """
     count = kept.sum(1)
     means = (x * kept[:, :, None]).sum(1) / count[:, None]
     left = (x - means[:, None]) * kept[:, :, None]
@@ -32,7 +35,11 @@ def residual(x: Array, kept: NDArray[np.bool_]) -> tuple[Array, Array, Array]:
 
 
 def pool(x: Array) -> tuple[Array, Array, NDArray[np.bool_]]:
-    """Return the pooled spread of a pair, its degrees of freedom, and which arms are in the pool."""
+    """Return the pooled standard deviation of a difference of two arms, its degrees of freedom, and the pooled arms.
+
+    An arm is left out of the pool if an F test says that its variance is larger than that of the other arms. x: repeats
+    × arms × seeds; the results are for each repeat, the last one a mask repeats × arms.
+    """
     repeats, arms, seeds = x.shape
     kept = np.ones((repeats, arms), bool)
     for _ in range(arms - 2):
@@ -53,7 +60,11 @@ def pool(x: Array) -> tuple[Array, Array, NDArray[np.bool_]]:
 
 
 def rates(arms: int, seeds: int, factor: float, effect: float = 0.0) -> tuple[float, ...]:
-    """Return the shares of comparisons found different at 5 % and at 0.5 %: pooled always, by the rule, by the pair."""
+    """Return the shares of comparisons that are significant, each at the levels ALPHA (5 %) and ALPHA / 10.
+
+    The six shares are those of three tests: with the pooled variance always; by fewbits' rule, which uses it only with
+    caution; with the variance of the pair alone. effect: the true difference, in standard deviations of a difference.
+    """
     generator = np.random.default_rng(arms * 100 + seeds)
     x = generator.standard_normal((REPEATS, arms, seeds))
     x[:, 0] = x[:, 0] * factor + effect * np.sqrt(2)

@@ -1,4 +1,4 @@
-"""Print a study's probes as a table: the means over seeds, and the lowest and the highest seed.
+"""Print the results of a study's probes as a Markdown table: a row for each arm and checkpoint, averaged over seeds.
 
 python docs/measured/probes.py nvfp4 --scale pretrained --runs STORE
 python docs/measured/probes.py mor --scale sizes --sweep ladder --runs STORE

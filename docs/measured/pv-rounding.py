@@ -1,16 +1,17 @@
-"""Round the sums of attention's second product, P·V, and measure the bias of the gradient: pv-rounding.md.
+"""Round the sums of attention's second product, P·V, to BF16, and measure the error and bias of the gradient.
 
-    python docs/measured/pv-rounding.py RUN… > docs/measured/pv-rounding.txt
+    python docs/measured/pv-rounding.py RUN… > docs/measured/pv-rounding.txt     # pv-rounding.md discusses the results
 
-A published explanation of loss explosions in BF16 (Qiu and Yao, 2025) is that flash attention rounds the unnormalised
-output, Σ e^(score − largest)·v, while the backward pass computes the probabilities again and uses the output only in
-Σ y·dy. If several exponentials are exactly 1, the rounding errors of one row have the same sign, and the gradient is
-biased.
+A published explanation of loss explosions in BF16 (Qiu and Yao, 2025) is this: flash attention rounds the unnormalised
+output, Σ e^(score − largest score)·v. The backward pass computes the probabilities again, and uses the rounded output
+only in Σ y·dy. If several exponentials of a row are exactly 1, the rounding errors of the row have the same sign, and
+the gradient is biased.
 
-All else is FP32 here, so the only errors are those of the rounded sums. RUN is a finished run. Each variant is compared
-with exact attention on the same weights and windows; with GaussWS's noise both have the same noise, a new one for each
-batch. `error` is the relative error of one batch's gradient of the attention layers; `bias` is the part of it that
-batches have in common, estimated without its own noise from the products of neighbouring batches' errors.
+Here everything else is computed in FP32, so that the rounded sums cause all errors. RUN is a finished run. Each variant
+is compared with exact attention on the same weights and windows. With GaussWS, both have the same noise, and each batch
+has new noise. `error` is the mean relative error of the attention layers' gradient of one batch. `bias` is the part of
+the error that all batches have in common, relative to the common part of the gradient: the square root of the mean
+product of neighbouring batches' errors, in which independent noise of the batches cancels.
 """
 
 import argparse
@@ -37,8 +38,8 @@ from fewbits.kernels.reference.attention import rotate
 from fewbits.models.networks import decoder
 
 BATCHES, WINDOWS, LENGTH = 24, 4, 256
-LOWER = math.log(4 / 3)  # subtracted from scores, so that the largest exponential is 0.75, which BF16 has, and not 1
-VARIANTS = {  # keys between two roundings of the sums, and whether scores are lowered
+LOWER = math.log(4 / 3)  # subtracted from scores, so that the largest exponential is not 1 but 0.75, exact in BF16
+VARIANTS = {  # name → (number of keys between two roundings of the sums, whether LOWER is subtracted from scores)
     "rounded once": (LENGTH, False),
     "rounded after 32 keys": (32, False),
     "rounded after each key": (1, False),
@@ -47,7 +48,7 @@ VARIANTS = {  # keys between two roundings of the sums, and whether scores are l
 
 
 class Attention(torch.autograd.Function):
-    """Causal attention in FP32 whose unnormalised output is rounded to BF16 after every `span` keys."""
+    """Causal attention in FP32 whose unnormalised output is rounded to BF16 after every `span` keys; None: never."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, span: int | None, lower: float) -> Tensor:
@@ -76,7 +77,7 @@ class Attention(torch.autograd.Function):
 
 @contextmanager
 def attention(span: int | None, lower: float = 0.0) -> Iterator[None]:
-    """Let models compute attention by `Attention`."""
+    """Make models compute attention with `Attention` while the `with` block runs. lower: subtracted from scores."""
 
     def causal(q: Tensor, k: Tensor, v: Tensor, turns: Tensor | None) -> Tensor:
         q, k = rotate(q, turns), rotate(k, turns)
@@ -93,7 +94,7 @@ def attention(span: int | None, lower: float = 0.0) -> Iterator[None]:
 
 
 def opened(run: Path) -> tuple[Bench, list[tuple[Tensor, Tensor]]]:
-    """Return a run's last weights in FP32, and held-out windows."""
+    """Return a bench with a run's last weights in FP32, and batches (inputs, targets) of held-out windows."""
     trial = run_folder.saved_trial(run)
     trial, corpus = with_data(replace(trial, training=replace(trial.training, dtype="fp32")), Runtime())
     latest = checkpoints.newest(run / "checkpoints")
@@ -105,7 +106,7 @@ def opened(run: Path) -> tuple[Bench, list[tuple[Tensor, Tensor]]]:
 
 
 def measure(bench: Bench, windows: Sequence[tuple[Tensor, Tensor]], recipe: str) -> dict[str, tuple[float, float]]:
-    """Return each variant's relative error and bias."""
+    """Return name → (error, bias) for each of VARIANTS, with the weights quantized or made noisy by the recipe."""
     exact: list[Tensor] = []
     errors: dict[str, list[Tensor]] = {name: [] for name in VARIANTS}
     for number, (inputs, targets) in enumerate(windows):
@@ -132,7 +133,10 @@ def measure(bench: Bench, windows: Sequence[tuple[Tensor, Tensor]], recipe: str)
 
 
 def _common(vectors: Sequence[Tensor]) -> float:
-    """Return the mean product of neighbours, whose own noise is independent."""
+    """Return the mean scalar product of neighbouring vectors: the squared length of the part that all have in common.
+
+    The noise of neighbours is independent, so that its products average to 0.
+    """
     return sum(float(a.double() @ b.double()) for a, b in pairwise(vectors)) / (len(vectors) - 1)
 
 

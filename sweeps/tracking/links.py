@@ -24,7 +24,7 @@ def link_lines(synced: Synced, store: Path) -> list[str]:
         return synced.lines
     names = ", ".join(name for name, _ in synced.links)
     runs = "" if os.environ.get("MLFLOW_TRACKING_URI") else runs_option(store)
-    return [f"run `fewbits ui{runs}` to see in MLflow: {names}"]
+    return [f"`fewbits ui{runs}` shows in MLflow: {names}"]
 
 
 def _answers(link: str) -> bool:

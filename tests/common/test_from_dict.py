@@ -1,4 +1,4 @@
-"""Dataclasses are filled from nested mappings; an error names the wrong value and the valid choices."""
+"""Test `from_dict`: it fills dataclasses from nested mappings; errors name the wrong value and the valid choices."""
 
 from __future__ import annotations
 
@@ -61,22 +61,22 @@ BAD: dict[str, tuple[Any, str]] = {
         LEAST | {"saddle": 1},
         "unknown key bike.saddle: valid keys are name, gears, weight, electric, colours",
     ),
-    "unknown key below": (LEAST | {"front": {"rim": 1}}, "unknown key bike.front.rim: valid keys are spokes"),
+    "unknown nested key": (LEAST | {"front": {"rim": 1}}, "unknown key bike.front.rim: valid keys are spokes"),
     "missing": ({"weight": 1.0}, "bike: missing keys: name, gears"),
-    "no mapping": ([1], "bike: a mapping with the keys name, gears, weight"),
-    "no mapping below": (LEAST | {"front": 3}, "bike.front: a mapping with the keys spokes is expected, not 3"),
-    "nothing where something is needed": (LEAST | {"front": None}, "bike.front: a mapping with the keys spokes"),
+    "a list for the whole mapping": ([1], "bike: a mapping with the keys name, gears, weight"),
+    "number for a mapping": (LEAST | {"front": 3}, "bike.front: a mapping with the keys spokes is expected, not 3"),
+    "None for a mapping": (LEAST | {"front": None}, "bike.front: a mapping with the keys spokes"),
     "text for a number": (LEAST | {"gears": "7"}, "bike.gears: int is expected, not '7'"),
     "fraction for a whole number": (LEAST | {"gears": 7.0}, "bike.gears: int is expected, not 7.0"),
-    "yes for a whole number": (LEAST | {"gears": True}, "bike.gears: int is expected, not True"),
-    "yes for a number": (LEAST | {"weight": True}, "bike.weight: float is expected, not True"),
-    "number as YAML 1.1 reads 1e-4": (LEAST | {"weight": "1e-4"}, "bike.weight: float is expected, not '1e-4'"),
-    "number for yes": (LEAST | {"electric": 1}, "bike.electric: bool is expected, not 1"),
+    "True for a whole number": (LEAST | {"gears": True}, "bike.gears: int is expected, not True"),
+    "True for a number": (LEAST | {"weight": True}, "bike.weight: float is expected, not True"),
+    "1e-4, which YAML 1.1 reads as text": (LEAST | {"weight": "1e-4"}, "bike.weight: float is expected, not '1e-4'"),
+    "number for a bool": (LEAST | {"electric": 1}, "bike.electric: bool is expected, not 1"),
     "number for text": (LEAST | {"name": 1}, "bike.name: str is expected, not 1"),
     "text for a list": (LEAST | {"colours": "red"}, "bike.colours: a list is expected, not 'red'"),
     "mapping for a list": (LEAST | {"colours": {"red": 1}}, "bike.colours: a list is expected, not {'red': 1}"),
-    "wrong item": (LEAST | {"colours": ["red", 3]}, "bike.colours: str is expected, not 3"),
-    "wrong where optional": (LEAST | {"owner": 3}, "bike.owner: str is expected, not 3"),
+    "wrong type of an item": (LEAST | {"colours": ["red", 3]}, "bike.colours: str is expected, not 3"),
+    "wrong type of an optional field": (LEAST | {"owner": 3}, "bike.owner: str is expected, not 3"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Locks hold between processes, and missing locks are reported once; network file systems and URLs are recognised."""
+"""Test file locks between processes, the warning without locks, types of file systems, and URLs as names of stores."""
 
 import errno
 import fcntl
@@ -24,7 +24,7 @@ with open(sys.argv[1], "a") as file, locked(file, "nothing", wait=False):
 
 
 def taken(path: Path) -> bool:
-    """Tell whether the lock is held, as seen from another process."""
+    """Return True if another process cannot get the lock of this file."""
     done = subprocess.run([sys.executable, "-c", TRY, str(path)], capture_output=True, text=True)
     assert done.returncode == 0 or "BlockingIOError" in done.stderr
     return done.returncode != 0
@@ -35,7 +35,7 @@ def test_a_lock_keeps_another_process_out_until_the_block_ends(tmp_path: Path) -
     with path.open("a") as file:
         with locked(file, "nothing"):
             assert taken(path)
-        assert not taken(path)  # although the file is still open
+        assert not taken(path)  # free again, although this process still has the file open
 
 
 def without_locks(monkeypatch: pytest.MonkeyPatch, number: int) -> None:

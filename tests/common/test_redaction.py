@@ -1,4 +1,4 @@
-"""Credentials are replaced in every text that may contain them, and other text stays."""
+"""Test that `redacted` replaces credentials in texts, and leaves texts without credentials as they are."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Tables are plain lines in pipes and files; only a terminal gets styles and folded text."""
+"""Test `print_table`: plain lines in pipes and files; bold names and wrapped text only on a terminal."""
 
 import io
 import subprocess

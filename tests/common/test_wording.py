@@ -1,4 +1,4 @@
-"""Test lists of words in messages and reports."""
+"""Test how messages and reports write lists of items."""
 
 from fewbits.common.wording import enumeration
 

@@ -1,4 +1,4 @@
-"""Check a manifest with one of the schemas beside this file."""
+"""Check a YAML manifest with one of the JSON schemas in the folder `schemas` beside this file."""
 
 from pathlib import Path
 from typing import Any
@@ -8,9 +8,13 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 
 def mistakes(manifest: object, schema: str) -> list[str]:
-    """Return the places of a manifest that its schema refuses, such as `spec.workerGroupSpecs.0`."""
+    """Return the paths in a manifest that violate the schema, such as `spec.workerGroupSpecs.0`; empty if it is valid.
+
+    schema: the name of the schema's file. For KubeRay's schema, which allows several kinds of manifests, only the rules
+    for the manifest's own kind are checked, so that the result names the mistake itself.
+    """
     definition: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("schemas").joinpath(schema).read_text())
-    if isinstance(manifest, dict) and "kind" in manifest:  # name the mistake, not that none of the kinds fits
+    if isinstance(manifest, dict) and "kind" in manifest:
         of_kind = {"RayCluster": "cluster", "RayJob": "job", "PersistentVolumeClaim": "claim"}
         definition = {"$ref": f"#/$defs/{of_kind.get(str(manifest['kind']), 'object')}", "$defs": definition["$defs"]}
     Draft202012Validator.check_schema(definition)

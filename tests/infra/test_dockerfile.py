@@ -1,4 +1,4 @@
-"""Test the Dockerfile: copied files exist, base images and packages are pinned, and it does not run as root."""
+"""Test the Dockerfile: files that it copies exist, images and packages have fixed versions, its user is not root."""
 
 import ast
 import json
@@ -130,7 +130,10 @@ def test_no_check_takes_resources_from_trials_and_it_starts_with_help() -> None:
 
 
 def test_it_installs_what_the_cluster_launcher_of_each_provider_imports() -> None:
-    """Ray imports its providers late, so that a missing package would be noticed only by `ray up`."""
+    """The image has all packages that Ray's cluster launcher imports for the provider in ray-cluster.yaml.
+
+    Ray imports them only when `ray up` runs, so that a missing package would be noticed only then.
+    """
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     installed = re.findall(r"\.\[([\w,-]+)\]", words_of("RUN", 0)[-1])[0].split(",")
     assert {"cuda", "titan", "aws"} <= set(installed) <= set(extras)
@@ -140,7 +143,7 @@ def test_it_installs_what_the_cluster_launcher_of_each_provider_imports() -> Non
     foreign = imported - set(sys.stdlib_module_names) - {"ray"}
     assert "boto3" in foreign
     provided = {re.split(r"[<>=\[]", package)[0] for extra in installed for package in extras[extra]}
-    assert foreign <= provided | {"botocore", "packaging"}  # dependencies of boto3 and of ray
+    assert foreign <= provided | {"botocore", "packaging"}  # these two are dependencies of boto3 and ray
 
 
 def top_level_imports(file: Path) -> Iterator[str]:

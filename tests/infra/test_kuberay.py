@@ -1,4 +1,4 @@
-"""Test the KubeRay manifests: the operator's keys, the constrained versions, one store, a token, and no root."""
+"""Test the KubeRay manifests: keys that the operator knows, versions of constraints.txt, one store, token, no root."""
 
 import copy
 from typing import Any

@@ -1,4 +1,4 @@
-"""Test the compose file of the MLflow server: its variables, images, health checks, volumes and mlflow's options."""
+"""Test the files that run an MLflow server, with Docker Compose or on Kubernetes: images, options, secrets, volumes."""
 
 import copy
 import re
@@ -21,7 +21,10 @@ EXAMPLE = dict(
 
 
 def variables(text: str) -> dict[str, str]:
-    """Return the variables that compose replaces, each with the text after its name: `:?`, or `:-` and a default."""
+    """Return each variable that Docker Compose replaces in the text, with what follows its name in `${NAME…}`.
+
+    That is `:?` for a required variable, or `:-` and the default value.
+    """
     return dict(re.findall(r"\$\{(\w+)([^}]*)\}", text))
 
 
@@ -78,7 +81,7 @@ def test_the_server_is_the_constrained_mlflow() -> None:
 
 @pytest.fixture(scope="module")
 def server() -> Any:
-    from mlflow.cli import server  # the import takes seconds, so only the worker of these tests makes it
+    from mlflow.cli import server  # imported here, since the import takes seconds and few tests need it
 
     return server
 

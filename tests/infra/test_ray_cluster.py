@@ -1,4 +1,4 @@
-"""Test the cluster launcher's file: Ray's own schema, checks and defaults accept it, and the store is mounted."""
+"""Test infra/ray-cluster.yaml, the file for `ray up`: Ray's own checks accept it, and nodes mount the store."""
 
 import copy
 from typing import Any

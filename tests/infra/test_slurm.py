@@ -1,7 +1,7 @@
-"""Test the Slurm script: its grammar, and its execution on a real Ray with replacements for Slurm's commands and ours.
+"""Test the Slurm script: its syntax, and its execution with a real Ray and replacements for `srun` and `scontrol`.
 
-The replacements simulate two Slurm nodes on this machine: srun runs its command here once, and scontrol names the nodes
-and records which jobs are queued again.
+The replacements simulate two Slurm nodes on this machine: `srun` runs its command here once, and `scontrol` lists the
+nodes and records which jobs are queued again. A replacement for `fewbits` simulates a sweep.
 """
 
 import os
@@ -33,7 +33,7 @@ case $1 in
     requeue) echo "$2" >> "$REQUEUED" ;;
 esac
 """
-# A replacement for a sweep: it waits for the nodes, runs a task, and ends on Ctrl-C.
+# A replacement for `fewbits`: it waits until two nodes have joined, runs a task, and then waits for SIGINT.
 FEWBITS = """#!/usr/bin/env python
 import os, sys, time
 import ray
@@ -80,8 +80,11 @@ def test_what_it_asks_of_slurm_lets_it_go_on_after_preemption() -> None:
 
 @contextmanager
 def slurm(tmp_path: Path, **programs: str) -> Iterator[dict[str, str]]:
-    """Yield the environment of a job on two nodes, with these programs in addition to Slurm's."""
-    job = str(os.getpid())  # it also gives the head's port and folder, which no other job has
+    """Yield the environment variables of a simulated Slurm job on two nodes.
+
+    programs: name → text of further programs to put first on PATH, beside the replacements for Slurm's commands.
+    """
+    job = str(os.getpid())  # a number that no other test has, since the head's port and folder follow from it
     with marked_environment() as environment:
         for name, text in {"srun": SRUN, "scontrol": SCONTROL, **programs}.items():
             (tmp_path / name).write_text(text)

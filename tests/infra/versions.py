@@ -1,4 +1,4 @@
-"""Provide the paths of the repository and the versions in its constraints, with which infra has to agree."""
+"""Provide the versions in constraints.txt, with which the files of infra/ have to agree, and paths."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ INFRA = ROOT / "infra"
 
 
 def constrained(package: str) -> str:
-    """Return the version of a package in constraints.txt, without a trailing `.*`."""
+    """Return the version that constraints.txt requires of a package, such as `2.60` for `ray==2.60.*`."""
     found = re.search(rf"^{re.escape(package)}==(.+?)(?:\.\*)?$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert found, f"constraints.txt does not name {package}"
     return found[1]

@@ -1,4 +1,4 @@
-"""Provide the fixtures of the tests of sweeps: data that are prepared once, and a finished tiny sweep."""
+"""Provide fixtures for the tests of sweeps: training data that are prepared once, and a finished tiny sweep."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ from tests.sweeps.sweep_inputs import FAMILY, all_left, folders, planned, tiny_f
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder in which corpora are prepared once for all tests."""
+    """Return the cache folder in which training data are prepared once for all tests."""
     return shared_cache(tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def forked_from_one() -> None:
-    """Fork trials and commands from a process that has imported the modules of both."""
+    """Fork trials and commands from one process that has already imported their modules, so that they start fast."""
     server()
 
 
@@ -38,14 +38,17 @@ def _torch_as_it_was() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """A sweep of eight trials with branches, and its results without any interruption."""
+    """The sweep FAMILY (eight trials, some of them branches), trained without interruption: the expected results.
 
-    file: Path
+    Tests compare interrupted sweeps with it.
+    """
+
+    file: Path  # the sweep file
     store: Path
-    left: dict[str, dict[str, bytes]]  # by run folder, the contents of the files that have to be reproducible
+    left: dict[str, dict[str, bytes]]  # name of the run folder → file name → content, for files with reproducible bits
 
     def of(self, plan: Plan) -> dict[str, dict[str, bytes]]:
-        """Return what is left of a plan of some of the trials."""
+        """Return the part of `left` for the trials of `plan`."""
         return {folder.path.name: self.left[folder.path.name] for folder in folders(plan)}
 
 

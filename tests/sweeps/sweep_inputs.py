@@ -1,4 +1,4 @@
-"""Provide tiny sweeps for tests: as files, as plans, as commands in their own processes, and their results."""
+"""Provide tiny sweeps for tests: sweep files, plans, commands in their own processes, and functions to read results."""
 
 import atexit
 import json
@@ -24,7 +24,7 @@ from tests.experiments.trial_inputs import TINY, left
 T = TypeVar("T")
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 600.0  # seconds for operations that take a few seconds; a busy machine has taken more than 180
+PATIENCE = 600.0  # seconds after which a wait fails; the waits take a few seconds, but over 180 on a busy machine
 SETTINGS = TINY | {
     "training.steps": 8,
     "training.checkpoint_every": 2,
@@ -43,11 +43,11 @@ FAMILY: dict[str, Any] = {
     "axes": {"optimizer.lr": [0.001, 0.002]},
     "resources": {"attempts": 9},
 }
-SOME = ("seeds=[0]",)  # four of the eight trials of the family
+SOME = ("seeds=[0]",)  # an override that selects four of the eight trials of FAMILY
 
 
 def tiny(cache: Path, *more: str) -> list[str]:
-    """Return the overrides of a tiny trial; those in `more` replace the defaults."""
+    """Return the overrides of a tiny trial: the defaults, except those whose keys are in `more`, and then `more`."""
     settings = SETTINGS | {"runtime.device": "cpu", "runtime.cache": str(cache)}
     replaced = {override.partition("=")[0] for override in more}
     return [*(f"{key}={value}" for key, value in settings.items() if key not in replaced), *more]
@@ -61,7 +61,10 @@ def sweep_file(folder: Path, data: Mapping[str, Any], name: str = "tiny") -> Pat
 
 
 def tiny_file(folder: Path, cache: Path, data: Mapping[str, Any], name: str = "tiny") -> Path:
-    """Write a sweep file of tiny trials and return its path; the overrides in `data` replace the defaults."""
+    """Write the sweep file FOLDER/NAME.yaml with the content `data` for tiny trials, and return its path.
+
+    `data["overrides"]` replace the default overrides of the same keys.
+    """
     overrides = tiny(cache, *data.get("overrides", ()))
     return sweep_file(folder, {"size": [], **data, "overrides": overrides}, name)
 
@@ -75,7 +78,7 @@ def folders(plan: Plan) -> list[RunFolder]:
 
 
 def all_left(plan: Plan) -> dict[str, dict[str, bytes]]:
-    """Return, for each trial, the contents of the files that have to be reproducible."""
+    """Return name of the run folder → file name → content, for the files whose bits have to be reproducible."""
     return {folder.path.name: left(folder.path) for folder in folders(plan)}
 
 
@@ -84,10 +87,10 @@ def all_left(plan: Plan) -> dict[str, dict[str, bytes]]:
 
 @dataclass
 class Command:
-    """A `fewbits` command in its own process and process group."""
+    """A `fewbits` command that runs in its own process and process group."""
 
     process: ForkServerProcess
-    output: Path | None  # None: the process has neither stdout nor stderr
+    output: Path | None  # the file with its stdout and stderr; None: both are closed
 
     @property
     def pid(self) -> int:
@@ -102,7 +105,7 @@ class Command:
         self.process.join(patience)
         if self.process.exitcode is None:
             self.kill()
-            raise AssertionError(f"no end within {patience} s:\n{self.printed}")
+            raise AssertionError(f"the command has not ended within {patience} s:\n{self.printed}")
         return self.process.exitcode
 
     def kill(self) -> None:
@@ -110,9 +113,9 @@ class Command:
         self.process.join()
 
     def until(self, there: Callable[[], T], interval: float = 0.01) -> T:
-        """Call the function at this interval of seconds until its result is true, and return it.
+        """Call `there` every `interval` seconds until its result is true, and return this result.
 
-        Fail if the command ends before.
+        Fail if the command ends before, or after PATIENCE seconds.
         """
         give_up = time.monotonic() + PATIENCE
         while not (result := there()):
@@ -127,7 +130,8 @@ def started(
 ) -> Command:
     surroundings = {"PYTHONPATH": str(ROOT / "src"), **(environment or {})}
     process = trial_inputs.started([*map(str, arguments)], output, environment=surroundings, leads=True, forks=forks)
-    atexit.register(process.kill)  # otherwise multiprocessing would wait for the process of a failed test
+    # If a test fails, its command still runs; without this, multiprocessing would wait for it when pytest ends.
+    atexit.register(process.kill)
     return Command(process, output)
 
 
@@ -135,7 +139,7 @@ def started(
 
 
 def holder_of(folder: RunFolder) -> int | None:
-    """Return the id of the process that works on a trial, or None."""
+    """Return the id of the process that holds the trial's lease, or None."""
     holder = store.holder(folder)
     return None if holder is None else holder.pid
 
@@ -145,7 +149,7 @@ def running(plan: Plan) -> list[RunFolder]:
 
 
 def kill_worker(folder: RunFolder) -> bool:
-    """Kill the trial's worker, and tell whether there was one."""
+    """Kill the worker process of a trial; return False if there was none."""
     pid = holder_of(folder)
     if pid is None:
         return False
@@ -157,12 +161,12 @@ def kill_worker(folder: RunFolder) -> bool:
 
 
 def steps_done(folder: RunFolder) -> int:
-    """Return the step that a running trial has reported."""
+    """Return the last step that a running trial has written to progress.json; 0 if there is none."""
     return int((store.progress(folder) or {}).get("step", 0))
 
 
 def attempts(folder: RunFolder) -> int:
-    """Return how many processes have worked on the trial, as its log shows."""
+    """Return how many worker processes have trained the trial, by the lines in its log."""
     try:
         return (folder.path / store.LOG).read_text().count("  process ")
     except FileNotFoundError:
@@ -170,10 +174,10 @@ def attempts(folder: RunFolder) -> int:
 
 
 def reported_steps(folder: RunFolder) -> list[list[int]]:
-    """Return the steps of each of a trial's processes, from the log."""
+    """Return for each worker process of a trial the list of steps that it wrote to the log."""
     found: list[list[int]] = []
     for line in (folder.path / store.LOG).read_text().splitlines():
-        fields = line.split()[2:]  # after date and time
+        fields = line.split()[2:]  # without date and time
         if fields[:1] == ["process"]:
             found.append([])
         elif fields[:1] == ["step"]:
@@ -182,7 +186,10 @@ def reported_steps(folder: RunFolder) -> list[list[int]]:
 
 
 def trained_twice(folder: RunFolder) -> list[int]:
-    """Return the steps that a process repeated although a checkpoint of them or of later steps existed."""
+    """Return the steps that a worker trained again although a checkpoint of this or a later step existed.
+
+    The list has to be empty if trials resume from their newest checkpoints.
+    """
     every, before, found = int(str(SETTINGS["training.checkpoint_every"])), 0, []
     for steps in reported_steps(folder):
         saved = max(before - 1, 0) // every * every  # a step is reported before its checkpoint is written

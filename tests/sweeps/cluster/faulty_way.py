@@ -1,7 +1,7 @@
-"""Provide a small proxy to a dashboard with the errors of real connections, which the client has to handle.
+"""Provide a small proxy to a Ray dashboard that simulates faults of real connections, which the client has to handle.
 
-The answer to the first submit is replaced by an HTTP 500, so the job has started although the client gets an error. The
-first two connections that carry a log are cut after some bytes. Each connection carries one request.
+It replaces the answer to the first submit by an HTTP 500, so that the job has started although the client gets an
+error. It cuts the first two connections that carry a log after some bytes. Each connection carries one request.
 """
 
 import socket
@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit
 
-CUTS = 2
-BYTES = 150  # bytes of a log's connection before it is cut: a part of the header
+CUTS = 2  # the number of connections for the log that are cut
+BYTES = 150  # the bytes of a log's answer that pass before the connection is cut: a part of the header
 
 
 class FaultyWay:
@@ -23,13 +23,13 @@ class FaultyWay:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def close(self) -> None:
-        """Accept no new connections; open connections stay."""
+        """Stop accepting new connections; open connections stay open."""
         with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # close alone does not wake the accepting thread
+            self._listener.shutdown(socket.SHUT_RDWR)  # needed, since `close` alone does not wake a thread in `accept`
         self._listener.close()
 
     def _serve(self) -> None:
-        with suppress(OSError):  # closed
+        with suppress(OSError):  # `accept` raises it when the listener is closed
             while True:
                 threading.Thread(target=self._carry, args=(self._listener.accept()[0],), daemon=True).start()
 

@@ -1,4 +1,4 @@
-"""Test the check that a cluster can hold a trial, on a real head whose autoscaler starts nodes on this machine."""
+"""Test the check that a cluster can hold a trial, with a real autoscaler, which starts nodes on this machine."""
 
 import json
 import os

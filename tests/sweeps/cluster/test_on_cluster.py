@@ -1,7 +1,7 @@
 """Test jobs and sweeps on a real Ray cluster with a token: a head without CPUs, and two nodes of different kinds.
 
-All tests share the cluster, since starting it costs more than most of them. The processes of the second node may only
-use SSE4.1, by a setting of oneDNN, so its results differ in their last bits. The last test kills a node.
+All tests share the cluster, since to start it takes longer than most of the tests. A setting of oneDNN limits the
+processes of the second node to SSE4.1, so that its results differ in their last bits. The last test kills a node.
 """
 
 import os
@@ -32,9 +32,9 @@ from tests.sweeps.cluster.faulty_way import faulty_way
 from tests.sweeps.sweep_inputs import attempts, folders, holder_of, planned, running, tiny_file
 
 CLAIMS_CUDA = {"PYTHONPATH": str(Path(__file__).with_name("claims_cuda"))}
-OF_OLD = {"ONEDNN_MAX_CPU_ISA": "SSE41"}
-OURS, OLD = processor_kind(), f"{processor_vendor()}-sse"
-STEPS = 12  # enough steps that the trial still runs when its node is killed
+OF_OLD = {"ONEDNN_MAX_CPU_ISA": "SSE41"}  # environment variables of the node that simulates an old processor
+OURS, OLD = processor_kind(), f"{processor_vendor()}-sse"  # the kinds of the two nodes
+STEPS = 12  # so many steps that the trial still runs when its node is killed
 ARMS: dict[str, Any] = {
     "seeds": [0, 1],
     "arms": {"plain": {"overrides": ["recipe=bf16"]}, "noisy": {"overrides": ["recipe=nvfp4"], "parent": "plain"}},
@@ -43,14 +43,14 @@ ARMS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def head() -> Iterator[Head]:
-    """Start the head and the nodes, which join during the tests."""
+    """Start the head, and the two nodes, which may still be joining when the tests begin; yield the head."""
     with ray_head(nodes=(CLAIMS_CUDA, CLAIMS_CUDA | OF_OLD)) as started:
         yield started
 
 
 @pytest.fixture
 def cluster(head: Head, monkeypatch: pytest.MonkeyPatch) -> Head:
-    """Return the head, with its token in the variable that Ray reads."""
+    """Return the head, and set this process's environment so that Ray's client can connect to it with its token."""
     for name in [name for name in os.environ if name.startswith("RAY_")]:
         monkeypatch.delenv(name)
     for name, value in client_environment(head).items():
@@ -101,7 +101,7 @@ os.kill(os.getpid(), 9)
 def test_each_line_comes_back_once_though_the_way_is_faulty_and_a_killed_command_has_the_status_of_its_signal(
     cluster: Head, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The first submit gets HTTP 500 although the job has started, and the first connections for the log are cut."""
+    """The log is printed completely and once, and the job runs once, although connections fail (faulty_way.py)."""
     with faulty_way(cluster.address) as way:
         assert run_job(["python", "-c", KILLED], way.address) == 128 + signal.SIGKILL
     assert way.refused == 1
@@ -176,15 +176,15 @@ def test_a_missing_and_a_wrong_token_say_where_to_find_the_right_one(
 
 @dataclass(frozen=True)
 class Swept:
-    """A sweep of two seeds, and what its first run logged."""
+    """A sweep of two seeds on the cluster."""
 
     head: Head
-    file: Path
-    runs: Path
-    logged: str = ""
+    file: Path  # the sweep file
+    runs: Path  # the store
+    logged: str = ""  # what the sweep's first run printed on stderr
 
     def run(self, *arguments: str) -> int:
-        """Run the sweep with a driver in this process."""
+        """Run the sweep, with its driver in this process, on the cluster, and return the exit status."""
         with joining(self.head):
             return cli.main(["sweep", str(self.file), "--runs", str(self.runs), "--address", self.head.gcs, *arguments])
 
@@ -194,7 +194,7 @@ class Swept:
 
     @property
     def kinds(self) -> dict[int, set[str]]:
-        """The kinds that computed each seed's trials."""
+        """Seed → the set of kinds of machine that computed its trials."""
         found: dict[int, set[str]] = {}
         for one in self.plan.trials.values():
             found.setdefault(one.trial.seed, set()).update(kinds_of(computed(one.folder)))
@@ -203,7 +203,7 @@ class Swept:
 
 @pytest.fixture(scope="module")
 def swept(head: Head, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Swept:
-    """Run a sweep when both nodes have joined."""
+    """Return a sweep that has run on both nodes."""
     folder, logged = tmp_path_factory.mktemp("kinds"), StringIO()
     sweep = Swept(head, tiny_file(folder, cache, ARMS), folder / "runs")
     head.wait_for_nodes()
@@ -239,26 +239,28 @@ def test_a_sweep_runs_on_the_worker_nodes_and_outlives_one_of_them(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """The head plans trials for CUDA without CUDA and runs none.
+    """A sweep finishes although one of two nodes is killed; later, trials of the lost kind run on the other kind.
 
-    Then a seed's trials continue on the other kind of machine, and --like replaces those of the kind that is lost.
+    The trials are for CUDA (claims_cuda), which the head, where they are planned, does not have. At the end, --like
+    runs the trials again that the lost kind of machine computed.
     """
     runs = tmp_path / "runs"
     file = tiny_file(
         tmp_path, cache, {"seeds": [0, 1], "overrides": [f"training.steps={STEPS}", "runtime.device=cuda"]}
     )
     plan = planned(file, f"runtime.runs={runs}")
-    killed: list[bytes] = []  # the environment of the killed node
+    killed: list[bytes] = []  # the environment variables of the killed node, which tell its kind
     ended = Event()
 
     def kill_the_node_of_the_first_trial() -> None:
         while not ended.wait(0.05):
-            at_work = [folder for folder in running(plan) if attempts(folder)]  # `attempts` counts it from here on
+            # Wait until the log has a line of the worker, so that `attempts` counts this attempt.
+            at_work = [folder for folder in running(plan) if attempts(folder)]
             for pid in filter(None, map(holder_of, at_work)):
-                node = parent_of(pid)  # the node's raylet
+                node = parent_of(pid)  # the raylet: Ray's main process of the node
                 killed.append(Path(f"/proc/{node}/environ").read_bytes())
                 os.kill(node, signal.SIGKILL)
-                os.kill(pid, signal.SIGKILL)  # a lost machine takes its workers with it, at once
+                os.kill(pid, signal.SIGKILL)  # since a machine that is lost loses its workers at the same moment
                 return
 
     killer = Thread(target=kill_the_node_of_the_first_trial)
@@ -285,7 +287,7 @@ def test_a_sweep_runs_on_the_worker_nodes_and_outlives_one_of_them(
     noisy = next(one.folder for one in swept.plan.trials.values() if one.trial.seed == seed and one.parent)
     noisy.path.rename(tmp_path / "away")
     assert swept.run() == 0
-    assert names(capfd.readouterr().err, lost, "1 s", f"runs on {left}")
+    assert names(capfd.readouterr().err, lost, "1 s", f"run on {left}")
     assert swept.kinds == {seed: {lost, left}, 1 - seed: {left}}
 
     assert swept.run("--like", left) == 0

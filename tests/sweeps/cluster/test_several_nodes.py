@@ -1,4 +1,4 @@
-"""Test the placement of ranks, and a trial whose four ranks use two nodes of a cluster when one of them is killed."""
+"""Test on which nodes the ranks of a trial are placed, and that a trial on two nodes survives the loss of a node."""
 
 import os
 import signal
@@ -39,7 +39,10 @@ def test_ranks_stay_on_one_node_where_each_usable_node_could_hold_all(
 
 @pytest.mark.deep
 def test_four_ranks_over_two_nodes_survive_the_loss_of_one_with_the_same_bits(cache: Path, tmp_path: Path) -> None:
-    """Check that a trial on three nodes with room for two ranks each resumes when one node is killed."""
+    """A trial of four ranks, on a cluster of three nodes with room for two ranks each, resumes after a node is killed.
+
+    Its results equal those of the local backend bit for bit.
+    """
     data: dict[str, Any] = {"resources": {"ranks": 4, "cpus": 0.5, "attempts": 9}}
     data["overrides"] = ["recipe=nvfp4", "training.steps=30", "training.batch=16", "training.micro_batch=2"]
     file = tiny_file(tmp_path, cache, data)
@@ -66,5 +69,5 @@ def test_four_ranks_over_two_nodes_survive_the_loss_of_one_with_the_same_bits(ca
         ended.set()
         killer.join()
     assert (status, len(killed)) == (0, 1), logged.getvalue()
-    assert attempts(folders(plan)[0]) >= 8  # each rank is a process
+    assert attempts(folders(plan)[0]) >= 8  # two attempts of four ranks; each rank is a process
     assert all_left(plan) == all_left(alone)

@@ -1,4 +1,4 @@
-"""Test the shipment to a cluster: it contains every source of the package, unchanged, and nothing else."""
+"""Test the zip that is shipped to a cluster: it contains all sources of fewbits, unchanged, and the user's files."""
 
 import zipfile
 from io import BytesIO
@@ -75,5 +75,5 @@ def test_what_is_too_large_is_refused_by_the_name_of_its_largest_file(
     monkeypatch.setattr(shipment, "LARGEST", 10)
     (tmp_path / "small.py").write_bytes(b"x" * 5)
     (tmp_path / "large.bin").write_bytes(b"x" * 6)
-    with pytest.raises(ValueError, match=r"its largest file is .*large\.bin"):
+    with pytest.raises(ValueError, match=r"the largest is .*large\.bin"):
         pack(tmp_path)

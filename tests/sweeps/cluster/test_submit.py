@@ -1,4 +1,4 @@
-"""Test what is checked and sent before a sweep becomes a job on a Ray cluster, and what is fetched afterwards."""
+"""Test the submission of sweeps as Ray jobs: checks of the input, variables that are sent, and the report's copy."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from fewbits.sweeps.cluster.report_job import fetch, is_study, report_name
 from fewbits.sweeps.cluster.submit import job_variables, lasting_store, run_job, submit, token
 from tests.messages import naming
 
-# Wrong input is one line, and nothing is sent
+# Wrong input: the message has one line, and nothing is sent
 
 
 @pytest.mark.parametrize("address", ["auto", "ray://head:10001", "head:8265", ""])
@@ -77,7 +77,7 @@ def test_the_jobs_variables_are_ours_and_those_of_the_libraries(uri: str) -> Non
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("A_SECRET=hush", "give the name alone"),
+        ("A_SECRET=hush", "write only the name"),
         ("NOT_SET_HERE", "NOT_SET_HERE: "),
         ("A B", "the name of an environment"),
     ],
@@ -172,4 +172,4 @@ def test_a_folder_that_is_no_report_is_left_alone(tmp_path: Path, capsys: pytest
     mine.write_text("precious")
     assert fetch(made, tmp_path / "here") == str(made / "index.html")
     assert mine.read_text() == "precious"
-    assert "no report" in capsys.readouterr().err
+    assert "not a report" in capsys.readouterr().err

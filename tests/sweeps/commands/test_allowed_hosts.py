@@ -8,7 +8,7 @@ from fewbits.sweeps.commands.allowed_hosts import AllowedHosts, address_of
 
 
 def accepted(hosts: AllowedHosts, host: str) -> bool:
-    """Tell whether MLflow accepts a Host header, and check that it decides the same for the page's own Origin."""
+    """Return whether MLflow accepts this Host header; check that it treats the equal Origin header in the same way."""
     from mlflow.server.security_utils import (
         get_default_allowed_hosts,
         is_allowed_host_header,
@@ -51,7 +51,7 @@ def test_further_names_are_accepted_with_any_port_and_by_pattern() -> None:
 
 @pytest.mark.parametrize("name", ["*", "**", "http://host", "a/b", "user@host"])
 def test_what_is_no_host_name_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="host names are expected"):
+    with pytest.raises(ValueError, match="expected host names"):
         AllowedHosts.of("0.0.0.0", name)
 
 

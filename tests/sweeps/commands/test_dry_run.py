@@ -1,4 +1,4 @@
-"""Test `--dry-run`: it shows the missing trials and estimates from measured speeds, is fast and writes nothing."""
+"""Test `fewbits sweep --dry-run`: it lists trials, estimates time from measured speeds, is fast, and writes nothing."""
 
 import json
 import re
@@ -68,10 +68,10 @@ def test_times_are_work_by_measured_speed_less_what_is_done(
     assert work_of(long.trial) == 2 * work_of(short.trial)
     tokens = long.trial.training.batch * long.trial.training.length
     Path(tmp_path / "runs").mkdir()
-    Speeds(tmp_path / "runs").measured(short, tokens / 60)  # one minute per step
+    Speeds(tmp_path / "runs").measured(short, tokens / 60)  # a speed of one step per minute
     assert Speeds(tmp_path / "runs").seconds(long) == pytest.approx(16 * 60)
     assert "about 24:00, 1 at a time" in printed(1)
-    assert "about 16:00, 2 at a time" in printed(2)  # the longest trial
+    assert "about 16:00, 2 at a time" in printed(2)  # as long as the longer trial
     (RunFolder(long.folder.path, long.id).checkpoints / "step-00000008").mkdir(parents=True)
     assert "about 8:00, 2 at a time" in printed(2)
     assert disk([short]) == 2 * STATE_BYTES * parameters_of(short.trial.model)
@@ -89,7 +89,10 @@ def test_a_trial_in_two_places_is_told_once(cache: Path, tmp_path: Path, capsys:
 def test_a_trial_is_planned_in_a_small_part_of_the_time_of_composing_it(
     cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Planning one of 500 trials takes at most a third of a composition, in processor time since machines are busy."""
+    """Per trial, a dry run of 500 trials takes at most a third of the time in which Hydra composes one config.
+
+    Processor time is compared, since other processes of a busy machine do not change it.
+    """
     from fewbits.experiments import config
 
     file = tiny_file(tmp_path, cache, {"overrides": [*MOR], "axes": {"recipe.threshold": [0.01, 0.02]}})
@@ -134,7 +137,7 @@ def test_arms_that_do_not_fit_on_a_gpu_are_named_with_the_ranks_that_would(
     assert [row[1:3] for row in table] == [["small", "1"], ["deep", "1"]]
     small, deep = (float(row[3]) for row in table)
     assert small < deep
-    assert cli.main([*command, "--gpu-memory", str(deep)]) == 2  # 90 % of it may be used
+    assert cli.main([*command, "--gpu-memory", str(deep)]) == 2  # it does not fit, since an arm may use 90 % of it
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 1
     assert re.match(r"fewbits: \w+/deep: 1 rank needs .+; 2 ranks would fit", errors[0])

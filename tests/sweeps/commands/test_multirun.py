@@ -1,4 +1,4 @@
-"""Test `fewbits train --multirun`: trials of Hydra's grid run once, failures are named, wrong input gives one line."""
+"""Test `fewbits train --multirun`: each trial of a grid is trained once, failures are named, errors are one line."""
 
 import json
 import re
@@ -31,7 +31,7 @@ def test_a_grid_is_run_once(cache: Path, tmp_path: Path, capfd: pytest.CaptureFi
     assert multirun(cache, tmp_path / "runs", *grid) == 0
     shown = capfd.readouterr()
     assert "4 trials: 4 done\n" in shown.out
-    assert "http://" not in shown.out  # no server answers
+    assert "http://" not in shown.out  # no link is printed, since no MLflow server answers
     assert "`fewbits ui" in shown.out
     assert "MLflow was not updated" not in shown.err
     first = results(tmp_path / "runs")
@@ -39,13 +39,13 @@ def test_a_grid_is_run_once(cache: Path, tmp_path: Path, capfd: pytest.CaptureFi
     assert multirun(cache, tmp_path / "runs", *grid) == 0
     assert results(tmp_path / "runs") == first
     assert cli.main(["train", *tiny(cache, "training.steps=2", f"runtime.runs={tmp_path / 'runs'}"), *grid[:2]]) == 0
-    assert results(tmp_path / "runs") == first  # 0.045 and seed 0 are the defaults
+    assert results(tmp_path / "runs") == first  # the trial of the default threshold 0.045 and seed 0 was in the grid
     assert not (Path.cwd() / "multirun").exists()
     assert not (Path.cwd() / "outputs").exists()
 
 
 def test_the_axes_are_the_keys_of_overrides_with_several_values() -> None:
-    """A sweeper that launches one job at a time shows no key with two values, so the command's overrides decide."""
+    """Axes are found from the command's overrides, since a sweeper may launch jobs one by one, each with one value."""
     fixed = fixed_keys(["a=1,2", "seed=0,1", "b=x", "c=interval(0,1)", "+d=[1,2]"])
     assert fixed == {"b", "d"}
     (cell,) = cells("mine", [["a=1", "seed=1", "b=x", "c=0.5", "+d=[1,2]"]], fixed)
@@ -55,7 +55,7 @@ def test_the_axes_are_the_keys_of_overrides_with_several_values() -> None:
 
 
 def test_a_failure_is_status_1(cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """A file in place of the checkpoints' folder makes one trial fail; the other one is unaffected."""
+    """If one trial of a multirun fails (by a file in place of its folder `checkpoints`), the exit status is 1."""
     assert multirun(cache, tmp_path / "runs", "seed=0,1") == 0
     for folder in list((tmp_path / "runs").glob("*-s1-*")):
         for path in sorted(folder.rglob("*"), reverse=True):
@@ -65,7 +65,7 @@ def test_a_failure_is_status_1(cache: Path, tmp_path: Path, capfd: pytest.Captur
     shown = capfd.readouterr()
     assert "2 trials: 1 done, 1 failed\n" in shown.out
     assert "failed: " in shown.err
-    assert "Error executing job" not in shown.err  # Hydra's line
+    assert "Error executing job" not in shown.err  # Hydra would print this line
     assert "Traceback (most recent call last):\n  File" not in shown.err.partition("failed: ")[0]
 
 
@@ -102,7 +102,7 @@ def test_wrong_input_is_one_line_and_status_2(
 
 
 def listed(runs: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
-    """Return what `fewbits status` says in JSON."""
+    """Return the rows that `fewbits status --json` prints for these arguments and the store `runs`."""
     capsys.readouterr()
     assert cli.main(["status", *arguments, "--runs", str(runs), "--json"]) == 0
     rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
@@ -127,7 +127,7 @@ OPTUNA = (
 def test_optuna_keeps_every_trial_and_gets_its_validation_loss(
     cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Optuna launches one trial after the other. All of them are in one sweep, and a repetition trains none again."""
+    """Optuna launches trials one by one; all of them are in one sweep, and the repeated command trains none again."""
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper.optuna_sweeper")
     runs = tmp_path / "runs"
     assert multirun(cache, runs, *OPTUNA, "hydra.job.name=rates") == 0
@@ -140,19 +140,22 @@ def test_optuna_keeps_every_trial_and_gets_its_validation_loss(
     assert multirun(cache, runs, *OPTUNA, "hydra.job.name=rates") == 0
     assert results(runs) == first
     assert multirun(cache, runs, *OPTUNA, "hydra.sweeper.sampler.seed=2", "hydra.job.name=rates") == 0
-    assert len(listed(runs, capsys, "rates")) > 2  # the earlier trials are still there
+    assert len(listed(runs, capsys, "rates")) > 2  # the new trials are added to the earlier ones
 
 
 def test_an_error_of_a_sweeper_without_a_message_names_its_place(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Optuna 2.10 uses an interface of SQLAlchemy that version 2 lacks, and fails by an assertion without a message."""
+    """If a sweeper fails with an error without a message, the source line that raised it is named.
+
+    With SQLAlchemy 2, Optuna 2.10 fails at such an assertion.
+    """
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper.optuna_sweeper")
     monkeypatch.chdir(tmp_path)
     database = ("hydra.sweeper.study_name=mine", "hydra.sweeper.storage=sqlite:///optuna.db")
     if multirun(cache, tmp_path / "runs", *OPTUNA, *database) == 0:
         pytest.skip("this Optuna works with this SQLAlchemy")
-    last = capsys.readouterr().err.splitlines()[-1]  # after SQLAlchemy's warning
+    last = capsys.readouterr().err.splitlines()[-1]  # the lines before it are warnings of SQLAlchemy
     assert re.search(r"hydra/sweeper=optuna failed: \w+: [^\s(].*-X dev", last)
 
 
@@ -179,7 +182,7 @@ def test_each_multirun_has_a_name_and_status_finds_it_by_name_and_by_its_overrid
 def test_a_multirun_over_ones_own_configs(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Hydra finds configs in the user's folder, by a file's path, and by an experiment (`+experiment=…`)."""
+    """A multirun can use configs of the user: in a folder, by the path of a file, and by a group `+experiment=NAME`."""
     monkeypatch.chdir(tmp_path)
     recipe = "defaults: [mxfp8, _self_]\nkeep: {first: 0, last: 1}\n"
     experiment = "# @package _global_\ndefaults: [{override /recipe: one}]\noptimizer: {lr: 0.5}\n"
@@ -210,7 +213,10 @@ def test_a_multirun_over_ones_own_configs(
 def test_a_failed_trial_ends_a_sequential_sweep_with_status_1(
     cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Batches of one trial stand for a sequential sweeper: the batch after the failed trial is in the summary, too."""
+    """If a trial fails, a sweeper that launches trials one by one ends with status 1.
+
+    The summary also counts the trial of the later launch. Hydra's own sweeper with batches of one trial is used.
+    """
     runs = tmp_path / "runs"
     batches = ("seed=0,1", "hydra.sweeper.max_batch_size=1", "hydra.job.name=one-by-one")
     assert multirun(cache, runs, *batches) == 0

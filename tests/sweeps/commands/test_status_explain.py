@@ -1,4 +1,4 @@
-"""Test `fewbits status` and `fewbits explain`: states of trials, differences between two, and stale results."""
+"""Test `fewbits status` (states of trials, stale results) and `fewbits explain` (differences between two runs)."""
 
 import json
 import re
@@ -27,7 +27,7 @@ def status(undisturbed: Undisturbed, capsys: pytest.CaptureFixture[str], *argume
 
 @pytest.fixture
 def some(undisturbed: Undisturbed, tmp_path: Path) -> list[RunFolder]:
-    """Return the run folders of a store in which nothing has run."""
+    """Return the run folders that the sweep FAMILY would have in an empty store; none of them exists."""
     return folders(planned(undisturbed.file, f"runtime.runs={tmp_path}"))
 
 
@@ -161,7 +161,7 @@ def test_an_edit_of_the_code_is_named_by_its_file(
     (run / "config.yaml").write_text((source / "config.yaml").read_text())
     assert cli.main(["explain", run.name, "--runs", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2  # and what stale means
+    assert len(lines) == 2  # the second line explains what `stale` means
     assert lines[0].startswith("sources.models/networks/decoder.py: 000000000000 → ")
 
 

@@ -1,4 +1,4 @@
-"""Test `fewbits ui`: it serves the page for this machine with the comparison views, and Ctrl-C ends all processes."""
+"""Test `fewbits ui`: it serves MLflow's page with the comparison views, and Ctrl-C ends all its processes."""
 
 import json
 import os
@@ -35,7 +35,10 @@ def get(url: str, **headers: str) -> str:
 
 
 def understood(state: dict[str, Any]) -> set[str]:
-    """Return the fields of a shared view that occur in the page's own scripts, and check other names there."""
+    """Return the fields of the view `state` that MLflow's page knows, by the lists of fields in its own scripts.
+
+    Also check that the scripts contain the other names that fewbits writes into views.
+    """
     scripts = "".join(file.read_text() for file in Path(str(files("mlflow"))).glob("server/js/build/static/js/*.js"))
     for word in ("mlflow.sharedViewState.", "viewStateShareKey", '"param"', '"average"', '"SHOW_ALL"', '"LINE"'):
         assert word in scripts
@@ -89,7 +92,7 @@ def test_the_page_is_served_with_comparison_views_in_the_form_that_it_understand
                 if tag["key"] == f"mlflow.sharedViewState.{view.key}"
             )
             assert "mlflow" in get(base).lower()
-            newer = {"columnOrder", "columnWidths"}  # MLflow 3.10 ignores them
+            newer = {"columnOrder", "columnWidths"}  # fields of later versions, which MLflow 3.10 ignores
             assert set(state) - understood(state) in (set(), newer)
             (child,) = map(int, Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split())
             assert len(processes(child)) == 2
@@ -103,7 +106,10 @@ SECRET = "hunter2-Zq"
 
 
 def test_on_all_interfaces_the_page_works_by_name_and_no_credential_is_seen(tmp_path: Path) -> None:
-    """No credential is in the arguments of any process, which all users can read, nor in the output or the log."""
+    """With --host 0.0.0.0, the page works under the allowed host names only.
+
+    No credential is in the arguments of a process, which all users can read, nor in the output or the log.
+    """
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}?token={SECRET}"
     (port,) = free_ports(1)
     command = [sys.executable, "-m", "fewbits.cli", "ui", "--host", "0.0.0.0", "--port", str(port)]
@@ -121,7 +127,7 @@ def test_on_all_interfaces_the_page_works_by_name_and_no_credential_is_seen(tmp_
             assert addresses == [f"http://127.0.0.1:{port}", f"http://{socket.gethostname()}:{port}"]
             search = "/ajax-api/2.0/mlflow/experiments/search"
             for address in (*addresses, f"http://runs.example.org:{port}", "http://runs.example.org"):
-                host = address.removeprefix("http://")  # the header of a browser's requests for this page
+                host = address.removeprefix("http://")  # the Host header that a browser sends for this address
                 answer = post(f"{addresses[0]}{search}", {"max_results": 1}, Host=host, Origin=address)
                 assert "experiments" in json.loads(answer), address
             for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):
@@ -152,7 +158,7 @@ def post(url: str, body: dict[str, Any], **headers: str) -> str:
 def test_a_database_that_mlflow_does_not_open_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """An example is the database of another version of MLflow."""
+    """If MLflow cannot open the database, for example one of another version, the error is one line with advice."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     (tmp_path / connection.DATABASE).write_bytes(b"of another kind, and longer than nothing")
     (port,) = free_ports(1)

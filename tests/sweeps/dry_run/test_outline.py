@@ -1,4 +1,4 @@
-"""Test that a dry run describes a sweep whose data are missing: each arm with its settings, FLOPs and cost."""
+"""Test the dry run of a sweep whose data are missing: it prints the settings, FLOPs and costs of all arms."""
 
 import json
 import re
@@ -72,7 +72,7 @@ def test_data_that_are_prepared_into_the_cache_are_named_where_they_are_missing(
 
 
 def arms(text: str) -> list[dict[str, str]]:
-    """Return the rows of the table of the arms' cost."""
+    """Return the rows of the table of arms in a dry run's output, each as column name → text."""
     lines = text.splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("sweep") and "time each" in line)
     head, *rows = lines[start : lines.index("", start)]
@@ -83,7 +83,7 @@ def arms(text: str) -> list[dict[str, str]]:
 @pytest.mark.parametrize(
     ("study", "prepare"),
     [
-        # These two have the most arms.
+        # These two studies have the most arms, so their dry runs take longest.
         pytest.param("mor", ["openwebtext", "c4 --documents 10000000"], marks=pytest.mark.deep),
         pytest.param("nvfp4", ["c4-nemotron --documents 10000000"], marks=pytest.mark.deep),
         ("gaussws", ["openwebtext", "c4 --documents 10000000"]),

@@ -1,4 +1,7 @@
-"""A sweep starts no trial for which the disk has no room, stops running ones before it is full, and then goes on."""
+"""Test that a sweep pauses before the disk is full, and continues when there is room again.
+
+It starts no trial whose checkpoints do not fit, and stops running trials while their checkpoints still fit.
+"""
 
 import contextlib
 from collections.abc import Callable
@@ -26,7 +29,7 @@ def two(cache: Path, tmp_path: Path) -> Plan:
 
 
 def need(plan: Plan) -> int:
-    """Return the bytes for which one trial needs room: its checkpoints, one more, and the margin."""
+    """Return the free bytes that are needed to start one trial: its checkpoints, one more checkpoint, and MARGIN."""
     first = next(iter(plan.trials.values()))
     return disk([first]) + checkpoint_bytes(first.trial) + MARGIN
 
@@ -73,7 +76,7 @@ def test_a_sweep_that_has_no_room_says_so_once_and_continues_when_there_is(two: 
 
 
 def test_running_trials_stop_at_a_checkpoint_before_the_disk_is_full_and_resume(two: Plan) -> None:
-    """Another program fills the disk while a trial runs, and then removes its files."""
+    """Another program fills the disk while a trial runs, and later removes its files; then the trial resumes."""
     first = next(iter(two.trials.values()))
     full = RESERVE + checkpoint_bytes(first.trial) - 1
     lines: list[str] = []

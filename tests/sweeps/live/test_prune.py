@@ -1,4 +1,7 @@
-"""`fewbits prune` lists what can go, removes it only on request, and nothing that a run, a branch or a user needs."""
+"""Test that `fewbits prune` lists what can be removed, removes it only with --delete, and keeps all that is needed.
+
+Running trials, branches of stored plans, and results of the present code are needed.
+"""
 
 import json
 import shutil
@@ -148,7 +151,7 @@ def test_a_run_that_cannot_be_read_is_named_and_left_alone(
 
 
 def age(folder: RunFolder) -> None:
-    """Make a run one of another version of the code."""
+    """Change provenance.json so that the run seems to be computed by another version of the code (stale)."""
     path = folder.path / "provenance.json"
     provenance = json.loads(path.read_text())
     provenance["identity"]["numerics"][0] = "0" * 64

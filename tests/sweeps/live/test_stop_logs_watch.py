@@ -1,4 +1,4 @@
-"""`fewbits stop`, `logs` and `status --watch` on trials that really run."""
+"""Test `fewbits stop`, `fewbits logs` and `fewbits status --watch` with trials that really run."""
 
 import json
 from pathlib import Path

@@ -14,7 +14,7 @@ from fewbits.sweeps.planning.sweep import load_sweeps
 from tests.messages import names
 from tests.sweeps.sweep_inputs import planned, tiny_file
 
-LINE = {  # an epoch has 8 steps
+LINE = {  # a trunk and its branch; an epoch of the data has 8 steps
     "overrides": ["data.kind=synthetic", "data.size=2048", "data.repeat=4", "training.batch=4", "training.length=64"],
     "arms": {
         "trunk": {"overrides": ["recipe=bf16", "training.steps=24"]},
@@ -24,7 +24,7 @@ LINE = {  # an epoch has 8 steps
 
 
 def test_a_line_of_trials_may_read_its_data_four_times(cache: Path, tmp_path: Path) -> None:
-    """The branch starts at step 16 and ends at step 32, which is exactly four epochs."""
+    """Trunk and branch together train 16 + 16 = 32 steps, which is exactly four epochs, the most that is allowed."""
     assert len(planned(tiny_file(tmp_path, cache, LINE), f"runtime.runs={tmp_path / 'runs'}").trials) == 2
 
 
@@ -77,7 +77,7 @@ ON_GPUS = [study.name for study in STUDIES.values() if "gpu" in study.scales]
     "study", [pytest.param(name, marks=() if name == "gaussws" else pytest.mark.deep) for name in ON_GPUS]
 )
 def test_a_study_on_a_gpu_can_be_planned_where_its_data_are(study: str, cache: Path, tmp_path: Path) -> None:
-    """Random tokens of the collections' vocabularies replace the data; the machine needs no GPU."""
+    """A study at scale gpu can be planned on a machine without a GPU. Small random token folders replace the data."""
     generator = np.random.default_rng(0)
     for name, vocab in (("openwebtext", 50257), ("c4", 32000), ("c4-nemotron", 131072)):
         dtype = "uint32" if vocab > 1 << 16 else "uint16"

@@ -1,4 +1,4 @@
-"""Test what holds for the studies' own sweeps at every scale, without their data."""
+"""Test the sweeps of all studies at all scales, without their data: repeats of data, switches and memory on GPUs."""
 
 import math
 from functools import cache
@@ -18,13 +18,13 @@ SIZES = {"python": PYTHON.size, "torch": TORCH.size} | {name: one.tokens for nam
 
 
 def marks(scale: str) -> tuple[pytest.MarkDecorator, ...]:
-    """Return the marks of a test at this scale: cpu-full and questions train what cpu does, or other recipes."""
+    """Return the mark `deep` for scales whose sweeps are much like those of the scale cpu."""
     return (pytest.mark.deep,) if scale in ("cpu-full", "questions") else ()
 
 
 @cache
 def planned(study: str, scale: str) -> Plan:
-    """Return the plan of a study at one seed; composing its configs takes seconds."""
+    """Return the plan of a study's sweeps for one seed; cached, since it takes seconds to compose the configs."""
     return plan(*load_sweeps((f"study={study}", f"scale={scale}", "seeds=[0]")), with_data=False)
 
 
@@ -33,7 +33,10 @@ def planned(study: str, scale: str) -> Plan:
     [pytest.param(s, name, marks=marks(s)) for s in SCALES for name in STUDIES if s in STUDIES[name].scales],
 )
 def test_every_study_reads_its_data_as_often_as_its_files_allow(study: str, scale: str) -> None:
-    """The size of the papers' unpublished token folders is unknown, so they are not checked."""
+    """No trial reads its data more than `data.repeat` times.
+
+    Token folders (`data=bin`) are not checked, since the papers' folders are not published and their size is unknown.
+    """
     trials = planned(study, scale).trials
     for one in trials.values():
         size = SIZES.get(one.trial.data.kind)
@@ -58,6 +61,9 @@ def test_what_switches_in_nvfp4_trains_after_its_switch(scale: str) -> None:
 
 @pytest.mark.parametrize(("study", "too_large"), [("mor", set()), ("nvfp4", set())])
 def test_the_papers_models_fit_on_their_gpus_or_are_known_not_to(study: str, too_large: set[str]) -> None:
-    """The first arm of a model stands for all, whose memory differs little; the dry run names arms that do not fit."""
+    """At scale paper, each model fits into 80 GB for each rank, except those in `too_large`.
+
+    Only the first arm of each model is checked, since its other arms need nearly the same memory.
+    """
     models = {one.trial.model.name: one for one in reversed(planned(study, "paper").trials.values())}
     assert {name for name, one in models.items() if not fits(one.trial, one.resources.ranks, 80e9)} == too_large

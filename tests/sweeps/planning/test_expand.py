@@ -92,7 +92,7 @@ def test_exclusions_take_out_the_cells_that_they_match_entirely() -> None:
 
     assert without({"arm": "y z", "a": 0.03, "seed": 1}) == ["arm=y z a=0.03 seed=1"]
     assert without({"data": "two words", "seed": 0, "a": 0.5}) == ["arm=x a=0.5 data=two words seed=0"]
-    assert len(without({"data": 8})) == 4  # four cells of the arm that has this axis
+    assert len(without({"data": 8})) == 4  # only arm x has the axis `data`: two values of a times two seeds
     assert len(without({"seed": 1})) == len(all_places) / 2
     assert without({"seed": 2}) == []
     assert without({"seed": [], "arm": "x"}) == []
@@ -141,11 +141,11 @@ def test_a_branch_has_the_parent_of_its_own_seed_and_axes() -> None:
         (
             {"t": Arm(), "x": Arm(parent="t", axes=())},
             {},
-            "arm x starts from t, which has axes that x does not have: a",
+            "arm x starts from arm t, which has axes that arm x does not have: a",
         ),
-        ({"t": Arm(scales=("gpu",)), "x": Arm(parent="t")}, {}, "which is not run at scale smoke"),
-        ({"t": Arm(), "x": Arm(parent="t")}, {"exclude": ({"arm": "t", "a": 1},)}, "which is excluded at .*'a': '1'"),
-        ({"x": Arm(parent="y"), "y": Arm(parent="x")}, {}, "arms x, y start from each other in a cycle"),
+        ({"t": Arm(scales=("gpu",)), "x": Arm(parent="t")}, {}, "arm t, which is not trained at scale smoke"),
+        ({"t": Arm(), "x": Arm(parent="t")}, {"exclude": ({"arm": "t", "a": 1},)}, "which is excluded .*'a': '1'"),
+        ({"x": Arm(parent="y"), "y": Arm(parent="x")}, {}, "arms x, y are .*a cycle"),
     ],
 )
 def test_a_parent_that_is_not_there_is_told(arms: dict[str, Arm], more: dict[str, object], message: str) -> None:
@@ -165,7 +165,7 @@ def test_an_arm_and_a_sweep_are_run_at_their_scales_alone() -> None:
 
 
 def test_a_word_for_all_trials_may_not_undo_an_axis() -> None:
-    """Otherwise the places of the trials would show values that are not theirs."""
+    """Otherwise the trials' places would show axis values with which the trials were not trained."""
     sweep = Sweep("one", axes={"optimizer.lr": [1, 2]})
     with pytest.raises(ValueError, match=r"optimizer\.lr is an axis of sweep one"):
         expand(sweep, ("optimizer.lr=3",))
@@ -176,7 +176,7 @@ def test_an_axis_says_where_branches_start() -> None:
     arms = {"trunk": Arm(axes=()), "a": Arm(parent="trunk", at=0.25)}
     axes = {"checkpoint": {"early": ["at=0.5", "training.steps=2"], "end": ["training.steps=3"]}}
     trunk, early, end = expand(Sweep("s", arms=arms, axes=axes, size=()))
-    assert (trunk.at, early.at, end.at) == (None, 0.5, 0.25)  # the axis comes before the arm
+    assert (trunk.at, early.at, end.at) == (None, 0.5, 0.25)  # the axis's `at=0.5` replaces the arm's 0.25
     assert early.overrides == ("training.steps=2", "seed=0")
 
 

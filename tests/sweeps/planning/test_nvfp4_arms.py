@@ -1,4 +1,4 @@
-"""Test that NVFP4's arms are what their names say, by the recipes of their overrides."""
+"""Test that the recipes of NVFP4's arms `no-…` differ from the whole recipe only in the part that the name says."""
 
 from collections.abc import Iterator
 
@@ -20,7 +20,7 @@ def trials(scale: str, *overrides: str) -> Iterator[tuple[str, Trial]]:
 
 
 def differing(one: Recipe, other: Recipe) -> dict[str, tuple[str, str]]:
-    """Return the operands in which two recipes differ, by slot."""
+    """Return operand slot → (quantizer of `one`, quantizer of `other`), for the slots in which the recipes differ."""
     return {
         slot: (str(ours.spec), str(theirs.spec))
         for (slot, ours), (_, theirs) in zip(one.operands.items(), other.operands.items(), strict=True)

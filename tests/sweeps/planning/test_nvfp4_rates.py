@@ -1,4 +1,4 @@
-"""Test that branches of NVFP4's studies have the learning rates of uninterrupted runs."""
+"""Test that branches in NVFP4's study continue the learning rate schedule of an uninterrupted training."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def line(cell: Cell) -> tuple[Trial, int, Trial]:
 
 
 def some(steps: int) -> list[int]:
-    """Return about fifty steps, including the first and the last."""
+    """Return about fifty of the steps 0 to `steps` - 1, including both ends."""
     return sorted({0, steps - 1, *range(0, steps, max(1, steps // 50))})
 
 

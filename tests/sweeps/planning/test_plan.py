@@ -1,4 +1,4 @@
-"""Test plans: ids are known before anything has run, and the trials then run under these ids."""
+"""Test plans: all ids are computed before any trial has run, and training then uses exactly these ids."""
 
 import os
 from pathlib import Path
@@ -27,7 +27,10 @@ def of(plan: Plan, **place: str) -> Planned:
 
 
 def test_a_planned_trial_is_the_one_that_train_runs(cache: Path, tmp_path: Path) -> None:
-    """This also holds for a relative store and for a recipe with interpolations."""
+    """`fewbits train` with the overrides of a planned trial trains in the planned folder, under the planned id.
+
+    The recipe's file has interpolations, which are resolved in both cases.
+    """
     file = tiny_file(
         tmp_path, cache, {"arms": {"x": {"overrides": ["recipe=nvfp4", "recipe.weights=1x16"]}}, "seeds": [3]}
     )
@@ -48,7 +51,7 @@ def test_branches_run_under_the_ids_that_they_were_planned_with(cache: Path, tmp
     assert (trunk.keep, branch.keep) == ({2}, {6})
     overrides = [word for word in tiny(cache, "seed=1", "optimizer.lr=0.002") if not word.startswith("runtime.cache")]
     first, _ = train(cache, runs, *overrides, "recipe=bf16", "training.steps=4", "runtime.keep_steps=[2]")
-    assert first.id != trunk.id  # the arm without the axis has another rate
+    assert first.id != trunk.id  # arm trunk does not vary over optimizer.lr, so it has the default learning rate
     first, _ = train(cache, runs, *overrides[:-1], "recipe=bf16", "training.steps=4", "runtime.keep_steps=[2]")
     assert first == trunk.folder
     at = [f"branch.parent={first.path.name}", "branch.step=2"]

@@ -1,4 +1,4 @@
-"""Test stored plans: a plan is read as it was stored for its overrides, wherever the store is mounted."""
+"""Test stored plans: the plan of some overrides is read as it was stored, also if the store is mounted elsewhere."""
 
 import json
 import os
@@ -30,7 +30,7 @@ CHANGED = "the definition of the sweep has changed since it last ran"
 
 
 class Stored:
-    """A sweep file whose plan is stored, although nothing has run."""
+    """A sweep file whose plan is stored; none of its trials has run."""
 
     def __init__(self, folder: Path, cache: Path) -> None:
         self.file, self.runs = tiny_file(folder, cache, FAMILY, "family"), folder / "runs"
@@ -48,7 +48,7 @@ def stored(tmp_path: Path, cache: Path) -> Stored:
 
 
 def parts(plan: Plan) -> list[Any]:
-    """Return all parts of a plan, with the lists that JSON has in place of tuples in the settings of ids."""
+    """Return all fields of a plan to compare; tuples in `made_of` become lists, as JSON gives them."""
     trials = plan.trials.values()
     made_of = [json.loads(json.dumps(planned.made_of)) for planned in trials]
     rest = [(p.folder, p.trial, p.runtime, p.resources, p.parent, p.keep) for p in trials]

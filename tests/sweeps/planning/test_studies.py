@@ -1,4 +1,4 @@
-"""Test `fewbits studies`: it lists every study, and the recipes of studies exist."""
+"""Test the table of studies and `fewbits studies`: each study is listed, and its recipes exist."""
 
 import json
 import re
@@ -31,7 +31,7 @@ def test_studies_are_told_apart() -> None:
 
 
 def test_sweeps_name_neither_claims_nor_figures() -> None:
-    """Only `analysis` knows which claim or figure reads a sweep."""
+    """Files of `sweeps` do not name claims such as M9 or figures, since the dependency is the other way round."""
     root = Path(__file__).parents[3] / "sweeps"
     files = [*root.rglob("*.py"), *root.rglob("*.yaml")]
     assert len(files) > 50

@@ -1,4 +1,4 @@
-"""Test that the same command finishes a sweep whose processes are killed, stopped, out of memory or late.
+"""Test the driver with real processes: a repeated command finishes a sweep that was killed, stopped or out of memory.
 
 Processes are killed by real signals at random times.
 """
@@ -64,7 +64,7 @@ def plan_of(file: Path, runs: Path) -> Plan:
 
 
 def gone(plan: Plan) -> None:
-    """Wait until no worker works on any trial of the plan."""
+    """Wait until no worker process holds the lease of a trial of the plan."""
     give_up = time.monotonic() + 30
     while at := running(plan):
         assert time.monotonic() < give_up, at
@@ -72,7 +72,7 @@ def gone(plan: Plan) -> None:
 
 
 def send(process: int, number: signal.Signals) -> bool:
-    """Send a signal to a process, and tell whether it still existed."""
+    """Send a signal to a process; return False if the process does not exist any more."""
     with suppress(ProcessLookupError):
         os.kill(process, number)
         return True
@@ -80,7 +80,7 @@ def send(process: int, number: signal.Signals) -> bool:
 
 
 def halted_early(plan: Plan) -> dict[int, RunFolder]:
-    """Halt the workers, and return those whose trials still have half of their steps to do; the others go on."""
+    """Halt (SIGSTOP) all workers whose trials still have half of their steps to do; return them by process id."""
     halted = {pid: folder for folder in running(plan) if (pid := holder_of(folder)) and send(pid, signal.SIGSTOP)}
     early = {pid: folder for pid, folder in halted.items() if store.reached(folder) <= 4 and folder.result() is None}
     for pid in halted.keys() - early.keys():
@@ -99,7 +99,7 @@ def wait_for_worker(folder: RunFolder) -> int:
 
 @contextmanager
 def meanwhile(act: Callable[[], object]) -> Iterator[None]:
-    """Call a function in another thread during a `with` block that runs a driver; raise its error, if any."""
+    """Call `act` in another thread while the `with` block runs; at the end of the block, raise the error of `act`."""
     with ThreadPoolExecutor(1) as pool:
         acting = pool.submit(act)
         yield
@@ -115,7 +115,7 @@ KILLS = 2 if DEEP else 1
 def test_workers_their_server_and_the_driver_are_killed_and_the_same_command_finishes(
     undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
-    """The results equal those without interruption bit for bit, and no step of a checkpoint is repeated."""
+    """After kills, the results equal those of an uninterrupted sweep bit for bit; trials resume from checkpoints."""
     runs, moments = tmp_path / "runs", random.Random()
     plan = plan_of(undisturbed.file, runs)
     command = started(tmp_path / "output", "sweep", undisturbed.file, "--runs", runs, *LOCAL, forks=not DEEP)
@@ -140,19 +140,20 @@ def test_workers_their_server_and_the_driver_are_killed_and_the_same_command_fin
     for pid in halted:
         send(pid, signal.SIGCONT)
     gone(plan)
-    assert [folder.result() for folder in halted.values()] == [None] * len(halted)  # they have died with the driver
+    # The halted workers have died with the driver and did not finish their trials.
+    assert [folder.result() for folder in halted.values()] == [None] * len(halted)
     assert sweep(undisturbed.file, runs) == 0
     assert all_left(plan) == undisturbed.left
     assert [trained_twice(folder) for folder in folders(plan)] == [[]] * 8
     assert sum(map(attempts, folders(plan))) >= 8 + killed
 
 
-# The next test sends SIGTERM, too.
+# SIGTERM is tested only in `make test-deep`, since the next test sends it too.
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.deep)])
 def test_a_stopped_sweep_is_at_checkpoints_and_goes_on(
     number: signal.Signals, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
-    """Ctrl-C reaches the driver and its workers, as in a terminal."""
+    """SIGINT is sent to the whole process group, as Ctrl-C in a terminal; the same command then resumes the trials."""
     runs = tmp_path / "runs"
     plan = planned(undisturbed.file, f"runtime.runs={runs}", *SOME)
     command = started(tmp_path / "output", "sweep", undisturbed.file, "--runs", runs, *LOCAL, *SOME)
@@ -175,14 +176,14 @@ def test_a_stopped_sweep_is_at_checkpoints_and_goes_on(
 def test_a_sigterm_to_the_process_group_before_the_first_step_fails_no_trial(
     undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
-    """`timeout` and job schedulers send it to all processes of a sweep."""
+    """The command `timeout` and job schedulers send SIGTERM to all processes of a sweep; workers have to ignore it."""
     runs = tmp_path / "runs"
     plan = planned(undisturbed.file, f"runtime.runs={runs}", *SOME)
     command = started(tmp_path / "output", "sweep", undisturbed.file, "--runs", runs, *LOCAL, *SOME, forks=False)
     worker = command.until(lambda: next(map(holder_of, running(plan)), None))
     assert worker is not None
     assert not any(map(steps_done, folders(plan)))
-    for pid in (worker, server_of(worker), command.pid):  # the workers first, which is the worst order
+    for pid in (worker, server_of(worker), command.pid):  # the driver last, so that it could see a worker die
         os.kill(pid, signal.SIGTERM)
     assert command.end() == 130
     assert not any((folder.path / store.FAILURE).exists() for folder in folders(plan))
@@ -190,7 +191,7 @@ def test_a_sigterm_to_the_process_group_before_the_first_step_fails_no_trial(
 
 
 def server_of(worker: int) -> int:
-    """Return the process from which a worker was forked."""
+    """Return the id of the fork server: the parent process of a worker."""
     return int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
 
 
@@ -200,7 +201,7 @@ def test_asked_twice_a_sweep_stops_at_once(undisturbed: Undisturbed, tmp_path: P
     command = started(tmp_path / "output", "sweep", undisturbed.file, "--runs", runs, *LOCAL, *LONG)
     command.until(lambda: bool(running(plan)))
     for folder in running(plan):
-        os.kill(holder_of(folder) or 0, signal.SIGSTOP)  # it will reach no checkpoint
+        os.kill(holder_of(folder) or 0, signal.SIGSTOP)  # so that the worker writes no checkpoint when it is asked to
     os.kill(command.pid, signal.SIGTERM)
     command.until(lambda: "Ctrl-C again: stop at once" in command.printed)
     os.kill(command.pid, signal.SIGINT)
@@ -226,7 +227,7 @@ def test_two_drivers_on_one_store_share_its_trials(undisturbed: Undisturbed, tmp
 
 
 def spoil(folder: RunFolder) -> None:
-    """Make the trial fail when it writes its first checkpoint."""
+    """Make the trial fail when it writes its first checkpoint, by a file in place of the folder `checkpoints`."""
     folder.path.mkdir(parents=True)
     (folder.path / "checkpoints").write_text("no folder")
 
@@ -262,7 +263,7 @@ def test_what_fails_is_named_with_its_log_and_leaves_the_others_whole(
     (failure,) = [line for line in errors.splitlines() if line.startswith(f"failed: {broken.path}: ")]
     assert "checkpoints" in failure
     assert "    (the whole log: " + str(broken.path / store.LOG) in errors
-    assert errors.count(f"{broken.path.name}: ") == 3  # the second attempt, the failure, and the summary
+    assert errors.count(f"{broken.path.name}: ") == 3  # a line for each of two attempts, and one in the summary
     assert attempts(broken) == 2
     blocked = {
         child: f"its parent {broken.path.name} failed",
@@ -276,12 +277,12 @@ def test_what_fails_is_named_with_its_log_and_leaves_the_others_whole(
         assert (rows[folder.path.name]["state"], rows[folder.path.name]["note"]) == ("blocked", why)
     last = errors.splitlines()[-1]
     assert last == (
-        "fewbits: 1 failed: run the same command again to resume them from their checkpoints; "
-        "2 blocked by failed trials; 1 blocked permanently: their parent diverged"
+        "fewbits: 1 failed: run the same command again to resume them from their checkpoints; 2 blocked by failed "
+        "trials; 1 blocked permanently: their parent diverged before the step at which they start"
     )
 
     (broken.path / "checkpoints").unlink()
-    for _ in range(2):  # the second time there is nothing to run
+    for _ in range(2):  # the second command has nothing to run
         assert sweep(file, runs) == 1
         shown = capfd.readouterr()
         assert "6 trials: 4 done, 1 diverged, 1 blocked\n" in shown.out
@@ -295,7 +296,7 @@ def test_what_fails_is_named_with_its_log_and_leaves_the_others_whole(
 def test_a_folder_that_takes_no_files_is_that_trials_failure_alone(
     cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither the worker nor the driver can write the failure, as on a full disk."""
+    """If neither the worker nor the driver can write failure.json, as on a full disk, other trials still finish."""
     file = tiny_file(tmp_path, cache, {"seeds": [0, 1], "resources": {"attempts": 2}})
     bad, good = folders(plan_of(file, tmp_path / "runs"))
     for name in (store.LOG, store.FAILURE):
@@ -317,7 +318,7 @@ def test_a_folder_that_takes_no_files_is_that_trials_failure_alone(
 def test_what_may_be_deleted_may_be_damaged(
     content: str, undisturbed: Undisturbed, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Files that are derived from the trials are written again."""
+    """Damaged plans, speeds.json, leases and caches cause no error; they are written again."""
     runs = tmp_path / "runs"
     shutil.copytree(undisturbed.store, runs)
     folder = folders(plan_of(undisturbed.file, runs))[-1]
@@ -340,7 +341,7 @@ def test_what_may_be_deleted_may_be_damaged(
     assert "MLflow was not updated" not in shown.err
     assert json_of(runs / "speeds.json")
     assert cli.main(["status", *arguments, "training.blow_up=2"]) == 0
-    assert "not used: " in capfd.readouterr().out  # from the plan, which was written again
+    assert "not used: " in capfd.readouterr().out  # `status` read this from the plan file, which was written again
 
 
 CRASHES = ("SIGSEGV", "SIGKILL", "memory")
@@ -358,7 +359,7 @@ def test_crashes_are_told_and_leave_the_others_whole(
     place = {member.cell.arm: plan.trials[member.id].folder for member in plan.members}
 
     def crash() -> None:
-        for how in CRASHES:  # the order in which they start, two at a time
+        for how in CRASHES:  # in the order in which the trials start; two of them run at a time
             worker = wait_for_worker(place[how])
             if how == "memory":
                 resource.prlimit(worker, resource.RLIMIT_AS, (1 << 20, 1 << 20))  # it cannot allocate more
@@ -373,7 +374,7 @@ def test_crashes_are_told_and_leave_the_others_whole(
         "SIGSEGV": "ended by SIGSEGV",
         "SIGKILL": "ended by SIGKILL, possibly for lack of memory",
         "memory": "",
-    }  # lack of memory shows in many ways
+    }  # no text is expected for lack of memory, which causes different errors
     for how in CRASHES:
         (failure,) = [line for line in shown.err.splitlines() if line.startswith(f"failed: {place[how].path}: ")]
         assert expected[how] in failure
@@ -397,7 +398,10 @@ def test_what_this_machine_has_not_is_told(
     "closed", ["both", *(pytest.param(each, marks=pytest.mark.deep) for each in (">&- 2>&-", ">&-", "2>&-"))]
 )
 def test_a_sweep_needs_no_stdout_and_no_stderr(closed: str, cache: Path, tmp_path: Path) -> None:
-    """The forked process has both closed, as Python finds them under a shell that closed them; deep: a real shell."""
+    """A sweep trains although stdout and stderr are closed.
+
+    `both` forks a process with both closed; the other cases, in `make test-deep`, close them in a real shell.
+    """
     file = tiny_file(tmp_path, cache, {"overrides": ["training.steps=1"]})
     (folder,) = folders(plan_of(file, tmp_path / "runs"))
     arguments = ["sweep", str(file), "--runs", str(tmp_path / "runs"), *LOCAL]
@@ -441,7 +445,7 @@ def test_a_branch_that_is_asked_for_later_has_its_parent_trained_once_more(cache
     assert folder.has([3])
     assert sweep(alone, runs) == 0
     assert attempts(folder) == 2
-    earlier = {"overrides": ["recipe=nvfp4"], "parent": "trunk", "at": 1}  # earlier than the kept checkpoints
+    earlier = {"overrides": ["recipe=nvfp4"], "parent": "trunk", "at": 1}  # before all checkpoints that trunk has kept
     all_three = tiny_file(tmp_path, cache, {"arms": {"trunk": trunk, "late": late, "earlier": earlier}}, "three")
     for _ in range(2):
         assert sweep(all_three, runs) == 0

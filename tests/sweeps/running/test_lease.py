@@ -1,4 +1,4 @@
-"""Test that one worker at a time holds a trial's lease, even if workers die, with real processes and signals."""
+"""Test, with real processes and signals, that one worker at a time holds a trial's lease, even if workers die."""
 
 import json
 import multiprocessing
@@ -32,7 +32,7 @@ def write(folder: Path, holder: Holder, age: float = 0.0) -> None:
 
 
 def dead() -> Holder:
-    """Return a process of this host that has ended."""
+    """Return a holder whose process on this host has ended."""
     ended = subprocess.Popen([sys.executable, "-S", "-c", ""])
     ended.wait()
     return Holder(platform.node(), ended.pid, 1.0, "of the dead")
@@ -43,7 +43,7 @@ FAR = Holder("another-host", os.getpid(), 1.0, "far away")
 
 @pytest.fixture
 def someone() -> Iterator["subprocess.Popen[bytes]"]:
-    """Yield a process that runs."""
+    """Yield a running process that holds no lease; it is killed after the test."""
     process = subprocess.Popen(["sleep", "600"])
     yield process
     process.kill()
@@ -80,7 +80,10 @@ ROUNDS, CONTENDERS = 60, 6
 
 
 def _contend(root: Path, me: int, barrier: "multiprocessing.synchronize.Barrier") -> None:
-    """Try to get a lease once per round; the winner writes its number and holds the lease until all have tried."""
+    """Try once in each round to get its lease; the winner creates `won-{me}` and holds the lease until all have tried.
+
+    The barrier makes the processes start each round at the same time.
+    """
     for number in range(ROUNDS):
         folder = root / str(number)
         barrier.wait(120)
@@ -138,7 +141,7 @@ def holding(folder: Path) -> ForkProcess:
 
 
 def test_a_killed_holder_of_this_host_is_followed_at_once(tmp_path: Path) -> None:
-    """This holds even while the dead process is a zombie."""
+    """The lease of a killed process on this host is free at once, even while the process is a zombie."""
     process = holding(tmp_path)
     try:
         with pytest.raises(Held, match=f"process {process.pid}"), leased(tmp_path):
@@ -156,7 +159,7 @@ def test_a_killed_holder_of_this_host_is_followed_at_once(tmp_path: Path) -> Non
 
 
 def test_a_stopped_holder_of_this_host_keeps_it(tmp_path: Path) -> None:
-    """A stopped process is not dead: it may continue."""
+    """A process halted by SIGSTOP keeps its lease, even without heartbeats, since it may continue."""
     process = holding(tmp_path)
     try:
         assert process.pid is not None
@@ -186,7 +189,7 @@ def test_a_holder_elsewhere_is_followed_once_it_has_been_silent(tmp_path: Path) 
     assert holder(tmp_path) == FAR
     with pytest.raises(Held, match="of another-host"), leased(tmp_path):
         pass
-    for age in (-lease.STALE - 5, lease.STALE + 5):  # a negative age: a clock was set back
+    for age in (-lease.STALE - 5, lease.STALE + 5):  # a negative age is a time in the future: a clock was set back
         write(tmp_path, FAR, age=age)
         assert holder(tmp_path) is None
     with leased(tmp_path):
@@ -196,7 +199,7 @@ def test_a_holder_elsewhere_is_followed_once_it_has_been_silent(tmp_path: Path) 
 
 
 def test_silence_is_counted_by_the_clock_of_the_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host with a wrong clock neither takes a held lease nor waits for a dead holder."""
+    """A host with a wrong clock does not take over a lease that is refreshed, and does not wait for a dead holder."""
     for error in (-1e6, 1e6):
         monkeypatch.setattr(time, "time", lambda error=error: time.clock_gettime(time.CLOCK_REALTIME) + error)
         path = tmp_path / lease.NAME

@@ -1,4 +1,4 @@
-"""Test that trials of a seed run on one kind of machine if possible, with simulated kinds and trials."""
+"""Test, with a simulated backend, that all trials of a seed run on one kind of machine if possible."""
 
 import json
 import os
@@ -42,7 +42,10 @@ AVX, AMX = machine("amd-avx2"), machine("intel-amx")
 
 
 class Machines:
-    """A backend with these machines, whose trials end one turn after they start, with the kind recorded."""
+    """A simulated backend with these machines: each trial ends one turn after it starts, and records its kind.
+
+    It runs one trial at a time on each kind. `started` lists pairs (trial id, kind); `killed` lists trial ids.
+    """
 
     def __init__(self, *machines: Machine, alone: bool = False) -> None:
         self.there, self.alone = list(machines), alone
@@ -78,7 +81,7 @@ class Machines:
 
 
 def leave(job: Job, *kinds: str, torch: str = "2.13.0") -> None:
-    """Write a run folder whose steps were computed on these kinds, one after the other."""
+    """Write the run folder of a finished trial whose steps were computed on these kinds, one after the other."""
     for step in job.runtime.keep_steps:
         (job.folder.kept / f"step-{step:08d}").mkdir(parents=True, exist_ok=True)
     job.path.mkdir(parents=True, exist_ok=True)
@@ -95,18 +98,18 @@ def plan(cache: Path, tmp_path: Path) -> Plan:
 
 
 def trials(plan: Plan, seed: int) -> dict[str, Planned]:
-    """Return a seed's trials by arm."""
+    """Return the trials of this seed, by arm."""
     return {str(m.cell.arm): plan.trials[m.id] for m in plan.members if m.cell.seed == seed}
 
 
 def kinds(plan: Plan) -> Mapping[int, set[str | None]]:
-    """Return the kinds that computed each seed's trials."""
+    """Return seed → the set of kinds that computed the first steps of its trials."""
     seeds = {member.cell.seed for member in plan.members}
     return {seed: {computed(one.folder)[0][0] for one in trials(plan, seed).values()} for seed in seeds}
 
 
 def run(plan: Plan, backend: Machines, like: str | None = None) -> list[str]:
-    """Run the plan and return the lines that were logged."""
+    """Run the plan on this backend, and return the lines that the placement logged."""
     logged: list[str] = []
     Driver(plan, backend, placement=Placement(plan, backend, like, logged.append)).run()
     return logged
@@ -159,7 +162,7 @@ def test_a_kind_that_is_gone_is_waited_for_and_then_replaced(plan: Plan, monkeyp
     assert time.monotonic() - began >= 0.2
     assert kinds(plan) == {0: {"intel-amx", "amd-avx2"}, 1: {"amd-avx2"}}
     assert [line.partition(":")[0] for line in logged] == ["no machine has the kind intel-amx now", "seed 0"]
-    assert "the rest runs on amd-avx2" in logged[-1]
+    assert "run on amd-avx2" in logged[-1]
 
 
 def test_one_machine_does_not_wait_for_another_kind(plan: Plan) -> None:

@@ -1,4 +1,4 @@
-"""Test the places of a store and its database: every command refuses a URL, and SQLite avoids network file systems."""
+"""Test where a store and its database may be: not at a URL, and the SQLite database not on a network file system."""
 
 import errno
 import fcntl
@@ -62,7 +62,7 @@ def test_results_of_a_store_that_does_not_exist_are_not_shown(
 
 @pytest.fixture
 def on_nfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a store that the system reports to be on NFS, while the cache folder is not."""
+    """Return a store on a simulated NFS (by a false mountinfo); the user's cache folder is on a local file system."""
     runs = tmp_path / "shared" / "runs"
     runs.mkdir(parents=True)
     mounts = tmp_path / "mountinfo"
@@ -88,7 +88,7 @@ def test_on_a_network_file_system_the_database_is_in_the_users_cache_and_one_lin
         assert part in message
     assert connection.connect(on_nfs, first).search_experiments()
     assert not (on_nfs / connection.DATABASE).exists()
-    assert Synced(first, (), 0, False, on_nfs)._served.count(str(on_nfs)) == 1  # the store is named, not the cache
+    assert Synced(first, (), 0, False, on_nfs)._served.count(str(on_nfs)) == 1  # it names the store, not the cache
 
 
 def test_a_cache_folder_on_a_network_file_system_is_named_too(on_nfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +107,7 @@ def test_a_named_database_or_server_is_used_wherever_it_is(on_nfs: Path, monkeyp
 def test_sync_and_ui_agree_on_the_database(
     on_nfs: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("FEWBITS_BACKEND", "reference")  # the test's cache has no compiled kernels
+    monkeypatch.setenv("FEWBITS_BACKEND", "reference")  # since this test's cache folder has no compiled kernels
     settings = TINY | {"runtime.cache": cache, "training.steps": 2}
     (tmp_path / "one.yaml").write_text("arms: {bf16: {overrides: [recipe=bf16]}}\n")
     arguments = [

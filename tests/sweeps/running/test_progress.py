@@ -1,4 +1,4 @@
-"""Test the progress display: not wider than the terminal, with the time left from the start, without repetition."""
+"""Test the progress display: it fits the terminal's width, shows the time left, and prints each event once."""
 
 import io
 import json
@@ -29,7 +29,7 @@ class Terminal(io.StringIO):
 
     @property
     def screen(self) -> list[str]:
-        """The lines that a terminal shows after everything that was written to it."""
+        """The non-empty lines that a terminal shows at the end, after control sequences have moved and erased text."""
         lines, row, column = [""], 0, 0
         for part in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", self.getvalue()):
             if part == "\r":
@@ -47,7 +47,7 @@ class Terminal(io.StringIO):
 
 
 class Nowhere:
-    """A backend without free resources."""
+    """A backend that never has room, so that a driver starts no trial."""
 
     def require(self, demands: object, log: object) -> None: ...
 
@@ -80,7 +80,7 @@ def test_the_first_line_has_the_time_left_and_none_is_wider_than_the_terminal(
     monkeypatch.setenv("COLUMNS", "48")
     first = next(iter(sweep.trials.values()))
     training = first.trial.training
-    Speeds(tmp_path / "runs").measured(first, training.batch * training.length)  # one second per step
+    Speeds(tmp_path / "runs").measured(first, training.batch * training.length)  # a speed of one step per second
     driver, terminal = Driver(sweep, Nowhere()), Terminal()
     display = Display(Speeds(tmp_path / "runs"), terminal)
     driver.tasks[first.id].stage = Stage.STARTED
@@ -89,10 +89,10 @@ def test_the_first_line_has_the_time_left_and_none_is_wider_than_the_terminal(
         (first.folder.path / store.PROGRESS).write_text(json.dumps(progress))
         display(driver)
     summary, *rest, row = terminal.screen
-    assert "1:08 left" in " ".join([summary, *rest])  # 3 × 8 + 3 × 16 steps, less 4
+    assert "1:08 left" in " ".join([summary, *rest])  # 3 × 8 + 3 × 16 - 4 = 68 steps of one second
     assert "4/8  loss 1.5000" in row
     assert row.startswith(first.folder.path.name[:3])
-    assert "-s0-" in row  # the end of the name
+    assert "-s0-" in row  # the end of the name is shown although its middle is left out
     assert all(len(line) <= 48 for line in terminal.screen)
 
 
@@ -134,7 +134,8 @@ def test_steps_of_an_earlier_run_are_not_taken_for_this_ones_pace(
         progress = {"step": 6, "steps": 8, "loss": 1.5, "tokens_per_second": 1234.0}
         (first.folder.path / store.PROGRESS).write_text(json.dumps(progress))
         display(driver)
-    assert stream.getvalue().endswith("1,234 tokens/s  44:00 left\n")  # 3 × 8 + 3 × 16 steps, less 6, of 40 s
+    # 2 steps in 80 s are 40 s per step; (3 × 8 + 3 × 16 - 6) steps × 40 s = 44 min. Steps 1 to 4 do not count.
+    assert stream.getvalue().endswith("1,234 tokens/s  44:00 left\n")
 
 
 def test_trials_that_do_not_run_are_counted_in_the_words_of_status(
@@ -164,4 +165,4 @@ def test_a_second_attempt_is_said_once_and_what_is_live_is_wiped_out_at_the_end(
     for task in driver.tasks.values():
         task.stage = Stage.OVER
     display(driver)
-    assert len(terminal.screen) == 1  # the summary follows
+    assert len(terminal.screen) == 1  # nothing more is drawn when all trials have ended

@@ -1,6 +1,7 @@
-"""Test sweeps on a Ray that they start on this machine: killed processes, ranks, and no process left at the end.
+"""Test sweeps that start Ray on this machine: killed processes, trials with ranks, and no process left at the end.
 
-`ray stop` is never called here: the processes of a test have a mark in their environment, and end with their driver.
+`ray stop` is never called, since it would end other users' Ray. Ray's processes end with their driver; to find them,
+each test sets a variable (MARK) in their environment.
 """
 
 import os
@@ -43,7 +44,7 @@ from tests.sweeps.sweep_inputs import (
 
 @pytest.fixture(scope="module")
 def environments() -> Iterator[list[dict[str, str]]]:
-    """Yield the list of the environments of all commands, and kill at the end all processes that they started."""
+    """Yield a list to which each test appends its environment; at the end, kill all processes with their marks."""
     used: list[dict[str, str]] = []
     try:
         yield used
@@ -60,7 +61,7 @@ def folder_of_ray() -> Iterator[Path]:
 
 @pytest.fixture
 def on_ray(folder_of_ray: Path, environments: list[dict[str, str]]) -> dict[str, str]:
-    """Return the environment for a test's commands."""
+    """Return the environment variables for a test's commands, with a new mark."""
     own = {MARK: secrets.token_hex(16), "RAY_TMPDIR": str(folder_of_ray), "RAY_ADDRESS": ""}
     environments.append(AT_NORMAL_PRIORITY | own)
     return environments[-1]
@@ -71,14 +72,14 @@ def mark_of(environment: dict[str, str]) -> bytes:
 
 
 KILLS = 2 if DEEP else 1
-INTERVAL = 0.05  # seconds between two looks at a sweep; Ray takes many to start
+INTERVAL = 0.05  # seconds between two looks at a sweep; longer than elsewhere, since Ray takes many seconds to start
 
 
 @pytest.mark.parametrize("finishes_on", ["local", pytest.param("ray", marks=pytest.mark.deep)])
 def test_workers_and_the_driver_are_killed_and_the_same_command_finishes(
     finishes_on: str, undisturbed: Undisturbed, tmp_path: Path, on_ray: dict[str, str]
 ) -> None:
-    """The results equal those of the local backend without interruption, bit for bit."""
+    """After kills, the results equal those of an uninterrupted sweep with the local backend, bit for bit."""
     runs, moments = tmp_path / "runs", random.Random()
     plan = planned(undisturbed.file, f"runtime.runs={runs}", *SOME)
 
@@ -88,7 +89,7 @@ def test_workers_and_the_driver_are_killed_and_the_same_command_finishes(
 
     first = command("first", "ray")
     try:
-        killed: set[int | None] = set()  # a set, since a zombie can be killed again
+        killed: set[int | None] = set()  # process ids; a set, since a zombie may be killed twice and has to count once
         while len(killed) < KILLS:
             first.until(lambda: any(steps_done(folder) for folder in running(plan)), INTERVAL)
             time.sleep(moments.uniform(0, 0.5))
@@ -120,7 +121,7 @@ def test_workers_and_the_driver_are_killed_and_the_same_command_finishes(
 def test_ranks_share_a_placement_group_and_ctrl_c_stops_a_sweep(
     cache: Path, tmp_path: Path, on_ray: dict[str, str]
 ) -> None:
-    """Two ranks under Ray give the bits of two ranks of the local backend. Then a trial is stopped and others wait."""
+    """Two ranks on Ray give the same bits as two ranks on the local backend. Ctrl-C then stops a trial of two ranks."""
     short: dict[str, Any] = {"resources": {"ranks": 2, "cpus": 1}, "arms": {"short": {}}}
     short["overrides"] = ["training.batch=8", "recipe=nvfp4"]
     long = {"overrides": ["training.steps=100000", "evaluation.every=100000"], "parent": "short"}
@@ -141,12 +142,12 @@ def test_ranks_share_a_placement_group_and_ctrl_c_stops_a_sweep(
         command.kill()
     assert "Traceback" not in command.printed
     assert not running(plan)
-    assert sorted(map(attempts, longs)) == [0, 2]  # each rank is a process
+    assert sorted(map(attempts, longs)) == [0, 2]  # one trial has not started; two ranks of the other wrote its log
     assert [store.failure(folder) for folder in longs] == [None, None]
     assert all_left(first) == all_left(local)
 
 
-@pytest.mark.deep  # test_on_cluster.py asks a cluster for more than it has too
+@pytest.mark.deep  # since test_on_cluster.py also tests a request that is too large
 def test_memory_that_this_machine_has_not_is_told(cache: Path, tmp_path: Path, on_ray: dict[str, str]) -> None:
     file = tiny_file(tmp_path, cache, {"resources": {"memory": 1e6}})
     command = started(tmp_path / "out", "sweep", file, "--runs", tmp_path / "runs", environment=on_ray)
@@ -177,8 +178,8 @@ def test_a_ray_that_does_not_start_is_one_line_with_the_command_that_needs_none(
 
 
 def test_no_process_of_ray_stays_behind_a_driver_that_ended_or_was_killed(environments: list[dict[str, str]]) -> None:
-    """Ray's agents need a minute to end, so this is the last test: it waits for those of all tests together."""
+    """This has to be the file's last test: it waits until the Ray processes of all tests have ended, about a minute."""
     give_up = time.monotonic() + PATIENCE
     while (left := [marked(mark_of(each)) for each in environments]) != [[]] * len(environments):
         assert time.monotonic() < give_up, left
-        time.sleep(0.5)  # each look reads the environments of all processes
+        time.sleep(0.5)  # not less, since each look reads the environments of all processes of this machine

@@ -1,4 +1,4 @@
-"""Test drivers, sweeps and workers in situations that are rare with real processes, with simulated trials."""
+"""Test drivers, sweeps and workers with simulated trials, in situations that are rare with real processes."""
 
 import contextlib
 import json
@@ -35,7 +35,10 @@ BRANCHES = {
 
 
 class Pretended:
-    """A backend whose trials end one turn after they start, with all checkpoints that others start from."""
+    """A simulated backend: each trial ends one turn after it starts, with a result and all checkpoints of branches.
+
+    befalls: called with the job after the trial has ended, to remove or change its files.
+    """
 
     def __init__(self, befalls: Callable[[Job], None] = lambda job: None) -> None:
         self.started: list[str] = []
@@ -77,7 +80,7 @@ def finish(job: Job) -> None:
 
 @pytest.fixture
 def family(cache: Path, tmp_path: Path) -> dict[str, Planned]:
-    """Return the planned trials by arm."""
+    """Return the trials of BRANCHES, by arm."""
     plan = plan_of(cache, tmp_path)
     return {member.cell.arm: plan.trials[member.id] for member in plan.members}
 
@@ -147,7 +150,7 @@ def test_a_parent_without_checkpoints_runs_again_only_for_branches_that_have_to_
 def test_files_that_are_seen_late_do_not_have_it_trained_twice(
     cache: Path, family: dict[str, Planned], tmp_path: Path
 ) -> None:
-    """The worker has written files that the driver does not see yet, as on a network file system."""
+    """A trial that has ended is not trained again if a network file system shows its files only later."""
     trunk, hidden = family["trunk"], tmp_path / "hidden"
     looks = 0
 
@@ -175,7 +178,7 @@ def test_files_that_are_seen_late_do_not_have_it_trained_twice(
 
 @pytest.mark.usefixtures("restless")
 def test_a_parent_whose_checkpoints_never_come_fails(cache: Path, family: dict[str, Planned], tmp_path: Path) -> None:
-    """Otherwise it would be tried for ever."""
+    """After three attempts (`resources.attempts`) the parent fails; otherwise it would be trained again for ever."""
     backend = Pretended(lambda job: shutil.rmtree(job.folder.kept, ignore_errors=True))
     one = Driver(plan_of(cache, tmp_path), backend)
     one.run()
@@ -206,7 +209,7 @@ def test_what_was_over_and_is_gone_is_told_with_status_1(
 def test_speeds_that_cannot_be_written_are_left_out(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
-    """The summary is still printed, for example on a full disk."""
+    """If speeds.json cannot be written, for example on a full disk, the sweep still ends with its summary."""
     (tmp_path / "runs" / "speeds.json").mkdir(parents=True)
     assert conducted(plan_of(cache, tmp_path), Pretended(), monkeypatch) == 0
     assert "3 trials: 3 done\n" in capfd.readouterr().out
@@ -216,7 +219,7 @@ def test_speeds_that_cannot_be_written_are_left_out(
 
 
 def test_at_once_does_not_wait_for_mlflow(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """MLflow may need a minute to notice that its server is away."""
+    """On a second Ctrl-C, a sweep ends without waiting for an update of MLflow, which may take a minute."""
     busy, answered = threading.Event(), threading.Event()
 
     class Slow:
@@ -242,7 +245,10 @@ def test_at_once_does_not_wait_for_mlflow(cache: Path, tmp_path: Path, monkeypat
 
 
 def test_a_stop_file_that_is_written_again_while_the_worker_ends_is_removed(cache: Path, tmp_path: Path) -> None:
-    """A worker that has removed the stop file still holds its lease for a moment; the driver may write it again."""
+    """The driver removes a stop file that it wrote after the worker had removed it; it would stop the next attempt.
+
+    The driver may write it so late since a worker that has removed the stop file still holds its lease for a moment.
+    """
 
     class Hears(Pretended):
         held = contextlib.ExitStack()
@@ -280,9 +286,9 @@ def test_a_stop_file_that_is_written_again_while_the_worker_ends_is_removed(cach
 def test_a_worker_that_has_lost_its_lease_writes_nothing_more(
     how: str, family: dict[str, Planned], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The worker's machine may have slept while another worker continued.
+    """A worker whose machine slept while another worker took over the trial ends at once.
 
-    A checkpoint of an earlier step would undo that work, so the worker must not be asked to end at a checkpoint.
+    It is not asked to stop at a checkpoint, since a checkpoint of an earlier step would undo the other worker's work.
     """
     planned = family["trunk"]
     path = planned.folder.path / lease.NAME

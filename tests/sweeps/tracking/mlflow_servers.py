@@ -16,15 +16,18 @@ from fewbits.experiments.tracking import connection
 from fewbits.sweeps.commands.ui import LIGHT
 from tests.ray_head import free_ports
 
-START = 120.0  # seconds
+START = 120.0  # seconds that the server may take until it answers
 
 
 @contextlib.contextmanager
 def mlflow_server(folder: Path, port: int | None = None) -> Iterator[str]:
-    """Serve a database in the folder, a new one if there is none; yield the server's address."""
+    """Serve the SQLite database in the folder, which is created if it is missing, and yield the server's address.
+
+    port: the port to listen at; None: a free one.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     uri = f"sqlite:///{folder / 'served.db'}"
-    connection.connect(folder, uri)  # this creates the database
+    connection.connect(folder, uri)  # creates the database if it is missing
     port = port or free_ports(1)[0]
     arguments = ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     arguments += ["--artifacts-destination", str(folder / "artifacts")]

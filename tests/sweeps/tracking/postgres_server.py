@@ -18,7 +18,7 @@ from tests.ray_head import free_ports
 
 
 def _program(name: str) -> str | None:
-    """Return the path of a program of PostgreSQL; Debian's package installs the server's outside of PATH."""
+    """Return the path of a PostgreSQL program, or None; Debian installs the server's programs outside of PATH."""
     debian = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))
     return shutil.which(name) or (str(debian[-1]) if debian else None)
 
@@ -31,10 +31,10 @@ needs_postgres = pytest.mark.skipif(
 
 @contextlib.contextmanager
 def postgres_server() -> Iterator[str]:
-    """Serve a new, empty database; yield its URI for MLflow."""
-    user = "postgres" if os.geteuid() == 0 else None  # the server refuses to run as root
+    """Serve a new, empty database in a temporary folder, and yield its URI for MLflow."""
+    user = "postgres" if os.geteuid() == 0 else None  # as root, run it as this user: the server refuses to run as root
     (port,) = free_ports(1)
-    folder = Path(tempfile.mkdtemp(prefix="fewbits-postgres-", dir="/tmp"))  # the user must be able to reach it
+    folder = Path(tempfile.mkdtemp(prefix="fewbits-postgres-", dir="/tmp"))  # in /tmp, which user postgres can read
     if user:
         os.chown(folder, pwd.getpwnam(user).pw_uid, -1)
 

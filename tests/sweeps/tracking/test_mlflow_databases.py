@@ -1,4 +1,4 @@
-"""Test that MLflow shows the same runs of a sweep whatever it stores them in, also if it was away meanwhile."""
+"""Test that a sweep's runs in MLflow are equal with SQLite, PostgreSQL and a server, also after a server was away."""
 
 import os
 import warnings
@@ -23,10 +23,10 @@ from tests.sweeps.tracking.test_mlflow_view import AT_ONCE, MANY, ONE, STEPS, co
 
 @dataclass(frozen=True)
 class Place:
-    """An MLflow, and what it needs to be reached."""
+    """An MLflow to which tests send runs."""
 
-    kind: str
-    uri: str
+    kind: str  # `server` or `postgres`
+    uri: str  # its tracking URI
 
 
 @pytest.fixture(scope="module", params=["server", pytest.param("postgres", marks=needs_postgres)])
@@ -35,13 +35,13 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         yield Place("server", request.getfixturevalue("shared_server"))
     else:
         with postgres_server() as uri:
-            connection.connect(tmp_path_factory.mktemp("client"), uri)  # creates the tables, before processes need them
+            connection.connect(tmp_path_factory.mktemp("client"), uri)  # creates the tables before several processes do
             yield Place("postgres", uri)
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Plan:
-    """Train two trials, without MLflow."""
+    """Return the plan of two trials that were trained without MLflow."""
     made = planned(tmp_path_factory.mktemp("done"), cache, f"seeds: [0, 1]{ONE}")
     for trial in made.trials.values():
         train(trial)
@@ -54,7 +54,7 @@ def test_the_same_sweep_gives_the_same_runs_as_in_sqlite(place: Place, done: Pla
     for mirror in (local, there):
         assert mirror.sync(last=True).sent == 2
     assert everything(there) == everything(local)
-    assert Mirror(done, place.uri).sync(afresh=True).sent == 2  # asks MLflow, and finds all of it there
+    assert Mirror(done, place.uri).sync(afresh=True).sent == 2  # sends both trials again, into the existing runs
     assert everything(there) == everything(local)
 
 
@@ -92,7 +92,7 @@ def test_processes_at_once_lose_no_metric(place: Place, done: Plan, tmp_path: Pa
 def test_a_server_that_was_away_gets_everything_when_it_is_back(
     done: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server stops after the first trial and starts again at the same address; nothing is there twice."""
+    """A server stops after it got one of two trials; started again, it gets the rest, and no run twice."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setattr(connection, "SHARE", 0)
     member, _ = done.members
@@ -105,7 +105,7 @@ def test_a_server_that_was_away_gets_everything_when_it_is_back(
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         with mlflow_server(tmp_path, port=int(address.rpartition(":")[2])):
-            assert mirror.sync(last=True).sent == 2  # after an error, MLflow is asked what it has, and all is compared
+            assert mirror.sync(last=True).sent == 2  # after an error, all trials are compared with MLflow's runs again
             local: Any = Mirror(done, f"sqlite:///{tmp_path / 'other.db'}")
             assert local.sync(last=True).sent == 2
             assert everything(mirror) == everything(local)

@@ -24,7 +24,7 @@ from tests.sweeps.tracking.test_mlflow_view import ONE, overrides, planned, trai
 
 @dataclass(frozen=True)
 class Stores:
-    """Two stores with the same trial of the same sweep, with the same id and folder name."""
+    """Two stores, each with the same trial: the same sweep, id and name of the run folder."""
 
     ours: Path
     theirs: Path
@@ -50,7 +50,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Stores:
 
 @pytest.fixture(scope="module", params=["database", "server"])
 def uri(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the URI of one MLflow for all tests: a database or a server."""
+    """Return the URI of an MLflow that the tests share: an SQLite database, or a server."""
     if request.param == "server":
         return str(request.getfixturevalue("shared_server"))
     where = tmp_path_factory.mktemp("mlflow")
@@ -59,7 +59,7 @@ def uri(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 def all_runs(uri: str, where: Path) -> dict[str, Any]:
-    """Return everything that MLflow has, by run, for comparisons."""
+    """Return run id → (status, lifecycle stage, tags, parameters, metrics) of all runs in MLflow, also deleted ones."""
     client = connection.connect(where, uri)
     return {
         run.info.run_id: (run.info.status, run.info.lifecycle_stage, run.data.tags, run.data.params, run.data.metrics)
@@ -69,7 +69,7 @@ def all_runs(uri: str, where: Path) -> dict[str, Any]:
 
 
 def views(uri: str, where: Path) -> set[str]:
-    """Return the tags of all comparison views."""
+    """Return the names of the tags that store comparison views, over all experiments."""
     studies = connection.connect(where, uri).search_experiments()
     return {tag for study in studies for tag in study.tags if tag.startswith(comparison.TAG)}
 
@@ -105,9 +105,10 @@ def test_owners_that_sync_at_once_have_runs_of_their_own_and_leave_others_alone(
         assert {run[2][MLFLOW_USER] for run in runs.values()} == {owner.user}
         assert (of_sweep[0], of_trial[0]) == ("FINISHED", "FINISHED")
         assert of_trial[4]["loss"] > 0
-    assert len(views(uri, tmp_path) - views_of_others) == len(cases)  # each owner compares its own runs
+    assert len(views(uri, tmp_path) - views_of_others) == len(cases)  # each owner has a view of its own runs
 
-    # All runs are set to the state after killed drivers. One of the owners, whose cache file is gone, updates MLflow.
+    # Set all runs to RUNNING, as if all drivers had been killed. Then let one owner, whose cache file is missing,
+    # update MLflow: only this owner's runs may change.
     client = connection.connect(tmp_path, uri)
     for key in found:
         client.update_run(key, status="RUNNING")
@@ -136,7 +137,10 @@ def test_notes_of_two_users_lie_side_by_side(stores: Stores, tmp_path: Path, mon
 def test_only_ones_own_killed_trials_are_reaped(
     stores: Stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The runs are those of `fewbits train` of two users, and of another store with the same trial."""
+    """`reap` ends only runs of killed trials that belong to the caller's user and store.
+
+    The runs are those of `fewbits train`: of two users of one store, and of another store with the same trial.
+    """
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     client, owners = connection.connect(tmp_path, uri), []
@@ -158,7 +162,7 @@ def test_only_ones_own_killed_trials_are_reaped(
 
 
 def as_before_owners(client: Any, uri: str, where: Path) -> None:
-    """Delete the tags that earlier versions did not write."""
+    """Delete the tags of owners, which earlier versions of fewbits did not write, from all runs."""
     for key, run in all_runs(uri, where).items():
         for tag in (STORE, USER, MLFLOW_USER):
             if tag in run[2]:
@@ -185,7 +189,7 @@ def test_runs_without_an_owner_are_adopted_by_the_store_that_has_their_folder(
     after = all_runs(uri, tmp_path)
     assert after.keys() == before.keys()
     adopted = of(after, stores.owner(stores.ours, "alice"))
-    assert len(adopted) == 3  # parent, child, and the run of `fewbits train`
+    assert len(adopted) == 3  # the sweep's run, its trial's run, and the run of `fewbits train`
     assert {key: run for key, run in after.items() if key not in adopted} == {
         key: run for key, run in before.items() if key not in adopted
     }
@@ -194,7 +198,7 @@ def test_runs_without_an_owner_are_adopted_by_the_store_that_has_their_folder(
 def test_a_parent_with_children_of_another_store_is_not_adopted(
     stores: Stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An earlier version created one parent for all stores."""
+    """An earlier version created one parent run for the same sweep of all stores; no store may take it for itself."""
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     monkeypatch.setenv("FEWBITS_USER", "alice")
     for store in (stores.ours, stores.theirs):

@@ -1,4 +1,4 @@
-"""Test that MLflow shows the contents of the store, whatever happens to workers, drivers and the database."""
+"""Test that MLflow shows the trials of the store, even if workers and drivers are killed or the database is deleted."""
 
 import json
 import os
@@ -53,7 +53,10 @@ def planned(where: Path, cache: Path, sweep: str = SWEEP) -> Plan:
 
 
 def overrides(where: Path, cache: Path, sweep: str = SWEEP) -> list[str]:
-    """Return the overrides of trials of four steps, with a checkpoint after every second step."""
+    """Return the overrides of the sweep file `cost.yaml`, which is written here, with tiny trials of STEPS steps.
+
+    The trials write a checkpoint after every second step. The store is `runs` in the folder `where`.
+    """
     tiny = TINY | {"training.steps": STEPS, "training.checkpoint_every": 2, "evaluation.every": 2}
     tiny |= {"runtime.device": "cpu", "runtime.cache": cache, "runtime.runs": where / "runs"}
     where.mkdir(exist_ok=True)
@@ -62,7 +65,7 @@ def overrides(where: Path, cache: Path, sweep: str = SWEEP) -> list[str]:
 
 
 def train(trial: Planned, until: int = STEPS) -> None:
-    """Train a trial; interrupt it after the step `until`, before its checkpoint, unless that is the last step."""
+    """Train a trial. If `until` is not the last step, interrupt the training after it, before its checkpoint."""
 
     def say(progress: Any) -> None:
         if progress.step == until < STEPS:
@@ -75,7 +78,7 @@ def train(trial: Planned, until: int = STEPS) -> None:
 
 
 def copied(folder: RunFolder, path: Path, trial: str) -> RunFolder:
-    """Copy a run folder so that another trial has the same results."""
+    """Copy a run folder to `path` with the trial id changed to `trial`, so that two trials have the same results."""
     shutil.copytree(folder.path, path, ignore=shutil.ignore_patterns("checkpoints"))
     for name in ("result.json", "provenance.json"):
         data = json.loads((path / name).read_text())
@@ -84,7 +87,7 @@ def copied(folder: RunFolder, path: Path, trial: str) -> RunFolder:
 
 
 def seen(mirror: Mirror) -> dict[str, Any]:
-    """Return the runs of the mirror's owner: those of trials by id, and the sweep's run by its name."""
+    """Return the MLflow runs of the mirror's owner: runs of trials by trial id, runs of sweeps by the sweep's name."""
     client = connection.connect(mirror._runs, mirror.uri)
     found: dict[str, Any] = {}
     for study in client.search_experiments():
@@ -101,7 +104,10 @@ def steps(mirror: Mirror, run: Any, key: str = "loss") -> list[int]:
 
 
 def everything(mirror: Mirror) -> dict[str, Any]:
-    """Return everything that MLflow shows, except for values that MLflow itself generates."""
+    """Return all contents of the runs in MLflow, except ids and other values that MLflow itself generates.
+
+    The result maps the keys of `seen` to (name, status, parameters, tags, points of each metric, artifacts).
+    """
     client = connection.connect(mirror._runs, mirror.uri)
     found = {}
     for key, one in seen(mirror).items():
@@ -119,7 +125,7 @@ def everything(mirror: Mirror) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Plan:
-    """Train all five trials, without MLflow."""
+    """Return the plan of SWEEP, whose five trials were trained without MLflow."""
     made = planned(tmp_path_factory.mktemp("done"), cache)
     for trial in made.trials.values():
         train(trial)
@@ -128,7 +134,7 @@ def done(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Plan:
 
 @pytest.fixture(scope="module")
 def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Create an empty database once, since that takes MLflow seconds."""
+    """Return an empty MLflow database that tests copy, since it takes MLflow seconds to create one."""
     where = tmp_path_factory.mktemp("database")
     connection.connect(where, connection.tracking_uri(where))
     return where / connection.DATABASE
@@ -172,7 +178,7 @@ def test_a_study_is_an_experiment_a_sweep_a_parent_a_trial_a_child(mirrored: Mir
 def test_what_has_not_changed_is_not_sent_and_mlflow_not_even_imported(
     mirrored: Mirror, done: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "mlflow", None)  # importing it now raises an error
+    monkeypatch.setitem(sys.modules, "mlflow", None)  # from now on, `import mlflow` raises an error
     before = mirrored.sync()
     assert Mirror(done).sync(last=True) == before == Synced(mirrored.uri, before.views, sent=0, away=False)
     assert len(before.links) == 1
@@ -207,7 +213,7 @@ def test_neither_a_lost_note_of_what_was_sent_nor_a_lost_database_matters(
 
 
 def test_runs_that_a_user_has_deleted_are_made_again(one: tuple[Plan, Planned]) -> None:
-    """Only the database's time tells the driver to ask MLflow."""
+    """The driver notices the deletion by the modification time of the SQLite file, and then creates the runs again."""
     made, trial = one
     train(trial)
     mirror = Mirror(made)
@@ -223,7 +229,7 @@ def test_runs_that_a_user_has_deleted_are_made_again(one: tuple[Plan, Planned]) 
 def test_a_database_that_is_deleted_while_a_sweep_runs_is_made_again(
     one: tuple[Plan, Planned], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The driver that has the database open creates it again."""
+    """A driver that has the SQLite database open when a user deletes it creates a new one."""
     monkeypatch.setattr(connection, "SHARE", 0)
     made, trial = one
     train(trial)
@@ -232,14 +238,14 @@ def test_a_database_that_is_deleted_while_a_sweep_runs_is_made_again(
     before = everything(mirror)
     sqlite_database.path_of(mirror.uri).unlink()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # the first attempt may fail
+        warnings.simplefilter("ignore", RuntimeWarning)  # this attempt may fail with a warning; the next one must not
         mirror.sync()
     mirror.sync(last=True)
     assert everything(mirror) == before
 
 
 def test_a_run_says_whether_somebody_is_at_its_trial(one: tuple[Plan, Planned]) -> None:
-    """The trial is started, killed, resumed and finished in one run, with every step once."""
+    """The status of a trial's run follows the trial: started, killed, resumed, finished; each step is there once."""
     made, trial = one
     mirror = Mirror(made)
     mirror.sync()
@@ -268,7 +274,7 @@ HOLD += "with leased(Path(sys.argv[1])): print('held', flush=True); sys.stdin.re
 
 
 def test_the_run_of_a_killed_worker_does_not_stay_running(one: tuple[Plan, Planned], cache: Path) -> None:
-    """This holds even if the next driver has another plan."""
+    """The run is set to KILLED by the next driver, even if that driver has another plan."""
     made, trial = one
     train(trial, until=3)
     worker = subprocess.Popen(
@@ -304,7 +310,7 @@ def test_the_run_of_a_removed_folder_does_not_stay_running(
 
 
 def test_what_another_store_runs_is_not_ours_to_end(one: tuple[Plan, Planned], tmp_path: Path) -> None:
-    """Several stores share one database, and folders of other machines are not visible here."""
+    """A driver does not end runs of another store in the same database, whose run folders it cannot see."""
     made, trial = one
     train(trial, until=3)
     theirs, ours = Mirror(made), tmp_path / "ours"
@@ -344,7 +350,7 @@ def test_a_failure_is_told_with_its_reason_until_the_trial_goes_on(one: tuple[Pl
 
 
 def test_of_trials_in_the_same_place_the_newest_plans_is_current(one: tuple[Plan, Planned]) -> None:
-    """The code changes, and changes back."""
+    """After a change of the code and after its reversal, only the trial of the newest plan is marked as current."""
     made, trial = one
     train(trial)
     other = replace(trial, folder=copied(trial.folder, trial.folder.path.with_name("nemotron-other"), "f" * 64))
@@ -439,7 +445,7 @@ def test_fewbits_sync_says_how_many_and_where_to_look(
     first_line, *lines = capsys.readouterr().out.splitlines()
     assert first_line == f"5 runs updated in {mirrored.uri}"
     ((name, _),) = mirrored.sync().links
-    (line,) = lines  # no server answers at the link
+    (line,) = lines  # not a link, since no server answers at its address
     assert f"`fewbits ui --runs {where / 'runs'}`" in line
     assert name in line
     assert everything(mirrored) == before
@@ -470,7 +476,7 @@ sys.exit(sum(os.wait()[1] != 0 for _ in folders))
 
 
 def test_processes_at_once_lose_no_metric(done: Plan, empty_database: Path, tmp_path: Path) -> None:
-    """The database does not exist before."""
+    """Several processes that track at the same time into a new database all get their runs and points into it."""
     original = next(iter(done.trials.values())).folder
     named = ((tmp_path / "runs" / f"trial-{number:08x}", f"{number:064x}") for number in range(AT_ONCE))
     folders = [copied(original, path, trial).path for path, trial in named]

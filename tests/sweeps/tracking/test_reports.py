@@ -1,4 +1,4 @@
-"""A report is an artifact of a run of its study, sent once, and later if MLflow is away when it is written."""
+"""Test that a report is sent to MLflow as an artifact, once for each content, and later if MLflow was unreachable."""
 
 import warnings
 from pathlib import Path
@@ -74,7 +74,7 @@ def test_a_report_of_a_store_that_mlflow_does_not_have_is_not_sent(made: Plan, r
     track_report(made.store, "cost", "smoke", report)
     assert sorted(made.store.iterdir()) == before
     Mirror(made).sync(last=True)
-    track_report(made.store, "cost", "gpu", report)  # a scale that has no sweep there
+    track_report(made.store, "cost", "gpu", report)  # MLflow has no sweep of this study at scale gpu
     assert report_runs(made) == []
 
 

@@ -1,4 +1,4 @@
-"""Test that no credential of a tracking URI is in any output or file of the store, even if commands fail."""
+"""Test that no command prints or stores the credentials in MLflow's tracking URI, even if it fails."""
 
 from pathlib import Path
 
@@ -25,9 +25,10 @@ def uri_of(kind: str, served: str, folder: Path) -> str:
     "kind", ["a server", "no server", pytest.param("a database", marks=pytest.mark.deep), "no database"]
 )
 def test_no_credential_is_printed_or_stored(kind: str, shared_server: str, cache: Path, tmp_path: Path) -> None:
-    """Run train, sweep, sync, report and, except with a working database, ui, with a password in the MLflow URI.
+    """With a password in MLFLOW_TRACKING_URI, run train, sweep, sync, report and ui; find the password nowhere.
 
-    `train` also gets the URI as an argument, which provenance stores.
+    One `train` also gets the URI as an argument, since provenance.json records the arguments. With a working database,
+    ui is left out, since it would run until Ctrl-C.
     """
     uri = uri_of(kind, shared_server.removeprefix("http://"), tmp_path)
     runs, printed = tmp_path / "runs", tmp_path / "printed"
@@ -41,7 +42,7 @@ def test_no_credential_is_printed_or_stored(kind: str, shared_server: str, cache
         ["sync", *one],
         ["report", *one, "--out", str(tmp_path / "reports")],
     ]
-    if kind != "a database":  # with one, `ui` would run until Ctrl-C
+    if kind != "a database":
         commands.append(["ui", "--runs", str(runs), "--port", str(free_ports(1)[0])])
     environment = {
         "MLFLOW_TRACKING_URI": uri,

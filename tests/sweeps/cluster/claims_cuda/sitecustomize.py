@@ -1,7 +1,7 @@
-"""Let worker processes with this folder on PYTHONPATH accept trials for CUDA and compute them on the CPU.
+"""Make processes with this folder on PYTHONPATH accept trials for CUDA, and compute them on the CPU.
 
-Only the two functions that would access a device are replaced: the check of the kernels and the choice of torch's
-device. The trial, its id and its folder are unchanged.
+Python imports this module when it starts. It replaces only the two functions that would access a GPU: `check_device`
+and `choose` in fewbits/experiments/devices.py. The trial, its id and its run folder stay those of a trial for CUDA.
 """
 
 import importlib.util
@@ -14,7 +14,7 @@ NAME = "fewbits.experiments.devices"
 
 
 class _Finder:
-    """An import hook that replaces functions of the module when it is imported."""
+    """An import hook that replaces the two functions of the module NAME when it is imported."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
