@@ -167,7 +167,7 @@ def with_table(text: str, made: str) -> str:
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise SystemExit(f"README.md needs the lines {BEGIN.strip()} and {END.strip()}")
+        raise SystemExit(f"README.md needs the lines {BEGIN.strip()} and {END.strip()}, between which the table is put")
     return before + BEGIN + made + END + after
 
 

@@ -142,7 +142,8 @@ def run(level: Level, arguments: Sequence[str]) -> int:
     """Run the tests FILES, limited to a level, and return pytest's exit status."""
     environment = {name: value for name, value in os.environ.items() if name not in VARIABLES} | level.settings
     command = [sys.executable, "-m", "pytest", *arguments, *(f"tests/{name}" for name in FILES)]
-    # A new cache for each level: in its default cache, torch's inductor mixes code of some levels.
+    # Each level gets a new cache, since torch's inductor may use code from its default cache that it made for a level
+    # with other instructions.
     with tempfile.TemporaryDirectory() as compiled:
         environment["TORCHINDUCTOR_CACHE_DIR"] = compiled
         return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode

@@ -80,7 +80,7 @@ AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
         (AVX512, ["own", "avx2", "avx"]),
         (AVX2, ["own", "avx", "sse"]),
         ({"sse4_2", "popcnt"}, ["own"]),
-        (set(), ["own"]),  # another architecture
+        (set(), ["own"]),  # a processor of another architecture than x86-64
     ],
 )
 def test_a_processor_runs_its_own_level_and_the_next_two_below(flags: set[str], levels: list[str]) -> None:

@@ -47,7 +47,7 @@ def peak(ranks: int, overrides: tuple[str, ...]) -> int:
         ended = [os.wait4(process.pid, 0) for process in ranks_of_trial]
     if any(status for _, status, _ in ended):
         raise RuntimeError(f"training failed: {' '.join(command)}")
-    return max(usage.ru_maxrss for _, _, usage in ended) * 1024  # Linux counts in KiB
+    return max(usage.ru_maxrss for _, _, usage in ended) * 1024  # Linux reports ru_maxrss in KiB
 
 
 def estimated(ranks: int, overrides: tuple[str, ...]) -> Memory:

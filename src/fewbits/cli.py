@@ -272,7 +272,7 @@ def _dispatch(argv: tuple[str, ...]) -> int:
     if matching and (not argv or argv[len(words) :] in (("-h",), ("--help",))):
         print(_help(matching))
         return 0
-    group = [command for command in COMMANDS if command.words[:1] == words[:1]]  # bench, data
+    group = [command for command in COMMANDS if command.words[:1] == words[:1]]  # all commands `bench …` or `data …`
     names = ", ".join(command.name for command in group or COMMANDS)
     raise ValueError(f"unknown command {' '.join(words[: 2 if group else 1] or argv[:1])!r}; choose from: {names}")
 

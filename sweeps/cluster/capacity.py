@@ -31,7 +31,7 @@ JUDGED = 3  # how many states of the cluster with a demand the autoscaler has to
 UNLISTED = 15.0  # seconds after which a demand is treated as known even if the cluster's state does not list it
 SHOWN = 3  # the largest number of trials that a message names
 _EPSILON = 1e-9
-_READ_ONLY = re.compile(r"node_[0-9a-f]{56}")  # names of node types in a cluster without an autoscaler (v1)
+_READ_ONLY = re.compile(r"node_[0-9a-f]{56}")  # how Ray's v1 report names node types if there is no autoscaler
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def require_capacity(demands: Sequence[Demand], log: Callable[[str], None], alon
         log(f"{reason}; the cluster does not report which nodes it can start, so these trials may wait for ever")
         return
     no_type = ", and its autoscaler has no node type that fits" if autoscaler.exists else ""
-    raise ValueError(f"{reason}{no_type}: lower `resources`, or use --address with a cluster whose nodes have them")
+    raise ValueError(f"{reason}{no_type}: lower `resources`, or use --address with a cluster that has larger nodes")
 
 
 def _fits(demand: Demand, alive: Sequence[Mapping[str, float]], autoscaler: Autoscaler) -> bool:
@@ -136,7 +136,9 @@ class _Probe:
     def __init__(self, demand: Demand, autoscaler: Autoscaler) -> None:
         # Ask an autoscaler for one rank only, since other work may use up its limits at present.
         self._bundles = [demand.bundle] * (1 if autoscaler.exists else demand.resources.ranks)
-        self._began, self._after = time.monotonic(), 0  # 0: the demand is not in the cluster's state yet
+        # _after: the number of the state that the autoscaler has to have evaluated before its report counts; 0: unknown
+        # yet, since the cluster's state does not list the demand.
+        self._began, self._after = time.monotonic(), 0
 
     def __enter__(self) -> _Probe:
         from ray.util.placement_group import placement_group
@@ -175,7 +177,7 @@ def ask_autoscaler() -> Autoscaler:
         from ray.experimental.internal_kv import _internal_kv_get
 
         reply = autoscaler_pb2.GetClusterStatusReply()  # type: ignore[attr-defined]
-        if not ray.util.client.ray.is_connected():  # a ray:// client cannot reach the cluster's internal ports
+        if not ray.util.client.ray.is_connected():  # a client connection (ray://) cannot reach this internal port
             gcs = GcsClient(address=ray.get_runtime_context().gcs_address)
             reply.ParseFromString(gcs.get_cluster_status(timeout_s=10))
         state = reply.autoscaling_state
@@ -189,7 +191,7 @@ def ask_autoscaler() -> Autoscaler:
         report = json.loads(_internal_kv_get("__autoscaling_status") or b"{}").get("autoscaler_report") or {}
         types = [*(report.get("active_nodes") or {}), *(report.get("idle_nodes") or {})]
         return Autoscaler(not all(_READ_ONLY.fullmatch(name) for name in types) if types else None)
-    except Exception:  # another version of Ray, or a client connection, may raise anything here
+    except Exception:  # with another version of Ray or a ray:// connection, any error may be raised here
         return Autoscaler(None)
 
 

@@ -25,7 +25,7 @@ PREFIXES = (
     "MLFLOW_SYSTEM_METRICS_",
 )
 _CREDENTIAL = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY")
-_JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray in the processes of a job
+_JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray sets it in a job's processes; JSON with the job's variables
 
 
 def check_name(text: str) -> str:

@@ -183,7 +183,7 @@ class OnRay:
         for task in done:
             try:
                 outcomes[task] = self._ray.get(task)
-            except Exception as error:  # any error of a task, a worker or a node
+            except Exception as error:  # `get` raises the error of the task, its worker or its node, of any type
                 reason = _describe(error)
         leader = outcomes.get(running.tasks[0]) or (self._late_outcome(running.tasks[0]) if reason else None)
         if leader is None and not reason:

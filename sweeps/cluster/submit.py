@@ -39,8 +39,8 @@ POLL = 1.0  # the least number of seconds between two requests
 SHARE = 10  # after a request that took t seconds, the next one follows SHARE * t seconds later
 STOP_WAIT = 600  # seconds that a stopped job has to write its checkpoints before Ray kills it
 INTERRUPTED = 130
-END = 10_000  # characters of a log that are kept
-FEWBITS = ("python", "-m", "fewbits.cli")  # the command line, on the cluster
+END = 10_000  # the number of characters at the end of a log that `_Log.end` keeps
+FEWBITS = ("python", "-m", "fewbits.cli")  # the command `fewbits` on the cluster
 
 
 def submit(arguments: Sequence[str], address: str, named: Sequence[str] = ()) -> int:
@@ -53,7 +53,7 @@ def submit(arguments: Sequence[str], address: str, named: Sequence[str] = ()) ->
     files, passed = _shipped_files(arguments)
     for file in files:
         if not file.is_file():
-            raise ValueError(f"no sweep file {file}")
+            raise ValueError(f"no sweep file {file}: give the path of a file that exists on this machine")
     own = folders(arguments).paths  # the user's config folders; the job finds their files in its folder `conf`
     return run_job([*FEWBITS, "sweep", "--address", "auto", *passed], address, [*files, *own], named)
 
@@ -288,7 +288,7 @@ def _exit_status(ended: "JobDetails | None") -> int:
         return INTERRUPTED
     if ended.driver_exit_code is None:
         if ended.status.value != "SUCCEEDED":
-            notice(f"the job failed outside its command: {ended.message}")
+            notice(f"the job failed, and Ray reports no exit status of its command: {ended.message}")
         return int(ended.status.value != "SUCCEEDED")
     if ended.driver_exit_code < 0:
         notice(f"the job's command was ended by signal {-ended.driver_exit_code}; the same command resumes it")

@@ -83,6 +83,6 @@ def _own_names(host: str) -> list[str]:
         names += [address_of(str(entry[4][0]).partition("%")[0]) for entry in entries]
     # The suppressed error is raised if there is no network.
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
-        probe.connect(("192.0.2.1", 9))  # sends nothing: the kernel only chooses the outgoing address
+        probe.connect(("192.0.2.1", 9))  # for UDP this sends nothing; the kernel only chooses the outgoing address
         names.append(probe.getsockname()[0])
     return names

@@ -173,7 +173,7 @@ def _cell_today(overrides: tuple[str, ...], cell: Cell) -> Cell:
     try:
         sweeps, extra = load_sweeps(overrides)
         cells = [current for sweep in sweeps if sweep.name == cell.sweep for current in expand(sweep, extra)]
-    except ValueError:  # the sweep's file is not on this machine
+    except ValueError:  # for example because the sweep file is not on this machine
         return cell
     return next((current for current in cells if current.place == cell.place), cell)
 

@@ -88,7 +88,7 @@ def _run(name: str, earlier: Plan | None, overrides: Sequence[str], where: Where
     own = folders(overrides).overrides
     quiet = [f"hydra.sweep.dir={folder}", "hydra/job_logging=none", "hydra/hydra_logging=none"]
     passed = [text for text in overrides if not text.startswith(LAUNCHER)]
-    folder.mkdir(parents=True, exist_ok=True)  # Hydra's own launchers create it, and sweepers write into it
+    folder.mkdir(parents=True, exist_ok=True)  # sweepers write into it, and only Hydra's own launchers create it
     with contextlib.ExitStack() as open_backend:
         fixed = fixed_keys([text for text in overrides if not is_hydra_setting(text)])
         _running = multirun = _Multirun(name, fixed, own, where, open_backend, sys.argv, earlier)

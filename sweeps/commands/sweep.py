@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Return the command line's overrides and options."""
+    """Return the parsed arguments of `fewbits sweep`: `overrides` and the options."""
     parser = CommandParser("fewbits sweep", __doc__, EXAMPLES)
     parser.add_argument(
         "overrides",
@@ -98,7 +98,9 @@ def check_cluster(options: argparse.Namespace) -> None:
     """
     if options.address:
         if options.backend == "local":
-            raise ValueError("--address names a Ray cluster and cannot be used with --backend local")
+            raise ValueError(
+                "--address names a Ray cluster and cannot be used with --backend local: leave out one of them"
+            )
         check_reachable(options.address)
 
 
@@ -141,7 +143,7 @@ def overrides_of(options: argparse.Namespace) -> list[str]:
 
 
 def in_store(overrides: Sequence[str], runs: str | None) -> list[str]:
-    """Return the overrides and, if `runs` is not None, one more: `runtime.runs=RUNS`, with RUNS as an absolute path.
+    """Return the overrides and, if `runs` is set, one more: `runtime.runs=RUNS`, with RUNS as an absolute path.
 
     runs: the value of `--runs`. The path is quoted for Hydra, so it may contain any characters.
     """

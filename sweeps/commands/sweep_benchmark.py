@@ -58,7 +58,7 @@ def _pilot(file: Path, store: Path, backend: str) -> float:
 
 
 def _measure(plan: Plan, backend: str) -> None:
-    """Run the plan and print the measurements, each with its target in brackets."""
+    """Run the plan and print the measurements; a number in brackets is the target for the measurement beside it."""
     wall, busy = _run(plan, backend)
     began = time.perf_counter()
     Mirror(plan).sync(last=True)

@@ -162,7 +162,7 @@ def _answers(server: subprocess.Popen[bytes], base: str) -> bool:
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:
-    """End the server and the processes that it has started."""
+    """End the server and all processes that it has started: by SIGTERM and, after ten seconds, SIGKILL."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(server.pid, number)

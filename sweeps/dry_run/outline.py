@@ -102,7 +102,8 @@ def setting_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
     Settings that the paper does not state are marked with MARK.
     """
     assumed = {(sweep.name, sweep.scale): sweep.assumed for sweep in plan.sweeps}
-    places = {(m.cell.sweep, m.cell.arm, m.cell.axes): m for m in reversed(plan.members)}  # keeps the first seed
+    # One member for each place without its seed: the one with the first seed, which overwrites the others.
+    places = {(m.cell.sweep, m.cell.arm, m.cell.axes): m for m in reversed(plan.members)}
     for member in reversed(places.values()):
         cell, trial = member.cell, plan.trials[member.id].trial
         place = {key: value for key, value in cell.place.items() if key != SEED}

@@ -22,7 +22,7 @@ class Cell:
     arm: str  # the arm's name
     axes: tuple[tuple[str, str], ...]  # pairs (axis, name of its value), the name as text of Hydra's grammar
     seed: int
-    overrides: tuple[str, ...]  # the trial's overrides, with each key once
+    overrides: tuple[str, ...]  # all overrides of the trial; each key occurs once
     parent: Cell | None = None  # the cell from whose trial this cell's trial branches; None: it starts from scratch
     at: float | None = None  # the step of the parent, or fraction of its steps, where the trial starts: see `Arm.at`
 

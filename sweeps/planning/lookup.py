@@ -88,7 +88,7 @@ def is_multirun(stored: StoredPlan) -> bool:
 
 
 def show_notes(notes: Iterable[str]) -> None:
-    """Print lines about the plan to stderr."""
+    """Print each of these lines, the `notes` of a FoundPlan, to stderr."""
     for note in notes:
         notice(note)
 

@@ -119,7 +119,7 @@ def _planned(cell: Cell, resources: Resources, parent: Planned | None, with_data
         earlier_tokens = parent.earlier_tokens + tokens_until(parent.trial, step)
         trial = replace(trial, branch=Branch(str(parent.folder.path), step))
     elif with_data and (outside := find_parent(trial.branch, Path(runtime.runs).expanduser())) is not None:
-        start = outside.point  # a run outside the sweep, such as an imported model
+        start = outside.point  # the overrides name a run outside the sweep as parent, such as an imported model
         trial = replace(trial, branch=Branch(str(outside.folder.path.resolve()), outside.step))
     made_of = identity(trial, fingerprint, runtime.device, ranks=resources.ranks, threads=runtime.threads, parent=start)
     folder = run_folder.find(Path(runtime.runs).expanduser().resolve(), trial.name, made_of)

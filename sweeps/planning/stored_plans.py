@@ -106,7 +106,7 @@ def earlier_runs(plan: Plan) -> dict[Place, str]:
                 if not same and (runs / folder).is_dir():
                     earlier.setdefault(place_of(member), folder)
         except (KeyError, TypeError, ValueError, AttributeError):
-            continue  # the plan file is damaged
+            continue  # the plan file is damaged; skip it
     return earlier
 
 

@@ -208,7 +208,7 @@ class Sweep:
             group = {str(axis): _values(self.name, axis, values) for axis, values in zipped.items()}
             if len({len(values) for values in group.values()}) > 1:
                 sizes = ", ".join(f"{axis} has {len(values)}" for axis, values in group.items())
-                raise ValueError(f"sweep {self.name}: zipped axes need equally many values, but {sizes}")
+                raise ValueError(f"sweep {self.name}: axes that are zipped need the same number of values, but {sizes}")
             groups.append(group)
         return groups
 

@@ -38,16 +38,16 @@ class Backend(Protocol):
         """
 
     def machines(self) -> Sequence[Machine]:
-        """Return the current machines whose kind is known."""
+        """Return the machines that trials can run on now and whose kind of processor or GPU is known."""
 
     def room(self, resources: Resources, like: str | None = None) -> bool:
         """Tell whether one more trial with these resources may start now on a machine of kind `like` (None: any)."""
 
     def start(self, job: Job, resources: Resources, like: str | None = None) -> None:
-        """Start a trial on a machine of the kind `like` (None: any kind), and return at once."""
+        """Start a job's trial on a machine of the kind `like` (None: any kind), and return without waiting for it."""
 
     def wait(self, seconds: float) -> list[Ended]:
-        """Wait until a trial ends or the seconds have passed; return the trials that have ended."""
+        """Wait until a trial ends, at most `seconds`; return the trials that have ended since the last call."""
 
     def kill(self, trial: str) -> None:
         """Kill the trial's processes at once. `wait` then reports that the trial died."""

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 TURN = 0.5  # seconds between turns of the driver's loop while no trial ends
 PATIENCE = 60.0  # seconds for which a stopping driver waits until the running trials have written a checkpoint
-REST = 5.0  # seconds after which the driver tries again to start a trial that it could not start or continue
+REST = 5.0  # seconds for which a trial rests that could not run, for example since another process trains it
 
 
 class Stage(StrEnum):
-    WAITING = "waiting"  # for its parent, for free resources, or for another driver's worker
+    WAITING = "waiting"  # for its parent, for free resources, or until another driver's worker has ended
     STARTED = "started"
     OVER = "over"
     STOPPED = "stopped"  # by `fewbits stop`; the next sweep resumes it
@@ -42,7 +42,7 @@ class Stage(StrEnum):
 
 @dataclass
 class Task:
-    """The driver's state of one trial of the plan."""
+    """One trial of the plan, with what this driver knows about it."""
 
     planned: Planned
     stage: Stage = Stage.WAITING
@@ -101,7 +101,7 @@ class Driver:
         self._stop_by = time.monotonic() + PATIENCE
 
     def of(self, *stages: Stage) -> list[Task]:
-        """Return the tasks in these stages."""
+        """Return the tasks that are in one of these stages, in the order of the plan."""
         return [task for task in self.tasks.values() if task.stage in stages]
 
     # -------------------------------------------------------------------------------------------- turns
@@ -200,7 +200,7 @@ class Driver:
             reason = f"it exceeded its time limit of {task.planned.resources.hours:g} hours"
         wrong_input = outcome is not None and outcome.wrong_input
         failure = Failure(reason, wrong_input, reached, store.last_lines(folder))
-        if store.failure(folder) != failure:  # the worker could not write it
+        if store.failure(folder) != failure:  # the worker died or could not write failure.json, so write it here
             with contextlib.suppress(OSError):
                 store.write_failure(folder, failure)
         task.attempts = 1 if reached > task.reached else task.attempts + 1
@@ -214,7 +214,7 @@ class Driver:
             if not hours or task.late:
                 continue
             if not store.holder(task.planned.folder):
-                task.began = time.monotonic()  # still queued
+                task.began = time.monotonic()  # no worker has begun yet, so the time does not count
             elif time.monotonic() - task.began > 3600 * hours:
                 task.late = True
                 self.backend.kill(task.planned.id)
@@ -238,7 +238,7 @@ class Driver:
         """
         for task in self.of(Stage.STARTED):
             if store.holder(task.planned.folder):
-                with contextlib.suppress(OSError):  # on a full disk: the next turn tries again
+                with contextlib.suppress(OSError):  # raised on a full disk; the next turn tries again
                     (task.planned.folder.path / store.STOP).touch()
             else:
                 self.backend.kill(task.planned.id)

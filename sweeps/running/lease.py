@@ -111,7 +111,7 @@ def _acquire(folder: Path, mine: Holder) -> None:
         except FileNotFoundError:
             pass
         else:
-            if _read(aside) != stale:  # another process has just acquired the lease: give it back
+            if _read(aside) != stale:  # this is a lease that another process has just acquired: put it back
                 with contextlib.suppress(FileExistsError):
                     os.link(aside, path)
             aside.unlink()

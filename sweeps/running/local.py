@@ -30,7 +30,7 @@ from fewbits.sweeps.running.worker import Job, Outcome, work
 
 _PR_SET_PDEATHSIG = 1
 _HERE = "127.0.0.1"
-ATTEMPTS = 100  # attempts to fork a worker, 0.1 s apart
+ATTEMPTS = 100  # the number of attempts to fork a worker, with 0.1 s between them
 
 
 @dataclass
@@ -52,7 +52,9 @@ class Local:
         self._gpus = list(range(torch.cuda.device_count()))  # indices of the GPUs that no trial uses
         self._running: dict[str, _Running] = {}
         self._context = multiprocessing.get_context("forkserver")
-        self._lifeline, self._our_end = self._context.Pipe(duplex=False)  # our end is closed when this process ends
+        # A pipe of which workers have one end. Only this process has the other end, so that it closes when this process
+        # ends, by which workers notice the end (`_die_with_driver`).
+        self._lifeline, self._our_end = self._context.Pipe(duplex=False)
         self._machine: Machine | None = None
 
     def require(self, demands: Sequence[Demand], log: Callable[[str], None]) -> None:
@@ -125,7 +127,7 @@ class Local:
         first.join(10)
         for process in running.processes:
             if outcome is None or outcome.kind != "over":
-                process.kill()  # otherwise ranks would wait for each other for ever
+                process.kill()  # otherwise the other ranks would wait for the one that failed for ever
             process.join(10)
             if process.is_alive():
                 process.kill()
@@ -164,7 +166,7 @@ def _die_with_parent() -> None:
     server = os.getppid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if server == 1 or os.getppid() != server:  # the server has ended already
+    if server == 1 or os.getppid() != server:  # the fork server ended before prctl was called
         os._exit(1)
 
 

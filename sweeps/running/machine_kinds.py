@@ -38,7 +38,7 @@ def computed(folder: RunFolder) -> Computed:
     """
     try:
         provenance = folder.provenance() or {}
-    except ValueError:  # a damaged file counts as a missing one
+    except ValueError:  # provenance.json is damaged, which is treated as if it were missing
         return ()
     return tuple(dict.fromkeys(likeness(environment) for environment in environments(provenance)))
 
@@ -117,7 +117,7 @@ def room_by_kind(machines: Sequence[Machine], resources: Resources) -> dict[str,
 
 
 def this_machine() -> Machine:
-    """Return the machine that this process runs on."""
+    """Return this machine with its kinds, its version of torch, and the CPUs, GPUs and memory that this process has."""
     gpus = _gpus()
     resources = {"CPU": float(len(os.sched_getaffinity(0))), "GPU": float(len(gpus))}
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

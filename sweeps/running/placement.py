@@ -44,7 +44,7 @@ class Placement:
     _listed: bool = False  # the kinds were logged
 
     def refresh(self) -> None:
-        """Get the current machines from the backend. The driver calls it every turn."""
+        """Read from the backend which machines there are now. The driver calls it every turn."""
         self._machines = self.backend.machines()
 
     def kind_for(self, planned: Planned) -> str | None:

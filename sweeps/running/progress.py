@@ -66,8 +66,10 @@ class Display(Progress):
             self.print_line("fewbits: stopping: trials end at a checkpoint (Ctrl-C again: stop at once)")
 
     def _seconds_left(self, driver: Driver, reports: Mapping[str, Mapping[str, Any]], slots: int) -> float | None:
-        """Estimate the seconds left, after WARM seconds from this sweep's own speed, before from speeds in the store.
+        """Estimate the seconds until all trials have ended.
 
+        For the first WARM seconds, use the speeds of earlier trials that are stored in the store; then use the speed of
+        this sweep itself.
         reports: by trial id, the progress that its worker wrote. slots: the number of trials that run now. Return None
         if no trial has begun, none runs, or a speed is unknown.
         """

@@ -41,7 +41,7 @@ SYNC = 5.0  # seconds between updates of MLflow
 SYNC_WAIT = 60.0  # seconds to wait for an update of MLflow that still runs when all trials have ended
 AGAIN = "run the same command again"
 ENDED = (*OVER, State.FAILED, State.BLOCKED)  # states of trials that no longer wait or run
-STOPPED = 130  # the exit status after Ctrl-C
+STOPPED = 130  # the exit status if Ctrl-C or SIGTERM stopped the sweep
 
 
 def run_sweep(

@@ -80,7 +80,7 @@ def work(job: Job) -> Outcome:
             with _logged(job.path / LOG):
                 try:
                     run(job.trial, job.runtime, expected=job.id)
-                except KeyboardInterrupt:  # rank 0 was requested to stop
+                except KeyboardInterrupt:  # raised in all ranks when rank 0 was asked to stop
                     return Outcome("stopped")
             return Outcome("over")
         try:
@@ -88,7 +88,7 @@ def work(job: Job) -> Outcome:
                 return _lead(job, lost.is_set)
         except lease.Held as error:
             return Outcome("busy", str(error))
-        except OSError as error:  # for example on a full disk, where even the log cannot be written
+        except OSError as error:  # not handled by `_lead`, for example on a full disk if the log cannot be written
             return Outcome("failed", _describe(error, job))
 
 
@@ -173,7 +173,7 @@ class _Reporter:
 
     @property
     def speed(self) -> float | None:
-        speeds = sorted(self._speeds[1:])  # the first step includes the warm-up
+        speeds = sorted(self._speeds[1:])  # without the first step, which is slower, since it includes the warm-up
         return speeds[len(speeds) // 2] if speeds else None
 
     def __call__(self, progress: Progress) -> None:

@@ -32,7 +32,7 @@ from fewbits.sweeps.planning.sweep import Sweep
 UI = "http://127.0.0.1:5000"  # the default address of `fewbits ui`
 TAG = "mlflow.sharedViewState."
 KEY = "fewbits-"  # prefix of the keys of fewbits' views
-SWEEP, SCALE, CURRENT = "fewbits.sweep", "fewbits.scale", "fewbits.current"  # tags of runs
+SWEEP, SCALE, CURRENT = "fewbits.sweep", "fewbits.scale", "fewbits.current"  # names of tags of runs
 KIND = "fewbits.kind"  # a tag of runs that are not trials; its value is `sweep` or `report`
 COMPARED = "compared"  # the parameter of runs by which the view groups them: runs with the same value share a row
 METRICS = ("validation_loss", "ood_loss", "loss")

@@ -28,7 +28,7 @@ def link_lines(synced: Synced, store: Path) -> list[str]:
 
 
 def _answers(link: str) -> bool:
-    """Tell whether an MLflow server answers at the address of a link."""
+    """Tell whether an MLflow server answers at the address of a link to its page."""
     try:
         with urllib.request.urlopen(f"{link.partition('/#/')[0]}/health", timeout=WAIT) as answer:
             return answer.status == 200

@@ -127,7 +127,7 @@ class Mirror:
                         record.database = look_at_database(self.uri)
                     finally:
                         write_sent(runs, self.uri, owner, record)
-                self._client, away = client, False  # after an error the next attempt connects again
+                self._client, away = client, False  # not set after an error, so that the next attempt connects again
         groups = record.sweeps
         views = [view_of(want.sweep, groups[key].experiment, owner) for key, want in wanted.items() if key in groups]
         return Synced(self.uri, tuple(views), sent, away, runs)

@@ -152,7 +152,7 @@ def read_sent(runs: Path, uri: str, owner: Owner) -> SentStore:
     cached = (read_json(runs / CACHE) or {}).get(owner.cache_key(uri))
     try:
         sent = from_dict(SentStore, cached or {})
-    except (ValueError, AttributeError):  # damaged, or of an earlier version
+    except (ValueError, AttributeError):  # the file is damaged, or an older version of fewbits wrote it
         return SentStore()
     complete = all(child.look for sweep in sent.sweeps.values() for child in sweep.children.values())
     return sent if complete else SentStore()

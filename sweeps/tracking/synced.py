@@ -15,7 +15,7 @@ from fewbits.sweeps.tracking.comparison import View
 
 @dataclass(frozen=True)
 class Synced:
-    """The result of an update of MLflow."""
+    """The result of `Mirror.sync`, an update of a plan's trials in MLflow."""
 
     uri: str  # MLflow's tracking URI
     views: tuple[View, ...]  # the comparison views of the plan's sweeps that MLflow has

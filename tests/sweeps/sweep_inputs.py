@@ -192,7 +192,8 @@ def trained_twice(folder: RunFolder) -> list[int]:
     """
     every, before, found = int(str(SETTINGS["training.checkpoint_every"])), 0, []
     for steps in reported_steps(folder):
-        saved = max(before - 1, 0) // every * every  # a step is reported before its checkpoint is written
+        # The step of the newest checkpoint that certainly existed: a step is reported before its checkpoint is written.
+        saved = max(before - 1, 0) // every * every
         found += [step for step in steps if step <= saved]
         before = max([before, *steps])
     return found

@@ -40,7 +40,7 @@ class Progress:
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
         self._live: Live | None = None
-        self._logged: tuple[object, float] = (None, 0.0)  # the counts of the last log line, and its time
+        self._logged: tuple[object, float] = (None, 0.0)  # (`counts` of the last log line, when it was printed)
 
     def update(self, summary: str, bars: Sequence[Bar], counts: object) -> None:
         """Draw the summary and the bars on a terminal; elsewhere, print the summary as a log line.
@@ -121,7 +121,7 @@ def _shortened(name: str, width: int) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Return a duration as `M:SS`, `H:MM:SS` or `D days H h`."""
+    """Return a duration in seconds as text: `M:SS`, `H:MM:SS` or, from one day on, `D days H h`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)

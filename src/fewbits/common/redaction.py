@@ -16,12 +16,12 @@ from urllib.parse import quote, unquote
 HIDDEN = "***"
 URI_VARIABLES = ("MLFLOW_TRACKING_URI", "MLFLOW_BACKEND_STORE_URI", "MLFLOW_REGISTRY_URI")
 SECRET_VARIABLES = ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
-SHORTEST = 4  # characters of a secret that is replaced anywhere; a shorter one would match parts of other words
+SHORTEST = 4  # the least length of a secret that is replaced anywhere; shorter ones would match parts of other words
 # Everything between `://` and the last `@`, since passwords may contain any of `@:/?#` unencoded.
 _USER = re.compile(r"(?<=://)([^\s'\"]+)@")
 _HOST = re.compile(r"[^:@]*(?::\d*)?(?:[/?#]|$)")  # a host with an optional port, in front of a path or the end
 _NAMES = r"pass(?:word|wd|phrase)?|pwd|token|secret|(?:api|access|private)[_-]?key|sig(?:nature)?|credentials?|auth"
-_SHORT_NAMES = r"key|jwt|code|pat|pw|session_?id"  # only as the whole name of a parameter
+_SHORT_NAMES = r"key|jwt|code|pat|pw|session_?id"  # these have to be the whole name of a parameter, not a part of it
 _PARAMETER = re.compile(
     rf"([?&;#](?:[\w.-]*?(?:{_NAMES})[\w.-]*|{_SHORT_NAMES})(?:\[\])?=)([^\s&;#'\"<>)]+)", re.IGNORECASE
 )

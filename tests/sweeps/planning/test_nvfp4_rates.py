@@ -21,7 +21,7 @@ def rate(trial: Trial, step: int) -> float:
 
 
 def line(cell: Cell) -> tuple[Trial, int, Trial]:
-    """Return the parent's trial, the step at which the branch starts, and the branch's trial."""
+    """Return the trial of the cell's parent, the step at which the branch starts, and the trial of the cell itself."""
     assert cell.parent is not None
     parent, branch = load_trial(cell.parent.overrides)[0], load_trial(cell.overrides)[0]
     return parent, parent.training.steps if cell.at is None else int(cell.at), branch

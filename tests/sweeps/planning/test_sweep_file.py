@@ -237,7 +237,7 @@ MISTAKES = {
     "an axis with a value twice": ("axes: {a: [1, 1]}", "axis a: a list of different values is expected"),
     "a text as a named axis value": ("axes: {a: {x: 'data=python'}}", "a mapping of names to lists of overrides"),
     "a list of mappings as an axis": ("axes: {a: [{x: 1}]}", "axis a: a list of different values is expected"),
-    "unequal lengths": ("zipped: [{a: [1, 2], b: [1]}]", "zipped axes need equally many values, but a has 2, b has 1"),
+    "unequal lengths": ("zipped: [{a: [1, 2], b: [1]}]", "need the same number of values, but a has 2, b has 1"),
     "zipped but no mapping": ("zipped: [[a, b]]", r"zipped \['a', 'b'\]: a mapping of axes to lists is expected"),
     "zipped as a mapping": ("zipped: {a: [1]}", "zipped: a list is expected"),
     "an axis twice": ("axes: {a: [1]}\nzipped: [{a: [1], b: [2]}]", "axis a: .* only once"),

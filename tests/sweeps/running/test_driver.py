@@ -362,7 +362,7 @@ def test_crashes_are_told_and_leave_the_others_whole(
         for how in CRASHES:  # in the order in which the trials start; two of them run at a time
             worker = wait_for_worker(place[how])
             if how == "memory":
-                resource.prlimit(worker, resource.RLIMIT_AS, (1 << 20, 1 << 20))  # it cannot allocate more
+                resource.prlimit(worker, resource.RLIMIT_AS, (1 << 20, 1 << 20))  # it cannot allocate any memory now
             else:
                 os.kill(worker, getattr(signal, how))
 

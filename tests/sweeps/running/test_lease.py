@@ -148,7 +148,7 @@ def test_a_killed_holder_of_this_host_is_followed_at_once(tmp_path: Path) -> Non
             pass
         assert process.pid is not None
         os.kill(process.pid, signal.SIGKILL)
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # WNOWAIT: the process stays a zombie
         assert (tmp_path / lease.NAME).exists()
         assert holder(tmp_path) is None
         with leased(tmp_path):

@@ -105,7 +105,7 @@ def test_a_wide_terminal_also_shows_a_bar_and_the_speed_of_each_running_trial(
     for trial in (first, second):
         driver.tasks[trial.id].stage = Stage.STARTED
     with leased(first.folder.path), leased(second.folder.path):
-        speed = tokens_of(first.trial) / 8.0  # tokens per second: the trial takes eight seconds
+        speed = tokens_of(first.trial) / 8.0  # tokens per second with which the whole trial takes eight seconds
         progress = {"step": 4, "steps": first.trial.training.steps, "loss": 1.5, "tokens_per_second": speed}
         (first.folder.path / store.PROGRESS).write_text(json.dumps(progress))
         Display(Speeds(tmp_path / "runs"), terminal)(driver)
