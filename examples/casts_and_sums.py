@@ -1,4 +1,4 @@
-"""Cast, scale and add numbers of few bits: code like that in the second introductory text of the study primer.
+"""Cast, scale and add numbers of few bits: code like that in the text "Understanding Mixed-Precision Training".
 
     python examples/casts_and_sums.py
 
@@ -12,7 +12,7 @@ from fewbits import fake_quantize, product
 
 
 def casts() -> None:
-    """Print the primer's examples of lost precision, overflow and underflow, cast to several formats."""
+    """Print the text's examples of lost precision, overflow and underflow, cast to several formats."""
     for values in (
         (-1.51039, 0.412776, -0.348471, -1.17588),
         (2438.37, -440.6, 857.116, 129.765),

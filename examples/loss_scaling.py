@@ -1,8 +1,8 @@
-"""Train in FP16 with FP32 master weights and a scaled loss: the primer's code, corrected so that it runs.
+"""Train in FP16 with FP32 master weights and a scaled loss: code from an introductory text, corrected so that it runs.
 
     python examples/loss_scaling.py
 
-The code printed in the second introductory text of the study primer has four errors: its FP16 model gets FP32 input,
+The code in the text "Understanding Mixed-Precision Training" has four errors: its FP16 model gets FP32 input,
 `backward` is called on a number instead of a tensor, the master weights have no gradient into which the loop copies,
 and a loop variable has the name of the model and replaces it.
 """

@@ -62,8 +62,9 @@ def pool(x: Array) -> tuple[Array, Array, NDArray[np.bool_]]:
 def rates(arms: int, seeds: int, factor: float, effect: float = 0.0) -> tuple[float, ...]:
     """Return the shares of comparisons that are significant, each at the levels ALPHA (5 %) and ALPHA / 10.
 
-    The six shares are those of three tests: with the pooled variance always; by fewbits' rule, which uses it only with
-    caution; with the variance of the pair alone. effect: the true difference, in standard deviations of a difference.
+    The six shares are those of three tests: always with the pooled spread; by fewbits' rule, with the pooled spread
+    times CAUTION, or with the pair's own spread if that is larger; always with the pair's own spread. effect: the true
+    difference, in standard deviations of a difference.
     """
     generator = np.random.default_rng(arms * 100 + seeds)
     x = generator.standard_normal((REPEATS, arms, seeds))

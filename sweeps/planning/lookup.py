@@ -134,7 +134,7 @@ def _part(stored: StoredPlan, sweep: str) -> StoredPlan | None:
     sweeps = tuple(each for each in whole.sweeps if each.name == sweep)
     members = tuple(member for member in whole.members if member.cell.sweep == sweep)
     wanted = {member.id for member in members}
-    for key, planned in reversed(whole.trials.items()):  # parents come before their branches
+    for key, planned in reversed(whole.trials.items()):  # branches first, since a plan lists parents before them
         if key in wanted and planned.parent is not None:
             wanted.add(planned.parent)
     trials = {key: planned for key, planned in whole.trials.items() if key in wanted}

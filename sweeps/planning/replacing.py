@@ -58,7 +58,7 @@ def reasons_to_rerun(plan: Plan, like: str, machine: Machine) -> dict[str, str]:
     nor are trials on CPUs if `like` is a GPU's kind, or trials on GPUs if it is a processor's.
     """
     reasons: dict[str, str] = {}
-    for key, planned in plan.trials.items():  # parents come before their branches
+    for key, planned in plan.trials.items():  # a parent comes before its branches, which look it up in `reasons`
         if machine.kind(planned.resources) != like or not _has_steps(planned):
             continue
         stored = computed(planned.folder)

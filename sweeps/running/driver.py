@@ -250,7 +250,7 @@ def _urgency(plan: Plan) -> dict[str, float]:
     """Return by trial id: the trial's FLOPs plus the FLOPs of the costliest chain of branches that starts from it."""
     below = dict.fromkeys(plan.trials, 0.0)
     urgency = {}
-    for key, planned in reversed(plan.trials.items()):  # parents come before their branches
+    for key, planned in reversed(plan.trials.items()):  # branches first, since a plan lists parents before them
         urgency[key] = work_of(planned.trial) + below[key]
         if planned.parent is not None:
             below[planned.parent] = max(below[planned.parent], urgency[key])
@@ -279,7 +279,7 @@ def unfinished(plan: Plan, again: Collection[str] = ()) -> set[str]:
     """
     needed: dict[str, set[int]] = defaultdict(set)
     missing = set()
-    for key, planned in reversed(plan.trials.items()):  # branches come before their parents
+    for key, planned in reversed(plan.trials.items()):  # a branch comes before its parent, which then has `needed`
         if key in again or not _has_result(planned) or not planned.folder.has(needed[key]):
             missing.add(key)
             if planned.parent is not None and planned.trial.branch.step is not None:

@@ -70,6 +70,7 @@ class Display(Progress):
 
         For the first WARM seconds, use the speeds of earlier trials that are stored in the store; then use the speed of
         this sweep itself.
+
         reports: by trial id, the progress that its worker wrote. slots: the number of trials that run now. Return None
         if no trial has begun, none runs, or a speed is unknown.
         """

@@ -36,7 +36,7 @@ def trial_statuses(plan: Plan, failed: Collection[str] = ()) -> dict[str, TrialS
     could not be written into the run folder.
     """
     statuses: dict[str, TrialStatus] = {}
-    for key, planned in plan.trials.items():  # parents come before their branches
+    for key, planned in plan.trials.items():  # a parent comes before its branches, which need its status
         state = store.state(planned.folder)
         if state is State.PLANNED and key in failed:
             statuses[key] = TrialStatus(State.FAILED)
