@@ -110,7 +110,7 @@ def write_json(path: Path, value: Any) -> None:
     try:
         text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     except ValueError as error:
-        raise ValueError(f"{path.name}: {error}; JSON has no NaN and no infinity: write None instead") from error
+        raise ValueError(f"{path.name}: {error}; JSON has no NaN and no infinity: write null instead") from error
     write_atomically(path, f"{text}\n".encode())
 
 
