@@ -237,7 +237,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _open_closed_streams() -> None:
-    """If the parent process has closed stdout or stderr, open them on /dev/null, for this process and its children.
+    """Open stdout and stderr on /dev/null, for this process and its children, if the parent process has closed them.
 
     Otherwise the next file that is opened would get the descriptor 1 or 2, and the output would be written into it.
     """

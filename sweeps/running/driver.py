@@ -220,7 +220,7 @@ class Driver:
                 self.backend.kill(task.planned.id)
 
     def _pause_if_disk_is_low(self) -> None:
-        """If the disk is almost full, ask all running trials to stop while there is still room for their checkpoints.
+        """Ask all running trials to stop if the disk is almost full, while there is still room for their checkpoints.
 
         They become ready again, and start when the disk has room.
         """

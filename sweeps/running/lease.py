@@ -46,7 +46,7 @@ class Holder:
 
     @property
     def lives(self) -> bool | None:
-        """Whether the process still runs; None if it is on another host, since this host cannot know."""
+        """True if the process still runs, False if not; None if it is on another host, since this host cannot know."""
         if self.host != platform.node():
             return None
         return _start_time(self.pid) == self.started

@@ -113,7 +113,7 @@ class SentStore:
 
 @dataclass(frozen=True)
 class WantedSweep:
-    """What MLflow should show of a sweep at a scale, from the plan and the store."""
+    """The state of a sweep at a scale that MLflow should show, from the plan and the store."""
 
     sweep: Sweep
     owner: Owner
