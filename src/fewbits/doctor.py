@@ -73,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
         "--warm",
         nargs=2,
         metavar=("RECIPE", "MODEL"),
-        help="only compile the CUDA kernels with which the model is trained with the recipe; needs no GPU",
+        help="only compile the CUDA kernels that training MODEL with RECIPE calls; this needs no GPU",
     )
     parser.add_argument(
         "--architecture", help="with --warm: compile for this GPU architecture, such as sm_90 (default: this machine's)"
@@ -133,7 +133,7 @@ def self_test() -> list[Check]:
 
 
 def warm(recipe: str, model: str, architecture: str | None, tokens: int) -> int:
-    """Compile, in parallel, the CUDA kernels with which training a model with a recipe calls; return exit status 0.
+    """Compile, in parallel, the CUDA kernels that training the model with the recipe calls; return the exit status 0.
 
     Print the number of kernels, the folder with them, and the time. architecture: such as `sm_90`; None: this machine's
     GPU. tokens: tokens of a micro-batch. Raise ValueError if NVRTC is missing or cannot compile for the architecture.

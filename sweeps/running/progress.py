@@ -68,7 +68,7 @@ class Display(Progress):
     def _seconds_left(self, driver: Driver, reports: Mapping[str, Mapping[str, Any]], slots: int) -> float | None:
         """Estimate the seconds until all trials have ended.
 
-        For the first WARM seconds, use the speeds of earlier trials that are stored in the store; then use the speed of
+        For the first WARM seconds, use the speeds of earlier trials, which the store contains; then use the speed of
         this sweep itself.
 
         reports: by trial id, the progress that its worker wrote. slots: the number of trials that run now. Return None
