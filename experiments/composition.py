@@ -1,4 +1,4 @@
-"""Compose folders of config files through Hydra's public API, and read and write its override grammar."""
+"""Compose configs from folders of config files with Hydra's public API, and read and write Hydra's overrides."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from fewbits.experiments.composed_cache import digest_of_texts, load_or_compose
 
 ERRORS = (HydraException, OmegaConfBaseException, YAMLError)
 _BASE, _ROOT = "fewbits_defaults", "fewbits_root"  # names in Hydra's store that `compose_file` uses
-# Hydra's settings of logs, help and sweeps, which no trial has: without them composing takes two thirds of the time.
+# Overrides that remove Hydra's own settings of logs, help and sweeps. Trials do not use these settings, and composing a
+# config without them takes a third less time.
 _WITHOUT_HYDRA = tuple(
     f"~hydra/{group}"
     for group in ("output", "launcher", "sweeper", "help", "hydra_help", "hydra_logging", "job_logging", "env")
@@ -34,7 +35,10 @@ _YAML_CONSTANTS = ("null", "none", "true", "false", "yes", "no", "on", "off", "n
 
 
 def compose(folder: Path, root: str, overrides: Sequence[str]) -> DictConfig:
-    """Compose the config `root` of the folder. Restore Hydra's global state, as the caller may run in Hydra too."""
+    """Return the config composed of the folder's file `root` and the overrides.
+
+    Hydra's global state is restored afterwards, because the caller may itself run inside Hydra.
+    """
     ours = _initialised(folder.resolve())
     instance = GlobalHydra.instance()
     outer, instance.hydra = instance.hydra, ours
@@ -50,7 +54,7 @@ def compose(folder: Path, root: str, overrides: Sequence[str]) -> DictConfig:
 
 @cache
 def _initialised(folder: Path) -> Any:
-    """Return Hydra's state after `initialize_config_dir`; it is cached, since each such call searches for plugins."""
+    """Return Hydra's state after `initialize_config_dir`, cached because each such call searches for Hydra plugins."""
     outer = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
@@ -61,10 +65,11 @@ def _initialised(folder: Path) -> Any:
 
 
 def compose_file(file: Path, base: Mapping[str, Any], overrides: Sequence[str], group: str) -> dict[str, Any]:
-    """Return the values of a YAML file as plain data: `base`, changed by the file, changed by the overrides.
+    """Return plain data: the default values `base`, changed by a YAML file, then changed by the overrides.
 
-    group: a key whose value may name a YAML file to include. The files are in the folder of that name beside `file`; if
-        there is no such folder, the key is an ordinary one.
+    group: a key whose value names a further YAML file to include, from the folder GROUP beside `file`. If there is no
+        such folder, the key has no special meaning.
+    Raise ValueError for keys that `base` does not have.
     """
     folder, values, top = file.parent / group, list(overrides), _top_level(file, base)
     defaults: list[Any] = [_BASE, file.stem]
@@ -101,7 +106,11 @@ def _cached(
     values: Sequence[str],
     composed: Callable[[], DictConfig],
 ) -> DictConfig:
-    """Return the config from the cache. A file with a defaults list is composed: it may include files besides these."""
+    """Return the config from the cache, or compose it.
+
+    The cache's key covers only `file` and `included`. A file with a defaults list may include further files, so its
+    config is always composed.
+    """
     texts = {path.relative_to(file.parent).as_posix(): path.read_text("utf-8") for path in (file, *included)}
     if any(re.search(r"^[\"']?defaults\b", text, re.MULTILINE) for text in texts.values()):
         return composed()
@@ -109,7 +118,10 @@ def _cached(
 
 
 def _top_level(file: Path, base: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a file's top-level keys, checked here because Hydra's error names neither key nor file."""
+    """Return a YAML file's content. Raise ValueError if a mapping or list is expected, in the file or for a key.
+
+    Hydra's own error for this would name neither the key nor the file.
+    """
     try:
         data = yaml.safe_load(file.read_text()) or {}
     except YAMLError as error:
@@ -124,7 +136,7 @@ def _top_level(file: Path, base: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_override(text: str) -> Override:
-    """Parse an override KEY=VALUE; raise ValueError for other text, and for several values to sweep over."""
+    """Parse an override KEY=VALUE. Raise ValueError for other text, and for several values, such as KEY=A,B."""
     try:
         override: Override = OverridesParser.create().parse_override(text)
         if not override.key_or_group:
@@ -145,9 +157,9 @@ def parse_override(text: str) -> Override:
 
 
 def override_values(text: str) -> list[Any]:
-    """Return the values of an override: one, or several for a sweep such as KEY=A,B.
+    """Return the values of an override: one value of KEY=A, or all values of a sweep such as KEY=A,B.
 
-    The list is empty for an interval or a pattern. Raise ValueError for other text.
+    The list is empty for an interval or a pattern such as glob(*). Raise ValueError if the text is not an override.
     """
     try:
         override: Override = OverridesParser.create().parse_override(text)
@@ -159,11 +171,11 @@ def override_values(text: str) -> list[Any]:
 
 
 def spelled(value: object) -> str:
-    """Return a value as text in Hydra's override grammar."""
+    """Return a value as text that an override can contain after KEY=, with quotes where Hydra's grammar needs them."""
     if isinstance(value, str):
         if re.fullmatch(r"[A-Za-z_][\w./-]*", value) and value.lower() not in _YAML_CONSTANTS:
             return value
-        before_a_quote = r'(\\+)(?="|\Z)'  # elsewhere a backslash is an ordinary character
+        before_a_quote = r'(\\+)(?="|\Z)'  # only before a quote does Hydra read a backslash as an escape
         return '"' + re.sub(before_a_quote, r"\1\1", value).replace('"', '\\"') + '"'
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{k}:{spelled(v)}" for k, v in value.items()) + "}"

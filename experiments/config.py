@@ -1,9 +1,9 @@
 """Turn config overrides into a trial: Hydra composes the config files, and dataclasses check the result.
 
-The files are in `experiments/config/` and in the user's own folders (`config_files.py`); every model of the registry is
-a choice of the group `model` too. An override chooses from a group by name (`recipe=mor/block`) or by the path of a
-file (`recipe=./mine.yaml`), or sets a field by its path (`training.steps=500`). Unknown names, unknown keys and values
-of a wrong type raise ValueError with one line that lists the valid choices.
+The files are in `experiments/config/` and in the user's own folders (`config_files.py`). The models in `MODELS`
+(models/networks/presets.py) are configs of the group `model`, too. An override chooses a group's config by its name
+(`recipe=mor/block`) or by the path of a file (`recipe=./mine.yaml`), or it sets a field (`training.steps=500`).
+Unknown names, unknown keys and values of a wrong type raise ValueError with one line that lists the valid choices.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from fewbits.experiments.trial import Runtime, Trial
 from fewbits.models.networks.presets import MODELS
 from fewbits.models.recipe import GEMMS, SLOTS, Recipe
 
-KINDS = {float: "a number", int: "a whole number", str: "a string"}
+KINDS = {float: "a number", int: "a whole number", str: "a string"}  # names of types in error messages
 
 
 def load_trial(overrides: Sequence[str] = ()) -> tuple[Trial, Runtime]:
@@ -57,7 +57,9 @@ def load_trial(overrides: Sequence[str] = ()) -> tuple[Trial, Runtime]:
 
 
 def load_recipe(name: str, settings: Mapping[str, Any] | None = None) -> Recipe:
-    """Return the recipe with this name, or of this YAML file, with some of its settings or fields changed.
+    """Return a recipe by its name (from `fewbits recipes`) or the path of a YAML file.
+
+    settings: new values for some of the recipe's settings or fields, by key.
 
     >>> load_recipe("mor/block", {"threshold": 0.05})
     >>> load_recipe("./mine.yaml")
@@ -66,7 +68,7 @@ def load_recipe(name: str, settings: Mapping[str, Any] | None = None) -> Recipe:
 
 
 def recipe_from_overrides(name: str, changes: Sequence[str]) -> Recipe:
-    """Return the recipe with this name, with its settings changed by overrides as on a command line.
+    """Return the recipe with this name, changed by overrides that are written without their prefix `recipe.`.
 
     >>> recipe_from_overrides("nvfp4", ["keep.last=2", "stochastic=[dgrad.dy]"])
     """
@@ -75,11 +77,11 @@ def recipe_from_overrides(name: str, changes: Sequence[str]) -> Recipe:
 
 
 def resolved(overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the composed config as plain values, with interpolations resolved.
+    """Return the composed config as nested plain values, with interpolations `${…}` resolved.
 
-    Composing takes tens of milliseconds, and a sweep has hundreds of trials. So each choice of groups is composed once,
-    and the other overrides are then set on a copy as Hydra sets them. Trials that differ only in their seed share the
-    copy too.
+    Hydra needs tens of milliseconds to compose a config, and a sweep has hundreds of trials. So Hydra composes only one
+    config for each combination of overrides that choose groups (such as recipe=nvfp4). The overrides that set values
+    are applied to a copy of this config. Trials that differ only in their seed share this copy, too.
     """
     own = folders(overrides)
     parsed = _parsed_with(overrides, own)
@@ -97,7 +99,7 @@ def resolved(overrides: Sequence[str]) -> dict[str, Any]:
 
 @cache
 def _reads_seed(groups: tuple[str, ...], own: Folders) -> bool:
-    """Tell whether an interpolation in the composed config may read the seed."""
+    """Tell whether an interpolation `${…}` in the composed config may read the setting `seed`."""
     return re.search(r"\$\{[^}]*\bseed\b", str(OmegaConf.to_container(_composed(groups, own)))) is not None
 
 
@@ -137,18 +139,25 @@ def _plain(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def recipe_and_settings(overrides: Sequence[str]) -> tuple[Recipe, dict[str, Any]]:
-    """Return the recipe that the overrides choose, and its settings: its file's keys that are not fields of Recipe."""
+    """Return the recipe that the overrides choose, and its settings by key.
+
+    A recipe's settings are the keys in its file that are not fields of the class Recipe.
+    """
     data = resolved(overrides)["recipe"]
     return _recipe(data, overrides), _settings(data)
 
 
 def _recipe(data: Mapping[str, Any], overrides: Sequence[str]) -> Recipe:
-    """Return the recipe of a composed config. A ValueError names the setting whose value has a wrong type, if any."""
+    """Return the recipe of the composed section `recipe`.
+
+    Raise ValueError if a field is invalid; if the cause is a setting with a value of a wrong type, the message names
+    this setting.
+    """
     settings = _settings(data)
     parsed = _parsed_with(overrides, folders(overrides))
     chosen = [override.value for override in parsed if override.key == "recipe" and override.chooses]
     if chosen and not any(override.startswith("recipe.name=") for override in overrides):
-        data = {**data, "name": chosen[-1]}  # also for a file that includes another recipe, with its name
+        data = {**data, "name": chosen[-1]}  # a file that includes another recipe's file would have that recipe's name
     try:
         return Recipe.from_dict({key: value for key, value in data.items() if key not in settings})
     except ValueError as error:
@@ -162,7 +171,10 @@ def _settings(data: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def prepare() -> None:
-    """Register with Hydra the configs that are not in files, the models and the base recipe, and `${options:…}`."""
+    """Register with Hydra what config files use but do not define: the models, a base recipe, and `${options:…}`.
+
+    The base recipe has the default values of the class Recipe.
+    """
     store = ConfigStore.instance()
     for name, model in MODELS.items():
         store.store(name, dataclasses.asdict(model), group="model")
@@ -174,7 +186,10 @@ _OPTION_SETTINGS = ("stochastic", "rotated", "rht", "signs")
 
 
 def _options(slot: str, *, _root_: DictConfig) -> str:
-    """Resolve `${options:SLOT}`: return what the settings in `_OPTION_SETTINGS` append to the slot's quantizer."""
+    """Resolve `${options:SLOT}` in a recipe's file: return the text to append to the slot's quantizer.
+
+    The recipe's settings in `_OPTION_SETTINGS` determine the text, for example `:stochastic:rht16`.
+    """
     stochastic, rotated, size, signs = (_root_.recipe.get(key) for key in _OPTION_SETTINGS)
     for name, slots, valid in (("stochastic", stochastic, SLOTS), ("rotated", rotated, GEMMS)):
         if isinstance(slots, str) or not isinstance(slots, Sequence):
@@ -195,7 +210,10 @@ _RESOLVER_PREFIX = "ValueError raised while resolving interpolation: "
 
 @dataclass(frozen=True)
 class _Parsed:
-    """An override KEY=VALUE that sets a value (`sets`), chooses from a group (`chooses`), or is left to Hydra."""
+    """An override KEY=VALUE. It sets a value (`sets`) or chooses a group's config (`chooses`).
+
+    If both are false, only Hydra can apply the override, for example +KEY=VALUE.
+    """
 
     text: str
     key: str
@@ -205,7 +223,10 @@ class _Parsed:
 
 
 def _parsed_with(overrides: Sequence[str], own: Folders) -> list[_Parsed]:
-    """Parse overrides, except those of the search path; raise ValueError for an unknown choice or other text."""
+    """Return the parsed overrides, without those of `hydra.searchpath`; paths of config files become registered names.
+
+    own: the user's config folders. Raise ValueError for an unknown choice, and for text that is not an override.
+    """
     parsed = [_parsed(text) for text in overrides if not is_search_path(text)]
     for number, override in enumerate(parsed):
         if override.chooses:
@@ -229,7 +250,7 @@ def _parsed(text: str) -> _Parsed:
 
 
 def in_one_line(error: Exception, overrides: Sequence[str]) -> str:
-    """Return Hydra's error as one line, or our own message instead if it can name the valid choices."""
+    """Return Hydra's error as one line; if it concerns an unknown key in one of the overrides, list the valid keys."""
     text = " ".join(str(error).split()).removeprefix(_RESOLVER_PREFIX).partition(" full_key:")
     if str(error).startswith(_RESOLVER_PREFIX):  # `_options` names the key itself
         return text[0]
@@ -242,7 +263,7 @@ def in_one_line(error: Exception, overrides: Sequence[str]) -> str:
 
 
 def _about_setting(settings: Mapping[str, Any], overrides: Sequence[str]) -> str | None:
-    """Return a message that names the recipe setting whose value has a wrong type; None if no type is wrong."""
+    """Return a message about the first recipe setting whose value has a wrong type; None if all types are right."""
     own = resolved([override for override in overrides if not override.lstrip("+~").startswith("recipe.")])["recipe"]
     for key, value in settings.items():
         kind, actual = type(own.get(key)), type(value)
@@ -252,9 +273,9 @@ def _about_setting(settings: Mapping[str, Any], overrides: Sequence[str]) -> str
 
 
 def about_key(key: str, choices: Sequence[str]) -> str | None:
-    """Return a message about the unknown part of a key, with the valid names; None if the whole key is known.
+    """Return a message about the unknown part of a dotted key, with the valid names; None if the whole key is known.
 
-    choices: the overrides that choose from groups, since these decide which keys exist.
+    choices: the overrides that choose configs of groups, which determine the keys that exist.
     """
     node: Any = OmegaConf.create(resolved(choices))
     done: list[str] = []
@@ -268,6 +289,6 @@ def about_key(key: str, choices: Sequence[str]) -> str | None:
         return None
     known = ".".join(done) or "a trial"
     if not isinstance(node, DictConfig):
-        return f"{known} is a value and has no {'.'.join(parts[len(done) :])!r}"
+        return f"{known} is a single value and has no key {'.'.join(parts[len(done) :])!r}"
     valid = dict.fromkeys((*map(str, node), *(() if done else GROUPS)))
-    return f"unknown key {key!r}: {known} has {nearest_first(parts[len(done)], list(valid))}"
+    return f"unknown key {key!r}: {known} has the keys {nearest_first(parts[len(done)], list(valid))}"

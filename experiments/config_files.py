@@ -1,11 +1,11 @@
-"""Find the config files that overrides can choose: fewbits' own, and those of the user.
+"""Find the config files that overrides can choose: fewbits' own files and the user's files.
 
     ./conf                       a folder of the user's own: recipes in conf/recipe, models in conf/model, and so on
     hydra.searchpath=[DIR,…]     further such folders; the option `--config-dir DIR` adds one
     recipe=./mine.yaml           one file, which needs no folder; every group accepts a path
 
-A folder's file with the name of one of fewbits' own configs is refused where it is chosen: Hydra would use the other
-one without notice.
+If a file in the user's folders has the same group and name as one of fewbits' own configs, choosing this name raises
+ValueError, because Hydra would use fewbits' config without notice.
 """
 
 from __future__ import annotations
@@ -30,39 +30,47 @@ from fewbits.experiments.composition import nearest_first, override_values, pars
 from fewbits.models.networks.presets import MODELS
 
 FOLDER = Path(__file__).parent / "config"
-ROOT = "trial"
+ROOT = "trial"  # name of the main config, whose file includes all others
 GROUPS = ("model", *sorted(folder.name for folder in FOLDER.iterdir() if folder.is_dir()))
 SWEEPS = "sweep"  # the subfolder of a user's config folder that holds sweep files
 SEARCH_PATH = "hydra.searchpath"
-CONF = "conf"  # in the working directory
+CONF = "conf"  # the user's config folder in the working directory
 _YAML = (".yaml", ".yml")
 _registered: dict[tuple[str, str], str] = {}  # the files that are registered with Hydra, by group and name
 
 
 @dataclass(frozen=True)
 class Folders:
-    """The user's config folders, in the order of Hydra's search path. `state` changes with the files in them."""
+    """The user's config folders, in the order of Hydra's search path.
+
+    state: path, modification time (ns) and size of each config file, so that a cached result for equal `Folders` is
+        valid only while no file changes.
+    """
 
     paths: tuple[Path, ...] = ()
     state: tuple[tuple[str, int, int], ...] = ()
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """The override that sets Hydra's search path to these folders; none without folders."""
+        """The override that sets Hydra's search path to these folders; an empty tuple if there are no folders."""
         return (f"{SEARCH_PATH}={spelled([f'file://{path}' for path in self.paths])}",) if self.paths else ()
 
     @property
     def digests(self) -> tuple[str, ...]:
+        """The digest of the config files in each folder."""
         return tuple(digest_of_files(path) for path in self.paths)
 
     def file(self, group: str, name: object) -> Path | None:
-        """Return the file of this name in the first folder that has it; None if no folder has it."""
+        """Return the path of GROUP/NAME.yaml in the first folder that has this file; None if no folder has it."""
         candidates = (path / group / f"{name}.yaml" for path in self.paths)
         return next((path for path in candidates if path.is_file()), None)
 
 
 def folders(overrides: Sequence[str] = ()) -> Folders:
-    """Return the user's config folders: those that the overrides name, then `./conf` if it has config files."""
+    """Return the user's config folders: the folders in overrides of `hydra.searchpath`, then `./conf`.
+
+    `./conf` counts only if it has a subfolder for a group or for sweeps.
+    """
     paths = [path for text in overrides if is_search_path(text) for path in _named(text)]
     conf = Path(CONF).absolute()
     if any((conf / group).is_dir() for group in (*GROUPS, SWEEPS)):
@@ -78,7 +86,7 @@ def is_search_path(override: str) -> bool:
 
 
 def with_config_dir(overrides: Sequence[str], directory: str | None) -> list[str]:
-    """Return the overrides, with the folder of the option `--config-dir` on the search path."""
+    """Return the overrides, preceded by one that adds the folder of the option `--config-dir` (None: no folder)."""
     if directory is None:
         return [*overrides]
     path = Path(directory).expanduser()
@@ -88,7 +96,7 @@ def with_config_dir(overrides: Sequence[str], directory: str | None) -> list[str
 
 
 def _named(override: str) -> Iterator[Path]:
-    """Yield the folders of an override of Hydra's search path, as absolute paths."""
+    """Yield the absolute paths of the folders that an override of `hydra.searchpath` lists."""
     value = parse_override(override).value()
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise ValueError(f"{override!r}: a list of folders is expected, such as {SEARCH_PATH}=[my-configs]")
@@ -99,14 +107,14 @@ def _named(override: str) -> Iterator[Path]:
         elif scheme == "pkg":
             path = _package_folder(rest)
         else:
-            raise ValueError(f"{override!r}: {item}: file:// and pkg:// are supported")
+            raise ValueError(f"{override!r}: {item}: valid are paths of folders, file://PATH and pkg://PACKAGE")
         if not path.is_dir():
             raise ValueError(f"{override!r}: no such folder: {path}")
         yield path
 
 
 def _package_folder(name: str) -> Path:
-    """Return the folder of a path below a Python package, such as `package/configs`."""
+    """Return the path of a folder in an installed Python package; `name` is written as `package/configs`."""
     package, *below = re.split(r"[./]", name)
     try:
         return Path(str(package_files(package))).joinpath(*below)
@@ -115,9 +123,9 @@ def _package_folder(name: str) -> Path:
 
 
 def names(group: str, own: Folders | None = None) -> list[str]:
-    """Return the names that a group offers, for example those of all recipes for `recipe`.
+    """Return the names of all configs in a group, for example of all recipes in the group `recipe`.
 
-    own: the user's config folders, whose files are added. Without it, the names are fewbits' own.
+    own: the user's config folders, whose configs are listed last; None: list only fewbits' own configs.
     """
     stored = MODELS if group == "model" else ()
     offered = [*stored, *_files(FOLDER / group)]
@@ -134,28 +142,34 @@ def _files(folder: Path) -> list[str]:
 
 
 def is_path(value: object) -> bool:
-    """Tell whether the value of a group is a path of a config file rather than a name."""
+    """Tell whether the chosen value of a group is the path of a YAML file rather than the name of a config."""
     return isinstance(value, str) and value.endswith(_YAML)
 
 
 def check_choice(group: str, value: object, own: Folders) -> None:
-    """Raise ValueError if the group has no such name, or if fewbits and one of the user's folders have it."""
+    """Raise ValueError unless a group's value names exactly one config; a path of a YAML file is not checked.
+
+    own: the user's config folders. A name that fewbits and a user's folder both have is refused, and so is a user's
+    file that is not UTF-8.
+    """
     name = str(value)
     if is_path(value) or (group, name) in _registered:
         return
     file = own.file(group, name)
     if name in _own_names(group):
         if file is not None:
-            raise ValueError(f"{file}: fewbits has a {group} {name}, which Hydra would use instead; rename the file")
+            raise ValueError(
+                f"{file}: fewbits itself has a {group} {name}, which Hydra would use instead; rename this file"
+            )
     elif file is None:
         valid = nearest_first(name, names(group, own))
-        raise ValueError(f"no {group} {value!r}: valid names are {valid}; a path of a YAML file is valid, too")
+        raise ValueError(f"no {group} {value!r} exists: valid names are {valid}; a path of a YAML file is valid, too")
     else:
         _check_utf8(file)
 
 
 def _check_utf8(file: Path) -> None:
-    """Raise ValueError with the file's name, which is missing in Hydra's error, if a file is not text in UTF-8."""
+    """Raise ValueError if a file is not text in UTF-8; unlike Hydra's error, the message names the file."""
     try:
         file.read_text("utf-8")
     except UnicodeDecodeError as error:
@@ -163,9 +177,9 @@ def _check_utf8(file: Path) -> None:
 
 
 def register_file(group: str, value: str) -> str:
-    """Register a config file of the user with Hydra and return the name by which Hydra knows it.
+    """Register the user's config file at the path `value` with Hydra; return the name under which Hydra finds it.
 
-    The name contains a digest of the content, so that a file that has changed is another config.
+    The name contains a digest of the content, so a file that has changed gets another name.
     """
     path = Path(value).expanduser()
     try:
@@ -176,7 +190,7 @@ def register_file(group: str, value: str) -> str:
     except (UnicodeError, YAMLError, OmegaConfBaseException) as error:
         raise ValueError(f"{value}: {' '.join(str(error).split())}") from None
     if not isinstance(config, dict):
-        raise ValueError(f"{value}: a mapping is expected, as in the files that `fewbits recipes` lists")
+        raise ValueError(f"{value}: a YAML mapping of keys to values is expected, as in fewbits' own config files")
     name = f"{_stem(value)}-{digest_of_texts({group: text})[:16]}"
     store: Any = ConfigStore.instance()
     store.store(name, config, group=group, package=_package(text))
@@ -185,32 +199,36 @@ def register_file(group: str, value: str) -> str:
 
 
 def with_names(override: str) -> str:
-    """Return an override with the names of registered files instead of their paths, for Hydra's own commands."""
+    """Register the config files whose paths an override contains; return the override with names in place of paths.
+
+    Hydra's own command line accepts only names.
+    """
     group = override.partition("=")[0]
     if group in GROUPS:
         registered = {value: register_file(group, value) for value in override_values(override) if is_path(value)}
-        longest_first = sorted(registered, key=len, reverse=True)  # one path may end with another
+        longest_first = sorted(registered, key=len, reverse=True)  # one path may contain another one
         if registered:
             return re.sub("|".join(map(re.escape, longest_first)), lambda match: registered[match[0]], override)
     return override
 
 
 def with_globs(override: str, own: Folders) -> str:
-    """Return an override with the names that its pattern matches, for example those of MoR for recipe=glob(mor/*).
+    """Return an override with its pattern replaced by all matching names, for example in recipe=glob(mor/*).
 
-    Hydra itself does not find names that contain a slash. Raise ValueError if no name matches.
+    Hydra's own patterns do not find names that contain a slash. An override without a pattern is returned unchanged.
+    Raise ValueError if no name matches.
     """
     group, _, value = override.partition("=")
     if group not in GROUPS or not value.startswith("glob(") or override_values(override):
         return override
     pattern = cast(Glob, OverridesParser.create().parse_override(override).value())
     if not (matching := pattern.filter(names(group, own))):
-        raise ValueError(f"{override!r}: no {group} has such a name; valid names are {', '.join(names(group, own))}")
+        raise ValueError(f"{override!r}: no {group} matches; valid names are {', '.join(names(group, own))}")
     return f"{group}={','.join(matching)}"
 
 
 def with_paths(override: str) -> str:
-    """Return an override with the path of a registered file instead of its name: the inverse of `with_names`."""
+    """Return an override with the name of a registered file replaced by its path: the inverse of `with_names`."""
     group, _, value = override.partition("=")
     if (path := _registered.get((group, value))) is None:
         return override
@@ -219,7 +237,7 @@ def with_paths(override: str) -> str:
 
 
 def name_of(value: object) -> object:
-    """Return the name of the config that the value of a group chooses; for a path, the file's name without suffix."""
+    """Return the name of the config that a group's value chooses; for a path, the file's name without its suffix."""
     return _stem(str(value)) if is_path(value) else value
 
 
@@ -228,6 +246,9 @@ def _stem(path: str) -> str:
 
 
 def _package(text: str) -> str | None:
-    """Return the package of a config file's header, such as `# @package _global_`; None if it has no such header."""
+    """Return PACKAGE of a header `# @package PACKAGE` in a config file's text; None if there is no such header.
+
+    In Hydra, the package is the key under which the file's content is placed.
+    """
     header = re.match(r"(?:\s*#.*\n)*?\s*#\s*@package[ \t]+(\S+)", text)
     return header[1] if header else None

@@ -1,4 +1,4 @@
-"""Choose the device and set up the processes of a trial: one process, or as many as torchrun started."""
+"""Choose the device of a trial, and set up its processes (ranks): one process, or as many as torchrun started."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from fewbits.experiments.trial import Runtime
 from fewbits.kernels.backends.gpu import cuda
 from fewbits.models.recipe import EMULATE, Recipe
 
-# Peak dense BF16 FLOP/s by a part of the GPU's name; the utilisation of training (MFU) is relative to it.
+# Peak dense BF16 FLOP/s by a part of the GPU's name; MFU (model FLOPs utilisation) is relative to it.
 PEAK = {"H200": 989e12, "H100": 989e12, "B200": 2250e12, "A100": 312e12, "RTX 4090": 165e12}
 FP8_SINCE = (8, 9)  # the compute capability of the first GPUs with FP8 products
-HEAP = 1 << 30  # bytes of the heap that are in huge pages
+HEAP = 1 << 30  # bytes by which `_keep_memory` extends the heap, in huge pages
 HUGE_PAGE, MADV_HUGEPAGE = 2 << 20, 14  # Linux on x86-64, and on ARM with pages of 4 KiB
 
 
 @dataclass(frozen=True)
 class World:
-    """One process of a trial: its device and rank. `mean` and `greatest` reduce over all ranks."""
+    """One process of a trial: its device and rank. `mean` and `greatest` reduce a tensor over all ranks, in place."""
 
     device: torch.device
     rank: int = 0
     ranks: int = 1
-    threads: int = 1  # on a CPU
+    threads: int = 1  # number of threads on a CPU
 
     def mean(self, value: Tensor) -> Tensor:
         if self.ranks > 1:
@@ -44,7 +44,10 @@ class World:
         return value
 
     def agree(self, *requests: bool) -> tuple[bool, ...]:
-        """Return, for each request, whether any rank makes it; all ranks must call this together and do the same."""
+        """Return, for each request, whether it is true on any rank. All ranks must call this; all get the same result.
+
+        It makes all ranks take the same decision, for example to stop.
+        """
         if self.ranks == 1:
             return requests
         flags = self.greatest(torch.tensor(requests, dtype=torch.int32, device=self.device))
@@ -56,7 +59,7 @@ class World:
 
 
 def choose(runtime: Runtime) -> World:
-    """Set up torch for the trial: threads, determinism, and the process group if torchrun started several processes."""
+    """Set up torch for the trial (device, threads, determinism, process group of several ranks); return the World."""
     kind = kind_of_device(runtime)
     check_device(kind)
     _be_deterministic()
@@ -74,7 +77,7 @@ def choose(runtime: Runtime) -> World:
 
 
 def kind_of_device(runtime: Runtime) -> str:
-    """Return the requested kind of device; `auto` is a GPU if this machine has one, else the CPU."""
+    """Return the requested kind of device, cpu or cuda; `auto` is cuda if this machine has a GPU, else cpu."""
     return ("cuda" if torch.cuda.is_available() else "cpu") if runtime.device == "auto" else runtime.device
 
 
@@ -84,9 +87,9 @@ def rank_count() -> int:
 
 
 def check_device(kind: str) -> None:
-    """Raise ValueError if this machine cannot train on this kind of device with our kernels.
+    """Raise ValueError if this machine cannot train on this kind of device with our compiled kernels.
 
-    On a GPU the reference kernels are many times slower, so they are used there only with FEWBITS_BACKEND=reference.
+    With FEWBITS_BACKEND=reference, a GPU is accepted without them: the reference kernels are many times slower.
     """
     if kind == "cuda" and (complaint := cuda.complaint()):
         if not torch.cuda.is_available():
@@ -99,7 +102,7 @@ def check_device(kind: str) -> None:
 
 
 def check_products(recipe: Recipe, device: torch.device) -> None:
-    """Raise ValueError if this device cannot execute the recipe's products; torch emulates FP8 products on CPUs."""
+    """Raise ValueError if the recipe executes FP8 products that this GPU does not have; torch emulates them on CPUs."""
     if recipe.execute == EMULATE or device.type == "cpu":
         return
     capability = torch.cuda.get_device_capability(device)
@@ -124,11 +127,12 @@ def peak_flops(device: torch.device) -> float | None:
     return next((flops for part, flops in PEAK.items() if part in name), None)
 
 
+# The environment variables that torchrun sets, each with its value if torchrun is not used.
 _TORCHRUN = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
 
 
 def check_openmp(threads: int) -> None:
-    """Raise ValueError if OpenMP's limits allow fewer than `threads` threads, which would change the results."""
+    """Raise ValueError if OpenMP's environment variables allow fewer than `threads` threads: results would change."""
     limit = os.environ.get("OMP_THREAD_LIMIT", "")
     dynamic = os.environ.get("OMP_DYNAMIC", "").lower() in ("true", "1")
     if threads > 1 and (dynamic or (limit.isdecimal() and int(limit) < threads)):
@@ -143,8 +147,8 @@ def _be_deterministic() -> None:
     # Products on GPUs are summed in FP32 and rounded once.
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-    torch.set_deterministic_debug_mode("error")  # as use_deterministic_algorithms(True), which loads the compiler
-    # Saves writing each new tensor.
+    torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms(True) would load torch's compiler, too
+    # In deterministic mode torch fills new tensors with NaN; this takes time and is not needed.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
@@ -152,9 +156,9 @@ def _be_deterministic() -> None:
 def _keep_memory() -> None:
     """Make glibc reuse freed blocks of up to 32 MiB, so that the tensors of every step do not cause page faults.
 
-    Put the blocks into huge pages, where the kernel has them, because the tensors of a step need more pages of 4 KiB
-    than the TLB has entries. To do so, extend the heap once by HEAP bytes. These are only addresses: a page takes
-    memory from its first use on.
+    Also put these blocks into huge pages, if the kernel has them, because the tensors of a step need more pages of
+    4 KiB than the TLB has entries. To do so, extend the heap once by HEAP bytes. This reserves only addresses: a page
+    takes up memory from its first use on.
     """
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     if libc is None or not hasattr(libc, "mallopt"):

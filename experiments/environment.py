@@ -1,7 +1,8 @@
-"""Describe where a trial computes: processor, GPU, torch, compiler. It is not part of a trial's id.
+"""Describe the environment of a trial: processor, GPU, torch, compiler. The environment is not in the trial's id.
 
-Two environments of one kind, with the same backend and torch, give the same bits. Others may round sums differently, so
-trials that are compared should have the same `likeness`.
+Two environments with the same `likeness` (kind of processor or GPU, kernel backend, version of torch, variables in
+`_LIMITS`) give the same bits. Other environments may round sums differently, so compare trials only if their likeness
+is the same.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from fewbits.kernels.backends import build
 from fewbits.kernels.backends.choice import backend_for
 from fewbits.kernels.backends.processor import instruction_set, processor_name, processor_vendor
 
-LIKENESS = ("kind", "backend", "torch", "limits")
+LIKENESS = ("kind", "backend", "torch", "limits")  # keys of an environment
 # Environment variables that change the order of sums on the same kind of processor. ONEDNN_MAX_CPU_ISA and
-# ATEN_CPU_CAPABILITY are not among them: they change the instruction set, which is a part of the kind.
+# ATEN_CPU_CAPABILITY are not listed: they change the instruction set, which the environment's "kind" contains.
 _LIMITS = ("FEWBITS_CPU_ARCH", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS")
 
 Environment = Mapping[str, str | None]
 
 
 def environment(device: torch.device) -> dict[str, str | None]:
-    """Return what is known about the environment in which this process computes trials on the device."""
+    """Return facts about the environment in which this process computes on the device; None for unknown facts."""
     facts: dict[str, str | None] = {
         "device": device.type,
         "kind": None,
@@ -41,7 +42,7 @@ def environment(device: torch.device) -> dict[str, str | None]:
         "cupy": None,
         "compiler": None,
         "limits": None,
-        "sums": None,  # of BF16 products: fp32, or reduced if the GPU may round partial sums
+        "sums": None,  # how the GPU adds up BF16 products: fp32, or reduced if it may round partial sums
     }
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
@@ -62,22 +63,25 @@ def processor_kind() -> str:
 
 
 def cpu_limits() -> str | None:
-    """Return the set environment variables, if any, that change how sums are rounded on the same kind of CPU."""
+    """Return the variables in `_LIMITS` that are set, as NAME=VALUE separated by spaces; None if none is set.
+
+    They change how sums are rounded on the same kind of CPU.
+    """
     return " ".join(f"{name}={os.environ[name]}" for name in _LIMITS if os.environ.get(name)) or None
 
 
 def gpu_kind(name: str) -> str:
-    """Return the kind of a GPU from its name in the driver, for example `nvidia-h100-80gb-hbm3`."""
+    """Return the kind of a GPU, for example `nvidia-h100-80gb-hbm3`; `name` is its name according to the driver."""
     return name.strip().lower().replace(" ", "-")
 
 
 def likeness(environment: Environment) -> tuple[str | None, ...]:
-    """Return what two environments must have in common for their trials to be compared."""
+    """Return an environment's values of the keys `LIKENESS`; trials are comparable if these values are equal."""
     return tuple(environment.get(key) for key in LIKENESS)
 
 
 def backend_name(device: str) -> str:
-    """Return the name of the kernel backend for a kind of device: cpu, cuda or reference."""
+    """Return the name of the kernel backend (cpu, cuda or reference) that runs on a kind of device (cpu or cuda)."""
     return backend_for(device).name
 
 

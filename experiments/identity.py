@@ -1,12 +1,12 @@
-"""Compute a trial's id, and describe where its numbers come from.
+"""Compute a trial's id, and describe where its numbers come from (its provenance).
 
-The id is a hash of what decides a trial's numbers and is the same on every machine: the settings that differ from their
-defaults, the fingerprint of the data, the requested kind of device with ranks and threads, the parent of a branch, and
-the meaning of the sources that compute (`fingerprint/`). It does not include names, intervals between checkpoints, and
-evaluation other than the loss. The environment (torch, processor, GPU, compiler) and the git commit are provenance.
+The id is a hash of everything that determines a trial's numbers, and is the same on every machine. It covers the
+settings that differ from their defaults, the fingerprint of the data, the requested kind of device, the numbers of
+ranks and threads, the parent of a branch, and a fingerprint of the sources that compute (`fingerprint/`). It does not
+cover names, intervals between checkpoints, or evaluation other than the loss. The environment (torch, processor, GPU,
+compiler) and the git commit are not in the id: they are recorded as provenance.
 
-A default is not hashed, so a new setting with a default changes no id. In return the meaning of a default must never
-change.
+Defaults are not hashed, so a new setting with a default changes no id. For the same reason a default must never change.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fewbits.experiments.fingerprint.equal_bits import equal_fingerprints
 from fewbits.experiments.fingerprint.numerics import ROOT, numerics_fingerprint, probe_fingerprint, source_digests
 from fewbits.experiments.trial import Trial
 
-# Settings that change no number of a trial, by path.
+# Paths of settings that change no number of a trial, so the id does not contain them.
 FREE = {
     "model.name",
     "recipe.name",
@@ -44,9 +44,9 @@ FREE = {
     "evaluation.tasks_path",
     "evaluation.run_code",
 }
-_BY_CONTENT = ("data", "branch")  # the id contains the data's fingerprint and the parent's identity instead
-PROBE = "probe"  # the key of a probe's own sources in its identity
-IMPORTED = "imported"  # in the identity of an imported checkpoint: the hash of its weights
+_BY_CONTENT = ("data", "branch")  # for these settings, the id has the data's fingerprint and the parent's identity
+PROBE = "probe"  # key in the identity of a probe: the fingerprint of the sources that compute probes
+IMPORTED = "imported"  # key in the identity of an imported checkpoint: the hash of its weights
 _HERE = Path(__file__).parent
 
 Identity = dict[str, Any]
@@ -54,11 +54,11 @@ Identity = dict[str, Any]
 
 @dataclass(frozen=True)
 class ParentPoint:
-    """The checkpoint that a branch starts from: the meaning of its trial, its step and the sources that computed it."""
+    """The checkpoint that a branch starts from, for the branch's identity."""
 
-    meaning: str
+    meaning: str  # `meaning` of the parent's identity
     step: int
-    numerics: tuple[str, ...]  # fingerprints not proven equal to the current sources; usually none
+    numerics: tuple[str, ...]  # the parent's source fingerprints that are not proven equal to the current; usually none
 
 
 def identity(
@@ -70,7 +70,10 @@ def identity(
     threads: int = 1,
     parent: ParentPoint | None = None,
 ) -> Identity:
-    """Return the values whose hash is the trial's id; none depends on the machine."""
+    """Return the values whose hash is the trial's id; none of them depends on the machine.
+
+    device: the requested kind of device, cpu or cuda. parent: the checkpoint that a branch starts from.
+    """
     probe = {PROBE: probe_fingerprint()} if trial.is_probe else {}
     return {
         "config": changed_settings(trial),
@@ -85,40 +88,44 @@ def identity(
 
 
 def imported_identity(trial: Trial, data_fingerprint: str, weights: str) -> Identity:
-    """Return the identity of an imported checkpoint: its weights, by their hash, and the settings of its probes."""
+    """Return the identity of an imported checkpoint: the hash `weights`, its settings, its data, but no sources."""
     made_of = identity(trial, data_fingerprint, "cpu")
     return {**made_of, "numerics": [], IMPORTED: weights}
 
 
 def trial_id(identity: Mapping[str, Any]) -> str:
-    """Return the id of an identity."""
+    """Return the trial's id, the SHA-256 of its identity."""
     return _hash(identity)
 
 
 def meaning(identity: Mapping[str, Any]) -> str:
-    """Return the hash of an identity without its sources: of what is requested, not of the code that computes it."""
+    """Return the hash of an identity without its source fingerprints: it identifies what is computed, not the code."""
     return _hash({key: value for key, value in identity.items() if key not in ("numerics", PROBE)})
 
 
 def possible_identities(made_of: Mapping[str, Any]) -> Iterator[Identity]:
-    """Yield the identity, then the same with each fingerprint that is proven equal on at least one instruction set."""
+    """Yield the identity, then a copy for each source fingerprint that is proven equal to the identity's own one.
+
+    A proof on any instruction set counts. A trial that is stored under one of these identities need not be trained
+    again if the proof holds where it ran (`computed_by_todays_sources`).
+    """
     own, *parents = made_of["numerics"]
     for fingerprint in equal_fingerprints(own, made_of["device"]):
         yield {**made_of, "numerics": [fingerprint, *parents]}
 
 
 def computed_by_todays_sources(provenance: Mapping[str, Any]) -> bool:
-    """Tell whether the current sources would give a run's numbers.
+    """Tell whether the current sources would compute the same numbers as a run's; if not, the run is stale.
 
-    They do if they have the fingerprint that the run was computed with, or one that is proven to give the same bits on
-    the instruction set where it ran.
+    They do if each fingerprint that computed the run is the current one, or is proven to give the same bits on the
+    instruction set where the run was computed. provenance: the content of the run's provenance.json.
     """
     if "identity" not in provenance:
         return False
     made_of = provenance["identity"]
     if made_of.get(PROBE) not in (None, probe_fingerprint()):
         return False
-    if IMPORTED in made_of:  # no sources computed its weights
+    if IMPORTED in made_of:  # no sources computed the weights of an imported checkpoint
         return True
     today = numerics_fingerprint(made_of["device"])
     fingerprints = {(made_of["numerics"][0], None)}
@@ -131,20 +138,26 @@ def computed_by_todays_sources(provenance: Mapping[str, Any]) -> bool:
 
 
 def parent_point(provenance: Mapping[str, Any], step: int) -> ParentPoint:
-    """Return the point at which a branch starts: the given step of the run that has this provenance."""
+    """Return the checkpoint that a branch starts from: the given step of the run with this provenance.json."""
     made_of = provenance["identity"]
     own = () if computed_by_todays_sources(provenance) else (made_of["numerics"][0],)
     return ParentPoint(meaning(made_of), step, tuple(dict.fromkeys((*own, *made_of["numerics"][1:]))))
 
 
 def changed_settings(trial: Trial) -> dict[str, Any]:
-    """Return the settings that affect results and differ from their defaults, nested as in the config."""
+    """Return the settings that affect results and differ from their defaults, nested as in the config.
+
+    The sections `data` and `branch` are not included.
+    """
     settings = _changed(trial, None, "")
     return {key: value for key, value in settings.items() if key not in _BY_CONTENT}
 
 
 def all_settings(trial: Trial) -> dict[str, Any]:
-    """Return all settings that affect results, including those with their defaults, for people to compare."""
+    """Return all settings that affect results, also those that have their defaults, for people to compare.
+
+    The sections `data` and `branch` are not included.
+    """
     return {key: value for key, value in _settings(trial, "").items() if key not in _BY_CONTENT}
 
 
@@ -174,7 +187,7 @@ def _changed(value: Any, default: Any, path: str) -> dict[str, Any]:
 
 
 def field_default(field: dataclasses.Field[Any]) -> Any:
-    """Return a field's default; MISSING if it has none."""
+    """Return the default of a dataclass field, or `dataclasses.MISSING` if the field has no default."""
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return field.default
@@ -184,7 +197,7 @@ def provenance(identity: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[st
     """Return the content of provenance.json: the identity, digests of the sources, this machine, and `facts`."""
     return {
         "identity": dict(identity),
-        "sources": source_digests(identity["device"], ROOT),  # file by file, to name the one that changed
+        "sources": source_digests(identity["device"], ROOT),  # of each file, so that a message can name a changed file
         "process": os.getpid(),
         **machine(),
         **facts,
@@ -192,7 +205,7 @@ def provenance(identity: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[st
 
 
 def machine() -> dict[str, Any]:
-    """Describe this machine, the git commit and the command line."""
+    """Return the git commit (and whether files differ from it), this machine's type and name, and the command line."""
     return {
         "git": _git("rev-parse", "HEAD"),
         "git_dirty": bool(_git("status", "--porcelain")),
@@ -203,9 +216,10 @@ def machine() -> dict[str, Any]:
 
 
 def segment(step: int, kind: str, device: torch.device) -> dict[str, Any]:
-    """Describe the segment of a trial that this process computes: its first step, sources and environment.
+    """Describe the segment of a trial (its steps that this process computes): first step, sources, environment, time.
 
-    kind: the kind of device that the trial requests."""
+    kind: the kind of device that the trial requests, cpu or cuda.
+    """
     return {
         "step": step,
         "numerics": numerics_fingerprint(kind),
@@ -217,7 +231,10 @@ def segment(step: int, kind: str, device: torch.device) -> dict[str, Any]:
 
 
 def environments(provenance: Mapping[str, Any]) -> list[Mapping[str, str | None]]:
-    """Return the environments that computed a run's steps; where segments overlap, that of the later one counts."""
+    """Return the environment of each segment whose steps are part of a run's result, in order.
+
+    A segment is omitted if a later process started at or before its first step, and so computed its steps again.
+    """
     segments: list[Mapping[str, Any]] = []
     for part in provenance.get("segments", ()):
         segments = [*(before for before in segments if before["step"] < part["step"]), part]

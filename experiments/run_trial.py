@@ -1,4 +1,4 @@
-"""Run a trial: train it, or, if it is a probe, measure its recipe at a checkpoint."""
+"""Run a trial: train it, or, if the trial is a probe, measure its recipe at a checkpoint."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ def run(
     saved: Saved = lambda _: None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> tuple[RunFolder, dict[str, Any]]:
-    """Run or continue a trial unless it is done; return its folder and its result. The arguments are training's."""
+    """Run or resume a trial unless it is done; return its run folder and result. Arguments: see `training.run`."""
     return (run_probe if trial.is_probe else training.run)(trial, runtime, say, stop, expected, saved, tell)

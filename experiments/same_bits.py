@@ -5,11 +5,11 @@
 The newer version is the checkout with its uncommitted changes. Both versions train the same tiny trials (every recipe,
 the samplers, the optimizers, every architecture, a branch and a resumed trial) with the compiled kernels and with the
 reference kernels, and both quantize the same adversarial tensors with about a thousand quantizers. If all bytes are
-equal and every changed statement was executed, the two fingerprints are added as a pair to
+equal and every changed statement was executed, the fingerprints of both versions are added as a pair to
 `experiments/fingerprint/equal_bits.json`, for this kind of device and instruction set. Otherwise nothing is added, and
-the exit status is 1: the new sources define different trials. After a large refactoring no trial executes some of the
-changed statements, such as error paths: a person who has read them may declare the versions equal with --reviewed
-REASON, which is recorded. Takes about 15 minutes on two cores.
+the exit status is 1: the new sources then define different trials. After a large refactoring, some changed statements,
+such as error paths, are executed by none of the trials. A person who has read these statements may declare the versions
+equal by --reviewed REASON; the reason is recorded. The command takes about 15 minutes on two cores.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ except ImportError:  # an earlier version
 recipes = {name: load_recipe(name).to_dict() for name in names("recipe")}
 print(json.dumps({name: {**recipe, "name": "", "about": ""} for name, recipe in recipes.items()}))
 """
-SHOWN = 20  # lines shown of a list of differences
+SHOWN = 20  # number of differences that are printed at most
 RESULT = "result.json"
 COMPARED = ("metrics.parquet", "numerics.parquet", RESULT, "tensors")
 
@@ -58,8 +58,10 @@ TINY = (
     *("training.steps=4", "training.batch=4", "training.micro_batch=2", "training.length=128", "evaluation.every=2"),
     *("evaluation.windows=2", "observer.window=2", "observer.every=1", "observer.gradients_every=2", "scale=smoke"),
 )
-KEEPS_NOTHING = ("recipe.keep.first=0", "recipe.keep.last=0")  # the tiny models have only two blocks
-OTHERS = {
+# Quantize all layers: a recipe that keeps the first and the last block in high precision would not quantize any layer
+# of a tiny model, which has only two blocks.
+KEEPS_NOTHING = ("recipe.keep.first=0", "recipe.keep.last=0")
+OTHERS = {  # the trials besides one for each recipe: their overrides by name
     "keep": ("recipe=fp8", "model.layers=4", "recipe.keep.first=1", "recipe.keep.last=1", "recipe.keep.parts=[down]"),
     "gpt2": ("model=gpt2-nano", "recipe=mor/block", "optimizer=adam-mini", "optimizer.lr=3e-3"),
     "llama2": ("model=llama2-nano", "recipe=nvfp4", *KEEPS_NOTHING, "schedule=wsd", "optimizer.decay_vectors=true"),
@@ -78,21 +80,22 @@ OTHERS = {
     "long": ("recipe=bf16", "model.vocab=2048", "training.length=256", "model.context=1024", "schedule=constant"),
 }
 BRANCH = ("recipe=mxfp4", *KEEPS_NOTHING)
-STOPPED_AT = 3  # the resumed trial is interrupted after this step, later than its checkpoint
+STOPPED_AT = 3  # the resumed trial is interrupted after this step, one step after its last checkpoint
 
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser("python -m fewbits.experiments.same_bits", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--against", metavar="COMMIT", help="the older version (required)")
+    parser.add_argument("--against", metavar="COMMIT", help="the commit of the older version (required)")
     parser.add_argument(
         "--reviewed",
         metavar="REASON",
         default="",
-        help="accept changed statements that no trial executed, because you have read them; recorded with their number",
+        help="accept changed statements that no trial executed, because you have read them; REASON and their number "
+        "are recorded",
     )
-    parser.add_argument("--describe", action="store_true", help=argparse.SUPPRESS)  # run in each version
-    parser.add_argument("--train", metavar="FOLDER", type=Path, help=argparse.SUPPRESS)  # likewise; trials on stdin
+    parser.add_argument("--describe", action="store_true", help=argparse.SUPPRESS)  # called by `Version`
+    parser.add_argument("--train", metavar="FOLDER", type=Path, help=argparse.SUPPRESS)  # trials on stdin
     parser.add_argument("--trace", metavar="MODE", choices=("python", "cpp"), help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.describe:
@@ -124,7 +127,10 @@ class Version:
         return json.loads(self._run("--describe"))
 
     def train(self, trials: Mapping[str, Sequence[str]], trace: str) -> Path:
-        """Train the trials, at most once; return the folder with the runs and the executed lines."""
+        """Train the trials with this version; return the folder with `runs/` and the executed lines, `lines.json`.
+
+        trace: whose executed lines to record, `python` or `cpp`. A second call with the same `trace` trains nothing.
+        """
         folder = self.work / trace
         if not folder.exists():
             self._run("--train", str(folder / "runs"), "--trace", trace, trials=trials)
@@ -132,18 +138,21 @@ class Version:
 
     @cached_property
     def recipes(self) -> dict[str, Any]:
-        """The content of each recipe by name, without its name and description."""
+        """The fields of each recipe as a dictionary, by the recipe's name; `name` and `about` are empty."""
         return dict(json.loads(self._python("-c", PRINTS_RECIPES)))
 
     def call_kernels(self, backend: str) -> dict[str, str]:
-        """Run the newer version's kernel_calls.py with this version's kernels; return the digest of each call."""
+        """Run the newer version's kernel_calls.py with this version's kernels; return the digest of each call's result.
+
+        backend: cpu or reference.
+        """
         return dict(json.loads(self._python(str(KERNEL_CALLS), FEWBITS_BACKEND=backend)))
 
     def _run(self, *arguments: str, trials: object = None) -> str:
         return self._python("-m", "fewbits.experiments.same_bits", *arguments, stdin=json.dumps(trials))
 
     def _python(self, *arguments: str, stdin: str = "", **variables: str) -> str:
-        """Run Python with this version's packages; return its output."""
+        """Run Python with this version's packages; return what it prints. variables: environment variables to set."""
         environment = {**os.environ, "PYTHONPATH": str(self.root / "src"), **variables}
         command = [sys.executable, *arguments]
         done = subprocess.run(command, cwd=self.root, env=environment, input=stdin, stdout=subprocess.PIPE, text=True)
@@ -155,7 +164,13 @@ class Version:
 def prove(
     old: Version, new: Version, commit: str, trials: Mapping[str, Sequence[str]] | None = None, reviewed: str = ""
 ) -> int:
-    """Add the versions' fingerprints to equal_bits.json of the new one, or print why not; return the exit status."""
+    """Compare two versions; if their bits are equal, add their fingerprints to the new version's equal_bits.json.
+
+    Otherwise print why not. Return the exit status.
+
+    commit: the name of the older version, for the record. trials: overrides by name; None: all trials. reviewed: the
+    reason for accepting changed statements that no trial executed; empty: do not accept them.
+    """
     before, after = old.description["fingerprint"], new.description["fingerprint"]
     if before == after:
         print("the sources that compute have the same fingerprint: nothing to prove")
@@ -186,7 +201,7 @@ def prove(
 
 
 def compare(old: Version, new: Version, trials: Mapping[str, Sequence[str]] | None) -> list[str] | None:
-    """Train with both versions; return the changed statements that no trial executed. If bits differ, return None."""
+    """Train with both versions; return the changed statements that no trial executed, or None if bits differ."""
     if trials is None:
         recipes = recipes_of_both(old, new)
         trials = {**{f"recipe-{name}": (f"recipe={name}", *KEEPS_NOTHING) for name in recipes}, **OTHERS}
@@ -201,9 +216,9 @@ def compare(old: Version, new: Version, trials: Mapping[str, Sequence[str]] | No
 
 
 def recipes_of_both(old: Version, new: Version) -> list[str]:
-    """Return the recipes that both versions have with the same content, and print those whose content differs.
+    """Return the names of the recipes that have the same content in both versions; print recipes that have changed.
 
-    If a recipe's content differs, both versions train different trials, which cannot be compared.
+    A changed recipe defines a different trial in each version, so the versions cannot be compared with it.
     """
     shared = [name for name in new.recipes if name in old.recipes]
     if changed := [name for name in shared if new.recipes[name] != old.recipes[name]]:
@@ -212,7 +227,7 @@ def recipes_of_both(old: Version, new: Version) -> list[str]:
 
 
 def description() -> dict[str, Any]:
-    """Return the facts about this version that `prove` uses."""
+    """Return this version's fingerprint and computing files, and this machine's instruction set and torch."""
     import torch
 
     from fewbits.kernels.backends.processor import instruction_set
@@ -229,13 +244,14 @@ def description() -> dict[str, Any]:
 
 
 class _Interrupted(BaseException):
-    """Raised to interrupt a trial between two checkpoints, so that it is resumed."""
+    """An exception that interrupts a trial between two checkpoints, so that it can be resumed."""
 
 
 def train_all(folder: Path, trials: Mapping[str, Sequence[str]], trace: str | None) -> None:
-    """Train the trials, a resumed one and a branch in the folder; write lines.json, the executed lines, beside it.
+    """Train the trials, a resumed trial and a branch; write the runs into `folder`, and lines.json beside it.
 
-    trace="cpp" trains with the compiled backend only, and gcov's counters record the executed lines.
+    lines.json has the executed lines of each Python file if `trace` is `python`. With `cpp`, only the compiled backend
+    is used, and gcov's counters record the executed lines of C++ files.
     """
     lines: dict[str, set[int]] = {}
     if trace == "cpp":
@@ -273,7 +289,10 @@ def _train(runs: Path, overrides: Sequence[str], interrupted: bool = False) -> N
 
 
 def _trace(files: Mapping[str, str], lines: dict[str, set[int]]) -> None:
-    """Record the lines of these files that this thread executes; on a CPU it runs the backward passes too."""
+    """Add the line numbers that this thread executes to `lines`, by name; on a CPU it runs backward passes, too.
+
+    files: the names of the files to trace, by path.
+    """
 
     def trace_frame(frame: Any, event: str, _: object) -> Any:
         path = frame.f_code.co_filename
@@ -296,7 +315,7 @@ def _trace(files: Mapping[str, str], lines: dict[str, set[int]]) -> None:
 
 
 def _build_with_counters(folder: Path) -> None:
-    """Compile the CPU library with counters of executed lines into a separate cache, and use that one."""
+    """Compile the CPU kernels with gcov's counters of executed lines, and use them from a cache in `folder`."""
     from fewbits.kernels.backends import build, compilation
 
     os.environ["FEWBITS_CACHE"] = str(folder / "cache")
@@ -313,10 +332,11 @@ def _build_with_counters(folder: Path) -> None:
 
 
 def differing_files(old: Path, new: Path) -> list[str]:
-    """Return the files that differ between the versions' trials, except for ids, which depend on the sources.
+    """Return "BACKEND/TRIAL: FILE" for each file that differs between the runs of the two versions.
 
-    Numbers that only the new version's results have are ignored: they come from an evaluation that the old version did
-    not have. It does not affect training, and reports accept stored trials without these numbers.
+    The ids in result.json are ignored, because they depend on the sources. Keys of result.json that only the new
+    version writes are ignored, too: they come from an evaluation that the old version did not have. Such an evaluation
+    does not affect training, and reports accept stored trials without these numbers.
     """
     differing = []
     for backend_and_name in sorted({path.relative_to(root) for root in (old, new) for path in root.glob("*/*")}):
@@ -328,7 +348,7 @@ def differing_files(old: Path, new: Path) -> list[str]:
 
 
 def differing_kernels(old: Version, new: Version) -> list[str]:
-    """Return the calls of `kernel_calls.py` whose values differ between the versions."""
+    """Return "BACKEND: CALL" for each call in `kernel_calls.py` whose result differs between the versions."""
     differing = []
     for backend in BACKENDS:
         before, after = (version.call_kernels(backend) for version in (old, new))
@@ -352,7 +372,7 @@ def _contents(runs: Path) -> dict[str, Any]:
 
 
 def untried_statements(old: Version, new: Version, trials: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return a line of text for each statement that only one version has and that its trials did not execute."""
+    """Return the version, place and text of each statement that only one version has and its trials did not execute."""
     of_old, of_new = (read_sources(version.description["files"], version.root) for version in (old, new))
     lines = []
     for name, version, own, other in (("old", old, of_old, of_new), ("new", new, of_new, of_old)):
@@ -369,7 +389,7 @@ def untried_statements(old: Version, new: Version, trials: Mapping[str, Sequence
 
 
 def executed_cpp_lines(objects: Path, root: Path) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
-    """Return two lists for each C++ file: the executed lines and the lines that have code, from gcov's counts."""
+    """Return two dictionaries by C++ file, from gcov's counts: the executed lines, and the lines that have code."""
     ran: dict[str, set[int]] = {}
     executable: dict[str, set[int]] = {}
     for counts in sorted(objects.rglob("*.gcda")):

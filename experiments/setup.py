@@ -1,6 +1,6 @@
-"""Check before a trial starts that its settings fit together: model and corpus, batch and ranks, recipe and sizes.
+"""Check, before a trial starts, that its settings fit together: model and corpus, batch and ranks, recipe and sizes.
 
-Each mistake raises ValueError with the setting to change.
+If they do not fit, ValueError names the setting to change.
 """
 
 from __future__ import annotations
@@ -26,12 +26,16 @@ from fewbits.models.quantized_linear import BlockLinear
 from fewbits.models.recipe import Slot
 
 ROUND = 64  # vocabularies are padded to a multiple of this
-CLOZE_CONTEXT, CLOZE_CONTINUATION = 64, 8  # tokens (assumed: the papers have no such task)
-SHORTEST_CLOZE = 2 * CLOZE_CONTINUATION
+CLOZE_CONTEXT, CLOZE_CONTINUATION = 64, 8  # tokens (our choice: the papers have no such task)
+SHORTEST_CLOZE = 2 * CLOZE_CONTINUATION  # the shortest training.length with which cloze items can be cut
 
 
 def corpus_model(trial: Trial, corpus: Corpus) -> Trial:
-    """Return the trial with the vocabulary size of its data, if the model is a nano preset with the default size."""
+    """Return the trial with a vocabulary that is large enough for its data.
+
+    If model.vocab is too small, it is enlarged for a nano preset with its default vocabulary, to a multiple of ROUND.
+    For every other model, raise ValueError.
+    """
     if trial.model.vocab >= corpus.vocab:
         return trial
     preset = MODELS.get(trial.model.name)
@@ -39,20 +43,27 @@ def corpus_model(trial: Trial, corpus: Corpus) -> Trial:
         return replace(trial, model=replace(trial.model, vocab=-(-corpus.vocab // ROUND) * ROUND))
     raise ValueError(
         f"model.vocab {trial.model.vocab}: the data have a vocabulary of {corpus.vocab} tokens; set model.vocab to "
-        "that or more, or choose another data.tokenizer"
+        "this number or more, or choose another data.tokenizer"
     )
 
 
 def check(trial: Trial, ranks: int = 1) -> None:
-    """Raise ValueError if the trial cannot run, or if at its sizes the recipe is the same as another recipe."""
+    """Raise ValueError if the trial's settings do not fit together on this number of ranks.
+
+    Also refuse a recipe with a block that covers a whole operand of this model: it would act like another recipe, with
+    the block `tensor` (`coincidences`).
+    """
     t = trial.training
     if t.batch % (t.micro_batch * ranks):
         raise ValueError(
-            f"training.batch {t.batch}: {ranks} ranks of training.micro_batch {t.micro_batch} need a multiple of "
-            f"{ranks * t.micro_batch}"
+            f"training.batch {t.batch}: with {ranks} ranks and training.micro_batch {t.micro_batch}, it has to be a "
+            f"multiple of {ranks * t.micro_batch}"
         )
     if t.compile and (ranks > 1 or t.recompute):
-        raise ValueError("training.compile true: supported for one rank without training.recompute; set it to false")
+        raise ValueError(
+            "training.compile true: supported only with one rank and training.recompute=false; set training.compile "
+            "to false"
+        )
     if trial.model.positions != "none" and t.length > trial.model.context:
         raise ValueError(
             f"training.length {t.length}: model {trial.model.name} has {trial.model.context} positions; use a shorter "
@@ -74,7 +85,7 @@ def check(trial: Trial, ranks: int = 1) -> None:
 
 
 def coincidences(trial: Trial, layers: Sequence[BlockLinear]) -> Iterator[str]:
-    """Yield a message for each kind of block that covers a whole tensor, so that it acts like the block `tensor`.
+    """Yield a message for each block of the recipe that covers a whole operand, and so acts like the block `tensor`.
 
     layers: the linear layers of the trial's model.
     """
@@ -125,12 +136,18 @@ def check_evaluation(trial: Trial, corpus: Corpus) -> None:
     cloze(trial, corpus)
     if e.tasks:
         if text_tokenizer(corpus) is None:
-            raise ValueError(f"evaluation.tasks needs text, but the tokenizer of data.kind={corpus.kind} is unknown")
+            raise ValueError(
+                "evaluation.tasks needs a tokenizer for the tasks' texts, but the tokenizer of "
+                f"data.kind={corpus.kind} is unknown"
+            )
         check_tasks(e.tasks, e.tasks_path, e.run_code)
 
 
 def cloze(trial: Trial, corpus: Corpus) -> dict[str, ClozeItems]:
-    """Return the requested cloze items of each held-out split; if windows are short, contexts are shorter."""
+    """Return the cloze items that the trial requests, by held-out split; {} if `evaluation.cloze` is 0.
+
+    If training.length is too short for a context of CLOZE_CONTEXT tokens, contexts are shorter.
+    """
     count, length = trial.evaluation.cloze, trial.training.length
     if not count:
         return {}
@@ -155,7 +172,7 @@ def text_tokenizer(corpus: Corpus) -> TextTokenizer | None:
 
 @dataclass(frozen=True)
 class TextTokenizer:
-    """An adapter of a corpus's tokenizer to the protocol of evaluation, which tokenizes one text at a time."""
+    """An adapter: the corpus's tokenizer encodes lists of texts, but evaluation needs to encode one text at a time."""
 
     corpus: Tokenizer
 
@@ -167,7 +184,7 @@ class TextTokenizer:
 
 
 def _blocks(slot: Slot) -> Iterator[Block]:
-    """Yield the block of each of a slot's quantizers that has scales."""
+    """Yield the blocks of a slot's quantizers, except of quantizers without scales."""
     spec = slot.spec
     for q in spec.quantizers if isinstance(spec, Mixture) else [spec] if isinstance(spec, Quantizer) else []:
         if q.scaling != "none":

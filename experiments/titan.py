@@ -8,16 +8,16 @@
     recipe = "nvfp4"
     settings = ["keep.last=2"]
 
-or the same on torchtitan's command line: `--job.custom_config_module fewbits.experiments.titan --model.converters
-fewbits --fewbits.recipe nvfp4`. fewbits' own models are the train spec `fewbits` (torchtitan/decoder.py).
+or, on torchtitan's command line: `--job.custom_config_module fewbits.experiments.titan --model.converters fewbits
+--fewbits.recipe nvfp4`. fewbits' own models are torchtitan's train spec `fewbits` (torchtitan/decoder.py).
 
-torchtitan builds the model without storage, lets converters change it, shards it, gives it weights, and makes the
-optimizer last. So the samplers' parameters are in its optimizer and its checkpoints.
+torchtitan builds the model without storage, lets converters change it, shards it, initialises its weights, and creates
+the optimizer last. So torchtitan's optimizer and checkpoints include the parameters that our samplers add.
 
 Noise is derived from the seed (`debug.seed`), the step, the micro-batch, the data-parallel rank and the layer, so
-torchtitan's checkpoints need no state of ours. But a resumed run has to know the step. torchtitan passes its train
-state with the weights to the model's `load_state_dict`, and the step is read from there. A converter can get it in no
-other way, which is one reason why this file supports only one version of torchtitan.
+torchtitan's checkpoints need no state of ours. But a resumed run has to know its step. torchtitan passes its train
+state together with the weights to the model's `load_state_dict`, where our hook reads the step. torchtitan offers
+converters no other way to learn the step, which is one reason why this file supports only one version of torchtitan.
 """
 
 # No `from __future__ import annotations`: torchtitan reads the types of the dataclasses below.
@@ -63,7 +63,7 @@ from fewbits.experiments.torchtitan import decoder  # noqa: E402
 
 NAME = "fewbits"
 DENSE = {"llama3": llama3, "qwen3": qwen3}  # torchtitan's own models whose blocks consist of nn.Linear
-TRACED = ("simple_fsdp.", "compiler_toolkit.", "autoparallel.")  # its experiments that rewrite or trace the model
+TRACED = ("simple_fsdp.", "compiler_toolkit.", "autoparallel.")  # torchtitan's experiments that trace the model
 
 
 @dataclass
@@ -71,21 +71,25 @@ class Fewbits:
     """The section `[fewbits]` of torchtitan's config."""
 
     recipe: str = ""
-    """The name of a recipe, from `fewbits recipes`"""
+    """The name of a recipe that `fewbits recipes` lists"""
 
     settings: list[str] = field(default_factory=list)
-    """Changes of its settings and fields, like overrides without the prefix `recipe.`: keep.last=2,rht=32"""
+    """Changes of the recipe, written as overrides without their prefix `recipe.`: keep.last=2,rht=32"""
 
 
 @dataclass
 class JobConfig:
-    """The fields that torchtitan adds to its own config class."""
+    """The fields that torchtitan merges into its own config class, because `custom_config_module` names this module."""
 
     fewbits: Fewbits = field(default_factory=Fewbits)
 
 
 class FewbitsConverter:
-    """A converter of torchtitan: it gets the config, then the model before sharding, then a call after each update."""
+    """A model converter for torchtitan.
+
+    torchtitan constructs it from the config, calls `convert` with the model before sharding, and calls
+    `post_optimizer_hook` after each update.
+    """
 
     def __init__(self, job_config: Any, parallel_dims: Any) -> None:
         section = getattr(job_config, NAME, None)
@@ -105,7 +109,7 @@ class FewbitsConverter:
             self.rank, self.ranks = mesh.get_local_rank(), mesh.size()
 
     def convert(self, model: nn.Module) -> None:
-        """Quantize the model and register the hooks that follow the steps."""
+        """Quantize the model, and register hooks that count micro-batches and read the step of a loaded checkpoint."""
         for name, parameter in model.named_parameters():
             if parameter.ndim == 3:
                 raise ValueError(
@@ -130,7 +134,7 @@ class FewbitsConverter:
                     layer.register_forward_hook(self._penalise)
 
     def post_optimizer_hook(self, model: nn.Module | list[nn.Module]) -> None:
-        """Continue with the next step."""
+        """Switch operands and noise to the next step."""
         self._step(self.quantization.context.step + 1)
 
     def _step(self, step: int) -> None:
@@ -147,12 +151,12 @@ class FewbitsConverter:
         self.quantization.begin(step, micro_batch, rank=self.rank, progress=progress)
 
     def _load(self, model: nn.Module, state: Mapping[str, Any], *_: object) -> None:
-        """Continue at the loaded step; weights without a train state start at step 0, as in torchtitan."""
+        """Set the step to the one in the loaded checkpoint; without a train state start at step 0, as in torchtitan."""
         train_state = state.get("train_state")
         self._step(0 if train_state is None else train_state.step)
 
     def _initialise_with(self, model: Any) -> None:
-        """Make the model's init_weights set bit_scale too: torchtitan only allocates parameters it does not know."""
+        """Make the model's init_weights set `bit_scale` to 1, too: torchtitan allocates but does not initialise it."""
         original = model.init_weights
 
         def init_weights(*args: Any, **kwargs: Any) -> None:
@@ -164,7 +168,7 @@ class FewbitsConverter:
         model.init_weights = init_weights
 
     def _penalise(self, layer: QuantizedLinear, _: object, y: Tensor) -> Tensor:
-        """Add the layer's part of GaussWS eq. 12 to the gradients, because torchtitan's loss has no place for it."""
+        """Add the gradient of the layer's penalty (GaussWS eq. 12), because torchtitan's loss cannot include it."""
         bits, sampler = layer.bits, layer.sampler
         if bits is None or sampler is None or not (layer.training and torch.is_grad_enabled()):
             return y
@@ -175,7 +179,7 @@ class FewbitsConverter:
         return _AddedToLoss.apply(y, term)
 
     def _observer(self) -> Observer | None:
-        """Return an observer if its numbers are logged: if the train spec uses `build_metrics_processor`."""
+        """Return an observer if the model's train spec logs its numbers (uses `build_metrics_processor`), else None."""
         spec = get_train_spec(self.config.model.name)
         if spec.build_metrics_processor_fn is not build_metrics_processor:
             return None
@@ -199,7 +203,7 @@ class _AddedToLoss(torch.autograd.Function):
 
 
 def split(settings: Sequence[str]) -> list[str]:
-    """Return the settings one by one; torchtitan splits a list at every comma, also at those inside brackets."""
+    """Return one string for each setting; torchtitan has split the list at every comma, even inside brackets."""
     parts: list[str] = []
     depth = 0
     for piece in ",".join(settings).split(","):
@@ -212,7 +216,10 @@ def split(settings: Sequence[str]) -> list[str]:
 
 
 def problems(config: Any, dims: Any, recipe: Recipe) -> Iterator[str]:
-    """Yield a line for each reason why a torchtitan job with this config would not follow the recipe."""
+    """Yield a message for each reason why a torchtitan job with this config could not follow the recipe.
+
+    dims: torchtitan's ParallelDims for the config.
+    """
     for name in ("tensor", "pipeline", "context", "expert"):
         degree = getattr(config.parallelism, f"{name}_parallel_degree")
         if degree > 1:
@@ -261,7 +268,7 @@ def _mixed(config: Any) -> str:
 
 
 class NumericsProcessor(MetricsProcessor):  # type: ignore[misc]
-    """A metrics processor that also logs numerics, to TensorBoard or Weights & Biases, whichever is enabled."""
+    """torchtitan's metrics processor, which also logs quantization errors, to TensorBoard or Weights & Biases."""
 
     def log(
         self,
@@ -281,7 +288,7 @@ def build_metrics_processor(
     """Return a NumericsProcessor; this is the `build_metrics_processor_fn` of the train specs in `DENSE`."""
     section = getattr(job_config, NAME, None)
     if section is not None and section.recipe and NAME not in job_config.model.converters:
-        raise ValueError(f"{NAME}.recipe {section.recipe}: not applied; add {NAME} to model.converters")
+        raise ValueError(f"{NAME}.recipe {section.recipe}: this recipe is not applied; add {NAME} to model.converters")
     return NumericsProcessor(job_config, parallel_dims, tag)
 
 

@@ -1,8 +1,9 @@
 """Train one trial, from its config to its result: the training script.
 
-A trial is a pure function of its config. Batches are numbered windows of the corpus, and noise is keyed by seed, step,
-micro-batch, rank, layer and slot. So a checkpoint holds only the weights, the optimizer, one position, and what the
-observer has recorded. A trial that is interrupted anywhere and run again gives the same bits.
+A trial is a pure function of its config. Batches are numbered windows of the corpus, and noise is a function of seed,
+step, micro-batch, rank, layer and slot. So neither the data loader nor the noise has a state: a checkpoint stores the
+weights, the optimizer's state, the step, one position in the data, what the observer has recorded, and the rows of the
+tables. A trial that is interrupted at any step and resumed gives the same bits as one without interruption.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ from fewbits.models.networks.sharded import fill, whole
 from fewbits.models.observer import Observer
 from fewbits.models.quantize import Quantization, quantize
 
-INITIAL, ORDER, ROUNDING, UPDATES = range(4)  # purposes for which seeds are derived from the trial's seed
+# Purposes for which seeds are derived from the trial's seed: initial weights, order of the data, rounding of operands
+# and samplers, rounding of weights and optimizer states.
+INITIAL, ORDER, ROUNDING, UPDATES = range(4)
 DONE = "already done"
 Say = Callable[["Progress"], None]
 Saved = Callable[[run_folder.RunFolder], None]
@@ -62,14 +65,14 @@ Saved = Callable[[run_folder.RunFolder], None]
 
 @dataclass(frozen=True)
 class Progress:
-    """The state of a trial for the progress line."""
+    """The progress of a trial after a step, for the progress line."""
 
-    step: int
-    steps: int
-    loss: float
+    step: int  # number of steps done
+    steps: int  # number of steps of the whole trial
+    loss: float  # training loss of this step
     tokens_per_second: float
     seconds_a_step: float
-    evaluated: float | None = None
+    evaluated: float | None = None  # validation loss, if this step was followed by an evaluation
 
 
 class OtherTrial(RuntimeError):
@@ -79,22 +82,22 @@ class OtherTrial(RuntimeError):
     """
 
     def __init__(self, made_of: dict[str, Any]) -> None:
-        super().__init__("this machine would compute another trial than was planned")
+        super().__init__("this machine computes another id for the trial than was planned")
         self.made_of = made_of
 
 
 @dataclass
 class State:
-    """The state of a trial: everything that a checkpoint holds."""
+    """The state of a trial during training; a checkpoint stores it."""
 
     model: Decoder
     optimizer: torch.optim.Optimizer
     quantization: Quantization
     policy: Policy
-    penalty: Callable[[], Tensor | None]  # of the last forward pass
+    penalty: Callable[[], Tensor | None]  # returns the penalty of learned bit widths for the last forward pass
     step: int = 0  # number of updates done
-    position: int = 0  # sequences of the corpus consumed, including the parent's
-    origin: int = 0  # updates done by the parents, so that a branch never draws their noise again
+    position: int = 0  # sequences of the corpus read so far, including those that a branch's parents have read
+    origin: int = 0  # updates done by a branch's parents; noise is keyed by origin + step, so it differs from theirs
     metrics: list[dict[str, float]] = field(default_factory=list)
     numerics: list[dict[str, Any]] = field(default_factory=list)
 
@@ -108,13 +111,15 @@ def run(
     saved: Saved = lambda _: None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> tuple[run_folder.RunFolder, dict[str, Any]]:
-    """Train or resume a trial unless it is done; return its folder and its result. Ranks above 0 get no result.
+    """Train or resume a trial unless it is done; return its run folder and the content of its result.json.
 
-    say: called with the progress after every step, on rank 0 like `saved` and `tell`.
-    stop: called after every step; when it returns true on any rank, the trial saves a checkpoint and raises
-        KeyboardInterrupt on all.
-    expected: the id that the trial was planned with; raises OtherTrial if the id on this machine differs.
-    saved: called with the folder after its config, a checkpoint or the result was written.
+    After training, ranks above 0 get an empty result.
+
+    say: called on rank 0 after every step, with the progress.
+    stop: called on every rank after every step; if it returns true on any rank, the trial saves a checkpoint and raises
+        KeyboardInterrupt on all ranks.
+    expected: the id that the trial was planned with. If the id on this machine differs, raise OtherTrial.
+    saved: called on rank 0 with the run folder, each time the config, a checkpoint or the result was written there.
     tell: called with a message if the trial is resumed, evaluated again or already done.
     """
     world = devices.choose(runtime)
@@ -145,7 +150,7 @@ def run(
                 return folder, {}
             return folder, _train(trial, runtime, world, corpus, folder, parent, say, stop, saved, tell)
         with folder.alone():
-            if (done := folder.result()) is not None:  # another process has finished it meanwhile
+            if (done := folder.result()) is not None:  # another process has finished this trial meanwhile
                 if folder.has(runtime.keep_steps) and not trial.evaluation.missing_from(done):
                     world.agree(True)
                     tell(DONE)
@@ -248,7 +253,10 @@ def _train(
 
 
 def gradients(state: State, trial: Trial, corpus: Corpus, world: devices.World, loss_of: nn.Module) -> dict[str, float]:
-    """Run forward and backward for an update's batch, micro-batch by micro-batch; return the update's metrics."""
+    """Compute the gradients of one update, micro-batch by micro-batch; return the update's row of metrics.parquet.
+
+    loss_of: a module that returns the model's mean loss for inputs and targets.
+    """
     t, quantization = trial.training, state.quantization
     accumulation = t.batch // t.micro_batch // world.ranks
     order_seed = derive_seed(trial.seed, ORDER)
@@ -283,13 +291,13 @@ def gradients(state: State, trial: Trial, corpus: Corpus, world: devices.World, 
 
 
 def with_data(trial: Trial, runtime: Runtime) -> tuple[Trial, Corpus]:
-    """Return the trial with the vocabulary size of its corpus, and the corpus."""
+    """Load the trial's corpus; return the trial, with a vocabulary that is large enough for it, and the corpus."""
     corpus = load(trial.data, Path(runtime.cache).expanduser() if runtime.cache else default_cache())
     return corpus_model(trial, corpus), corpus
 
 
 def identity_here(trial: Trial, corpus: Corpus, runtime: Runtime, parent: Parent | None) -> dict[str, Any]:
-    """Return the trial's identity on this machine, with the number of ranks that torchrun started."""
+    """Return the values that the trial's id hashes, with this machine's device and number of torchrun processes."""
     return identity(
         trial,
         corpus.fingerprint,
@@ -301,7 +309,7 @@ def identity_here(trial: Trial, corpus: Corpus, runtime: Runtime, parent: Parent
 
 
 def find_folder(trial: Trial, runtime: Runtime) -> run_folder.RunFolder:
-    """Return the folder where the trial is or would be stored, without training it."""
+    """Return the run folder of a trial, which need not exist yet; nothing is trained."""
     trial, corpus = with_data(trial, runtime)
     runs = Path(runtime.runs).expanduser()
     made_of = identity_here(trial, corpus, runtime, find_parent(trial.branch, runs))
@@ -309,7 +317,7 @@ def find_folder(trial: Trial, runtime: Runtime) -> run_folder.RunFolder:
 
 
 def set_up(trial: Trial, device: torch.device, ranks: int = 1) -> State:
-    """Return the initial state: model, quantizers and optimizer, sharded if there are several ranks."""
+    """Return the initial state of a trial: model, quantizers and optimizer, sharded if there are several ranks."""
     torch.manual_seed(trial.seed)  # our code does not use torch's generator, but a user's code may
     rounding = trial.seed if trial.training.rounding_seed is None else trial.training.rounding_seed
     observer = Observer(trial.observer) if trial.observer.enabled else None
@@ -340,7 +348,10 @@ def resume(
     parent: Parent | None,
     world: devices.World,
 ) -> None:
-    """Restore the trial's newest intact checkpoint; a branch that has none yet starts from its parent's checkpoint."""
+    """Load the trial's newest intact checkpoint, if any, into `state`; else load a branch's parent's checkpoint.
+
+    Without any checkpoint, the state stays as it is.
+    """
     own = saving.newest(world, folder.checkpoints, folder.kept)
     checkpoint = own or (parent.checkpoint if parent else None)
     if checkpoint is None:
@@ -362,7 +373,7 @@ def resume(
 
 
 def save(state: State, corpus: Corpus, folder: Path, world: devices.World, *, keep: int) -> None:
-    """Save a checkpoint of the state into a folder; all ranks call this together."""
+    """Save a checkpoint of the state in a folder, and keep only the newest `keep` there. All ranks must call this."""
     corpus.folder.check_unchanged()
     observer = state.quantization.observer
     content = {
@@ -382,7 +393,10 @@ def save(state: State, corpus: Corpus, folder: Path, world: devices.World, *, ke
 
 
 def write_tables(state: State, timing: Sequence[Mapping[str, float]], folder: Path) -> None:
-    """Write the tables. Timing is separate because only it differs between runs of a trial."""
+    """Write the tables metrics, numerics, precision (if it was measured) and timing into the run folder.
+
+    Times are in a table of their own, because only they differ if the same trial is run again.
+    """
     write_parquet(folder / "metrics.parquet", pd.DataFrame(state.metrics))
     write_parquet(folder / "numerics.parquet", pd.DataFrame(state.numerics))
     if rows := state.policy.rows():
@@ -391,7 +405,7 @@ def write_tables(state: State, timing: Sequence[Mapping[str, float]], folder: Pa
 
 
 def read_timing(folder: Path, step: int) -> list[dict[str, float]]:
-    """Return the rows of timing.parquet before this step; an interrupted trial may not have written all of them."""
+    """Return the rows of timing.parquet before this step; rows of an interrupted trial may be missing."""
     path = folder / "timing.parquet"
     if not step or not path.is_file():
         return []
@@ -404,9 +418,9 @@ def read_timing(folder: Path, step: int) -> list[dict[str, float]]:
 
 
 def evaluate(state: State, trial: Trial, corpus: Corpus) -> dict[str, float]:
-    """Return the held-out losses and the norm of all parameters.
+    """Return the losses of the held-out splits, such as `validation_loss`, and `parameter_norm`.
 
-    Batches have the size of a micro-batch, because a tensor's scale may depend on it.
+    Batches have the size of a micro-batch: if a whole tensor shares one scale, the loss depends on the batch size.
     """
     t = trial.training
     _begin_evaluation(state, trial)
@@ -420,14 +434,17 @@ def evaluate(state: State, trial: Trial, corpus: Corpus) -> dict[str, float]:
 
 
 def evaluated_windows(trial: Trial, corpus: Corpus) -> dict[str, int]:
-    """Return how many windows of each held-out split are evaluated."""
+    """Return the number of windows to evaluate, by held-out split."""
     e = trial.evaluation
     splits = [name for name in ("validation", "ood") if name in corpus.splits]
     return {name: window_count(name, e.windows, e.ood_windows) for name in splits}
 
 
 def evaluate_last(state: State, trial: Trial, corpus: Corpus, folder: Path | None) -> dict[str, float]:
-    """Write each document's losses at the end to evaluation.parquet; return the means that `evaluate` does not give."""
+    """Evaluate the final weights document by document, and write evaluation.parquet into `folder` (None: nowhere).
+
+    Return the means over each split of all losses except `loss`, which `evaluate` returns.
+    """
     t = trial.training
     _begin_evaluation(state, trial)
     windows = evaluated_windows(trial, corpus)
@@ -438,7 +455,10 @@ def evaluate_last(state: State, trial: Trial, corpus: Corpus, folder: Path | Non
 
 
 def final_evaluation(state: State, trial: Trial, corpus: Corpus) -> dict[str, Any]:
-    """Return the results of cloze items and tasks, which are evaluated only at the end."""
+    """Return the results of the cloze items and tasks that the trial requests, with their keys in result.json.
+
+    The key `evaluated` lists what was evaluated; without cloze items and tasks, the dictionary is empty.
+    """
     e, model = trial.evaluation, state.model
     _begin_evaluation(state, trial)
     found: dict[str, Any] = {}
@@ -468,7 +488,10 @@ def with_evaluation(
     folder: run_folder.RunFolder,
     tell: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Return a finished trial's result with newly requested evaluation, computed from its last checkpoint."""
+    """Return a finished trial's result; if requested cloze items or tasks are missing, evaluate and store them first.
+
+    They are computed from the trial's last checkpoint.
+    """
     if not trial.evaluation.missing_from(result):
         return result
     check_evaluation(trial, corpus)
@@ -485,7 +508,7 @@ def with_evaluation(
 
 
 def _merged(result: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
-    """Return the result with those of a later evaluation; tasks that were evaluated earlier are kept."""
+    """Return `result`, updated with the result of a later evaluation; results of earlier tasks are kept."""
     before, now = (part.get("evaluated", {"cloze": 0, "tasks": []}) for part in (result, later))
     evaluated = {
         "cloze": now["cloze"] or before["cloze"],
@@ -498,7 +521,7 @@ def _merged(result: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
 
 
 def _begin_evaluation(state: State, trial: Trial) -> None:
-    """Use the operands and the noise of the next update, so that an interruption does not change them."""
+    """Set operands and noise for an evaluation to those of the next update: they depend only on the step."""
     state.quantization.begin(state.origin + state.step, progress=state.step / trial.training.steps)
 
 
@@ -506,7 +529,11 @@ def _begin_evaluation(state: State, trial: Trial) -> None:
 
 
 def _load_weights(model: nn.Module, saved: dict[str, Tensor], *, strict: bool) -> None:
-    """Load the weights. A branch's recipe may add or drop samplers; all other weights must match."""
+    """Load saved weights into the model.
+
+    strict: require the same names of weights. Otherwise (for a branch) the model and the checkpoint may differ in the
+    samplers' parameters `bit_scale`, because a branch may have another recipe.
+    """
     own = model.state_dict()
     missing, unexpected = own.keys() - saved.keys(), saved.keys() - own.keys()
     for name in own.keys() & saved.keys():
@@ -517,13 +544,13 @@ def _load_weights(model: nn.Module, saved: dict[str, Tensor], *, strict: bool) -
 
 
 def _columns(rows: list[dict[str, float]]) -> dict[str, Tensor]:
-    """Return the rows of a table as one tensor for each column; as JSON they could take more space than the model."""
+    """Return a table's rows as one tensor for each column: as JSON, rows could take more space than the model."""
     frame = pd.DataFrame(rows, dtype="float64")
     return {str(name): torch.from_numpy(frame[name].to_numpy(copy=True)) for name in frame}
 
 
 def _rows(columns: Mapping[str, Tensor]) -> list[dict[str, float]]:
-    """Return a table's rows from its columns. Values that are not finite stand for missing ones and are left out."""
+    """Return a table's rows from its columns. A value that is not finite means that the row has no such value."""
     values = zip(*(column.tolist() for column in columns.values()), strict=True)
     rows = [{name: value for name, value in zip(columns, row, strict=True) if math.isfinite(value)} for row in values]
     return [{**row, "step": int(row["step"]), "tokens": int(row["tokens"])} for row in rows]
@@ -543,13 +570,16 @@ class _Loss(nn.Module):
 def _loss_module(model: Decoder, trial: Trial) -> nn.Module:
     module: nn.Module = _Loss(model)
     if trial.training.compile:
-        torch.use_deterministic_algorithms(True)  # already set, but the compiler reads it from here
+        torch.use_deterministic_algorithms(True)  # the compiler reads this setting, not the deterministic debug mode
         module = torch.compile(module)  # type: ignore[assignment]
     return module
 
 
 def flops_a_token(trial: Trial) -> float:
-    """Return the model's FLOPs per token, forward and backward: 6 per matrix weight (head included), plus attention."""
+    """Return the FLOPs per token of a forward and a backward pass: 6 per weight of a matrix or the head, + attention.
+
+    Attention takes 12 · layers · heads · head_dim · length, as if no position were masked.
+    """
     model = trial.model
     matrices = linear_parameters(model) + model.width * model.vocab
     attentions = model.pattern.count("*") if model.pattern else model.layers
@@ -561,6 +591,6 @@ def _finite(row: Mapping[str, float]) -> bool:
 
 
 def _final(state: State) -> dict[str, float | None]:
-    """Return the last value of every metric; None for a value that is not finite, which JSON cannot represent."""
+    """Return the last value of every metric, by its name; None if it is not finite, which JSON cannot represent."""
     last = {key: value for row in state.metrics for key, value in row.items() if key != "step"}
     return {key: value if math.isfinite(value) else None for key, value in last.items()}

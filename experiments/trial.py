@@ -1,4 +1,4 @@
-"""Declare a trial, one fully resolved training run, as a frozen dataclass of the configs of model, recipe, data etc."""
+"""Declare `Trial`, all settings of one training run, as frozen dataclasses: model, recipe, data, training and so on."""
 
 from __future__ import annotations
 
@@ -33,15 +33,13 @@ class Training:
     batch: int  # sequences per update, over all ranks
     micro_batch: int  # sequences that one rank processes at once
     length: int  # tokens per sequence
-    dtype: str = "bf16"  # in which the model computes; `precision` says in which its parameters are stored
+    dtype: str = "bf16"  # the model computes in this dtype; `Trial.precision` sets the formats of stored weights
     checkpoint_every: int = 100  # steps
-    blow_up: float = 3.0  # a loss above this multiple of the loss of guessing ends the trial as diverged (assumed)
-    rounding_seed: int | None = None  # for stochastic rounding and samplers; None: the trial's seed
-    compile: bool = False
+    blow_up: float = 3.0  # a loss above blow_up · ln(model.vocab) ends the trial as diverged; 0: no limit (assumed)
+    rounding_seed: int | None = None  # seed of stochastic rounding and of samplers' noise; None: the trial's seed
+    compile: bool = False  # use torch.compile
     recompute: bool = False  # compute each block again in the backward pass instead of keeping its activations
-    reduce_each: bool = (
-        False  # with several ranks: reduce the gradients of each micro-batch, so that none keeps all rows
-    )
+    reduce_each: bool = False  # several ranks: reduce gradients after every micro-batch, which needs less memory
 
     def __post_init__(self) -> None:
         one_of("training.dtype", self.dtype, DTYPES)
@@ -57,14 +55,14 @@ class Training:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The evaluation of a trial, during training and at its end."""
+    """The evaluation of a trial: the loss during training, and further measures when training is done."""
 
-    every: int = 50  # steps; the last step is always evaluated
-    windows: int = 64  # of validation and out-of-domain text
-    ood_windows: int | None = None  # of out-of-domain text; None: as many as `windows`
-    cloze: int = 0  # items of the four-way cloze task, at the end; 0: none
-    tasks: tuple[str, ...] = ()  # names of lm-eval's tasks or of our groups (mor, nvfp4), at the end
-    tasks_path: str | None = None  # a folder of further tasks, as YAML files of lm-eval
+    every: int = 50  # steps between evaluations of the loss; the last step is always evaluated
+    windows: int = 64  # number of windows to evaluate in each held-out split (validation and out-of-domain text)
+    ood_windows: int | None = None  # number of windows of out-of-domain text; None: as many as `windows`
+    cloze: int = 0  # number of items of the four-way cloze task, when training is done; 0: none
+    tasks: tuple[str, ...] = ()  # lm-eval's tasks or our groups of tasks (mor, nvfp4), when training is done
+    tasks_path: str | None = None  # a folder of further lm-eval tasks, as YAML files
     run_code: bool = False  # let tasks run code that the model writes; use a sandbox
 
     def __post_init__(self) -> None:
@@ -74,7 +72,7 @@ class Evaluation:
             at_least("evaluation.ood_windows", self.ood_windows, 1)
 
     def missing_from(self, result: Mapping[str, Any]) -> bool:
-        """Tell whether a finished trial's result lacks cloze items or tasks that this config requests."""
+        """Tell whether a trial's result lacks cloze items or tasks that this config requests; never if it diverged."""
         if result.get("status") != "done":
             return False
         evaluated = result.get("evaluated", {})
@@ -85,15 +83,15 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Branch:
-    """The checkpoint of another trial, from which this one takes weights, optimizer and position in the data."""
+    """The checkpoint of another trial from which this trial takes weights, optimizer state and position in the data."""
 
-    parent: str | None = None  # the other trial's run folder; None: the trial starts from scratch
-    step: int | None = None  # step of the checkpoint; None: the newest
+    parent: str | None = None  # the other trial's run folder; None: this trial starts from scratch
+    step: int | None = None  # step of the checkpoint; None: the newest checkpoint
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One fully resolved training run."""
+    """All settings of one training run, or of one probe (a measurement of a recipe at a checkpoint)."""
 
     model: DecoderConfig
     recipe: Recipe
@@ -114,12 +112,13 @@ class Trial:
         self.precision.check(self.training.dtype, self.recipe.sampler.kind, self.training.compile)
         if self.model.positions == "learned" and self.training.length > self.model.context:
             raise ValueError(
-                f"training.length {self.training.length}: model {self.model.name} has {self.model.context} positions"
+                f"training.length {self.training.length}: model {self.model.name} has {self.model.context} positions; "
+                "use a shorter length"
             )
         if self.is_probe and self.training.batch != self.training.micro_batch:
             raise ValueError(
                 f"training.batch {self.training.batch}: a probe (probe.seeds {self.probe.seeds}) reads one micro-batch "
-                f"at a time, so training.batch has to be training.micro_batch, {self.training.micro_batch}"
+                f"at a time, so training.batch has to equal training.micro_batch, {self.training.micro_batch}"
             )
 
     @staticmethod
@@ -128,7 +127,7 @@ class Trial:
         return from_dict(Trial, data)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the trial as nested plain data."""
+        """Return the trial as nested dictionaries of plain values; `from_dict` reverses it."""
         return dataclasses.asdict(self)
 
     @property
@@ -138,7 +137,7 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """A name for people: model, recipe, data and seed. It begins a folder's name, so all characters are safe."""
+        """A readable name, MODEL-RECIPE-DATA-sSEED, of characters that are safe in the name of the run folder."""
         probe = ("probe",) if self.is_probe else ()
         parts = (self.model.name, *probe, self.recipe.label, self.data.kind, f"s{self.seed}")
         return "-".join(re.sub(r"[^\w.]+", "-", part)[:40].strip("-.") or "unnamed" for part in parts)
@@ -146,16 +145,16 @@ class Trial:
 
 @dataclass(frozen=True)
 class Runtime:
-    """The settings of how a trial runs. Only the kind of device and, on a CPU, the threads are in the trial's id."""
+    """Where and how a trial runs. A trial's id contains only the kind of device and, on a CPU, the thread count."""
 
     device: str = "auto"  # cpu, cuda, or auto: a GPU if the machine that trains has one
-    threads: int = 1  # on a CPU
-    runs: str = "runs"
-    cache: str | None = None  # folder of corpora; None: in the user's cache folder
-    keep_checkpoints: int = 2
+    threads: int = 1  # number of threads on a CPU
+    runs: str = "runs"  # the store: the folder of run folders
+    cache: str | None = None  # folder of prepared corpora; None: the one in the user's cache folder
+    keep_checkpoints: int = 2  # number of newest checkpoints that are kept for resuming
     keep_every: int = 0  # steps between checkpoints that are kept permanently, for branches and probes; 0: none
     keep_steps: tuple[int, ...] = ()  # further steps whose checkpoints are kept permanently
-    tracking: str = "none"
+    tracking: str = "none"  # none or mlflow
 
     def __post_init__(self) -> None:
         store_folder(self.runs)
@@ -166,6 +165,6 @@ class Runtime:
 
 
 def at_least(setting: str, value: int, least: int) -> None:
-    """Raise ValueError if a setting is below its least value."""
+    """Raise ValueError if `value` is below `least`; `setting` is its name in the message."""
     if value < least:
         raise ValueError(f"{setting} {value}: {least} or more is expected")

@@ -2,8 +2,8 @@
 
     eval "$(fewbits -sc install=bash)"      in ~/.bashrc; install=fish for fish, and install=bash also for zsh
 
-At each Tab the script runs `fewbits -sc query=bash` with the line so far in the environment variable COMP_LINE. The
-first word is completed with the commands of fewbits, and the arguments of `fewbits train` by Hydra.
+At each Tab the script runs `fewbits -sc query=bash`, with the command line so far in the environment variable
+COMP_LINE. The first word after `fewbits` is completed to a command. Hydra completes the arguments of `fewbits train`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ CONFIG_DIR = ("--config-dir", "-cd")
 
 
 def complete(arguments: Sequence[str], commands: Sequence[str] = ()) -> None:
-    """Print the script that Hydra's argument `install=SHELL` or `uninstall=SHELL` requests, or answer `query=SHELL`.
+    """Print a shell script for the argument `install=SHELL` or `uninstall=SHELL`, or completions for `query=SHELL`.
 
-    commands: the names of the commands of fewbits, each one a word.
+    commands: the names of fewbits' commands, among which the first word is completed.
     """
     from fewbits.experiments.commands.run_hydra import run_hydra
 
     if len(arguments) != 1 or arguments[0].partition("=")[0] not in ("install", "uninstall", "query"):
-        raise ValueError('-sc: install=bash is expected, or another shell, as in eval "$(fewbits -sc install=bash)"')
+        raise ValueError('-sc: install=bash (or fish) is expected, as in eval "$(fewbits -sc install=bash)"')
     if not arguments[0].startswith("query="):
         run_hydra(["--shell-completion", *arguments], [])
         return
@@ -39,7 +39,10 @@ def complete(arguments: Sequence[str], commands: Sequence[str] = ()) -> None:
 
 
 def _complete_train(line: str, program: str, query: str) -> None:
-    """Print the completions of the last word of the arguments of `fewbits train`."""
+    """Print the completions of the last word in `line`, the arguments of `fewbits train` typed so far.
+
+    program: the first word of the command line. query: Hydra's argument, such as `query=bash`.
+    """
     from fewbits.experiments.commands.run_hydra import run_hydra
     from fewbits.experiments.config_files import GROUPS, folders, is_search_path, names, with_config_dir, with_names
 

@@ -1,4 +1,4 @@
-"""Evaluate finished runs on tasks and on other text, and store the results beside them (`fewbits evaluate`)."""
+"""Evaluate finished runs on tasks and on other text, and store the results in the run folders (`fewbits evaluate`)."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
 examples:
-  fewbits evaluate 1a2b3c4d                                  held-out losses of a run, which is named by its hash
-  fewbits evaluate runs/*-mor-* loss cloze --items 1000      of several runs
+  fewbits evaluate 1a2b3c4d                                  held-out losses of the run with this hash
+  fewbits evaluate runs/*-mor-* loss cloze --items 1000      losses and 1000 cloze items per text, of several runs
   fewbits evaluate 1a2b3c4d --text notes.txt                 the loss on a file of text
   fewbits evaluate 1a2b3c4d piqa hellaswag --limit 200       tasks of lm-eval (pip install 'fewbits[eval]')
   fewbits evaluate 1a2b3c4d mor                              all tasks of MoR's tables; also: nvfp4
 
-Results are stored in RUN/evaluations and are computed once. Reports show those of whole tasks with the recipe's
-operands. In lm-eval's own command line, a run is a model: python -m fewbits.lm_eval run --model fewbits --model_args
-run=RUN --tasks piqa"""
+Results are stored in RUN/evaluations, and a stored result is not computed again. Reports show only results of whole
+tasks (without --limit) with the recipe's operands (without --unquantized). lm-eval's own command line accepts runs as
+models: python -m fewbits.lm_eval run --model fewbits --model_args run=RUN --tasks piqa"""
 
-_ERRORS = {"accuracy": "error"}  # the name of a number's standard error, where lm-eval's rule does not hold
+# Names of standard errors by the name of the number, where they do not follow lm-eval's rule (METRIC_stderr,FILTER).
+_ERRORS = {"accuracy": "error"}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -74,7 +75,8 @@ def _parser() -> CommandParser:
         "words",
         nargs="+",
         metavar="RUN|TASK",
-        help="runs (folders, names or hashes), and tasks: loss (the default), cloze, tasks of lm-eval, mor, nvfp4",
+        help="one run or more (folders, names or hashes), and tasks: loss (the default), cloze, names of lm-eval's "
+        "tasks, and the groups mor and nvfp4",
     )
     parser.add_argument(
         "--text",
@@ -84,14 +86,16 @@ def _parser() -> CommandParser:
         metavar="FILE",
         help="also compute the loss on this text file; may be repeated",
     )
-    parser.add_argument("--step", type=int, help="step of another checkpoint than the last one")
-    parser.add_argument("--items", type=positive, default=500, help="cloze items of each text (default: %(default)s)")
+    parser.add_argument("--step", type=int, help="step of the checkpoint to evaluate (default: the last step)")
+    parser.add_argument(
+        "--items", type=positive, default=500, help="number of cloze items of each held-out text (default: %(default)s)"
+    )
     parser.add_argument("--limit", type=positive, metavar="N", help="only the first N questions of each lm-eval task")
-    spellings = ("--include-path", "--include_path")  # lm-eval has the second one
+    spellings = ("--include-path", "--include_path")  # the second is lm-eval's spelling
     parser.add_argument(*spellings, metavar="DIR", help="a folder of further lm-eval tasks, as YAML files")
     parser.add_argument("--run-code", action="store_true", help="let tasks run code that the model writes")
     parser.add_argument("--unquantized", action="store_true", help="evaluate with unquantized operands")
-    parser.add_argument("--again", action="store_true", help="compute again what is stored already")
+    parser.add_argument("--again", action="store_true", help="compute results again that are already stored")
     parser.add_argument("--json", action="store_true", help="print a JSON list of objects")
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
     runtime_options(parser)
@@ -99,7 +103,10 @@ def _parser() -> CommandParser:
 
 
 def _runs_and_tasks(arguments: Sequence[str], runs: Path) -> tuple[list[Path], list[str]]:
-    """Sort the arguments into folders of runs and names of tasks. One that looks like a run must be one."""
+    """Split the arguments into run folders and names of tasks.
+
+    An argument that contains `/` or ends with a hash must be a run; if there is no such run, raise ValueError.
+    """
     from fewbits.experiments.storage.run_folder import find_run
 
     folders, tasks = [], []
@@ -111,7 +118,7 @@ def _runs_and_tasks(arguments: Sequence[str], runs: Path) -> tuple[list[Path], l
                 raise
             tasks.append(argument)
     if not folders:
-        raise ValueError(f"{' '.join(arguments)}: no run of these names has started in {runs}; name one run or more")
+        raise ValueError(f"{' '.join(arguments)}: the store {runs} has no run with one of these names; name a run")
     return list(dict.fromkeys(folders)), tasks
 
 
@@ -125,7 +132,10 @@ def _plain(run: str, one: Evaluation, was_stored: bool) -> dict[str, Any]:
 
 
 def _print(evaluated: Sequence[tuple[str, Evaluation, bool]]) -> None:
-    """Print a row for each number of each run, sorted by the number's name; its standard error stands behind it."""
+    """Print a row for each number of each run, grouped by the number's name: value ± standard error.
+
+    evaluated: run name, evaluation, and whether the evaluation was stored already.
+    """
     from fewbits.experiments.storage.evaluations import numbers
 
     rows: list[tuple[str, str, str, str]] = []

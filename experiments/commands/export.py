@@ -1,4 +1,4 @@
-"""Write a run's model as a folder that Hugging Face's transformers loads to the same logits (`fewbits export`)."""
+"""Export a run's model as a folder that Hugging Face's transformers can load, with equal logits (`fewbits export`)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from fewbits.common.terminal import notice
 
 EXAMPLES = """\
 examples:
-  fewbits export 1a2b3c4d --format huggingface                    to ./NAME-of-the-run-huggingface
+  fewbits export 1a2b3c4d --format huggingface                    to ./RUN-huggingface, where RUN is the run's name
   fewbits export runs/RUN --format huggingface --out my-model --step 400
 
   from transformers import AutoModelForCausalLM, AutoTokenizer
   model, tokenizer = AutoModelForCausalLM.from_pretrained("my-model"), AutoTokenizer.from_pretrained("my-model")
 
 GPT-2, Llama and Nemotron become transformers' models of these names; the Transformer of NVFP4's ablations becomes
-Arcee. The folder has the master weights in FP32, and transformers computes in FP32 by default: the logits are
-those of the model in FP32, without the rounding of a run that computes in BF16. Models with Mamba-2 layers are
+Arcee. The folder has the master weights in FP32, and transformers computes in FP32 by default. So the logits equal
+those of our model computed in FP32; a run that computes in BF16 has rounded logits. Models with Mamba-2 layers are
 refused."""
 
 
@@ -28,9 +28,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("run", metavar="RUN", help="a run: its folder, its name or its hash")
     parser.add_argument("--format", choices=("huggingface",), required=True, help="the format of the folder")
     parser.add_argument("--out", type=Path, metavar="DIR", help="the new folder (default: ./RUN-FORMAT)")
-    parser.add_argument("--step", type=int, help="step of another checkpoint than the last one")
+    parser.add_argument("--step", type=int, help="step of the checkpoint to export (default: the last step)")
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
-    parser.add_argument("--cache", help="folder of corpora, for the tokenizer (default: the user's cache)")
+    parser.add_argument("--cache", help="folder of prepared corpora, for the tokenizer (default: the user's cache)")
     options = parser.parse_intermixed_args(argv)
 
     from fewbits.experiments.evaluation.finished_run import FinishedRun

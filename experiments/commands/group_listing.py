@@ -1,4 +1,4 @@
-"""Print what a group of configs offers, with the settings of one choice (groups.py has the commands)."""
+"""Print the configs of a group with their descriptions, or one config's settings (groups.py has the commands)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fewbits.experiments.data.load import KINDS
 from fewbits.experiments.data.tokenizing import SPELLINGS
 
 COLUMNS = ("name", "about", "settings")
-GLOBAL = "scale"  # the group whose files set keys of other groups
+GLOBAL = "scale"  # the group whose configs also set keys outside their own group
 DATA_NOTES = (
-    f"data.tokenizer: {SPELLINGS}; the default is bytes. A folder of tokens has its own.",
+    f"data.tokenizer: {SPELLINGS}; the default is bytes. A folder of tokens has its own tokenizer.",
     "data=text data.path=FILE trains on a text file of your own, whose last tenth is for validation.",
     "`fewbits data prepare NAME` downloads and tokenizes openwebtext, c4 and c4-nemotron; data=bin data.path=DIR reads "
     "a folder of train.bin and val.bin.",
@@ -27,9 +27,9 @@ DATA_NOTES = (
 
 
 def print_group(group: str, name: str | None, directory: str | None, as_json: bool) -> None:
-    """Print the names of a group with what each one is, or the settings of one of them.
+    """Print the names and descriptions of all configs in a group, or the settings of the config `name`.
 
-    directory: a further config folder of the user. Raise ValueError if the group has no such name.
+    directory: a further config folder of the user. Raise ValueError if the group has no config of this name.
     """
     own = folders(searched := with_config_dir([], directory))
     if name is not None:
@@ -48,7 +48,7 @@ def print_group(group: str, name: str | None, directory: str | None, as_json: bo
 
 
 def _about(group: str, name: str, own: Folders) -> str:
-    """Return what a config is: the summary of a kind of data, or the comment at the head of the file."""
+    """Return a config's description: the comment at the head of its file, or the summary of a kind of data."""
     if group == "data" and name in KINDS:
         return KINDS[name].summary
     head = re.match(r"(?:#.*\n)*", _file(group, name, own).read_text("utf-8"))
@@ -61,7 +61,11 @@ def _file(group: str, name: str, own: Folders) -> Path:
 
 
 def _settings(group: str, name: str, searched: Sequence[str], own: Folders) -> dict[str, Any]:
-    """Return the settings of a config by the override that changes each; for a scale, what its file sets."""
+    """Return a config's settings: value by the key of the override that changes it, such as `optimizer.lr`.
+
+    For a scale, these are only the settings and choices of other groups in the scale's own file.
+    searched: the overrides that set the search path of config folders. own: these folders.
+    """
     if group != GLOBAL:
         config = resolved([*searched, f"{group}={name}"])
         also = {"training.dtype": config["training"]["dtype"]} if group == "precision" else {}

@@ -1,4 +1,4 @@
-"""List what a group of configs offers (`fewbits scales`, `schedules`, `optimizers`, `precisions`, `data`)."""
+"""List the configs of a group (`fewbits scales`, `schedules`, `optimizers`, `precisions`, `data`)."""
 
 from __future__ import annotations
 
@@ -28,13 +28,16 @@ def data(argv: Sequence[str]) -> int:
 
 
 def _list(group: str, command: str, example: str, argv: Sequence[str]) -> int:
-    """Print the names of a group with their descriptions, or the settings of one of them."""
+    """Run `fewbits COMMAND`: print the names and descriptions of a group's configs, or the settings of one config.
+
+    example: the config in the help's example.
+    """
     parser = CommandParser(
         f"fewbits {command}",
-        about=f"List the choices of {group}=NAME; for one of them, its settings too.",
+        about=f"List the configs that the override {group}=NAME can choose, or the settings of one of them.",
         examples=f"example: fewbits {command} {example}",
     )
-    parser.add_argument("name", nargs="?", metavar="NAME", help="show this one only; ./mine.yaml is valid, too")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="show the settings of this config (or ./FILE.yaml)")
     parser.add_argument("-cd", "--config-dir", metavar="DIR", help=f"also list the files of DIR/{group}")
     parser.add_argument("--json", action="store_true", help="print JSON: a list of objects")
     options = parser.parse_args(argv)

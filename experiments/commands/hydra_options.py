@@ -1,6 +1,6 @@
 """Offer Hydra's own options in `fewbits train`, such as `--cfg job`, `--info` and `--config-dir`.
 
-Hydra itself answers those that print something.
+Options that print something are passed on to Hydra's own command line.
 """
 
 from __future__ import annotations
@@ -35,14 +35,17 @@ def add_hydra_options(parser: CommandParser) -> None:
 
 
 class _Refuse(argparse.Action):
-    """An option that raises ValueError with what to use instead, which is its `const`."""
+    """An option of Hydra that fewbits refuses: it raises ValueError with what to use instead, the option's `const`."""
 
     def __call__(self, parser: object, namespace: object, values: object, option_string: str | None = None) -> None:
         raise ValueError(f"train: {option_string}: {self.const}")
 
 
 def show(options: argparse.Namespace, overrides: Sequence[str]) -> bool:
-    """Let Hydra print what its options request, if any; return whether they do. Call it before anything is trained."""
+    """Let Hydra print what its options, such as --cfg or --info, request; return whether there were such options.
+
+    If so, the command has to end without training.
+    """
     if options.shell_completion:
         from fewbits.experiments.commands.completion import complete
 
@@ -60,7 +63,7 @@ def show(options: argparse.Namespace, overrides: Sequence[str]) -> bool:
     if not arguments:
         return False
     if options.cfg and options.info:
-        raise ValueError("train: --cfg and --info: choose one of them")
+        raise ValueError("train: --cfg and --info cannot be combined: choose one of them")
     from fewbits.experiments.commands.run_hydra import run_hydra
 
     run_hydra(arguments, overrides)

@@ -1,4 +1,4 @@
-"""Turn a published checkpoint into a run to probe, evaluate, export and branch from (`fewbits import`)."""
+"""Import a published checkpoint as a run, to probe, evaluate, export or branch from it (`fewbits import`)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ examples:
 
 A Hugging Face folder has config.json, safetensors (one file, or several with an index) and tokenizer.json. Families:
 GPT-2, Llama, Nemotron and Arcee. Tensors of a GGUF file may be F32, F16, BF16, Q4_0, Q4_1 and Q8_0.
-The run has one checkpoint, at step 0. Overrides choose the data, by default data=python in the model's own tokens,
-and the size of the batches that `fewbits probe` reads; the commands that it prints branch from it."""
+The run has one checkpoint, at step 0. Overrides choose the data (default: data=python in the model's own tokens) and
+the size of the batches that `fewbits probe` reads. The command prints a command to probe the run and one to branch
+from it."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -28,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "overrides", nargs="*", metavar="OVERRIDE", help="overrides of data, training, evaluation, recipe and seed"
     )
-    parser.add_argument("--name", help="the model's name (default: that of the folder or the file)")
+    parser.add_argument("--name", help="the model's name (default: the name of the folder or file)")
     parser.add_argument("--runs", metavar="DIR", default="runs", help="the store (default: %(default)s)")
     parser.add_argument("--cache", metavar="DIR", help="folder of corpora (default: the user's cache)")
     options = parser.parse_intermixed_args(argv)

@@ -11,9 +11,9 @@ from fewbits.models.recipe import HIGH, SLOTS
 
 
 def print_layers(trial: Trial) -> None:
-    """Print a table of the linear layers, then the quantizers for each number in it.
+    """Print a table of the linear layers, then the quantizers of the six operand slots for each number in the table.
 
-    Layers with the same quantizers have the same number.
+    Layers with the same quantizers and sampler have the same number, such as [1]; unquantized layers have no number.
     """
     model = on_meta(trial.model)
     quantize(model, trial.recipe)

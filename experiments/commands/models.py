@@ -1,4 +1,4 @@
-"""List the models by name, fewbits' own and those of the user's config folders (`fewbits models`)."""
+"""List fewbits' own models and the models in the user's config folders (`fewbits models`)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str]) -> int:
     parser = CommandParser(
         "fewbits models",
-        about="List the models with their parameters, those in quantizable linear layers, and a description.",
+        about="List the models with their number of parameters, the number in quantizable linear layers, and a "
+        "description.",
         examples="example: fewbits models --json",
     )
-    parser.add_argument("name", nargs="?", metavar="NAME", help="show this model only; ./mine.yaml is valid, too")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="show this model only: a name or ./FILE.yaml")
     parser.add_argument("-cd", "--config-dir", metavar="DIR", help="also list the models of DIR/model")
     parser.add_argument("--json", action="store_true", help="print a JSON list of objects")
     options = parser.parse_args(argv)

@@ -1,13 +1,13 @@
 """Turn web text into a folder of tokens that trials and nanoGPT can train on (`fewbits data prepare`).
 
 The format is nanoGPT's: a file for each split, with each document as tokens followed by a separator, in uint16 (uint32
-for large vocabularies). Only the SHA-256 of its text decides whether a document is in the validation split, so a page
-that occurs twice is in one split both times. Out-of-domain text is the validation text of the corpus `python`.
+for large vocabularies). Whether a document is in the validation split depends only on the SHA-256 of its text, so two
+copies of a page are always in the same split. The out-of-domain text is the validation text of the corpus `python`.
 
 The command writes to FOLDER.partial and renames it to FOLDER at the end. After every batch of documents it records its
-progress and its position in the collection. After an interruption the same command resumes from there, reads no
-finished file again, and removes tokens that were written after the last record. The first call chooses the commit of
-the collection on the Hub; later calls use the same one, and meta.json of the finished folder records it.
+progress and its position in the collection. After an interruption the same command resumes from this position, does not
+read finished input files again, and removes tokens that were written after the last record. The first call chooses the
+commit of the collection on the Hub; later calls use the same commit, which the finished folder's meta.json records.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from fewbits.experiments.data.preparation.web import COLLECTIONS, Collection, Do
 from fewbits.experiments.data.text import text_folder
 from fewbits.experiments.data.tokenizing import Tokenizer, bpe_size, ready_tokenizer
 
-VALIDATION = 0.0005  # nanoGPT's share
+VALIDATION = 0.0005  # share of documents in the validation split, as in nanoGPT
 _AT_ONCE = 1000  # documents between progress records
 
 
@@ -109,7 +109,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
         type=_fraction,
         default=VALIDATION,
         metavar="SHARE",
-        help=f"share of documents held out (default: {VALIDATION})",
+        help=f"share of documents in the validation split (default: {VALIDATION})",
     )
     return parser.parse_args(argv)
 
@@ -125,12 +125,12 @@ def _fraction(text: str) -> float:
 
 
 def _revision(out: Path, collection: Collection, requested: str | None) -> str:
-    """Return the commit to read: the requested one, else that of an earlier call, else the collection's default."""
+    """Return the commit of the collection to read: of `requested`, else of an earlier call, else the default."""
     return resolved_revision(collection, requested or _earlier_revision(out) or collection.revision)
 
 
 def _earlier_revision(out: Path) -> str | None:
-    """Return the commit recorded in the finished or the partial folder."""
+    """Return the commit recorded in the finished folder or in its partial folder; None if none is recorded."""
     begun = checked_json(out.with_name(f"{out.name}.partial") / NOTE) or {}
     made = read_meta(out).source.get("request") if out.is_dir() else begun.get("request")
     return made.get("revision") if isinstance(made, dict) else None
@@ -142,7 +142,7 @@ def _is_done(out: Path, request: Request) -> bool:
     made = read_meta(out).source.get("request") if out.is_dir() else None
     if not isinstance(made, dict) or asdict(request) | made != asdict(request):
         raise ValueError(
-            f"data prepare: {out} was prepared with other options ({made}): remove that folder or choose another --out"
+            f"data prepare: {out} was prepared with other options ({made}): remove this folder or choose another --out"
         )
     return True
 
@@ -176,15 +176,18 @@ def _prepare(out: Path, request: Request, tokenizer: Tokenizer, stream: Document
         shutil.rmtree(unfinished.folder, ignore_errors=True)
         raise ValueError(
             f"data prepare: none of {unfinished.documents} documents is in split {' and '.join(empty)}: "
-            f"set a --validation other than {request.validation}; one text file, split by position, needs no "
-            "preparation: fewbits train data=text data.path=FILE"
+            f"set a --validation other than {request.validation}. To train on a single text file without preparation, "
+            "use fewbits train data=text data.path=FILE"
         )
     code = text_folder("python", None, "bytes", default_cache())
     unfinished.finish(out, code.texts("validation"), {"ood": dict(code.meta.source)})
 
 
 class _Progress:
-    """A progress line on stderr, updated every second if stderr is a terminal."""
+    """A progress line on stderr, updated every second; nothing is shown if stderr is no terminal.
+
+    before: documents that earlier calls have prepared. expected: documents in all, approximately.
+    """
 
     def __init__(self, before: int, expected: int) -> None:
         self._before, self._expected = before, expected

@@ -26,11 +26,11 @@ examples:
   fewbits probe 1a2b3c4d bf16 nvfp4 --accumulators hopper-fp8,hopper-fp8-promoted
   fewbits probe runs/gpt2-nano-bf16-python-s0-5e6f7a8b --step 500 nvfp4 nvfp4 rht=null stochastic=[] --seeds 8 --layers
 
-A recipe is a name from `fewbits recipes`; KEY=VALUE after it changes its settings. The table shows the loss increase
-over the unquantized model, with the standard error over batches. For the gradient of the loss it shows the cosine,
-error and bias against the unquantized gradient, and noise: the part of the error that changes with the seed. With
---accumulators it also shows the relative error of forward products if such an accumulator added them, compared with
-exact sums of the same operands."""
+A recipe is a name from `fewbits recipes`; KEY=VALUE after the name changes a setting of this recipe. The table shows
+the loss increase over the unquantized model, with the standard error over batches. For the gradient of the loss it
+shows cosine, error and bias, compared with the unquantized gradient, and noise: the part of the error that changes with
+the seed. With --accumulators it also shows the relative error that forward products would have if this accumulator
+added them up, compared with exact sums of the same operands."""
 FORMATS = (".parquet", ".csv")
 UNKNOWN = "–"
 _NUMBERS = ("cosine", "error %", "bias %", "noise %")
@@ -72,8 +72,8 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser("fewbits probe", __doc__, EXAMPLES)
-    parser.add_argument("run", help="a run folder, its name or hash in --runs, or a checkpoint")
-    parser.add_argument("recipes", nargs="+", metavar="RECIPE", help="a recipe, and KEY=VALUE for its settings")
+    parser.add_argument("run", help="a run: its folder, or its name or hash in --runs; or a checkpoint's folder")
+    parser.add_argument("recipes", nargs="+", metavar="RECIPE", help="a recipe, then KEY=VALUE to change its settings")
     parser.add_argument("--step", type=int, help="step of the checkpoint (default: the newest)")
     parser.add_argument("--batches", type=int, default=4, help="number of micro-batches (default: %(default)s)")
     parser.add_argument(
@@ -88,22 +88,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--accumulators",
         metavar="NAMES",
-        help="names of accumulators, with commas: add a column for each, with the error of its sums",
+        help="names of accumulators, separated by commas: add a column with the error of each accumulator's sums",
     )
     parser.add_argument(
-        "--layers", action="store_true", help="add a row for each layer, with the error of each operand"
+        "--layers", action="store_true", help="also print a row for each layer, with the error of each operand"
     )
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="write all numbers as one long table, .parquet or .csv"
     )
     parser.add_argument("--json", action="store_true", help="print the summary and the layers as JSON")
-    parser.add_argument("--runs", default="runs", help="folder of runs (default: %(default)s)")
+    parser.add_argument("--runs", default="runs", help="the store of runs (default: %(default)s)")
     runtime_options(parser)
     return parser
 
 
 def _run_folder(name: str, runs: Path) -> Path:
-    """Return the folder of a run or of one of its checkpoints."""
+    """Return the path `name` if it is a folder (of a run or a checkpoint), else the folder of the run in the store."""
     from fewbits.experiments.storage.run_folder import expanded, find_run
 
     path = expanded(name)
@@ -111,7 +111,10 @@ def _run_folder(name: str, runs: Path) -> Path:
 
 
 def _recipes(arguments: Sequence[str]) -> list[Recipe]:
-    """Parse recipe names, each followed by its changed settings, which become part of the recipe's name."""
+    """Return the recipes of arguments NAME [KEY=VALUE …] NAME …; KEY=VALUE changes the recipe before it.
+
+    The changes become part of the recipe's name.
+    """
     from dataclasses import replace
 
     import yaml
@@ -163,7 +166,7 @@ def _plain(result: Probe) -> dict[str, Any]:
 
 
 def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the rows as dictionaries; None stands for numbers that are not finite, which JSON does not have."""
+    """Return the rows as dictionaries; numbers that are not finite become None, because JSON does not have them."""
     rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
     return [
         {str(k): None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()} for row in rows
@@ -207,7 +210,7 @@ def _print_layers(result: Probe) -> None:
 
 
 def _sum_columns(result: Probe) -> tuple[str, ...]:
-    """Return the titles of the columns with errors of sums."""
+    """Return the titles of the columns that --accumulators adds, one for each accumulator."""
     return tuple(f"{name} %" for name in result.accumulators)
 
 

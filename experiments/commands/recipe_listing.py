@@ -1,4 +1,4 @@
-"""Print recipes with the quantizers of their six slots and their settings (recipes.py has the command)."""
+"""Print recipes with the quantizers of their six operand slots and their settings (recipes.py has the command)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fewbits.experiments.config_files import folders, name_of, names, with_confi
 from fewbits.models.recipe import HIGH, PART_GROUPS, PARTS, PASSES, SAMPLERS, SQUARES, Keep, Recipe, Sampler, Switch
 
 WIDTH = 110
-FIELDS = {  # of Recipe, with what each one means
+FIELDS = {  # fields of Recipe that have fields themselves, with the meaning of each of these
     "keep": {
         "first": "number of first blocks whose linear layers get `by` in every slot",
-        "last": "number of last blocks, likewise",
-        "parts": f"parts of all blocks, likewise: {', '.join(PARTS)}, or a group: {', '.join(PART_GROUPS)}",
-        "names": "names of layers, likewise, with * for any characters, such as blocks.0.*",
-        "by": "the quantizer of these layers; high: unquantized",
+        "last": "number of last blocks whose linear layers get `by` in every slot",
+        "parts": f"parts of all blocks that get `by`: {', '.join(PARTS)}, or a group: {', '.join(PART_GROUPS)}",
+        "names": "names of layers that get `by`, with * for any characters, such as blocks.0.*",
+        "by": "the quantizer of the layers that first, last, parts and names select; high: unquantized",
     },
     "sampler": {
         "kind": f"noise on the weights: {', '.join(SAMPLERS)}",
@@ -32,7 +32,7 @@ FIELDS = {  # of Recipe, with what each one means
     "switch": {
         "at": "fraction of training after which the operands change; 1.0: never",
         "passes": f"the passes whose operands change: {', '.join(PASSES)}",
-        "to": "their quantizer from then on; high: unquantized",
+        "to": "quantizer of these passes' operands from then on; high: unquantized",
     },
 }
 EXECUTE = "emulate: products of rounded values; fp8: E4M3 products from codes and scales, where torch has them"
@@ -40,9 +40,10 @@ GEMMS = {"fprop": ("x", "w"), "dgrad": ("dy", "w"), "wgrad": ("dy", "x")}
 
 
 def print_recipes(name: str | None, directory: str | None, as_json: bool) -> None:
-    """Print all recipes, or one of them with its settings and fields.
+    """Print all recipes, or the recipe `name` with its settings and fields.
 
-    directory: a further config folder of the user. Raise ValueError that names the recipes that cannot be read.
+    directory: a further config folder of the user. If recipes cannot be read, print the others, then raise ValueError
+    with a message about each recipe that cannot be read.
     """
     searched = with_config_dir([], directory)
     chosen = names("recipe", folders(searched)) if name is None else [name]
@@ -65,7 +66,11 @@ def print_recipes(name: str | None, directory: str | None, as_json: bool) -> Non
 
 
 def describe(name: str, recipe: Recipe, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recipe as JSON data: the quantizer of each operand slot, its other fields, and its settings."""
+    """Return a recipe as JSON data.
+
+    operands: the quantizer of each operand slot. output: the dtype of weight gradients. settings: the keys in the
+    recipe's file that are not fields of Recipe. The other keys are fields of Recipe.
+    """
     fields = recipe.to_dict()
     return {
         "name": name,
@@ -84,7 +89,7 @@ def _entry(name: str, recipe: Recipe) -> str:
 
 
 def _slot_lines(recipe: Recipe) -> Iterator[str]:
-    """Yield a line for each GEMM, or a single line if all six operands have the same quantizer."""
+    """Yield a line for each GEMM with the quantizers of its operands; one line if all six operands have the same."""
     slots = {slot: str(resolved.spec or HIGH) for slot, resolved in recipe.operands.items()}
     dtype = recipe.wgrad.output
     output = f"weight gradients in {'the compute dtype' if dtype == 'compute' else dtype.upper()}"
@@ -118,7 +123,7 @@ def _switch_lines(switch: Switch) -> Iterator[str]:
 
 
 def _field_lines(recipe: Recipe) -> Iterator[str]:
-    """Yield the fields that every recipe has besides the operands, each with its value and its meaning."""
+    """Yield a heading, then a line with name, value and meaning for each field of the recipe except the operands."""
     rows = [("execute", json.dumps(recipe.execute), EXECUTE)]
     for key, meanings in FIELDS.items():
         values = getattr(recipe, key)
@@ -126,7 +131,7 @@ def _field_lines(recipe: Recipe) -> Iterator[str]:
             value = getattr(values, field)
             rows.append((f"{key}.{field}", json.dumps(list(value) if isinstance(value, tuple) else value), meaning))
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    yield "  fields of every recipe, changed in the same way; also fprop.x, wgrad.output and the other operands:"
+    yield "  fields of every recipe, changed by recipe.KEY=VALUE (also fprop.x, wgrad.output and the other operands):"
     yield from (f"    {key:{widths[0]}}  {value:{widths[1]}}  {meaning}" for key, value, meaning in rows)
 
 

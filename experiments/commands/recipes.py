@@ -1,4 +1,4 @@
-"""List the recipes with the quantizers of their six slots and their settings (`fewbits recipes`)."""
+"""List the recipes with the quantizers of their six operand slots and their settings (`fewbits recipes`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fewbits.common.arguments import CommandParser
 def main(argv: Sequence[str]) -> int:
     parser = CommandParser(
         "fewbits recipes",
-        about="List recipes and the quantizer of each operand of the three GEMMs; for one recipe, its settings too.",
+        about="List recipes with the quantizer of each operand of the three GEMMs, or one recipe with its settings.",
         examples="example: fewbits recipes nvfp4, then fewbits train recipe=nvfp4 recipe.rht=32",
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="show this recipe only: mor/block, or ./mine.yaml")

@@ -1,6 +1,6 @@
-"""Run Hydra's own command line over the config of trials: for a multirun, and for what Hydra prints about a config.
+"""Run Hydra's own command line on the config of trials, for multiruns and for options that print a config.
 
-Hydra reads the arguments of the process, which `run_hydra` replaces while it runs.
+Hydra reads its arguments from sys.argv, which `run_hydra` replaces while it runs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fewbits.experiments.hydra_settings import is_hydra_setting
 
 
 def run_hydra(options: Sequence[str], overrides: Sequence[str]) -> None:
-    """Run Hydra's command line; raise ValueError, with one line, for what it refuses."""
+    """Run Hydra's command line with Hydra's options and the overrides; Hydra's errors become one-line ValueErrors."""
     prepare()
     searched = folders(overrides)
     overrides = [with_globs(text, searched) for text in overrides]
@@ -53,7 +53,10 @@ def run_hydra(options: Sequence[str], overrides: Sequence[str]) -> None:
 
 
 def check_overrides(overrides: Sequence[str]) -> None:
-    """Raise ValueError for keys and names that no trial has, with the valid ones, before Hydra composes a config."""
+    """Raise ValueError, with the valid choices, if an override has an unknown key or names an unknown config.
+
+    This check comes before Hydra's own, whose errors do not list all valid choices.
+    """
     own = folders(overrides)
     for text in overrides:
         values = override_values(text)
@@ -70,7 +73,7 @@ def check_overrides(overrides: Sequence[str]) -> None:
 
 @contextmanager
 def _arguments(*arguments: str) -> Iterator[None]:
-    """Let `hydra.main` read these arguments and raise its errors; otherwise it would print errors and exit."""
+    """Make `hydra.main` read these arguments, and raise its errors instead of printing them and exiting."""
     outer = sys.argv, GlobalHydra.instance().hydra
     sys.argv = [sys.argv[0], *arguments]
     GlobalHydra.instance().clear()
@@ -82,4 +85,4 @@ def _arguments(*arguments: str) -> Iterator[None]:
 
 
 def _unused(config: object) -> None:
-    """Stand in for the task function that Hydra requires; here Hydra only prints, and a launcher runs the trials."""
+    """Do nothing: Hydra requires a task function, but here Hydra only prints, or a launcher runs the trials."""

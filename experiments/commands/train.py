@@ -28,24 +28,24 @@ examples:
   fewbits train recipe=fp8 precision=bf16-weights-stochastic precision.every=10
   torchrun --nproc-per-node 8 -m fewbits.cli train model=gpt2-124m scale=gpu runtime.device=cuda
 
-Hydra overrides: GROUP=NAME chooses a config (of model, recipe, data, scale, optimizer, schedule or precision),
-KEY.FIELD=VALUE sets a field. GROUP=./mine.yaml chooses a file of your own; a folder ./conf, with conf/recipe/mine.yaml
-and so on, is found without --config-dir. With -m, KEY=A,B trains a grid: `fewbits train -m --help` has its options.
+Hydra overrides: GROUP=NAME chooses a config (GROUP: model, recipe, data, scale, optimizer, schedule or precision), and
+KEY.FIELD=VALUE sets a field. GROUP=./mine.yaml chooses a file of your own. Configs in a folder ./conf, such as
+conf/recipe/mine.yaml, are found without --config-dir. With -m, KEY=A,B trains a grid: see `fewbits train -m --help`.
 precision=NAME chooses loss scaling and the formats of weights, states and gradients: `fewbits precisions` lists them.
 The same command resumes an interrupted trial; for a finished trial it prints the result."""
 
 
 def main(argv: Sequence[str]) -> int:
     parser = CommandParser("fewbits train", __doc__, EXAMPLES)
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="config overrides, see below")
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="overrides of the config, see below")
     parser.add_argument("--config", action="store_true", help="print the resolved config and train nothing")
     parser.add_argument("--id", action="store_true", help="print the trial's id and train nothing")
     parser.add_argument("-m", "--multirun", action="store_true", help="train a grid of trials: KEY=A,B, and seed=0,1")
-    parser.add_argument("--layers", action="store_true", help="print what the recipe does to each layer, train nothing")
+    parser.add_argument("--layers", action="store_true", help="print the quantizers of each layer, train nothing")
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs), the same as runtime.runs=DIR")
     add_hydra_options(parser)
     options = parser.parse_intermixed_args(argv)
-    if options.multirun:  # cli.py recognises a multirun only by a separate argument
+    if options.multirun:  # cli.py, which handles multiruns, recognises -m only as a separate argument
         raise ValueError("train: write -m or --multirun as a separate argument")
 
     from fewbits.experiments.composition import spelled
@@ -90,7 +90,7 @@ def main(argv: Sequence[str]) -> int:
         tracker(folder)
 
     line = LiveLine()
-    warnings.showwarning = line.warn  # type: ignore[assignment]  # it takes more, and prints the message alone
+    warnings.showwarning = line.warn  # type: ignore[assignment]  # `warn` ignores where a warning arose
     try:
         with Stop() as stop:
             line.then = stop.wait_for_the_step
@@ -118,9 +118,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 class Stop:
-    """A handler for Ctrl-C: the first one ends training after the current step, with a checkpoint.
+    """A context manager that handles Ctrl-C: the first Ctrl-C ends training after the current step, with a checkpoint.
 
-    A second one, or one before training starts, raises KeyboardInterrupt at once.
+    A second Ctrl-C, or one before training starts, raises KeyboardInterrupt at once.
     """
 
     def __init__(self) -> None:
@@ -153,13 +153,13 @@ def _reason(error: OSError) -> str:
 
 
 def _out_of_memory(error: Exception) -> bool:
-    """Tell whether an error means that torch ran out of memory. On a CPU only the error's message tells."""
+    """Tell whether an error means that torch ran out of memory; on a CPU this is known only from the message."""
     by_class = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return by_class or "can't allocate memory" in str(error)
 
 
 def summary(result: dict[str, Any]) -> str:
-    """Return a trial's result in one line: status, losses, decisions of mixtures and cloze accuracy."""
+    """Return a trial's result (content of result.json) in one line: status, losses, share of BF16, cloze accuracy."""
     parts = [f"{result['status']} at step {result['step']}"]
     names = (("loss", "loss"), ("validation_loss", "validation"), ("ood_loss", "out of domain"))
     parts += [f"{name} {result[key]:.4f}" for key, name in names if result.get(key) is not None]
@@ -172,7 +172,7 @@ def summary(result: dict[str, Any]) -> str:
 
 
 class LiveLine:
-    """A progress line on stderr: updated in place on a terminal, else a new line for each 5 % of the trial."""
+    """A progress line on stderr: updated in place on a terminal, else a new line after each 5 % of the steps."""
 
     def __init__(self) -> None:
         self.then: Callable[[], None] = lambda: None
