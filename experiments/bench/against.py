@@ -1,9 +1,9 @@
 """Time the training steps of this checkout and of another commit alternately (`fewbits bench train --against COMMIT`).
 
-The commit is unpacked into a temporary folder. In each round both checkouts run `fewbits bench train` in a process
-of its own, in the opposite order of the round before. Only the public command line of the commit is used, so that
-commits with other modules can be compared. A ratio is computed within a round, so that a change in the machine's speed
-between rounds does not affect it.
+The commit is unpacked into a temporary folder. In each round, each of the two checkouts runs `fewbits bench train` in a
+new process; the order of the two alternates from round to round. Because only the command line of the other commit is
+used, its modules may differ. Ratios of times are computed within a round, so a change in the machine's speed between
+rounds does not affect them.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ Key = tuple[str, str, str]  # model, recipe, optimizer
 
 @dataclass(frozen=True)
 class Change:
-    """The times of a step in both commits, and by how much this checkout is faster."""
+    """The times of a training step in this checkout and in the other commit: medians over the rounds."""
 
     model: str
-    variant: str
+    variant: str  # a recipe, or bf16
     optimizer: str
-    milliseconds: float
-    other_milliseconds: float
-    speed: Ratio  # the other commit's time divided by this checkout's, over the rounds
+    milliseconds: float  # in this checkout
+    other_milliseconds: float  # in the other commit
+    speed: Ratio  # median and range over the rounds of: time in the other commit / time in this checkout
 
 
 def compare(commit: str, arguments: Sequence[str], rounds: int = ROUNDS) -> list[Change]:
-    """Run `fewbits bench train` with these arguments in this checkout and in that of `commit`, in alternating order.
+    """Run `fewbits bench train` with these arguments in this checkout and in `commit`, in alternating order.
 
-    Return the changes of the step times.
+    Return the change of the step time of each model, variant and optimizer.
     """
     times: list[tuple[dict[Key, float], dict[Key, float]]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -56,7 +56,10 @@ def compare(commit: str, arguments: Sequence[str], rounds: int = ROUNDS) -> list
 
 
 def changes(times: Sequence[tuple[dict[Key, float], dict[Key, float]]]) -> list[Change]:
-    """Return the changes of the steps that both commits measured. times: for each round, ours and the other's."""
+    """Return a Change for each model, variant and optimizer that both commits measured.
+
+    times: for each round, the milliseconds per step in this checkout and in the other commit.
+    """
     result = []
     for key in times[0][0]:
         if key in times[0][1]:
@@ -66,7 +69,7 @@ def changes(times: Sequence[tuple[dict[Key, float], dict[Key, float]]]) -> list[
 
 
 def _milliseconds(root: Path, arguments: Sequence[str]) -> dict[Key, float]:
-    """Run the benchmark of a checkout; return the milliseconds of each step."""
+    """Run `fewbits bench train` in the checkout `root`; return the milliseconds per step."""
     command = [sys.executable, "-m", "fewbits.cli", "bench", "train", *arguments, "--json"]
     environment = {**os.environ, "PYTHONPATH": str(root / "src")}
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)

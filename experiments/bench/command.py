@@ -1,9 +1,9 @@
 """Measure what recipes cost in training (`fewbits bench train`): tokens/s relative to plain BF16.
 
 A step is a forward and a backward pass, gradient clipping and the optimizer's update. Plain BF16 and the recipes take
-turns in one process, one step each. The products of all linear layers alone take turns with them: no step in BF16 can
-be faster. `--against` compares the steps with those of another commit. `--store` writes the time of every step and a
-description of the machine into the store, where a study's report finds them.
+turns in one process, one step each. The matrix products of all linear layers are timed in the same turns, without the
+rest of a step: no step in BF16 can be faster than they are. `--against` compares step times with another commit.
+`--store` writes the time of every step and a description of the machine into the store, for a study's report.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ examples:
   fewbits bench train --against HEAD~1 --recipes nvfp4
   fewbits bench train --model gpt2-nano,llama2-nano --recipes gaussws,diffq --optimizers adamw,adam-mini --store runs
 
-Columns: ms per step; products: ms divided by those of the products of all linear layers in BF16; tokens/s; share:
-tokens/s divided by those of plain BF16; memory: MiB of tensors at a step's peak, parameters and optimizer included;
-observed: tokens/s with the observer divided by those without it; eager: the share when the same quantizers run as
+Columns: ms per step; products: ms divided by the ms of all linear layers' products in BF16; tokens/s; share: tokens/s
+divided by the tokens/s of plain BF16; memory: MiB of tensors at a step's peak, parameters and optimizer included;
+observed: tokens/s with the observer divided by tokens/s without it; eager: the share if the same quantizers run as
 plain torch operators (the reference backend)."""
 RECIPES = "mor/block,nvfp4,gaussws"
 COLUMNS = ("recipe", "ms", "products", "tokens/s", "share", "memory", "observed", "eager")
@@ -122,21 +122,21 @@ def _compare_commits(options: argparse.Namespace) -> int:
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser = CommandParser("fewbits bench train", __doc__, EXAMPLES)
-    parser.add_argument("--model", default="nemotron-nano", help="names, separated by commas (default: nemotron-nano)")
-    parser.add_argument("--layers", type=positive, help="number of blocks, for a model that is too large as a whole")
-    parser.add_argument("--recipes", default=RECIPES, help="names, separated by commas")
+    parser.add_argument("--model", default="nemotron-nano", help="models, separated by commas (default: nemotron-nano)")
+    parser.add_argument("--layers", type=positive, help="time only this number of blocks, if a model is too large")
+    parser.add_argument("--recipes", default=RECIPES, help="recipes, separated by commas (default: %(default)s)")
     parser.add_argument("--optimizers", default="adamw", help="adamw, adam-mini, or both, separated by a comma")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
-    parser.add_argument("--threads", type=positive, default=1, help="threads on a CPU")
-    parser.add_argument("--batch", type=positive, default=8, help="sequences in a batch")
-    parser.add_argument("--length", type=positive, default=256, help="tokens in a sequence")
-    parser.add_argument("--steps", type=positive, default=20, help="timed steps of each recipe")
+    parser.add_argument("--threads", type=positive, default=1, help="threads on a CPU (default: %(default)s)")
+    parser.add_argument("--batch", type=positive, default=8, help="sequences in a batch (default: %(default)s)")
+    parser.add_argument("--length", type=positive, default=256, help="tokens in a sequence (default: %(default)s)")
+    parser.add_argument("--steps", type=positive, default=20, help="timed steps of each recipe (default: %(default)s)")
     parser.add_argument(
-        "--eager", type=int, default=2, metavar="TURNS", help="timed steps with the reference backend (0: none)"
+        "--eager", type=int, default=2, metavar="TURNS", help="steps to time on the reference backend (0: none)"
     )
-    parser.add_argument("--against", metavar="COMMIT", help="compare the steps with those of another commit")
-    parser.add_argument("--rounds", type=positive, default=5, help="rounds of --against, in which both commits run")
-    parser.add_argument("--no-observer", action="store_true", help="do not time the recipes with the observer")
+    parser.add_argument("--against", metavar="COMMIT", help="compare the step times with another commit's")
+    parser.add_argument("--rounds", type=positive, default=5, help="how often --against measures both commits")
+    parser.add_argument("--no-observer", action="store_true", help="omit the steps with the observer (column observed)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     results.add_options(parser)
     options = parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""Implement `fewbits bench kernels --generators`: time noise generators over matrix shapes, for GaussWS's report."""
+"""Run `fewbits bench kernels --generators`: time noise generators on matrices of several shapes (GaussWS's report)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ examples:
   fewbits bench kernels --generators --shapes 2048x512,16384x16384
   fewbits bench kernels --generators --device cuda --store runs
 """
-SQUARE = 32  # the side of a block of bit widths, which divides the sides of a weight
+SQUARE = 32  # sides of matrices are multiples of the side of the square blocks that share a bit width
 
 
 def main(argv: Sequence[str]) -> int:
@@ -56,7 +56,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _shapes(text: str) -> tuple[tuple[int, int], ...]:
-    """Parse matrix shapes such as 2048x512,16384x16384."""
+    """Parse matrix shapes (rows x columns) such as 2048x512,16384x16384."""
     sides = [part.split("x") for part in text.split(",")]
     if not all(len(pair) == 2 and all(side.isdecimal() and _divides(int(side)) for side in pair) for pair in sides):
         raise argparse.ArgumentTypeError(

@@ -1,6 +1,6 @@
 """Run the matrix products of a model's linear layers without the rest of a training step.
 
-Their time is the least that a step in BF16 can take on a machine, so it says how much of a step the rest takes.
+No step in BF16 can take less time than its products. So their time shows how much of a step everything else takes.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from fewbits.models.networks.registry import on_meta
 
 
 class LinearProducts:
-    """The three products of each linear layer, of blocks and head, in BF16 with random operands.
+    """A call runs the three products (fprop, dgrad, wgrad) of each linear layer, including the head, in BF16.
 
-    Layers of the same shape use the same operands.
+    The operands are random; layers of the same shape use the same operands.
     """
 
     def __init__(self, config: DecoderConfig, tokens: int, device: torch.device) -> None:

@@ -1,6 +1,6 @@
-"""Write the results of benchmarks into a store; a study's report reads them from there.
+"""Write the results of benchmarks into a store, from which a study's report reads them.
 
-Each benchmark has one file for each kind of device, such as `bench/train-cpu.json`, with the latest results.
+Each benchmark has one file for each kind of device, such as `bench/train-cpu.json`; a new result replaces the old one.
 """
 
 from __future__ import annotations
@@ -13,19 +13,22 @@ from fewbits.common.store_folder import store_folder
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--store", metavar="RUNS", help="also write all results to RUNS/bench, for reports")
-    parser.add_argument("--once", action="store_true", help="skip if RUNS/bench has results for this kind of device")
+    parser.add_argument("--store", metavar="RUNS", help="also write the results into the store RUNS, for reports")
+    parser.add_argument("--once", action="store_true", help="do nothing if RUNS has results for this kind of device")
 
 
 def check_options(options: argparse.Namespace, command: str) -> None:
-    """Convert `--store` to a path; raise ValueError if it is a URL, or if `--once` is given without it."""
+    """Convert the option `--store` to a path; raise ValueError if it is a URL, or if only `--once` is given.
+
+    command: the command's name in the message.
+    """
     options.store = options.store and store_folder(options.store)
     if options.once and options.store is None:
         raise ValueError(f"{command}: --once requires --store")
 
 
 def is_measured(options: argparse.Namespace, name: str) -> bool:
-    """Tell whether `--once` is given and the store has results of benchmark `name`; if so, print their file's path."""
+    """Tell whether to skip the benchmark `name`: `--once` is given and the store has its results. If so, say so."""
     if not options.once or not (file := _file(options.store, name)).exists():
         return False
     print(f"{file} exists, so nothing was measured; delete it to measure again")
@@ -33,7 +36,7 @@ def is_measured(options: argparse.Namespace, name: str) -> bool:
 
 
 def save(store: Path | None, name: str, machine: dict[str, Any], results: dict[str, Any]) -> None:
-    """Write the results, the machine and the time to the benchmark's file in the store; do nothing without a store."""
+    """Write results, machine and time to the file of the benchmark `name` in the store; None: write nothing."""
     import time
 
     from fewbits.common.atomic import write_json

@@ -1,6 +1,6 @@
-"""Run the training step that is measured (forward, backward, clipping, optimizer) and count its tensors' memory.
+"""Run the training step that is timed (forward, backward, clipping, optimizer), and count the memory of its tensors.
 
-The count is exact and does not change from run to run. On a GPU the allocator reports it. On a CPU every tensor that an
+The number of bytes is exact and equal in every run. On a GPU the allocator reports it. On a CPU every tensor that an
 operation returns is counted from its creation until its storage is freed; temporary memory inside a kernel is not
 counted.
 """
@@ -26,12 +26,15 @@ from fewbits.models.recipe import Recipe
 
 
 class Step:
-    """A training step with a recipe or in plain BF16, on a model of its own. Each call runs the next step."""
+    """A model that is trained with a recipe or in plain BF16, always on the same batch; each call runs one step."""
 
     def __init__(
         self, config: DecoderConfig, recipe: Recipe | None, optimizer: str, batch: Tensor, *, observed: bool = False
     ) -> None:
-        """Build the model; without a recipe it trains in plain BF16. `observed` attaches an observer."""
+        """Build the model. batch: tokens [sequences, length + 1].
+
+        recipe: None: plain BF16. optimizer: adamw or adam-mini. observed: attach an observer to the quantizers.
+        """
         self.model = build(config, seed=0, device=batch.device)
         self.quantization: Quantization | None = None
         if recipe is not None:
@@ -57,16 +60,16 @@ class Step:
         self.number += 1
 
     def memory(self) -> int:
-        """Run one step and return the bytes of tensors at its peak."""
+        """Run one step; return the largest number of bytes of all tensors (parameters and states too) during it."""
         state = tree_leaves([*self.optimizer.state.values()])
         tensors = [*self.model.parameters(), *self.model.buffers(), *filter(torch.is_tensor, state)]
         return peak_bytes(self, tensors, self.inputs.device)
 
 
 class MemoryCounter(TorchDispatchMode):
-    """A context manager that counts the bytes of CPU tensors: `tensors`, and the results of operations in its block.
+    """A context manager that counts the bytes of CPU tensors: of `tensors`, and of all results of operations in it.
 
-    `now` is the current number of bytes and `peak` the largest so far.
+    The attribute `now` is the number of bytes at present, and `peak` the largest number so far.
     """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
@@ -98,9 +101,9 @@ class MemoryCounter(TorchDispatchMode):
 
 
 def peak_bytes(step: Callable[[], None], tensors: Iterable[Tensor], device: torch.device) -> int:
-    """Run a step and return the bytes of tensors at its peak.
+    """Run a step; return the largest number of bytes of tensors during it.
 
-    tensors: the tensors that exist before the step and are counted too (parameters, the optimizer's state).
+    tensors: tensors that exist before the step and are counted too (parameters, the optimizer's state).
     """
     counter = MemoryCounter(tensors)
     if device.type != "cuda":

@@ -1,8 +1,8 @@
 """Time the training steps of recipes and of plain BF16, under one or more optimizers.
 
-A variant is a recipe or plain BF16; each trains its own copy of the model. The variants take turns, one step each, so
-that other load on the machine affects all of them alike. A share is the median over turns of (plain BF16's step time /
-the variant's step time).
+A variant is a recipe or plain BF16; each variant trains its own copy of the model. In a turn, every variant runs one
+step, so other load on the machine affects all variants alike. A variant's share is the median over turns of
+(step time of plain BF16 / step time of the variant).
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from fewbits.models.networks.decoder import DecoderConfig
 from fewbits.models.networks.registry import linear_parameters, parameters
 from fewbits.models.recipe import Recipe
 
-PLAIN = "bf16"
-UNTIMED = 2  # turns before the first that is timed
+PLAIN = "bf16"  # the name of the variant without a recipe
+UNTIMED = 2  # number of turns at the start that are not timed
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The size of the batch, and the measurements of each variant."""
+    """The size of the batch, and what to measure."""
 
-    batch: int  # sequences
+    batch: int  # number of sequences
     length: int  # tokens of a sequence
-    steps: int  # turns that are timed
-    eager: int = 0  # turns of the same quantizers as plain torch operators (the reference)
-    observer: bool = False  # also measure with the observer
+    steps: int  # number of turns to time
+    eager: int = 0  # number of turns to time with the reference backend (plain torch operators)
+    observer: bool = False  # also time each recipe with an observer
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,14 @@ class Row:
 
     variant: str
     optimizer: str
-    milliseconds: float
+    milliseconds: float  # median time of a step
     tokens_per_second: float
-    share: float
-    memory: int  # bytes
-    seconds: list[float]  # one for each turn
-    others: list[float | None]  # the share of the processors that other processes used in each turn
-    observed: float | None = None
-    eager: float | None = None
+    share: float  # speed relative to plain BF16
+    memory: int  # peak bytes of tensors during a step
+    seconds: list[float]  # time of the step in each turn
+    others: list[float | None]  # by turn: the share of the processors' time that other processes used
+    observed: float | None = None  # speed with the observer relative to the speed without it
+    eager: float | None = None  # `share`, measured with the reference backend
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class ModelResult:
     linear_parameters: int
     batch: int
     length: int
-    gemm_milliseconds: float  # of all linear layers' products in plain BF16: the least that a step takes
+    gemm_milliseconds: float  # median time of all linear layers' products in BF16: no step in BF16 takes less
     rows: list[Row]
 
 
@@ -78,7 +78,7 @@ def measure(
     device: torch.device,
     settings: Settings,
 ) -> ModelResult:
-    """Time plain BF16 and each recipe, with each of the optimizers."""
+    """Time plain BF16 and each recipe, with each of the optimizers (adamw, adam-mini)."""
     shape = settings.batch, settings.length + 1
     tokens = torch.randint(0, config.vocab, shape, generator=torch.Generator().manual_seed(0)).to(device)
     gemms = LinearProducts(config, settings.batch * settings.length, device)
@@ -101,7 +101,7 @@ def _compare(
     gemms: LinearProducts,
     settings: Settings,
 ) -> tuple[list[float], list[Row]]:
-    """Return the seconds of the products in each turn, and the results of each variant."""
+    """Time all variants with one optimizer; return the seconds of the products `gemms` in each turn, and the rows."""
     variants: dict[str, Recipe | None] = {PLAIN: None, **recipes}
     steps = {name: Step(config, recipe, optimizer, batch) for name, recipe in variants.items()}
     observed: dict[str, Step] = {}
@@ -136,14 +136,14 @@ def _compare(
 
 
 def _speed(ours: list[float], theirs: list[float]) -> float:
-    """Return the speed of `ours` divided by that of `theirs`; both are step times by turn."""
+    """Return the median of (theirs / ours) over turns, which is the relative speed of `ours`; both are step times."""
     return Ratio.of(theirs, ours).median
 
 
 def _in_turns(
     calls: Sequence[Callable[[], None]], device: str, turns: int, others: OtherProcesses | None = None
 ) -> list[list[float]]:
-    """Time all calls once in each turn. Return, for each call, its seconds in every turn."""
+    """Time all calls once in each turn; return, for each call, a list with its seconds in every turn."""
 
     def timed(call: Callable[[], None], number: int) -> float:
         terminal.show(f"timing {number} of {len(calls)}")

@@ -1,4 +1,4 @@
-"""Hold the tokens to train on and to evaluate on: splits, their order, and the fingerprint that checkpoints record."""
+"""Define `Corpus`: splits of tokens for training and evaluation, read in windows, and the fingerprint of the tokens."""
 
 import hashlib
 import json
@@ -17,9 +17,9 @@ from fewbits.experiments.data.folder import TokenFolder, Tokens
 
 @dataclass(frozen=True)
 class Corpus:
-    """A corpus with the splits `train`, `validation` (documents that train does not have) and optionally `ood`.
+    """A corpus with the splits `train`, `validation` (text not in train) and optionally `ood` (out-of-domain text).
 
-    kind: the kind in `DataConfig`.
+    kind: the kind of data in `DataConfig`.
     folder: the tokens and their metadata.
     """
 
@@ -28,7 +28,7 @@ class Corpus:
 
     @property
     def vocab(self) -> int:
-        """The size of the vocabulary; every token is below it."""
+        """The size of the vocabulary; every token is a number below it."""
         return self.folder.vocab
 
     @property
@@ -42,7 +42,7 @@ class Corpus:
 
     @cached_property
     def fingerprint(self) -> str:
-        """The SHA-256 of all that defines the tokens: every split, the dtype, the vocabulary size and the tokenizer."""
+        """The SHA-256 of everything that defines the tokens: splits, dtype, vocabulary size, separator, tokenizer."""
         meta = self.folder.meta
         content = {name: survey.sha256 for name, survey in sorted(self.folder.surveys.items())}
         facts = [content, meta.dtype, self.vocab, meta.separator, meta.tokenizer_sha256]
@@ -60,19 +60,25 @@ class Corpus:
         return None if size is None else size / self.tokens_in(split)
 
     def batch(self, split: str, first: int, count: int, length: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets, int64 [count, length], of `count` windows in the seed's order, from `first` on."""
+        """Return inputs and targets, int64 [count, length], of the windows first … first + count − 1.
+
+        The seed determines the order in which the infinite stream of windows runs through the split (`order.starts`).
+        """
         tokens = self._tokens(split)
         return _cut(tokens, order.starts(first, count, tokens.size, length, seed), length)
 
     def windows(self, split: str, count: int, length: int) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets of `count` windows spread evenly over the split, the same for every trial."""
+        """Return inputs and targets, int64 [count, length], of `count` windows spread evenly over the split.
+
+        They do not depend on a seed, so all trials are evaluated on the same windows.
+        """
         tokens = self._tokens(split)
         return _cut(tokens, order.evenly_spread(count, tokens.size, length), length)
 
     def documents_of_windows(self, split: str, count: int, length: int) -> npt.NDArray[np.int64]:
-        """Return the number of the document that each target of `windows` belongs to, int64 [count, length].
+        """Return the document number of each target that `windows` returns, int64 [count, length].
 
-        A separator belongs to the document that it ends. Without a known separator, every window counts as a document.
+        A separator belongs to the document that it ends. If the separator is unknown, each window counts as a document.
         """
         tokens = self._tokens(split)
         begins = order.evenly_spread(count, tokens.size, length)
@@ -87,9 +93,9 @@ class Corpus:
         return self.folder.documents(split)
 
     def check(self, fingerprint: str, described: Mapping[str, object] | None = None) -> None:
-        """Raise ValueError unless this corpus has the recorded fingerprint.
+        """Raise ValueError if this corpus does not have the given fingerprint, which a checkpoint has recorded.
 
-        described: the recorded result of `describe`; the message compares it with this corpus.
+        described: the recorded result of `describe`; if given, the message lists what differs from this corpus.
         """
         if fingerprint == self.fingerprint:
             return
@@ -100,9 +106,9 @@ class Corpus:
             differing = [key for key in {**here, **described} if here.get(key) != described.get(key)]
             told = ", ".join(f"{key} {here.get(key)} (then {described.get(key)})" for key in differing)
         raise ValueError(
-            f"these are not the data of the checkpoint: their fingerprint is {self.fingerprint[:16]}…, that of the "
-            f"checkpoint is {fingerprint[:16]}…. The data now: {told}. Resume with the same data, Python and torch, or "
-            "start a new trial"
+            f"these are not the data of the checkpoint: their fingerprint is {self.fingerprint[:16]}…, but the "
+            f"checkpoint has the fingerprint {fingerprint[:16]}…. The data now: {told}. Resume with the same data, "
+            "Python and torch, or start a new trial"
         )
 
     def _tokens(self, split: str) -> Tokens:
@@ -114,7 +120,10 @@ class Corpus:
 
 
 def describe(corpus: Corpus) -> dict[str, object]:
-    """Return what a run's provenance records about its data: a flat dictionary of JSON values."""
+    """Return the facts about a corpus that provenance.json records, as a flat dictionary of JSON values.
+
+    They are the kind, the fingerprint, the tokenizer, the size and SHA-256 of each split, and the source of the text.
+    """
     meta = corpus.folder.meta
     facts: dict[str, object] = {"kind": corpus.kind, "fingerprint": corpus.fingerprint, "vocab": corpus.vocab}
     for name in corpus.splits:

@@ -1,9 +1,9 @@
-"""Read and write tokens on disk: nanoGPT's folder of train.bin and val.bin, plus an optional meta.json.
+"""Read and write tokens on disk: a folder of train.bin and val.bin, as nanoGPT writes it, plus an optional meta.json.
 
-A .bin file holds token numbers one after another, little-endian, uint16 unless meta.json says uint8 or uint32. A folder
-may have a third file, ood.bin, with out-of-domain text. The files are memory-mapped, never read whole. Every file is
-surveyed before use: its SHA-256, which goes into the corpus's fingerprint, and its largest token, which must be below
-the vocabulary. The survey of a large file is cached under the file's size and modification time.
+A .bin file is a sequence of token numbers, little-endian, uint16 unless meta.json says uint8 or uint32. A folder may
+have a third file, ood.bin, with out-of-domain text. The files are memory-mapped, never loaded as a whole. Before use,
+every file is surveyed: its SHA-256 is computed, for the corpus's fingerprint, and its largest token, which must be
+below the vocabulary size. The survey of a large file is cached until the file's size or modification time changes.
 """
 
 import hashlib
@@ -35,9 +35,9 @@ class Meta:
     """The content of meta.json.
 
     dtype: the type of the numbers in the .bin files.
-    vocab: the size of the vocabulary; every token is below it. None: the largest token + 1.
+    vocab: the size of the vocabulary; every token is a number below it. None: the largest token + 1.
     separator: the token that follows every document.
-    tokenizer: the tokenizer's name, such as `bpe:4096`, for people. tokenizer_sha256: SHA-256 of its tokenizer.json.
+    tokenizer: the tokenizer's name, such as `bpe:4096`. tokenizer_sha256: the SHA-256 of its tokenizer.json.
     text_bytes: the bytes of text in each split, to convert a loss to bits per byte; a separator counts as one byte.
     sha256: the SHA-256 of each .bin file, by split; it is checked when the folder is opened.
     entropy: the entropy of the source in nats per token, if it is known.
@@ -78,11 +78,11 @@ class Survey:
 
 @dataclass(frozen=True)
 class Stamp:
-    """The state of a file: it changes when the file is written to or replaced."""
+    """Facts about a file that change when the file is written to or replaced."""
 
     inode: int
     size: int
-    changed: int  # ns
+    changed: int  # modification time in ns
 
 
 @dataclass(frozen=True)
@@ -94,12 +94,12 @@ class TokenFolder:
     vocab: int
     splits: Mapping[str, Tokens]
     surveys: Mapping[str, Survey]  # SHA-256 and largest token of each split
-    stamps: Mapping[str, Stamp]  # taken before the survey
+    stamps: Mapping[str, Stamp]  # of each split's file, before it was surveyed
 
     def check_unchanged(self) -> None:
-        """Raise ValueError if a file was written to after its survey: its tokens may differ from its fingerprint.
+        """Raise ValueError if a file was written to after its survey: then the fingerprint may no longer be true.
 
-        A file that was replaced by another one is fine: the memory map still shows the old content.
+        A file that was replaced by a new file is no problem, because the memory map still shows the old content.
         """
         for name, stamp in self.stamps.items():
             now = _stamp(self.path / FILES[name])
@@ -122,17 +122,17 @@ class TokenFolder:
         return separator_positions(self.splits[split], self.meta.separator)
 
     def texts(self, split: str) -> list[str]:
-        """Return the documents of a folder whose tokens are bytes of UTF-8."""
+        """Return the split's documents as text, for a folder whose tokens are bytes of UTF-8."""
         return [tokens.tobytes().decode() for tokens in self.documents(split)]
 
 
 def smallest_dtype(vocab: int) -> str:
-    """Return the smallest dtype that holds every token of a vocabulary."""
+    """Return the smallest dtype (uint8, uint16 or uint32) for the tokens of a vocabulary of this size."""
     return next(dtype for dtype in DTYPES if vocab <= 1 << 8 * np.dtype(dtype).itemsize)
 
 
 def write_folder(folder: Path, splits: Mapping[str, Tokens], meta: Meta) -> None:
-    """Write splits into an empty folder; meta.json, with the files' checksums, comes last."""
+    """Write the .bin files of the splits into an empty folder, then meta.json with the files' checksums."""
     for name, tokens in splits.items():
         tokens.astype(np.dtype(meta.dtype).newbyteorder("<"), copy=False).tofile(folder / FILES[name])
     write_meta(folder, meta)
@@ -145,7 +145,7 @@ def write_meta(folder: Path, meta: Meta) -> None:
 
 
 def read_meta(folder: Path) -> Meta:
-    """Return the folder's meta.json, or the defaults if there is none."""
+    """Return the content of the folder's meta.json, or a `Meta` of defaults if there is no such file."""
     path = folder / META
     try:
         written = checked_json(path)
@@ -158,31 +158,33 @@ def read_meta(folder: Path) -> Meta:
 
 
 def open_folder(folder: Path, survey_cache: Path | None = None) -> TokenFolder:
-    """Open a folder: memory-map and survey its splits. `survey_cache` is a folder for surveys of large files.
+    """Open a folder: memory-map and survey its splits. survey_cache: a folder for the surveys of large files.
 
-    Raises FileNotFoundError if the folder does not exist, `Damaged` if a file does not match meta.json, and ValueError
-    if meta.json is invalid or a token is outside the vocabulary.
+    Raise FileNotFoundError if the folder does not exist, `Damaged` if train.bin or val.bin is missing or a file does
+    not match meta.json, and ValueError if meta.json is invalid or a token is outside the vocabulary.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"no folder {folder}")
     meta, files = read_meta(folder), _files(folder)
     for name in ("train", "validation"):
         if name not in files:
-            raise Damaged(f"{folder} has no {FILES[name]}: a folder of tokens needs train.bin and val.bin")
+            raise Damaged(f"{folder} has no file {FILES[name]}: a folder of tokens needs train.bin and val.bin")
     stamps = {name: _stamp(path) for name, path in files.items()}
     splits = {name: _map_tokens(path, meta.dtype) for name, path in files.items()}
     surveys = {name: survey(path, meta.dtype, survey_cache) for name, path in files.items()}
     vocab = meta.vocab if meta.vocab is not None else 1 + max(result.largest for result in surveys.values())
     for name, result in surveys.items():
         if meta.sha256.get(name, result.sha256) != result.sha256:
-            raise Damaged(f"{files[name]} is not the file that {META} beside it describes: its SHA-256 differs")
+            raise Damaged(f"{files[name]} is damaged: its SHA-256 is not the one in {META}, beside it")
         if result.largest >= vocab:
-            raise ValueError(f"{files[name]} holds token {result.largest}, but the vocabulary in {META} is {vocab}")
+            raise ValueError(
+                f"{files[name]} contains token {result.largest}, but the vocabulary size in {META} is {vocab}"
+            )
     return TokenFolder(folder, meta, vocab, splits, surveys, stamps)
 
 
 def survey(path: Path, dtype: str, survey_cache: Path | None = None) -> Survey:
-    """Return a file's survey, from the cache folder `survey_cache` if the file is large and unchanged."""
+    """Return a file's survey; read it from the folder `survey_cache` if the file is large and has not changed."""
     status = path.stat()
     if survey_cache is None or status.st_size < REMEMBERED_FROM:
         return _read_through(path, dtype)
@@ -207,7 +209,7 @@ def _read_through(path: Path, dtype: str) -> Survey:
 
 
 def _stamp(path: Path) -> Stamp:
-    """Return a file's stamp; zeros if the file was deleted, which leaves its memory map intact."""
+    """Return a file's stamp; if the file was deleted, return zeros: its memory map stays valid."""
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -218,9 +220,9 @@ def _stamp(path: Path) -> Stamp:
 def _map_tokens(path: Path, dtype: str) -> Tokens:
     little, size = np.dtype(dtype).newbyteorder("<"), path.stat().st_size
     if size == 0 or size % little.itemsize:
-        problem = "is empty" if size == 0 else f"has {size} bytes, which is no multiple of {dtype}: it is truncated"
+        problem = "is empty" if size == 0 else f"is truncated: {size} bytes are no whole number of {dtype} tokens"
         raise Damaged(f"{path} {problem}")
-    # A plain array over the map: slicing np.memmap itself is several times slower.
+    # Return a plain array that views the map, because slicing an np.memmap is several times slower.
     return np.asarray(np.memmap(path, little, mode="r"))
 
 
@@ -229,7 +231,7 @@ def _files(folder: Path) -> dict[str, Path]:
 
 
 def separator_positions(tokens: Tokens, separator: int) -> npt.NDArray[np.int64]:
-    """Return the positions of the separators, reading a large split chunk by chunk."""
+    """Return the positions of the separators; a large split is read chunk by chunk, to save memory."""
     chunks = range(0, tokens.size, _CHUNK)
     parts = [chunk + np.flatnonzero(tokens[chunk : chunk + _CHUNK] == separator) for chunk in chunks]
     return np.concatenate(parts) if parts else np.empty(0, np.int64)
@@ -237,7 +239,7 @@ def separator_positions(tokens: Tokens, separator: int) -> npt.NDArray[np.int64]
 
 def _separated(tokens: Tokens, separator: int) -> Iterator[Tokens]:
     begin = 0
-    for chunk in range(0, tokens.size, _CHUNK):  # a split may be as large as the web: read on only when asked to
+    for chunk in range(0, tokens.size, _CHUNK):  # a generator, because a split may be as large as the web
         for end in (chunk + separator_positions(tokens[chunk : chunk + _CHUNK], separator)).tolist():
             if end > begin:
                 yield tokens[begin:end]

@@ -1,6 +1,6 @@
-"""Make a tokenizer.json of the tokens and merges in a GGUF file: byte-level BPE, as published with the model.
+"""Convert the tokenizer in a GGUF file (tokens and merges of byte-level BPE) into the content of a tokenizer.json.
 
-The file names its rule for splitting text into words before merging; `SPLITS` has the rules that are known here.
+The file names the rule for splitting text into words before merging; `SPLITS` has the supported rules.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final
 from fewbits.models.importing.gguf_file import GgufFile
 
 PREFIX: Final = "tokenizer.ggml."
-_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4  # kinds of tokens
+_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4  # GGUF's types of tokens
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -26,7 +26,7 @@ def _bytes(use_regex: bool = True) -> dict[str, Any]:
 _DIGITS = {"type": "Digits", "individual_digits": True}
 _LLAMA3_SPLIT = {"type": "Split", "pattern": {"Regex": _LLAMA3}, "behavior": "Isolated", "invert": False}
 
-# Steps before merging, and whether a word that is a token skips the merges.
+# By rule: tokenizer.json's steps of splitting text into words, and whether a word that is a token skips the merges.
 SPLITS: Final[Mapping[str, tuple[list[dict[str, Any]], bool]]] = {
     "gpt-2": ([_bytes()], False),
     "smollm": ([_DIGITS, _bytes()], False),
@@ -35,7 +35,10 @@ SPLITS: Final[Mapping[str, tuple[list[dict[str, Any]], bool]]] = {
 
 
 def gguf_tokenizer(path: Path) -> dict[str, Any]:
-    """Return the content of a tokenizer.json; raise ValueError if the file has no byte-level BPE of a known rule."""
+    """Return a GGUF file's tokenizer as the content of a tokenizer.json.
+
+    Raise ValueError if it is not byte-level BPE with a rule in `SPLITS`.
+    """
     metadata = GgufFile.open(path).metadata
     kind, split = metadata.get(f"{PREFIX}model"), metadata.get(f"{PREFIX}pre")
     if kind != "gpt2":

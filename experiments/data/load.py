@@ -1,4 +1,4 @@
-"""Load the corpus that a data config describes; `KINDS` lists the kinds and the settings that each of them takes."""
+"""Load the corpus that a data config describes; `KINDS` lists the kinds of data and the settings of each kind."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -17,15 +17,18 @@ from fewbits.experiments.data.text import content_key, text_folder
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of data: a summary, the settings that it takes besides `kind` and `repeat`, and a function to open it."""
+    """A kind of data."""
 
-    summary: str
-    takes: tuple[str, ...]
-    tokens: Callable[[DataConfig, Path], TokenFolder]
+    summary: str  # a description for `fewbits data`
+    takes: tuple[str, ...]  # the settings of DataConfig that apply to it, besides `kind` and `repeat`
+    tokens: Callable[[DataConfig, Path], TokenFolder]  # makes the tokens in the cache folder if needed, and opens them
 
 
 def load(config: DataConfig, cache: Path) -> Corpus:
-    """Return the corpus of a data config, from the cache if it was made before; raise ValueError for wrong settings."""
+    """Return the corpus of a data config, made earlier or now in the folder `cache`.
+
+    Raise ValueError for settings that are invalid or that the kind of data does not take.
+    """
     if config.kind not in KINDS:
         raise ValueError(f"unknown kind of data {config.kind!r}: valid kinds are {', '.join(KINDS)}")
     kind = KINDS[config.kind]

@@ -1,7 +1,7 @@
-"""Make data once and keep it in the cache, however many trials start at the same time.
+"""Make data only once and keep them in the cache, even if many trials start at the same time.
 
-A finished folder appears by a rename, under a name that identifies what it was made from. One process makes it under a
-lock while the others wait. If that process is killed, the next one removes its incomplete folder.
+One process makes a folder, under a temporary name and a lock, while others wait; then it renames the folder to its
+final name, which identifies the data's inputs. If the process is killed, the next one removes the incomplete folder.
 """
 
 import shutil
@@ -16,11 +16,14 @@ from fewbits.common.locks import locked
 from fewbits.kernels.backends.build import cache_folder
 
 T = TypeVar("T")
-NO_LOCKS = "processes that make the same data at once can disturb each other: start one first, or set FEWBITS_CACHE"
+NO_LOCKS = (  # the end of a warning about a file system without locks
+    "processes that make the same data at once can disturb each other: start one process first, or set FEWBITS_CACHE "
+    "to a folder on another file system"
+)
 
 
 class Damaged(ValueError):
-    """An error: cached data differ from what was written."""
+    """The error that data on disk are incomplete or differ from what was written."""
 
 
 def default_cache() -> Path:
@@ -30,7 +33,7 @@ def default_cache() -> Path:
 
 @contextmanager
 def _progress(text: str) -> Iterator[None]:
-    """Show the text on a terminal while the body runs, which can take a minute."""
+    """Show the text on a terminal while the `with` block runs, which can take a minute."""
     terminal.show(text)
     try:
         yield
@@ -39,7 +42,10 @@ def _progress(text: str) -> Iterator[None]:
 
 
 def opened_or_made(folder: Path, open_: Callable[[Path], T], make: Callable[[Path], None]) -> T:
-    """Return `open_(folder)`. If the folder is missing or `Damaged`, let `make` fill a new one first."""
+    """Return `open_(folder)`; if the folder is missing or `Damaged`, make it first.
+
+    make: called with an empty folder, which it fills; the folder is then renamed to `folder`.
+    """
     try:
         return open_(folder)
     except (FileNotFoundError, Damaged):
@@ -48,11 +54,11 @@ def opened_or_made(folder: Path, open_: Callable[[Path], T], make: Callable[[Pat
     lock_path = folder.with_name(f"{folder.name}.lock")
     with _progress(f"making {folder}, once"), open(lock_path, "w") as lock, locked(lock, NO_LOCKS):
         try:
-            return open_(folder)  # another process may have made it meanwhile
+            return open_(folder)  # another process may have made the folder meanwhile
         except FileNotFoundError:
             pass
         except Damaged as error:
-            warnings.warn(f"{error}; the data are made again", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"{error}; these data are now made again", RuntimeWarning, stacklevel=2)
             shutil.rmtree(folder)
         making = folder.with_name(f"{folder.name}.making")
         shutil.rmtree(making, ignore_errors=True)

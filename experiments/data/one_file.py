@@ -1,8 +1,9 @@
-"""Make a corpus of one text file: its last tenth, at most LARGEST bytes, is for validation, the rest for training.
+"""Make a corpus of one text file: its last tenth, at most LARGEST characters, is for validation, the rest for training.
 
 The file is cut at the end of a line, so validation text comes after all training text. If the file marks the ends of
-its documents by `<|endoftext|>`, as TinyStories does, it is cut there, and documents are separated as in other corpora.
-Otherwise the text is continuous. The file is read into memory; `fewbits data prepare` reads larger collections.
+documents by `<|endoftext|>`, as TinyStories does, it is cut at such a mark, and a separator token follows each document
+as in other corpora. Otherwise the text counts as one, without separators. The whole file is read into memory;
+`fewbits data prepare` is for larger collections.
 """
 
 import hashlib
@@ -27,14 +28,17 @@ from fewbits.experiments.data.tokenizing import (
     trained_tokenizer,
 )
 
-LARGEST = 4 << 20  # bytes of validation text
+LARGEST = 4 << 20  # characters of validation text at most
 _MARK = SEPARATORS[0]
-_PIECE = 1 << 16  # characters, about, that are encoded at a time
-_OTHER = (".json", ".jsonl", ".parquet", ".gz", ".zip", ".zst")
+_PIECE = 1 << 16  # approximate number of characters that are encoded at a time
+_OTHER = (".json", ".jsonl", ".parquet", ".gz", ".zip", ".zst")  # suffixes of files that are not plain text
 
 
 def text_file_folder(path: Path, tokenizer: str, cache: Path) -> TokenFolder:
-    """Return the corpus of a text file as tokens; raise ValueError if the file cannot be read or is too short."""
+    """Return the tokens of a text file, made earlier or now in the folder `cache`.
+
+    Raise ValueError if the file cannot be read or is too short.
+    """
     vocab = bpe_size(tokenizer)
     ready = None if vocab else ready_tokenizer(tokenizer)  # reports an invalid name before any work
     content = _read(path)
@@ -81,7 +85,7 @@ def _write(path: Path, content: bytes, spelling: str, folder: Path) -> None:
 
 
 def _cut(path: Path, text: str) -> tuple[str, str]:
-    """Return the training and the validation text."""
+    """Return the training text and the validation text."""
     at = len(text) - min(len(text) // 10, LARGEST)
     for mark in (_MARK, "\n"):
         start = text.rfind(mark, 0, at)
@@ -94,7 +98,7 @@ def _cut(path: Path, text: str) -> tuple[str, str]:
 
 
 def _documents(text: str) -> Iterator[str]:
-    """Yield the documents that are not empty; NUL, the separator of the tokenizer `bytes`, is removed."""
+    """Yield the documents between the marks, without empty ones; NUL, the separator of `bytes`, is removed."""
     for document in text.split(_MARK):
         if stripped := document.replace("\0", "").strip("\n"):
             yield stripped
@@ -105,7 +109,7 @@ def _continuous(text: str, tokenizer: Tokenizer) -> Tokens:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Yield the text in pieces of whole lines: a tokenizer encodes one piece after the other, or several at once."""
+    """Yield the text in pieces of whole lines, because tokenizers encode many short texts faster than one long text."""
     begin = 0
     while begin < len(text):
         end = text.find("\n", begin + _PIECE) + 1 or len(text)

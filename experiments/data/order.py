@@ -1,10 +1,10 @@
 """Compute the order in which training reads windows of tokens: a pure function of the window's number, without state.
 
-Training reads an infinite stream of windows. Each epoch is all windows of the split once, in a new permutation and cut
-at a new offset. So one integer, the number of windows consumed, is the whole position in the data, for any batch size
-and number of ranks. The permutation is a Feistel network on Z_a × Z_b, with a·b just above the number of windows,
-applied again until the result is a valid window (cycle walking; Black and Rogaway, "Ciphers with arbitrary finite
-domains", 2002). It costs the same for ten windows and for ten billion.
+Training reads an infinite stream of windows. An epoch contains all windows of the split once, in a new permutation, and
+cut at a new offset. So one integer, the number of windows read so far, is the whole position in the data, for any batch
+size and number of ranks. The permutation is a Feistel network on Z_a × Z_b, with a·b just above the number of windows;
+it is applied again until the result is the number of a window (cycle walking; Black and Rogaway, "Ciphers with
+arbitrary finite domains", 2002). Its cost per window does not depend on the number of windows.
 """
 
 from math import isqrt
@@ -22,7 +22,7 @@ _PERMUTATION, _OFFSET = 1, 2  # purposes for which seeds are derived
 
 
 def windows_per_epoch(tokens: int, length: int) -> int:
-    """Return how many windows fit into a split, wherever below `length` the first one starts.
+    """Return the number of windows in an epoch of a split: as many as fit for every offset from 0 to length − 1.
 
     A window has `length` inputs, and one more token after them, the last target.
     """
@@ -36,7 +36,7 @@ def windows_per_epoch(tokens: int, length: int) -> int:
 
 
 def starts(first: int, count: int, tokens: int, length: int, seed: int) -> Integers:
-    """Return the positions at which windows first … first+count−1 of the stream begin in a split of `tokens` tokens."""
+    """Return the positions in a split of `tokens` tokens where the stream's windows first … first+count−1 begin."""
     if first < 0 or count < 0:
         raise ValueError(f"windows from {first}, count {count}: both must be 0 or more")
     windows = windows_per_epoch(tokens, length)
@@ -51,19 +51,22 @@ def starts(first: int, count: int, tokens: int, length: int, seed: int) -> Integ
 
 
 def evenly_spread(count: int, tokens: int, length: int) -> Integers:
-    """Return the starts of `count` windows spread evenly over the split, without overlap and independent of a seed."""
+    """Return the positions where `count` windows begin that are spread evenly over a split of `tokens` tokens.
+
+    The windows do not overlap, and no seed affects them.
+    """
     if length < 1 or count < 1:
         raise ValueError(f"{count} windows of length {length}: both must be 1 or more")
     windows = (tokens - 1) // length
     if count > windows:
         raise ValueError(
-            f"{count} windows of length {length} do not fit into {tokens} tokens, which hold {max(windows, 0)}"
+            f"{count} windows of length {length} do not fit into {tokens} tokens, which have {max(windows, 0)} windows"
         )
     return length * (np.arange(count, dtype=np.int64) * windows // count)
 
 
 def permuted(index: Integers, size: int, key: int) -> Integers:
-    """Return the permuted indices: a permutation of 0 … size−1, chosen by the key, applied to each index."""
+    """Apply a permutation of 0 … size−1 to each index; the key determines the permutation."""
     a = isqrt(size - 1) + 1
     b = -(-size // a)
     keys = [derive_seed(key, number) for number in range(ROUNDS)]
@@ -84,7 +87,7 @@ def _feistel(index: _Words, a: int, b: int, keys: list[int]) -> _Words:
 
 
 def _mixed(values: _Words, key: int) -> _Words:
-    """Apply SplitMix64's finalizer, as in `derive_seed`, to arrays, which wrap around at 2^64."""
+    """Apply SplitMix64's finalizer, as `derive_seed` does, to each value XOR key, modulo 2^64."""
     z = values ^ np.uint64(key)
     z = z + np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -1,11 +1,11 @@
 """Generate a language whose entropy is known exactly, so that a loss can be compared with the best possible one.
 
-Every byte belongs to one of 16 classes, and the classes of the last two tokens choose one of 256 orders of the bytes.
-The next token is the r-th of that order with probability p_r, close to Zipf's r^-2. So this is a Markov source of order
-2 over the byte vocabulary. Every context has the same probabilities in another order, so the entropy rate is
-−Σ p_r ln p_r, independent of the contexts' frequencies. The p_r are multiples of 2^-32, drawn by comparing integers, so
-the entropy of the drawn tokens is exact. Before a window's first target the model
-sees only one of the two tokens that determine it.
+Tokens are bytes. Every byte belongs to one of 16 classes, and the classes of the last two tokens select one of 256
+permutations of the bytes. The next token is the r-th byte of this permutation with probability p_r, close to Zipf's
+r^-2. So this is a Markov source of order 2. Every context has the same probabilities in another order, so the entropy
+rate is −Σ p_r ln p_r, independent of the contexts' frequencies. The p_r are multiples of 2^-32, and tokens are drawn by
+comparing integers, so this entropy is exact. Only for a window's first target does a model read just one of the two
+tokens that determine the probabilities.
 """
 
 from collections.abc import Iterator
@@ -20,13 +20,14 @@ from fewbits.kernels.seeds import derive_seed
 VOCAB, CLASSES, EXPONENT, DRAWN_BITS = 256, 16, 2, 32
 SIZE, HELD_OUT = 1 << 22, 1 << 19  # default tokens of the training split, and tokens of each other split
 
-# Train and validation share a language, out of domain has another; each split has its own draws.
+# By split, numbers from which seeds are derived. Train and validation share a language, ood has another language; the
+# random draws of each split are different.
 _LANGUAGE, _DRAWS = {"train": 0, "validation": 0, "ood": 1}, {"train": 0, "validation": 1, "ood": 2}
 _CHUNK = 1 << 20
 
 
 def weights() -> npt.NDArray[np.int64]:
-    """Return 2^32 p_r: whole numbers that sum to 2^32; the first one takes the remainder of rounding."""
+    """Return 2^32 · p_r for each rank r: whole numbers that sum to 2^32; the first one absorbs the rounding errors."""
     zipf = [1 / (rank + 1) ** EXPONENT for rank in range(VOCAB)]
     total = sum(zipf)
     whole = np.array([int(share / total * (1 << DRAWN_BITS)) for share in zipf], np.int64)
@@ -35,13 +36,13 @@ def weights() -> npt.NDArray[np.int64]:
 
 
 def entropy() -> float:
-    """Return the entropy in nats per token."""
+    """Return the entropy of the source in nats per token."""
     p = weights() / 2.0**DRAWN_BITS
     return float(-(p * np.log(p)).sum())
 
 
 def write_synthetic(folder: Path, size: int, seed: int) -> None:
-    """Write `size` tokens to train on and the held-out splits into an empty folder."""
+    """Write a training split of `size` tokens, and the splits validation and ood, into an empty folder."""
     sizes = {"train": size, "validation": HELD_OUT, "ood": HELD_OUT}
     splits = {name: np.frombuffer(b"".join(_generate(seed, name, count)), np.uint8) for name, count in sizes.items()}
     source = {"seed": seed, "what": "Markov source of order 2, Zipf r^-2; ood is another such source"}
@@ -49,7 +50,7 @@ def write_synthetic(folder: Path, size: int, seed: int) -> None:
 
 
 def _generate(seed: int, split: str, count: int) -> Iterator[bytes]:
-    """Yield the split's tokens in chunks; one loop makes them, as each depends on the two before."""
+    """Yield the split's tokens in chunks; a loop draws token by token, as each depends on the two tokens before."""
     class_of, orders = _language(derive_seed(seed, _LANGUAGE[split], 0))
     bits = np.random.Philox(key=derive_seed(seed, _DRAWS[split], 1))
     upper = np.cumsum(weights()).astype(np.uint64)
@@ -64,8 +65,8 @@ def _generate(seed: int, split: str, count: int) -> Iterator[bytes]:
 
 
 def _language(key: int) -> tuple[list[int], list[list[int]]]:
-    """Return the class of every byte, and for each pair of classes its order of the bytes."""
-    bits = np.random.Philox(key=key)  # its raw words are the same in every version of numpy
+    """Return the class of every byte, and the permutation of the bytes for every pair of classes."""
+    bits = np.random.Philox(key=key)  # raw words of Philox are equal in every version of numpy
 
     def shuffled() -> npt.NDArray[np.int64]:
         return np.argsort(bits.random_raw(VOCAB), kind="stable")

@@ -1,7 +1,7 @@
-"""Make and cache the built-in corpora of text, in bytes or in subwords.
+"""Make and cache the built-in text corpora `python` and `torch`, as bytes or as subword tokens.
 
-The name of a corpus in bytes identifies the files it was made from; the name of one in subwords identifies those bytes
-and the tokenizer. Both names also depend on the code of this package.
+The name of a folder of bytes identifies the source files; the name of a folder of subword tokens identifies these bytes
+and the tokenizer. Both names also depend on the code in this folder of modules.
 """
 
 import hashlib
@@ -23,7 +23,10 @@ SOURCES = {sources.name: sources for sources in (python_sources.PYTHON, python_s
 
 
 def text_folder(kind: str, size: int | None, tokenizer: str, cache: Path) -> TokenFolder:
-    """Return the corpus `python` or `torch` as tokens; train has `size` bytes of text (None: the corpus's default)."""
+    """Return the tokens of the corpus `kind` (python or torch), made earlier or now in the folder `cache`.
+
+    size: bytes of text in train; None: the corpus's default. tokenizer: a name such as `bytes` or `bpe:4096`.
+    """
     sources = SOURCES[kind]
     size = sources.size if size is None else size
     vocab = bpe_size(tokenizer)
@@ -31,7 +34,7 @@ def text_folder(kind: str, size: int | None, tokenizer: str, cache: Path) -> Tok
 
     made_from = [python_sources.stamp(sources), str(size)]
     prose = None
-    if sources is not python_sources.PYTHON:  # its out-of-domain text is that of the corpus python
+    if sources is not python_sources.PYTHON:  # torch has the out-of-domain text of the corpus `python`
         python = text_folder("python", None, "bytes", cache)
         prose = python.texts("ood")
         made_from.append(python.surveys["ood"].sha256)
@@ -62,6 +65,6 @@ def _write_subwords(in_bytes: TokenFolder, spelling: str, folder: Path) -> None:
 
 
 def content_key(*made_from: str) -> str:
-    """Return the hash in a folder's name: it identifies what the folder was made from and the code of this package."""
+    """Return a hash for a folder's name, of the folder's inputs `made_from` and the code of the modules beside this."""
     code = [path.read_text("utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))]
     return hashlib.sha256("\0".join([*made_from, *code]).encode()).hexdigest()[:16]

@@ -1,8 +1,8 @@
 """Turn text into tokens: bytes, or byte-level BPE by the package `tokenizers`.
 
-Tokenizers are named `bytes`, `bpe:N` (N tokens, trained on the training split), `file:PATH` (a tokenizer.json or a GGUF
-file), `package:NAME` (of a model in a Python package) or `hub:NAME` (on the Hugging Face Hub); parameters called
-`spelling` hold such a name. Every vocabulary has a token that separates documents and occurs nowhere else.
+A tokenizer is named `bytes`, `bpe:N` (N tokens, trained on the training split), `file:PATH` (a tokenizer.json or a GGUF
+file), `package:NAME` (the tokenizer of a model in a Python package) or `hub:NAME` (on the Hugging Face Hub). Parameters
+called `spelling` are such names. Every vocabulary has a token that separates documents and occurs nowhere else.
 """
 
 import hashlib
@@ -25,29 +25,29 @@ GGUF = ".gguf"
 
 # The token that ends a document in the vocabularies of GPT-2, Llama 3, Llama 1 and 2, and others.
 SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
-_AT_ONCE = 1000  # documents per batch, so that their encodings need little memory
+_AT_ONCE = 1000  # documents that are encoded together; a limit, because encodings need memory
 
 
 class Tokenizer(Protocol):
-    """A tokenizer: `sha256` identifies what the tokens mean; `separator` is the token after every document."""
+    """A tokenizer that turns texts into tokens and back."""
 
-    spelling: str
-    vocab: int
-    separator: int
-    sha256: str | None
+    spelling: str  # the name, such as `bpe:4096`
+    vocab: int  # number of tokens
+    separator: int  # the token after every document
+    sha256: str | None  # of the content of tokenizer.json; None for `bytes`
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
-        """Return each text's tokens, without separators."""
+        """Return the tokens of each text, without separators."""
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the tokens' text, without separators; invalid UTF-8 becomes U+FFFD."""
 
     def save(self, folder: Path) -> None:
-        """Write the files that are needed to decode this tokenizer's tokens into the folder."""
+        """Write into the folder the files that are needed to decode this tokenizer's tokens."""
 
 
 class Bytes:
-    """The tokenizer whose tokens are bytes of UTF-8. NUL separates documents, so no document may contain it."""
+    """The tokenizer whose tokens are the bytes of UTF-8. NUL separates documents, so no document may contain NUL."""
 
     spelling, vocab, separator = "bytes", 256, 0
     sha256: str | None = None
@@ -63,7 +63,7 @@ class Bytes:
 
 
 class Subwords:
-    """A tokenizer of the package `tokenizers`. Text that looks like a special token is encoded as text."""
+    """A tokenizer of the package `tokenizers`. Text such as `<|endoftext|>` in a document is encoded as plain text."""
 
     def __init__(self, spelling: str, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -74,7 +74,7 @@ class Subwords:
         separator = next((numbers[name] for name in SEPARATORS if name in numbers), None)
         if separator is None:
             raise ValueError(
-                f"tokenizer {spelling}: its vocabulary has none of {', '.join(SEPARATORS)} to separate documents"
+                f"tokenizer {spelling}: the vocabulary needs one of {', '.join(SEPARATORS)} to separate documents"
             )
         self.spelling, self.separator, self.vocab = spelling, separator, 1 + max(numbers.values())
         self.sha256: str | None = hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
@@ -92,7 +92,7 @@ class Subwords:
 
 
 def ready_tokenizer(spelling: str) -> Tokenizer:
-    """Return the tokenizer with this name if it needs no training; raise ValueError for other names."""
+    """Return the tokenizer with this name; raise ValueError for unknown names and for `bpe:N`, which needs training."""
     form, _, rest = spelling.partition(":")
     if spelling == "bytes":
         return Bytes()
@@ -108,7 +108,7 @@ def ready_tokenizer(spelling: str) -> Tokenizer:
 
 
 def saved_tokenizer(folder: TokenFolder) -> Tokenizer | None:
-    """Return the tokenizer that made a folder's tokens; None if it is not known."""
+    """Return the tokenizer that made a folder's tokens; None if the folder has no tokenizer.json and does not say."""
     meta, path = folder.meta, folder.path / FILE
     if meta.tokenizer == Bytes.spelling:
         return Bytes()
@@ -122,7 +122,7 @@ def saved_tokenizer(folder: TokenFolder) -> Tokenizer | None:
 
 
 def bpe_size(spelling: str) -> int | None:
-    """Return N of `bpe:N`; None for the names of other tokenizers. Raise ValueError if N is invalid."""
+    """Return N if the name is `bpe:N`, or None for other tokenizers' names; raise ValueError if N is invalid."""
     if not spelling.startswith("bpe:"):
         return None
     if not re.fullmatch(r"bpe:[1-9][0-9]{2,4}", spelling) or not 257 <= int(spelling[4:]) <= 1 << 16:
@@ -131,7 +131,7 @@ def bpe_size(spelling: str) -> int | None:
 
 
 def trained_tokenizer(size: int, texts: Iterable[str]) -> Tokenizer:
-    """Train byte-level BPE like GPT-2's: the bytes, the separator, and the most frequent merges up to `size` tokens."""
+    """Train byte-level BPE like GPT-2's, of `size` tokens: the bytes, the separator, and the most frequent merges."""
     spelling = f"bpe:{size}"
     package = _package(spelling)
     tokenizer = package.Tokenizer(package.models.BPE())
@@ -146,7 +146,10 @@ def trained_tokenizer(size: int, texts: Iterable[str]) -> Tokenizer:
 
 
 def write_text(folder: Path, documents: dict[str, list[str]], tokenizer: Tokenizer, source: dict[str, object]) -> None:
-    """Write the documents of each split as tokens into an empty folder, each followed by a separator."""
+    """Write the documents of each split as tokens into an empty folder, each document followed by a separator.
+
+    documents: the texts by split. source: facts about the texts' origin, for meta.json.
+    """
     dtype = smallest_dtype(tokenizer.vocab)
     splits = {name: joined(texts, tokenizer) for name, texts in documents.items()}
     text_bytes = {name: text_size(texts) for name, texts in documents.items()}
@@ -155,7 +158,7 @@ def write_text(folder: Path, documents: dict[str, list[str]], tokenizer: Tokeniz
 
 
 def make_meta(tokenizer: Tokenizer, dtype: str, text_bytes: dict[str, int], source: dict[str, object]) -> Meta:
-    """Return the metadata of a folder whose tokens this tokenizer made."""
+    """Return the metadata (content of meta.json) of a folder whose tokens this tokenizer made."""
     return Meta(
         dtype,
         tokenizer.vocab,
@@ -168,12 +171,12 @@ def make_meta(tokenizer: Tokenizer, dtype: str, text_bytes: dict[str, int], sour
 
 
 def text_size(texts: Iterable[str]) -> int:
-    """Return the number of bytes of the texts, with one more for the separator of each."""
+    """Return the number of bytes of the texts, counting one more byte for the separator after each text."""
     return sum(len(text.encode()) + 1 for text in texts)
 
 
 def joined(texts: Sequence[str], tokenizer: Tokenizer) -> Tokens:
-    """Return the texts' tokens with a separator after each."""
+    """Return the tokens of all texts as one array, with a separator after each text."""
     dtype = smallest_dtype(tokenizer.vocab)
     end, parts = np.array([tokenizer.separator], dtype), [np.empty(0, dtype)]
     for begin in range(0, len(texts), _AT_ONCE):

@@ -1,7 +1,7 @@
-"""Clip gradients of which each rank holds a part, by the norm of all of them.
+"""Clip sharded gradients by their global norm.
 
-Each rank adds the squares of its part in FP64, and the sums are added over ranks. So rounding to FP32, which follows,
-almost always gives the same norm for any way of sharding.
+Each rank sums the squares of its own part of the gradients in FP64, and these sums are added over all ranks. The norm
+is then rounded to FP32, so it is almost always the same for any way of sharding.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from fewbits.models.networks.sharded import local
 
 
 def clip_sharded(params: Iterable[Tensor], max_norm: float | None) -> Tensor:
-    """Scale all gradients so that their common norm is at most max_norm; return the norm before.
+    """Scale all gradients so that their global norm is at most max_norm (None: do not scale); return the norm before.
 
-    All ranks must call this. A norm that is not finite makes all gradients NaN, as for one process.
+    All ranks must call this. A norm of NaN makes all gradients NaN; an infinite norm makes each of them 0 or NaN.
     """
     grads = [local(param.grad) for param in params if param.grad is not None]
     squares = [torch.linalg.vector_norm(grad, dtype=torch.float64).square() for grad in grads if grad.numel()]

@@ -1,17 +1,17 @@
 """Estimate the memory that a trial needs on each rank, without allocating any of it.
 
-    weights       FP32, this rank's rows of every parameter
-    gradients     the same; with several micro-batches per rank, all rows, which are reduced only at the last one
-                  (training.reduce_each reduces them at each)
+    weights       FP32: this rank's rows of every parameter
+    gradients     FP32: this rank's rows of every gradient; with several ranks and several micro-batches per rank, also
+                  whole gradients, which are reduced over ranks only after the last micro-batch (with
+                  training.reduce_each, they are reduced after every micro-batch instead)
     states        the optimizer's moments
-    gathered      with several ranks: parameters outside the blocks, and two blocks (the one that computes and the next)
-                  with their gradients
-    quantized     weights that are kept quantized or cast: on one rank all of them, else those of one block
-    activations   what the forward pass saves for the backward pass: measured by running it with fake tensors;
-                  with training.recompute the inputs of all blocks, and everything in the largest block
+    gathered      with several ranks: whole parameters and gradients outside the blocks, and of two blocks (the block
+                  that computes and the next one)
+    quantized     weights that are kept quantized or cast: with one rank of all blocks, else of one block
+    activations   tensors that the forward pass saves for the backward pass, measured by a run with fake tensors; with
+                  training.recompute, the inputs of all blocks and all saved tensors of the largest block
 
-Temporary tensors inside a layer, the logits of one part of the loss, and the allocator's fragmentation are not
-included; `MARGIN` allows for them.
+Temporary tensors inside a layer and the allocator's fragmentation are not included; `MARGIN` allows for them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MOST_RANKS = 4096
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one rank, the one with the most rows."""
+    """Estimated bytes on one rank, the rank that has the most rows; this module's docstring explains the fields."""
 
     weights: int
     gradients: int
@@ -57,7 +57,7 @@ class Memory:
 
 
 def estimate(trial: Trial, ranks: int = 1) -> Memory:
-    """Return the memory that a trial needs on each of its ranks."""
+    """Return the estimated memory that a trial needs on each of its ranks."""
     model = _on_meta(trial.model, trial.recipe, _dtype(trial))
     t = trial.training
     units = [list(block.parameters()) for block in model.blocks]
@@ -84,9 +84,9 @@ def estimate(trial: Trial, ranks: int = 1) -> Memory:
 
 
 def least_ranks(trial: Trial, device_bytes: float) -> int | None:
-    """Return the smallest number of ranks, a divisor of the micro-batches of a step, that fits; None if there is none.
+    """Return the smallest number of ranks on which the trial fits; None if there is none.
 
-    device_bytes: the memory of one device.
+    Only divisors of the number of micro-batches in a step are tried. device_bytes: the memory of one device.
     """
     micro_batches = trial.training.batch // trial.training.micro_batch
     for ranks in range(1, min(micro_batches, MOST_RANKS) + 1):
@@ -100,7 +100,10 @@ def fits(trial: Trial, ranks: int, device_bytes: float) -> bool:
 
 
 def complaint(trial: Trial, ranks: int, device_bytes: float) -> str | None:
-    """Return why a trial does not fit, with the number of ranks or the setting that would help; None if it fits."""
+    """Return a message if a trial does not fit into `device_bytes` of memory per rank; None if it fits.
+
+    The message names the number of ranks, and the settings, with which the trial would fit.
+    """
     needed = estimate(trial, ranks).total
     if needed <= MARGIN * device_bytes:
         return None
@@ -128,11 +131,11 @@ def complaint(trial: Trial, ranks: int, device_bytes: float) -> str | None:
 
 @dataclass(frozen=True)
 class _Saved:
-    """Bytes of activations that one micro-batch saves."""
+    """Bytes of activations that the forward pass of one micro-batch saves for the backward pass."""
 
-    inputs: int  # of all blocks together
-    blocks: tuple[int, ...]
-    outside: int  # in the embedding, the last norm and the loss
+    inputs: int  # the inputs of all blocks
+    blocks: tuple[int, ...]  # tensors saved inside each block
+    outside: int  # tensors saved in the embedding, the last norm and the loss
 
 
 def _dtype(trial: Trial) -> torch.dtype:
@@ -153,7 +156,7 @@ def _model(config: DecoderConfig, recipe: Recipe, dtype: torch.dtype, device: st
 
 @lru_cache(256)
 def _saved(config: DecoderConfig, recipe: Recipe, dtype: torch.dtype, sequences: int, length: int) -> _Saved:
-    """Run a forward pass with torch's fake tensors, and add up what it saves, block by block."""
+    """Run a forward pass with torch's fake tensors; return the bytes that it saves for the backward pass."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
@@ -165,7 +168,7 @@ def _saved_by_forward(config: DecoderConfig, recipe: Recipe, dtype: torch.dtype,
     parameters = {_storage(parameter) for parameter in model.parameters()}
     counts: list[int] = []
     seen: set[int] = set(parameters)
-    keep: list[Tensor] = []  # storages of freed tensors would be counted as the same one
+    keep: list[Tensor] = []  # tensors must stay alive: a new one might reuse a freed storage and not be counted
 
     @contextmanager
     def counting() -> Iterator[None]:
@@ -193,7 +196,8 @@ def _saved_by_forward(config: DecoderConfig, recipe: Recipe, dtype: torch.dtype,
     y = None
     kind: tuple[object, ...] | None = None
     known: dict[object, int] = {}
-    for block in model.blocks:  # a block of one kind after one of another saves what the first such block has saved
+    # What a block saves depends only on its kind and the kind of the block before, so each such pair runs only once.
+    for block in model.blocks:
         before, kind = kind, _kind(cast(Block, block))
         if (before, kind) in known:
             counts.append(known[before, kind])
@@ -210,7 +214,7 @@ def _saved_by_forward(config: DecoderConfig, recipe: Recipe, dtype: torch.dtype,
 
 
 def _kind(block: Block) -> tuple[object, ...]:
-    """Return what distinguishes a block from others of its model: its branches, and which layers are quantized how."""
+    """Return what determines the memory that a block saves: its branches, and how its layers are quantized."""
     layers = [module for module in block.modules() if isinstance(module, QuantizedLinear)]
     return block.branches, *((id(layer.plans), layer.sampler is None) for layer in layers)
 

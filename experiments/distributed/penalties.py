@@ -1,7 +1,8 @@
-"""Compute the penalty of learned bit widths inside sharded models.
+"""Compute the penalty of learned bit widths (GaussWS eq. 12) in a sharded model.
 
-Outside a block's forward pass a rank holds only a part of a layer's widths. A hook computes the layer's term in the
-forward pass, from all widths. So the term's gradient is reduced together with the loss's, as in an unsharded model.
+Outside a block's forward pass, a rank has only a part of a layer's bit widths. So a hook computes the layer's term of
+the penalty during the forward pass, when all widths are gathered. The gradient of this term is then reduced over ranks
+together with the gradient of the loss.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from fewbits.models.quantized_linear import QuantizedLinear
 
 
 class Penalties:
-    """The terms of one forward pass, collected layer by layer; none if the recipe has no penalty."""
+    """The penalty's terms in one forward pass, collected layer by layer; none if the recipe has no penalty."""
 
     def __init__(self, quantization: Quantization) -> None:
         self._quantization = quantization
@@ -34,7 +35,8 @@ class Penalties:
         assert isinstance(layer, QuantizedLinear)
         if not layer.training or _current_graph_task_id() != -1:
             return  # evaluation, or a block that is computed again in the backward pass
-        # Tensors are saved as such: a block that recomputes would otherwise be asked for them before it is gathered.
+        # Save these tensors themselves for the backward pass. With training.recompute, torch would otherwise try to
+        # compute them again from the block, before the block's parameters are gathered.
         with saved_tensors_hooks(lambda saved: saved, lambda saved: saved):
             term = self._quantization.penalty_term(layer)
         assert term is not None

@@ -1,8 +1,9 @@
 """Save a trial of several ranks: each rank writes its shards, and the first one completes the checkpoint.
 
-Every rank writes one safetensors file into the folder's partial name, and sends its size and SHA-256 to the first rank,
-which writes them into the sealed state and renames the folder. If any rank fails, all do, and the older checkpoints
-stay. Nothing is pickled. The format is described in `fewbits.experiments.storage.checkpoints`.
+Every rank writes one safetensors file into a folder with a temporary name, and sends the file's size and SHA-256 to
+rank 0. Rank 0 writes these into the checkpoint's state file and renames the folder to its final name. If one rank
+fails, all ranks raise an error, and the older checkpoints stay. Nothing is pickled.
+`fewbits.experiments.storage.checkpoints` describes the format.
 """
 
 from __future__ import annotations
@@ -23,13 +24,16 @@ from fewbits.experiments.devices import World
 from fewbits.experiments.storage import checkpoints
 from fewbits.models.networks.sharded import is_sharded, local
 
-_NAME = 255  # bytes of a file's name, at most
-_SHA256 = 32  # bytes
-OF_RANK = ("observer.", "rng")  # tensors that every rank has of its own
+_NAME = 255  # largest number of bytes in a file's name
+_SHA256 = 32  # number of bytes of a digest
+OF_RANK = ("observer.", "rng")  # beginnings of the names of tensors that are different on every rank
 
 
 def local_tree(tree: Any, addresses: set[int]) -> Any:
-    """Return nested dicts with the local rows in place of sharded tensors, whose addresses are added to the set."""
+    """Return nested dictionaries in which this rank's rows replace each sharded tensor.
+
+    The addresses of these rows are added to `addresses`, so that they can be recognised later.
+    """
     if isinstance(tree, Mapping):
         return {key: local_tree(value, addresses) for key, value in tree.items()}
     if isinstance(tree, Tensor) and is_sharded(tree):
@@ -41,7 +45,10 @@ def local_tree(tree: Any, addresses: set[int]) -> Any:
 
 
 def save(folder: Path, step: int, tree: Mapping[str, Any], world: World, *, keep: int) -> None:
-    """Save what `tree` holds, as `checkpoints.flatten` takes it; all ranks call this together."""
+    """Save a checkpoint of the nested dictionaries `tree` in `folder`, and keep the newest `keep` checkpoints there.
+
+    All ranks must call this together.
+    """
     if world.ranks == 1:
         tensors, rest = checkpoints.flatten(tree)
         checkpoints.save(folder, step, tensors, rest, keep=keep)
@@ -83,7 +90,10 @@ def save(folder: Path, step: int, tree: Mapping[str, Any], world: World, *, keep
 
 
 def newest(world: World, *folders: Path) -> checkpoints.Checkpoint | None:
-    """Return the newest checkpoint that all ranks find intact; each of them checks a part of its bytes."""
+    """Return the newest checkpoint in the folders that is intact on all ranks, or None; all ranks must call this.
+
+    Each rank checks a part of a checkpoint's bytes.
+    """
     if world.ranks == 1:
         return checkpoints.newest(*folders)
     for path in checkpoints.newest_first(*folders):
@@ -110,7 +120,7 @@ def _fail_together(failure: OSError | None, world: World) -> None:
 
 
 def _from_first(text: str, world: World) -> str:
-    """Return the text of rank 0 on all ranks."""
+    """Return rank 0's `text` on all ranks."""
     encoded = text.encode().ljust(_NAME, b"\0") if not world.rank else bytes(_NAME)
     letters = torch.tensor(list(encoded), dtype=torch.uint8, device=world.device)
     dist.broadcast(letters, 0)
@@ -118,7 +128,7 @@ def _from_first(text: str, world: World) -> str:
 
 
 def _gather(size: int, digest: str, world: World) -> Iterable[tuple[int, str]]:
-    """Return the size and the digest of each rank's file."""
+    """Return the size and the SHA-256 of each rank's file, on all ranks, in the order of ranks."""
     own = torch.tensor([size, *bytes.fromhex(digest)], dtype=torch.int64, device=world.device)
     rows = [torch.empty_like(own) for _ in range(world.ranks)]
     dist.all_gather(rows, own)

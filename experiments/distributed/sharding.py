@@ -1,11 +1,11 @@
 """Distribute a model over the ranks of a trial: torch's `fully_shard`, one unit per block.
 
-Every rank holds a part of each parameter, and so of its gradient and of the optimizer's state. A block's parameters
+Every rank stores a part of each parameter, and the same part of its gradient and optimizer state. A block's parameters
 are gathered before its forward and backward pass and freed afterwards; gradients are reduced to the mean over ranks.
-Both happen in FP32; layers cast and quantize what they have gathered.
+Both are done in FP32: layers cast and quantize the gathered weights.
 
-The model is built on torch's meta device and filled block by block, so that a device holds at most one block as a
-whole (and the embedding and the head) before they are sharded.
+The model is built on torch's meta device, without memory. Each block is allocated, initialised and sharded before the
+next one, so that a device never has more than one whole block, or the whole embedding and head, in memory.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ def build_sharded(
 ) -> tuple[Decoder, Quantization]:
     """Return a model with its initial parameters sharded over all ranks, and its quantization.
 
-    quantized: called with the model on the meta device, before its parameters exist. It must not keep weights.
-    The parameters have the bits of `fewbits.models.networks.registry.build` with this seed.
+    The initial parameters have the same bits as those of `fewbits.models.networks.registry.build` with this seed.
+
+    quantized: quantizes the model; called before its parameters have memory. It must not keep copies of weights.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
@@ -65,19 +66,25 @@ def recompute_blocks(model: Decoder) -> None:
 
 
 def synchronize_gradients(model: nn.Module, now: bool) -> None:
-    """Set whether the next backward pass reduces gradients over ranks, as only the last of a step must."""
+    """Set whether the next backward pass reduces gradients over ranks; only the last one of a step has to.
+
+    A model that is not sharded is left unchanged.
+    """
     if callable(set_sync := getattr(model, "set_requires_gradient_sync", None)):
         set_sync(now)
 
 
 def reshard(model: nn.Module) -> None:
-    """Free gathered parameters, which after a forward pass without a backward pass remain outside the blocks."""
+    """Free the gathered parameters outside the blocks, which stay gathered if no backward pass follows a forward pass.
+
+    A model that is not sharded is left unchanged.
+    """
     if callable(free := getattr(model, "reshard", None)):
         free()
 
 
 def _materialise_rest(model: Decoder, device: torch.device) -> None:
-    """Allocate what is outside the blocks; a tied head keeps the embedding's weight."""
+    """Allocate the parameters outside the blocks; a tied head uses the embedding's weight."""
     for module in (model.embed, model.positions, model.norm, model.head):
         if module is not None:
             module.to_empty(device=device)

@@ -1,9 +1,9 @@
 """Evaluate a trial's last weights document by document: with the recipe, unquantized, and with sampled weights cast.
 
-A claim compares the losses of two arms. Its interval has to cover other text as well as other seeds, and the tokens of
-one document are not independent of each other. So the losses are kept per document, where they can be clustered.
+A claim compares the losses of two arms. Its confidence interval has to cover other text as well as other seeds, and the
+tokens of one document are not independent of each other. So losses are stored per document, to be clustered by it.
 
-The weights are evaluated up to four times, on the windows that are evaluated during training too:
+The weights are evaluated twice, or four times if layers are sampled, on the same windows as during training:
 
 * `loss`: with the recipe's own operands;
 * `loss_unquantized`: with all operands in the compute dtype (BF16 as a rule), which separates the effect of the
@@ -36,9 +36,11 @@ COLUMNS = ("text", "document", "tokens")
 def evaluate_documents(
     model: Model, quantization: Quantization, corpus: Corpus, windows: Mapping[str, int], *, length: int, batch: int
 ) -> pd.DataFrame:
-    """Return a row for each document of each held-out split: its evaluated tokens, and their mean losses.
+    """Return a row for each document of each held-out split, with the content of evaluation.parquet.
 
-    windows: for each split, the number of windows to evaluate.
+    The columns are `text` (the split), `document` (its number), `tokens` (the number of evaluated tokens), and the mean
+    of each loss over these tokens.
+    windows: the number of windows to evaluate, by split. batch: windows per forward pass.
     """
     frames = []
     for split, count in windows.items():
@@ -59,7 +61,10 @@ def evaluate_documents(
 
 
 def means(frame: pd.DataFrame) -> dict[str, float]:
-    """Return the means over each split of all losses but `loss`, with names like `ood_loss_unquantized`."""
+    """Return the mean over each split of all losses except `loss`, by names such as `ood_loss_unquantized`.
+
+    frame: the result of `evaluate_documents`.
+    """
     losses: dict[str, float] = {}
     for text, rows in frame.groupby("text", sort=False):
         weights = rows["tokens"].to_numpy(np.float64)
@@ -71,7 +76,7 @@ def means(frame: pd.DataFrame) -> dict[str, float]:
 
 
 def loss_count(quantization: Quantization) -> int:
-    """Return how many losses `evaluate_documents` computes of each window."""
+    """Return the number of losses that `evaluate_documents` computes for each window: 2, or 4 with sampled layers."""
     return sum(1 for _ in _formats(quantization))
 
 

@@ -1,24 +1,24 @@
 """Cut a four-way cloze task from held-out text: choose which of four continuations follows a context.
 
 It replaces the papers' downstream tasks for models that are too small for them (MoR's MMLU curves, NVFP4's table 2).
-Chance is 25 %. The task tests whether the model uses the context, so nothing else may reveal or hide the answer:
+Chance is 25 %. The task tests whether the model uses the context, so nothing else may reveal or hide the true choice:
 
-* All choices are real text of the same split with the same number of tokens, so none is odd in itself and sums of
-  log-likelihoods are comparable.
-* At its own position in the text, each wrong choice follows the same token as the truth, such as a letter or a space.
-  Otherwise a choice could be recognised by whether it completes the context's last word. So a model has to use at least
-  the last two tokens of the context; one that knows only pairs of tokens is at chance.
-* Of 64 random positions like that, the three are used whose text is closest in probability to the truth under a model
-  of token pairs. Log-likelihoods differ more between texts than a small model can gain from the context: if the wrong
-  choices were random, the one with the most common words would win, and the model would stay near chance for long.
-* The choices overlap neither the context nor the truth, and all four differ.
+* All choices are real text of the same split with the same number of tokens, so no choice is unusual in itself, and
+  sums of log-likelihoods are comparable.
+* Where a wrong choice was cut from the text, the token before it is the last token of the context, such as a letter or
+  a space. Otherwise a choice could be recognised by whether it completes the context's last word. So a model has to use
+  at least the last two tokens of the context; a model that knows only pairs of tokens is at chance.
+* 64 random positions of this kind are drawn. The wrong choices are the three texts whose probability, under a model of
+  token pairs, is closest to that of the true choice. With random wrong choices, differences in how common the words are
+  would outweigh what a small model can gain from the context, and the model would stay near chance for long.
+* The wrong choices overlap neither the context nor the true choice, and all four choices differ.
 
 Continuations are short and mostly start inside a word, because models that read bytes learn these first. A model of
 1.9 M parameters that had read 2 MB of Python was right in 55 ± 2 % of items of eight bytes. With another design, whose
-choices were the first 16, 32 or 64 bytes of random lines with the same indentation, it was right in 27 to 29 ± 2 %.
+choices were the first 16, 32 or 64 bytes of random lines with equal indentation, it was right in 27 to 29 ± 2 %.
 
 Items depend only on the text, the seed and the count (not on the random generator of a library), so every trial gets
-the same items. A larger count adds items after the same first ones.
+the same items. A larger count keeps the items of a smaller count and adds items after them.
 """
 
 import math
@@ -36,15 +36,18 @@ from fewbits.kernels.seeds import derive_seed
 CHOICES = 4
 POOL = (
     1 << 22
-)  # tokens of a split that items are cut from: enough for any count, while a split may be as large as the web
-DRAWS = 64  # candidate places for the wrong choices of one item
+)  # items are cut from at most this many tokens of a split: enough for any count, and it limits the time and memory
+DRAWS = 64  # number of positions that are drawn as candidates for the wrong choices of one item
 
 Tokens = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, eq=False)
 class ClozeItems:
-    """Items: contexts[N, n] and choices[N, 4, m], int64. Choice 0 is the truth; scoring ignores the order."""
+    """N cloze items, int64: contexts[N, tokens] and choices[N, 4, tokens]. Choice 0 is always the true one.
+
+    Scoring does not use the order of the choices.
+    """
 
     contexts: Tensor
     choices: Tensor
@@ -52,9 +55,10 @@ class ClozeItems:
 
 @dataclass(frozen=True, eq=False)
 class ClozeScore:
-    """The points of each item, float64 [N]: 1 if the truth is the likeliest choice, 1/k in a tie of k choices, else 0.
+    """The points of each item, float64 [N]: 1 if the true choice is the likeliest, 1/k in a tie of k choices, else 0.
 
-    A tie gives what guessing among the tied choices would give on average, so an uninformed model is exactly at chance.
+    In a tie that includes the true choice, guessing among the k choices would give 1/k points on average. So a model
+    that finds all choices equally likely is exactly at chance.
     """
 
     each: Tensor
@@ -78,13 +82,13 @@ def cloze_items(
 ) -> ClozeItems:
     """Return `count` items with `context` tokens of context and `continuation` tokens per choice.
 
-    Raises ValueError if the split has fewer items.
+    Raise ValueError if fewer items can be cut from the split.
     """
     for name, value in (("count", count), ("context", context), ("continuation", continuation)):
         check_count(name, value)
     pool = _Pool.read(corpus, split, context, continuation)
     size = f"of {context} + {continuation} tokens ({len(pool.tokens)} tokens, {len(pool.places)} positions to cut at)"
-    if count > len(pool.places):  # checked first, because trying all places of a large split takes hours
+    if count > len(pool.places):  # checked first, because trying all positions of a large split takes hours
         raise ValueError(f"count={count}: split {split!r} has fewer items {size}")
     contexts, choices = [], []
     for drawn in _shuffled(len(pool.places), seed):
@@ -99,7 +103,7 @@ def cloze_items(
 
 
 def evaluate_cloze(model: Model, items: ClozeItems, *, batch: int = 8) -> ClozeScore:
-    """Score a model on the items, `batch` at a time. The likeliest choice has the largest sum of log-likelihoods."""
+    """Score a model on the items, `batch` items at a time; the likeliest choice has the largest log-likelihood."""
     check_count("batch", batch)
     n, ways, m = items.contexts.shape[1], *items.choices.shape[1:]
     earned = []
@@ -115,14 +119,14 @@ def evaluate_cloze(model: Model, items: ClozeItems, *, batch: int = 8) -> ClozeS
 
 @dataclass(frozen=True, eq=False)
 class _Pool:
-    """The text that items are cut from. A place is a position after a full context where a continuation may begin."""
+    """The text that items are cut from, and the positions in it where a continuation may begin."""
 
     tokens: Tokens
-    places: Tokens
-    alike: dict[int, Tokens]  # the places after each token
-    surprise: Tokens  # cumulative, up to and including each token
-    context: int
-    continuation: int
+    places: Tokens  # positions where a continuation may begin: a full context in the same document comes before
+    alike: dict[int, Tokens]  # by token: the places that directly follow this token
+    surprise: Tokens  # cumulative sum of `_surprise`, up to and including each token
+    context: int  # tokens of a context
+    continuation: int  # tokens of a continuation
 
     @classmethod
     def read(cls, corpus: Corpus, split: str, context: int, continuation: int) -> "_Pool":
@@ -139,7 +143,7 @@ class _Pool:
         return self.tokens[place : place + self.continuation]
 
     def choices(self, place: int, seed: int) -> list[int]:
-        """Return the positions at which the truth and up to three wrong choices begin, the truth first."""
+        """Return the positions where the choices of the item at `place` begin: the true one, then up to three wrong."""
         alike = self.alike[int(self.tokens[place - 1])]
         by_text = {self.text(place).tobytes(): place}
         for draw in range(DRAWS):
@@ -153,7 +157,7 @@ class _Pool:
 
 
 def _read(corpus: Corpus, split: str) -> tuple[Tokens, Tokens]:
-    """Return the split's first tokens, and the document number of each one."""
+    """Return the split's first tokens, at most POOL, and the number of each token's document."""
     documents, size = [], 0
     for document in corpus.documents(split):
         documents.append(document[: POOL - size].astype(np.int64))
@@ -166,9 +170,9 @@ def _read(corpus: Corpus, split: str) -> tuple[Tokens, Tokens]:
 
 
 def _surprise(tokens: Tokens) -> Tokens:
-    """Return −log₂ p of each token, in whole 1024ths of a bit; p is its frequency after the token before it.
+    """Return −log₂ p of each token, in whole 1024ths of a bit; p is the token's frequency after the previous token.
 
-    Sums of integers are the same on every machine.
+    Integers are used because their sums are the same on every machine.
     """
     surprise = np.zeros(len(tokens), dtype=np.int64)
     if len(tokens) > 1:
@@ -180,7 +184,7 @@ def _surprise(tokens: Tokens) -> Tokens:
 
 
 def _shuffled(size: int, seed: int) -> Iterator[int]:
-    """Yield 0 … size − 1 in an order drawn from the seed (Fisher and Yates, computed only as far as it is read)."""
+    """Yield 0 … size − 1 in a random order that the seed determines (Fisher and Yates' shuffle, computed lazily)."""
     moved: dict[int, int] = {}
     for i in range(size):
         j = i + derive_seed(seed, i) % (size - i)

@@ -1,7 +1,7 @@
-"""Evaluate finished runs: loss, cloze items, other text and lm-eval's tasks, computed once and stored beside each run.
+"""Evaluate finished runs: loss, cloze items, other text and lm-eval's tasks; results are stored in the run folder.
 
-The numbers are those that training itself would have written, because the model is opened with the recipe's operands,
-noise and batch sizes of the trial's own evaluation (finished_run.py).
+The numbers equal those that training itself would have written, because the model is opened with the operands, noise
+and batch sizes of the trial's own evaluation (finished_run.py). A stored result is not computed again.
 """
 
 from __future__ import annotations
@@ -40,20 +40,21 @@ from fewbits.models.quantize import Quantization, unquantized
 
 CLOZE = "cloze"
 OWN_TASKS = (LOSS, CLOZE)
-ITEMS = 500  # of the cloze task
+ITEMS = 500  # default number of cloze items of each held-out split
 Report = Callable[[str], None]
-Progress = Callable[[int], AbstractContextManager[None]]
+Progress = Callable[[int], AbstractContextManager[None]]  # made by `_progress`
 
 
 @dataclass(frozen=True)
 class Request:
-    """The evaluations to make of each run.
+    """The evaluations to compute for each run.
 
     tasks: loss, cloze, names of lm-eval's tasks and groups, or of our groups (mor, nvfp4).
-    texts: files whose loss is computed, besides the tasks.
-    items: cloze items of each held-out split. limit: questions of each lm-eval task; None: all.
+    texts: text files on which the loss is also computed.
+    items: number of cloze items of each held-out split.
+    limit: number of questions of each lm-eval task; None: all.
     include_path: a folder of further lm-eval tasks. run_code: let tasks run code that the model writes.
-    unquantized: compute all operands in the compute dtype instead of with the recipe.
+    unquantized: evaluate with all operands in the compute dtype, not quantized by the recipe.
     """
 
     tasks: tuple[str, ...] = (LOSS,)
@@ -65,7 +66,7 @@ class Request:
     unquantized: bool = False
 
     def check(self) -> None:
-        """Raise ValueError if a task or a text does not exist, before anything is computed."""
+        """Raise ValueError if lm-eval cannot run a task or a text cannot be read, before anything is computed."""
         if harness := self.harness_tasks:
             check_tasks(harness, self.include_path, self.run_code)
         _texts(self)
@@ -86,10 +87,10 @@ def evaluate(
     again: bool = False,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Return the results of tasks on a finished run, computed now or earlier, as a nested dictionary.
+    """Return the results of tasks on a finished run, computed now or stored earlier, as a nested dictionary.
 
-    run: its folder, or its name or hash in the store `runs`. step: of another checkpoint than the last one.
-    settings: further fields of `Request`, such as limit=100. again: compute also what is stored already.
+    run: the run's folder, or its name or hash in the store `runs`. step: step of the checkpoint; None: the last step.
+    settings: further fields of `Request`, such as limit=100. again: compute results again that are already stored.
 
     >>> evaluate("1a2b3c4d", ["loss", "piqa"])["tasks"]["piqa"]["acc,none"]
     """
@@ -111,10 +112,10 @@ def evaluations_of(
     again: bool = False,
     report: Report = lambda _: None,
 ) -> list[tuple[Evaluation, bool]]:
-    """Return the run's evaluations in the order of the request, each with whether it was stored already.
+    """Return (evaluation, whether it was stored already) for each task and text, in the order of the request.
 
-    again: compute also those that are stored already. report: called with the name of each task before it is computed,
-    and with the number of windows that are done.
+    again: compute results again that are already stored. report: called with messages about the progress: the name of
+    each task before it is computed, and the number of windows that are done.
     """
     keys = list(_keys(run, request, devices.kind_of_device(runtime)))
     stored = {} if again else {key.file: one for key in keys if (one := evaluations.find(run.folder.path, key))}
@@ -140,7 +141,7 @@ def _harness_settings(request: Request) -> dict[str, Any]:
 
 
 def _digest_of_folder(folder: Path) -> str:
-    """Return a hash of all files of a folder of tasks: a task also reads data files and Python modules beside it."""
+    """Return a hash of all files in a folder of tasks, because a task may read data files and Python modules there."""
     files = (file for file in sorted(folder.rglob("*")) if file.is_file() and file.suffix != ".pyc")
     contents = ((str(file.relative_to(folder)), hashlib.sha256(file.read_bytes()).hexdigest()) for file in files)
     return _digest(json.dumps([*contents]))
@@ -149,7 +150,7 @@ def _digest_of_folder(folder: Path) -> str:
 def _computed(
     run: FinishedRun, request: Request, runtime: Runtime, keys: Sequence[Key], report: Report
 ) -> Iterator[Evaluation]:
-    """Compute and store the evaluations with these keys."""
+    """Compute the evaluations with these keys, store them in the run folder, and yield them."""
     report("loading the checkpoint")
     model, quantization = run.model(runtime)
     facts = dict(environment(next(model.parameters()).device)) | {"lm_eval": _version("lm_eval")}
@@ -176,7 +177,10 @@ def _computed(
 
 
 def _progress(task: str, model: Decoder, report: Report) -> Progress:
-    """Return a context manager that reports how many of `total` windows the model has evaluated."""
+    """Return a function that takes a total number of windows and returns a context manager.
+
+    In its `with` block, each forward pass of the model reports how many of these windows are done.
+    """
     report(task)
 
     @contextmanager
@@ -261,9 +265,10 @@ def _run_tasks(
 
 
 def _texts(request: Request) -> dict[str, str]:
-    """Return the requested texts by the names of their results.
+    """Return the contents of the requested text files, by the name that the results use for each text.
 
-    The name is the file's; different texts in files of one name get a part of their digests as well.
+    This is the file's name; if files of the same name have different contents, it is the file's name and a part of the
+    content's digest.
     """
     paths: dict[str, dict[str, str]] = {}  # contents by file name and digest
     for path in request.texts:
@@ -281,7 +286,7 @@ def _digest(text: str) -> str:
 
 
 def _read_text(path: Path) -> str:
-    """Return the text of a file, with its line ends and without a byte order mark, as `data=text` reads it."""
+    """Return a file's text as `data=text` reads it: line ends are not converted, and a byte order mark is removed."""
     try:
         return path.expanduser().read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
@@ -291,7 +296,7 @@ def _read_text(path: Path) -> str:
 
 
 def _number(value: float) -> float | None:
-    """Return the value, or None if it is not finite, which JSON does not have."""
+    """Return the value, or None if it is not finite: JSON has no such numbers."""
     return value if math.isfinite(value) else None
 
 

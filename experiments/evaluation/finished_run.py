@@ -1,4 +1,4 @@
-"""Open the model of a finished run as its own evaluation sees it: a checkpoint's weights, the recipe, the noise."""
+"""Open a finished run's model for evaluation, with the weights of a checkpoint, the recipe and the trial's noise."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fewbits.models.quantize import Quantization, quantize
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run that has ended, and the step of one of its checkpoints; files are read when they are first needed."""
+    """A finished run at one of its checkpoints; checkpoint and corpus are read when they are first needed."""
 
     folder: RunFolder
     trial: Trial
@@ -35,9 +35,10 @@ class FinishedRun:
 
     @staticmethod
     def open(path: Path, step: int | None = None, cache: str | Path | None = None) -> FinishedRun:
-        """Open the run in a folder. step: that of a checkpoint, also of a run that has not ended; None: the last step.
+        """Open the run in the folder `path`. cache: folder of corpora; None: the default.
 
-        Raise ValueError if the run has no result and no step is given.
+        step: step of a checkpoint; the run then need not have ended. None: the last step; raise ValueError if the run
+        has not ended.
         """
         folder, corpora = opened(path), Path(cache).expanduser() if cache else default_cache()
         if step is None:
@@ -57,14 +58,14 @@ class FinishedRun:
 
     @cached_property
     def corpus(self) -> Corpus:
-        """The corpus of the run; ValueError if the data differ from those of its checkpoint."""
+        """The corpus of the run; raises ValueError if its data are not those that the checkpoint was trained on."""
         corpus, saved = load(self.trial.data, self.cache), self.checkpoint.state["data"]
         corpus.check(saved["fingerprint"], saved)
         return corpus
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
-        """The tokenizer of the run's data. If it is `bytes`, the data need not be on this machine."""
+        """The tokenizer of the run's data; if it is `bytes`, the corpus is not opened. ValueError if it is unknown."""
         if self.checkpoint.state["data"].get("tokenizer") == Bytes.spelling:
             return TextTokenizer(Bytes())
         tokenizer = text_tokenizer(self.corpus)
@@ -74,11 +75,14 @@ class FinishedRun:
 
     @property
     def separator(self) -> int | None:
-        """The token between documents."""
+        """The token between documents in the run's data; None if the data have no known separator."""
         return self.checkpoint.state["data"].get("separator")
 
     def model(self, runtime: Runtime) -> tuple[Decoder, Quantization]:
-        """Return the model with its recipe, ready for evaluation with the operands and noise of the next update."""
+        """Return the model and its quantization, with the operands and noise of the update after the checkpoint.
+
+        The trial's own evaluation at this step uses the same operands and noise.
+        """
         device = devices.choose(runtime).device
         t, state = self.trial.training, self.checkpoint.state
         with torch.device(device):

@@ -1,7 +1,8 @@
 """Run lm-eval tasks on a model of ours and return their metrics.
 
-This is deterministic and has no side effects: lm-eval seeds the global generators, so their states are restored, and a
-trial that is evaluated midway continues unchanged. Tasks with local data (`dataset_path: json`) need no network.
+The metrics are deterministic. lm-eval seeds the global random generators; their states are restored afterwards, so a
+trial that is evaluated during training continues unchanged. Tasks with local data (`dataset_path: json`) need no
+network.
 """
 
 import random
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
 
 SEED = 1234  # lm-eval's default, for the few-shot examples and everything else that it seeds
-BOOTSTRAPS = 1000  # resamples for the standard error of metrics that have no formula
+BOOTSTRAPS = 1000  # number of resamples for the standard error of metrics without a formula for it
 
 
 def run_tasks(
@@ -37,12 +38,14 @@ def run_tasks(
     include_path: str | Path | None = None,
     run_code: bool = False,
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Return, by each requested name, the metrics of its lm-eval tasks and, pooled, of lm-eval's groups of them.
+    """Return the metrics as requested name → lm-eval task or group → metric → value.
 
-    The metrics' keys are lm-eval's, such as "acc,none". A group's members are among its results.
-    `tasks` are names of lm-eval's tasks or groups, of YAML files under `include_path`, or of `tasks.TASK_GROUPS`.
-    `length`, `batch` and `end` are those of `FewbitsLM`. `limit` is the number of questions of each task (None: all).
-    Tasks that execute code written by the model need `run_code`.
+    A requested group has an entry for the group, if lm-eval pools its metrics, and for each of its tasks. The keys of
+    metrics are lm-eval's, such as "acc,none".
+
+    tasks: names of lm-eval's tasks or groups, of tasks in YAML files under `include_path`, or in `tasks.TASK_GROUPS`.
+    length, batch, end: see `FewbitsLM`. limit: the number of questions of each task; None: all.
+    run_code: allow tasks that execute code which the model writes.
     """
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
         raise ValueError(f"limit={limit!r}: an integer of 1 or more, or None for all questions, is expected")
@@ -74,7 +77,7 @@ def run_tasks(
 
 
 def check_tasks(tasks: Sequence[str], include_path: str | Path | None = None, run_code: bool = False) -> None:
-    """Raise, before training starts, the ValueError that `run_tasks` would raise for these tasks."""
+    """Raise ValueError if `run_tasks` would refuse these tasks; called before training starts."""
     wanted = shots(tasks)
     _require_lm_eval()
     _check_code(_manager(wanted, include_path), wanted, run_code)
@@ -90,9 +93,10 @@ def _require_lm_eval() -> None:
 
 
 def _manager(wanted: Mapping[str, int | None], include_path: str | Path | None) -> "TaskManager":
-    """Return an index of lm-eval's tasks and those under `include_path`.
+    """Return lm-eval's index of tasks, including those under `include_path`. Raise ValueError for unknown tasks.
 
-    lm-eval's own 14,000 tasks take 10 s to read, so they are left out if the local ones suffice.
+    lm-eval's own 14,000 tasks take 10 s to read, so they are not read if all wanted tasks are under `include_path`.
+    wanted: tasks and groups, with their numbers of few-shot examples (None: lm-eval's default).
     """
     from lm_eval.tasks import TaskManager
 
@@ -114,7 +118,7 @@ def _manager(wanted: Mapping[str, int | None], include_path: str | Path | None) 
 
 
 def _complete(manager: "TaskManager", name: str) -> bool:
-    """Tell whether a task is in the index, and for a group also all of its members."""
+    """Tell whether the task or group `name` is in the index, and, for a group, all of its members, too."""
     if name not in manager.task_index:
         return False
     members = (manager.task_index[name].cfg or {}).get("task")
@@ -122,7 +126,7 @@ def _complete(manager: "TaskManager", name: str) -> bool:
 
 
 def _check_code(manager: "TaskManager", wanted: Mapping[str, int | None], run_code: bool) -> None:
-    """Raise ValueError for tasks that run code, before anything is loaded; lm-eval fails later and with a long text."""
+    """Raise ValueError for tasks that run code, unless `run_code` allows it; lm-eval itself would fail much later."""
     unsafe = [name for name in wanted if (manager.task_index[name].cfg or {}).get("unsafe_code")]
     if unsafe and not run_code:
         raise ValueError(
@@ -133,9 +137,9 @@ def _check_code(manager: "TaskManager", wanted: Mapping[str, int | None], run_co
 def _load(
     manager: "TaskManager", wanted: Mapping[str, int | None]
 ) -> tuple[dict[str, dict[str, Any]], dict[str, list[str]]]:
-    """Return the tasks as lm-eval's `evaluate` expects them, and the tasks and groups that each wanted name means.
+    """Load the wanted tasks, with their data, and set their numbers of few-shot examples.
 
-    The tasks have their data and their numbers of few-shot examples.
+    Return them as lm-eval's `evaluate` expects them, and, for each wanted name, the names of its groups and tasks.
     """
     loaded: dict[str, dict[str, Any]] = {"tasks": {}, "groups": {}, "group_map": {}}
     parts: dict[str, list[str]] = {}
@@ -160,13 +164,16 @@ def _load(
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics, their standard errors ("acc_stderr,none") if any, and "sample_len", the question count."""
+    """Return the entries that are numbers: metrics, standard errors ("acc_stderr,none"), number of questions.
+
+    The number of questions has the key "sample_len".
+    """
     return {key: float(value) for key, value in metrics.items() if isinstance(value, (int, float, np.number))}
 
 
 @contextmanager
 def _seeded() -> Iterator[None]:
-    """Seed the global generators, and restore their states afterwards."""
+    """Seed the random generators of Python, numpy and torch for the `with` block; restore their states afterwards."""
     python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng():
         random.seed(SEED)

@@ -1,10 +1,10 @@
 """Present a model of ours to lm-eval. Importing this needs lm-eval (extra `eval`), so `harness` imports it when used.
 
-Every request is scored in windows. A window has the tokens that the model reads, at most the context length, and the
-targets of its last positions: the tokens whose log-likelihood is requested. Windows are sorted by length and padded on
-the right, which a causal model cannot see. Quantizers can: a scale of a whole tensor depends on all texts of the batch
-and on the padding (with batch=1 there is only one text, and no padding). The order of the batches depends only on the
-requests, so for each batch size results repeat exactly.
+Every request is scored in windows. A window consists of the tokens that the model reads, at most `length` of them, and
+of targets for its last positions: the tokens whose log-likelihood is requested. Windows are sorted by length and padded
+on the right. Padding does not affect a causal model, but it affects quantizers: a scale of a whole tensor depends on
+all texts of the batch and on the padding (with batch=1 there is only one text, and no padding). The composition of the
+batches depends only on the requests, so with the same batch size results repeat exactly.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ from fewbits.experiments.evaluation.protocols import Model, Tokenizer, check_cou
 
 
 class Window(NamedTuple):
-    """The tokens that the model reads, and the tokens that it should predict at the last positions, one for each."""
+    """The tokens that the model reads, and the targets: the tokens that it should predict at the last positions."""
 
     inputs: tuple[int, ...]
     targets: tuple[int, ...]
@@ -30,19 +30,21 @@ class Window(NamedTuple):
 
 @dataclass
 class Answer:
-    """A text that is being generated: the prompt's tokens and those that followed."""
+    """A text that is being generated."""
 
-    tokens: list[int]
-    prompt: int  # tokens of the prompt
-    limit: int  # tokens to generate at most
+    tokens: list[int]  # the prompt's tokens, then the generated tokens
+    prompt: int  # number of tokens of the prompt
+    limit: int  # number of tokens to generate at most
     stops: list[str]  # strings that end the text
 
 
 class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
-    """A model of ours for lm-eval.
+    """An adapter that presents a model of ours to lm-eval.
 
-    `length` is the longest input; of longer contexts the last tokens are read. `end` is the token between documents: it
-    precedes texts without context and ends generated ones. Without it, a line break precedes them.
+    length: number of tokens of the longest input; of a longer context, only the last tokens are read.
+    batch: number of inputs per forward pass.
+    end: the token between documents. It is put before a text without context, and it ends generated texts. None: a line
+        break is put before such a text, and only stop strings and limits end generated texts.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
     # The interface that lm-eval calls
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Return each continuation's log-likelihood given its context, and whether it is the greedy one."""
+        """Return each continuation's log-likelihood given its context, and whether greedy decoding would give it."""
         pairs = [request.args for request in requests]
         return self._loglikelihood_tokens([(pair, *self._encode(*pair)) for pair in pairs])
 
@@ -74,15 +76,15 @@ class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         return self._totals([self._windows(context, continuation) for _, context, continuation in requests])
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Return the log-likelihood of each whole text; each of its tokens is predicted once."""
+        """Return the log-likelihood of each request's whole text; each token of the text is predicted once."""
         texts = [self.tok_encode(request.args[0]) for request in requests]
         return [total for total, _ in self._totals([self._rolling([self._prefix], text) for text in texts])]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Return each request's greedily generated text, up to a stop string, which is removed, or up to the limit.
+        """Return each request's greedily generated text, without the stop string that ended it.
 
-        The model reads the last `length` tokens each time. It has no key-value cache, so each token costs one forward
-        pass over this window.
+        Generation also ends after the request's maximum number of tokens. For each token, the model reads the last
+        `length` tokens in one forward pass, because it has no key-value cache.
         """
         answers = [self._start(*request.args) for request in requests]
         order = sorted(range(len(answers)), key=lambda i: (-len(answers[i].tokens), i))
@@ -102,20 +104,26 @@ class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
     # Text to windows
 
     def _encode(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """Return the tokens of both; as in lm-eval, trailing spaces of the context belong to the continuation."""
+        """Return the tokens of the context and of the continuation, to which the context's trailing spaces are moved.
+
+        lm-eval does the same. An empty context becomes the token that is put before texts without context.
+        """
         if not context:
             return [self._prefix], self.tok_encode(continuation)
         before, after = self._encode_pair(context, continuation)
         return before or [self._prefix], after
 
     def _windows(self, context: list[int], continuation: list[int]) -> list[Window]:
-        """Return one window with as much context as fits; a continuation that does not fit gets several windows."""
+        """Return one window with as much context as fits, or several windows if the continuation alone is too long."""
         if not continuation or len(continuation) > self._length:
             return self._rolling(context, continuation)
         return [Window(tuple((context + continuation)[-self._length - 1 : -1]), tuple(continuation))]
 
     def _rolling(self, context: list[int], text: list[int]) -> list[Window]:
-        """Return lm-eval's windows, which cover the text one after the other; the last one has a full context."""
+        """Return lm-eval's consecutive windows over a text; the last window is extended to the left to full length.
+
+        The first token is predicted from the last token of the context.
+        """
         pairs = get_rolling_token_windows(text, context[-1], max_seq_len=self._length, context_len=1)
         return [Window(tuple(inputs), tuple(targets)) for inputs, targets in pairs]
 
@@ -127,7 +135,10 @@ class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         return Answer(tokens, len(tokens), wanted["max_gen_toks"], [stop for stop in wanted["until"] if stop])
 
     def _extend(self, answer: Answer, token: int) -> tuple[str, bool]:
-        """Add a token; return the answer's text, cut before the first stop, and whether it ends there."""
+        """Add a token to the answer; return the generated text, cut before a stop string, and whether it ends.
+
+        It ends if it contains a stop string, or if the token is the one between documents.
+        """
         if token != self._end:
             answer.tokens.append(token)
         text = self._tokenizer.decode(answer.tokens[answer.prompt :])
@@ -145,7 +156,10 @@ class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         return totals
 
     def _score_windows(self, windows: Sequence[Window]) -> list[tuple[float, bool]]:
-        """Score windows; equal inputs are read once, as a question's choices often differ only in the last token."""
+        """Return `_score` of each window. Windows with equal inputs share one forward pass.
+
+        This is frequent, because the choices of a question often differ only in their last token.
+        """
         readers: dict[tuple[int, ...], list[int]] = {}
         for i, window in enumerate(windows):
             readers.setdefault(window.inputs, []).append(i)
@@ -160,7 +174,7 @@ class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         return scores
 
     def _logits(self, batch: Sequence[tuple[int, ...]], device: torch.device) -> Iterator[Tensor]:
-        """Return logits[t, V] of each input. Padding repeats an input's own tokens, so blocks get no other values."""
+        """Return logits [tokens, V] of each input. Short inputs are padded by their own tokens, not by other values."""
         longest = max(map(len, batch))
         rows = [(inputs * -(-longest // len(inputs)))[:longest] for inputs in batch]
         logits = self._model(torch.tensor(rows, device=device))
@@ -170,7 +184,7 @@ class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
 def _score(logits: Tensor, targets: tuple[int, ...]) -> tuple[float, bool]:
     """Return the sum of the targets' log-likelihoods, in float64, and whether greedy decoding would give the targets.
 
-    The last logits are those of the targets' positions.
+    logits: [tokens, V] of a window; the last len(targets) rows predict the targets.
     """
     last = logits[-len(targets) :]
     last = last.to(torch.promote_types(last.dtype, torch.float32))

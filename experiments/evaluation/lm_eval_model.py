@@ -1,9 +1,9 @@
-"""Register finished runs as the model `fewbits` of lm-eval, for its own command line and its Python interface.
+"""Register finished runs with lm-eval as its model `fewbits`, for lm-eval's command line and Python interface.
 
     lm_eval run --model fewbits --model_args run=1a2b3c4d --tasks piqa
 
-Versions of lm-eval that find models of other packages (entry point `lm_eval.models`) need no more than that. With older
-ones, up to 0.4.13, use `python -m fewbits.lm_eval` in place of `lm_eval`, or import this module before an evaluation.
+lm-eval after 0.4.13 finds this module by itself (entry point `lm_eval.models`). With earlier versions, use
+`python -m fewbits.lm_eval` in place of `lm_eval`, or import this module before an evaluation.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from fewbits.experiments.storage.run_folder import HASH, find_run
 from fewbits.experiments.trial import Runtime
 from fewbits.models.quantize import unquantized as without_recipe
 
-BATCH = 16  # for `--batch_size auto`
+BATCH = 16  # used if lm-eval's --batch_size is not a number, as in `--batch_size auto`
 
 
 @register_model("fewbits")
 class FewbitsRun(FewbitsLM):
-    """A finished run for lm-eval.
+    """The model of a finished run, for lm-eval.
 
-    run: its folder, or its name or hash in the store `runs`. step: of another checkpoint than the last one.
-    unquantized: compute all operands in the compute dtype instead of with the recipe.
-    max_length: the longest input, by default the length of the trial's sequences.
+    run: the run's folder, or its name or hash in the store `runs`. step: step of the checkpoint; None: the last step.
+    unquantized: compute with all operands in the compute dtype, not quantized by the recipe.
+    max_length: number of tokens of the longest input; None: the length of the trial's sequences.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class FewbitsRun(FewbitsLM):
         length = opened.trial.training.length if max_length is None else max_length
         if context is not None and length > context:
             raise ValueError(f"max_length={length}: the model of {opened.name} has {context} positions")
-        kind = "cpu" if device == "cpu" else "auto"  # lm-eval's default is cuda, also where there is none
+        kind = "cpu" if device == "cpu" else "auto"  # lm-eval requests cuda even where there is no GPU
         model, quantization = opened.model(Runtime(device=kind, threads=threads, cache=cache))
         self._operands = ExitStack()
         if unquantized:
@@ -61,12 +61,15 @@ class FewbitsRun(FewbitsLM):
         self._info = {"fewbits_run": opened.name, "fewbits_step": opened.step, "fewbits_unquantized": unquantized}
 
     def get_model_info(self) -> dict[str, Any]:
-        """Return what lm-eval adds to the file of results."""
+        """Return the run's name and step, and `unquantized`, for lm-eval to add to its file of results."""
         return self._info
 
 
 def _name(run: object) -> str:
-    """Return the run's name; lm-eval reads a hash of digits only, or of digits and one e, as a number."""
+    """Return the run's name or hash as text; lm-eval turns a hash of digits, or of digits and one e, into a number.
+
+    An int is turned back into a hash. For a float, raise ValueError.
+    """
     if isinstance(run, int):
         return f"{run:0{HASH}d}"
     if not isinstance(run, str):

@@ -1,9 +1,9 @@
 """Evaluate held-out loss: the mean cross entropy in nats per token, of each window and of all windows.
 
-The windows are the same for every trial, so two trials are compared window by window: the difference of two vectors
-has far less noise than the difference of two means. Sums are exact (math.fsum rounds once), so they depend neither on
-the order nor on the batch size. The model's own arithmetic does depend on the batch size: a scale shared by a whole
-tensor is shared by the windows of a batch. Compare only losses that were computed with one batch size.
+The windows are the same for every trial, so two trials can be compared window by window; the mean of these paired
+differences has far less noise than for different windows. Sums are exact (math.fsum rounds once), so they depend
+neither on the order nor on the batch size. But the model's own arithmetic depends on the batch size: if a whole tensor
+has one scale, all windows of a batch share it. So compare only losses that were computed with the same batch size.
 """
 
 import math
@@ -16,17 +16,17 @@ from fewbits.experiments.evaluation.protocols import Corpus, Model, check_count,
 
 
 def window_count(split: str, windows: int, ood_windows: int | None) -> int:
-    """Return how many windows of a split are evaluated; out-of-domain text may have its own number."""
+    """Return the number of windows to evaluate in a split: `ood_windows` for the split `ood` if set, else `windows`."""
     return ood_windows if split == "ood" and ood_windows is not None else windows
 
 
 def evaluate_loss(model: Model, corpus: Corpus, split: str, *, windows: int, length: int, batch: int) -> float:
-    """Return the mean loss in nats per token over `windows` windows of a split."""
+    """Return the mean loss in nats per token over `windows` windows of a split, `batch` windows per forward pass."""
     return mean_loss(evaluate_windows(model, corpus, split, windows=windows, length=length, batch=batch))
 
 
 def evaluate_windows(model: Model, corpus: Corpus, split: str, *, windows: int, length: int, batch: int) -> Tensor:
-    """Return the mean loss of each window, float64 [windows], for paired comparisons."""
+    """Return the mean loss of each window in nats per token, float64 [windows], for paired comparisons."""
     for name, value in (("windows", windows), ("length", length), ("batch", batch)):
         check_count(name, value)
     inputs, targets = corpus.windows(split, windows, length)
@@ -40,7 +40,7 @@ def evaluate_windows(model: Model, corpus: Corpus, split: str, *, windows: int, 
 
 
 def token_losses(model: Model, inputs: Tensor, targets: Tensor, batch: int) -> Iterator[list[list[float]]]:
-    """Yield the loss of each token of each window, batch by batch."""
+    """Yield, for each batch of windows, a list for each window with the losses of the window's tokens in nats."""
     with evaluating(model) as device:
         for x, y in zip(inputs.split(batch), targets.split(batch), strict=True):
             losses = model.loss(x.to(device), y.to(device), reduction="none").reshape(x.shape)
@@ -48,5 +48,5 @@ def token_losses(model: Model, inputs: Tensor, targets: Tensor, batch: int) -> I
 
 
 def mean_loss(each: Tensor) -> float:
-    """Return the mean of the windows' losses; all windows have the same length."""
+    """Return the mean of the losses of windows of equal length."""
     return math.fsum(each.tolist()) / each.numel()

@@ -15,7 +15,7 @@ class Model(Protocol):
     def __call__(self, tokens: Tensor, /) -> Tensor: ...
 
     def loss(self, tokens: Tensor, targets: Tensor, /, reduction: Literal["mean", "none"] = "mean") -> Tensor:
-        """Return the cross entropy in nats: one number, or one for each target."""
+        """Return the cross entropy in nats: the mean over all targets, or with "none" the loss of each target."""
 
     def modules(self) -> Iterator[nn.Module]: ...
 
@@ -31,20 +31,20 @@ class Tokenizer(Protocol):
 
 
 class Corpus(Protocol):
-    """A corpus with splits that are read in windows or documents."""
+    """A corpus whose splits can be read as windows of equal length or as documents."""
 
     def windows(self, split: str, count: int, length: int) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets, int64 [count, length]: always the same ones for the same arguments."""
+        """Return inputs and targets, int64 [count, length], which depend on nothing but the arguments."""
 
     def documents(self, split: str) -> Iterator[np.ndarray[Any, Any]]:
-        """Yield the split's texts in order, each a vector of tokens."""
+        """Yield the split's documents in order, each as a vector of tokens."""
 
 
 @contextmanager
 def evaluating(model: Model) -> Iterator[torch.device]:
-    """Disable gradients, put every module into evaluation mode, restore the modes afterwards; yield the model's device.
+    """Disable gradients and set every module to evaluation mode for the `with` block; yield the model's device.
 
-    Quantizers stay on: the model is evaluated with its recipe.
+    The modules' modes are restored afterwards. Quantizers stay active: the model is evaluated with its recipe.
     """
     modes = [(module, module.training) for module in model.modules()]
     for module, _ in modes:

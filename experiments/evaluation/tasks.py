@@ -1,8 +1,8 @@
-"""List the papers' downstream suites as data: the lm-eval tasks behind every row of their tables.
+"""List the downstream tasks of the papers' tables as data: for every row, the lm-eval tasks that reproduce it.
 
-`few_shot=None` means that the paper gives no number of examples: lm-eval's default is used, as an assumption.
-The metric is always assumed (accuracy normalised by length where lm-eval has it, as is usual). If lm-eval does not have
-exactly what the paper names, `differs` says what is run instead.
+Assumptions: if a paper gives no number of few-shot examples (`few_shot=None`), lm-eval's default is used. No paper
+names the metric: it is accuracy normalised by length where lm-eval has this metric, as is usual. If lm-eval does not
+have exactly the task that the paper names, `differs` says how the task that is run differs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,25 +16,25 @@ class Task:
 
     title: str  # the row's name in the paper
     names: tuple[str, ...]  # names of lm-eval's tasks
-    metric: str  # lm-eval's key: metric,filter
-    few_shot: int | None = None  # None: not stated in the paper, lm-eval's default is assumed
-    category: str = ""  # the paper's heading for several rows; its score is their unweighted mean
-    differs: str = ""  # how it differs from the paper's task, if lm-eval does not have exactly that
+    metric: str  # lm-eval's key of the metric: METRIC,FILTER
+    few_shot: int | None = None  # number of examples; None: not stated in the paper, lm-eval's default is assumed
+    category: str = ""  # the paper's heading above several rows; its score is the unweighted mean of their scores
+    differs: str = ""  # how lm-eval's task differs from the paper's; empty: not at all
 
     def score(self, results: Mapping[str, Mapping[str, float]]) -> float:
-        """Return this row's score, between 0 and 1, from the results of `run_tasks`."""
+        """Return this row's score, between 0 and 1, from results: lm-eval task → metric → value."""
         return fmean(results[name][self.metric] for name in self.names)
 
 
 ACC, ACC_NORM = "acc,none", "acc_norm,none"
-LAST_NUMBER = "exact_match,flexible-extract"  # the last number of the answer, however it is phrased
+LAST_NUMBER = "exact_match,flexible-extract"  # compares the last number in the answer, however it is phrased
 
-# MGSM: the languages of its own paper. Global MMLU: those of lm-eval's lite set.
+# MGSM: the languages in the paper that introduced it. Global MMLU: the languages of lm-eval's set Global-MMLU-Lite.
 MGSM_LANGUAGES = ("bn", "de", "en", "es", "fr", "ja", "ru", "sw", "te", "th", "zh")
 GLOBAL_MMLU_LANGUAGES = ("ar", "bn", "de", "en", "es", "fr", "hi", "id", "it", "ja", "ko", "pt", "sw", "yo", "zh")
 
 TASK_GROUPS: Mapping[str, tuple[Task, ...]] = {
-    # MoR tables 2 to 4. The shots of MMLU are in the text and figure 7; the others are not stated.
+    # MoR tables 2 to 4. The paper's text and figure 7 state the few-shot examples of MMLU, but of no other task.
     "mor": (
         Task("MMLU", ("mmlu",), ACC, few_shot=5),
         Task("WinoGrande", ("winogrande",), ACC),
@@ -46,7 +46,7 @@ TASK_GROUPS: Mapping[str, tuple[Task, ...]] = {
         Task("SIQA", ("social_iqa",), ACC),
         Task("CommonSenseQA", ("commonsense_qa",), ACC),
     ),
-    # NVFP4 table 2. It states only MMLU-Pro's shots.
+    # NVFP4 table 2. It states only MMLU-Pro's number of few-shot examples.
     "nvfp4": (
         Task("MMLU", ("mmlu",), ACC, category="General"),
         Task("MMLU-Pro 5-shot", ("mmlu_pro",), "exact_match,custom-extract", few_shot=5, category="General"),
@@ -58,7 +58,7 @@ TASK_GROUPS: Mapping[str, tuple[Task, ...]] = {
             differs="the choices are scored at once; the paper lets the model reason first (CoT)",
         ),
         Task("GSM8k CoT", ("gsm8k_cot",), LAST_NUMBER, category="Math"),
-        # lm-eval's minerva_math, which reasons first, needs antlr4 4.11; Hydra's OmegaConf needs 4.9.
+        # Not lm-eval's minerva_math, in which the model reasons first: it needs antlr4 4.11, but OmegaConf needs 4.9.
         Task(
             "MATH",
             ("hendrycks_math",),
@@ -92,7 +92,10 @@ TASK_GROUPS: Mapping[str, tuple[Task, ...]] = {
 
 
 def shots(names: Sequence[str]) -> dict[str, int | None]:
-    """Return each lm-eval task of these groups and tasks with its number of few-shot examples."""
+    """Return the number of few-shot examples (None: lm-eval's default) by lm-eval task.
+
+    names: our groups (keys of TASK_GROUPS), and names of lm-eval's tasks or groups.
+    """
     if not names:
         raise ValueError(f"no task is requested: valid tasks are {', '.join(TASK_GROUPS)} and the names of lm-eval")
     wanted: dict[str, int | None] = {}

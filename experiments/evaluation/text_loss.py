@@ -1,7 +1,7 @@
 """Compute the loss of a model on a text of any length, in which every token is predicted once.
 
-The text is cut into windows that follow one another. The last window ends with the text and begins earlier than the
-others would, so that it is as long as they are; its tokens that another window has predicted do not count again.
+The text is cut into consecutive windows of equal length. The last window ends at the end of the text, so it may overlap
+the window before; tokens in the overlap count only once.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from fewbits.experiments.evaluation.protocols import Model
 
 
 def text_windows(tokens: Sequence[int], separator: int | None, length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return inputs, targets and which targets count, each [windows, length]; a shorter text is one shorter window.
+    """Return inputs, targets, and a mask of the targets that count, each [windows, length].
 
-    separator: the token that precedes a text in training; None: the first token is not predicted.
+    A text of fewer than `length` tokens is one shorter window.
+    separator: the token that precedes a text in training; None: the text's first token is not predicted.
     """
     text = torch.tensor(tokens if separator is None else [separator, *tokens], dtype=torch.int64)
     count = len(text) - 1
@@ -37,7 +38,7 @@ def text_windows(tokens: Sequence[int], separator: int | None, length: int) -> t
 
 
 def text_loss(model: Model, windows: tuple[Tensor, Tensor, Tensor], batch: int) -> float:
-    """Return the mean loss of the text's tokens, in nats per token."""
+    """Return the mean loss of a text in nats per token. windows: the result of `text_windows`."""
     inputs, targets, counts = windows
     losses = torch.tensor([row for rows in token_losses(model, inputs, targets, batch) for row in rows])
     return math.fsum(losses[counts].tolist()) / int(counts.sum())

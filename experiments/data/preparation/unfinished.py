@@ -1,6 +1,6 @@
-"""Write a folder of tokens, one batch of documents at a time; after an interruption it is continued.
+"""Write a folder of tokens, one batch of documents at a time, so that it can be continued after an interruption.
 
-After every batch a progress record is written. Tokens that were written after the last record are removed on resuming.
+After every batch a progress record is written. On resuming, tokens that were written after the last record are removed.
 The folder gets its final name when it is complete.
 """
 
@@ -18,15 +18,18 @@ from fewbits.common.atomic import checked_json, write_json
 from fewbits.experiments.data.folder import FILES, smallest_dtype, write_meta
 from fewbits.experiments.data.tokenizing import Tokenizer, joined, make_meta, text_size
 
-NOTE = "progress.json"
+NOTE = "progress.json"  # the progress record
 SPLITS = ("train", "validation")
 _COUNTS = ("documents", "tokens", "text_bytes")
 
 
 @dataclass(frozen=True)
 class Request:
-    """The inputs of a preparation; they decide its result.
+    """The inputs of a preparation, which determine its result.
 
+    collection: the collection's name, such as c4. origin: its repository on the Hub, or the path of local files.
+    tokenizer: the tokenizer's SHA-256, or its name `bytes`. limit: the number of documents at most; None: all.
+    validation: the share of documents in the validation split.
     revision: the commit of the collection on the Hub; None for local files.
     """
 
@@ -39,18 +42,18 @@ class Request:
 
 
 def is_held_out(text: str, share: float) -> bool:
-    """Tell whether a document belongs to validation; `share` is the share of all documents that do."""
+    """Tell whether a document belongs to the validation split; `share` is the share of documents in this split."""
     digest = hashlib.sha256(text.encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2.0**64
 
 
 class Unfinished:
-    """A partial folder: .bin files that grow, and a record of how many of their tokens are valid."""
+    """A partial folder of tokens: .bin files that grow, and a record of how many tokens in them are valid."""
 
     def __init__(self, folder: Path, request: Request, tokenizer: Tokenizer) -> None:
         self.folder, self.request, self._tokenizer = folder, request, tokenizer
         self.documents = 0
-        self.position: dict[str, Any] | None = None  # of the document stream after `documents` documents
+        self.position: dict[str, Any] | None = None  # position in the collection after `documents` documents
         self.tokens = dict.fromkeys(SPLITS, 0)
         self.text_bytes = dict.fromkeys(SPLITS, 0)
         self._dtype = np.dtype(smallest_dtype(tokenizer.vocab)).newbyteorder("<")
@@ -64,7 +67,7 @@ class Unfinished:
             return unfinished
         if asdict(request) | note["request"] != asdict(request):
             raise ValueError(
-                f"data prepare: {folder} was started with other options: remove that folder or choose another --out"
+                f"data prepare: {folder} was started with other options: remove this folder or choose another --out"
             )
         unfinished.documents, unfinished.tokens, unfinished.text_bytes = (note[name] for name in _COUNTS)
         unfinished.position = note.get("position")
@@ -74,7 +77,10 @@ class Unfinished:
         return unfinished
 
     def add(self, batch: list[str], position: dict[str, Any]) -> None:
-        """Append documents and record the progress; `position` is where their stream continues after them."""
+        """Append a batch of documents and record the progress.
+
+        position: the position in the collection after these documents.
+        """
         sides: dict[str, list[str]] = {split: [] for split in SPLITS}
         for text in batch:
             sides["validation" if is_held_out(text, self.request.validation) else "train"].append(text)
@@ -86,7 +92,10 @@ class Unfinished:
         write_json(self.folder / NOTE, {**note, "request": asdict(self.request)})
 
     def finish(self, out: Path, ood: list[str], source: dict[str, object]) -> None:
-        """Add the out-of-domain documents and metadata, and rename the folder to its final name."""
+        """Add the out-of-domain documents and meta.json, and rename the folder to its final name `out`.
+
+        source: further facts for meta.json.
+        """
         self._append("ood", ood)
         self._tokenizer.save(self.folder)
         sizes = {**self.text_bytes, "ood": text_size(ood)}

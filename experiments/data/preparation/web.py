@@ -1,8 +1,8 @@
 """Stream documents of OpenWebText and C4, from the Hugging Face Hub or from local files.
 
-A stream reports its position and can be restarted there, so that an interrupted preparation does not read finished
-files again. A position (from the package datasets) is a file and a document in it, so only the current file is read
-again from its beginning.
+A stream of documents reports its position and can be resumed there, so that an interrupted preparation does not read
+finished files again. A position (from the package datasets) consists of a file and a document in this file; on
+resuming, only this file is read again from its beginning.
 """
 
 from collections.abc import Iterator
@@ -14,12 +14,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Collection:
-    """A collection on the Hub, and the tokenizer that papers used with it.
+    """A collection on the Hugging Face Hub, and the tokenizer that a paper used with it.
 
-    documents: the number of documents in it.
+    repository, subset: the names of the data set and of its config on the Hub.
+    documents: the number of documents in the collection.
     tokens: the approximate number of tokens that `tokenizer` makes of all documents.
-    revision: the commit that is read by default; None: the newest one when `fewbits data prepare` starts.
-    assumed: which of these facts the papers do not state.
+    what: a description.
+    revision: the commit that is read by default; None: the newest commit when `fewbits data prepare` starts.
+    assumed: the facts here that the paper does not state.
     """
 
     repository: str
@@ -32,16 +34,17 @@ class Collection:
     assumed: str = ""
 
 
-# The commit that public training code pins, torchtitan's data loader among it.
+# The commit that public training code uses, for example torchtitan's data loader.
 _C4_REVISION = "1588ec454efa1a09f29cd18ddd04fe05fc8653a2"
 
 COLLECTIONS = {
-    # nanoGPT's data and vocabulary, which GaussWS trained GPT-2 on. Tokens: data/openwebtext/readme.md of nanoGPT.
+    # nanoGPT's data and vocabulary, on which GaussWS trained GPT-2. Number of tokens: nanoGPT's
+    # data/openwebtext/readme.md.
     "openwebtext": Collection(
         "Skylion007/openwebtext", None, 8_013_769, 9_035_582_198, "hub:gpt2", "OpenWebText: 8 M web pages"
     ),
-    # torchtitan's data; GaussWS does not name the vocabulary of its Llama 2: assumed, as the parameter count fits it.
-    # Tokens: the table of Dolma 1.6's data card (198 B by Llama's tokenizer).
+    # torchtitan's data. GaussWS does not name the vocabulary of its Llama 2; Llama 2's own is assumed, because it gives
+    # the paper's number of parameters. Number of tokens: table in Dolma 1.6's data card (198 B by Llama's tokenizer).
     "c4": Collection(
         "allenai/c4",
         "en",
@@ -52,21 +55,21 @@ COLLECTIONS = {
         _C4_REVISION,
         assumed="Llama 2's tokenizer",
     ),
-    # For NVFP4's models, whose data are not public. Nemotron-H's vocabulary has 131,072 tokens, like theirs.
-    # Tokens: 156 B as arXiv 2104.08758 counts them (table 1); no count with this tokenizer is published.
+    # For NVFP4's models, whose data are not public. Nemotron-H's vocabulary has 131,072 tokens, as these models have.
+    # Number of tokens: 156 B by arXiv 2104.08758, table 1; no count with this tokenizer is published.
     "c4-nemotron": Collection(
         "allenai/c4",
         "en",
         364_868_892,
         156_000_000_000,
         "hub:nvidia/Nemotron-H-8B-Base-8K",
-        "C4's English part by the tokenizer of Nemotron-H, of 131,072 tokens",
+        "C4's English part, tokenized by Nemotron-H's tokenizer of 131,072 tokens",
         _C4_REVISION,
         assumed="C4 in place of the paper's own data, and Nemotron-H's tokenizer",
     ),
 }
 
-# The reader of `datasets` for each file suffix, and its options. A text file is one document.
+# By file suffix: the reader's name in the package `datasets`, and its options. A .txt file is one document.
 _READERS: dict[str, tuple[str, dict[str, str]]] = {
     ".json": ("json", {}),
     ".jsonl": ("json", {}),
@@ -76,7 +79,7 @@ _READERS: dict[str, tuple[str, dict[str, str]]] = {
 
 
 def resolved_revision(collection: Collection, requested: str | None) -> str:
-    """Return the commit of the requested branch, tag or commit on the Hub (None: the newest)."""
+    """Return the commit that the requested branch, tag or commit on the Hub means; None: the newest commit."""
     if requested is not None and len(requested) == 40 and set(requested) <= set("0123456789abcdef"):
         return requested
     try:
@@ -93,7 +96,7 @@ def resolved_revision(collection: Collection, requested: str | None) -> str:
 
 
 class Documents:
-    """An iterable of a collection's documents, read from the file or folder `source` if it is given, else from the Hub.
+    """An iterable of a collection's documents, from the local file or folder `source`, or from the Hub if it is None.
 
     NUL, the separator of the tokenizer `bytes`, is removed. A lone surrogate, which UTF-8 cannot encode, becomes `?`.
     """
@@ -119,13 +122,14 @@ class Documents:
             raise ValueError(_unreadable(self._name, error, self._remedy)) from error
 
     def position(self) -> dict[str, Any]:
-        """Return the position of the iteration as JSON data for `resume`."""
+        """Return the current position in the collection as JSON data, for `resume`."""
         return {"datasets": self._version, "state": self._stream.state_dict()}
 
     def resume(self, position: dict[str, Any] | None, count: int) -> None:
-        """Continue after `count` documents, from the position if possible, else by reading and skipping them.
+        """Make the iteration start after the first `count` documents, where `position` is.
 
-        A position is valid only for the version of `datasets` that wrote it.
+        A position is valid only for the version of `datasets` that wrote it. With another version, or without a
+        position, the first `count` documents are read and skipped.
         """
         if position is not None and position["datasets"] == self._version:
             self._stream.load_state_dict(position["state"])
