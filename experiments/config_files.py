@@ -159,7 +159,7 @@ def check_choice(group: str, value: object, own: Folders) -> None:
     if name in _own_names(group):
         if file is not None:
             raise ValueError(
-                f"{file}: fewbits itself has a {group} {name}, which Hydra would use instead; rename this file"
+                f"{file}: fewbits itself has a {group} {name}, which Hydra would use instead; rename the file"
             )
     elif file is None:
         valid = nearest_first(name, names(group, own))
@@ -190,7 +190,7 @@ def register_file(group: str, value: str) -> str:
     except (UnicodeError, YAMLError, OmegaConfBaseException) as error:
         raise ValueError(f"{value}: {' '.join(str(error).split())}") from None
     if not isinstance(config, dict):
-        raise ValueError(f"{value}: a YAML mapping of keys to values is expected, as in fewbits' own config files")
+        raise ValueError(f"{value}: a mapping is expected (lines KEY: VALUE), as in fewbits' own config files")
     name = f"{_stem(value)}-{digest_of_texts({group: text})[:16]}"
     store: Any = ConfigStore.instance()
     store.store(name, config, group=group, package=_package(text))

@@ -56,8 +56,8 @@ def check(trial: Trial, ranks: int = 1) -> None:
     t = trial.training
     if t.batch % (t.micro_batch * ranks):
         raise ValueError(
-            f"training.batch {t.batch}: with {ranks} ranks and training.micro_batch {t.micro_batch}, it has to be a "
-            f"multiple of {ranks * t.micro_batch}"
+            f"training.batch {t.batch}: {ranks} ranks of training.micro_batch {t.micro_batch} need a multiple of "
+            f"{ranks * t.micro_batch}"
         )
     if t.compile and (ranks > 1 or t.recompute):
         raise ValueError(

@@ -168,7 +168,7 @@ def open_folder(folder: Path, survey_cache: Path | None = None) -> TokenFolder:
     meta, files = read_meta(folder), _files(folder)
     for name in ("train", "validation"):
         if name not in files:
-            raise Damaged(f"{folder} has no file {FILES[name]}: a folder of tokens needs train.bin and val.bin")
+            raise Damaged(f"{folder} has no {FILES[name]}: a folder of tokens needs train.bin and val.bin")
     stamps = {name: _stamp(path) for name, path in files.items()}
     splits = {name: _map_tokens(path, meta.dtype) for name, path in files.items()}
     surveys = {name: survey(path, meta.dtype, survey_cache) for name, path in files.items()}

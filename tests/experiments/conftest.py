@@ -1,4 +1,4 @@
-"""Fixtures for tests of trials. A trial sets up torch for its process, so torch's settings are restored after each."""
+"""Fixtures for tests of trials. A trial changes torch's global settings, so they are restored after each test."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.experiments.data.data_inputs import shared_cache
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder where corpora are made once for all tests."""
+    """Return the folder of corpora, which all tests share, so that each corpus is made once."""
     return shared_cache(tmp_path_factory)
 
 

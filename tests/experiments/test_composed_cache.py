@@ -1,4 +1,4 @@
-"""Test that a config from the cache is the one that Hydra composes."""
+"""Test that a config from the cache equals the config that Hydra composes, and that changes of inputs are noticed."""
 
 import json
 from collections.abc import Callable
@@ -67,7 +67,7 @@ BASE = {"scale": "small", "steps": 0, "width": 0, "about": ""}
 
 @pytest.fixture
 def sweep_file(tmp_path: Path) -> Path:
-    """Return a file that includes a scale."""
+    """Return a sweep file; with the defaults in `BASE` it includes the file `scale/small.yaml` beside it."""
     (tmp_path / "sweep" / "scale").mkdir(parents=True)
     (tmp_path / "sweep" / "scale" / "small.yaml").write_text("width: 1")
     (tmp_path / "sweep" / "a.yaml").write_text("steps: 1")

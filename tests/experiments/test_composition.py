@@ -1,6 +1,6 @@
-"""`resolved` sets values in a copy of an earlier composition and gives the config that Hydra itself would compose.
+"""Test that `resolved`, which sets values in a copy of a cached config, gives the config that Hydra itself composes.
 
-The oracle is Hydra's own composition of all overrides at once, without any code of ours.
+The expected config is composed by Hydra from all overrides at once, without any code of ours.
 """
 
 from typing import Any
@@ -57,11 +57,11 @@ def composed(overrides: list[str]) -> Any:
 def test_values_are_set_as_hydra_would(overrides: str) -> None:
     chosen = split(overrides)
     assert resolved(chosen) == composed(chosen)
-    assert resolved(chosen) == composed(chosen)  # the first call has not changed the cached tree
+    assert resolved(chosen) == composed(chosen)  # the first call has not changed the cached config
 
 
 def split(overrides: str) -> list[str]:
-    """Split at blanks that are not within quotes."""
+    """Split at spaces that are not inside quotes."""
     parts, quote = [""], ""
     for letter in overrides:
         if letter == " " and not quote:
@@ -121,7 +121,7 @@ def test_any_words_come_to_what_hydra_makes_of_them(
         node = tree
         for part in key.split("."):
             node = node[part]
-        assert node == value  # the spelled value is read back unchanged
+        assert node == value  # the config has the value that `spelled` wrote as text
 
 
 @pytest.mark.parametrize(

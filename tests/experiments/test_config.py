@@ -1,4 +1,4 @@
-"""Every file of the config tree composes, the paper scales have the papers' values, and a mistake gives one line."""
+"""Test that every config file composes, that paper scales have the papers' values, and that errors are one line."""
 
 import dataclasses
 from pathlib import Path
@@ -188,10 +188,11 @@ def test_samplers_and_what_is_kept_high() -> None:
 
 # ------------------------------------------------------------------------------------------------ paper scales
 
-# Model; sequences per update, tokens per sequence; all tokens as the paper counts them; the highest and lowest learning
-# rate; the schedule, its warm-up in updates and the part that decays.
+# By scale: model; sequences per update; tokens per sequence; number of training tokens as the paper counts them;
+# highest and lowest learning rate; schedule, its warm-up in updates, and the fraction of updates in which the rate
+# decays. None: the paper does not state the value.
 PAPERS = {
-    # MoR's configurations: 1 T tokens, batches of 1024 and 1536; cosine. Rates and length are not stated.
+    # MoR's configurations: 1 T tokens, batches of 1024 and 1536; cosine. Rates and sequence length are not stated.
     "mor-config1": ("nemotron3-8b", 1024, 4096, 1e12, None, "cosine", None, None),
     "mor-config2": ("nemotron3-8b", 1536, 4096, 1e12, None, "cosine", None, None),
     # NVFP4: WSD; warm-up is not stated.
@@ -231,7 +232,7 @@ def test_a_paper_scale_has_the_papers_hyper_parameters(name: str) -> None:
     if name in GAUSSWS_UPDATES:
         assert (t.steps, t.micro_batch) == (GAUSSWS_UPDATES[name], LOCAL_BATCH[name])
         assert trial.data.kind == DATA[name]
-        assert optimizer.decay_vectors == name.startswith("gaussws-llama2")  # torchtitan decays all, nanoGPT matrices
+        assert optimizer.decay_vectors == name.startswith("gaussws-llama2")  # nanoGPT decays only matrices
     if name.startswith("mor"):
         assert trial.observer.window == 6000
 
@@ -245,7 +246,7 @@ def test_a_paper_scale_gives_way_to_another_schedule(name: str, kind: str) -> No
 # ------------------------------------------------------------------------------------------------ mistakes
 
 TINY = ["model.layers=2", "training.batch=2", "training.micro_batch=2", "training.steps=2", "evaluation.windows=2"]
-MISTAKES = {
+MISTAKES = {  # arguments of `fewbits train`, and the parts of the message; … stands for any text between them
     # names
     "model=gpt5": "no model 'gpt5'… gpt2-124m,",
     "recipe=mor/blok": "no recipe 'mor/blok'… mor/block, mor/block-64,",
@@ -273,13 +274,13 @@ MISTAKES = {
     "model.activation=silu": "activation 'silu' of model 'nemotron-nano'… gelu, relu2, swiglu",
     "recipe.switch.passes=sideways": "switch.passes 'sideways'… both, forward, backward",
     # keys
-    "modle=gpt2-nano": "unknown key 'modle': a trial has model, ",
-    "scle=smoke": "unknown key 'scle': a trial has scale, ",
-    "training.step=3": "unknown key 'training.step': training has steps, ",
-    "recipe.fprop.z=bf16": "unknown key 'recipe.fprop.z': recipe.fprop has x, w",
-    "training.steps.x=3": "training.steps is a value and has no 'x'",
+    "modle=gpt2-nano": "unknown key 'modle': … model, ",
+    "scle=smoke": "unknown key 'scle': … scale, ",
+    "training.step=3": "unknown key 'training.step': training … steps, ",
+    "recipe.fprop.z=bf16": "unknown key 'recipe.fprop.z': recipe.fprop … x, w",
+    "training.steps.x=3": "training.steps is …value…'x'",
     "recipe.threshold=0.1": "unknown key 'recipe.threshold': recipe has ",
-    "recipe=mor/block recipe.thresold=0.1": "unknown key 'recipe.thresold': recipe has threshold, ",
+    "recipe=mor/block recipe.thresold=0.1": "unknown key 'recipe.thresold': recipe … threshold, ",
     "+training.foo=3": "unknown key training.foo… steps, ",
     "hydra.run.dir=x": "hydra.run.dir…runtime.runs=DIR",
     "~training.steps": "training: missing keys: steps",
@@ -370,7 +371,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
     assert not out
     assert err.startswith("fewbits: ")
     assert err.count("\n") == 1
-    assert all(part in err for part in message.split("…"))  # … stands for any text
+    assert all(part in err for part in message.split("…"))
     assert "Traceback" not in err
     assert not list(at_home.iterdir())
 

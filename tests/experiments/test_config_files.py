@@ -1,4 +1,4 @@
-"""Configs of the user's own: in ./conf, in folders on Hydra's search path, and in single files."""
+"""Test the user's own configs: in ./conf, in folders on Hydra's search path, and in single files."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +18,7 @@ MODEL = "defaults: [nemotron-nano, _self_]\nname: small\nwidth: 64\n"
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
-    """Return a function that writes a file below the working directory, which is empty at first."""
+    """Return a function that writes a text to a file in the working directory, which is empty at first."""
     monkeypatch.chdir(tmp_path)
 
     def write(name: str, text: str) -> Path:
@@ -53,7 +53,7 @@ def test_a_folder_offers_its_recipes_and_models(
 
 
 def test_an_edit_of_a_file_counts_at_once(write: Callable[[str, str], Path]) -> None:
-    """A notebook loads a recipe again after an edit; neither memory nor the cache on disk may return the old one."""
+    """After an edit of its file, a recipe is read again: neither memory nor the cache on disk gives the old recipe."""
     for last in (1, 2):
         write("conf/recipe/own.yaml", RECIPE.format(last=last))
         write("one.yaml", RECIPE.format(last=last))
@@ -76,7 +76,7 @@ def test_a_recipe_is_loaded_from_a_file_with_settings(write: Callable[[str, str]
         (["recipe=./broken.yaml"], "./broken.yaml: "),
         (["hydra.searchpath=[none]"], "no such folder: "),
         (["hydra.searchpath=none"], "a list of folders is expected"),
-        (["hydra.searchpath=['s3://a/b']"], "file:// and pkg:// are supported"),
+        (["hydra.searchpath=['s3://a/b']"], "s3://a/b: valid are"),
         (["hydra.searchpath=['pkg://no_such_package']"], "no_such_package"),
         (["recipe=nvfp4"], "rename the file"),
         (["model=gpt2-nano"], "rename the file"),
@@ -87,7 +87,7 @@ def test_a_mistake_in_ones_own_configs_is_one_line(
 ) -> None:
     write("list.yaml", "[1, 2]\n")
     write("broken.yaml", "a: [\n")
-    write("conf/recipe/nvfp4.yaml", RECIPE.format(last=1))  # Hydra would use fewbits' own without notice
+    write("conf/recipe/nvfp4.yaml", RECIPE.format(last=1))  # Hydra would use fewbits' own recipe
     write("conf/model/gpt2-nano.yaml", MODEL)
     with pytest.raises(ValueError, match=naming(message)) as error:
         load_trial(overrides)

@@ -1,4 +1,4 @@
-"""One trial runs over several processes, as torchrun starts them; here with gloo, on a CPU."""
+"""Test trials that run as several processes (ranks), as torchrun starts them; here with gloo, on a CPU."""
 
 import os
 import signal
@@ -36,9 +36,9 @@ def two_processes(
     victims: Sequence[int] | None = None,
     by: signal.Signals = signal.SIGKILL,
 ) -> list[int]:
-    """Run the trial on two ranks, or on `ranks`; return the exit statuses.
+    """Run the trial with the overrides `more` on several ranks; return the exit status of each rank.
 
-    stop: send the signal `by` to the ranks `victims`, or all, once the checkpoint of that step exists.
+    stop: once the checkpoint of this step exists, send the signal `by` to the ranks `victims` (None: to all ranks).
     """
     store = meeting_place()
     with ExitStack() as stack:
@@ -60,7 +60,7 @@ def two_processes(
 
 @pytest.fixture(scope="module")
 def whole(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a noisy trial over two processes that was not interrupted."""
+    """Return the run folder of a trial with noise that two ranks trained without interruption."""
     runs = tmp_path_factory.mktemp("two") / "runs"
     assert two_processes(cache, runs, *NOISY) == [0, 0]
     return only_run(runs)
@@ -70,7 +70,7 @@ def test_a_killed_trial_over_two_processes_gives_the_same_bytes(whole: Path, cac
     runs = tmp_path / "runs"
     statuses = two_processes(cache, runs, *NOISY, stop=3, victims=[1])
     assert statuses[1] == -9
-    assert statuses[0] not in (0, -9)  # it loses its connection, and ends by itself
+    assert statuses[0] not in (0, -9)  # rank 0 loses its connection to rank 1 and ends with an error
     (newest,) = sorted(runs.glob("*/checkpoints/step-*"))[-1:]
     shard = newest / saving.file_name(1, 2)
     flip(shard, -1)
@@ -78,14 +78,14 @@ def test_a_killed_trial_over_two_processes_gives_the_same_bytes(whole: Path, cac
     assert f"damaged checkpoint skipped: {shard}" in (tmp_path / "output-1").read_text()
     assert left(only_run(runs)) == left(whole)
     assert not leftovers(runs)
-    assert two_processes(cache, runs, *NOISY) == [0, 0]  # it is finished, and both report it
+    assert two_processes(cache, runs, *NOISY) == [0, 0]  # the trial is finished, and both ranks report it
     said = [(tmp_path / f"output-{rank}").read_text() for rank in range(2)]
     assert "done at step 8" in said[0]
-    assert "loss" not in said[1].partition("done at step 8")[0]  # only one of them shows progress
+    assert "loss" not in said[1].partition("done at step 8")[0]  # only rank 0 shows progress
 
 
 def test_ranks_draw_noise_of_their_own_and_are_part_of_the_id(whole: Path, cache: Path, tmp_path: Path) -> None:
-    """One process with the same batches differs only in noise and in the order of sums, and is another trial."""
+    """A trial in one process with the same batches differs only in noise and the order of sums; its id differs."""
     alone, _ = train(cache, tmp_path, *NOISY)
     assert alone.path.name != whole.name
     assert metric(alone, "tokens") == metric(whole, "tokens")
@@ -94,7 +94,7 @@ def test_ranks_draw_noise_of_their_own_and_are_part_of_the_id(whole: Path, cache
 
 
 def test_without_noise_two_processes_train_as_one(cache: Path, tmp_path: Path) -> None:
-    asked = ("training.dtype=fp32", "training.steps=4", "training.batch=8")  # two micro-batches for each of them
+    asked = ("training.dtype=fp32", "training.steps=4", "training.batch=8")  # two micro-batches for each rank
     assert two_processes(cache, tmp_path / "runs", *asked) == [0, 0]
     two = only_run(tmp_path / "runs")
     one, result = train(cache, tmp_path / "one", *asked)
@@ -114,7 +114,7 @@ def test_a_batch_that_two_processes_cannot_share_is_refused_by_both(cache: Path,
 
 
 def test_three_ranks_stop_together_when_one_is_asked_and_resume_to_the_same_bytes(cache: Path, tmp_path: Path) -> None:
-    """The last of three ranks has no rows of some parameters."""
+    """Ctrl-C on one rank stops all ranks. With three ranks, the last one has no rows of some small parameters."""
     asked = (
         *NOISY,
         "model=hybrid-nano",
@@ -134,7 +134,7 @@ def test_three_ranks_stop_together_when_one_is_asked_and_resume_to_the_same_byte
 def test_a_branch_of_another_number_of_ranks_starts_from_its_parents_weights(
     whole: Path, cache: Path, tmp_path: Path
 ) -> None:
-    """Both ways: from two ranks to one, and from one to two; a learning rate of 0 changes no weight."""
+    """Branch from two ranks to one, and from one to two. A learning rate near 0 leaves the loaded weights unchanged."""
     still = ("optimizer.lr=1e-30", "optimizer.weight_decay=0", "training.steps=1", *NOISY[1:3])
     down, _ = train(cache, tmp_path / "one", *still, "recipe=nvfp4", f"branch.parent={whole}")
     parent = opened(whole).checkpoint().tensors(under="model.")

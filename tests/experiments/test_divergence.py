@@ -1,4 +1,4 @@
-"""Divergence is a result with a step, not a crash."""
+"""Test trials that diverge: they end with a result that names the step, and without a crash."""
 
 import json
 import math
@@ -18,7 +18,7 @@ HOPELESS = ("optimizer.lr=1e30", "optimizer.clip=null")
 def test_numbers_that_are_not_finite_end_a_trial_with_a_result(cache: Path, tmp_path: Path) -> None:
     folder, result = train(cache, tmp_path, *HOPELESS, *MOR)
     assert result["status"] == "diverged"
-    assert result["step"] == 1  # the first update made the model useless
+    assert result["step"] == 1  # the first update ruins the model
     assert result["loss"] is None
     assert result_of(folder.path) == result
     losses = metric(folder, "loss")
@@ -26,7 +26,7 @@ def test_numbers_that_are_not_finite_end_a_trial_with_a_result(cache: Path, tmp_
     assert math.isfinite(losses[0])
     assert not math.isfinite(losses[1])
     numerics = pd.read_parquet(folder.path / "numerics.parquet")
-    assert set(numerics["step"]) == {1}  # the incomplete window in which it happened
+    assert set(numerics["step"]) == {1}  # the observer's window is incomplete
     assert not leftovers(folder.path)
     assert train(cache, tmp_path, *HOPELESS, *MOR) == (folder, result)
 
@@ -49,7 +49,10 @@ def test_a_model_that_is_ruined_by_its_last_update_has_diverged(cache: Path, tmp
 
 
 def test_a_diverging_trial_that_is_interrupted_gives_the_same_bytes(cache: Path, tmp_path: Path) -> None:
-    """Some steps succeed as the rate grows. Twelve other trials (seeds, instruction sets) diverged in steps 2 to 5."""
+    """The learning rate grows from step to step, so the trial diverges after some good steps.
+
+    Twelve similar trials with other seeds and instruction sets diverged in steps 2 to 5, so the bounds below are safe.
+    """
     growing = ("optimizer.lr=0.2", "schedule=linear", "schedule.warmup_steps=11", "optimizer.clip=null")
     asked = (*growing, "training.blow_up=1.03", "recipe=nvfp4", "training.checkpoint_every=1")
     undisturbed, result = train(cache, tmp_path / "undisturbed", *asked)

@@ -1,4 +1,4 @@
-"""Test trials with `recipe.execute=fp8`: their ids and provenance, their losses and a probe beside the emulation."""
+"""Test trials with `recipe.execute=fp8` against emulated trials: ids, provenance, losses, and a probe."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHORT = ("training.steps=6", "data.repeat=1")
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[RunFolder, dict[str, Any]]]:
-    """Return the folder and result of an executed trial and of its emulation."""
+    """Return the run folder and the result of an executed trial (key `fp8`) and of its emulation (key `emulate`)."""
     folder = tmp_path_factory.mktemp("executed")
     commands = {"fp8": (*CHANNELS, EXECUTED), "emulate": CHANNELS}
     return {

@@ -1,4 +1,4 @@
-"""Recipes and models of fewbits work in torchtitan, with its own trainer and checkpoints, on a CPU."""
+"""Test that recipes and models of fewbits work with torchtitan's own trainer and checkpoints, on a CPU."""
 
 import importlib
 import importlib.metadata
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(
 ROOT = Path(__file__).parents[2]
 RANK = "from tests.experiments.titan_on_cpu import main; main()"
 STEPS = 4
-SAVED = 2  # the step that is resumed from
+SAVED = 2  # the step of the checkpoint from which runs are resumed
 NOISY = (
     "nvfp4",
     "keep.last=2",
@@ -39,7 +39,7 @@ NOISY = (
 @dataclass(frozen=True)
 class Job:
     arguments: tuple[str, ...]
-    by_hand: int = 0  # ranks to simulate in one process, without torchtitan's trainer; 0: use it
+    by_hand: int = 0  # number of ranks to simulate in one process without torchtitan's trainer; 0: use the trainer
 
 
 def recipe(name: str, *settings: str, more: Sequence[str] = (), by_hand: int = 0) -> Job:
@@ -55,11 +55,11 @@ class Titan:
     """The folder and the process in which jobs run."""
 
     folder: Path
-    python: WarmPython  # with titan_on_cpu
+    python: WarmPython  # has imported titan_on_cpu
     environment: dict[str, str]
 
     def run(self, jobs: Sequence[Job], *, ranks: int = 1, dump: str = "out") -> list[dict[str, Any]]:
-        """Return, for each job, what torchtitan's first rank logged, or the error that ended it."""
+        """Run the jobs one after the other; return, for each job, what rank 0 logged (`rows`) or the job's `error`."""
         common = {
             "job.dump_folder": self.folder / dump,
             "model.hf_assets_path": self.folder / "tokenizer",
@@ -158,11 +158,11 @@ ALONE = {
 }
 REFUSED = {
     "no recipe 'nvfp5'": recipe("nvfp5"),
-    "unknown key 'recipe.keep.lats': recipe.keep has last, ": recipe("nvfp4", "keep.lats=2"),
+    "unknown key 'recipe.keep.lats': recipe.keep has the keys last, ": recipe("nvfp4", "keep.lats=2"),
     'set custom_config_module = "fewbits.experiments.titan" in [job], and recipe in [fewbits]': Job(
         ("--experimental.custom_import", "fewbits.experiments.titan", "--model.converters", "fewbits")
     ),
-    "fewbits.recipe nvfp4: not applied; add fewbits to model.converters": Job(
+    "fewbits.recipe nvfp4: this recipe is not applied; add fewbits to model.converters": Job(
         ("--job.custom_config_module", "fewbits.experiments.titan", "--fewbits.recipe", "nvfp4")
     ),
     "compile.components includes model: ": recipe("nvfp4", more=("--compile.enable",)),
@@ -200,7 +200,7 @@ REFUSED_TOGETHER = {
     "training.mixed_precision_param bfloat16: recipe gaussws adds its noise to FP32 weights": recipe("gaussws"),
 }
 
-# Further cases of what others show: a second way to recompute and to share, and the shipped job file.
+# Jobs that only `make test-deep` runs: other jobs test the same mechanisms, except the shipped job file.
 DEEP_ALONE = {
     *("nvfp4, operations recomputed", "file", "file by hand", "fsdp in FP32 by hand", "ddp by hand", "tied by hand"),
 }
@@ -210,7 +210,7 @@ Results = dict[str, dict[str, Any]]
 
 
 def deep(*names: str) -> list[object]:
-    """Return the parameters for these names; `make test-deep` alone runs some."""
+    """Return pytest parameters for jobs; the jobs in DEEP_ALONE and DEEP_TOGETHER run only in `make test-deep`."""
     return [pytest.param(name, marks=pytest.mark.deep if name in DEEP_ALONE | DEEP_TOGETHER else ()) for name in names]
 
 
@@ -232,9 +232,10 @@ def losses(result: dict[str, Any]) -> list[float]:
 
 
 def test_recipe_bf16_is_torchtitan_without_fewbits(alone: Results) -> None:
-    """The bits are equal, except where fewbits multiplies BF16 in FP32 because torch has only scalar loops for it.
+    """The bits are equal if the processor has fast BF16 products.
 
-    There the order of sums differs, and with it some roundings to BF16 (2^-9 of an element).
+    On other processors fewbits multiplies BF16 matrices in FP32, because torch has only scalar loops for BF16. Then the
+    order of sums differs, and so do some roundings to BF16 (by 2^-9 of an element).
     """
     assert len(losses(alone["plain"])) == STEPS
     loss, norm = (0.0, 0.0) if has_fast_bf16_products() else (1e-4, 2e-3)
@@ -245,7 +246,7 @@ def test_recipe_bf16_is_torchtitan_without_fewbits(alone: Results) -> None:
 
 @pytest.mark.parametrize("name", deep("mor", "nvfp4", "noisy", "file"))
 def test_a_recipe_trains_as_quantize_does_by_hand_to_the_bit(alone: Results, name: str) -> None:
-    """Compare rounding noise, samplers with their penalty, and gradients accumulated over micro-batches too."""
+    """The jobs cover rounding noise, samplers with their penalty, and gradients accumulated over micro-batches."""
     assert losses(alone[name]) == losses(alone[f"{name} by hand"])
     assert not set(losses(alone[name])) & set(losses(alone["bf16"]))
     assert losses(alone[name])[-1] < losses(alone[name])[0]
@@ -263,7 +264,7 @@ def test_numerics_are_among_the_metrics(alone: Results) -> None:
         assert 0 < row[f"fewbits/error/{slot}"] < row[f"fewbits/error_max/{slot}"] < 0.2
     bits = [row["fewbits/bits_mean"] for row in alone["noisy"]["rows"]]
     assert bits[0] == pytest.approx(6, abs=0.1)
-    assert bits == sorted(bits, reverse=True)  # the penalty pulls them to 4
+    assert bits == sorted(bits, reverse=True)  # the penalty pulls bit widths towards 4
     assert not any(name.startswith("fewbits/") for name in alone["plain"]["rows"][-1])
 
 

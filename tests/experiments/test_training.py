@@ -1,4 +1,4 @@
-"""A trial computes what its recipe says, and writes tables and a result that describe it."""
+"""Test that training computes what the recipe says, and that tables and result describe what was computed."""
 
 import dataclasses
 import functools
@@ -29,7 +29,7 @@ HIGH_BY_CAST = [f"recipe.{slot}=bf16" for slot in ("fprop.x", "fprop.w", "dgrad.
 
 @pytest.mark.parametrize("model", ["nemotron-nano", "gpt2-nano", "llama2-nano"])
 def test_a_recipe_of_bf16_operands_is_the_unquantized_model(model: str, cache: Path, tmp_path: Path) -> None:
-    """Recipe bf16, operands cast to bf16, and a loop over the plain model without our layers give the same numbers."""
+    """Equal numbers come from recipe bf16, from operands cast to bf16, and from a loop over a model without quantizers."""
     asked = [f"model={model}", "seed=3", "training.steps=4", "schedule=linear", "schedule.warmup_fraction=0.25"]
     high, _ = train(cache, tmp_path, *asked)
     cast, _ = train(cache, tmp_path, *asked, *HIGH_BY_CAST)
@@ -127,12 +127,12 @@ def test_tables_and_result_say_what_happened(cache: Path, tmp_path: Path) -> Non
     numerics = pd.read_parquet(folder.path / "numerics.parquet")
     assert sorted(set(numerics["step"])) == [4, 9, 11]
     mixtures = numerics[numerics["slot"] != "weight"]
-    assert set(mixtures["slot"]) == {"fprop.x", "fprop.w", "dgrad.dy"}  # operands that are read twice are decided once
+    assert set(mixtures["slot"]) == {"fprop.x", "fprop.w", "dgrad.dy"}  # one decision for two GEMMs
     assert (mixtures["share_0"] + mixtures["share_1"] == 1).all()
     assert (mixtures["batches"][mixtures["slot"] == "fprop.x"].groupby(numerics["step"]).first() == [10, 10, 4]).all()
     weights = numerics[numerics["slot"] == "weight"]
     assert set(weights["part"][weights["bits_mean"].notna()]) == {"out", "down"}
-    errors = weights["gradient_error"].dropna()  # measured every fourth step, so not in the last window of two
+    errors = weights["gradient_error"].dropna()  # measured every 4th step: not in the last window of 2
     assert len(errors) == 2 * 8
     assert errors.between(0.001, 0.2).all()
 
@@ -150,7 +150,7 @@ def test_every_column_of_the_tables_is_explained(cache: Path, tmp_path: Path) ->
     for table in ("metrics", "numerics", "precision", "timing"):
         about = text.partition(f"| `{table}.parquet` |")[2].partition("\n\n")[0]
         columns = set(pd.read_parquet(folder.path / f"{table}.parquet").columns) - {"share_1", "share_2"}
-        named = set(re.findall(r"`(\w+)`", about)) - {"weight", "mfu", "parameter", "dy"}  # some are values
+        named = set(re.findall(r"`(\w+)`", about)) - {"weight", "mfu", "parameter", "dy"}  # values, not columns
         assert named - {"loss"} == columns - {"loss"}, table
 
 
@@ -177,7 +177,7 @@ def test_out_of_domain_text_may_be_judged_by_fewer_windows(cache: Path, tmp_path
 
 
 def test_evaluation_is_of_each_split_with_the_operands_and_noise_of_its_step(cache: Path, tmp_path: Path) -> None:
-    """The test compares losses before and after the recipe's switch, in training's batch size."""
+    """Losses are computed again from checkpoints before and after the recipe's switch, with training's batch size."""
     asked = ["recipe=mor/tensor", "recipe.fprop.x=e4m3:tensor:amax:stochastic", "recipe.switch.at=0.75"]
     asked += ["recipe.switch.to=e2m1:tensor:amax:stochastic", "training.steps=4", "evaluation.every=2"]
     trial, _ = load_trial(overrides(cache, tmp_path, *asked))
@@ -247,7 +247,7 @@ def test_a_late_switch_changes_nothing_before_it(cache: Path, tmp_path: Path) ->
         assert switched[5:] != losses[5:]
     assert (
         runs["forward"][4] == runs["both"][4] != losses[4]
-    )  # the first loss after the switch depends on the forward only
+    )  # the first loss after the switch depends only on the forward pass
     assert runs["backward"][4] == losses[4]
     assert len({tuple(losses) for losses in runs.values()}) == 3
 
@@ -265,10 +265,11 @@ def eager_and_compiled(cache: Path, runs: Path, *more: str) -> tuple[RunFolder, 
 def test_compiled_training_in_fp32_is_eager_training_but_for_the_order_of_sums(
     backend: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both compute in FP32 (unit 6e-8) with the same casts and noise.
+    """Eager and compiled training compute in FP32 (rounding error 6e-8) with the same casts and noise.
 
-    So an operand's code differs only where a difference of that size crosses a boundary of E2M1: about one of a
-    million. Two consecutive losses differed by 1e-7. Inductor takes a minute; the graphs are the same without it.
+    So a code of an operand differs only if an error of this size crosses a rounding boundary of E2M1: about one code in
+    a million. Measured differences of losses were 1e-7. The backend inductor takes a minute, so only `make test-deep`
+    uses it; the graphs are the same with aot_eager.
     """
     torch.compiler.reset()
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
@@ -285,7 +286,7 @@ def test_flops_are_those_of_matrices_and_attention() -> None:
     assert flops_a_token(trial) == 6 * (linear + 2048 * 131072) + 12 * 20 * 2048 * 8192
     hybrid = load_trial(["model=hybrid-nano"])[0]
     longer = dataclasses.replace(hybrid, training=dataclasses.replace(hybrid.training, length=257))
-    assert flops_a_token(longer) - flops_a_token(hybrid) == 12 * 256  # one block of attention, four heads of 64
+    assert flops_a_token(longer) - flops_a_token(hybrid) == 12 * 256  # one attention block: four heads of 64
 
 
 def test_a_trial_can_be_run_from_python(cache: Path, tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
-"""Run torchtitan's trainer on a CPU, job after job, in every rank; ranks are forked from a process with this module.
+"""Run jobs with torchtitan's trainer on a CPU; ranks are forked from a process that has imported this module.
 
-torchtitan is made for GPUs. Replaced here are the device's name, the queries of the memory monitor, triton if it is not
-installed (none of its kernels runs), and FSDP's mean of gradients, for which gloo has only a sum.
+torchtitan is made for GPUs. This module replaces the device's name, the queries of the memory monitor, triton if it is
+not installed (none of its kernels runs), and FSDP's mean of gradients, because gloo has only a sum.
 
-A job is torchtitan's command line. `by_hand` does the same training without torchtitan's trainer and without our
+A job is a command line of torchtitan. `by_hand` does the same training without torchtitan's trainer and without our
 converter: with torchtitan's model, `quantize`, and a plain loop, with all ranks in one process.
 """
 
@@ -36,7 +36,7 @@ def _stand_in_for_a_gpu() -> None:
         memory_stats=lambda _: {},
     )
     vars(torch._utils).update(_get_available_device_type=lambda: "cpu", _get_device_module=lambda _: cpu)
-    if importlib.util.find_spec("triton") is None:  # the one file that imports it, for models with experts
+    if importlib.util.find_spec("triton") is None:  # torchtitan's only file that imports it
         kernels = ModuleType("torchtitan.models.moe.kernels")
         vars(kernels).update(generate_permute_indices=None)
         sys.modules[kernels.__name__] = kernels
@@ -60,7 +60,7 @@ from fewbits.models.quantize import quantize  # noqa: E402
 # Four times narrower than in torchtitan: without AVX-512, torch multiplies BF16 matrices at 1 GFLOP/s.
 llama3_args["debugmodel"].dim, llama3_args["debugmodel"].n_heads = 64, 4
 
-PATIENCE = 300  # seconds
+PATIENCE = 300  # seconds after which a rank ends itself
 Rows = list[dict[str, float]]
 undivided = sharding.disable_fsdp_gradient_division
 
@@ -75,7 +75,7 @@ def summed(model: nn.Module) -> None:
 sharding.disable_fsdp_gradient_division = summed
 torchtitan.train.time = SimpleNamespace(
     perf_counter=time.perf_counter, sleep=lambda _: None
-)  # else it waits 2 s at the end
+)  # the trainer would sleep for 2 s at its end
 
 
 class Recorder:
@@ -103,6 +103,7 @@ def train(config: Any) -> Rows:
 
 
 def by_hand(config: Any, ranks: int) -> Rows:
+    """Train without torchtitan's trainer, with this number of simulated ranks; return the losses and gradient norms."""
     sharded = config.parallelism.data_parallel_replicate_degree == 1 and ranks > 1
     ours = config.model.name == "fewbits"
     autocast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=not sharded and not ours)
@@ -112,7 +113,7 @@ def by_hand(config: Any, ranks: int) -> Rows:
     model = copy.deepcopy(masters).bfloat16() if low_precision else masters
     recipe = recipe_from_overrides(config.fewbits.recipe, config.fewbits.settings)
     quantization = quantize(model, recipe, seed=config.debug.seed)
-    # torchtitan draws other numbers for sharded weights than for whole ones.
+    # torchtitan draws other initial weights if they are sharded, so these jobs start from a checkpoint.
     if start := config.checkpoint.initial_load_path:
         state = masters.state_dict()
         load(state, checkpoint_id=start, no_dist=True)
@@ -174,7 +175,7 @@ def batches_of(config: Any, rank: int, ranks: int) -> Iterator[tuple[Tensor, Ten
 
 
 def add_gradients(model: nn.Module, masters: nn.Module) -> None:
-    """Add the gradients of the model to those of the masters, in FP32."""
+    """Add the gradients of the low-precision copy `model` to the gradients of the FP32 `masters`, in FP32."""
     for low, master in zip(model.parameters(), masters.parameters(), strict=True):
         assert low.grad is not None
         master.grad = low.grad.float() if master.grad is None else master.grad + low.grad.float()
@@ -182,7 +183,7 @@ def add_gradients(model: nn.Module, masters: nn.Module) -> None:
 
 
 def main() -> None:
-    """Run the jobs in stdin; print, for each, the rows that it logged or the error that ended it, in the last line."""
+    """Run the jobs that stdin lists in JSON; print one line of JSON: the logged rows or the error of each job."""
     signal.alarm(PATIENCE)  # ranks would wait for each other for ever
     torch.set_num_threads(1)
     jobs: list[dict[str, Any]] = json.load(sys.stdin)

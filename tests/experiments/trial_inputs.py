@@ -28,7 +28,7 @@ from fewbits.experiments.tracking.tracker import Tracker
 from fewbits.experiments.training import Progress, Say, run
 
 # A quarter of the -nano models' width: a step takes 0.1 s, even on processors where torch has only scalar loops for
-# BF16. Every operand still has several blocks of 16 and 32.
+# BF16. Every operand still has several blocks of side 16 and of side 32.
 TINY = {
     "model.layers": 2,
     "model.width": 64,
@@ -52,31 +52,31 @@ TINY = {
     "schedule": "constant",
     "schedule.warmup_fraction": 0,
 }
-# Every operand of a tiny model has several such blocks, as those of the papers' models have blocks of 128x128.
+# Every operand of a tiny model has several blocks of 32x32, as every operand of MoR's models has several of 128x128.
 MOR = ("recipe=mor/block", "recipe.block=32x32")
 GAUSSWS_MOR = ("recipe=gaussws-mor", "recipe.block=32x32")
 FILES = ("metrics.parquet", "numerics.parquet", "result.json")
 
 
 def overrides(cache: Path, runs: Path, *more: str) -> list[str]:
-    """Return the overrides of a tiny trial; those in `more` replace the defaults with the same keys."""
+    """Return the overrides of a tiny trial; overrides in `more` replace the defaults for the same keys."""
     settings = TINY | {"runtime.device": "cpu", "runtime.cache": cache, "runtime.runs": runs}
     replaced = {override.partition("=")[0] for override in more}
     return [*(f"{key}={value}" for key, value in settings.items() if key not in replaced), *more]
 
 
 def train(cache: Path, runs: Path, *more: str, say: Say = lambda _: None) -> tuple[RunFolder, dict[str, Any]]:
-    """Train a tiny trial in this process; return its folder and its result."""
+    """Train a tiny trial with the overrides `more` in this process; return its run folder and its result."""
     trial, runtime = load_trial(overrides(cache, runs, *more))
     return run(trial, runtime, say, saved=Tracker(runtime))
 
 
 class Interrupted(BaseException):
-    """Raised to interrupt a trial in `train_until`; a BaseException, so that nothing catches it."""
+    """The exception with which `train_until` interrupts a trial; as a BaseException, it is caught by nothing else."""
 
 
 def train_until(step: int, cache: Path, runs: Path, *more: str) -> None:
-    """Train and interrupt after a step, before its checkpoint."""
+    """Train a tiny trial, and interrupt it after this step, before the step's checkpoint is written."""
 
     def say(progress: Progress) -> None:
         if progress.step == step:
@@ -88,7 +88,7 @@ def train_until(step: int, cache: Path, runs: Path, *more: str) -> None:
 
 
 def left(folder: Path) -> dict[str, bytes]:
-    """Return the bytes that must be the same for every run of a finished trial."""
+    """Return the bytes, by file name, that must be equal whenever a trial is run: tables, result, last checkpoint."""
     tables = {path.name: path.read_bytes() for path in folder.glob("precision.parquet")}  # only some trials have it
     newest = _newest(folder)
     shards = {name: (newest.path / name).read_bytes() for name in newest.files}
@@ -101,7 +101,7 @@ def only_run(runs: Path) -> Path:
 
 
 def tensors(folder: Path) -> dict[str, Tensor]:
-    """Return the tensors of the last checkpoint."""
+    """Return the tensors of a run folder's last checkpoint, by name."""
     return _newest(folder).tensors()
 
 
@@ -137,7 +137,7 @@ def _main(
     folder: str | None,
     forks: bool,
 ) -> None:
-    """Run `fewbits …` in a new process like the command line, with both streams closed or in one file or terminal."""
+    """Run `fewbits ARGV` in this new process as from a command line; `started` explains the arguments."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if forks:
         fork_fork_servers()
@@ -146,7 +146,7 @@ def _main(
     os.environ.update(environment)
     if folder is not None:
         os.chdir(folder)
-    sys.argv = ["fewbits", *argv]  # provenance contains them
+    sys.argv = ["fewbits", *argv]  # provenance.json records the command line
     if output is None:
         os.closerange(1, 3)
         sys.stdout = sys.stderr = None  # as in a process that is started without them
@@ -175,11 +175,13 @@ def started(
     folder: Path | None = None,
     forks: bool = True,
 ) -> ForkServerProcess:
-    """Start `fewbits ARGV` in another process, in this folder if one is given.
+    """Start `fewbits ARGV` in another process and return it.
 
-    output: the file or terminal of both streams; None: they are closed.
-    forks: a fork server that the command starts is forked from it; False: as by users, it imports all modules again.
-    With leads, it leads a process group that the caller must kill.
+    output: the file or terminal for stdout and stderr; None: both are closed.
+    environment: variables to set. file_size: limit of the size of written files in bytes.
+    leads: the process leads a new process group, which the caller must kill. folder: the working directory.
+    forks: a fork server that the command starts is forked from the command's process, which is faster; False: as for
+        users, the fork server imports all modules again.
     """
     where = None if folder is None else str(folder)
     arguments = (argv, None if output is None else str(output), dict(environment or {}), file_size, leads, where, forks)
@@ -189,14 +191,14 @@ def started(
 
 
 def fork_fork_servers() -> None:
-    """Make multiprocessing fork its fork server from this process, which saves it the seconds of importing torch.
+    """Make multiprocessing fork its fork server from this process, which saves the seconds of importing torch.
 
-    It is still a process of its own with the file descriptors and signal handlers of one that imports the preloads.
+    The fork server is still a separate process, with the same file descriptors and signal handlers as usual.
     """
 
     def start(program: bytes, arguments: Sequence[Any], passed: Sequence[int]) -> int:
         code = str(arguments[-1])
-        if "multiprocessing.forkserver" not in code:  # the resource tracker
+        if "multiprocessing.forkserver" not in code:  # this starts the resource tracker
             return execute(program, arguments, passed)
         if child := os.fork():
             return child
@@ -216,7 +218,7 @@ def fork_fork_servers() -> None:
 
 @functools.cache
 def server() -> multiprocessing.context.ForkServerContext:
-    """Return the fork server's context, also used by the local backend of sweeps that run in this process."""
+    """Return the context of the fork server, which the local backend of sweeps in this process uses, too."""
     context = multiprocessing.get_context("forkserver")
     costly = [
         "mlflow",
@@ -234,7 +236,7 @@ def server() -> multiprocessing.context.ForkServerContext:
 
 
 def ended(process: ForkServerProcess, timeout: float = 120) -> int:
-    """Wait for the process; return its exit status, or minus the signal that ended it."""
+    """Wait for the process; return its exit status, or minus the number of the signal that ended it."""
     process.join(timeout)
     if process.exitcode is None:
         process.kill()
@@ -244,7 +246,7 @@ def ended(process: ForkServerProcess, timeout: float = 120) -> int:
 
 @contextlib.contextmanager
 def ending(process: ForkServerProcess) -> Iterator[ForkServerProcess]:
-    """Kill the process after the block, if it still runs."""
+    """Kill the process at the end of the `with` block if it still runs."""
     try:
         yield process
     finally:

@@ -1,4 +1,4 @@
-"""Test `fewbits bench kernels --generators`: it times all arms over matrix shapes and keeps the times in a store."""
+"""Test `fewbits bench kernels --generators`: it times all generators over matrix shapes and stores the times."""
 
 import json
 from pathlib import Path

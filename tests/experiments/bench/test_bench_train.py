@@ -1,6 +1,6 @@
-"""`fewbits bench train` trains and measures every variant, and writes all results for reports.
+"""Test `fewbits bench train`: it trains and measures every variant, and writes all results into the store.
 
-No test here demands any speed.
+No test here asserts a speed.
 """
 
 import json
@@ -48,8 +48,9 @@ def test_what_is_kept_has_every_model_optimizer_and_recipe_with_each_turn(kept: 
 
 
 def test_adam_mini_takes_less_memory_and_a_sampled_weight_at_most_two_bytes_more(kept: dict[str, Any]) -> None:
-    """Plain BF16 keeps a cast of every weight too, so the difference is smaller where that decides the peak."""
-    sampled = 2 + 16 / 1024  # bytes per element: the weight, and its share of bit widths with gradient and moments
+    """The bound is an upper one: plain BF16 keeps a BF16 cast of every weight, too, which may be part of its peak."""
+    # Bytes per element: the sampled weight in BF16, and 1/1024 of a bit width with its gradient and moments in FP32.
+    sampled = 2 + 16 / 1024
     for one in kept["models"]:
         memory = {(row["optimizer"], row["variant"]): row["memory"] for row in one["rows"]}
         for variant in ("bf16", "gaussws", "diffq"):

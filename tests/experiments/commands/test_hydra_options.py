@@ -1,4 +1,4 @@
-"""Hydra's own options in `fewbits train`: each prints what Hydra prints, or names what does the same here."""
+"""Test Hydra's own options in `fewbits train`: an option prints what Hydra prints, or names what to use instead."""
 
 import os
 import subprocess
@@ -117,7 +117,7 @@ def test_the_word_at_the_cursor_is_completed(
 
 
 def test_bash_completes_with_the_script(tmp_path: Path) -> None:
-    """A real bash evaluates the script and calls the completion function as it does at Tab."""
+    """Bash evaluates the script and calls the completion function as it does when a user presses Tab."""
     program = tmp_path / "fewbits"
     program.write_text(
         f"#!/bin/sh\nexec {sys.executable} -c 'import sys; from fewbits import cli; "

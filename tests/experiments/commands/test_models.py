@@ -1,4 +1,4 @@
-"""Test that `fewbits models` lists all models."""
+"""Test that `fewbits models` lists all models, also the user's own."""
 
 import json
 from pathlib import Path

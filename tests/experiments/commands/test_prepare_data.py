@@ -1,4 +1,4 @@
-"""`fewbits data prepare` gives the same folder for every kind of file, killed or not, and refuses bad files."""
+"""Test `fewbits data prepare`: all file formats give the same folder, also after a kill, and bad files are refused."""
 
 import gzip
 import json
@@ -180,7 +180,7 @@ def test_killed_at_any_moment_the_same_command_goes_on(tmp_path: Path) -> None:
 
 
 def shards(folder: Path, documents: list[str], count: int) -> list[Path]:
-    """Write the documents into this number of files, named like those of C4 on the Hub; return their paths."""
+    """Write the documents into `count` files with names like C4's files on the Hub; return their paths."""
     folder.mkdir()
     paths = [folder / f"c4-train.{number:05}.json.gz" for number in range(count)]
     each = len(documents) // count
@@ -195,7 +195,7 @@ def shards(folder: Path, documents: list[str], count: int) -> list[Path]:
 def test_an_interrupted_preparation_reads_no_finished_file_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run killed in its fifth file of six resumes, although the second to fourth cannot be read any more."""
+    """A preparation killed in the fifth of six files resumes, although files two to four are destroyed meanwhile."""
     documents = pages(6 * 1500)
     paths = shards(tmp_path / "source", documents, 6)
     straight = ["c4", "--source", str(tmp_path / "source"), *SMALL]
@@ -216,7 +216,7 @@ prepare.main(sys.argv[1:])
     command = [sys.executable, "-c", script, *straight, "--out", str(out)]
     assert subprocess.run(command, env=os.environ | {"PYTHONPATH": str(SOURCE)}).returncode == -signal.SIGKILL
 
-    for path in paths[1:4]:  # the package reads the names of columns from the first
+    for path in paths[1:4]:  # not the first: `datasets` reads column names from it
         path.write_bytes(b"")
     read = 0
     rows = Documents._rows
@@ -247,7 +247,7 @@ def test_a_position_of_another_version_of_the_package_is_found_by_reading(tmp_pa
 
 
 class Hub:
-    """A fake of the Hub: each request names a newer commit, and the content is read from local files."""
+    """A fake of the Hub: each request for the newest commit gets another one; data are read from a local file."""
 
     def __init__(self, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.commits = iter(["a" * 40, "b" * 40])
@@ -355,7 +355,7 @@ def test_options_that_make_no_sense_are_refused(
 
 
 def test_the_hubs_tokenizer_is_found_where_the_hub_keeps_it(tmp_path: Path) -> None:
-    """Offline, an earlier download's tokenizer is found; without a download the error is one line of advice."""
+    """Without a network, a tokenizer from an earlier download is found; otherwise the error says what to do."""
     held = tmp_path / "hub" / "models--gpt2"
     (held / "snapshots" / "abc").mkdir(parents=True)
     (held / "refs").mkdir()

@@ -1,4 +1,4 @@
-"""`fewbits recipes` lists every recipe, its six operands, and its settings."""
+"""Test that `fewbits recipes` lists every recipe with the quantizers of its six operands and its settings."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""`fewbits train` reports its progress and its result, and each way of ending has its exit status and message."""
+"""Test `fewbits train`: its progress line and result, and the exit status and message of each way in which it ends."""
 
 import dataclasses
 import os
@@ -69,7 +69,7 @@ def test_a_trial_is_one_command(cache: Path, tmp_path: Path) -> None:
 
 def test_on_a_terminal_one_line_changes(cache: Path, tmp_path: Path) -> None:
     argv = ["train", *overrides(cache, tmp_path, "evaluation.every=3")]
-    load(load_trial(argv[1:])[0].data, cache)  # so that no message about making them appears
+    load(load_trial(argv[1:])[0].data, cache)  # make the data, so that no message about it appears
     mine, theirs = pty.openpty()
     terminal = Path(os.ttyname(theirs))
     with ending(started(argv, terminal, environment={"COLUMNS": "60"})) as process:
@@ -157,7 +157,7 @@ def test_too_little_memory_is_one_line(
 
 
 def test_a_warning_is_one_line(cache: Path, tmp_path: Path) -> None:
-    """A warning is one line, tested in another process because pytest captures warnings."""
+    """The command runs in another process, because pytest captures the warnings of its own process."""
     train_until(8, cache, tmp_path / "runs")
     newest = only_run(tmp_path / "runs") / "checkpoints" / "step-00000006" / "state.json"
     newest.write_bytes(b"")

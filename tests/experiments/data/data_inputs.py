@@ -20,7 +20,7 @@ def bin_folder(
     dtype: str = "<u2",
     meta: Mapping[str, object] | None = None,
 ) -> Path:
-    """Write a folder like nanoGPT's prepare scripts, with our meta.json if one is given; return its path."""
+    """Write a folder of tokens as nanoGPT's scripts do, plus meta.json if `meta` is given; return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, tokens in (("train", train), ("val", validation)):
         (folder / f"{name}.bin").write_bytes(np.array(tokens, dtype).tobytes())
@@ -34,7 +34,7 @@ def bin_corpus(folder: Path, train: Sequence[int]) -> Corpus:
 
 
 def shared_home(factory: pytest.TempPathFactory) -> Path:
-    """Return one FEWBITS_CACHE for all test files and workers of a run: the corpus python takes seconds to make."""
+    """Return one FEWBITS_CACHE for all files and workers of a test run: making the corpus `python` takes seconds."""
     return shared_folder(factory) / "fewbits-cache"
 
 

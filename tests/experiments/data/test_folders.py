@@ -1,4 +1,4 @@
-"""Folders of tokens are read, nanoGPT's unchanged and ours with meta.json; damaged or inconsistent ones are refused."""
+"""Test reading folders of tokens, from nanoGPT and with our meta.json; damaged or inconsistent folders are refused."""
 
 import hashlib
 import json
@@ -55,9 +55,7 @@ def test_tokens_are_mapped_not_read(tmp_path: Path) -> None:
     assert tokens.size == 20 << 20
 
 
-@pytest.mark.parametrize(
-    ("size", "what"), [(7, "has 7 bytes, which is no multiple of uint16: it is truncated"), (0, "is empty")]
-)
+@pytest.mark.parametrize(("size", "what"), [(7, "is truncated: 7 bytes .*uint16"), (0, "is empty")])
 def test_a_file_that_was_cut_off_is_refused(tmp_path: Path, size: int, what: str) -> None:
     folder = bin_folder(tmp_path / "x", range(50))
     os.truncate(folder / "train.bin", size)

@@ -1,4 +1,4 @@
-"""A tokenizer in a GGUF file gives the tokens of the tokenizer.json that it was made from."""
+"""Test that the tokenizer in a GGUF file encodes like the tokenizer.json from which the GGUF file was made."""
 
 import json
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ TEXT = ["def square(x):\n    return x * 1234  # 日本\n", "it's <|endoftext|> 2
 
 @pytest.fixture(scope="module")
 def metadata(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return the tokens and merges of a small tokenizer, as a GGUF file has them."""
+    """Return the metadata of a GGUF file with the tokens and merges of a small tokenizer."""
     folder = tmp_path_factory.mktemp("tokenizer")
     trained_tokenizer(400, TEXT * 50).save(folder)
     content = json.loads((folder / FILE).read_text())

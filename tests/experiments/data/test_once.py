@@ -1,4 +1,4 @@
-"""Data in the cache is made once, appears as a whole, and is made again if it is damaged."""
+"""Test that data in the cache are made once, appear only when complete, and are made again if they are damaged."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ from fewbits.experiments.data.once import opened_or_made
 SOURCE = Path(fewbits.__file__).parents[1]
 SMALL = DataConfig(kind="synthetic", size=5000)
 
-# Making takes so long that the other processes start before it ends.
+# `make` takes 0.5 s, so that the other processes start before it ends.
 RACE = """
 import os, sys, time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A text file of the user's own is a corpus, split by position."""
+"""Test the corpus of a single text file, which is split by position: the end of the file is for validation."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The order of training data is a pure function of the window's number and visits each window once per epoch."""
+"""Test the order of training data: a pure function of the window's number that visits each window once per epoch."""
 
 from math import isqrt
 from pathlib import Path
@@ -18,7 +18,7 @@ WORD = (1 << 64) - 1
 
 
 def permuted_in_plain_integers(index: int, size: int, key: int) -> int:
-    """Return the image under the same permutation, implemented a second time without numpy."""
+    """Return what `order.permuted` gives for one index; this second implementation uses Python's integers only."""
     a = isqrt(size - 1) + 1
     b = -(-size // a)
     while True:

@@ -1,4 +1,4 @@
-"""The synthetic source is seeded, and its entropy is that of its tokens."""
+"""Test the synthetic source: its seeds, and that the entropy it declares is the entropy of its tokens."""
 
 from collections import Counter
 from math import log
@@ -36,7 +36,7 @@ def test_the_entropy_is_that_of_the_distribution_drawn_from(corpus: Corpus) -> N
 
 
 def test_every_frequent_context_shows_the_same_probabilities_in_its_own_order(corpus: Corpus) -> None:
-    """The counts use bytes alone, without the source's classes: each pair of bytes determines its context."""
+    """Each pair of bytes determines a context, so the counts need not know the source's classes."""
     tokens = corpus.splits["train"].astype(np.int64)
     pairs = tokens[:-2] * 256 + tokens[1:-1]
     favourites = set()
@@ -50,7 +50,7 @@ def test_every_frequent_context_shows_the_same_probabilities_in_its_own_order(co
 
 
 def test_a_model_that_knows_the_source_has_the_entropy_as_its_loss(corpus: Corpus) -> None:
-    """The model has each frequent context's order, counted in train, and Zipf's probabilities."""
+    """The model knows Zipf's probabilities, and the order of the next bytes in each frequent context of train."""
     cost = [-log(p) for p in zipf()]
     costs = {}
     for pair, ranks in fitted(corpus, "train").items():
@@ -65,7 +65,7 @@ def test_a_model_that_knows_the_source_has_the_entropy_as_its_loss(corpus: Corpu
 
 
 def fitted(corpus: Corpus, split: str) -> dict[tuple[int, int], list[int]]:
-    """Return, for the frequent pairs of bytes, the bytes that followed them, the most frequent first."""
+    """Return, for each of the 30 most frequent pairs of bytes, all bytes in order of how often they followed it."""
     tokens = corpus.splits[split].astype(np.int64)
     pairs = tokens[:-2] * 256 + tokens[1:-1]
     orders = {}

@@ -1,4 +1,4 @@
-"""Built-in corpora have a fixed size, held-out files that are not in train, and out-of-domain prose."""
+"""Test the built-in text corpora: fixed sizes, validation files that are not in train, and out-of-domain prose."""
 
 import ast
 import json
@@ -110,7 +110,7 @@ def test_provenance_names_the_versions_that_the_bytes_depend_on(torch_sources: C
 
 def test_the_second_time_nothing_is_made(python: Corpus, cache: Path) -> None:
     def times() -> dict[Path, int]:
-        """Return when this corpus's files were written; other tests fill other folders of the same cache meanwhile."""
+        """Return when each file of this corpus was written; other tests may write other corpora into the cache."""
         return {path: path.stat().st_mtime_ns for path in cache.glob(f"{python.folder.path.name}*/*.bin")}
 
     before = times()
@@ -127,13 +127,13 @@ def sources(root: Path, like: Sources = PYTHON) -> Sources:
 
 
 def code(name: str, size: int) -> str:
-    """Return lines that occur in no other file, within a string, which is quick to parse."""
+    """Return Python code of about `size` bytes: a string whose lines contain `name`, so no other file has them."""
     body = [f"line number {number} of the file that is called {name}\n" for number in range(size // 40)]
     return f'{name} = """\n{"".join(body)}{name} ends here, says its last line"""\n'
 
 
 def filled(root: Path) -> Path:
-    """Write enough files for validation and a thousand bytes to train on; return the folder."""
+    """Write six files into the folder, enough for the validation split and 1000 bytes of train; return the folder."""
     for name in string.ascii_lowercase[:6]:
         (root / f"{name}.py").write_text(code(name * 3, HELD_OUT // 4))
     return root

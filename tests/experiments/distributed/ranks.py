@@ -1,4 +1,4 @@
-"""Run a function of a test in several processes that meet as the ranks of one trial do."""
+"""Run a test's function in several processes that are connected like the ranks of a trial."""
 
 import os
 import traceback
@@ -13,7 +13,7 @@ from fewbits.experiments.trial import Runtime
 from fewbits.sweeps.running.local import environments_at, meeting_place
 from tests.experiments.trial_inputs import ended, ending, server
 
-Task = Callable[..., None]  # called with the world and further arguments, in every process
+Task = Callable[..., None]  # called in every process with its World and further arguments
 
 
 def _main(task: Task, environment: Mapping[str, str], output: Path, arguments: tuple[Any, ...]) -> None:
@@ -29,7 +29,10 @@ def _main(task: Task, environment: Mapping[str, str], output: Path, arguments: t
 
 
 def on_ranks(ranks: int, folder: Path, task: Task, *arguments: object) -> None:
-    """Call a function of a module on several ranks; fail with what a rank that fails reports."""
+    """Call task(world, *arguments) on every rank; if it raises an error on a rank, fail with its traceback.
+
+    task: a function at the top level of a module. folder: receives the tracebacks.
+    """
     store = meeting_place()
     with ExitStack() as stack:
         processes = []

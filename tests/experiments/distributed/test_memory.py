@@ -1,4 +1,4 @@
-"""The estimate of memory follows from the sizes of tensors, and tells which trials fit."""
+"""Test the estimate of a trial's memory, and the advice for trials that do not fit."""
 
 from dataclasses import replace
 from typing import Any
@@ -33,7 +33,7 @@ def test_ranks_share_weights_and_states_but_gather_blocks_and_add_up_whole_gradi
     one, two, eight = (estimate(tiny(), ranks) for ranks in (1, 2, 8))
     assert one.weights / 2 <= two.weights < 0.6 * one.weights
     assert two.states == 2 * two.weights
-    assert two.gradients == two.weights + one.weights  # four micro-batches are added up before they are reduced
+    assert two.gradients == two.weights + one.weights  # whole gradients are summed over micro-batches
     assert eight.gradients == eight.weights
     assert estimate(tiny(reduce_each=True), 2).gradients == two.weights
     assert two.gathered == eight.gathered > 0

@@ -1,4 +1,4 @@
-"""A model that is sharded over ranks trains to the bits of one that every rank holds as a whole."""
+"""Test that training a sharded model gives the same bits as training with a whole model on every rank."""
 
 import contextlib
 from collections.abc import Iterator
@@ -29,7 +29,8 @@ HYBRID = (
     *("model=hybrid-nano", "model.layers=4", "model.pattern=M-M*", "model.mamba_groups=2", "model.mamba_state=16"),
     *("model.mamba_head_dim=32",),
 )
-# Every model and every way of computing that the papers need; both ends of clipping.
+# Every architecture, kind of recipe and optimizer that the papers need. Gradients are always clipped in `tied gpt2`,
+# and never in `gaussws`.
 SCENARIOS: dict[str, tuple[str, ...]] = {
     "bf16": ("recipe=bf16",),
     "tied gpt2": (*GPT2, "recipe=bf16", "optimizer.clip=0.01"),
@@ -39,8 +40,9 @@ SCENARIOS: dict[str, tuple[str, ...]] = {
     "adam-mini": ("recipe=bf16", "optimizer=adam-mini"),
     "adam-mini gaussws hybrid": (*HYBRID, "recipe=gaussws", "recipe.sampler.penalty=0.01", "optimizer=adam-mini"),
 }
-RECOMPUTED = ("mor", "nvfp4 hybrid", "gaussws")  # also in a short run: noise, choices and statistics happen once
-DEEP_ONLY = ("adam-mini",)  # the last scenario has the same optimizer
+# Scenarios that `make test`, too, trains with recompute, which must not draw noise, choose formats or count twice.
+RECOMPUTED = ("mor", "nvfp4 hybrid", "gaussws")
+DEEP_ONLY = ("adam-mini",)  # only in `make test-deep`: the last scenario has the same optimizer
 
 
 def _trials(cache: Path, runs: Path) -> Iterator[tuple[str, Trial, Corpus]]:
@@ -52,7 +54,7 @@ def _trials(cache: Path, runs: Path) -> Iterator[tuple[str, Trial, Corpus]]:
 
 
 def replicated(trial: Trial, corpus: Corpus, world: World) -> tuple[dict[str, Tensor], list[float]]:
-    """Train with DistributedDataParallel and the norm of gradients in FP64; return the parameters and the norms."""
+    """Train with DistributedDataParallel; return the parameters, and the norm of all gradients in each step."""
     state, norms = training.set_up(trial, world.device), []
     loss_of = DistributedDataParallel(training._Loss(state.model))
     t = trial.training
@@ -103,7 +105,7 @@ def _compare(world: World, cache: Path, runs: Path) -> None:
             different = [key for key in expected if not torch.equal(parameters[key], expected[key])]
             if not same or different:
                 wrong.append(f"{name}, recompute {recompute}: {norms} {own_norms} {different}")
-        if name == "bf16":  # each micro-batch reduced: another order of the same sums
+        if name == "bf16":  # reduce_each adds up gradients in another order
             settings = replace(trial, training=replace(trial.training, reduce_each=True))
             parameters, own_norms = sharded(settings, corpus, world)
             assert own_norms == pytest.approx(norms, rel=1e-4)

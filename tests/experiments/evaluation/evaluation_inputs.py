@@ -1,4 +1,4 @@
-"""Models whose answers are known, a tokenizer of bytes, and corpora of text, for the tests of evaluation."""
+"""Models with known predictions, a tokenizer of bytes, corpora and lm-eval tasks, for tests of evaluation."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from fewbits.models.networks.registry import build
 
 
 class LanguageModel(nn.Module):
-    """The model interface that evaluation needs, over any forward that gives logits[B, T, V]."""
+    """The base class of test models: it computes the loss from logits[B, T, V], which `forward` returns."""
 
     def loss(self, tokens: Tensor, targets: Tensor, reduction: Literal["mean", "none"] = "mean") -> Tensor:
         logits = self(tokens)
@@ -22,7 +22,7 @@ class LanguageModel(nn.Module):
 
 
 class Bigram(LanguageModel):
-    """A model whose logits for the next token are a row of a table."""
+    """A model whose logits for the token after token t are row t of a table."""
 
     def __init__(self, table: Tensor) -> None:
         super().__init__()
@@ -33,12 +33,12 @@ class Bigram(LanguageModel):
 
 
 def successor(vocab: int = 256) -> Bigram:
-    """Return a model for which t + 1 is likeliest after t (0 after the last token), and all others equally unlikely."""
+    """Return a model for which t + 1 is the likeliest token after t (0 after the last), and all others are equal."""
     return Bigram(3.0 * torch.eye(vocab).roll(1, dims=1))
 
 
 class Recurrent(LanguageModel):
-    """A model whose predictions depend on all earlier tokens; in float64, so that batches hardly differ."""
+    """A model whose predictions depend on all earlier tokens; in float64, so the batch size hardly changes them."""
 
     def __init__(self, vocab: int = 256, width: int = 12) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Recurrent(LanguageModel):
 
 
 def decoder() -> Decoder:
-    """Return one of our decoders, as small as possible."""
+    """Return a tiny model of our own class Decoder."""
     config = DecoderConfig("tiny", vocab=256, width=16, layers=1, heads=2, kv_heads=2, head_dim=8, ffn=32, context=64)
     return build(config, seed=0, compute_dtype=torch.float32)
 
@@ -72,7 +72,7 @@ class Bytes:
 
 
 class Text:
-    """A corpus of documents of tokens by split; its windows follow one another in the joined documents."""
+    """A corpus of documents (lists of tokens) by split; windows are consecutive parts of the joined documents."""
 
     def __init__(self, **splits: Sequence[Sequence[int]]) -> None:
         self.splits = {
@@ -90,7 +90,7 @@ class Text:
 
 
 def toy_tasks(folder: Path) -> Path:
-    """Write a task of lm-eval with three questions, and a copy of it that runs code; return the folder."""
+    """Write an lm-eval task `toy` of three questions, and a copy `toy_code` that runs code; return the folder."""
     folder.mkdir(parents=True)
     questions = [{"text": "import ", "choices": ["os", "q#"], "answer": answer} for answer in (0, 1, 0)]
     (folder / "toy.jsonl").write_text("\n".join(map(json.dumps, questions)))

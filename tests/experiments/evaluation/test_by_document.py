@@ -1,4 +1,4 @@
-"""The last evaluation keeps losses by document, in the recipe's format and others, of the windows used in training."""
+"""Test the last evaluation: losses by document, with the recipe's operands and others, on the windows of training."""
 
 import json
 from pathlib import Path

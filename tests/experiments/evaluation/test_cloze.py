@@ -1,4 +1,4 @@
-"""Cloze items are cut so that only the context reveals the answer, and they are scored as documented."""
+"""Test that cloze items are cut so that only the context reveals the true choice, and that scores are as documented."""
 
 import hashlib
 import random
@@ -17,7 +17,7 @@ BYTES = Bytes()
 
 
 def source(seed: int, lines: int = 120) -> str:
-    """Return something like a program, in which no line occurs twice."""
+    """Return a text that looks like a program and has no line twice."""
     draw = random.Random(seed)
     words = ["".join(draw.choices("abcdefghij", k=draw.randint(2, 6))) for _ in range(40)]
     text = []
@@ -53,7 +53,7 @@ def test_items_depend_on_text_seed_and_count_alone() -> None:
     assert torch.equal(items.choices, again.choices)
     assert (
         hashlib.sha256(data).hexdigest()[:16] == "97c3214a1cefa43b"
-    )  # the same for trials of other years and machines
+    )  # items must stay the same, because stored trials were evaluated on them
     assert not torch.equal(items.contexts, cut(seed=4).contexts)
 
 
@@ -91,7 +91,7 @@ def test_every_choice_follows_the_token_that_ends_the_context_somewhere_apart() 
 
 
 def pairs(tokens: Sequence[int]) -> Tensor:
-    """Return how often each token follows each other one."""
+    """Return counts[before, after] of neighbouring tokens, float64."""
     counts = torch.zeros(256, 256, dtype=torch.float64)
     for before, after in pairwise(tokens):
         counts[before, after] += 1
@@ -162,7 +162,7 @@ def test_bad_counts_are_named(name: str) -> None:
 
 
 class Memory(LanguageModel):
-    """A model that has memorised the texts: after 24 known tokens the next one is certain; all others are unlikely."""
+    """A model that has memorised the texts: after 24 tokens of a text, it predicts the next token with certainty."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ def test_a_model_that_says_nothing_is_at_chance_exactly() -> None:
         (
             ["bcx", "xbc", "xxx", "yyy"],
             1.0,
-        ),  # two of three steps are successors, counted from the a before it, against one
+        ),  # after "a", "bcx" has two successors (b, c), and "xbc" has one (c)
     ],
 )
 def test_the_likeliest_choice_counts_and_a_tie_shares(choices: list[str], credit: float) -> None:

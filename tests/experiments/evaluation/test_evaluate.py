@@ -1,4 +1,4 @@
-"""Finished runs are evaluated as training itself would have done it, once, and the results are stored beside them."""
+"""Test evaluations of finished runs: they equal training's own, are computed once, and are stored in the run folder."""
 
 import hashlib
 import json
@@ -37,7 +37,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def finished(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a run with a mixture, a sampler and stochastic noise, and cloze items in its result."""
+    """Return the run folder of a trial with a mixture, a sampler's noise, and cloze items in its result."""
     folder = once(
         tmp_path_factory,
         "evaluated",

@@ -1,6 +1,6 @@
-"""A trial in subwords is evaluated at its end by cloze items and lm-eval's tasks.
+"""Test the evaluation of a trial on cloze items and lm-eval tasks when its training is done.
 
-An evaluation that would fail is refused before training.
+The data are subword tokens. An evaluation that would fail is refused before training.
 """
 
 import json
@@ -72,7 +72,7 @@ def test_a_tokenizer_that_is_not_that_of_the_tokens_is_refused(cache: Path, tmp_
 
 @pytest.fixture
 def tasks(tmp_path: Path) -> Path:
-    """Return a folder with a task, its questions, and a copy of the task that runs code."""
+    """Return a folder with the lm-eval tasks `toy` and `toy_code`, which runs code."""
     return toy_tasks(tmp_path / "tasks")
 
 

@@ -1,4 +1,4 @@
-"""lm-eval on a model of ours gives the numbers of a direct computation and runs real tasks without a network."""
+"""Test lm-eval on our models: the numbers equal those of a direct computation, and tasks run without a network."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from tests.messages import naming
 
 BYTES = Bytes()
 LENGTH = 24
-END = 0  # of a document, where a test has such a token
+END = 0  # the token that ends a document, in tests that have such a token
 SENTENCE = "the quick brown fox jumps over the lazy dog and runs away from all of them"
 
 
@@ -47,7 +47,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 class Request:
-    """The part of lm-eval's Instance that a model reads."""
+    """A stand-in for lm-eval's Instance, with the only attribute that a model reads."""
 
     def __init__(self, *args: Any) -> None:
         self.args = args
@@ -59,7 +59,10 @@ def ask(model: Model, method: str, *requests: tuple[Any, ...], **settings: Any) 
 
 
 def likelihood(model: Model, read: Sequence[int], wanted: Sequence[int]) -> tuple[float, bool]:
-    """Return the log-likelihood of `wanted` after `read`, and whether it is greedy; one plain forward per token."""
+    """Return the log-likelihood of the tokens `wanted` after the tokens `read`, and whether they are the greedy ones.
+
+    The model runs one forward pass for each token, without windows and batches.
+    """
     total, greedy = 0.0, True
     for i, token in enumerate(wanted):
         logits = model(torch.tensor([[*read, *wanted[:i]]]))[0, -1]
@@ -81,7 +84,7 @@ def same(found: Sequence[tuple[float, bool]], wanted: Sequence[tuple[float, bool
 
 
 def pairs(seed: int) -> list[tuple[str, str]]:
-    """Return contexts and continuations that fit into the window together."""
+    """Return pairs of a context and a continuation that fit into one window together."""
     draw = random.Random(seed)
     texts = [" ".join(draw.choices(SENTENCE.split(), k=6)) for _ in range(12)]
     return [(text[: draw.randint(1, 14)].rstrip(), text[14 : 14 + draw.randint(1, 10)]) for text in texts]
@@ -116,7 +119,7 @@ def test_choices_after_one_context_are_told_apart() -> None:
 
 def test_a_long_context_loses_its_beginning() -> None:
     model, context, after = Recurrent(), SENTENCE, BYTES.encode(" again")
-    kept = BYTES.encode(context)[-(LENGTH + 1 - len(after)) :]  # the last token is predicted, not read
+    kept = BYTES.encode(context)[-(LENGTH + 1 - len(after)) :]  # the model need not read the last token
     same(ask(model, "loglikelihood", (context, " again")), [likelihood(model, kept, after)])
 
 
@@ -158,7 +161,10 @@ def test_quantized_logits_are_scored_in_single_precision_or_better() -> None:
 
 
 def rolled(model: LanguageModel, prefix: int, tokens: Sequence[int]) -> tuple[float, bool]:
-    """Score full windows one after the other, each after the token before it; the last reads LENGTH tokens as well."""
+    """Return the expected score of a text that is longer than a window; `prefix` is the token before the text.
+
+    Windows of LENGTH tokens follow one another; the input of the last one begins earlier, to have LENGTH tokens, too.
+    """
     text, total, greedy = [prefix, *tokens], 0.0, True
     for start in range(1, len(text), LENGTH):
         stop = min(start + LENGTH, len(text))
@@ -193,9 +199,9 @@ def test_generation_ends_before_a_stop_or_at_the_limit_each_text_for_itself() ->
         generate("abc"),
         generate("a", max_gen_toks=3),
         generate("a", until=["f"]),
-        generate("bc", until=["ijk", "hi"]),  # two stops of several tokens: the first complete one ends the text
+        generate("bc", until=["ijk", "hi"]),  # two stop strings: the first complete one ends the text
         generate("ab", until="gh"),
-        generate("a", until=["g", "efg"]),  # one token completes both: the text is cut before the one that begins first
+        generate("a", until=["g", "efg"]),  # g completes both: the text is cut before "efg", which begins first
         generate("a", max_gen_toks=0),
         generate("a", until=["b"]),
     ]
@@ -230,7 +236,10 @@ def test_a_model_is_left_in_training() -> None:
 
 
 def write_task(folder: Path, name: str, rows: list[dict[str, Any]], examples: int = 0, **settings: Any) -> None:
-    """Write a task of lm-eval with our rows, the first of which are its examples, as JSON, which is YAML."""
+    """Write an lm-eval task with these rows, as JSON, which is valid YAML.
+
+    examples: the number of rows at the beginning that are few-shot examples, not questions.
+    """
     files = {}
     for split, part in {"train": rows[:examples], "test": rows[examples:]}.items():
         if part:
@@ -253,9 +262,9 @@ CHOOSE: dict[str, Any] = {
 CHOICES = [
     {"question": "a", "choices": ["bcd", "xbz", "zzz"], "answer": 0},
     {"question": "k", "choices": ["aaa", "lmn", "bbb"], "answer": 1},
-    {"question": "k", "choices": ["lmm", "aaa", "lmn"], "answer": 0},  # the model says 2
-    {"question": "p", "choices": ["qrs", "z", "aaaaa"], "answer": 0},  # by the sum it says 1, by the mean 0
-    {"question": "p", "choices": ["zzz", "z", "qrs"], "answer": 2},  # by the sum 1, by the mean 2
+    {"question": "k", "choices": ["lmm", "aaa", "lmn"], "answer": 0},  # the model chooses 2
+    {"question": "p", "choices": ["qrs", "z", "aaaaa"], "answer": 0},  # acc chooses 1, acc_norm 0
+    {"question": "p", "choices": ["zzz", "z", "qrs"], "answer": 2},  # acc chooses 1, acc_norm 2
 ]
 CONTINUE: dict[str, Any] = {
     "output_type": "generate_until",
@@ -317,7 +326,7 @@ def test_a_limit_takes_the_first_questions(tasks: Path) -> None:
 
 QUESTION = {"question": "What?", "choices": ["yes", "no", "maybe", "never"], "answer": 2}
 LABELLED = {"text": QUESTION["choices"], "label": ["A", "B", "C", "D"]}
-ROWS: dict[str, dict[str, Any]] = {  # a row of each data set, in its original shape
+ROWS: dict[str, dict[str, Any]] = {  # one row for each data set, with the data set's own fields
     "mmlu": QUESTION,
     "winogrande": {"sentence": "The _ is small.", "option1": "cup", "option2": "box", "answer": "2"},
     "piqa": {"goal": "Open it.", "sol1": "Pull.", "sol2": "Push.", "label": 0},

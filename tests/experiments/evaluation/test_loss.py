@@ -1,4 +1,4 @@
-"""Held-out loss is the mean cross entropy for any batch size, and the model is left unchanged."""
+"""Test that held-out loss is the mean cross entropy for any batch size, and that the model is left unchanged."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def corpus() -> Text:
 
 
 class Noisy(LanguageModel):
-    """A model with dropout, and with a part that stays in evaluation mode."""
+    """A model with active dropout in training, and with one module that is in evaluation mode even then."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ def test_a_model_is_evaluated_in_evaluation_mode_and_left_as_it_was(corpus: Text
 
 def test_a_model_that_fails_is_left_as_it_was(corpus: Text) -> None:
     model = Noisy()
-    with pytest.raises(IndexError):  # tokens that it does not know
+    with pytest.raises(IndexError):  # tokens beyond its vocabulary
         evaluate_loss(model, Text(ood=[[VOCAB] * 300]), "ood", **settings())
     assert model.training
     assert not model.frozen.training

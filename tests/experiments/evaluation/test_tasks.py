@@ -1,4 +1,4 @@
-"""The papers' suites have the rows of their tables, under names and metrics that the installed lm-eval has."""
+"""Test that our task groups have the rows of the papers' tables, and that lm-eval has their tasks and metrics."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_numbers_of_examples_are_those_that_the_papers_state() -> None:
 
 
 def leaves(manager: "TaskManager", name: str) -> Iterator[dict[str, Any]]:
-    """Yield the settings of a task, or of all members of a group or tag of lm-eval."""
+    """Yield the settings of the lm-eval task `name`, or of all tasks in the group or tag `name`."""
     entry = manager.task_index[name]
     held = entry.tags if entry.cfg is None else entry.cfg["task"]
     if isinstance(held, str):
@@ -65,7 +65,7 @@ def leaves(manager: "TaskManager", name: str) -> Iterator[dict[str, Any]]:
 def test_the_installed_lm_eval_has_every_task_and_its_metric(manager: "TaskManager", group: str, task: Task) -> None:
     metric, filtered = task.metric.split(",")
     if metric == "pass@1":
-        metric = "pass_at_k"  # the function, which names its values after its k
+        metric = "pass_at_k"  # the name of lm-eval's function; its values are called pass@1, pass@2 …
     for name in task.names:
         top = manager.task_index[name].cfg
         assert top is not None, f"{name} is a tag: lm-eval pools no metric for it"
@@ -74,7 +74,7 @@ def test_the_installed_lm_eval_has_every_task_and_its_metric(manager: "TaskManag
         for leaf in leaves(manager, name):
             metrics = [
                 each["metric"].rpartition(".")[2] for each in leaf["metric_list"]
-            ]  # a function is named with its path
+            ]  # a metric that is a function has its module's path before its name
             assert metric in metrics, f"{leaf['task']} has {metrics}"
             filters = [each["name"] for each in leaf.get("filter_list", [{"name": "none"}])]
             assert filtered in filters, f"{leaf['task']} has {filters}"
