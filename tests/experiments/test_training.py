@@ -29,7 +29,7 @@ HIGH_BY_CAST = [f"recipe.{slot}=bf16" for slot in ("fprop.x", "fprop.w", "dgrad.
 
 @pytest.mark.parametrize("model", ["nemotron-nano", "gpt2-nano", "llama2-nano"])
 def test_a_recipe_of_bf16_operands_is_the_unquantized_model(model: str, cache: Path, tmp_path: Path) -> None:
-    """Equal numbers come from recipe bf16, from operands cast to bf16, and from a loop over a model without quantizers."""
+    """Recipe bf16, operands cast to bf16, and a loop over a model without quantizers give the same numbers."""
     asked = [f"model={model}", "seed=3", "training.steps=4", "schedule=linear", "schedule.warmup_fraction=0.25"]
     high, _ = train(cache, tmp_path, *asked)
     cast, _ = train(cache, tmp_path, *asked, *HIGH_BY_CAST)
