@@ -30,7 +30,7 @@ from fewbits.experiments.composition import nearest_first, override_values, pars
 from fewbits.models.networks.presets import MODELS
 
 FOLDER = Path(__file__).parent / "config"
-ROOT = "trial"  # name of the main config, whose file includes all others
+ROOT = "trial"  # name of the main config file, which includes one config of each group
 GROUPS = ("model", *sorted(folder.name for folder in FOLDER.iterdir() if folder.is_dir()))
 SWEEPS = "sweep"  # the subfolder of a user's config folder that holds sweep files
 SEARCH_PATH = "hydra.searchpath"

@@ -155,7 +155,7 @@ def _exclusive(out: Path) -> Iterator[None]:
         try:
             held.enter_context(locked(lock, f"two processes could prepare {out} at once: start only one", wait=False))
         except BlockingIOError:
-            raise ValueError(f"data prepare: another process is preparing {out}") from None
+            raise ValueError(f"data prepare: another process is preparing {out}: wait until it ends") from None
         yield
 
 

@@ -38,7 +38,9 @@ def load(config: DataConfig, cache: Path) -> Corpus:
             takes = ", ".join(kind.takes)
             raise ValueError(f"data.{setting.name}={value} with data.kind={config.kind}, which takes only {takes}")
     if config.repeat < 1:
-        raise ValueError(f"data.repeat={config.repeat}: a training split may be read at least 1 time")
+        raise ValueError(
+            f"data.repeat={config.repeat}: the number of times that a trial may read the training split is 1 or more"
+        )
     if config.size is not None and config.size < 1:
         raise ValueError(f"data.size={config.size}: a training split has at least 1 byte or token")
     return Corpus(config.kind, kind.tokens(config, cache))

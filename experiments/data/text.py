@@ -65,6 +65,6 @@ def _write_subwords(in_bytes: TokenFolder, spelling: str, folder: Path) -> None:
 
 
 def content_key(*made_from: str) -> str:
-    """Return a hash for a folder's name, of the folder's inputs `made_from` and the code of the modules beside this."""
+    """Return a hash for a folder's name: of `made_from`, the folder's inputs, and of the code in this package folder."""
     code = [path.read_text("utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))]
     return hashlib.sha256("\0".join([*made_from, *code]).encode()).hexdigest()[:16]

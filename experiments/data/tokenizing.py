@@ -108,7 +108,7 @@ def ready_tokenizer(spelling: str) -> Tokenizer:
 
 
 def saved_tokenizer(folder: TokenFolder) -> Tokenizer | None:
-    """Return the tokenizer that made a folder's tokens; None if the folder has no tokenizer.json and does not say."""
+    """Return the tokenizer that made a folder's tokens, as the folder records it; None if it is not recorded."""
     meta, path = folder.meta, folder.path / FILE
     if meta.tokenizer == Bytes.spelling:
         return Bytes()

@@ -44,7 +44,7 @@ class FinishedRun:
         if step is None:
             result = folder.result()
             if result is None:
-                raise ValueError(f"{path} has not ended: run it to its end, or name the step of a checkpoint")
+                raise ValueError(f"{path} has not ended: train it to its end, or name the step of a checkpoint")
             step = int(result["step"])
         return FinishedRun(folder, saved_trial(path), step, corpora)
 

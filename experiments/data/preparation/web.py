@@ -170,7 +170,7 @@ def _files(source: Path) -> tuple[str, list[str], dict[str, str]]:
         if path.is_file() and suffix in _READERS:
             by_reader.setdefault(_READERS[suffix][0], []).append(str(path))
     if len(by_reader) != 1:
-        problem = f"it has {' and '.join(by_reader)} files" if by_reader else "it has none"
+        problem = f"it has {' and '.join(by_reader)} files" if by_reader else "it has none of these"
         kinds = ", ".join(_READERS)
         raise ValueError(f"--source {source}: files of a single kind are expected, {kinds} (or with .gz); {problem}")
     ((reader, paths),) = by_reader.items()
