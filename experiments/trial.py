@@ -91,7 +91,7 @@ class Branch:
 
 @dataclass(frozen=True)
 class Trial:
-    """All settings of one training run, or of one probe (a measurement of a recipe at a checkpoint)."""
+    """The settings of one training run, or of one probe (a measurement of a recipe at a checkpoint)."""
 
     model: DecoderConfig
     recipe: Recipe
@@ -145,7 +145,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Runtime:
-    """Where and how a trial runs. A trial's id contains only the kind of device and, on a CPU, the thread count."""
+    """The machine, the store and other settings of a run. The id has only the kind of device and a CPU's threads."""
 
     device: str = "auto"  # cpu, cuda, or auto: a GPU if the machine that trains has one
     threads: int = 1  # number of threads on a CPU

@@ -28,7 +28,7 @@ def check_options(options: argparse.Namespace, command: str) -> None:
 
 
 def is_measured(options: argparse.Namespace, name: str) -> bool:
-    """Tell whether to skip the benchmark `name`: `--once` is given and the store has results. If so, print their path."""
+    """Tell whether to skip the benchmark `name`: `--once` is given and the store has results, whose path is printed."""
     if not options.once or not (file := _file(options.store, name)).exists():
         return False
     print(f"{file} exists, so nothing was measured; delete it to measure again")
