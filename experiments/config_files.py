@@ -81,12 +81,12 @@ def folders(overrides: Sequence[str] = ()) -> Folders:
 
 
 def is_search_path(override: str) -> bool:
-    """Tell whether an override sets Hydra's search path."""
+    """Tell whether an override sets Hydra's search path, `hydra.searchpath=[…]`."""
     return override.partition("=")[0] == SEARCH_PATH
 
 
 def with_config_dir(overrides: Sequence[str], directory: str | None) -> list[str]:
-    """Return the overrides, preceded by one that adds the folder of the option `--config-dir` (None: no folder)."""
+    """Return the overrides, preceded by `hydra.searchpath=[DIR]` for the option `--config-dir DIR` (None: no DIR)."""
     if directory is None:
         return [*overrides]
     path = Path(directory).expanduser()

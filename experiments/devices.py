@@ -46,7 +46,7 @@ class World:
     def agree(self, *requests: bool) -> tuple[bool, ...]:
         """Return, for each request, whether it is true on any rank. All ranks must call this; all get the same result.
 
-        It makes all ranks take the same decision, for example to stop.
+        So all ranks take the same decision, for example to stop.
         """
         if self.ranks == 1:
             return requests
@@ -89,7 +89,7 @@ def rank_count() -> int:
 def check_device(kind: str) -> None:
     """Raise ValueError if this machine cannot train on this kind of device with our compiled kernels.
 
-    With FEWBITS_BACKEND=reference, a GPU is accepted without them: the reference kernels are many times slower.
+    With FEWBITS_BACKEND=reference, a GPU is allowed even so: it then uses the reference kernels, many times slower.
     """
     if kind == "cuda" and (complaint := cuda.complaint()):
         if not torch.cuda.is_available():

@@ -104,10 +104,10 @@ def meaning(identity: Mapping[str, Any]) -> str:
 
 
 def possible_identities(made_of: Mapping[str, Any]) -> Iterator[Identity]:
-    """Yield the identity, then a copy for each source fingerprint that is proven equal to the identity's own one.
+    """Yield the identity, then a copy for each source fingerprint that is proven to give the same bits.
 
     A proof on any instruction set counts. A trial that is stored under one of these identities need not be trained
-    again if the proof holds where it ran (`computed_by_todays_sources`).
+    again if the proof holds on the instruction set where it was computed (`computed_by_todays_sources`).
     """
     own, *parents = made_of["numerics"]
     for fingerprint in equal_fingerprints(own, made_of["device"]):
@@ -216,7 +216,7 @@ def machine() -> dict[str, Any]:
 
 
 def segment(step: int, kind: str, device: torch.device) -> dict[str, Any]:
-    """Describe the segment of a trial (its steps that this process computes): first step, sources, environment, time.
+    """Return a description, for provenance.json, of a segment: the steps of a trial that this process computes.
 
     kind: the kind of device that the trial requests, cpu or cuda.
     """

@@ -289,9 +289,9 @@ def _train(runs: Path, overrides: Sequence[str], interrupted: bool = False) -> N
 
 
 def _trace(files: Mapping[str, str], lines: dict[str, set[int]]) -> None:
-    """Add the line numbers that this thread executes to `lines`, by name; on a CPU it runs backward passes, too.
+    """Record in `lines` (file name → line numbers) the lines that this thread executes from now on.
 
-    files: the names of the files to trace, by path.
+    files: the names of the files to record, by path. On a CPU, this thread also runs the backward passes.
     """
 
     def trace_frame(frame: Any, event: str, _: object) -> Any:

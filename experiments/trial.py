@@ -145,7 +145,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Runtime:
-    """The machine, the store and other settings of a run. The id has only the kind of device and a CPU's threads."""
+    """Settings of how and where a trial runs; its id contains only the device and, on a CPU, the number of threads."""
 
     device: str = "auto"  # cpu, cuda, or auto: a GPU if the machine that trains has one
     threads: int = 1  # number of threads on a CPU

@@ -14,7 +14,7 @@ from fewbits.models.networks.registry import on_meta
 
 
 class LinearProducts:
-    """A call runs the three products (fprop, dgrad, wgrad) of each linear layer, including the head, in BF16.
+    """A callable that runs the three products (fprop, dgrad, wgrad) of each linear layer and the head, in BF16.
 
     The operands are random; layers of the same shape use the same operands.
     """

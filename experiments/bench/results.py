@@ -18,7 +18,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check_options(options: argparse.Namespace, command: str) -> None:
-    """Convert the option `--store` to a path; raise ValueError if it is a URL, or if only `--once` is given.
+    """Convert the option `--store` to a path; raise ValueError if it is a URL, or if `--once` is given without it.
 
     command: the command's name in the message.
     """

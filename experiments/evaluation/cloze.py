@@ -103,7 +103,7 @@ def cloze_items(
 
 
 def evaluate_cloze(model: Model, items: ClozeItems, *, batch: int = 8) -> ClozeScore:
-    """Score a model on the items, `batch` items at a time; the likeliest choice has the largest log-likelihood."""
+    """Score a model on the items, `batch` items at a time, by the sum of log-likelihoods of each choice's tokens."""
     check_count("batch", batch)
     n, ways, m = items.contexts.shape[1], *items.choices.shape[1:]
     earned = []

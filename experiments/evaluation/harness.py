@@ -126,7 +126,7 @@ def _complete(manager: "TaskManager", name: str) -> bool:
 
 
 def _check_code(manager: "TaskManager", wanted: Mapping[str, int | None], run_code: bool) -> None:
-    """Raise ValueError for tasks that run code, unless `run_code` allows it; lm-eval itself would fail much later."""
+    """Raise ValueError for tasks that run code, unless `run_code` allows it; lm-eval itself fails later, at length."""
     unsafe = [name for name in wanted if (manager.task_index[name].cfg or {}).get("unsafe_code")]
     if unsafe and not run_code:
         raise ValueError(
