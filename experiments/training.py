@@ -82,7 +82,7 @@ class OtherTrial(RuntimeError):
     """
 
     def __init__(self, made_of: dict[str, Any]) -> None:
-        super().__init__("this machine computes another id for the trial than was planned")
+        super().__init__("this machine would compute another trial than was planned")
         self.made_of = made_of
 
 

@@ -31,7 +31,7 @@ from fewbits.experiments.data.tokenizing import (
 LARGEST = 4 << 20  # characters of validation text at most
 _MARK = SEPARATORS[0]
 _PIECE = 1 << 16  # approximate number of characters that are encoded at a time
-_OTHER = (".json", ".jsonl", ".parquet", ".gz", ".zip", ".zst")  # suffixes of files that are not plain text
+_OTHER = (".json", ".jsonl", ".parquet", ".gz", ".zip", ".zst")  # suffixes of files that are refused
 
 
 def text_file_folder(path: Path, tokenizer: str, cache: Path) -> TokenFolder:
@@ -109,7 +109,7 @@ def _continuous(text: str, tokenizer: Tokenizer) -> Tokens:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Yield the text in pieces of whole lines, because tokenizers encode many short texts faster than one long text."""
+    """Yield the text in pieces of whole lines, which a tokenizer encodes one after the other or several at once."""
     begin = 0
     while begin < len(text):
         end = text.find("\n", begin + _PIECE) + 1 or len(text)

@@ -60,7 +60,10 @@ class Unfinished:
 
     @staticmethod
     def open(folder: Path, request: Request, tokenizer: Tokenizer) -> "Unfinished":
-        """Resume the folder of an earlier process with the same request, or start a new one."""
+        """Resume the folder that an earlier process began, or start a new one.
+
+        Raise ValueError if the earlier process had another request.
+        """
         unfinished = Unfinished(folder, request, tokenizer)
         if (note := checked_json(folder / NOTE)) is None:
             shutil.rmtree(folder, ignore_errors=True)
