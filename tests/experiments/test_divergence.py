@@ -26,7 +26,7 @@ def test_numbers_that_are_not_finite_end_a_trial_with_a_result(cache: Path, tmp_
     assert math.isfinite(losses[0])
     assert not math.isfinite(losses[1])
     numerics = pd.read_parquet(folder.path / "numerics.parquet")
-    assert set(numerics["step"]) == {1}  # the observer's window is incomplete
+    assert set(numerics["step"]) == {1}  # rows of the incomplete window in which the trial diverged
     assert not leftovers(folder.path)
     assert train(cache, tmp_path, *HOPELESS, *MOR) == (folder, result)
 

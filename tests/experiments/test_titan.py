@@ -117,7 +117,7 @@ def titan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Titan]:
     cache = {"HF_DATASETS_CACHE": str(folder / "cache")}
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **cache}
     python = WarmPython("import tests.experiments.titan_on_cpu", environment, ROOT)
-    with python.process:  # it ends when its stdin is closed
+    with python.process:  # the process ends when its stdin is closed
         yield Titan(folder, python, environment)
 
 

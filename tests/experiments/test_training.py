@@ -127,12 +127,12 @@ def test_tables_and_result_say_what_happened(cache: Path, tmp_path: Path) -> Non
     numerics = pd.read_parquet(folder.path / "numerics.parquet")
     assert sorted(set(numerics["step"])) == [4, 9, 11]
     mixtures = numerics[numerics["slot"] != "weight"]
-    assert set(mixtures["slot"]) == {"fprop.x", "fprop.w", "dgrad.dy"}  # one decision for two GEMMs
+    assert set(mixtures["slot"]) == {"fprop.x", "fprop.w", "dgrad.dy"}  # a tensor that two GEMMs read is decided once
     assert (mixtures["share_0"] + mixtures["share_1"] == 1).all()
     assert (mixtures["batches"][mixtures["slot"] == "fprop.x"].groupby(numerics["step"]).first() == [10, 10, 4]).all()
     weights = numerics[numerics["slot"] == "weight"]
     assert set(weights["part"][weights["bits_mean"].notna()]) == {"out", "down"}
-    errors = weights["gradient_error"].dropna()  # measured every 4th step: not in the last window of 2
+    errors = weights["gradient_error"].dropna()  # measured every 4th step, so never in the last window (2 steps)
     assert len(errors) == 2 * 8
     assert errors.between(0.001, 0.2).all()
 
@@ -150,7 +150,7 @@ def test_every_column_of_the_tables_is_explained(cache: Path, tmp_path: Path) ->
     for table in ("metrics", "numerics", "precision", "timing"):
         about = text.partition(f"| `{table}.parquet` |")[2].partition("\n\n")[0]
         columns = set(pd.read_parquet(folder.path / f"{table}.parquet").columns) - {"share_1", "share_2"}
-        named = set(re.findall(r"`(\w+)`", about)) - {"weight", "mfu", "parameter", "dy"}  # values, not columns
+        named = set(re.findall(r"`(\w+)`", about)) - {"weight", "mfu", "parameter", "dy"}  # values, no columns
         assert named - {"loss"} == columns - {"loss"}, table
 
 

@@ -36,7 +36,7 @@ def _stand_in_for_a_gpu() -> None:
         memory_stats=lambda _: {},
     )
     vars(torch._utils).update(_get_available_device_type=lambda: "cpu", _get_device_module=lambda _: cpu)
-    if importlib.util.find_spec("triton") is None:  # torchtitan's only file that imports it
+    if importlib.util.find_spec("triton") is None:  # replace torchtitan's only file that imports triton
         kernels = ModuleType("torchtitan.models.moe.kernels")
         vars(kernels).update(generate_permute_indices=None)
         sys.modules[kernels.__name__] = kernels
