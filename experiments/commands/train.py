@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     add_hydra_options(parser)
     options = parser.parse_intermixed_args(argv)
     if options.multirun:  # cli.py, which handles multiruns, recognises -m only as a separate argument
-        raise ValueError("train: write -m or --multirun as a separate argument, not joined with another option")
+        raise ValueError("train: write -m or --multirun in full, as a separate argument")
 
     from fewbits.experiments.composition import spelled
     from fewbits.experiments.config import load_trial

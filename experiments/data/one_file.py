@@ -93,7 +93,7 @@ def _cut(path: Path, text: str) -> tuple[str, str]:
             at = start + len(mark)
             break
     if not text[:at].strip() or not text[at:].strip():
-        raise ValueError(f"data.path={path} has {len(text)} characters, too few for training and validation")
+        raise ValueError(f"data.path={path} has {len(text)} characters, too few for a training and a validation split")
     return text[:at], text[at:]
 
 

@@ -101,7 +101,7 @@ class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
                     active = going
         return texts
 
-    # Text to windows
+    # Turn text into windows
 
     def _encode(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         """Return the tokens of the context and of the continuation, to which the context's trailing spaces are moved.
@@ -145,7 +145,7 @@ class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         stops = [at for stop in answer.stops if (at := text.find(stop)) >= 0]
         return text[: min(stops, default=len(text))], token == self._end or bool(stops)
 
-    # Windows to numbers
+    # Compute log-likelihoods of windows
 
     def _totals(self, texts: Sequence[list[Window]]) -> list[tuple[float, bool]]:
         scored = iter(self._score_windows([window for windows in texts for window in windows]))

@@ -150,7 +150,7 @@ def test_every_column_of_the_tables_is_explained(cache: Path, tmp_path: Path) ->
     for table in ("metrics", "numerics", "precision", "timing"):
         about = text.partition(f"| `{table}.parquet` |")[2].partition("\n\n")[0]
         columns = set(pd.read_parquet(folder.path / f"{table}.parquet").columns) - {"share_1", "share_2"}
-        named = set(re.findall(r"`(\w+)`", about)) - {"weight", "mfu", "parameter", "dy"}  # values, no columns
+        named = set(re.findall(r"`(\w+)`", about)) - {"weight", "mfu", "parameter", "dy"}  # no column names
         assert named - {"loss"} == columns - {"loss"}, table
 
 
