@@ -1,4 +1,4 @@
-"""List the claims of a study with their verdicts, judged from the finished trials of the store (`fewbits claims`)."""
+"""List the claims of a study with their verdicts, computed from the finished trials in the store (`fewbits claims`)."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ examples:
   fewbits claims --table > docs/claims.md         write the table of all claims and their tests, which needs no results
   fewbits claims study=mor scale=cpu --spreads    print rows for analysis/papers/planning/spreads.yaml
 """
+# The columns of the printed list. repeats: the number of seeds or trials; mde: the minimum detectable effect.
 HEADS = ("claim", "verdict", "effect", "90 % interval", "repeats", "mde", "margin", "statement")
 RIGHT = ("effect", "repeats", "mde", "margin")  # columns that are aligned to the right
 
@@ -30,12 +31,15 @@ def main(argv: Sequence[str]) -> int:
         "overrides", nargs="*", metavar="OVERRIDE", help="selects the study and scale, as for `fewbits sweep`"
     )
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
-    parser.add_argument("--json", action="store_true", help="print the content of the report's verdicts.json instead")
-    parser.add_argument("--table", action="store_true", help="print all claims and their tests, without results")
+    parser.add_argument(
+        "--json", action="store_true", help="print the verdicts as JSON, as in the file verdicts.json of a report"
+    )
+    parser.add_argument("--table", action="store_true", help="print all studies' claims and their tests as Markdown")
     parser.add_argument(
         "--spreads",
         action="store_true",
-        help="print the spreads of finished runs, which `fewbits sweep --dry-run` uses",
+        help="print the standard deviations over seeds in finished runs, as rows for the file spreads.yaml, from which "
+        "`fewbits sweep --dry-run` computes minimum detectable effects",
     )
     options = parser.parse_intermixed_args(argv)
     if options.table:
@@ -81,9 +85,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _rows(verdict: Verdict) -> Iterator[tuple[str, ...]]:
-    """Yield a row for the claim, a row with the reason unless it is reproduced, and a row for each comparison.
+    """Yield the printed rows of one claim, whose cells are in the order of HEADS.
 
-    A claim with a single comparison shows that in its own row.
+    The first row has the claim and its verdict. If the claim is not reproduced, the second row has the reason. If there
+    are several comparisons, each has a further row; the numbers of a single comparison are in the first row.
     """
     from fewbits.analysis.engine.claims.findings import Outcome
     from fewbits.analysis.views.claims import view

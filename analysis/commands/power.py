@@ -1,4 +1,4 @@
-"""Print, after `fewbits sweep --dry-run`, the minimum detectable effect of each of the study's claims."""
+"""Print the minimum detectable effect of each claim of the study; `fewbits sweep --dry-run` runs this at its end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ STUDY = "study="
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the minimum detectable effects with the planned seeds; print nothing if the study has no claims."""
+    """Print the smallest effect that the planned seeds can detect for each claim; nothing if the study has no claims.
+
+    argv: the arguments of `fewbits sweep`.
+    """
     from fewbits.sweeps.commands.sweep import overrides_of, parse
 
     options = parse(argv)

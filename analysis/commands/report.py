@@ -18,8 +18,8 @@ examples:
   fewbits report study=mor --compare smoke cpu          write reports/mor-smoke-cpu/index.html, scales side by side
   fewbits report --index                                write reports/index.html, with all reports of the folder
 
-Without --sweep nothing is trained, and the page names the cells of the sweeps that have no result. Equal results give
-equal files.
+Without --sweep nothing is trained, and the page names each place (arm, axis values, seed) that has no result. Equal
+results give equal files.
 Exit status: 0 the report is complete; 1 it is written, but some results are missing; 2 wrong input; 130 interrupted.
 """
 
@@ -33,13 +33,15 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
     parser.add_argument("--out", metavar="DIR", default="reports", help="the folder for reports (default: reports)")
     parser.add_argument("--compare", nargs="+", metavar="SCALE", help="write one page that compares these scales")
-    parser.add_argument("--index", action="store_true", help="write one page with the verdicts of all reports")
-    parser.add_argument("--sweep", action="store_true", help="run the missing trials first")
+    parser.add_argument(
+        "--index", action="store_true", help="write one page with the verdicts of all reports in the folder --out"
+    )
+    parser.add_argument("--sweep", action="store_true", help="train the missing trials before the report is written")
     add_where(parser)
     options = parser.parse_intermixed_args(argv)
     if options.index:
         if options.overrides or options.runs or options.compare or options.sweep:
-            parser.error("--index reads the reports in --out and takes no other option")
+            parser.error("--index reads the reports in the folder --out; it cannot be combined with any other option")
         return _index(Path(options.out).expanduser())
     if not options.overrides:
         parser.error("name a study (study=NAME), or use --index")
@@ -54,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
     from fewbits.sweeps.planning.lookup import show_notes
 
     warn_in_lines()
-    if options.sweep:  # so that a folder without write access is an error before the training
+    if options.sweep:  # a report folder without write access must be an error before the training, not after it
         check_place(reports)
     if options.sweep and is_dashboard(options.address):
         return submit_report(overrides, options, reports)

@@ -1,4 +1,4 @@
-"""Findings and verdicts as data: the result of a comparison, and the decision on a claim."""
+"""The dataclasses of results: a Finding is the result of one comparison, a Verdict the result of a whole claim."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fewbits.analysis.engine.statistics.estimates import Interval
 
 
 class Outcome(StrEnum):
-    """The outcome of a claim's check."""
+    """The verdict of a claim in one word or phrase; docs/glossary.md explains the terms."""
 
     REPRODUCED = "reproduced"
     IN_PART = "reproduced in part"
@@ -22,6 +22,7 @@ class Outcome(StrEnum):
 
     @property
     def decided(self) -> bool:
+        """True if the claim is reproduced, reproduced in part or contradicted."""
         return self in (Outcome.REPRODUCED, Outcome.IN_PART, Outcome.CONTRADICTED)
 
 
@@ -29,8 +30,8 @@ class Status(StrEnum):
     """The result of one comparison."""
 
     SUPPORTED = "supported"
-    OPPOSED = "opposed"  # the opposite of the statement is shown
-    ABSENT = "absent"  # the effect is shown to be smaller than the margin
+    OPPOSED = "opposed"  # the opposite of the statement is shown, for example an effect with the opposite sign
+    ABSENT = "absent"  # a stated effect is shown to be smaller than the margin
     UNDECIDED = "undecided"
     NOT_RUN = "not run"
     OUT_OF_REACH = "out of reach"
@@ -38,38 +39,38 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one comparison of a claim. A p value is None if nothing was tested."""
+    """The result of one comparison of a claim. A p value is None if there was no statistical test."""
 
-    name: str  # the key, with the ids of arms
+    name: str  # the comparison's name, which contains the arms' names in the sweep files
     status: Status
-    reason: str
-    test: str = ""
-    effect: float | None = None
-    interval: Interval | None = None  # at level 1 - 2 ALPHA
-    n: int = 0
-    unit: str = "seed"  # what n counts
+    reason: str  # the numbers behind the status, or why there is no result
+    test: str = ""  # one of schema.TESTS
+    effect: float | None = None  # arm minus baseline, or the arm's own number; a mean over seeds
+    interval: Interval | None = None  # the interval of the effect, at level 1 - 2 ALPHA
+    n: int = 0  # the number of pairs or trials
+    unit: str = "seed"  # the unit that n counts, for example "seed" or "trial"
     mde: float | None = None  # minimum detectable effect
     margin: float | None = None
-    relative: bool = False  # effect, interval, mde and margin are fractions of the baseline's level
-    p_for: float | None = None  # the p value of the test that supports the statement
-    p_against: float | None = None  # the p value of the test that opposes it
+    relative: bool = False  # effect, interval, mde and margin are fractions of the baseline's number
+    p_for: float | None = None  # the p value of the test whose significant result supports the statement
+    p_against: float | None = None  # the p value of the test whose significant result opposes the statement
     p_absent: float | None = None  # the p value of the test that the effect is smaller than the margin
-    p_own: float | None = None  # p_for from these pairs alone, if the pooled spread of other arms was used
-    least_p: float = 0.0  # the least p_for that this design can reach
-    absence: str = ""  # what ABSENT means for the claim: contradicts or not-seen
-    alone: bool = True  # the finding counts without the claim's other parts
-    title: str = ""  # the name with the labels of arms
-    trials: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    p_own: float | None = None  # p_for with these pairs' own spread, if p_for uses a spread pooled over other arms
+    least_p: float = 0.0  # the least p_for that is possible with this number of seeds or events
+    absence: str = ""  # the consequence of ABSENT for the claim: "contradicts" or "not-seen"
+    alone: bool = True  # False: this finding supports the claim only together with other findings
+    title: str = ""  # the name with the arms' labels for readers
+    trials: tuple[str, ...] = ()  # ids
+    notes: tuple[str, ...] = ()  # for example pairs that are missing
 
     @property
     def heading(self) -> str:
-        """Return what readers see instead of the name."""
+        """The name for readers: the title, or else `name`."""
         return self.title or self.name
 
     @property
     def tested(self) -> bool:
-        """True if there were data of enough seeds, also for a check without inference, which has no p value."""
+        """True if a test or check was made; False if data were missing or there were too few seeds."""
         return self.p_for is not None or self.status in (Status.SUPPORTED, Status.OPPOSED)
 
     @property
@@ -79,12 +80,13 @@ class Finding:
         return undecided and self.mde is not None and bool(self.margin) and self.mde > (self.margin or 0.0)
 
     def shown(self, value: float) -> str:
+        """Return an effect or bound of this finding as text, in percent if the finding is relative."""
         return f"{value:+.3%}" if self.relative else f"{value:+.4g}"
 
 
 @dataclass(frozen=True)
 class ControlResult:
-    """The result of a control: whether the runs of a claim show an effect that must be there."""
+    """The result of a control: whether a claim's runs show a known effect."""
 
     id: str
     title: str
@@ -92,42 +94,48 @@ class ControlResult:
 
     @property
     def passed(self) -> bool:
+        """True if every comparison of the control is supported."""
         return all(finding.status is Status.SUPPORTED for finding in self.findings)
 
     @property
     def tested(self) -> bool:
-        """Tell whether every part was tested: no data were missing and the seeds were enough."""
+        """True if every comparison of the control was tested (`Finding.tested`)."""
         return all(finding.tested for finding in self.findings)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The decision on a claim, with the findings that it rests on."""
+    """The verdict of one claim, with the findings from which it follows."""
 
     claim: Claim
     outcome: Outcome
     reason: str
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[Finding, ...] = ()  # one for each comparison of the claim
     controls: tuple[ControlResult, ...] = ()
     covered: bool = True  # the runs are large and long enough to contradict the claim (`judging.covered`)
     scale: str = ""  # for example "3.3 M parameters, 0.33 M tokens"
-    p_for: float | None = None  # p that the whole claim holds: the greatest p_for of its parts
-    p_against: float | None = None  # p that a part is contradicted, corrected for the number of parts
-    supported: tuple[str, ...] = ()  # names of the parts that are supported after correction
+    p_for: float | None = None  # `Evidence.p_for`, before the correction over all claims
+    p_against: float | None = None  # `Evidence.p_against`, before the correction over all claims
+    supported: tuple[str, ...] = ()  # names of the findings that are supported after correction
     notes: tuple[str, ...] = ()
 
     @property
     def trials(self) -> tuple[str, ...]:
+        """The ids of the trials behind the findings, each once."""
         return tuple(dict.fromkeys(trial for finding in self.findings for trial in finding.trials))
 
     @property
     def leading(self) -> Finding | None:
-        """The finding whose effect a summary shows: of those with an effect, the one with the greatest p_for."""
+        """The finding whose effect a summary shows: the one with the greatest p_for among findings with an effect.
+
+        None if no finding has an effect. A finding without p_for counts as p = 1.
+        """
         measured = [finding for finding in self.findings if finding.effect is not None]
         return max(measured, key=lambda one: one.p_for if one.p_for is not None else 1.0, default=None)
 
     @property
     def underpowered(self) -> bool:
+        """True if the claim is undecided and one of its comparisons is underpowered (`Finding.underpowered`)."""
         undecided = self.outcome in (Outcome.INCONCLUSIVE, Outcome.NOT_SEEN)
         return undecided and any(finding.underpowered for finding in self.findings)
 

@@ -1,11 +1,11 @@
-"""Formulas in the data of claims, for numbers of several arms: a ratio of costs, an interaction.
+"""Evaluate formulas over several arms in the YAML files of claims, for example a ratio of two loss increases.
 
     formula: (mxfp4 - bf16) / (nvfp4 - bf16)
     of: {mxfp4: recipe/mxfp4, nvfp4: recipe/nvfp4, bf16: recipe/bf16}
 
-Each name stands for a metric of one arm, written `SWEEP/ARM`, or `SWEEP/ARM METRIC` for another metric than the part's.
-A formula takes means over seeds, and its error is the jackknife's. A quotient whose denominator is not positive has no
-value: without a cost, a share of that cost means nothing.
+`of` gives each name a metric of one arm: `SWEEP/ARM` for the part's metric, or `SWEEP/ARM METRIC` for another metric.
+A formula is computed from means over seeds, and its error is estimated by the jackknife. A quotient whose denominator
+is 0 or negative has no value: a ratio to a loss increase means nothing if the loss did not increase.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
 
 
 class NotANumber(ValueError):
-    """The error of a formula that has no value for these numbers."""
+    """The error of a formula whose value is undefined for the given numbers, because a denominator is not positive."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """The sweep, arm and metric that one name of a formula stands for."""
+    """The sweep, arm and metric whose number replaces one name in a formula."""
 
     sweep: str
     arm: str
@@ -36,6 +36,7 @@ class Place:
 
     @classmethod
     def parse(cls, text: str, metric: str) -> Place:
+        """Return the place that is written `SWEEP/ARM` (with this metric) or `SWEEP/ARM METRIC`."""
         place, _, own = text.partition(" ")
         sweep, slash, arm = place.partition("/")
         if not (sweep and slash and arm):
@@ -44,15 +45,21 @@ class Place:
 
 
 def check(formula: str, names: Mapping[str, object]) -> None:
-    """Raise ValueError unless the formula uses all of these names, and else only numbers, + - * / and parentheses."""
+    """Raise ValueError if the formula is not valid.
+
+    A valid formula uses all of these names, no other names, and otherwise only numbers, + - * / and parentheses.
+    """
     evaluate(formula, dict.fromkeys(names, 1.0), strict=False)
     used = {node.id for node in ast.walk(ast.parse(formula, mode="eval")) if isinstance(node, ast.Name)}
     if unused := set(names) - used:
-        raise ValueError(f"formula {formula}: it does not use {', '.join(sorted(unused))}")
+        raise ValueError(f"formula {formula}: the formula does not use these keys of `of`: {', '.join(sorted(unused))}")
 
 
 def evaluate(formula: str, values: Mapping[str, float], *, strict: bool = True) -> float:
-    """Return the formula's value; if strict, raise NotANumber if it divides by a number that is not positive."""
+    """Return the formula's value, with the given value for each name.
+
+    A division by 0 or a negative number raises NotANumber if strict. Otherwise, it is computed, and x / 0 gives 0.
+    """
 
     def value(node: ast.expr) -> float:
         match node:
@@ -67,6 +74,8 @@ def evaluate(formula: str, values: Mapping[str, float], *, strict: bool = True) 
                 return value(left) / denominator if denominator else 0.0
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
                 return _OPERATORS[type(op)](value(left), value(right))
-        raise ValueError(f"formula {formula}: {ast.unparse(node)} is neither a name of `of` nor an operation + - * /")
+        raise ValueError(
+            f"formula {formula}: {ast.unparse(node)} is not valid; a formula has keys of `of`, numbers and + - * /"
+        )
 
     return value(ast.parse(formula, mode="eval").body)

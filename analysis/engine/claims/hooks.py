@@ -1,18 +1,20 @@
-"""Python hooks of claims: functions of a study that supply numbers which no result file has. They make no verdicts.
+"""Register Python hooks of claims: functions of a study that compute numbers which no result file contains.
 
-# Return a number for each trial, by id.
+Hooks return numbers; they make no verdicts.
+
+# Return {trial id: number}.
 @metric("mor", "fallback_share", bounds=(0, 1))
 def fallback_share(results: Results) -> Mapping[str, float]: …
 
-# Return a function of the ids of two trials, our arm's and the baseline's.
+# Return a function of two trial ids, our arm's and the baseline's, that returns their difference.
 @metric("mor", "norm_distance")
 def norm_distance(results: Results) -> Callable[[str, str], float | None]: …
 
-# Return the results of checks by arithmetic, by the name of the finding.
+# Return {name of the finding: result of an arithmetic check} for the claim M1.
 @exact("mor", "M1")
 def m1() -> Mapping[str, Exact]: …
 
-# Return the data of the claim's parts, by the name that a part gives in `data:`.
+# Return {key: data} for the claim S1; a part of the claim chooses its data by the key in `data: KEY`.
 @measure("gaussws", "S1")
 def s1(results: Results) -> Mapping[str, Measured]: …
 """
@@ -34,16 +36,16 @@ Between = Callable[[str, str], float | None]
 
 @dataclass(frozen=True)
 class MetricHook:
-    """A metric that a study registers."""
+    """A metric that a study has registered with `metric`."""
 
     name: str
     compute: Callable[[Results], Numbers | Between]
-    bounds: tuple[float, float] | None
+    bounds: tuple[float, float] | None  # the limits of a value
 
 
 @dataclass
 class Hooks:
-    """The hooks that a study's modules have registered; claims' hooks by the claim's id."""
+    """The hooks that a study's modules have registered: metrics by their name, the others by the claim's id."""
 
     metrics: dict[str, MetricHook] = field(default_factory=dict)
     exact: dict[str, Callable[[], Mapping[str, Exact] | Exact]] = field(default_factory=dict)
@@ -55,21 +57,22 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def hooks_of(study: str) -> Hooks:
-    """Return the hooks of a study; there may be none."""
+    """Return the hooks that the study has registered so far; without any, an empty record to which they are added."""
     return _HOOKS.setdefault(study, Hooks())
 
 
 def load_hooks(study: str) -> None:
-    """Import the modules with the hooks of a study's claims, if there are any; others define tables and figures."""
+    """Import the modules metrics*.py and exact*.py of the study's folder, which registers their hooks."""
     for pattern in ("metrics*.py", "exact*.py"):
         for path in sorted((FOLDER / study).glob(pattern)):
             import_module(f"fewbits.analysis.studies.{study}.{path.stem}")
 
 
 def metric(study: str, name: str, bounds: tuple[float, float] | None = None) -> Callable[[F], F]:
-    """Register a metric: a function of results that returns a number for each trial, or a function of two trials.
+    """Return a decorator that registers a function of Results as the study's metric of this name.
 
-    bounds: the limits of its values, for example (0, 1) for a share.
+    The function returns either {trial id: number}, or a function of two trial ids (the arm's and the baseline's) that
+    returns their difference. bounds: the limits of a value, for example (0, 1) for a share.
     """
 
     def register(compute: F) -> F:
@@ -80,7 +83,10 @@ def metric(study: str, name: str, bounds: tuple[float, float] | None = None) -> 
 
 
 def exact(study: str, claim: str) -> Callable[[F], F]:
-    """Register a function that checks a claim by arithmetic, without runs."""
+    """Return a decorator that registers the function that checks the claim with this id by arithmetic, without runs.
+
+    The function returns one result, or {name of the finding: result}.
+    """
 
     def register(compute: F) -> F:
         _put(hooks_of(study).exact, claim, cast(Callable[[], Mapping[str, Exact] | Exact], compute))
@@ -90,7 +96,10 @@ def exact(study: str, claim: str) -> Callable[[F], F]:
 
 
 def measure(study: str, claim: str) -> Callable[[F], F]:
-    """Register a function that computes data for a claim's parts, for cases that pairs of trials cannot express."""
+    """Return a decorator that registers the function that computes the data of a claim's parts with the key `data`.
+
+    It is needed if the data are not simply numbers of pairs of trials. The function returns {value of `data`: data}.
+    """
 
     def register(compute: F) -> F:
         _put(hooks_of(study).measures, claim, cast(Callable[[Results], Mapping[str, Measured]], compute))
@@ -104,5 +113,5 @@ V = TypeVar("V")
 
 def _put(registered: dict[str, V], name: str, value: V) -> None:
     if name in registered:
-        raise ValueError(f"{name} is registered twice")
+        raise ValueError(f"{name} is registered twice; a metric or claim can have only one hook of each type")
     registered[name] = value

@@ -1,4 +1,4 @@
-"""Judge a study: collect the data of every claim and control, test them, and decide all claims together."""
+"""Compute the verdicts of a study: collect the data of every claim and control, test them, and combine the results."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from fewbits.analysis.engine.results.pairing import Metric, combined
 from fewbits.common.wording import enumeration
 from fewbits.sweeps.planning.cost import parameters_of, tokens_of
 
-# Runs cover a claim about an outcome if they have at least this share of its stated parameters and of its tokens.
+# Runs can contradict a claim if they have at least this fraction of the parameters and of the tokens in `Claim.stated`.
 COVERED = 0.5
 
 
 def judge_study(study: str, results: Results) -> dict[str, Verdict]:
-    """Return the verdict of every claim, in the order of the data file."""
+    """Return the verdicts of a study's claims by claim id, in the order of papers/claims/STUDY.yaml."""
     load_hooks(study)
     return judge_claims(load_claims(study), results)
 
 
 def judge_claims(of: StudyClaims, results: Results) -> dict[str, Verdict]:
-    """Return the verdict of each of these claims, which are decided together."""
+    """Return the verdicts of these claims by claim id; their p values are corrected together."""
     return conclude({claim.id: evidence_of(of.study, claim, results, of) for claim in of.claims})
 
 
 def evidence_of(study: str, claim: Claim, results: Results, of: StudyClaims | None = None) -> Evidence:
-    """Return the findings on a claim and its controls, and what a reader has to know of the runs behind them.
+    """Return the findings on a claim and its controls, with the size of the runs and the notes on them.
 
-    of: the claims and controls that the claim belongs to, if they are not those of the study's file.
+    of: the collection that contains the claim and its controls; None for the study's own file of claims.
     """
     findings = find(study, claim, results)
     if reason := claim.unfit.get(results.scale_name):
@@ -60,12 +60,12 @@ def evidence_of(study: str, claim: Claim, results: Results, of: StudyClaims | No
 
 
 def _unjudged(finding: Finding, reason: str) -> Finding:
-    """Return the finding with its effect and interval, which are shown, and without a test."""
+    """Return the finding as `out of reach` for this reason; keep the effect and interval and remove the p values."""
     return replace(finding, status=Status.OUT_OF_REACH, reason=reason, p_for=None, p_against=None, p_absent=None)
 
 
 def _shaped(study: str, results: Results, trials: Iterable[str]) -> tuple[str, ...]:
-    """Return a note for each seed of these trials that shaped the claim's design, and so is no evidence for it."""
+    """Return a warning for each seed of these trials that influenced the design (papers/planning/seeds.yaml)."""
     chosen = set(trials)
     seeds = sorted({member.cell.seed for member in results.members if member.id in chosen})
     shaped = shaping(study, results.scale_name, seeds)
@@ -73,7 +73,7 @@ def _shaped(study: str, results: Results, trials: Iterable[str]) -> tuple[str, .
 
 
 def find(study: str, claim: Claim | ControlClaim, results: Results) -> tuple[Finding, ...]:
-    """Return the findings of all parts of a claim or a control."""
+    """Return the findings of all comparisons of a claim or control, in order; they are computed once and cached."""
     name = f"findings {study} {claim.id}"
     return results.remembered(name, lambda: tuple(_findings(study, claim, results)))
 
@@ -83,7 +83,9 @@ def _findings(study: str, claim: Claim | ControlClaim, results: Results) -> Iter
     for comparison in comparisons(at_probes(claim, results), arm_table(study)):
         if comparison.test == "exact":
             if claim.id not in hooks_of(study).exact:
-                raise ValueError(f"claim {claim.id}: the test exact needs a function that is registered for it")
+                raise ValueError(
+                    f"claim {claim.id}: the test exact needs a function that @exact registers for this claim (hooks.py)"
+                )
             result = hooks_of(study).exact[claim.id]()
             checks = {"": result} if isinstance(result, Exact) else result
             yield from (judge_exact(name, check) for name, check in checks.items())
@@ -100,18 +102,18 @@ def _findings(study: str, claim: Claim | ControlClaim, results: Results) -> Iter
 
 
 def formula_data(study: str, results: Results, part: Part) -> Measured:
-    """Return the pseudo-values of a part's formula, one for each seed."""
+    """Return the jackknife pseudo-values of a part's formula, one for each seed (`pseudo_values`)."""
 
     arms: dict[str, tuple[str, str, Metric]] = {}
     for name, place in part.places.items():
         metric = resolve(study, results, place.metric).values
-        assert not callable(metric), f"{place.metric} is a metric of two trials; a formula takes numbers of one"
+        assert not callable(metric), f"{place.metric} is a function of two trials; a formula needs a number per trial"
         arms[name] = (place.sweep, place.arm, metric)
     return combined(results, arms, lambda values: evaluate(part.formula, values), relative=part.relative)
 
 
 def resolve(study: str, results: Results, name: str) -> Numbers:
-    """Return a metric by its name: the study's hook if there is one, else a built-in metric."""
+    """Return the metric of this name: from the study's hook if it has one, else the built-in metric."""
     hook = hooks_of(study).metrics.get(name)
     if hook is None:
         return built_in(results, name)
@@ -124,18 +126,18 @@ def resolve(study: str, results: Results, name: str) -> Numbers:
 
 @dataclass(frozen=True)
 class Training:
-    """The amount of training in a set of trials. A trial's tokens include those of its trunk before the branch."""
+    """The amount of training in a set of trials. A trial's tokens include its trunk's tokens before the branch."""
 
-    parameters: tuple[int, ...]  # each size of model once
-    tokens: int  # the tokens of the trial that has most
-    quantized: float  # the greatest share of a trial's tokens that it reads itself, after its trunk
+    parameters: tuple[int, ...]  # the different model sizes, sorted
+    tokens: int  # the number of tokens of the longest trial
+    quantized: float  # the greatest fraction, over the trials, of a trial's tokens that come after the branch
 
     def __str__(self) -> str:
         return f"{enumeration(map(amount, self.parameters))} parameters, {amount(self.tokens)} tokens"
 
 
 def training_of(results: Results, trials: Iterable[str]) -> Training | None:
-    """Return the amount of training in these trials; None if none of them is in the plan."""
+    """Return the amount of training in the trials with these ids; None if the plan has none of them."""
     planned = results.plan.trials
     chosen = [trial for trial in dict.fromkeys(trials) if trial in planned]
     if not chosen:
@@ -152,9 +154,9 @@ def training_of(results: Results, trials: Iterable[str]) -> Training | None:
 
 
 def covered(claim: Claim, training: Training | None) -> bool:
-    """Tell whether the runs are large and long enough to contradict the claim.
+    """Tell whether the runs are large and long enough to contradict the claim (see COVERED).
 
-    Claims without stated parameters and tokens are covered by any run.
+    True for all runs if the claim has no `stated`.
     """
     if claim.stated is None:
         return True

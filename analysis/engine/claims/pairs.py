@@ -1,7 +1,8 @@
 """Get the data of a claim's comparison: choose the sweep, resolve the metric, pair the trials, pool the spread.
 
-Arms are compared in the sweep that the part names, else in the first sweep that has both arms, else over all sweeps.
-The pooled spread is that of all arms of the same kinds that start as the baseline does, in any sweep.
+Arms are compared in the sweep that the part names. If it names none, they are compared in the first sweep that has both
+arms, or else over all sweeps. The spread is pooled over arms of all sweeps that start as the baseline does and whose
+forward passes have the precision of one of the two compared arms (results/pooling.py).
 """
 
 from __future__ import annotations
@@ -19,15 +20,19 @@ from fewbits.analysis.engine.results.probes import PREFIX, probe_numbers
 from fewbits.analysis.engine.statistics.estimates import Shared
 from fewbits.sweeps.planning.plan import Member
 
-LATE = "@late"  # the end of a metric's name that stands for a curve's mean over the last tenth of the steps
-# The losses that are also known by document, with their columns in evaluation.parquet.
+LATE = "@late"  # METRIC@late is the mean of METRIC over the last tenth of the steps
+# The losses that are also stored for each document: metric → column in evaluation.parquet.
 DOCUMENTS = {LOSS: "loss"} | {f"{LOSS}_{form}": f"loss_{form}" for form in ("unquantized", "cast", "narrow")}
 LOSSES = ("loss", "loss_max", "ood_loss", *DOCUMENTS)
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """A metric with its values: the name of a field of the results, numbers by trial, or a function of two trials."""
+    """A metric with its name and values.
+
+    values: a column of `Results.trials`, a mapping from trial id to number, or a function of two trial ids (the arm's
+    and the baseline's) that returns their difference. bounds: the limits of a value, for example (0, 1) for a share.
+    """
 
     name: str
     values: Metric | Between
@@ -35,18 +40,26 @@ class Numbers:
 
     @property
     def is_loss(self) -> bool:
+        """True if the metric is one of LOSSES, or the mean of one over the last steps."""
         return self.name.removesuffix(LATE) in LOSSES
 
 
 def built_in(results: Results, name: str) -> Numbers:
-    """Return a metric that needs no hook: a field of the results, a curve's mean over the last steps, or a probe's."""
+    """Return a metric that no study has to register.
+
+    name: a column of `results.trials`; a metric with the suffix `@late`, for its mean over the last tenth of the steps;
+    or `probe:VARIANT:MEASURE` (results/probes.py).
+    """
     if name.startswith(PREFIX):
         return Numbers(name, probe_numbers(results, name))
     return Numbers(name, results.late(name.removesuffix(LATE)) if name.endswith(LATE) else name)
 
 
 def _is_paired(scope: Results, arm: str, baseline: str, where: Where) -> bool:
-    """Tell whether the plan has a trial of the baseline with the seed and the axis values of one of the arm's."""
+    """Tell whether the plan has at least one pair: trials of arm and baseline with equal seeds and axis values.
+
+    The axis values have to be equal for all axes that the baseline has. where: axis values of the arm.
+    """
     others = arm_rows(scope, baseline, shared=True)
     return any(
         own["seed"] == other["seed"] and set(other["axes"]) <= set(own["axes"])
@@ -56,7 +69,10 @@ def _is_paired(scope: Results, arm: str, baseline: str, where: Where) -> bool:
 
 
 def data_of(results: Results, comparison: Comparison, numbers: Callable[[Results, str], Numbers]) -> Measured:
-    """Return the data of a comparison of arms. numbers: the function that resolves a metric's name."""
+    """Return the data with which a comparison of arms is tested.
+
+    numbers: a function that takes the results and a metric's name and returns the metric.
+    """
     part, arm, baseline, where = comparison.part, comparison.arm, comparison.baseline, comparison.where
     base_where = part.baseline_where
     arms = (arm, baseline) if baseline else (arm,)
@@ -67,7 +83,7 @@ def data_of(results: Results, comparison: Comparison, numbers: Callable[[Results
     metric = numbers(scope if part.sweep else results, comparison.metric)
     values, bounds = metric.values, metric.bounds
     if isinstance(values, str) and values not in scope.metrics():
-        return NoData(f"no trial has recorded {comparison.metric}")
+        return NoData(f"no trial has recorded the metric {comparison.metric}")
     if not baseline:
         assert not callable(values)
         own = sample(scope, values, arm, where)
@@ -75,7 +91,7 @@ def data_of(results: Results, comparison: Comparison, numbers: Callable[[Results
     data = paired(scope, values, arm, baseline, where, baseline_where=base_where, relative=part.relative)
     if isinstance(data, NoData):
         return data
-    if not metric.is_loss:  # divergence is a statement about the loss, not about shares or errors
+    if not metric.is_loss:  # diverged trials count as evidence only for losses, not for shares or errors
         data = replace(data, diverged=0, baseline_diverged=0)
     if bounds is not None:
         data = replace(data, bounds=bounds if callable(values) else (bounds[0] - bounds[1], bounds[1] - bounds[0]))
@@ -89,9 +105,10 @@ def data_of(results: Results, comparison: Comparison, numbers: Callable[[Results
 def scope_of(
     results: Results, arms: tuple[str, ...], sweep: str = "", where: Where | None = None, base: Where | None = None
 ) -> Results | None:
-    """Return the results in which to compare these arms: of one sweep, or all; None if the plan lacks one of the arms.
+    """Return the results of the sweep in which to compare these arms; None if no such sweep is planned.
 
-    sweep: the sweep to use. where: axis values of the first arm; base: those of the others.
+    Without `sweep`, this is the first sweep that has all arms or, if no single sweep has them, the results of all
+    sweeps. where: axis values that the first arm needs; base: axis values that the other arms need.
     """
     first, others = arms[0], arms[1:]
 
@@ -106,7 +123,7 @@ def scope_of(
 
 
 def members_of(results: Results, arm: str, where: Where | None = None) -> tuple[Member, ...]:
-    """Return the places of an arm with these axis values or, if there are none, its places without axes."""
+    """Return an arm's places that have these axis values; if there are none, the arm's places without any axis."""
     axes = set((where or {}).items())
     members = [member for member in results.members if member.cell.arm == arm]
     return tuple(member for member in members if axes <= set(member.cell.axes)) or tuple(
@@ -115,7 +132,10 @@ def members_of(results: Results, arm: str, where: Where | None = None) -> tuple[
 
 
 def _documents(scope: Results, comparison: Comparison) -> Shared | None:
-    """Return the error from the choice of documents; None for metrics and runs without losses by document."""
+    """Return the standard error that comes from the choice of evaluation documents.
+
+    None if the metric or the runs have no losses for single documents.
+    """
     column = DOCUMENTS.get(comparison.metric)
     frame = scope.remembered("documents", lambda: documents(scope))
     if column is None or frame.empty or column not in frame:

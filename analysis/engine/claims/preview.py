@@ -1,7 +1,9 @@
-"""Preview a planned study: compute the minimum detectable effect of each comparison from spreads of earlier runs.
+"""Compute what a planned study can show: the minimum detectable effect (MDE) of each comparison.
 
-The planned seeds cannot decide a comparison if there are fewer than two; or, for a null, if the minimum detectable
-effect exceeds the margin; or, for a stated direction, if it exceeds the paper's own effect minus the margin.
+MDEs follow from the number of planned seeds and from the spread over seeds in earlier runs
+(papers/planning/spreads.yaml). The planned seeds cannot decide a comparison in three cases: there are fewer than two
+seeds; the test is no_worse or equivalent, and MDE > margin; the test is higher or lower, and
+MDE > |paper's effect| - margin.
 """
 
 from __future__ import annotations
@@ -32,41 +34,45 @@ FILE = Path(__file__).parents[2] / "papers" / "planning" / "spreads.yaml"
 
 @dataclass(frozen=True)
 class MeasuredSpread:
-    """The measured spread over seeds of a metric's differences between arms, at one scale of a study."""
+    """A row of spreads.yaml: how much the difference between two arms varies over seeds, at one scale of a study."""
 
     study: str
     scale: str
     metric: str
-    sd: float
-    df: int
-    source: str = ""
+    sd: float  # the standard deviation over seeds of the relative difference between two arms
+    df: int  # the degrees of freedom of sd
+    source: str = ""  # where the value was measured
 
 
 @dataclass(frozen=True)
 class Preview:
     """The power of one comparison of a claim with the planned seeds."""
 
-    claim: str
+    claim: str  # the claim's id
     comparison: Comparison
-    seeds: int
-    mde: float | None  # minimum detectable effect; None if no spread is stored
+    seeds: int  # the number of seeds that the plan has of all arms of the comparison
+    mde: float | None  # minimum detectable effect; None if it is unknown
     margin: float | None
-    printed: float | None  # the paper's own effect
-    reason: str = ""  # why it cannot be decided; empty if it can be, or if that is unknown
+    printed: float | None  # the paper's own effect; None if the paper prints none
+    reason: str = ""  # why the planned seeds cannot decide the comparison; empty if they can, or if this is unknown
 
     @property
     def undecidable(self) -> bool:
+        """True if the planned seeds are known to be too few for the comparison."""
         return bool(self.reason)
 
 
 @cache
 def measured_spreads() -> tuple[MeasuredSpread, ...]:
-    """Return the spreads that are stored in papers/planning/spreads.yaml."""
+    """Return the rows of papers/planning/spreads.yaml."""
     return tuple(from_dict(MeasuredSpread, entry, FILE.name) for entry in yaml.safe_load(FILE.read_text("utf-8")))
 
 
 def preview(study: str, results: Results) -> tuple[Preview, ...]:
-    """Return a preview of every comparison whose arms are in the plan."""
+    """Return a preview of each comparison of the study's claims whose arms are all in the plan.
+
+    results: the results of the plan; no trial needs to have run.
+    """
     at_scale = (study, results.scale_name)
     spreads = {spread.metric: spread for spread in measured_spreads() if (spread.study, spread.scale) == at_scale}
     previews = []
@@ -79,7 +85,7 @@ def preview(study: str, results: Results) -> tuple[Preview, ...]:
 
 
 def spreads_of(study: str, results: Results) -> tuple[MeasuredSpread, ...]:
-    """Return the median spread of each metric over the comparisons of finished runs, to be stored in spreads.yaml."""
+    """Return rows for spreads.yaml: for each metric, the median spread and median df over the comparisons with data."""
     load_hooks(study)
     by_metric: dict[str, list[tuple[float, int]]] = {}
     for claim in load_claims(study).claims:
@@ -105,7 +111,10 @@ def spreads_of(study: str, results: Results) -> tuple[MeasuredSpread, ...]:
 
 
 def _planned_seeds(results: Results, comparison: Comparison) -> int | None:
-    """Return the number of seeds that the plan has of all arms; None if an arm is not in the plan."""
+    """Return the number of seeds that all arms of the comparison have in the plan; None if an arm is not planned.
+
+    Also return None for comparisons without arms, such as exact checks.
+    """
     if comparison.part.formula:
         places = {(place.sweep, place.arm) for place in comparison.part.places.values()}
         by_arm = [{m.cell.seed for m in results.members if (m.cell.sweep, m.cell.arm) == place} for place in places]
@@ -140,14 +149,17 @@ def _preview(study: str, claim: str, comparison: Comparison, seeds: int, spread:
         )
     elif mde is not None and comparison.test in DIRECTIONS and printed is not None and mde > beyond:
         reason = (
-            f"minimum detectable effect {_shown(comparison, mde)}, above the paper's own effect minus the margin, "
-            f"{_shown(comparison, beyond)}"
+            f"minimum detectable effect {_shown(comparison, mde)}, above {_shown(comparison, beyond)}, which is the "
+            "paper's own effect minus the margin"
         )
     return Preview(claim, comparison, seeds, mde, margin, printed, reason)
 
 
 def printed_effect(study: str, comparison: Comparison) -> float | None:
-    """Return the paper's own effect for a comparison, in the comparison's units; None if the paper prints none."""
+    """Return the effect that the paper prints for a comparison; None if it prints none.
+
+    It is a fraction of the baseline's number if the comparison is relative, else it is in the metric's unit.
+    """
     printed = comparison.part.printed
     if printed is None:
         return None
@@ -176,7 +188,11 @@ def _shown(comparison: Comparison, value: float) -> str:
 
 
 def preview_lines(previews: Iterable[Preview]) -> list[str]:
-    """Return the previews as lines: one for each claim with a known spread, then one for each undecidable claim."""
+    """Return the previews as lines of text, below headings.
+
+    First a line for each claim with a known MDE (its largest one), then a line for each claim with a comparison that
+    the planned seeds cannot decide (the last such comparison).
+    """
     previews = list(previews)
     lines = ["minimum detectable effect of each claim (power 80 %, one-sided at 5 %, before correction over claims):"]
     for claim in dict.fromkeys(one.claim for one in previews):
@@ -185,15 +201,15 @@ def preview_lines(previews: Iterable[Preview]) -> list[str]:
             worst = max(known, key=lambda one: one.mde or 0.0)
             margin = f", margin {_shown(worst.comparison, worst.margin)}" if worst.margin else ""
             coarse = worst.margin and (worst.mde or 0.0) > worst.margin and worst.comparison.test in DIRECTIONS
-            note = ": can show an effect beyond the margin, but not its absence" if coarse else ""
+            note = ": can show a large effect, but not that it is below the margin" if coarse else ""
             lines.append(f"  {claim:4} {_shown(worst.comparison, worst.mde or 0.0)}{margin}, {worst.seeds} seeds{note}")
     if len(lines) == 1:
         lines = [
-            "minimum detectable effects are not known: analysis/papers/planning/spreads.yaml has no spread for this "
-            "study and scale; to print the spreads of finished runs: fewbits claims … --spreads"
+            "minimum detectable effects are unknown, because analysis/papers/planning/spreads.yaml has no row for this "
+            "study and scale; to print rows from finished runs: fewbits claims … --spreads"
         ]
     undecidable = {one.claim: one for one in previews if one.undecidable}
     if undecidable:
-        lines.append("claims that the planned seeds cannot decide, or only in part:")
+        lines.append("claims with at least one comparison that the planned seeds cannot decide:")
         lines += [f"  {name:4} {one.comparison.title}: {one.reason}" for name, one in undecidable.items()]
     return lines

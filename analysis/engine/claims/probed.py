@@ -1,7 +1,8 @@
-"""Move parts of claims from trained arms to probes of the trunk.
+"""Replace trained arms by probes of the trunk in parts of claims with `probed: true`.
 
-A probe measures a recipe on the same weights and batches as all other recipes, so a statement about tensors needs no
-training of its own. In the plans of the studies, the probe of an arm is the arm `probe-ARM` of the sweep `probes`.
+Probes measure all recipes on the same weights and batches. So a statement about tensors can be tested at one
+checkpoint, without training a model with each recipe. The probe of the arm ARM is the arm `probe-ARM` in the sweep
+`probes`.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ from fewbits.analysis.engine.claims.schema import Claim, ControlClaim, Part
 from fewbits.analysis.engine.results.frames import Results
 
 SWEEP, PREFIX = "probes", "probe-"
-END = {"checkpoint": "end"}
+END = {"checkpoint": "end"}  # the axis value of the trunk's last checkpoint
 
 C = TypeVar("C", bound=Claim | ControlClaim)
 
 
 def at_probes(claim: C, results: Results) -> C:
-    """Return the claim with its `probed` parts at the trunk's last checkpoint, if the plan has these probes.
+    """Return the claim; each part with `probed` compares the probes at the trunk's last checkpoint instead of the arms.
 
-    Probes of an imported model move no part: it is another architecture than the claims are about.
+    A part stays unchanged if the plan lacks one of its probes, or if the probed checkpoint belongs to an imported
+    model, whose architecture differs from the one that the claims are about.
     """
     return replace(claim, parts=tuple(_moved(part, results) if part.probed else part for part in claim.parts))
 

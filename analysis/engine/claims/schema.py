@@ -1,8 +1,8 @@
-"""Claims as data: what a paper says, what we test, and how a result is judged.
+"""The dataclasses of claims and controls, which are read from `papers/claims/STUDY.yaml`.
 
-`papers/claims/STUDY.yaml` has a study's claims and controls. A claim has one or several parts; a part names a test,
-arms, metrics and a margin, and expands to one comparison for each arm, metric and value of an axis (`comparisons`).
-Python hooks (engine/claims/hooks.py) supply numbers that no result file has; they never make a verdict.
+A claim has one or several parts. A part names a test, arms, metrics and a margin, and expands to one comparison for
+each combination of an arm, a metric and an axis value (`comparisons`). Python hooks (engine/claims/hooks.py) compute
+numbers that no result file contains; only the tests and rules of this package make verdicts.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ REACHES = ("any", "mechanism", "outcome")
 ABSENCES = ("contradicts", "not-seen")
 DIRECTIONS = ("higher", "lower")
 NULLS = ("no_worse", "equivalent")
-OWN = ("within", "above", "below")  # tests of an arm's own numbers, without a baseline
-OBSERVED = ("all_above", "all_below")  # checks of every trial's number, without inference; only controls use them
+OWN = ("within", "above", "below")  # tests that compare an arm's numbers with bounds instead of a baseline
+OBSERVED = ("all_above", "all_below")  # checks that every trial's number is beyond a bound; only controls may use them
 EVENTS = ("more", "fewer")  # tests of how often an event such as divergence occurs
 TESTS = (*DIRECTIONS, *NULLS, *OWN, *OBSERVED, *EVENTS, "exact")
 BASELINE = "bf16"
@@ -37,11 +37,11 @@ LOSS = "validation_loss"
 
 @dataclass(frozen=True)
 class Margin:
-    """The smallest effect that counts, fixed before the first run."""
+    """The smallest effect that counts as an effect, fixed before the first run."""
 
     value: float
-    relative: bool  # the value is a fraction of the baseline's level
-    reason: str
+    relative: bool  # True: the value is a fraction of the baseline's number; False: it is in the metric's unit
+    reason: str  # why the margin has this size
 
     def __post_init__(self) -> None:
         if not (0 < self.value < math.inf and self.reason):
@@ -50,61 +50,62 @@ class Margin:
 
 @dataclass(frozen=True)
 class Printed:
-    """The paper's own result of a comparison: cells of a table, one of the paper's numbers, or a value.
+    """Where the paper prints its own effect for a comparison: in a table, as a number in `numbers`, or as `value` here.
 
-    In row, column, baseline and number, the comparison's values replace `{arm}`, `{baseline}`, `{metric}` and `{value}`
-    (of the axis in `each`).
+    row, column, baseline and number may contain `{arm}`, `{baseline}`, `{metric}` and `{value}`, which are replaced by
+    the comparison's arm, baseline, metric and value of the axis in `Part.each`.
     """
 
-    table: str = ""
-    row: str = "{metric}"
-    column: str = "{arm}"
-    baseline: str = ""  # the baseline's column; without one, the paper's value itself is compared
-    number: str = ""  # the id of one of the paper's numbers, instead of a table
-    value: float | None = None  # a number from the paper's plots or sentences, instead of a table or a number's id
-    negative: bool = False  # the number says how far the arm is below its baseline
+    table: str = ""  # the id of a table in papers/STUDY.yaml
+    row: str = "{metric}"  # the id of the table's row
+    column: str = "{arm}"  # the id of the table's column for the arm
+    baseline: str = ""  # the id of the baseline's column; if empty, the cell of `column` is the effect
+    number: str = ""  # instead of a table: the key of a number in `numbers` of papers/STUDY.yaml
+    value: float | None = None  # instead of a table or number: the effect, from the paper's plots or sentences
+    negative: bool = False  # `number` or `value` says by how much the arm is below its baseline, so the effect is < 0
 
     def __post_init__(self) -> None:
         if sum((bool(self.table), bool(self.number), self.value is not None)) != 1:
-            raise ValueError("printed: give exactly one of table, number and value")
+            raise ValueError("printed: set exactly one of the keys table, number and value")
 
 
 @dataclass(frozen=True)
 class Part:
-    """A statement that one test decides, for each of its arms, metrics and values of an axis."""
+    """A part of a claim or control: one statistical test, applied to each of its arms, metrics and axis values."""
 
-    test: str = ""
-    name: str = ""  # the start of its comparisons' names; arms and metrics follow if there are several
-    arms: tuple[str, ...] = ()
-    chain: tuple[str, ...] = ()  # instead of arms: arms of which each is compared with the next
-    # If empty, bf16. A test of an arm's own numbers has a baseline only if its metric is a function of two trials.
+    test: str = ""  # one of TESTS
+    name: str = ""  # the start of the comparisons' names; arms and metrics follow if there are several
+    arms: tuple[str, ...] = ()  # the arms that are compared with the baseline
+    chain: tuple[str, ...] = ()  # instead of arms: an ordered list in which each arm is compared with the next one
+    # If empty: bf16. Tests in OWN and OBSERVED need a baseline only if the metric is a function of two trials.
     baseline: str = ""
     metrics: tuple[str, ...] = (LOSS,)
-    data: str = ""  # instead of arms: the key of the data in the result of the claim's measure hook
-    formula: str = ""  # instead of arms: a number of several arms (engine/claims/formulas.py)
-    of: dict[str, str] = field(default_factory=dict)  # the names in the formula, each with its arm
+    data: str = ""  # instead of arms: a key of the mapping that the claim's measure hook returns (hooks.py)
+    formula: str = ""  # instead of arms: a formula over several arms, for example `a / b` (engine/claims/formulas.py)
+    of: dict[str, str] = field(default_factory=dict)  # names in the formula → "SWEEP/ARM" or "SWEEP/ARM METRIC"
     sweep: str = ""  # the sweep to compare in; needed if several sweeps have different trials for one arm
-    where: dict[str, str] = field(default_factory=dict)  # selected values of the sweep's axes
-    baseline_where: dict[str, str] | None = None  # the baseline's axis values, if they are not the arm's
-    each: dict[str, tuple[str, ...]] = field(default_factory=dict)  # one axis, with a comparison for each value
-    probed: bool = False  # in plans with probes of these arms, the probes are compared (engine/claims/probed.py)
-    relative: bool = True  # differences are fractions of the baseline's level
-    margin: Margin | None = None
-    low: float | None = None  # the bounds of `within`
-    high: float | None = None
-    than: float | None = None  # the bound of above, below, all_above and all_below
+    where: dict[str, str] = field(default_factory=dict)  # axis → value: use only trials with these axis values
+    baseline_where: dict[str, str] | None = None  # axis → value for the baseline; None: the same as the arm's values
+    each: dict[str, tuple[str, ...]] = field(default_factory=dict)  # one axis → values, with one comparison per value
+    probed: bool = False  # if the plan has probes of these arms, compare the probes instead (engine/claims/probed.py)
+    relative: bool = True  # differences are divided by the baseline's number
+    margin: Margin | None = None  # if None, the claim's margin
+    low: float | None = None  # the lower bound of the test `within`
+    high: float | None = None  # the upper bound of the test `within`
+    than: float | None = None  # the bound of the tests above, below, all_above and all_below
     reason: str = ""  # where the bounds come from
-    absence: str = ""  # if empty, the claim's
-    printed: Printed | None = None
-    # False if runs in which nothing happens support the part, too: then it counts only together with other parts.
+    absence: str = ""  # one of ABSENCES; if empty, the claim's `absence`
+    printed: Printed | None = None  # the paper's own effect
+    # False: runs in which the mechanism has no effect support this part, too. The part then counts as support of the
+    # claim only together with other parts.
     alone: bool = True
-    out_of_reach: str = ""  # the reason why no scale of ours can test the part
+    out_of_reach: str = ""  # why none of our scales can test the part; empty if some scale can
 
     def __post_init__(self) -> None:
         where = f"part {self.name or ' '.join(self.arms or self.chain) or self.data}"
         if self.out_of_reach:
             if self.test or not self.name:
-                raise ValueError(f"{where}: a part that is out of reach needs a name and has no test")
+                raise ValueError(f"{where}: a part with the key out_of_reach needs a name and cannot have a test")
             return
         one_of(f"{where}: test", self.test, TESTS)
         if self.absence:
@@ -112,7 +113,7 @@ class Part:
         if self.test == "exact":
             return
         if sum((bool(self.arms), bool(self.chain), bool(self.data), bool(self.formula))) != 1:
-            raise ValueError(f"{where}: give exactly one of arms, chain, data and formula")
+            raise ValueError(f"{where}: set exactly one of the keys arms, chain, data and formula")
         if self.formula:
             if not self.name or len(self.metrics) != 1:
                 raise ValueError(f"{where}: a part with a formula needs a name and exactly one metric")
@@ -122,26 +123,26 @@ class Part:
         if self.test == "within" and (self.low is None or self.high is None or not self.low < self.high):
             raise ValueError(f"{where}: low is {self.low} and high {self.high}; low must be less than high")
         if self.test in ("above", "below", *OBSERVED) and self.than is None:
-            raise ValueError(f"{where}: test {self.test} needs the number `than`")
+            raise ValueError(f"{where}: the test {self.test} needs its bound, the number `than`")
         if len(self.each) > 1:
             raise ValueError(f"{where}: `each` takes one axis, not {len(self.each)} ({', '.join(self.each)})")
 
     @property
     def bounds(self) -> str:
-        """Return the bounds of the part's test as text; empty if it has none."""
+        """The bounds of the part's test as text, `LOW to HIGH` or the single bound; empty for tests without bounds."""
         if self.low is not None and self.high is not None:
             return f"{self.low:g} to {self.high:g}"
         return "" if self.than is None else f"{self.than:g}"
 
     @property
     def places(self) -> dict[str, Place]:
-        """Return the arm and the metric that each name of the formula stands for."""
+        """The sweep, arm and metric of each name in the formula."""
         return {name: Place.parse(text, self.metrics[0]) for name, text in self.of.items()}
 
 
 @dataclass(frozen=True)
 class Stated:
-    """The size of the model and the number of tokens with which the paper observed an outcome."""
+    """The paper's number of model parameters and of training tokens for an outcome that it reports."""
 
     parameters: float
     tokens: float
@@ -149,22 +150,22 @@ class Stated:
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of the paper, or a finding of our own, with the tests that decide it."""
+    """A statement of the paper, or a finding of our own, with the parts whose tests give its verdict."""
 
     id: str
     statement: str  # in our words
     parts: tuple[Part, ...]
     place: str = ""  # the place in the paper, such as a section
     sentence: str = ""  # the paper's sentence, shortened; empty for a finding of our own
-    tests: str = ""  # what we test, and how that differs from the sentence
-    reach: str = "any"
-    stated: Stated | None = None  # set if absence in smaller or shorter runs than the paper's would say nothing
-    absence: str = "not-seen"  # what an effect shown to be absent means; "contradicts" or "not-seen"
+    tests: str = ""  # what we test, and how that differs from the paper's sentence
+    reach: str = "any"  # one of REACHES (docs/glossary.md)
+    stated: Stated | None = None  # set if runs that are smaller or shorter than the paper's cannot contradict the claim
+    absence: str = "not-seen"  # if an effect is shown to be absent, this "contradicts" the claim or is "not-seen"
     control: tuple[str, ...] = ()  # ids of controls, all of which have to pass
-    margin: Margin | None = None  # the margin of parts without one of their own
-    caveat: str = ""
-    unfit: Mapping[str, str] = field(default_factory=dict)  # scales whose trials cannot decide it, with the reason
-    ours: bool = False  # a finding of our own
+    margin: Margin | None = None  # the margin of parts that have no margin of their own
+    caveat: str = ""  # a note that is shown with the verdict
+    unfit: Mapping[str, str] = field(default_factory=dict)  # scale → why its trials cannot test the claim
+    ours: bool = False  # True for a finding of our own
 
     def __post_init__(self) -> None:
         one_of(f"{self.id}: reach", self.reach, REACHES)
@@ -172,30 +173,36 @@ class Claim:
         if not self.parts:
             raise ValueError(f"{self.id}: a claim needs at least one part")
         if not self.ours and not (self.place and self.sentence):
-            raise ValueError(f"{self.id}: a claim of the paper needs `place` and `sentence`")
+            raise ValueError(f"{self.id}: a claim needs `place` and `sentence` of the paper, or `ours: true`")
         if self.reach == "outcome" and self.stated is None and not self.ours:
-            raise ValueError(f"{self.id}: a claim with reach outcome needs `stated`, with parameters and tokens")
+            raise ValueError(
+                f"{self.id}: a claim with reach outcome needs `stated`, the paper's numbers of parameters and tokens"
+            )
         for part in self.parts:
             if part.test in OBSERVED:
-                raise ValueError(f"{self.id}: {part.test} checks single trials, and only controls may use it")
+                raise ValueError(f"{self.id}: the test {part.test} has no p value, so only controls may use it")
             if part.test in OWN and not (part.reason or self.ours):
-                raise ValueError(f"{self.id}: {part.test} needs a `reason` for its bounds")
+                raise ValueError(f"{self.id}: the test {part.test} needs a `reason` for its bounds")
             if part.test in NULLS and self.margin_of(part) is None:
-                raise ValueError(f"{self.id}: {part.test} needs a margin, in the part or in the claim")
+                raise ValueError(f"{self.id}: the test {part.test} needs a margin, in the part or in the claim")
             if part.test in NULLS and self.reach == "outcome" and not self.control:
-                raise ValueError(f"{self.id}: {part.test} needs a control, which shows that these runs detect a change")
+                raise ValueError(
+                    f"{self.id}: the test {part.test} needs a control, which shows that these runs detect a change"
+                )
 
     def margin_of(self, part: Part) -> Margin | None:
+        """Return the part's own margin or, if it has none, the claim's margin."""
         return part.margin or self.margin
 
     @property
     def out_of_reach(self) -> bool:
+        """True if none of our scales can test any part of the claim."""
         return all(part.out_of_reach for part in self.parts)
 
 
 @dataclass(frozen=True)
 class ControlClaim:
-    """A known effect that the runs have to show before they may decide a claim."""
+    """A known effect that a claim's runs have to show; otherwise the claim's verdict is `inconclusive`."""
 
     id: str
     title: str
@@ -217,7 +224,7 @@ class StudyClaims:
             for control in claim.control:
                 one_of(f"{claim.id}: control", control, names)
         for name in set(names) - {control for claim in self.claims for control in claim.control}:
-            raise ValueError(f"control {name}: no claim has it")
+            raise ValueError(f"control {name}: no claim lists it under the key control")
 
     def claim(self, name: str) -> Claim:
         return named("claim", name, self.claims)
@@ -228,18 +235,21 @@ class StudyClaims:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One test of one arm, metric and value of an axis; a part expands to comparisons."""
+    """One test of a part for one arm, metric and axis value; `comparisons` lists those of a claim.
 
-    name: str  # the key, with the ids of arms
+    arm, baseline and metric are empty for exact checks and for parts with `data`, `formula` or `out_of_reach`.
+    """
+
+    name: str  # unique in the claim; contains the arms' names in the sweep files
     part: Part
-    title: str = ""  # the name with the labels of arms, for readers
+    title: str = ""  # the same text for readers, with the arms' labels from arms.yaml
     arm: str = ""
     baseline: str = ""
     metric: str = ""
-    where: Mapping[str, str] = field(default_factory=dict)
-    margin: Margin | None = None
-    absence: str = ""
-    value: str = ""  # the value of the part's axis `each`
+    where: Mapping[str, str] = field(default_factory=dict)  # axis → value
+    margin: Margin | None = None  # the part's margin, or else the claim's
+    absence: str = ""  # the part's `absence`, or else the claim's
+    value: str = ""  # this comparison's value of the axis in `part.each`
 
     @property
     def test(self) -> str:
@@ -257,14 +267,17 @@ def load_claims(study: str) -> StudyClaims:
 
 
 def claims_from(file: Path, study: str) -> StudyClaims:
-    """Return the claims and controls of a file of the user's own, for a sweep of this study."""
+    """Return the claims and controls that the user has written in a YAML file; all claims are marked as `ours`.
+
+    study: the study of the sweep that the claims are about. Raise ValueError if the file is not valid.
+    """
     try:
         content = yaml.safe_load(file.read_text("utf-8"))
         if not isinstance(content, Mapping):
-            raise ValueError("a mapping with the key claims is expected")
+            raise ValueError("the file must be a mapping with the key claims")
         listed = content.get("claims")
         if not isinstance(listed, list) or not all(isinstance(claim, Mapping) for claim in listed):
-            raise ValueError(f"claims: a list of mappings is expected, not {listed!r}")
+            raise ValueError(f"claims: must be a list of mappings, not {listed!r}")
         return from_dict(StudyClaims, {"study": study, **content, "claims": [{"ours": True, **one} for one in listed]})
     except (OSError, ValueError, yaml.YAMLError) as error:
         reason = (isinstance(error, OSError) and error.strerror) or " ".join(str(error).split())
@@ -272,19 +285,20 @@ def claims_from(file: Path, study: str) -> StudyClaims:
 
 
 def claim_ids(study: str) -> tuple[str, ...]:
-    """Return the ids of a study's claims; none if it has no file of claims."""
+    """Return the ids of a study's claims, in the order of its file; () if the study has no file of claims."""
     return tuple(claim.id for claim in load_claims(study).claims) if study in studies_with_claims() else ()
 
 
 def studies_with_claims() -> tuple[str, ...]:
+    """Return the names of the studies that have a file in papers/claims/, sorted."""
     return tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
 
 
 def comparisons(claim: Claim | ControlClaim, arms: ArmTable | None = None) -> tuple[Comparison, ...]:
-    """Return the comparisons of a claim, which all have different names.
+    """Return the comparisons of all parts of a claim or control; their names and titles are unique in the claim.
 
-    A part that arithmetic decides (`test: exact`) gives a single comparison; the Python function that checks it names
-    its findings later. arms: the study's arms, whose labels stand in the titles; without them, a title is the name.
+    A part with `test: exact` gives a single comparison, although its Python check may return several findings.
+    arms: the study's table of arms, whose labels appear in the titles. Without it, the titles have the arms' names.
     """
     expanded = [comparison for part in claim.parts for comparison in _expand(claim, part, arms or ArmTable(""))]
     distinct(claim.id, [comparison.name for comparison in expanded])

@@ -1,4 +1,7 @@
-"""Read papers/planning/seeds.yaml, which lists seeds that shaped a design, so its claims must not use them."""
+"""Read papers/planning/seeds.yaml: the seeds of pilot runs whose results influenced a study's design.
+
+A study's claims must not be tested with these seeds, since they are no independent evidence.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,15 @@ FILE = Path(__file__).parents[2] / "papers" / "planning" / "seeds.yaml"
 
 @dataclass(frozen=True)
 class Shaped:
-    """Seeds that shaped a design."""
+    """The seeds of one earlier run whose results influenced the design."""
 
     seeds: tuple[int, ...]
-    by: str  # the run that used them
+    by: str  # a description of that run
 
 
 @dataclass(frozen=True)
 class Design:
-    """The scales of a study that share one design, with the seeds that shaped it."""
+    """One entry of seeds.yaml: scales of a study that share a design, and the seeds that influenced this design."""
 
     study: str
     scales: tuple[str, ...]
@@ -33,12 +36,12 @@ class Design:
 
 @cache
 def ledger() -> tuple[Design, ...]:
-    """Return the designs of the file."""
+    """Return the entries of seeds.yaml, in order."""
     return tuple(from_dict(Design, entry, FILE.name) for entry in yaml.safe_load(FILE.read_text("utf-8")))
 
 
 def shaping(study: str, scale: str, seeds: Iterable[int]) -> dict[int, str]:
-    """Return those of the seeds that shaped the design of this scale, each with the run that used it."""
+    """Return the given seeds that influenced the design of this scale: seed → the run that used it."""
     runs = {}
     for design in ledger():
         if design.study == study and scale in design.scales:

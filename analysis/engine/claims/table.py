@@ -1,4 +1,4 @@
-"""Generate docs/claims.md from the data files: every claim with the paper's sentence and what we test."""
+"""Generate docs/claims.md from papers/claims/*.yaml: every claim with the paper's sentence and what we test."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COLUMNS = ("claim", "the paper says", "we test", "reach", "absence", "control", 
 
 
 def claims_table() -> str:
-    """Return the content of docs/claims.md."""
+    """Return the content of docs/claims.md: for each study, a Markdown table of claims and one of controls."""
     parts = [HEAD]
     for study in studies_with_claims():
         study_claims = load_claims(study)

@@ -1,9 +1,10 @@
-"""Decide claims: combine the findings of a claim's parts to a verdict, with a correction over all claims of a report.
+"""Combine the findings of each claim's comparisons to a verdict; p values are corrected over all claims of a report.
 
-`reproduced` needs every part. `contradicted` needs runs that cover the size and length at which the paper saw the
-effect. In other runs, an effect that is shown to be absent is `not seen at this scale`, which counts as undecided. A
-control that failed or has no data makes any decision inconclusive. A claim is `not run` if none of its parts is planned
-at the scale, or if a control that it needs is not.
+* `reproduced` needs every comparison to be supported; `reproduced in part` needs some of them.
+* `contradicted` needs runs that are large and long enough compared with the paper's (`judging.covered`). In other runs,
+  an effect that is shown to be absent gives `not seen at this scale`, which counts as undecided.
+* A control that failed or has no data turns each of these verdicts into `inconclusive`.
+* A claim is `not run` if the scale plans none of its comparisons, or does not plan the arms of its controls.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from fewbits.analysis.engine.claims.schema import Claim
 from fewbits.analysis.engine.statistics.estimates import ALPHA
 from fewbits.analysis.engine.statistics.multiplicity import holm
 
-MOST_REASONS = 3  # a verdict with many reasons gives this many in full
+MOST_REASONS = 3  # if there are more than MOST_REASONS + 1 reasons, a verdict's text lists only the first MOST_REASONS
 
 
 # -------------------------------------------------------------------------------- one claim
@@ -25,30 +26,38 @@ MOST_REASONS = 3  # a verdict with many reasons gives this many in full
 
 @dataclass(frozen=True)
 class Evidence:
-    """The findings on a claim and its controls, before the correction over all claims."""
+    """The findings on a claim and its controls, before the p values are corrected over all claims of the report."""
 
     claim: Claim
-    findings: tuple[Finding, ...]
+    findings: tuple[Finding, ...]  # one for each comparison of the claim
     controls: tuple[ControlResult, ...] = ()
-    covered: bool = True
-    scale: str = ""
+    covered: bool = True  # the runs are large and long enough to contradict the claim (`judging.covered`)
+    scale: str = ""  # for example "3.3 M parameters, 0.33 M tokens"
     notes: tuple[str, ...] = ()
-    smoke: bool = False  # the runs are those of the scale smoke, whose few steps are no training
+    smoke: bool = False  # the runs have the scale smoke: they are too short to say anything about training
 
     @property
     def p_for(self) -> float | None:
-        """The p value that the whole claim holds, which is the greatest of its parts'; None if it cannot be decided."""
+        """The p value of the statement that the whole claim holds: the greatest `p_for` of the claim's findings.
+
+        None if a comparison is not run or out of reach, or if no finding has a p value.
+        """
         if any(finding.status in (Status.NOT_RUN, Status.OUT_OF_REACH) for finding in self.findings):
             return None
         return max((finding.p_for for finding in self.findings if finding.p_for is not None), default=None)
 
     @property
     def least_p(self) -> float:
+        """The least value that `p_for` can have with the planned runs, whatever they measure."""
         return max((finding.least_p for finding in self.findings), default=0.0)
 
     @property
     def p_against(self) -> float | None:
-        """The p value that a part is contradicted, corrected for the number of parts; None if it cannot be decided."""
+        """The p value of the statement that at least one comparison is contradicted.
+
+        It is min(1, k · p), where p is the least of the k p values against single comparisons. None if the runs do not
+        cover the claim, or if no comparison has such a p value.
+        """
         if not self.covered:
             return None
         values = [p for finding in self.findings if (p := _p_contradicts(finding)) is not None]
@@ -56,10 +65,12 @@ class Evidence:
 
     @property
     def contradicting(self) -> tuple[Finding, ...]:
+        """The findings that contradict the claim, before correction; () if the runs do not cover the claim."""
         return tuple(finding for finding in self.findings if self.covered and _contradicts(finding))
 
     @property
     def has_parts(self) -> bool:
+        """True if the claim has several comparisons."""
         return len(self.findings) > 1
 
 
@@ -69,7 +80,9 @@ def _contradicts(finding: Finding) -> bool:
 
 def _p_contradicts(finding: Finding) -> float | None:
     if finding.absence == "contradicts" and finding.p_absent is not None:
-        return finding.p_absent  # this includes effects with the other sign, which are smaller than the margin, too
+        # "The effect is smaller than the margin" is also true for effects with the opposite sign, so that p_against,
+        # the p value for the opposite sign, is not needed.
+        return finding.p_absent
     return finding.p_against
 
 
@@ -77,7 +90,10 @@ def _p_contradicts(finding: Finding) -> float | None:
 
 
 def conclude(evidence: Mapping[str, Evidence], alpha: float = ALPHA) -> dict[str, Verdict]:
-    """Return the verdicts of a report. The p values are corrected within three families, as FAMILIES says."""
+    """Return the verdicts of a report, by claim id; p values are corrected within three families (see FAMILIES).
+
+    evidence: the findings on each claim, by claim id. alpha: the significance level after correction.
+    """
     whole = {name: (p, one.least_p) for name, one in evidence.items() if (p := one.p_for) is not None}
     parts = {
         (name, part.name): (p, part.least_p)
@@ -106,27 +122,28 @@ K = TypeVar("K")
 
 
 def _corrected(family: Mapping[K, tuple[float, float]]) -> dict[K, float]:
-    """Return the corrected p of each test, given its p and the least p that it can reach."""
+    """Return the corrected p value of each test. family: the p value of each test and the least p that it can have."""
     p = holm([p for p, _ in family.values()], [least for _, least in family.values()])
     return dict(zip(family, p, strict=True))
 
 
 FAMILIES = (
-    "that whole claims hold (the greatest p of a claim's parts), that claims are contradicted (the least p of its "
-    "parts, times their number), and that single parts hold (of claims with several parts). Each family is corrected "
-    "by Holm's method at 5 %, without the tests that cannot reach it (Tarone). Controls are not corrected."
+    "(1) each whole claim holds: the greatest p value of its comparisons; (2) a claim is contradicted: the least p "
+    "value against one of its comparisons, times their number; (3) a single comparison holds, in claims with several. "
+    "Each family is corrected by Holm's method at 5 %, without the tests whose p value cannot become small enough "
+    "(Tarone). Controls are not corrected."
 )
 
 
 @dataclass(frozen=True)
 class Family:
-    """The corrected p values of a claim, with the sizes of the families."""
+    """One claim's p values after correction, and the number of claims over which each of them was corrected."""
 
-    p_for: float
-    claims_for: int  # the number of claims that p_for is corrected for
-    p_against: float
-    claims_against: int  # the number of claims that p_against is corrected for
-    kept: frozenset[str]  # parts that are supported after correction
+    p_for: float  # the corrected `Evidence.p_for`; 0 if the claim has none
+    claims_for: int  # the number of claims over which p_for is corrected
+    p_against: float  # the corrected `Evidence.p_against`; 0 if the claim has none
+    claims_against: int  # the number of claims over which p_against is corrected
+    kept: frozenset[str]  # the names of the findings that are supported after correction
 
 
 def _decide(evidence: Evidence, family: Family, alpha: float) -> Verdict:
@@ -150,11 +167,11 @@ def _decide(evidence: Evidence, family: Family, alpha: float) -> Verdict:
         ours = next(part for part in evidence.findings if part.status is Status.NOT_RUN)
         return replace(verdict, outcome=Outcome.NOT_RUN, reason=ours.reason)
     if wrong := evidence.contradicting:
-        certain = any(part.p_against is None for part in wrong)  # arithmetic decides it, without a p value
+        certain = any(part.p_against is None for part in wrong)  # exact checks have no p value and need no correction
         if certain or family.p_against <= alpha:
             return replace(verdict, outcome=Outcome.CONTRADICTED, reason=_reasons(wrong), supported=())
         reason = (
-            f"contradicted before correction (p {evidence.p_against:.2g}), but not after correction over "
+            f"contradicted before correction (p {evidence.p_against:.2g}), but not after the correction over "
             f"{family.claims_against} claims (Holm: p {family.p_against:.2g}); {_reasons(wrong)}"
         )
         return replace(verdict, reason=reason)
@@ -202,9 +219,11 @@ def _headings(parts: Iterable[Finding]) -> str:
 
 
 def _controlled(verdict: Verdict, evidence: Evidence) -> Verdict:
-    """Return the verdict; make it inconclusive if no control shows that the runs would have detected an effect.
+    """Return the verdict, or a weaker one if it needs a control that did not pass.
 
-    It is `not run` instead if the scale leaves out the arms of all controls that did not pass.
+    Decided verdicts and `not seen at this scale` become `inconclusive` if a control failed or could not be tested, and
+    `not run` if the only reason is that the scale does not plan the controls' arms. `not seen at this scale` also
+    becomes `inconclusive` if the claim has no control.
     """
     if not verdict.outcome.decided and verdict.outcome is not Outcome.NOT_SEEN:
         return verdict
@@ -223,25 +242,25 @@ def _controlled(verdict: Verdict, evidence: Evidence) -> Verdict:
         f"{_reasons(tuple(part for part in control.findings if part.status is not Status.SUPPORTED))})"
         for control in failed
     )
-    reason = f"{failures}; without the control the verdict would be: {verdict.outcome}, {verdict.reason}"
+    reason = f"{failures}; without this control the verdict would be: {verdict.outcome}, {verdict.reason}"
     return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=reason, supported=())
 
 
 def _trained(verdict: Verdict, evidence: Evidence) -> Verdict:
-    """Return the verdict; make it inconclusive if it is about training and the runs are those of the scale smoke."""
+    """Return the verdict; make it `inconclusive` if the claim is about losses and the runs have the scale smoke."""
     if not evidence.smoke or evidence.claim.reach != "outcome":
         return verdict
     if not verdict.outcome.decided and verdict.outcome is not Outcome.NOT_SEEN:
         return verdict
     reason = (
-        "runs of a few steps decide nothing about training; otherwise the verdict would be: "
+        "runs of a few steps (scale smoke) say nothing about training; otherwise the verdict would be: "
         f"{verdict.outcome}, {verdict.reason}"
     )
     return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=reason, supported=())
 
 
 def _reasons(parts: tuple[Finding, ...]) -> str:
-    """Return the reasons of these parts as text; if there are many, the first ones and the number of the others."""
+    """Return the findings' reasons as one text: all of them, or the first MOST_REASONS and the number of the rest."""
     if len(parts) == 1 and not parts[0].name:
         return parts[0].reason
     shown = parts if len(parts) <= MOST_REASONS + 1 else parts[:MOST_REASONS]
