@@ -1,4 +1,4 @@
-"""Tables of arms as data: `studies/STUDY/tables.yaml` declares a row for each arm and a column for each number."""
+"""Make the tables of arms that `studies/STUDY/tables.yaml` declares: a row for each arm, a column for each number."""
 
 from __future__ import annotations
 
@@ -20,40 +20,44 @@ LOSSES = {"Training loss": f"loss{LATE}", "Validation loss": "validation_loss", 
 
 @dataclass(frozen=True)
 class ArmsColumn:
-    """A number of each arm: its own (shares and `percent` in percent), or its change from a baseline in percent."""
+    """A column: with a baseline, each arm's change from it in percent; without one, each arm's own mean number."""
 
     title: str
     metric: str
-    baseline: str = ""
-    percent: bool = False  # show the arm's own number in percent
+    baseline: str = ""  # the name of the baseline arm
+    percent: bool = False  # show the arms' own numbers in percent; metrics with bounds (shares) always are
 
 
 @dataclass(frozen=True)
 class ArmsTable:
-    """A table with a row for each combination of axis values of some arms. Declared in tables.yaml."""
+    """One table that tables.yaml declares, with a row for each arm and combination of its axis values."""
 
     id: str
     title: str
-    sweeps: tuple[str, ...]  # the sweeps with the arms, which are compared in the family of the first sweep
+    sweeps: tuple[str, ...]  # the sweeps with the arms; arms are compared in the family of the first sweep
     arms: tuple[str, ...] = ()  # if empty, all arms of the sweeps
-    needs: str = ""  # the arm without which there is no table; if empty, the baseline of losses
-    where: dict[str, str] = field(default_factory=dict)
-    losses: str = ""  # the baseline of three columns of losses; if empty, there are no such columns
-    losses_title: str = "{}"  # the pattern of their titles, with the loss's name
-    columns: tuple[ArmsColumn, ...] = ()
-    row: str = ""  # a pattern with the values of axes, for titles of rows instead of the arms' titles
-    titles: dict[str, str] = field(default_factory=dict)  # titles of arms instead of those in the table of arms
+    needs: str = ""  # if this arm is not planned, the table is not shown; if empty: `losses`, or else bf16
+    where: dict[str, str] = field(default_factory=dict)  # axis → value: show only trials with these axis values
+    losses: str = ""  # the baseline of three columns with changes of LOSSES; if empty, there are no such columns
+    losses_title: str = "{}"  # the titles of these three columns; {} is the name of the loss
+    columns: tuple[ArmsColumn, ...] = ()  # further columns
+    row: str = ""  # the titles of rows, with {} for each axis value; if empty, the arms' titles
+    titles: dict[str, str] = field(default_factory=dict)  # arm → title, instead of the title in arms.yaml
     unit: str = "%"
     notes: tuple[str, ...] = ()
 
     @property
     def all_columns(self) -> tuple[ArmsColumn, ...]:
+        """The columns of losses, if there are any, and then `columns`."""
         losses = LOSSES.items() if self.losses else ()
         return *(ArmsColumn(self.losses_title.format(t), m, self.losses) for t, m in losses), *self.columns
 
 
 def arms_table(results: Results, study: str, of: ArmsTable) -> Table:
-    """Return the table. Arms with the same trials have one row, that of the first; trunks have none."""
+    """Return the table that `of` declares; NotPlanned if the scale lacks the arm that the table needs.
+
+    If several arms have the same trials, only the first of them has a row. The baseline of losses has no row.
+    """
     load_hooks(study)
     table, rows = arm_table(study), []
     part = family_places(results, table, of.sweeps[0])
@@ -70,13 +74,14 @@ def arms_table(results: Results, study: str, of: ArmsTable) -> Table:
         title = of.row.format(*map(_number, where.values())) if of.row else of.titles.get(arm, table.title(arm))
         rows.append(TableRow(title, tuple(cells), of.unit))
     notes = (
-        "The training loss, a mean over the last tenth of a run, is blank for arms whose runs have another length",
+        "The training loss is a mean over the last tenth of a run; it is blank for arms whose runs do not have the "
+        "baseline's length",
     )
     return TableResult(tuple(c.title for c in of.all_columns), tuple(rows), (*of.notes, *(notes if uneven else ())))
 
 
 def _places(results: Results, table: ArmTable, of: ArmsTable) -> Iterator[tuple[str, Where]]:
-    """Yield the arms with their axis values, in the order of `arms` or, if that is empty, of the sweeps."""
+    """Yield (arm, axis values) for each row, in the order of `of.arms`; without them, all arms but trunks, by sweep."""
     members = [m for sweep in of.sweeps for m in results.members if m.cell.sweep == sweep]
     there = dict.fromkeys((str(m.cell.arm), m.cell.axes) for m in members if set(of.where.items()) <= set(m.cell.axes))
     for arm in of.arms or dict.fromkeys(arm for arm, _ in there if arm not in table.trunks):

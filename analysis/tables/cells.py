@@ -1,4 +1,8 @@
-"""Make cells of tables: an arm's number, its change from a baseline in percent, or its spread, with its trials."""
+"""Make cells of tables from an arm's trials: its mean, its change from a baseline in percent, or its spread over seeds.
+
+Common arguments: where: axis values of the arm. paper: the paper's number, which is shown beside ours. source: where
+the paper's number is from.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,10 @@ UNKNOWN = TableCell(Setting("not known"))
 def level(
     results: Results, metric: Metric, arm: str, where: Where = ANYWHERE, paper: float | None = None, source: str = ""
 ) -> TableCell:
-    """Return a loss beside the paper's, without their difference, since data and tokenizer are not the paper's."""
+    """Return the arm's mean number beside the paper's number.
+
+    Their difference is not shown, since our data and tokenizer differ from the paper's.
+    """
     return cell(own_numbers(results, metric, arm, where), paper=paper, source=source, comparable=False)
 
 
@@ -36,14 +43,14 @@ def change(
     paper: float | None = None,
     source: str = "",
 ) -> TableCell:
-    """Return the arm's change from the baseline, in percent of the baseline."""
+    """Return the arm's mean change from the baseline over pairs of trials, in percent of the baseline."""
     return cell(compare(results, metric, arm, baseline, where, sweep), PERCENT, paper, source)
 
 
 def share(
     results: Results, shares: Mapping[str, float], arm: str, where: Where = ANYWHERE, paper: float | None = None
 ) -> TableCell:
-    """Return an arm's share in percent. shares: the share of each trial, by its id."""
+    """Return the arm's mean share in percent. shares: {trial id: share from 0 to 1}; paper: its number in percent."""
     return cell(own_numbers(results, shares, arm, where), PERCENT, paper, "inferred" if paper is not None else "")
 
 
@@ -54,13 +61,16 @@ def cell(
     source: str = "",
     comparable: bool = True,
 ) -> TableCell:
-    """Return the mean of the data times a factor, beside the paper's number."""
+    """Return the mean of the data times a factor, or the reason for missing data, beside the paper's number.
+
+    comparable: show the difference between our number and the paper's.
+    """
     ours = data if isinstance(data, NotPlanned) else Value.of(data)
     return TableCell(ours.times(factor) if isinstance(ours, Value) else ours, paper, source, comparable)
 
 
 def spread(data: Data | NotPlanned, factor: float = PERCENT) -> TableCell:
-    """Return the data's standard deviation over seeds, times a factor."""
+    """Return the standard deviation of the data over seeds, times a factor, or the reason why there is none."""
     if not isinstance(data, Differences) or len(data.values) < 2:
         return cell(data) if not isinstance(data, Differences) else TableCell(Setting("one seed", data.trials))
     sd = summary(data.values).sd

@@ -1,7 +1,7 @@
-"""Compare an arm with its baseline for tables and figures, with the same data and spreads as verdicts.
+"""Compare an arm with its baseline for tables and figures, with the same pairs and pooled spreads as in verdicts.
 
-A metric is a field of the results (`validation_loss`), a curve's mean over its last steps (`loss@late`), or a mapping
-from trial ids to numbers.
+A metric is a column of `Results.trials` (`validation_loss`), the mean of a curve over its last steps (`loss@late`), or
+a mapping {trial id: number}.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from fewbits.analysis.engine.statistics.estimates import Pools
 def compare(
     results: Results, metric: Metric, arm: str, baseline: str = BASELINE, where: Where = ANYWHERE, sweep: str = ""
 ) -> Data | NotPlanned:
-    """Return the relative differences of the arm from its baseline, with the spread pooled over arms that start alike.
+    """Return the relative differences, arm minus baseline, with the spread pooled over arms that start alike.
 
-    sweep: the sweep to compare in; without it, the first sweep that has both arms.
+    where: axis values of the arm. sweep: the sweep to compare in; if it is empty, the first sweep that has both arms.
     """
     part = Part("lower", arms=(arm,), baseline=baseline, sweep=sweep, where=dict(where))
     name = metric if isinstance(metric, str) else "numbers"
@@ -34,24 +34,27 @@ def compare(
 
 
 def own_numbers(results: Results, metric: Metric, arm: str, where: Where = ANYWHERE) -> Data | NotPlanned:
-    """Return the arm's own numbers, one for each seed."""
+    """Return the arm's own numbers, one for each seed; where: axis values of the arm."""
     scope = scope_of(results, (arm,), where=where)
     if scope is None:
         return not_planned(results)
     values = _values(scope, metric)
     if isinstance(values, str) and values not in scope.metrics():
-        return NoData(f"no trial has recorded {values}")
+        return NoData(f"no trial has recorded the metric {values}")
     return sample(scope, values, arm, where)
 
 
 def pools(results: Results, metric: Metric, baseline: str = BASELINE, where: Where = ANYWHERE) -> Pools | None:
-    """Return the pooled spreads of pairs, by kind, from all arms that start as the baseline does."""
+    """Return the pooled spread of pairs for each kind of arm, from all arms that start as the baseline does.
+
+    Return None if the baseline is not planned or nothing can be pooled.
+    """
     scope = scope_of(results, (baseline,), where=where)
     return None if scope is None else pools_of(results, scope, _values(results, metric), baseline, where)
 
 
 def resolve(results: Results, metric: Metric) -> Numbers:
-    """Return a metric with its values."""
+    """Return the Numbers of a metric; a mapping of numbers gets the name `numbers`."""
     return built_in(results, metric) if isinstance(metric, str) else Numbers("numbers", metric)
 
 

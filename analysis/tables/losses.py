@@ -1,9 +1,10 @@
-"""Make tables of losses and scores with a paper's numbers beside ours.
+"""Make tables of losses and task scores with a paper's numbers beside ours.
 
 Losses depend on data, tokenizer and model, so our losses and the paper's cannot be compared, and their difference is
-not shown. The changes from a baseline can be compared: every loss has a second row with them in percent, ours paired
-seed by seed. Question answering is out of reach for our small models; it is replaced by the loss on text of another
-kind and, if the scale has one, a cloze task. Scores of the paper's tasks are shown if `fewbits evaluate` made them.
+not shown. Changes from a baseline can be compared. So each loss has a second row with the change in percent; our change
+is computed from pairs of trials with equal seeds. Our small models cannot do question answering; stand-ins are the loss
+on text of another kind and, if the scale has it, a cloze task. Scores of the paper's tasks are shown for trials that
+`fewbits evaluate` has evaluated on them.
 """
 
 from __future__ import annotations
@@ -30,36 +31,40 @@ def _letters(title: str) -> str:
 
 
 TASKS = OutOfReach("question answering needs models of billions of parameters")
-STAND_INS = {
+STAND_INS = {  # title of the row → our metric
     "Loss on other text": "ood_loss",
     "Cloze": "validation_cloze.accuracy",
     "Cloze on other text": "ood_cloze.accuracy",
 }
+# The task with each title in a paper's table; titles are reduced to lower-case letters and digits.
 PAPER_TASKS = {_letters(task.title): task for group in TASK_GROUPS.values() for task in reversed(group)}
 NOTES = (
-    "Our losses are from other models, data and numbers of tokens than the paper's, so only changes can be compared. "
-    "Each is the arm's change from BF16 in the same configuration; ours is paired by seed, and ± is a 95 % interval",
+    "Our models, data and numbers of tokens differ from the paper's, so only changes can be compared, not losses. A "
+    "change is the arm's change from BF16 in the same configuration; ours is paired by seed, and ± is a 95 % interval",
     "Training losses are means over the last tenth of the steps; all arms of a seed have the same batches",
 )
 
 
 @dataclass(frozen=True)
 class LossColumn:
-    """A column of a table: an arm of ours with the paper's column for it."""
+    """A column of the table: an arm of ours, and the column of the paper's table that shows this arm."""
 
     title: str
     arm: str
-    where: Where = field(default_factory=dict)
-    baseline: str | None = None  # the arm that it is compared with
-    printed: str | None = None  # id of the paper's column; None if the paper has none
-    part: Results | None = None  # the results that have the arm, if they are not those of the other columns
+    where: Where = field(default_factory=dict)  # axis values of the arm
+    baseline: str | None = None  # the arm that this arm is compared with
+    printed: str | None = None  # the id of the paper's column; None if the paper has no such column
+    part: Results | None = None  # the results that have the arm; None for the results of the whole table
 
     def level(self, results: Results, metric: Metric, paper: float | None = None, source: str = "") -> TableCell:
-        """Return the arm's metric beside the paper's number."""
+        """Return a cell with the arm's mean of the metric beside the paper's number, without their difference."""
         return level(self.part or results, metric, self.arm, self.where, paper, source)
 
     def change(self, results: Results, metric: Metric, paper: float | None = None, source: str = "") -> TableCell:
-        """Return the arm's change from its baseline, in percent, beside the paper's; blank without a baseline."""
+        """Return a cell with the arm's change from its baseline in percent; blank if the column has no baseline.
+
+        paper: the paper's change in percent, which is shown beside ours.
+        """
         if self.baseline is None:
             return BLANK
         part = self.part or results
@@ -67,7 +72,10 @@ class LossColumn:
 
 
 def paper_losses(results: Results, study: str, name: str, notes: Sequence[str] = NOTES) -> TableResult:
-    """Return the paper's table with our numbers, if its columns belong to arms of the study's table of arms."""
+    """Return the paper's table of losses with our numbers beside the paper's; ours are from the arms in arms.yaml.
+
+    name: the id of the paper's table. Raise ValueError if no arm in arms.yaml belongs to one of the columns.
+    """
     table, printed = arm_table(study), paper(study).table(name)
     columns = []
     for column in printed.columns:
@@ -86,9 +94,10 @@ def loss_table(
     baseline: str = "BF16",
     stand_ins: Mapping[str, str] = STAND_INS,
 ) -> TableResult:
-    """Return a table of the paper's losses and scores beside ours.
+    """Return a table of the paper's losses and scores beside ours, for these columns.
 
-    baseline: the baseline's name in titles. stand_ins: our metrics instead of question answering, by title.
+    printed: the paper's table. baseline: the baseline's name in the titles of rows. stand_ins: our metrics in place of
+    question answering: title of the row → metric.
     """
     metrics = {"loss": "loss@late", "validation_loss": "validation_loss"}
     rows: list[TableRow] = []
@@ -113,7 +122,10 @@ def loss_table(
 
 
 def _score(results: Results, column: LossColumn, row: Row, printed: Table) -> TableCell:
-    """Return our score of one of the paper's tasks beside the paper's, if the column's trials were evaluated on it."""
+    """Return a cell with our score on one of the paper's tasks, in percent, beside the paper's score.
+
+    If no trial of the column was evaluated on the task, our score is `out of reach`.
+    """
     part, source = column.part or results, row.source or printed.source
     value = printed.value(row.id, column.printed) if column.printed else None
     task = PAPER_TASKS.get(_letters(row.title))
@@ -125,7 +137,7 @@ def _score(results: Results, column: LossColumn, row: Row, printed: Table) -> Ta
 
 
 def _scores(results: Results, task: Task) -> dict[str, float]:
-    """Return the task's score of each trial that was evaluated on all of its parts, by id."""
+    """Return {trial id: score} for the trials that were evaluated on all subtasks; the score is their mean."""
     names = [f"tasks.{name}.{task.metric}" for name in task.names]
     if not set(names) <= set(results.metrics()):
         return {}
@@ -136,7 +148,7 @@ def _scores(results: Results, task: Task) -> dict[str, float]:
 def _stand_in(
     results: Results, title: str, metric: str, columns: Sequence[LossColumn], baseline: str
 ) -> Iterator[TableRow]:
-    """Yield the rows of a metric that only we have; none if this scale's trials do not have it."""
+    """Yield two rows (means and changes) of a metric that only we have; no rows if no trial of the scale has it."""
     if metric in results.metrics():
         unit = "nats" if "loss" in metric else "of 1"
         levels = tuple(column.level(results, metric) for column in columns)

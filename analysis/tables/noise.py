@@ -1,6 +1,6 @@
-"""Make the table of noise, which every study has: differences between trials that should be equal.
+"""Make the table of noise, which every study has: differences between arms that should be equal, and seed spreads.
 
-The numbers are relative changes of losses in percent, paired by seed.
+The numbers are relative differences of losses in percent; pairs have the same seed.
 """
 
 from __future__ import annotations
@@ -22,16 +22,20 @@ from fewbits.analysis.tables.comparing import compare, own_numbers, pools
 
 @dataclass(frozen=True)
 class NoiseRows:
-    """A family whose noise is shown: pairs of arms that should be equal."""
+    """The rows of the table for one family of sweeps."""
 
-    sweep: str
-    name: str = ""  # the start of its rows' titles
-    pairs: dict[str, str] = field(default_factory=lambda: {AGAIN: BASELINE})  # arms, each with its baseline
-    where: dict[str, str] = field(default_factory=dict)
+    sweep: str  # any sweep of the family
+    name: str = ""  # the start of the titles of the family's rows
+    pairs: dict[str, str] = field(default_factory=lambda: {AGAIN: BASELINE})  # arm → an arm that should be equal to it
+    where: dict[str, str] = field(default_factory=dict)  # axis values of the arms
 
 
 def noise_table(results: Results, study: str, of: Sequence[NoiseRows]) -> Table:
-    """Return the table of noise: differences of arms that should be equal, and spreads of single arms and of pairs."""
+    """Return the table of noise of a study; its columns are LOSSES.
+
+    For each family in `of`, the rows are: the difference of each pair of arms that should be equal and its spread over
+    seeds, the spread of BF16's losses, and the pooled spread of a pair.
+    """
     table, rows = arm_table(study), []
     left_out: list[str] = []
     for family in of:
@@ -71,7 +75,7 @@ def _left_out(pools: Pools | None) -> tuple[str, ...]:
     if pools is None or not pools.unlike:
         return ()
     names = "; ".join(sorted(pools.unlike))
-    return (f"Not pooled for the validation loss, because their own spread is significantly greater: {names}",)
+    return (f"Not pooled for the validation loss are arms with a significantly greater spread of their own: {names}",)
 
 
 def _level_spread(data: Data | NotPlanned) -> TableCell:

@@ -1,4 +1,4 @@
-"""Make the table of power: the effect that each comparison of losses behind a claim can detect."""
+"""Make the table of power: the minimum detectable effect of each comparison of validation losses in the claims."""
 
 from __future__ import annotations
 
@@ -26,13 +26,16 @@ from fewbits.analysis.tables.comparing import resolve
 COLUMNS = ("Change, %", "Spread over seeds, %", "Minimum detectable effect, %", "Margin", "Seeds for the margin")
 NOTES = (
     "80 % power, one-sided test at 5 %",
-    "The spread of a pair is pooled over all arms of its kind that start alike; it is the pair's own if an arm is the "
-    "only one of its kind, or if the pair's own spread is larger",
+    "The minimum detectable effect uses the spread pooled over all arms of the same kind that start alike; it uses the "
+    "pair's own spread if an arm is the only one of its kind, or if the pair's own spread is larger",
 )
 
 
 def power_table(results: Results, study: str) -> TableResult:
-    """Return a table with a row for each comparison of validation losses; claims with the same comparison share it."""
+    """Return a table with a row for each comparison of validation losses that has a margin and is planned.
+
+    Claims with the same comparison and margin share a row, whose title lists their ids.
+    """
     table = arm_table(study)
     rows: dict[tuple[str, float], tuple[tuple[str, ...], Data]] = {}
     for claim, comparison in _loss_comparisons(study):

@@ -1,4 +1,4 @@
-"""Describe settings for tables: our trials' hyper-parameters, read from their configs, beside the paper's."""
+"""Make tables of hyper-parameters: the paper's settings beside those in the configs of our trials."""
 
 from __future__ import annotations
 
@@ -19,32 +19,33 @@ from fewbits.sweeps.planning.cost import tokens_of, work_of
 
 @dataclass(frozen=True)
 class Lineage:
-    """The trials that lead to a result: the trunks, if there are any, then the arm's own trial."""
+    """The trials that lead to a result: its trunks from first to last, if there are any, then the arm's own trial."""
 
     trials: tuple[Trial, ...]
 
     @property
     def arm(self) -> Trial:
+        """The arm's own trial."""
         return self.trials[-1]
 
 
-Describe = Callable[[Lineage], str]
+Describe = Callable[[Lineage], str]  # returns one setting as text
 
 
 @dataclass(frozen=True)
 class SettingsColumn:
-    """An arm of ours that is compared with a column of the paper's table."""
+    """A column of a table of settings: a model of the paper, and the arm of ours that is compared with it."""
 
     model: str  # the name of the paper's model
     part: Results | NotPlanned  # the results that have the arm
     arm: str
-    where: Where = field(default_factory=dict)
-    settings: Mapping[str, Describe] = field(default_factory=dict)  # additions to SETTINGS
+    where: Where = field(default_factory=dict)  # axis values of the arm
+    settings: Mapping[str, Describe] = field(default_factory=dict)  # additions to SETTINGS for this column
 
     def cell(self, describe: Describe, value: float | str | None, source: str = "") -> TableCell:
-        """Return the cell of a setting, from the trial of the arm's first seed.
+        """Return a cell with one setting of the arm's first trial, beside the paper's setting.
 
-        value: the paper's setting; if it is None, ours is marked as assumed.
+        describe: returns our setting as text. value: the paper's setting; if it is None, ours is marked as assumed.
         """
         if isinstance(self.part, NotPlanned):
             return TableCell(self.part, value, source, comparable=False)
@@ -56,7 +57,7 @@ class SettingsColumn:
 
 
 def _line(results: Results, trial: str) -> tuple[Trial, ...]:
-    """Return the trials of a lineage: the trial's parents, then the trial itself."""
+    """Return a trial's parents, from the first to the last, and then the trial itself. trial: its id."""
     planned = results.plan.trials[trial]
     return (*(() if planned.parent is None else _line(results, planned.parent)), planned.trial)
 
@@ -64,9 +65,10 @@ def _line(results: Results, trial: str) -> tuple[Trial, ...]:
 def settings_table(
     printed: PaperTable, columns: Sequence[SettingsColumn], unstated: Mapping[str, Describe], notes: Sequence[str]
 ) -> TableResult:
-    """Return a table of the paper's settings and those in the configs of our trials.
+    """Return a table of the paper's settings beside ours.
 
-    unstated: settings that the paper does not state, by the title of their row.
+    printed: the paper's table; its row ids are keys of SETTINGS. columns: one for each column of the paper's table.
+    unstated: further rows of settings that the paper does not state: title of the row → function.
     """
     rows = [TableRow("Model", tuple(column.cell(model, column.model, printed.source) for column in columns))]
     for row in printed.rows:
@@ -79,12 +81,12 @@ def settings_table(
     return TableResult(
         tuple(column.title for column in printed.columns),
         tuple(rows),
-        (*notes, "Assumed: the paper does not state the setting"),
+        (*notes, "Assumed: the paper does not state this setting, so we chose it"),
     )
 
 
 def model(line: Lineage) -> str:
-    """Return the name and size of the model."""
+    """Return the name of our model and its number of parameters as text."""
     return f"{line.arm.model.name}, {parameters(line.arm.model) / 1e6:,.1f} M parameters"
 
 
@@ -108,7 +110,7 @@ def _optimizer(line: Lineage) -> str:
     return f"{o.kind}, β {o.beta1:g} and {o.beta2:g}, weight decay {o.weight_decay:g}, gradients clipped at {o.clip:g}"
 
 
-# Settings by the id of the row in a paper's table.
+# Id of the row in a paper's table → function that returns our setting.
 SETTINGS: dict[str, Describe] = {
     "data": lambda line: f"{line.arm.data.kind}, {line.arm.data.tokenizer}",
     "tokens": lambda line: number(sum(map(tokens_of, line.trials))),
@@ -117,7 +119,7 @@ SETTINGS: dict[str, Describe] = {
     "final": _final_rate,
     "batch": lambda line: f"{line.arm.training.batch:,}",
 }
-# Settings that papers do not state, by the title of our row.
+# Settings that papers do not state: title of our row → function that returns our setting.
 UNSTATED: dict[str, Describe] = {
     "Sequence": lambda line: f"{line.arm.training.length:,} tokens",
     "Warm-up": _warmup,

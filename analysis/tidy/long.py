@@ -1,6 +1,6 @@
-"""Make long frames: the tables of run folders with a row for each measured number.
+"""Convert the tables of run folders to long form: DataFrames with one row for each measured number.
 
-All long frames have the columns of LABELS and COLUMNS in this order, then a column for each axis of the sweep, so that
+All long frames have the columns LABELS and COLUMNS in this order, and then a column for each axis of the sweep. So the
 frames of several tables, sweeps and stores can be concatenated. A column that does not apply to a row is empty.
 """
 
@@ -14,13 +14,13 @@ import pandas as pd
 
 from fewbits.common.from_dict import one_of
 
-# The columns that say which run a row belongs to; the frame of trials has them, too.
+# The columns that say which run a row belongs to, with their descriptions; the frame of trials has them, too.
 LABELS = {
     "run": "the name of the run folder",
-    "study": "the study, or the name of the sweep file; empty for the runs of a whole store, like the next three",
-    "scale": "the scale",
-    "sweep": "the sweep",
-    "arm": "the arm",
+    "study": "the study, or the name of the sweep file; empty for the runs of a whole store",
+    "scale": "the scale; empty for the runs of a whole store",
+    "sweep": "the sweep; empty for the runs of a whole store",
+    "arm": "the arm; empty for the runs of a whole store",
     "seed": "the seed of initial weights, data order and noise",
     "model": "the model",
     "recipe": "the recipe",
@@ -29,27 +29,29 @@ LABELS = {
 COLUMNS = {
     "table": "metrics, numerics, precision, evaluation or timing: the file of the run folder",
     "step": "the step, counted from 0; for numerics, the last step of a window",
-    "tokens": "tokens trained until then, those of the trunk included; for evaluation, tokens of the document",
-    "layer": "numerics: the name of the linear layer; precision: that of the parameter or the linear layer",
-    "block": "numerics: the number of the layer's block",
-    "part": "numerics: qkv, out, up, down and so on",
+    "tokens": "the number of tokens trained until this step, including the trunk's; for evaluation, the number of "
+    "tokens in the document",
+    "layer": "numerics: the name of the linear layer; precision: the name of the parameter or of the linear layer",
+    "block": "numerics: the number of the transformer block that contains the layer",
+    "part": "numerics: the layer's role in the block: qkv, out, up, down and so on",
     "slot": "numerics: the operand slot, such as fprop.x, or `weight` for values of the whole layer; precision: "
-    "parameter or dy",
+    "`parameter`, or `dy` for gradients of outputs",
     "quantizer": "numerics: the quantizer or mixture of the slot",
     "text": "evaluation: validation or ood",
     "document": "evaluation: the number of the document in its text",
     "metric": "the name of the number; `histogram.N` is bin N of a histogram of relative errors or of exponents",
-    "value": "the number; numbers that are not known (NaN) have no row",
+    "value": "the number; unknown numbers (NaN) have no row",
 }
 TABLES = ("metrics", "numerics", "precision", "evaluation", "timing")
-_WHOLE = ("step", "tokens", "block", "document")  # columns of whole numbers
+_WHOLE = ("step", "tokens", "block", "document")  # columns of integers
 _VALUES = ("metric", "value")
 
 
 def long_frame(folders: Sequence[Path], labels: pd.DataFrame, tables: Sequence[str]) -> pd.DataFrame:
-    """Return the tables of these run folders as one long frame; a folder without a table's file has no rows of it.
+    """Return the given tables of these run folders as one long frame.
 
-    labels: a row for each folder, with the labels and the axes.
+    If a folder lacks the file of a table, the frame has no rows of this table for the folder. labels: a frame with a
+    row for each folder, in order, with the columns LABELS and the axes. tables: names from TABLES.
     """
     for table in tables:
         one_of("table", table, TABLES)
@@ -77,7 +79,7 @@ def _read(path: Path) -> pd.DataFrame:
 
 
 def _melted(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each number of a run folder's table."""
+    """Convert a run folder's table to long form; a histogram gives one row for each bin."""
     if "histogram" in frame:
         known = frame["histogram"].dropna()
         if not known.empty:

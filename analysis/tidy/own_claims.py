@@ -1,4 +1,4 @@
-"""Judge claims of the user's own about a sweep, and show them as a report does."""
+"""Compute the verdicts of claims that the user has written about a sweep, and display them as a report does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from fewbits.analysis.views.trials import trials_of
 
 
 def judged(file: Path, results: Results) -> ShownFrame:
-    """Return a row for each comparison of the file's claims; raise ValueError if the file is not valid."""
+    """Return a frame with a row for each comparison of the claims in a YAML file (`finding_row` has the columns).
+
+    Jupyter shows the frame as the claims' verdicts in full. Raise ValueError if the file is not valid.
+    """
     verdicts = judge_claims(claims_from(file, results.plan.sweeps[0].study), results)
     rows = [finding_row(verdict, finding) for verdict in verdicts.values() for finding in verdict.findings]
     trials = trials_of(results)

@@ -1,12 +1,12 @@
-"""Read runs as DataFrames: those of a sweep, by its name or file (`read`), or all runs of a store (`runs`).
+"""Read runs as DataFrames: the runs of one sweep (`read`) or all runs of a store (`runs`).
 
-    sweep = read("my-sweep.yaml")                              # also read("mor", scale="cpu")
+    sweep = read("my-sweep.yaml")                              # or read("mor", scale="cpu")
     sweep.trials                                               # a row for each place of the sweep
-    sweep.metrics.query("metric == 'validation_loss'")         # a row for each step
+    sweep.metrics.query("metric == 'validation_loss'")         # a row for each evaluation of each place
     sweep.places[0].axes["recipe.threshold"]                   # 0.03, a float
     sweep.export("my-data", "csv")
 
-Both functions only read the store. long.py documents the columns.
+Both functions only read the store and never train. tidy/long.py documents the columns.
 """
 
 from __future__ import annotations
@@ -41,41 +41,45 @@ if TYPE_CHECKING:
 
 
 class PlanWarning(UserWarning):
-    """A note on the plan, for example that the definition of the sweep has changed since it ran."""
+    """A warning about the plan, for example that the definition of the sweep has changed since the sweep ran."""
 
 
 class UnreadableRunWarning(UserWarning):
-    """A run of the store that is left out, because its config or provenance cannot be read."""
+    """The warning that a run is missing from the frames, because its config or provenance cannot be read."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A place in a sweep with its run; or a run of a whole store, whose study, sweep, arm and axes are empty."""
+    """One place of a sweep and its run. For the runs of a whole store, study, scale, sweep, arm and axes are empty."""
 
     study: str
     scale: str
     sweep: str
     arm: str
-    axes: Mapping[str, Any]  # each axis with its value: a number, a boolean, a list or text
+    axes: Mapping[str, Any]  # axis → value: a number, a boolean, a list or text
     seed: int
-    folder: Path  # the folder of the run, which exists once it has started
+    folder: Path  # the folder of the run; it exists after the run has started
     state: str  # planned, running, done, failed or diverged
-    result: Mapping[str, Any] | None  # the content of result.json
+    result: Mapping[str, Any] | None  # the content of result.json; None if the run is not finished
 
 
 @dataclass(frozen=True, eq=False)
 class Runs:
-    """Runs as DataFrames. A file is read when a frame first needs it; read again to see later changes."""
+    """The runs of a sweep or of a store, as DataFrames.
+
+    A file is read when a frame first needs it, and its content is kept. To see later changes of the store, call `read`
+    or `runs` again.
+    """
 
     store: Path
     places: tuple[Place, ...]
-    trials: pd.DataFrame  # a row for each place: run, axes, labels, state, the numbers of the result, and all settings
-    found: FoundPlan | None = None  # None for a whole store
-    overrides: tuple[str, ...] = ()
+    trials: pd.DataFrame  # a row for each place: run, axes, labels, state, measured numbers, and all settings
+    found: FoundPlan | None = None  # the sweep's plan; None for a whole store
+    overrides: tuple[str, ...] = ()  # the overrides that select the sweep
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The names of the axes of all places."""
+        """The names of all axes that occur in the places, in order."""
         return _axes_of(self.places)
 
     @cached_property
@@ -90,7 +94,7 @@ class Runs:
 
     @cached_property
     def precision(self) -> pd.DataFrame:
-        """A long frame of lost updates and of gradients that are 0, by measured step and parameter."""
+        """A long frame of lost weight updates and of gradients that are 0, by measured step and parameter or layer."""
         return self.long("precision")
 
     @cached_property
@@ -104,36 +108,42 @@ class Runs:
         return self.long("timing")
 
     def long(self, *tables: str) -> pd.DataFrame:
-        """Return some tables of the run folders as one long frame; without names, all of them."""
+        """Return these tables of the run folders as one long frame (see long.TABLES); all tables if none is given."""
         labels = self.trials[list(dict.fromkeys([*LABELS, *self.axes]))]
         return long_frame([place.folder for place in self.places], labels, tables or TABLES)
 
     def export(self, folder: PathLike, form: str = "parquet") -> Path:
-        """Write the frame of trials and all long frames into a new folder, and return its path.
+        """Write the frame of trials and all long frames into a new folder, and return the folder's path.
 
-        form: `parquet`, `csv`, or `huggingface`: a folder that `datasets.load_dataset(FOLDER, TABLE)` reads.
+        form: `parquet`, `csv`, or `huggingface` for a folder that `datasets.load_dataset(FOLDER, TABLE)` can load.
         """
         return write_export({"trials": self.trials, **{name: self.long(name) for name in TABLES}}, Path(folder), form)
 
     def judge(self, claims: PathLike) -> ShownFrame:
-        """Judge claims of one's own about these runs, as a study's claims are judged.
+        """Compute the verdicts of the user's own claims about these runs, by the rules that apply to studies.
 
         claims: a YAML file with the keys `claims` and `controls`; analysis/engine/claims/schema.py documents them.
-        Return a row for each comparison, with the claim's verdict; Jupyter shows the claims in full.
+        Return a frame with a row for each comparison, which includes the claim's verdict; Jupyter shows the verdicts in
+        full. Raise ValueError for the runs of a whole store.
         """
         from fewbits.analysis.tidy.own_claims import judged
 
         if self.found is None:
-            raise ValueError("claims compare the arms of a sweep; read one: fewbits.read('my-sweep.yaml')")
+            raise ValueError(
+                "claims compare the arms of one sweep, but these are the runs of a whole store; read a sweep instead: "
+                "fewbits.read('my-sweep.yaml')"
+            )
         return judged(Path(claims).expanduser(), Results(self.found.plan, self.found.earlier))
 
     @cached_property
     def report(self) -> StudyReport:
-        """The study's tables, figures and claims; ValueError if the runs are not those of a study."""
+        """The report with the study's tables, figures and claims; raise ValueError if the runs are not of a study."""
         from fewbits.analysis.report.study_report import report_of
 
         if self.found is None:
-            raise ValueError("a whole store has no report; read a study: fewbits.read('mor', scale='cpu').report")
+            raise ValueError(
+                "a whole store has no report; read a study instead: fewbits.read('mor', scale='cpu').report"
+            )
         return report_of(self.found, self.overrides)
 
     def __repr__(self) -> str:
@@ -148,12 +158,13 @@ class Runs:
 
 
 def read(sweep: PathLike, *overrides: str, scale: str | None = None, runs: PathLike | None = None) -> Runs:
-    """Return the runs of a sweep: a place for every cell of its grid, also for those without a result.
+    """Return the runs of a sweep, with every place of the sweep, including places without a result.
 
     sweep: a study (`mor`), a sweep file (`my-sweep.yaml`) or the name of a multirun.
     overrides: as for `fewbits sweep`, for example `seeds=[0,1]`.
-    runs: the store. By default it is the one that the sweep file names, or else the folder `runs` in the working
-        directory or in the nearest folder above.
+    scale: the scale of a study, for example `cpu`.
+    runs: the store. By default it is the store that the sweep file names, or else the folder `runs` in the working
+        directory or in the nearest parent directory that has one.
     """
     selected = selection(sweep, overrides, scale, runs)
     found = find_plan(selected)
@@ -171,9 +182,10 @@ def read(sweep: PathLike, *overrides: str, scale: str | None = None, runs: PathL
 
 
 def runs(store: PathLike | None = None) -> Runs:
-    """Return all runs of a store that have started.
+    """Return all runs of a store that have started; a warning names each run that cannot be read.
 
-    store: its folder. By default it is the folder `runs` in the working directory or in the nearest folder above.
+    store: the store's folder. By default it is the folder `runs` in the working directory or in the nearest parent
+        directory that has one.
     """
     folder = whole_store(store)
     places, rows = [], []
@@ -181,7 +193,7 @@ def runs(store: PathLike | None = None) -> Runs:
         try:
             run, trial = opened(path), saved_trial(path)
         except (OSError, ValueError) as error:
-            warnings.warn(f"{error}; the run is left out", UnreadableRunWarning, stacklevel=2)
+            warnings.warn(f"{error}; this run is missing from the frames", UnreadableRunWarning, stacklevel=2)
             continue
         places.append(_place(run, trial.seed))
         rows.append(_row(places[-1], run, trial))
@@ -194,37 +206,41 @@ def _place(
     of_sweep: tuple[str, str, str, str] = ("", "", "", ""),
     axes: Mapping[str, Any] | None = None,
 ) -> Place:
-    """Return the place of a run. of_sweep: the study, the scale, the sweep and the arm."""
+    """Return the Place of a run, with its state and result. of_sweep: (study, scale, sweep, arm)."""
     state = state_of.state(folder)
     result = folder.result() if state in OVER else None
     return Place(*of_sweep, axes or {}, seed, folder.path, str(state), result)
 
 
 def _axes(cell: Cell) -> dict[str, Any]:
-    """Return a cell's axes with their values as Hydra reads them; the name of a bundle of overrides stays text."""
+    """Return {axis: value} of a cell; values are converted to the types that Hydra gives them, for example "1" to 1."""
     return {axis: _typed(text) for axis, text in cell.axes}
 
 
 def _typed(text: str) -> Any:
     try:
         return parse_override(f"axis={text}").value()
-    except ValueError:  # the name of a bundle, which may be any text
+    except ValueError:  # values of some axes are names of bundles of overrides, which may be any text
         return text
 
 
 def _row(place: Place, folder: RunFolder, trial: Trial, old: str = "") -> dict[str, Any]:
-    """Return the row of a place in the frame of trials. old: as in `standing`."""
+    """Return the row of a place in the frame of trials: labels, axes, state, measured numbers and settings.
+
+    old: the run folder of an earlier trial at this place, or "" (see `standing`).
+    """
     labels = {name: getattr(place, name) for name in ("study", "scale", "sweep", "arm", "seed")}
     measured = {name: value for name, value in standing(folder, trial, old).items() if name != "computed"}
     of_trial = {"model": measured.pop("model"), "recipe": measured.pop("recipe"), "data": trial.data.kind}
     settings = dict(_settings(trial.to_dict()))
     of_run = {**labels, **of_trial}
-    axes = {axis: value for axis, value in place.axes.items() if axis not in of_run}  # one may be the recipe
+    # An axis may have the name of a label, for example `recipe`; the label is kept.
+    axes = {axis: value for axis, value in place.axes.items() if axis not in of_run}
     return {"run": place.folder.name, **of_run, **axes, "id": folder.id, **measured, **settings}
 
 
 def _axes_first(trials: pd.DataFrame, places: Sequence[Place]) -> pd.DataFrame:
-    """Return the frame of trials with the axes next to the name of the run."""
+    """Return the frame of trials with its columns in a new order: run, the axes, then all others."""
     return trials[list(dict.fromkeys(["run", *_axes_of(places), *trials]))]
 
 
@@ -233,9 +249,12 @@ def _axes_of(places: Sequence[Place]) -> tuple[str, ...]:
 
 
 def _settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield all settings with their dotted names, as `fewbits train` takes them; lists as text."""
+    """Yield (name, value) of all nested settings, with dotted names as for `fewbits train`; lists become text.
+
+    values: a nested dictionary of settings. prefix: the dotted name of this dictionary with a final dot.
+    """
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from _settings(value, f"{prefix}{key}.")
-        elif prefix:  # others, such as the seed, are labels
+        elif prefix:  # settings at the top level, such as the seed, are already in the labels
             yield f"{prefix}{key}", spelled(value) if isinstance(value, list | tuple) else value

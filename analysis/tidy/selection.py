@@ -1,7 +1,7 @@
-"""Select a sweep and its store from Python, and turn a command's selection into the parameters of a notebook.
+"""Find the sweep and the store that a Python call selects, and compute the parameters of a report's notebook.
 
-A notebook is opened in any working directory. Therefore its parameters are absolute; and if they do not name the
-store, it is the folder `runs` in the working directory or in the nearest folder above.
+A notebook may be opened in any working directory. Therefore paths in its parameters are absolute. If a call does not
+name the store, it is the folder `runs` in the working directory or in the nearest parent directory that has one.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from fewbits.sweeps.planning.studies import STUDIES
 from fewbits.sweeps.planning.sweep import load_sweeps
 
 PathLike = str | os.PathLike[str]
-STORE = "runs"  # the name of a store, unless another is chosen
+STORE = "runs"  # the default name of a store's folder
 _YAML = (".yaml", ".yml")
 
 
 def selection(sweep: PathLike, overrides: Sequence[str], scale: str | None, runs: PathLike | None) -> list[str]:
-    """Return the overrides of `fewbits sweep` that select this sweep, with its store.
+    """Return the arguments with which `fewbits sweep` would select this sweep and its store.
 
-    sweep: a study, a sweep file, or the name of a multirun. scale, runs: None or "" for the defaults.
+    sweep: a study, a sweep file, or the name of a multirun. runs: the store. For scale and runs, None or "" means the
+    default.
     """
     name = os.fspath(sweep)
     selected = [f"study={name}" if name in STUDIES else name, *overrides, *([f"scale={scale}"] if scale else [])]
@@ -42,10 +43,15 @@ def selection(sweep: PathLike, overrides: Sequence[str], scale: str | None, runs
 
 
 def whole_store(runs: PathLike | None) -> Path:
-    """Return a store as an absolute path, the nearest one if `runs` is None; raise ValueError if there is none."""
+    """Return the absolute path of a store; raise ValueError if it does not exist.
+
+    runs: the store's folder. If it is None or "", use the nearest store at or above the working directory.
+    """
     if not runs:
         if (nearest := _nearest_store(())) is None:
-            raise ValueError(f"no store: neither {Path.cwd()} nor a folder above has a folder {STORE}/ with runs")
+            raise ValueError(
+                f"no store: neither {Path.cwd()} nor a folder above it has a folder {STORE}/ with runs; name the store"
+            )
         return nearest
     store = store_folder(os.fspath(runs)).absolute()
     if not store.is_dir():
@@ -54,7 +60,11 @@ def whole_store(runs: PathLike | None) -> Path:
 
 
 def notebook_parameters(overrides: Sequence[str], scale: str, store: Path) -> dict[str, Any]:
-    """Return the values of a notebook's parameters that select the same results in any working directory."""
+    """Return the parameters of a report's notebook, which select the same results in any working directory.
+
+    The keys are study (or the absolute path of a sweep file), scale ("" for a sweep file), runs (the store) and
+    overrides (the other overrides as one line of shell words).
+    """
     own = folders(overrides).overrides
     rest = [text for text in overrides if text.partition("=")[0] != RUNS and not is_search_path(text)]
     selecting = next(text for key in ("study=", "") for text in rest if _selects(text) and text.startswith(key))
@@ -82,13 +92,13 @@ def _names_store(overrides: Sequence[str]) -> bool:
         return True
     try:
         sweeps, _ = load_sweeps(overrides)
-    except ValueError:  # a multirun, which is found by its name; other errors are reported later
+    except ValueError:  # the name of a multirun, which has no sweep file; other errors are reported later
         return False
     return any(runs_named(sweep.overrides) is not None for sweep in sweeps)
 
 
 def _nearest_store(overrides: Sequence[str]) -> Path | None:
-    """Return the store nearest to the working directory, or else to a sweep file; None if there is none."""
+    """Return the nearest store at or above the working directory, or else at or above a given sweep file, or None."""
     return next(filter(_is_store, _candidates(overrides)), None)
 
 
@@ -99,5 +109,5 @@ def _candidates(overrides: Sequence[str]) -> Iterator[Path]:
 
 
 def _is_store(folder: Path) -> bool:
-    """Tell whether the folder has plans or runs of ours: other tools, too, call their folder `runs`."""
+    """Tell whether the folder has plans or runs of fewbits; other tools also name their folders `runs`."""
     return (folder / PLANS).is_dir() or any(folder.glob("*-*/provenance.json"))

@@ -1,4 +1,4 @@
-"""Render claims and verdicts as HTML: the summary at the top of a report, and each claim in full."""
+"""Render claims and verdicts as HTML: the summary tables at the top of a report, and a card for each claim."""
 
 from __future__ import annotations
 
@@ -30,20 +30,21 @@ SIGNS: dict[str, str] = {
     Status.ABSENT: "∅",
     Status.UNDECIDED: "?",
 }
-# Titles and descriptions of the groups of claims, by reach.
+# Reach → title and description of the group of claims with this reach.
 GROUPS = {
-    "any": ("Exact claims", "These are decided by arithmetic or code, at any scale."),
+    "any": ("Exact claims", "These claims are checked by arithmetic or code, at any scale."),
     "mechanism": (
         "Mechanism claims",
-        "These are about tensors of a trained network. Any network with the mechanism in question can decide them.",
+        "These claims are about tensors of a trained network. They can be tested in any trained network that uses the "
+        "mechanism.",
     ),
     "outcome": (
         "Training claims",
-        "These are about losses at a stated number of parameters and tokens. Only runs with at least half of both can "
-        "contradict them.",
+        "These claims are about losses at a stated number of parameters and tokens. Only runs with at least half of "
+        "both numbers can contradict them.",
     ),
 }
-FEW = 4  # a summary shows up to this many comparisons one by one
+FEW = 4  # for a claim with more comparisons than this, a summary shows only how many are supported
 
 
 @dataclass(frozen=True)
@@ -57,23 +58,23 @@ class ClaimGroup:
 
 @dataclass(frozen=True)
 class FindingView:
-    """A finding as text for display."""
+    """The fields of a finding as text for display; a field is "" if the finding does not have it."""
 
     name: str
     badge: Markup
     effect: str = ""
-    bounds: str = ""
-    glyph: Markup | str = ""
-    repeats: str = ""
-    mde: str = ""
+    bounds: str = ""  # the interval
+    glyph: Markup | str = ""  # a small picture of the interval
+    repeats: str = ""  # for example `3 seeds`
+    mde: str = ""  # minimum detectable effect
     margin: str = ""
-    weak: bool = False
+    weak: bool = False  # undecided, and the minimum detectable effect exceeds the margin
     p: str = ""
     reason: str = ""
 
 
 def badge(outcome: Outcome | Status) -> Markup:
-    """Return an outcome as a label with a sign and a colour."""
+    """Return the label of a claim's outcome or of a comparison's status as HTML, with a sign and a colour."""
     kind = {Status.SUPPORTED: "reproduced", Status.OPPOSED: "contradicted", Status.UNDECIDED: "inconclusive"}
     name = kind.get(outcome, outcome.value) if isinstance(outcome, Status) else outcome.value
     return render("badge", kind=name.replace(" ", "-"), sign=SIGNS.get(outcome, "–"), text=outcome.value)
@@ -86,7 +87,7 @@ def counts(verdicts: Mapping[str, Verdict]) -> str:
 
 
 def tally(verdicts: Iterable[Verdict], *, zeros: bool = True) -> Markup:
-    """Return the number of verdicts of each outcome. zeros: include outcomes that no verdict has."""
+    """Return the number of verdicts of each outcome as HTML. zeros: include outcomes that no verdict has."""
     numbers = Counter(verdict.outcome for verdict in verdicts)
     return render(
         "tally", counts=[(numbers[outcome], badge(outcome)) for outcome in Outcome if zeros or numbers[outcome]]
@@ -94,19 +95,19 @@ def tally(verdicts: Iterable[Verdict], *, zeros: bool = True) -> Markup:
 
 
 def rules() -> Markup:
-    """Return the text that says how claims are judged."""
+    """Return the section of a report that explains how verdicts are made, as HTML."""
     return render("rules", families=FAMILIES)
 
 
 def groups(verdicts: Mapping[str, Verdict]) -> list[ClaimGroup]:
-    """Return the claims by reach: exact, mechanism, training."""
+    """Return the claims in groups by reach: exact, mechanism, training; groups without claims are missing."""
     claims = [verdict.claim for verdict in verdicts.values()]
     by_reach = [(text, tuple(claim for claim in claims if claim.reach == reach)) for reach, text in GROUPS.items()]
     return [ClaimGroup(*text, members) for text, members in by_reach if members]
 
 
 def summary(verdicts: Mapping[str, Verdict]) -> Markup:
-    """Return a table of verdicts for each group of claims, and the ids of those that were not run."""
+    """Return the summary as HTML: for each group, a table of its verdicts and the ids of claims that are not run."""
     shown = []
     for group in groups(verdicts):
         members = [verdicts[claim.id] for claim in group.claims]
@@ -133,7 +134,7 @@ def _row(verdict: Verdict) -> dict[str, object]:
 
 
 def card(verdict: Verdict, trials: Trials) -> Markup:
-    """Return one claim in full, with its verdict, findings and controls."""
+    """Return one claim as HTML, with its verdict, findings and controls, and links to its trials."""
     claim, leading = verdict.claim, verdict.leading
     stated = claim.stated
     return render(
@@ -158,7 +159,7 @@ def card(verdict: Verdict, trials: Trials) -> Markup:
 
 
 def view(finding: Finding) -> FindingView:
-    """Return a finding as text for display."""
+    """Convert a finding to text for display."""
     interval, sign = finding.interval, finding.test not in OWN
     half = (interval.high - interval.low) / 2 if interval else None
     p_own = f"; with the pair's own spread {p_value(finding.p_own)}" if finding.p_own is not None else ""
@@ -178,12 +179,12 @@ def view(finding: Finding) -> FindingView:
 
 
 def control_state(control: ControlResult) -> str:
-    """Return the result of a control as text."""
+    """Return the result of a control as text: `✓ passed`, `✗ failed` or `? not tested`."""
     return "✓ passed" if control.passed else "✗ failed" if control.tested else "? not tested"
 
 
 def _margins(claim: Claim) -> list[str]:
-    """Return the margins and bounds of a claim and of its parts, each with its reason."""
+    """Return the margins and bounds of a claim and of its parts as text, each with the reason for its size."""
     margins = [margin for part in claim.parts if (margin := claim.margin_of(part)) is not None]
     shown = [f"{size(margin.value, margin.relative)}: {margin.reason}" for margin in margins]
     bounds = [f"{part.bounds}: {part.reason}" for part in claim.parts if part.reason]
@@ -192,12 +193,12 @@ def _margins(claim: Claim) -> list[str]:
 
 # -------------------------------------------------------------------------------- an interval as a picture
 
-WIDTH, HEIGHT = 120.0, 16.0
-REACH = 2.5  # the picture shows this many margins on either side of zero
+WIDTH, HEIGHT = 120.0, 16.0  # the size of the SVG
+REACH = 2.5  # the picture's axis goes from -REACH · margin to REACH · margin
 
 
 def glyph(finding: Finding) -> Markup:
-    """Return a small picture of the interval with zero and the margin; empty without an interval."""
+    """Return a small SVG of a finding's effect and interval, with zero and the margin; empty without an interval."""
     if finding.effect is None or finding.interval is None:
         return Markup()
     low, high = finding.interval.low, finding.interval.high

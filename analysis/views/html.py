@@ -1,4 +1,4 @@
-"""Render Jinja templates with autoescape, for a report's page and for outputs of notebooks."""
+"""Render the Jinja templates of analysis/views/templates/, for a report's page and for outputs of notebooks."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ TEMPLATES = Path(__file__).with_name("templates")
 
 
 def render(template: str, **values: object) -> Markup:
-    """Return the rendered template; text in the values is escaped, Markup is not."""
+    """Return the rendered template TEMPLATE.html. In the values, text is escaped and Markup is inserted unchanged."""
     return Markup(_environment().get_template(f"{template}.html").render(**values))
 
 
 def style() -> Markup:
-    """Return the style sheets of a page as an HTML element."""
+    """Return a <style> element with the style sheets of a report's page."""
     return Markup(f"<style>{_sheet('page')}{_sheet('items')}</style>")
 
 
 def in_notebook(html: Markup) -> str:
-    """Return the HTML of a notebook's output, whose style must not change the rest of the notebook or of Jupyter."""
+    """Return the HTML for a notebook's output; its style sheet applies only inside this output."""
     rules = _sheet("items").replace(":root", "&")
     return f'<style>.fewbits {{ {rules} }}</style><div class="fewbits">{html}</div>'
 

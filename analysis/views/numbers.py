@@ -1,4 +1,4 @@
-"""Format numbers and names for readers."""
+"""Format numbers, effects, intervals and names as text for readers of reports."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def anchor(name: str) -> str:
-    """Return a name in the form for HTML ids and file names, for example `table-2` for `Table 2`."""
+    """Convert a name to the form of HTML ids and file names, for example `Table 2` to `table-2`."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def sentence(text: str) -> str:
-    """Return the text with a capital at the start and, unless it ends a sentence, a full stop at the end."""
+    """Return the text with a capital letter at the start and a full stop at the end, if it has no end mark yet."""
     text = text[:1].upper() + text[1:]
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
@@ -28,37 +28,43 @@ def decimals(value: float, error: float | None = None) -> int:
 
 
 def number(value: float, places: int | None = None, *, sign: bool = False) -> str:
-    """Return a number with this many decimals; from a million on, three digits and a power of ten."""
+    """Return a number as text; from 10⁶ on, with three significant digits and a power of ten.
+
+    places: the number of decimals; None for about five significant digits. sign: show a plus sign.
+    """
     places = decimals(value) if places is None else places
     if abs(value) >= 1e6:
         mantissa, _, exponent = f"{value:{'+' if sign else ''}.3g}".partition("e")
         text = f"{mantissa} × 10{str(int(exponent)).translate(RAISED)}" if exponent else f"{value:,.0f}"
     else:
-        value = round(value, places) + 0.0  # turns -0.0 into 0.0
+        value = round(value, places) + 0.0  # + 0.0 turns -0.0 into 0.0
         text = f"{value:{'+' if sign else ''},.{places}f}"
     return text.replace("-", MINUS).replace(",", THIN)
 
 
 def effect(value: float, error: float | None, relative: bool, *, sign: bool = True) -> str:
-    """Return an effect, in percent if it is relative. sign: show a plus sign; not for levels such as shares."""
+    """Return an effect as text, rounded to two digits of its error; in percent if it is relative.
+
+    error: the half width of its interval, or None. sign: show a plus sign; False for levels such as shares.
+    """
     factor = 100 if relative else 1
     places = decimals(value * factor, error * factor if error else abs(value * factor) / 10 or None)
     return number(value * factor, places, sign=sign) + (f"{THIN}%" if relative else "")
 
 
 def bounds(low: float, high: float, relative: bool, *, sign: bool = True) -> str:
-    """Return an interval, in percent if it is relative."""
+    """Return an interval as text, `[low, high]`; the numbers are in percent, without the unit, if it is relative."""
     factor = 100 if relative else 1
     places = decimals(0.0, (high - low) / 2 * factor)
     return f"[{number(low * factor, places, sign=sign)}, {number(high * factor, places, sign=sign)}]"
 
 
 def size(value: float, relative: bool) -> str:
-    """Return a margin or a minimum detectable effect with two digits, in percent if it is relative."""
+    """Return a margin or a minimum detectable effect as text with two significant digits; in percent if relative."""
     factor = 100 if relative else 1
     return number(value * factor, decimals(0.0, value * factor)) + (f"{THIN}%" if relative else "")
 
 
 def p_value(p: float | None) -> str:
-    """Return a p value with two digits; empty if there is none."""
+    """Return a p value as text with two significant digits, or "< 10⁻⁶"; "" for None."""
     return "" if p is None else number(p, min(6, decimals(0.0, p))) if p >= 1e-6 else "< 10⁻⁶"

@@ -1,4 +1,4 @@
-"""Show the origin of a report's numbers: code, data and machines, and the warnings that a reader has to know first."""
+"""Show the origin of a report's numbers (code, data, machines), and the warnings at the top of the report."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from fewbits.sweeps.planning.plan import Planned
 from fewbits.sweeps.running import store
 
 PACKAGES = ("torch", "numpy", "scipy", "pandas", "matplotlib")
-SHOWN = 8  # a page shows this many missing places and folds the others away
+SHOWN = 8  # the number of places without a result that a page lists; the others are in a closed <details> element
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """The origin of a study's results."""
+    """The origin of a study's results, read from the provenance.json of each run folder."""
 
     results: Results
     overrides: Sequence[str]  # the overrides that selected the sweeps
-    changed: str = ""  # how the sweep's definition differs from that in the stored plan
+    changed: str = ""  # how today's definition of the sweep differs from the stored plan, as text; "" if it does not
 
     @cached_property
     def finished(self) -> list[tuple[Planned, dict[str, Any]]]:
-        """The trials with a result, each with its provenance.json."""
+        """The pairs (trial, content of its provenance.json) for all trials that have a result."""
         return [
             (planned, planned.folder.provenance() or {})
             for planned in self.results.plan.trials.values()
@@ -51,7 +51,7 @@ class Provenance:
         ]
 
     def values(self, key: str) -> Counter[str]:
-        """Return the values of one key of the trials' provenance, with the number of trials that have each."""
+        """Return {value: number of trials} for one key of the trials' provenance.json."""
         return Counter(str(record[key]) for _, record in self.finished if record.get(key) is not None)
 
     @property
@@ -60,7 +60,7 @@ class Provenance:
 
     @property
     def notices(self) -> list[str]:
-        """Lines that say that today's code or sweep definition may give other results than the shown ones."""
+        """Warnings that today's code or today's definition of the sweep may give results other than those shown."""
         other = [(planned, record) for planned, record in self.finished if not computed_by_todays_sources(record)]
         if not other:
             return [self.changed] if self.changed else []
@@ -73,7 +73,7 @@ class Provenance:
 
     @property
     def mixed(self) -> list[str]:
-        """Lines that name differences in how the trials were computed, and trials from uncommitted code."""
+        """Warnings that the trials were computed by different commits or environments, or from uncommitted code."""
         lines = []
         commits = self.values("git")
         if len(commits) > 1:
@@ -85,13 +85,13 @@ class Provenance:
         return lines + unlike_within_seeds(self.results.rows)
 
     def of_environments(self, key: str) -> str:
-        """Return the values of one key of the environments that computed the trials."""
+        """Return the different values of one key of the environments that computed the trials, as text."""
         records = (environment for _, record in self.finished for environment in environments(record))
         values = {str(environment[key]) for environment in records if environment.get(key) is not None}
         return ", ".join(sorted(values)) or "unknown"
 
     def rows(self) -> Iterator[tuple[str, str, bool]]:
-        """Yield the rows of the table: name, value, and whether to show the value as code."""
+        """Yield the rows of the table of origins: (name, value, whether to show the value as code)."""
         trials, members = self.results.plan.trials, self.results.members
         overrides = " ".join(filter(None, map(_as_typed, self.overrides)))
         yield "Reproduce with", f"fewbits sweep {overrides}", True
@@ -123,11 +123,11 @@ class Provenance:
         yield "Packages of the analysis", ", ".join(f"{name} {version(name)}" for name in PACKAGES), False
 
     def table(self) -> Markup:
-        """Return the rows as an HTML table."""
+        """Return the table of origins as HTML."""
         return render("provenance", rows=self.rows())
 
     def flags(self) -> Markup:
-        """Return the warnings that a reader has to know before any number."""
+        """Return the warnings at the top of a report as HTML: missing results, other code, different environments."""
         return render(
             "flags",
             notices=self.notices,
@@ -139,7 +139,10 @@ class Provenance:
 
 
 def _as_typed(override: str) -> str:
-    """Return an override as a user types it in a shell; the store becomes the option `--runs`, the default one ""."""
+    """Return an override as a user would type it in a shell.
+
+    The override of the store becomes the option `--runs`, or "" for the default store `runs`.
+    """
     key, _, value = override.partition("=")
     if key != "runtime.runs":
         return shlex.quote(override)

@@ -1,4 +1,4 @@
-"""Choose remarks on verdicts by fixed rules, so that no result is selected or left out by hand."""
+"""Generate the remarks in a report's discussion by fixed rules, so that nobody can select or omit results by hand."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from fewbits.analysis.views.claims import view
 from fewbits.analysis.views.html import render
 from fewbits.analysis.views.numbers import sentence, size
 
-COLUMNS = ("kind", "claims", "remark")
+COLUMNS = ("kind", "claims", "remark")  # of the frame of remarks
 Find = Callable[[Verdict], Iterator[str]]  # yields the remarks of one kind on a verdict
 
 
 def remarks(verdicts: Mapping[str, Verdict]) -> Iterator[tuple[str, str, str]]:
-    """Yield the remarks on the verdicts: their kind (see KINDS), the claims that they are about, and the text."""
+    """Yield all remarks on the verdicts as (kind, claims, text): a key of KINDS, the claims' ids, and the remark."""
     for kind, items in _sections(verdicts):
         yield from ((kind, ", ".join(claims), text) for claims, text in items)
 
 
 def remarks_html(verdicts: Mapping[str, Verdict]) -> Markup:
-    """Return the remarks on the verdicts as HTML."""
+    """Return all remarks on the verdicts as HTML, in sections by kind."""
     return render("discussion", sections=_sections(verdicts))
 
 
 def unreached(verdicts: Mapping[str, Verdict]) -> list[tuple[list[str], str]]:
-    """Return why no scale of ours can decide claims: each reason with its claims."""
+    """Return (claim ids, text) for the claims, or parts of claims, that no scale of ours can test, with the reason."""
     return _merged(verdicts, _out_of_reach)
 
 
 def not_printed(own: Paper) -> list[tuple[str, str]]:
-    """Return the paper's numbers that its text does not print, each with the source of our value."""
+    """Return (name, source of our value) for each table row, figure and number that the paper's text does not print."""
     items = []
     for table in own.tables:
         for row in table.rows:
@@ -50,7 +50,7 @@ def _sections(verdicts: Mapping[str, Verdict]) -> list[tuple[str, list[tuple[lis
 
 
 def _merged(verdicts: Mapping[str, Verdict], find: Find) -> list[tuple[list[str], str]]:
-    """Return each different remark once, with the claims that it is about."""
+    """Return (claim ids, text) for each different remark that `find` yields."""
     claims_by_text: dict[str, list[str]] = {}
     for name, verdict in verdicts.items():
         for text in find(verdict):
@@ -72,7 +72,7 @@ def _other_effects(verdict: Verdict) -> Iterator[str]:
     for part in _compared(verdict):
         significant = part.interval is not None and not part.interval.low <= 0 <= part.interval.high
         if part.status is Status.UNDECIDED and significant:
-            yield f"{_measured(part)} differs from zero, but does not decide the claim."
+            yield f"{_measured(part)} differs significantly from zero, but does not decide the comparison."
 
 
 def _large(verdict: Verdict) -> Iterator[str]:
@@ -114,7 +114,7 @@ KINDS: Mapping[str, Find] = {
 
 
 def _compared(verdict: Verdict) -> Iterator[Finding]:
-    """Yield the findings that compare arms, without arithmetic and tests of an arm's own numbers."""
+    """Yield the findings that compare arms: all but exact checks and tests of an arm's own numbers."""
     yield from (part for part in verdict.findings if part.test not in (*OWN, "exact"))
 
 

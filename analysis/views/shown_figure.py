@@ -1,6 +1,6 @@
-"""Figures as a notebook shows them: matplotlib Figures that are displayed with the report's caption and notes.
+"""Figures in notebooks: matplotlib Figures that Jupyter displays with the report's caption and notes.
 
-The display is drawn from the figure itself, so it shows what a user has changed in it.
+Jupyter draws the current state of the figure, so changes that a user has made are visible.
 """
 
 from __future__ import annotations
@@ -18,51 +18,52 @@ from fewbits.analysis.figures.theme import in_both_themes, png, svg, themed
 from fewbits.analysis.report.items import FigureResult
 from fewbits.analysis.views.html import in_notebook
 
-PIXELS = 120  # the width on the page, per inch of the figure, if there is room
+PIXELS = 120  # the width on the page in pixels per inch of the figure, if the page is wide enough
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A drawn figure as the contents of files."""
+    """A figure as SVG and PNG data."""
 
     light: str  # SVG in the light theme
     width: float  # in inches
-    dark: str = ""  # SVG in the dark theme; empty: the page shows the light one in both
-    png: bytes = b""  # in the light theme
+    dark: str = ""  # SVG in the dark theme; if empty, the page shows the light SVG in both themes
+    png: bytes = b""  # PNG in the light theme
 
     @property
     def pixels(self) -> int:
+        """The width on the page in pixels."""
         return round(self.width * PIXELS)
 
     @cached_property
     def uris(self) -> tuple[str, str]:
-        """The pictures of the page: one for both themes, or the light and the dark one; the second may be empty."""
+        """Data URIs of the page's pictures: (light, dark), or (one picture for both themes, "")."""
         if self.dark and (both := in_both_themes(self.light, self.dark)):
             return _data_uri(both), ""
         return _data_uri(self.light), _data_uri(self.dark) if self.dark else ""
 
 
 def draw(result: FigureResult, light: Figure | None = None) -> Drawing:
-    """Draw a figure in both themes. light: the figure in the light theme, if it has been drawn already."""
+    """Return the drawing of a figure in both themes. light: the figure in the light theme, if it is already drawn."""
     light = light or themed(result, "light")
     return Drawing(svg(light), light.get_figwidth(), svg(themed(result, "dark")), png(light))
 
 
 class ShownFigure(Figure):
-    """A figure that notebooks show with a caption and notes; `missing` says why it is empty."""
+    """A matplotlib Figure that Jupyter displays with the report's caption and notes."""
 
-    missing: str
-    report_name: str
-    _card: Callable[[Drawing | None], Markup]
-    _drawing: Callable[[Figure], Drawing]
+    missing: str  # why there is no figure (it is then empty); "" if there is one
+    report_name: str  # for example `Figure 5`
+    _card: Callable[[Drawing | None], Markup]  # see `shown_figure`
+    _drawing: Callable[[Figure], Drawing]  # see `shown_figure`
 
     @property
     def report_html(self) -> Markup:
-        """The HTML of the report's page, with the figure in both themes."""
+        """The figure as HTML for the report's page, in both themes."""
         return self._card(None if self.missing else self._drawing(self))
 
     def report_bundle(self) -> dict[str, str]:
-        """Return the output of the report's notebook, which has the drawing of the report's page."""
+        """Return the output of a cell in the report's notebook: {MIME type: data}, with the drawing of the page."""
         return self._repr_mimebundle_() if self.missing else self._bundle(self._drawing(self))
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
@@ -81,13 +82,14 @@ def shown_figure(
     drawing: Callable[[Figure], Drawing],
     missing: str = "",
 ) -> ShownFigure:
-    """Return the figure of a result; without a result, a figure that says why it is missing.
+    """Return a figure for notebooks; without a result, an empty figure with the reason `missing` as its text.
 
-    card: returns the HTML of a drawing with its caption. drawing: returns the drawing of the report's page for the
-    figure in the light theme.
+    card: a function that returns the HTML of a drawing with caption and notes. drawing: a function that takes the
+    figure in the light theme and returns the drawing for the report's page.
     """
     figure = themed(result or FigureResult(lambda: _empty(missing)), "light")
-    figure.__class__ = ShownFigure  # any function may have drawn it, and matplotlib cannot move artists to a copy
+    # Change the class of the existing Figure, because matplotlib cannot move its content to a new ShownFigure.
+    figure.__class__ = ShownFigure
     assert isinstance(figure, ShownFigure)
     figure.missing, figure.report_name, figure._card, figure._drawing = missing, name, card, drawing
     return figure

@@ -1,7 +1,7 @@
-"""Tables and claims as a notebook shows them: DataFrames whose display is the report's.
+"""Tables and claims in notebooks: DataFrames that Jupyter displays with the HTML of the report.
 
-The display has the numbers with the paper's beside them, captions, notes and the trials behind. What pandas makes of
-such a frame, for example `frame.query(…)`, is an ordinary DataFrame. Figures are in shown_figure.py.
+The display shows the paper's numbers beside ours, captions, notes and the trials behind each number. Results of pandas
+operations on such a frame, for example `frame.query(…)`, are ordinary DataFrames. Figures are in shown_figure.py.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from fewbits.analysis.views.html import in_notebook
 if TYPE_CHECKING:
     from fewbits.analysis.views.shown_figure import ShownFigure
 
-NUMBERS = ("effect", "low", "high", "relative", "n", "mde", "margin", "p")  # the columns of a comparison
+# The columns with the numbers of a comparison: fields of Finding; low and high are the interval, p is p_for.
+NUMBERS = ("effect", "low", "high", "relative", "n", "mde", "margin", "p")
 
 
 class ShownFrame(pd.DataFrame):
-    """A DataFrame that notebooks show as the report does."""
+    """A DataFrame that Jupyter displays with the HTML of the report."""
 
-    _metadata = ("_name", "_html")  # pandas would warn that other attributes are no columns
+    _metadata = ("_name", "_html")  # pandas warns about attributes that are neither columns nor listed here
     _name: str
     _html: Markup
 
@@ -34,11 +35,12 @@ class ShownFrame(pd.DataFrame):
 
     @property
     def report_name(self) -> str:
+        """The name of the item in the report, for example `Table 2`."""
         return self._name
 
     @property
     def report_html(self) -> Markup:
-        """The HTML of the report's page."""
+        """The item as HTML for the report's page."""
         return self._html
 
     def _repr_html_(self) -> str:
@@ -46,19 +48,20 @@ class ShownFrame(pd.DataFrame):
 
 
 def shown_frame(rows: pd.DataFrame | Iterable[Mapping[str, Any]], name: str, html: Markup) -> ShownFrame:
-    """Return a frame of these rows that is shown as this HTML. name: its name in plain text."""
+    """Return a frame with these rows that Jupyter displays as this HTML. name: its name in the report."""
     frame = ShownFrame(rows if isinstance(rows, pd.DataFrame) else list(rows))
     frame._name, frame._html = name, html
     return frame
 
 
 class Items(tuple[Union[ShownFrame, "ShownFigure"], ...]):
-    """Several tables, figures and claims; Jupyter shows them one below the other."""
+    """A tuple of tables, figures and claims, which Jupyter displays one below the other."""
 
     __slots__ = ()
 
     @property
     def report_html(self) -> Markup:
+        """The items as HTML for the report's page, in order."""
         return Markup().join(item.report_html for item in self)
 
     def _ipython_display_(self) -> None:
@@ -74,13 +77,13 @@ class Items(tuple[Union[ShownFrame, "ShownFigure"], ...]):
 
 
 def outcome_rows(verdicts: Iterable[Verdict]) -> list[dict[str, Any]]:
-    """Return a row for each outcome, with the number of claims that have it."""
+    """Return a row {"verdict": …, "claims": number of claims with this verdict} for each outcome."""
     outcomes = [verdict.outcome for verdict in verdicts]
     return [{"verdict": str(outcome), "claims": outcomes.count(outcome)} for outcome in Outcome]
 
 
 def verdict_row(verdict: Verdict) -> dict[str, Any]:
-    """Return the row of a claim: its verdict, the reason, and the numbers of its leading comparison."""
+    """Return the row of a claim: its verdict, the reason, and the NUMBERS of its leading comparison."""
     return {
         "claim": verdict.claim.id,
         "statement": verdict.claim.statement,
@@ -93,7 +96,7 @@ def verdict_row(verdict: Verdict) -> dict[str, Any]:
 
 
 def finding_row(verdict: Verdict, finding: Finding) -> dict[str, Any]:
-    """Return the row of one comparison of a claim."""
+    """Return the row of one comparison: the claim's id and verdict, the comparison's name and status, and NUMBERS."""
     return {
         "claim": verdict.claim.id,
         "verdict": str(verdict.outcome),

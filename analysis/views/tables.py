@@ -1,4 +1,4 @@
-"""Render a table as HTML and as LaTeX: each row has lines with the paper's numbers, ours, and the differences."""
+"""Render a table as HTML and as LaTeX; a row has up to three lines: the paper's numbers, ours, and the differences."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ from fewbits.analysis.views.html import render
 from fewbits.analysis.views.numbers import decimals, number
 from fewbits.analysis.views.trials import Trials
 
-LINES = ("paper", "ours", "difference")
-PRINTED = 4  # papers print at most this many decimals, so numbers computed from theirs have no more
+LINES = ("paper", "ours", "difference")  # the lines of a row, in order
+# The maximal number of decimals in the papers. Numbers that are computed from the papers' numbers get no more decimals.
+PRINTED = 4
 
 
 @dataclass(frozen=True)
@@ -32,22 +33,25 @@ class CellView:
     """One cell of a displayed table."""
 
     text: str
-    small: str = ""  # the half width of the interval, or a remark
+    small: str = ""  # text in small letters: the half width of the interval, or a remark
     title: str | None = None  # the tooltip
     kind: str = "number"  # the CSS class
-    span: int = 1  # the number of columns
+    span: int = 1  # the number of columns that the cell covers
 
 
 @dataclass(frozen=True)
 class LineView:
-    """A line of a row: the paper's numbers, ours, or the differences."""
+    """A line of a row in the displayed table."""
 
     what: str  # one of LINES
     cells: tuple[CellView, ...]
 
 
 def table_html(result: TableResult, trials: Trials) -> Markup:
-    """Return the table with its notes and the trials behind each number; folded if no number of ours was planned."""
+    """Return the table as HTML, with its notes and the trials behind each number.
+
+    The table is in a closed <details> element if the scale plans none of our numbers.
+    """
     numbers = [cell.ours for row in result.rows for cell in row.cells]
     missing = next((number for number in numbers if isinstance(number, NotPlanned)), None)
     folded = all(isinstance(number, NotPlanned | OutOfReach) or number == Setting("") for number in numbers)
@@ -64,13 +68,16 @@ def table_html(result: TableResult, trials: Trials) -> Markup:
 
 
 def _unreached(result: TableResult) -> tuple[str, ...]:
-    """Return a note for each reason why cells are out of reach."""
+    """Return a note for each different reason for which cells are out of reach."""
     numbers = (cell.ours for row in result.rows for cell in row.cells)
     return tuple(dict.fromkeys(f"Out of reach: {ours.reason}" for ours in numbers if isinstance(ours, OutOfReach)))
 
 
 def _split(columns: tuple[str, ...]) -> list[tuple[str, str, str]] | None:
-    """Return each column's title in parts if all have the form `group: name` and share groups; else None."""
+    """Split the titles of columns into (group, ": ", name); return None if the columns have no groups.
+
+    They have groups if all titles have the form `GROUP: NAME` and at least two columns have the same group.
+    """
     parts = [column.partition(": ") for column in columns]
     grouped = all(name for _, _, name in parts) and len({group for group, _, _ in parts}) < len(parts)
     return parts if grouped else None
@@ -87,7 +94,7 @@ def _heads(columns: tuple[str, ...]) -> list[str]:
 
 
 def _lines(row: TableRow, trials: Trials) -> list[LineView]:
-    """Return our line of a row, and the other lines that have any text."""
+    """Return the lines of a row: always the line `ours`; the lines `paper` and `difference` only if they have text."""
     lines = []
     for line in LINES:
         if line == "ours" and (merged := _same(row)) is not None:
@@ -98,7 +105,7 @@ def _lines(row: TableRow, trials: Trials) -> list[LineView]:
 
 
 def _same(row: TableRow) -> CellView | None:
-    """Return one cell for the whole line if all numbers are missing for the same reason; else None."""
+    """Return one wide cell if all our numbers in the row are missing for the same reason; else None."""
     missing = [cell.ours for cell in row.cells if isinstance(cell.ours, Missing)]
     if len(missing) < len(row.cells) or len({why_missing(ours) for ours in missing}) != 1:
         return None
@@ -133,18 +140,18 @@ def _text(line: str, row: TableRow, cell: TableCell) -> str:
 
 
 def _briefly(ours: Missing) -> str:
-    """Return a short reason for a missing number, for a row that has other numbers."""
+    """Return the reason for a missing number in two or three words, for a cell."""
     return {NoData: "no data", NotPlanned: "not run", OutOfReach: "out of reach"}[type(ours)]
 
 
 def _counted(row: TableRow) -> bool:
-    """Tell whether all our numbers are whole and none has an interval."""
+    """Tell whether all our numbers in the row are integers without intervals, such as counts."""
     values = [cell.ours for cell in row.cells if isinstance(cell.ours, Value)]
     return all(value.interval is None and float(value.mean).is_integer() for value in values)
 
 
 def _printed(row: TableRow) -> int:
-    """Return the number of decimals with which the paper's numbers of the row are shown, at most PRINTED."""
+    """Return the number of decimals for the paper's numbers in the row: the most that any of them needs, or PRINTED."""
     texts = (f"{cell.paper:.10g}" for cell in row.cells if isinstance(cell.paper, float))
     return min(PRINTED, max(len(text.partition(".")[2]) if "e" not in text else 0 for text in texts))
 
@@ -157,9 +164,9 @@ def _half(ours: Value) -> str:
 
 
 def _title(ours: Value, trials: Trials) -> str:
-    """Return the tooltip of a number: its seeds, notes and trials."""
+    """Return the tooltip of a number: the number of seeds, the notes, and the run folders of its trials."""
     seeds = f"mean of {ours.n} seeds" if ours.n > 1 else "one seed, which gives no interval"
-    if not ours.trials:  # no trial was trained for this number
+    if not ours.trials:  # the number was timed or computed without training
         seeds = f"timed {ours.n} times" if ours.n else "computed"
     level = f", ± {ours.interval.level:.0%} interval" if ours.interval else ""
     names = ", ".join(trials[key].folder for key in ours.trials if key in trials)
@@ -167,7 +174,10 @@ def _title(ours: Value, trials: Trials) -> str:
 
 
 def _behind(result: TableResult) -> list[tuple[str, tuple[str, ...]]]:
-    """Return which trials are behind which numbers: the names of cells, with the ids of their trials."""
+    """Return (names of cells, trial ids) for each group of cells whose numbers come from the same trials.
+
+    The names are text: `COLUMN: ROW, ROW; COLUMN: ROW`.
+    """
     cells_by_trials: dict[tuple[str, ...], dict[str, list[str]]] = {}
     for row in result.rows:
         for column, cell in zip(result.columns, row.cells, strict=True):
@@ -183,7 +193,7 @@ def _behind(result: TableResult) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def latex(result: TableResult, caption: str) -> str:
-    """Return the table as LaTeX with booktabs, with the same lines as in HTML."""
+    """Return the table as LaTeX (with the package booktabs), with the same lines as in HTML."""
     rows = []
     for row in result.rows:
         for i, line in enumerate(one for one in LINES if one == "ours" or any(_text(one, row, c) for c in row.cells)):

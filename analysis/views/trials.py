@@ -1,4 +1,4 @@
-"""Describe the trials behind a report's numbers, which link to the rows of the report's last table, of all trials."""
+"""Show the trials behind a report's numbers: a report's last table lists all trials, and numbers link to its rows."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ from fewbits.experiments.storage.run_folder import HASH
 
 @dataclass(frozen=True)
 class Trial:
-    """A trial as a report shows it, with the name of its first place."""
+    """A trial as a report shows it; all fields are text."""
 
     id: str
-    name: str  # for example "block, configuration 1, seed 0"
-    folder: str
-    places: tuple[str, ...]  # its places, with the names of their sweeps
+    name: str  # the trial's first place, for example "block, configuration 1, seed 0"
+    folder: str  # the name of the run folder
+    places: tuple[str, ...]  # all places of the trial, for example "SWEEP: block, configuration 1, seed 0"
     state: str
-    step: str
-    loss: str
+    step: str  # steps done / steps planned
+    loss: str  # the validation loss
     note: str
 
     @property
     def short(self) -> str:
+        """The first characters of the id."""
         return self.id[:HASH]
 
 
-Trials = Mapping[str, Trial]
+Trials = Mapping[str, Trial]  # by id
 
 
 def trials_of(results: Results) -> dict[str, Trial]:
-    """Return all trials of the results by id."""
+    """Return {trial id: trial} for all trials of the results."""
     trials: dict[str, Trial] = {}
     for key, rows in results.trials.groupby("id", sort=False):
         row = rows.iloc[0]
@@ -56,7 +57,7 @@ def trials_of(results: Results) -> dict[str, Trial]:
 
 
 def trial_table(trials: Trials) -> Markup:
-    """Return the table of all trials, with an anchor for links in each row."""
+    """Return the table of all trials as HTML; each row has an id, to which numbers in the report link."""
     return render("trials", trials=trials.values())
 
 

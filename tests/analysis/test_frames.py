@@ -122,7 +122,7 @@ def test_divergence_is_an_event_of_its_pair(planned: Planner) -> None:
     assert (found.values, found.diverged, found.baseline_diverged) == ((), 2, 0)
     both = paired(results, "validation_loss", "wild", "wild")
     assert isinstance(both, NoData)
-    assert "both diverged" in both.reason
+    assert "both trials of the pair diverged" in both.reason
 
 
 def test_divergence_beside_a_missing_trial_is_no_event(planned: Planner) -> None:
@@ -131,7 +131,7 @@ def test_divergence_beside_a_missing_trial_is_no_event(planned: Planner) -> None
         found = paired(Results(planned()), "validation_loss", ours, baseline)
         assert isinstance(found, Differences)
         assert (found.diverged, found.baseline_diverged) == counts
-        assert "bf16, seed 0: missing: not run, or not to its end" in found.notes
+        assert "bf16, seed 0: missing: not run yet, or not finished" in found.notes
 
 
 def difference(values: Mapping[str, float]) -> float:
@@ -155,7 +155,7 @@ def test_a_formula_takes_the_numbers_of_each_seed_whose_trials_are_done(planned:
     one = combined(Results(planned()), of_arm("bf16"), difference)
     assert isinstance(one, Differences)
     assert one.values == pytest.approx(expected[1:])
-    assert one.notes == ("bf16, seed 0: missing: not run, or not to its end",)
+    assert one.notes == ("bf16, seed 0: missing: not run yet, or not finished",)
 
 
 def test_a_formula_without_numbers_says_why(planned: Planner) -> None:
@@ -187,7 +187,7 @@ def test_a_deleted_trial_is_missing_and_said_to_be(planned: Planner) -> None:
     shutil.rmtree(folder_of(Results(planned()), "bf16", 0))
     results = Results(planned())
     assert len(results.trials) == 8
-    assert results.flags == ("bf16, seed 0: missing: not run, or not to its end",)
+    assert results.flags == ("bf16, seed 0: missing: not run yet, or not finished",)
     found = paired(results, "validation_loss", "mor", "bf16", USUAL)
     assert isinstance(found, Differences)
     assert len(found.values) == 1

@@ -1,17 +1,18 @@
-"""Test the data of one comparison, which gives a finding. The functions are pure and the same for all studies.
+"""Statistical tests of one comparison: from its data to a Finding. All functions are pure and serve all studies.
 
-* `higher`, `lower` (margin m, which may be 0): SUPPORTED if the effect significantly exceeds m in that direction,
-  OPPOSED if it significantly has the other sign, ABSENT if it is significantly smaller than m.
-* `no_worse`, `equivalent` (m > 0): SUPPORTED if the effect is significantly smaller than m and the design detects an
-  effect of that size; OPPOSED if the effect significantly exceeds m. A null is never ABSENT.
-* `within`, `above`, `below`: an arm's own numbers are compared with one or two bounds. Shares are tested as
-  arcsin √share.
-* `more`, `fewer`: an exact test over strata of how often an event occurs.
-* `all_above`, `all_below`: every number is on that side of the bound; nothing is inferred.
+The tests, with the margin m of the comparison:
 
-Every p value is one-sided and compared with ALPHA. For a two-sided statement it is the worse of the two sides' p values
-or twice the better one. Pairs in which a trial diverged have no difference: if there are any, an exact test of how
-often each arm diverged decides.
+* `higher`, `lower` (m may be 0): SUPPORTED if the effect is significantly greater than m in the stated direction,
+  OPPOSED if it significantly has the opposite sign, ABSENT if it is significantly smaller than m.
+* `no_worse`, `equivalent` (m > 0): SUPPORTED if the effect is significantly smaller than m and the minimum detectable
+  effect is at most m; OPPOSED if the effect is significantly greater than m. These tests never give ABSENT.
+* `within`, `above`, `below`: compare the arm's own numbers with one or two bounds. Shares are tested as arcsin √share.
+* `more`, `fewer`: an exact test, stratified for example by learning rate, of how often an event occurs in each arm.
+* `all_above`, `all_below`: check that each trial's number is beyond the bound, without a p value.
+
+p values are compared with ALPHA. All are one-sided; for a statement with two sides, p is the greater of the two sides'
+p values if both sides have to hold, and twice the smaller one if one side suffices. A pair in which a trial diverged
+has no difference. If there are such pairs, the exact test of how often each arm diverged replaces the test of losses.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ INACTIVE = "both arms have exactly the same numbers in every pair: the mechanism
 
 
 def judge(comparison: Comparison, data: Measured) -> Finding:
-    """Return the finding of one comparison with its data."""
+    """Test a comparison with its data and return the finding; without data, its status says why it was not tested."""
     empty = Finding(
         comparison.name,
         Status.UNDECIDED,
@@ -60,7 +61,7 @@ def judge(comparison: Comparison, data: Measured) -> Finding:
 
 
 def judge_exact(name: str, data: Exact) -> Finding:
-    """Return the finding of a check by arithmetic, which needs no statistical test."""
+    """Return the finding of an exact check: SUPPORTED if the check holds, else OPPOSED; it has no p value."""
     status = Status.SUPPORTED if data.holds else Status.OPPOSED
     return Finding(name, status, data.detail, "exact", notes=data.notes)
 
@@ -72,14 +73,14 @@ def _numbers(empty: Finding, comparison: Comparison, data: Differences) -> Findi
     test = comparison.test
     paired = test in DIRECTIONS or test in NULLS
     if not paired:
-        data = replace(data, diverged=0, baseline_diverged=0)  # a trial that diverged has no number of its own
+        data = replace(data, diverged=0, baseline_diverged=0)  # only tests of differences count divergence
         empty = replace(empty, n=data.pairs)
     if test in OBSERVED:
         return _observed(empty, comparison, data)
     if data.pairs < 2:
         effect = data.values[0] if data.values else None
         shown = "" if effect is None else data.shown(effect) if paired else f"{effect:.4g}"
-        reason = f"one seed ({shown}) gives no interval" if shown else "no data: no pair is complete"
+        reason = f"one seed ({shown}) gives no interval" if shown else "no data: no pair has two finished trials"
         return replace(empty, effect=effect, reason=reason)
     if data.diverged or data.baseline_diverged:
         strata = (Stratum("", data.diverged, data.pairs, data.baseline_diverged, data.pairs),)
@@ -113,11 +114,11 @@ def _direction(empty: Finding, data: Differences, estimated: Estimate, own: Esti
     if p_for <= ALPHA:
         status, reason = Status.SUPPORTED, start
     elif p_against <= ALPHA:
-        status, reason = Status.OPPOSED, f"{start}: significant, but with the other sign"
+        status, reason = Status.OPPOSED, f"{start}: significant, but with the opposite sign"
     elif p_absent is not None and p_absent <= ALPHA:
-        status, reason = Status.ABSENT, f"{start}: an effect of that size is excluded"
+        status, reason = Status.ABSENT, f"{start}: the effect is significantly smaller than that"
     else:
-        status, reason = Status.UNDECIDED, f"{start}: the interval includes values for and against it"
+        status, reason = Status.UNDECIDED, f"{start}: the interval includes values for and against the statement"
     p_own = None if estimated.own else own.p(sign * margin, towards)
     return replace(
         empty, status=status, reason=reason, p_for=p_for, p_against=p_against, p_absent=p_absent, p_own=p_own
@@ -145,14 +146,14 @@ def _null(empty: Finding, data: Differences, estimated: Estimate, own: Estimate,
         needed = seeds_needed(estimated, margin)
         enough = f"about {needed}" if needed else f"more than {MOST_SEEDS}"
         reason = (
-            f"underpowered: {estimated.n} seeds detect a difference of {data.shown(empty.mde)[1:]}, which exceeds the "
-            f"margin of {data.shown(margin)[1:]}; {enough} seeds would detect one of the margin's size (measured: "
-            f"{data.shown(empty.effect)})"
+            f"underpowered: {estimated.n} seeds detect a difference of {data.shown(empty.mde)[1:]} or more, which "
+            f"exceeds the margin of {data.shown(margin)[1:]}; {enough} seeds would detect a difference of the margin's "
+            f"size (measured: {data.shown(empty.effect)})"
         )
     elif p_for <= ALPHA:
         status = Status.SUPPORTED
     else:
-        reason += ": the interval includes values on both sides of it"
+        reason += ": the interval includes differences smaller and greater than the margin"
     p_own = None if estimated.own else smaller(own)
     return replace(empty, status=status, reason=reason, p_for=p_for, p_against=p_against, p_own=p_own)
 
@@ -181,16 +182,19 @@ def _bounds(empty: Finding, comparison: Comparison, data: Differences, estimated
     status = Status.SUPPORTED if p_for <= ALPHA else Status.OPPOSED if p_against <= ALPHA else Status.UNDECIDED
     if status is Status.UNDECIDED:
         equal = "" if estimated.error else f" ({estimated.n} equal values: p is at least {empty.least_p:.3g})"
-        reason += f": the interval includes values for and against it{equal}"
+        reason += f": the interval includes values for and against the statement{equal}"
     return replace(empty, status=status, reason=reason, p_for=p_for, p_against=p_against)
 
 
 def _observed(empty: Finding, comparison: Comparison, data: Differences) -> Finding:
-    """Find whether every trial's number is on the claimed side of the bound; nothing is inferred for other seeds."""
+    """Return SUPPORTED if every trial's number is above or below the bound, as the test says, else OPPOSED.
+
+    There is no p value: the result holds for these trials, not for other seeds.
+    """
     than = comparison.part.than
     assert than is not None
     if not data.values:
-        return replace(empty, reason="no data: no trial has the number")
+        return replace(empty, reason="no data: no trial has this metric")
     beyond = [value > than if comparison.test == "all_above" else value < than for value in data.values]
     side = "above" if comparison.test == "all_above" else "below"
     ends = f"{min(data.values):.4g} to {max(data.values):.4g}"
@@ -203,7 +207,7 @@ def _observed(empty: Finding, comparison: Comparison, data: Differences) -> Find
 
 
 def _transformed(data: Differences) -> list[float]:
-    """Return the values to test: shares as arcsin √share, whose spread does not depend on their size."""
+    """Return the values to test; shares as arcsin √share, so that the spread hardly depends on the share itself."""
     return [_arcsine(value) for value in data.values] if _shares(data) else list(data.values)
 
 
@@ -242,6 +246,7 @@ def _events(
     if null:
         p_for, p_against, least = 1.0, min(1.0, 2 * min(test.more, test.fewer)), 1.0
     status = Status.SUPPORTED if p_for <= ALPHA else Status.OPPOSED if p_against <= ALPHA else Status.UNDECIDED
+    # null: the statement is that both arms have the event equally often, which events can only contradict.
     what = "diverged in" if diverged else "the event occurred in"
     reason = f"{what} {ours} of {of_ours} trials of ours and {theirs} of {of_theirs} of the baseline (exact test)"
     if status is Status.UNDECIDED and least > ALPHA:
@@ -261,6 +266,6 @@ def _events(
 
 
 def spread_of(data: Differences) -> Spread | None:
-    """Return the spread that a test of these data uses; None for fewer than two values."""
+    """Return the spread that a test of these data uses (the pairs' own or the pooled one); None below two values."""
     estimated = estimate(_transformed(data), data.spread, data.shared) if data.values else None
     return None if estimated is None else estimated.spread

@@ -1,7 +1,8 @@
-"""Check that trials were computed alike: two trials of a seed are a pair only if machine kind, backend and torch agree.
+"""Check that two trials were computed in the same environment; only then are they compared.
 
-Otherwise their sums round in different orders, and this difference can look like a small effect of an arm. The messages
-name what differs and the command that runs the deviating trials again.
+The environment is the kind of machine, the kernel backend, the version of torch and limits of the instruction set. If
+it differs, sums are rounded in different orders, and this can look like a small effect of an arm. The messages name
+what differs and the command that runs the deviating trials again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from fewbits.experiments.environment import LIKENESS
 from fewbits.sweeps.running.machine_kinds import UNKNOWN, Computed, alike, describe, is_mixed, kinds_of
 from fewbits.sweeps.running.store import OVER
 
-NAMES = {
+NAMES = {  # the plural names of the entries of LIKENESS
     "kind": "kinds of machine",
     "backend": "backends",
     "torch": "versions of torch",
@@ -26,10 +27,10 @@ Row = Mapping[str, Any]  # the row of a place in `Results.trials`; read here: id
 
 
 def why_not_compared(row: Row, names: tuple[str, str], other: Row, usual: str | None) -> str | None:
-    """Return one line that says why two finished trials of a seed are not compared.
+    """Return one line of text that says why two finished trials with the same seed are not compared.
 
-    Return None if they can be compared, and if one of them is not finished. names: the names of the two trials in the
-    line; usual: the kind that computed most trials.
+    Return None if they can be compared, or if one of them is not finished. names: the names of the two trials in the
+    text. usual: the kind of machine that computed most trials, which the text recommends for running trials again.
     """
     if any(trial["state"] not in OVER for trial in (row, other)):
         return None
@@ -41,16 +42,17 @@ def why_not_compared(row: Row, names: tuple[str, str], other: Row, usual: str | 
 
 
 def usual_kind(rows: Iterable[Row]) -> str | None:
-    """Return the kind that computed most of the trials; None if no kind is known."""
+    """Return the kind of machine that computed most of the trials; None if no kind is known."""
     by_trial = {row["id"]: row["computed"] for row in rows}
     counts = Counter(kind for computed in by_trial.values() for kind in kinds_of(computed))
     return min(counts, key=lambda kind: (-counts[kind], kind)) if counts else None
 
 
 def unlike_within_seeds(rows: Sequence[Row]) -> list[str]:
-    """Return lines that name the kinds, backends and versions of torch that differ within a seed.
+    """Return lines of text about differences in the environment between finished trials with the same seed.
 
-    Each has the number of its trials. Further lines name the trials that several environments computed in parts.
+    There is a line for each property in LIKENESS that differs within a seed, with its values and the number of trials
+    with each value, and a line for each trial whose steps were computed in several environments.
     """
     finished = {row["id"]: row for row in rows if row["state"] in OVER}
     usual = usual_kind(finished.values())
@@ -67,7 +69,7 @@ def unlike_within_seeds(rows: Sequence[Row]) -> list[str]:
         within = f"{'seed' if len(differing) == 1 else 'seeds'} {', '.join(map(str, sorted(differing)))}"
         unlike = [row["computed"] for row in finished.values() if row["seed"] in differing]
         lines.append(
-            f"{len(total)} {NAMES[key]} within {within}: {each}; pairs across them are not compared; "
+            f"{len(total)} {NAMES[key]} within {within}: {each}; trials that differ in this are not compared; "
             f"{_remedy(unlike, usual)}"
         )
     for row in finished.values():
@@ -81,9 +83,9 @@ def unlike_within_seeds(rows: Sequence[Row]) -> list[str]:
 
 
 def _values(computed: Computed, at: int) -> set[str]:
-    """Return the values that a run has of one entry of LIKENESS.
+    """Return the values of the property LIKENESS[at] in the environments that computed a run.
 
-    A run without records counts as of unknown kind; for the other entries it has no value.
+    A run without a record of its environment has the kind UNKNOWN, and no value of the other properties.
     """
     if not computed:
         return {UNKNOWN} if LIKENESS[at] == "kind" else set()
@@ -91,9 +93,10 @@ def _values(computed: Computed, at: int) -> set[str]:
 
 
 def _remedy(unlike: Sequence[Computed], usual: str | None) -> str:
-    """Return what the user can do to make these runs comparable.
+    """Return the command with which the user can make these runs comparable.
 
-    `--like` runs trials again on the chosen kind, with today's torch; it does not choose a backend.
+    `fewbits sweep --like KIND` runs trials again on this kind of machine with the installed torch. It does not choose a
+    backend, so runs that differ in nothing else need another way.
     """
     parts = [tuple(zip(LIKENESS, part, strict=True)) for computed in unlike for part in computed]
     chosen = {tuple(fact for fact in part if fact[0] not in ("backend", "limits")) for part in parts}

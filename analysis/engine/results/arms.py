@@ -1,7 +1,7 @@
-"""The table of a study's arms, `studies/STUDY/arms.yaml`: how reports show each arm, and which sweeps are compared.
+"""Read `studies/STUDY/arms.yaml`: the titles and styles of a study's arms in reports, and families of its sweeps.
 
-A sweep file says how an arm is trained; this table says how tables and figures name and draw it. Reports show an arm
-that is not in the table by its name. For a study without the file, the table is empty.
+A sweep file says how an arm is trained; this table says how tables and figures name and draw it. An arm that is not in
+the table is shown by its name in the sweep file. For a study without arms.yaml, the table is empty.
 """
 
 from __future__ import annotations
@@ -18,37 +18,38 @@ from fewbits.common.from_dict import from_dict, one_of
 
 STUDIES = Path(__file__).parents[2] / "studies"
 FILE = "arms.yaml"
-BASELINE = "bf16"  # the arm that others are compared with, unless the table names another
-AGAIN = "bf16-again"  # for A/A comparisons: the same mathematics as BF16, with sums that round in another order
+BASELINE = "bf16"  # the name of the default baseline
+AGAIN = "bf16-again"  # the arm of A/A comparisons: like bf16, but its sums are rounded in another order
 
 
 @dataclass(frozen=True)
 class Arm:
-    """An arm as reports show it."""
+    """The names and the style of an arm in reports, and its baseline."""
 
-    name: str
-    title: str  # its name in tables
-    label: str = ""  # its short name in figures and comparisons; if empty, the title
-    style: int | None = None  # its index in the figures' list of styles; without one, a figure assigns a free style
-    baseline: str = BASELINE  # the arm that it is compared with; "" if it is not compared
+    name: str  # the name in the sweep file
+    title: str  # the name in tables
+    label: str = ""  # the short name in figures and comparisons; if empty, the title
+    style: int | None = None  # the index in the figures' list of line styles; None: each figure chooses a free style
+    baseline: str = BASELINE  # the arm that this one is compared with; "" if it is not compared
 
     @property
     def short(self) -> str:
+        """The label, or the title if there is no label."""
         return self.label or self.title
 
 
 @dataclass(frozen=True)
 class Group:
-    """A sweep whose arms are listed in the table and the figure of all effects."""
+    """A sweep whose arms appear in the table and in the figure of all effects."""
 
     sweep: str
-    prefix: str = ""  # stands before the arms' names
-    where: dict[str, str] = field(default_factory=dict)  # selected values of the sweep's axes
+    prefix: str = ""  # text before the arms' labels
+    where: dict[str, str] = field(default_factory=dict)  # axis → value: only trials with these axis values appear
 
 
 @dataclass(frozen=True)
 class ArmTable:
-    """The arms of a study and the sweeps that they are trained in.
+    """The content of arms.yaml.
 
     A family is a list of sweeps of one model whose arms start from the same trunks. An arm that is in several sweeps of
     a family counts as one arm. A sweep that is in no family is a family by itself.
@@ -57,12 +58,12 @@ class ArmTable:
     study: str
     arms: tuple[Arm, ...] = ()
     groups: tuple[Group, ...] = ()
-    families: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    lists: dict[str, tuple[str, ...]] = field(default_factory=dict)  # arms that a table or figure of the study lists
-    trunks: dict[str, str] = field(default_factory=dict)  # labels of the arms that other arms branch from
-    places: dict[str, dict[str, str]] = field(default_factory=dict)  # combinations of axis values, by a short name
-    # For each of the paper's tables, the pattern of its columns' ids, with `{arm}` and `{place}` (a name in `places`).
-    # A table whose pattern has no `{place}` shows the first place only.
+    families: dict[str, tuple[str, ...]] = field(default_factory=dict)  # family → its sweeps
+    lists: dict[str, tuple[str, ...]] = field(default_factory=dict)  # name → the arms of a table or figure of the study
+    trunks: dict[str, str] = field(default_factory=dict)  # arms that other arms branch from → their labels
+    places: dict[str, dict[str, str]] = field(default_factory=dict)  # short name → a combination of axis values
+    # The id of a table in the paper → the pattern of its columns' ids. The pattern has `{arm}` and may have `{place}`
+    # (a key of `places`). A table whose pattern has no `{place}` shows only the first combination in `places`.
     columns: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -76,6 +77,7 @@ class ArmTable:
                 one_of(f"{self.study}, arm {arm.name}: baseline", arm.baseline, names)
 
     def arm(self, name: str) -> Arm:
+        """Return the arm with this name; if the table lacks it, an arm whose title is its name."""
         return next((arm for arm in self.arms if arm.name == name), Arm(name, name))
 
     def title(self, name: str) -> str:
@@ -85,17 +87,17 @@ class ArmTable:
         return self.arm(name).short
 
     def prefix(self, sweep: str) -> str:
-        """Return the text that precedes the labels of a sweep's arms, for all values of its axes."""
+        """Return the prefix of the sweep's group that has no `where`; "" if there is none."""
         return next((group.prefix for group in self.groups if group.sweep == sweep and not group.where), "")
 
     def family(self, sweep: str) -> tuple[str, ...]:
-        """Return the sweeps of this sweep's family, including itself."""
+        """Return all sweeps of the family that this sweep is in, including this sweep."""
         return next((sweeps for sweeps in self.families.values() if sweep in sweeps), (sweep,))
 
     def column(self, table: str, arm: str, place: str = "") -> str:
-        """Return the id of the column of a paper's table that shows the arm at a place of `places`.
+        """Return the id of the column of a paper's table that shows this arm with these axis values.
 
-        Return "" if the table does not show this place.
+        place: a key of `places`, or "". Return "" if the table does not show these axis values.
         """
         pattern = self.columns.get(table, "{arm}")
         if "{place}" not in pattern and place not in ("", *list(self.places)[:1]):
@@ -110,16 +112,16 @@ class ArmTable:
         for arm, (place, where) in product(self.arms, (self.places or {"": {}}).items()):
             if self.column(table, arm.name, place) == column:
                 return arm.name, where
-        raise ValueError(f"{self.study}, {table}: no arm of {FILE} belongs to column {column}")
+        raise ValueError(f"{self.study}, {table}: no arm in {FILE} belongs to the paper's column {column}")
 
     def place(self, where: dict[str, str]) -> str:
-        """Return the short name of a combination of axis values; "" if `places` does not have it."""
+        """Return the key in `places` of this combination of axis values; "" if `places` does not have it."""
         return next((name for name, axes in self.places.items() if axes == where), "")
 
 
 @cache
 def arm_table(study: str) -> ArmTable:
-    """Return the table of a study; it is empty if the study has no file."""
+    """Return the table of a study's arms; it is empty if the study has no arms.yaml. Invalid files raise ValueError."""
     path = STUDIES / study / FILE
     if not path.is_file():
         return ArmTable(study)

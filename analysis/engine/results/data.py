@@ -1,4 +1,4 @@
-"""The data of a test: differences of pairs, an arm's own numbers, counts of events, or the reason for having none."""
+"""The dataclasses of what is tested: differences of pairs, an arm's numbers, counts of events, or the lack of data."""
 
 from __future__ import annotations
 
@@ -10,33 +10,32 @@ from fewbits.analysis.engine.statistics.multiplicity import Stratum
 
 @dataclass(frozen=True)
 class Differences:
-    """The differences of a comparison's pairs, or an arm's own numbers, with the ids of the trials that they are from.
+    """Differences of a comparison's pairs (arm minus baseline), or the numbers of one arm, with one value per seed."""
 
-    "Ours" is the arm that is compared with the baseline.
-    """
-
-    values: tuple[float, ...]  # ours minus baseline, for the pairs in which neither trial diverged
-    relative: bool = False  # the values are fractions of the baseline's level
-    trials: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()  # what is missing or is not compared
-    diverged: int = 0  # pairs in which ours diverged and the baseline did not
-    baseline_diverged: int = 0  # pairs in which the baseline diverged and ours did not
+    values: tuple[float, ...]  # differences: only of pairs in which neither trial diverged
+    relative: bool = False  # the values are fractions of the baseline's number
+    trials: tuple[str, ...] = ()  # the ids of the trials that the values are computed from
+    notes: tuple[str, ...] = ()  # which trials are missing or are not compared, and why
+    diverged: int = 0  # the number of pairs in which the arm's trial diverged and the baseline's did not
+    baseline_diverged: int = 0  # the number of pairs in which the baseline's trial diverged and the arm's did not
     spread: Spread | None = None  # the spread of differences, pooled over more arms than these two
     shared: Shared | None = None  # the error from the choice of evaluation documents, which all seeds share
-    unit: str = "seed"  # the unit of replication
+    unit: str = "seed"  # the unit of replication, for messages: each value belongs to one seed
     bounds: tuple[float, float] | None = None  # limits of a value: (0, 1) for shares, (-1, 1) for their differences
 
     @property
     def pairs(self) -> int:
+        """The number of pairs, including those in which one trial diverged."""
         return len(self.values) + self.diverged + self.baseline_diverged
 
     def shown(self, value: float) -> str:
+        """Return a value as text with its sign, in percent if the values are relative."""
         return f"{value:+.3%}" if self.relative else f"{value:+.4g}"
 
 
 @dataclass(frozen=True)
 class Events:
-    """Counts of an event in the trials of ours and of the baseline, for each stratum."""
+    """How many trials of the arm and of the baseline had an event, such as divergence, in each stratum."""
 
     strata: tuple[Stratum, ...]
     trials: tuple[str, ...] = ()
@@ -45,16 +44,16 @@ class Events:
 
 @dataclass(frozen=True)
 class Exact:
-    """The result of a check that arithmetic or code decides, at any scale."""
+    """The result of a check by arithmetic or code, which needs no trained network."""
 
     holds: bool
-    detail: str
+    detail: str  # the numbers behind the result
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class NoData:
-    """The reason why the planned trials give nothing to test."""
+    """The value in place of data if the arms are planned, but no number is available, with the reason."""
 
     reason: str
     trials: tuple[str, ...] = ()
@@ -62,7 +61,7 @@ class NoData:
 
 @dataclass(frozen=True)
 class NotPlanned:
-    """The case that the sweeps of this scale do not have the arms."""
+    """The value in place of data if the sweeps of this scale do not have the arms."""
 
     reason: str
 

@@ -1,9 +1,9 @@
-"""Validation losses by document: the error that all seeds share because they are evaluated on the same documents.
+"""Compute the error of a validation loss that comes from the choice of documents, from losses of single documents.
 
-A run folder may have `evaluation.parquet` with a row for each text and document: its number of tokens and its mean loss
-in the recipe's own format (`loss`), unquantized (`loss_unquantized`), with weights cast to their learned bit widths
-(`loss_cast`) and with all weights cast to three bits (`loss_narrow`). Documents are the clusters and texts the strata
-of the estimate. For runs without the file, no such error is computed.
+All seeds are evaluated on the same documents, so more seeds do not reduce this error. A run folder may have the file
+`evaluation.parquet` with a row for each text and document: the number of tokens and the mean loss with the recipe's
+formats (`loss`), unquantized (`loss_unquantized`), with weights cast to their learned bit widths (`loss_cast`) and with
+all weights cast to three bits (`loss_narrow`). For runs without this file, the error is not computed.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ from fewbits.analysis.engine.statistics.estimates import Shared
 
 FILE = "evaluation.parquet"
 LABELS = ("trial", "text", "document", "tokens")
-VALIDATION = "validation"  # the text on which validation_loss is measured
+VALIDATION = "validation"  # the value of the column `text` for the documents that validation_loss is measured on
 
 
 def documents(results: Results) -> pd.DataFrame:
-    """Return a row for each trial and document; the table is empty if no run folder has the file."""
+    """Return a table with a row for each trial, text and document; it is empty if no run folder has evaluation.parquet.
+
+    The columns are LABELS and the losses of the document (`loss`, `loss_unquantized` …).
+    """
     frame = results.table_of(FILE)
     if frame.empty:
         return pd.DataFrame(columns=[*LABELS, "loss"])
@@ -39,11 +42,14 @@ def document_error(
     column: str = "loss",
     texts: Iterable[str] = (VALIDATION,),
 ) -> Shared | None:
-    """Return the standard error of the pairs' mean difference that comes from the choice of documents.
+    """Return the standard error of the mean difference, arm minus baseline, that comes from the choice of documents.
 
-    pairs: for each seed, the ids of our trial and of the baseline's. Differences are averaged over the seeds document
-    by document, since all seeds share the documents. The error is that of a ratio estimate (loss over tokens),
-    clustered by document within each text. Return None if a text has fewer than two documents, or no pair has any.
+    frame: as `documents` returns it. pairs: for each seed, the ids of our trial and of the baseline's trial. column:
+    the loss. texts: the texts whose documents count. relative: the difference is a fraction of the baseline's loss.
+
+    All seeds share the documents, so each document's difference is first averaged over the seeds. The error is that of
+    a ratio estimator (sum of losses / sum of tokens), with documents as clusters and texts as strata. Return None if a
+    text has fewer than two documents, or if no pair has losses of documents.
     """
     texts = tuple(texts)
     rows = frame[frame["text"].isin(texts)]
@@ -57,7 +63,7 @@ def document_error(
     weights = tokens.loc[changes.index].astype(float)
     level = float(np.average(levels, weights=weights)) if relative else 1.0
     mean = float(np.average(changes, weights=weights))
-    # The influence of each document on the weighted mean difference or, if relative, on its ratio to the level.
+    # The influence of each document on the weighted mean difference or, if relative, on (mean difference) / level.
     influence = weights * ((changes - mean) - (mean / level) * (levels - level) if relative else changes - mean)
     variance, df = 0.0, 0
     for _, part in influence.groupby(level="text"):

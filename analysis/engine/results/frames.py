@@ -1,8 +1,8 @@
-"""Frames: the trials of a plan and their results in the store, as tables.
+"""Read the trials of a plan and their results in the store as DataFrames (`Results`).
 
 The table of trials has one row for each place, which is a cell of a sweep's grid: an arm, values of its axes and a
-seed. A place without a result (its trial is missing, running, failed or stale) has a row, too, whose state and note say
-so. Files are read when they are first needed.
+seed. A place without a result (its trial is missing, running, failed or stale) also has a row; the columns `state` and
+`note` say why there is no result. Files are read when they are first needed.
 """
 
 from __future__ import annotations
@@ -27,26 +27,30 @@ from fewbits.sweeps.planning.plan import Member, Plan
 from fewbits.sweeps.planning.stored_plans import Place, place_of
 from fewbits.sweeps.running import store
 
-EVALUATED = ("validation_loss", "ood_loss", "parameter_norm")  # missing until a trial's first evaluation
-LATE_STEPS = 4  # the least number of steps that `late` takes the mean over
+EVALUATED = ("validation_loss", "ood_loss", "parameter_norm")  # columns that are missing before the first evaluation
+LATE_STEPS = 4  # `late` takes the mean over at least this many steps
 
 T = TypeVar("T")
 
 
 class Damaged(ValueError):
-    """The error for a trial's file that cannot be read. It ends the analysis: the file never counts as missing."""
+    """The error for a trial's file that exists but cannot be read.
+
+    The analysis stops; the file is not treated as missing, since results would then change without notice.
+    """
 
 
 @dataclass
 class Files:
-    """A cache of the tables in run folders: several places and parts of a plan share a trial's tables."""
+    """A cache of Parquet files: several places of a plan may have the same trial, whose file is then read once."""
 
     tables: dict[Path, pd.DataFrame] = field(default_factory=dict)
 
     def read(self, path: Path) -> pd.DataFrame:
+        """Return the table of a Parquet file; raise Damaged if it cannot be read."""
         if path not in self.tables:
             try:
-                # Three times faster than pandas' reader, for thousands of small tables.
+                # For thousands of small files, this is three times faster than pandas.read_parquet.
                 self.tables[path] = ParquetFile(path).read(use_threads=False).to_pandas(use_threads=False)
             except (OSError, ValueError) as error:
                 reason = str(error).partition("\n")[0]
@@ -58,30 +62,33 @@ class Files:
 class Results:
     """The results of a plan, or of some of its sweeps or places, read from the store.
 
-    The store must not change while a report is made, because results are cached. `files` caches tables that were read
-    and is shared by all parts of a plan; `computed` caches the values that `remembered` returns.
+    Results are cached, so the store must not change while a report is made.
     """
 
     plan: Plan
-    earlier: Mapping[Place, str] = field(default_factory=dict)  # as `earlier_runs` of stored_plans.py returns them
-    files: Files = field(default_factory=Files)
-    computed: dict[str, Any] = field(default_factory=dict)
+    # Place → the run folder of another trial that an earlier plan had there (`earlier_runs` of stored_plans.py).
+    earlier: Mapping[Place, str] = field(default_factory=dict)
+    files: Files = field(default_factory=Files)  # shared with the Results of single sweeps and places
+    computed: dict[str, Any] = field(default_factory=dict)  # the cache of `remembered`
 
     def remembered(self, name: str, make: Callable[[], T]) -> T:
-        """Return the value that is cached by this name; the first call makes it. Callers must not change the value."""
+        """Return the value that is cached under this name; the first call computes it with `make`.
+
+        Callers must not change the value.
+        """
         if name not in self.computed:
             self.computed[name] = make()
         return cast(T, self.computed[name])
 
     def of_sweep(self, name: str) -> Results:
-        """Return the results of one sweep of the plan; sweeps may use one name for different arms."""
+        """Return the results of one sweep of the plan; an arm's name is unique only within a sweep."""
         one_of("sweep", name, dict.fromkeys(sweep.name for sweep in self.plan.sweeps))
         sweeps = tuple(sweep for sweep in self.plan.sweeps if sweep.name == name)
         members = tuple(member for member in self.members if member.cell.sweep == name)
         return self.remembered(f"sweep {name}", lambda: self._part(replace(self.plan, sweeps=sweeps, members=members)))
 
     def of_places(self, members: tuple[Member, ...]) -> Results:
-        """Return the results of these places only; without any place, results without rows."""
+        """Return the results of these places only; for (), results without rows."""
         return self._part(replace(self.plan, members=members))
 
     def _part(self, plan: Plan) -> Results:
@@ -89,11 +96,12 @@ class Results:
 
     @property
     def members(self) -> tuple[Member, ...]:
+        """The places of the plan, each with the id of its trial."""
         return self.plan.members
 
     @cached_property
     def trials(self) -> pd.DataFrame:
-        """A table with a row for each place: its labels, the state of its trial and every number of the result."""
+        """A table with a row for each place: its labels, its trial's state, and all numbers in result.json."""
         return pd.DataFrame([self._row(member) for member in self.members])
 
     def _row(self, member: Member) -> dict[str, Any]:
@@ -107,7 +115,7 @@ class Results:
 
     @cached_property
     def scale(self) -> str:
-        """The sizes of the models as text, for example `3.3 M parameters`."""
+        """The numbers of parameters of all models as text, for example `3.3 M parameters`."""
         sizes = sorted({parameters_of(self.plan.trials[member.id].trial.model) for member in self.members})
         return enumeration(map(amount, sizes)) + " parameters"
 
@@ -118,7 +126,7 @@ class Results:
 
     @cached_property
     def starts(self) -> dict[str, int]:
-        """The step of the whole line at which each trial begins: 0, or the step of its parent's checkpoint."""
+        """Trial id → the number of steps that its parents trained before its branch; 0 for trials without a parent."""
 
         def start(trial: str) -> int:
             planned = self.plan.trials[trial]
@@ -128,12 +136,12 @@ class Results:
 
     @cached_property
     def usual_kind(self) -> str | None:
-        """The kind of machine that computed most of these trials."""
+        """The kind of machine that computed most of these trials; None if it is unknown."""
         return usual_kind(self.rows)
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Lines that name the places without a result; reports show them before any number."""
+        """A line of text for each place without a result, with the reason; reports show these lines at the top."""
         several = len({row["sweep"] for row in self.rows}) > 1
         return tuple(
             f"{row['sweep'] + ', ' if several else ''}{place_name(row)}: {row['note'] or row['state']}"
@@ -142,7 +150,7 @@ class Results:
         )
 
     def metrics(self) -> list[str]:
-        """Return the names of the numbers in the results."""
+        """Return the names of the columns of `trials` that are measured numbers."""
         return self.remembered("metrics", self._metrics)
 
     def _metrics(self) -> list[str]:
@@ -150,23 +158,24 @@ class Results:
         return [str(c) for c in self.trials.columns if c not in {*LABELS, *STANDING, *axes}]
 
     def numbers(self, metric: str) -> dict[str, float]:
-        """Return a number of every trial that is done, by id."""
+        """Return {trial id: number} of a metric for the trials that are done; trials without the number are missing."""
         if metric not in self.trials:
             return {}
         done = self.trials[self.trials["state"] == store.State.DONE].dropna(subset=[metric])
         return {str(trial): float(value) for trial, value in zip(done["id"], done[metric], strict=True)}
 
     def has(self, arm: str, where: Mapping[str, str] | None = None) -> bool:
-        """Tell whether the plan has the arm with these axis values."""
+        """Tell whether the plan has a place with this arm and these axis values (axis → value)."""
         axes = set((where or {}).items())
         return any(member.cell.arm == arm and axes <= set(member.cell.axes) for member in self.members)
 
     # -------------------------------------------------------------------------------- over steps
 
     def curves(self, metric: str) -> pd.DataFrame:
-        """Return a metric over the steps: a row for each place and step, with labels, state, step, tokens and value.
+        """Return a metric by training step: a row for each place and step.
 
-        Unfinished trials have the rows that they have written so far. Raise ValueError for an unknown metric.
+        The columns are LABELS, state, step, tokens and value. Unfinished trials have the rows that they have written so
+        far. Raise ValueError for an unknown metric.
         """
         frame = self.table_of("metrics.parquet")
         if frame.empty or (metric in EVALUATED and metric not in frame):
@@ -177,9 +186,9 @@ class Results:
         return frame[[*LABELS, "state", "step", "tokens", "value"]].reset_index(drop=True)
 
     def late(self, metric: str, part: float = 0.1) -> dict[str, float]:
-        """Return a metric's mean over the last steps by trial, since the loss of a single step is noisy.
+        """Return {trial id: mean of the metric over the last steps}; the loss of a single step is noisy.
 
-        part: the share of the steps to average over; at least LATE_STEPS steps are.
+        part: the fraction of the trial's steps that counts as the last steps, but at least LATE_STEPS steps.
         """
         return self.remembered(f"late {metric} {part}", lambda: self._late(metric, part))
 
@@ -191,11 +200,14 @@ class Results:
         return means
 
     def numerics(self) -> pd.DataFrame:
-        """Return statistics of quantization by window of steps, layer and operand slot, with the places' labels."""
+        """Return statistics of quantization: a row for each place, window of steps, layer and operand slot."""
         return self.table_of("numerics.parquet")
 
     def table_of(self, name: str) -> pd.DataFrame:
-        """Return one table of the run folders' files of this name, with the places' labels; empty if no file exists."""
+        """Return the rows of the Parquet files of this name in all run folders, concatenated.
+
+        Each row also has the labels and the state of its place. The table is empty if no folder has the file.
+        """
         return self.remembered(name, lambda: self._joined(name))
 
     def _joined(self, name: str) -> pd.DataFrame:
@@ -214,5 +226,5 @@ class Results:
 
 
 def last_windows(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the last window of each trial."""
+    """Return the rows of `numerics` that belong to the last window of steps of their trial."""
     return rows[rows["step"] == rows.groupby("id")["step"].transform("max")]

@@ -1,7 +1,7 @@
-"""Pair an arm's trials with its baseline's, seed by seed, and take their differences; or take an arm's own numbers.
+"""Compute the differences between an arm and its baseline, one for each seed (`paired`), or get an arm's own numbers.
 
-A pair is two finished trials of a seed that were computed alike (alike.py). Pairs in which one trial diverged are
-counted, and a note names every other pair that is left out.
+A pair consists of two finished trials with the same seed that were computed in the same environment (alike.py). Pairs
+in which only one trial diverged are counted, without a difference. A note names every other pair that is missing.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from fewbits.analysis.engine.statistics.estimates import differences, pseudo_val
 from fewbits.common.from_dict import one_of
 from fewbits.sweeps.running.store import OVER, State
 
-Metric = str | Mapping[str, float]  # the name of a number in result.json (`ood_cloze.accuracy`), or numbers by trial id
-Between = Callable[[str, str], float | None]  # a function of the ids of the arm's trial and the baseline's
-Where = Mapping[str, str]  # selected values of axes
+Metric = str | Mapping[str, float]  # the name of a number in result.json (`ood_cloze.accuracy`), or {trial id: number}
+Between = Callable[[str, str], float | None]  # (id of the arm's trial, id of the baseline's trial) → their difference
+Where = Mapping[str, str]  # axis → selected value
 
 
 def paired(
@@ -33,12 +33,13 @@ def paired(
     baseline_where: Where | None = None,
     relative: bool = True,
 ) -> Differences | NoData:
-    """Return the differences arm minus baseline, one for each seed.
+    """Return the differences arm minus baseline, one for each seed; NoData if there is no pair.
 
-    metric: the name of a number, numbers by trial id, or a function of two trials that returns their difference.
-    where: axis values that select one combination of the arm, because only seeds count as replicates.
-    baseline_where: axis values that select the baseline's combination. Without it, each trial is paired with the
-        baseline's trial that has the same values of all axes that the baseline has.
+    metric: the name of a number, {trial id: number}, or a function of two trial ids that returns their difference.
+    where: axis values of the arm. They have to leave only one trial for each seed, since only seeds are replicates.
+    baseline_where: axis values of the baseline. If it is None, each trial is paired with the baseline's trial that has
+        the same values of all axes that the baseline has.
+    relative: divide each difference by the absolute value of the baseline's number.
     """
     rows = arm_rows(results, arm, where)
     others = arm_rows(results, baseline, baseline_where, shared=baseline_where is None)
@@ -49,7 +50,9 @@ def paired(
         if baseline_where is None:
             matches = [other for other in matches if set(other["axes"]) <= set(row["axes"])]
         if len(matches) != 1:
-            notes.append(f"{place_name(row)}: {len(matches) or 'no'} trials of {baseline} match it; one is needed")
+            notes.append(
+                f"{place_name(row)}: {len(matches) or 'no'} trials of {baseline} match it; a pair needs exactly one"
+            )
             continue
         (other,) = matches
         used += [row["id"], other["id"]]
@@ -59,7 +62,7 @@ def paired(
             continue
         diverged = [trial["state"] == State.DIVERGED for trial in (row, other)]
         if all(diverged):
-            notes.append(f"{place_name(row)}: both diverged")
+            notes.append(f"{place_name(row)}: both trials of the pair diverged")
         elif any(diverged) and all(trial["state"] in OVER for trial in (row, other)):
             ours_diverged += diverged[0]
             baseline_diverged += diverged[1]
@@ -89,12 +92,13 @@ def combined(
     *,
     relative: bool = True,
 ) -> Differences | NoData | NotPlanned:
-    """Return a number of several arms, such as the interaction of two choices or a ratio of costs.
+    """Return one number that is computed from several arms, such as a ratio of two loss increases, for each seed.
 
-    arms: the sweep, the arm and the metric of each name; combine: takes numbers by name, and raises ValueError if they
-    have no result. It is given means over the seeds; the values are the pseudo-values of the seeds (`pseudo_values`). A
-    seed counts if all of its trials are done and one kind of machine computed them; for any other seed a reason is
-    named. Raise ValueError if an arm has several trials of a seed, one for each value of an axis.
+    arms: name → (sweep, arm, metric). combine: a function of {name: mean over the seeds}, which raises ValueError if it
+    is undefined for these numbers. The returned values are the jackknife's pseudo-values of the seeds
+    (`pseudo_values`). A seed is used if its trials in all arms are done and were computed in the same environment; a
+    note says why another seed is not used. Raise ValueError if an arm has several trials with one seed, for different
+    axis values.
     """
     by_name = {name: _by_seed(results, sweep, arm) for name, (sweep, arm, _) in arms.items()}
     if not all(by_name.values()):
@@ -115,26 +119,28 @@ def combined(
     trials = tuple(dict.fromkeys(row["id"] for seeds in by_name.values() for row in seeds.values()))
     unique_notes = tuple(dict.fromkeys(notes))
     if not by_seed:
-        return NoData("; ".join(unique_notes) or "no seed has ended in every arm", trials)
+        return NoData("; ".join(unique_notes) or "no seed has a finished trial in every arm", trials)
     try:
         values = pseudo_values(by_seed, combine)
     except ValueError as error:
-        return NoData(f"mean over seeds, all or all but one: {error}", trials)
+        return NoData(f"no value for the means over all seeds, or over all seeds but one: {error}", trials)
     return Differences(tuple(values), relative, trials, unique_notes)
 
 
 def _by_seed(results: Results, sweep: str, arm: str) -> dict[int, Row]:
-    """Return the rows of a sweep's arm by seed; raise ValueError if the arm has several combinations of axis values."""
+    """Return {seed: row} for an arm of a sweep; raise ValueError if the arm has several combinations of axis values."""
     rows = [row for row in results.rows if (row["sweep"], row["arm"]) == (sweep, arm)]
     combinations = dict.fromkeys(row["axes"] for row in rows)
     if len(combinations) > 1:
         listed = "; ".join(" ".join(f"{axis}={value}" for axis, value in combination) for combination in combinations)
-        raise ValueError(f"{sweep}/{arm}: a formula needs one trial for each seed, but this arm has {listed}")
+        raise ValueError(
+            f"{sweep}/{arm}: a formula needs one trial for each seed, but this arm has several axis values: {listed}"
+        )
     return {row["seed"]: row for row in rows}
 
 
 def _unlike(results: Results, rows: Sequence[Row]) -> list[str]:
-    """Return why the first of these trials is not compared with each of the others."""
+    """Return the reasons why the first of these trials cannot be compared with others of them; [] if it can be."""
     first, *others = rows
     names = [treatment(row["arm"], row["axes"]) for row in rows]
     pairs = zip(others, names[1:], strict=True)
@@ -143,7 +149,10 @@ def _unlike(results: Results, rows: Sequence[Row]) -> list[str]:
 
 
 def sample(results: Results, metric: Metric, arm: str, where: Where | None = None) -> Differences | NoData:
-    """Return the arm's own numbers, one for each seed, for metrics such as shares that need no baseline."""
+    """Return the arm's own numbers, one for each seed, without a baseline; NoData if no trial has a number.
+
+    where: axis values of the arm, which have to leave only one trial for each seed.
+    """
     rows = arm_rows(results, arm, where)
     values = [number(results, row, metric) for row in rows]
     notes = tuple(value for value in values if isinstance(value, str))
@@ -153,10 +162,10 @@ def sample(results: Results, metric: Metric, arm: str, where: Where | None = Non
 
 
 def arm_rows(results: Results, arm: str, where: Where | None = None, *, shared: bool = False) -> list[Row]:
-    """Return the rows of an arm, with each trial once.
+    """Return the rows of `results.trials` for an arm with these axis values; a trial in several places counts once.
 
-    Raise ValueError unless the axis values in `where` leave one combination of the arm's axes. shared: allow several
-    combinations, as for a baseline.
+    Raise ValueError if the rows have more than one combination of axis values, or if there are none. shared: do not
+    raise this error; used for baselines, whose trials are matched with the arm's by axis values.
     """
     one_of("arm", arm, dict.fromkeys(member.cell.arm for member in results.members))
     chosen = set((where or {}).items())
@@ -167,12 +176,13 @@ def arm_rows(results: Results, arm: str, where: Where | None = None, *, shared: 
     chosen_axes = " ".join(f"{axis}={value}" for axis, value in (where or {}).items()) or "no axis values"
     left = "; ".join(" ".join(f"{axis}={value}" for axis, value in combination) for combination in combinations)
     raise ValueError(
-        f"arm {arm} with {chosen_axes}: choose axis values that leave one combination; these leave {left or 'none'}"
+        f"arm {arm} with {chosen_axes}: choose axis values so that exactly one combination of axis values is left; "
+        f"these leave {left or 'none'}"
     )
 
 
 def number(results: Results, row: Row, metric: Metric) -> float | str:
-    """Return the number of a finished trial, or as text the reason why there is none."""
+    """Return the metric's number for the trial in this row or, as text, the reason why it has none."""
     if row["state"] != State.DONE:
         return _unfinished(row)
     if isinstance(metric, str):

@@ -1,7 +1,7 @@
-"""A paper as data, from `papers/STUDY.yaml`: its numbers with their sources, and its tables and figures in its order.
+"""Read a paper's tables, figures and numbers from `papers/STUDY.yaml`, each with its source and in the paper's order.
 
-Titles and captions are in our words. No number is computed; a number that is missing from the paper's text as we have
-it is null in the file and None here.
+Titles and captions are in our words. All numbers are the paper's, none is computed. A number that is missing from the
+paper's text as we have it is null in the YAML file and None here.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Column:
 
     id: str
     title: str
-    group: str = ""  # the common head of several columns
-    baseline: str | None = None  # the column that this one is compared with
+    group: str = ""  # a heading above several columns
+    baseline: str | None = None  # the id of the column that this one is compared with
 
     @property
     def heading(self) -> str:
-        """Group and title as one text, which views/tables.py splits again for the head of a table."""
+        """`GROUP: TITLE`, or the title if there is no group; views/tables.py shows groups as a row of their own."""
         return f"{self.group}: {self.title}" if self.group else self.title
 
 
@@ -40,18 +40,18 @@ class Column:
 class Row:
     """A row of a paper's table."""
 
-    id: str  # the metric's name in our results, if they have it
+    id: str  # the metric's name in our results, if they have this metric
     title: str
     unit: str = ""
-    better: str = ""
-    values: tuple[float | None, ...] = ()
-    text: tuple[str, ...] = ()  # the cells of a row without numbers, instead of values
-    source: str = ""  # if empty, the table's
+    better: str = ""  # whether lower or higher values are better: one of BETTER
+    values: tuple[float | None, ...] = ()  # a number for each column
+    text: tuple[str, ...] = ()  # instead of values: a text for each column
+    source: str = ""  # a key of Paper.sources; if empty, the table's source
 
     def __post_init__(self) -> None:
         one_of(f"row {self.id}: better", self.better, BETTER)
         if bool(self.values) == bool(self.text):
-            raise ValueError(f"row {self.id}: give either values or text")
+            raise ValueError(f"row {self.id}: set exactly one of the keys values and text")
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Table:
 
     id: str
     title: str
-    source: str
+    source: str  # a key of Paper.sources
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
 
@@ -73,19 +73,21 @@ class Table:
         for row in self.rows:
             count = len(row.values or row.text)
             if count != len(self.columns):
-                raise ValueError(f"{self.id}, {row.id}: {count} values in {len(self.columns)} columns")
+                raise ValueError(
+                    f"{self.id}, {row.id}: the row has {count} values, but the table has {len(self.columns)} columns"
+                )
 
     def value(self, row: str, column: str) -> float | None:
-        """Return a cell's number; None if the paper's text lacks it, or the row has text."""
+        """Return the number in the row and column with these ids; None if it is missing, or if the row has text."""
         one_of(f"{self.id}: row", row, [r.id for r in self.rows])
         one_of(f"{self.id}: column", column, [c.id for c in self.columns])
         (values,) = (r.values for r in self.rows if r.id == row)
         return values[[c.id for c in self.columns].index(column)] if values else None
 
     def change(self, row: str, column: str) -> float | None:
-        """Return a cell's change from its column's baseline, as a fraction; None if one of the numbers is missing.
+        """Return (value - base) / |base|, where base is the number of the same row in the column's baseline column.
 
-        A column without a baseline has no changes, so None is returned for it, too.
+        Return None if one of the two numbers is missing, or if the column has no baseline.
         """
         (baseline,) = (c.baseline for c in self.columns if c.id == column)
         value, base = self.value(row, column), self.value(row, baseline) if baseline else None
@@ -98,18 +100,18 @@ class Figure:
 
     id: str
     title: str
-    kind: str
+    kind: str  # one of FIGURES
     caption: str
-    x: str = ""
-    y: tuple[str, ...] = ()  # the y axis of each panel
-    series: tuple[str, ...] = ()
-    finals: str | None = None  # the table that has the curves' last values
-    source: str = "printed"
+    x: str = ""  # the title of the x axis
+    y: tuple[str, ...] = ()  # the title of the y axis of each panel
+    series: tuple[str, ...] = ()  # the names of the curves or bars
+    finals: str | None = None  # the id of the table that has the last values of the curves
+    source: str = "printed"  # a key of Paper.sources
 
     def __post_init__(self) -> None:
         one_of(f"{self.id}: kind", self.kind, FIGURES)
         if self.kind != "schematic" and not (self.x and self.y):
-            raise ValueError(f"{self.id}: a figure of kind {self.kind} needs its axes, x and y")
+            raise ValueError(f"{self.id}: a figure of kind {self.kind} needs the keys x and y (its axes)")
 
 
 @dataclass(frozen=True)
@@ -117,8 +119,8 @@ class Number:
     """A number that a paper gives outside of its tables."""
 
     value: float
-    source: str
-    about: str
+    source: str  # a key of Paper.sources
+    about: str  # what the number is
     unit: str = ""
 
 
@@ -128,7 +130,7 @@ class Paper:
 
     study: str
     arxiv: str
-    sources: dict[str, str]  # the tags that say where a number is from, each with its meaning
+    sources: dict[str, str]  # tag → where numbers with this tag are from, for example "printed"
     tables: tuple[Table, ...]
     figures: tuple[Figure, ...]
     numbers: dict[str, Number] = field(default_factory=dict)
@@ -170,13 +172,13 @@ def paper(study: str) -> Paper:
 
 
 def named(kind: str, name: str, items: Sequence[T]) -> T:
-    """Return the item with this id; ValueError names the valid ids."""
+    """Return the item with this id; otherwise raise ValueError with the valid ids. kind: the noun in the message."""
     one_of(kind, name, [item.id for item in items])
     return next(item for item in items if item.id == name)
 
 
 def distinct(where: str, names: Sequence[str]) -> None:
-    """Raise ValueError if a name occurs more than once."""
+    """Raise ValueError if a name occurs more than once. where: the start of the message."""
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"{where}: there are several entries with the name {name!r}")

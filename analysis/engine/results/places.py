@@ -1,4 +1,4 @@
-"""Select the part of a plan that a figure or table shows: the places of one sweep, or of a family of sweeps."""
+"""Select the places of a plan that a figure or table shows: those of one sweep, or of a family of sweeps."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from fewbits.analysis.engine.results.arms import ArmTable
 from fewbits.analysis.engine.results.data import NotPlanned
 from fewbits.analysis.engine.results.frames import Results
 
-Where = Mapping[str, str]  # selected values of a sweep's axes
-ANYWHERE: Where = {}
+Where = Mapping[str, str]  # axis → selected value
+ANYWHERE: Where = {}  # no restriction to axis values
 
 
 def not_planned(results: Results) -> NotPlanned:
-    """Return the value that says that arms are not run at this scale."""
+    """Return NotPlanned with the reason that the arms are not run at the scale of these results."""
     return NotPlanned(f"not run at this scale ({results.scale_name})")
 
 
 def sweep_places(results: Results, sweep: str, where: Where = ANYWHERE) -> Results | NotPlanned:
-    """Return the places of one sweep with these axis values, including places without axes, such as trunks."""
+    """Return the results of one sweep's places that have these axis values or have no axes (such as trunks).
+
+    Return NotPlanned if there is no such place.
+    """
     if sweep not in {planned.name for planned in results.plan.sweeps}:
         return not_planned(results)
     part = results.of_sweep(sweep)
@@ -30,7 +33,7 @@ def sweep_places(results: Results, sweep: str, where: Where = ANYWHERE) -> Resul
 
 
 def family_places(results: Results, table: ArmTable, sweep: str) -> Results:
-    """Return the places of all sweeps in the sweep's family; without places if the scale has none of them."""
+    """Return the results of all sweeps in the sweep's family (ArmTable.family); they may have no places."""
     sweeps = table.family(sweep)
     return results.remembered(
         f"places of {', '.join(sweeps)}",
@@ -39,6 +42,6 @@ def family_places(results: Results, table: ArmTable, sweep: str) -> Results:
 
 
 def trial_ids(results: Results, arm: str, where: Where = ANYWHERE) -> dict[int, str]:
-    """Return the ids of an arm's trials by seed; empty if the plan does not have the arm."""
+    """Return {seed: trial id} for an arm with these axis values; {} if the plan does not have the arm."""
     axes = set(where.items())
     return {m.cell.seed: m.id for m in results.members if m.cell.arm == arm and axes <= set(m.cell.axes)}

@@ -1,7 +1,8 @@
-"""Pool the spread over seeds of relative differences between arms that start alike.
+"""Pool the spread over seeds of relative differences between arms, to estimate it from more data than one pair.
 
-Arms start alike if they have the same model, optimizer, schedule, number of steps, trunks and kind of machine. Only
-arms of one kind are pooled, since chance moves a run further, the coarser the formats in its forward passes.
+Only arms that start alike are pooled: arms with equal model, optimizer, schedule, number of steps, trunks and computing
+environment. They are pooled by kind, that is, by the precision of their forward passes (`kind`): random differences
+between runs are larger if the forward pass uses coarser formats.
 """
 
 from __future__ import annotations
@@ -19,16 +20,17 @@ from fewbits.models.recipe import EMULATE, Recipe, Slot
 from fewbits.sweeps.planning.plan import Member
 from fewbits.sweeps.running.machine_kinds import is_mixed
 
-COARSE = 8  # the number of bits that separates two kinds of arms: with fewer, arms spread further
-OUTLIERS = ("bad-arm",)  # control arms that are worse on purpose, and are not pooled
+COARSE = 8  # arms whose forward passes use formats with fewer bits are a kind of their own, with a greater spread
+OUTLIERS = ("bad-arm",)  # control arms that are worse on purpose; they are not pooled
 
-Start = tuple[object, ...]  # what arms that start alike share
+Start = tuple[object, ...]  # the properties that are equal for arms that start alike, as `_start` returns them
 
 
 def pools_of(results: Results, scope: Results, metric: Metric, baseline: str, where: Where) -> Pools | None:
-    """Return a pool for each kind, from the arms in all results that start as the baseline does in `scope`.
+    """Return a pool for each kind of arm, from all arms in `results` that start as the baseline does in `scope`.
 
-    Return None if there are fewer than two seeds.
+    where: axis values; only trials that have them are pooled. Return None if there are fewer than two seeds, or if no
+    kind has two arms.
     """
     key = metric if isinstance(metric, str) else str(sorted(metric.items()))
     starts = {_start(results, row) for row in scope.rows if row["arm"] == baseline}
@@ -37,7 +39,7 @@ def pools_of(results: Results, scope: Results, metric: Metric, baseline: str, wh
 
 
 def treatments(members: Iterable[Member]) -> list[str]:
-    """Return the names by which a pool knows the arms of these places."""
+    """Return the names that arms have in a pool, `SWEEP/ARM, AXIS VALUE`, for each of these places."""
     return [f"{member.cell.sweep}/{treatment(member.cell.arm, member.cell.axes)}" for member in members]
 
 
@@ -53,7 +55,7 @@ def _pools(results: Results, starts: set[Start], metric: Metric, where: Where) -
             logs.setdefault(name, {})[row["seed"]] = math.log(value)
             kinds[name] = kind(results.plan.trials[row["id"]].trial.recipe)
     sets = Counter(frozenset(one) for one in logs.values())
-    # The largest set of seeds and, of several, the one that most arms have.
+    # Pooling needs equal seeds: take the largest set of seeds that an arm has and, if there are several, the commonest.
     seeds = max(sets, key=lambda one: (len(one), sets[one]), default=frozenset())
     complete = {name: [one[seed] for seed in sorted(seeds)] for name, one in logs.items() if one.keys() == seeds}
     return pooled_by_kind(complete, kinds) if len(seeds) > 1 else None
@@ -66,7 +68,11 @@ def _start(results: Results, row: Row) -> Start:
 
 
 def kind(recipe: Recipe) -> str:
-    """Return the kind of an arm: the formats that its forward passes read, and whether products are executed."""
+    """Return the kind of an arm for pooling, as text.
+
+    The kinds are: sampled weights, products executed in FP8, and otherwise COARSE bits or more, or fewer bits, in the
+    coarsest format of the forward GEMMs' operands.
+    """
     if recipe.sampler.kind != "none":
         return "sampled weights"
     if recipe.execute != EMULATE:
@@ -76,7 +82,7 @@ def kind(recipe: Recipe) -> str:
 
 
 def _bits(slot: Slot) -> float:
-    """Return the bits of the coarsest format that the operand slot may use; infinity if it is not quantized."""
+    """Return the number of bits of the coarsest format that the operand slot may use; infinity if it has no format."""
     if slot.spec is None:
         return math.inf
     return min(q.format.bits for q in (slot.spec.quantizers if isinstance(slot.spec, Mixture) else (slot.spec,)))

@@ -1,7 +1,9 @@
-"""Read the numbers of probe trials by variant of the recipe: metrics with names `probe:VARIANT:MEASURE`.
+"""Compute metrics of probe trials, which have names of the form `probe:VARIANT:MEASURE`.
+
+A variant is a recipe of which only some operands are quantized; a measure is a column of the probe's table.
 
     probe:only wgrad:error           the whole gradient's relative error if only wgrad's operands are quantized
-    probe:only fprop.x:increase      the increase of the loss
+    probe:only fprop.x:increase      the increase of the loss if only fprop.x is quantized
     probe:only fprop/only dgrad:error    the ratio of two variants' errors
 
 A value is the mean over the batches of a trial. experiments/README.md lists the variants and measures.
@@ -19,7 +21,10 @@ PREFIX = "probe:"
 
 
 def probe_numbers(results: Results, metric: str) -> dict[str, float]:
-    """Return a metric of variants by trial; trials without the variant are left out."""
+    """Return {trial id: number} for a metric with a name `probe:VARIANT:MEASURE`.
+
+    Trials without the variant are missing; for a ratio, so are trials whose denominator is missing or 0.
+    """
     _, variant, measure = metric.split(":")
     rows = whole_gradients(results)
     if rows.empty or measure not in rows:
@@ -36,6 +41,9 @@ def _means(rows: pd.DataFrame, variant: str, measure: str) -> dict[str, float]:
 
 
 def whole_gradients(results: Results) -> pd.DataFrame:
-    """Return the rows of all probes for the loss and its whole gradient, with the places' labels."""
+    """Return the rows of all probes that are about the whole model (its loss and full gradient), not about one layer.
+
+    The columns are those of the probe's table and the labels of the place. The table is empty if there are no probes.
+    """
     table = results.table_of(TABLE)
     return table if table.empty else table[table["layer"] == WHOLE]

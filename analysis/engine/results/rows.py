@@ -1,4 +1,4 @@
-"""Make the rows of the table of trials: a place's labels, the state of its trial, and every number of the result."""
+"""Make the rows of the table of trials: a place's labels, its trial's state, and all numbers in result.json."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from fewbits.sweeps.planning.plan import Member
 from fewbits.sweeps.running import store
 from fewbits.sweeps.running.machine_kinds import computed
 
-LABELS = ("study", "scale", "sweep", "arm", "axes", "seed", "id")  # the labels of a place; each axis is a column, too
+LABELS = ("study", "scale", "sweep", "arm", "axes", "seed", "id")  # a place's labels; id: the trial's id
+# The columns that `standing` returns in addition to measured numbers.
 STANDING = ("folder", "state", "step", "steps", "stale", "note", "model", "parameters", "recipe", "computed")
 OTHER_CODE = "computed by other code than today's"
 _NO_NUMBERS = ("id", "name", "status", "step", "evaluated")  # entries of result.json that are not measured numbers
@@ -23,7 +24,7 @@ Row = Mapping[str, Any]
 
 
 def labels(member: Member) -> dict[str, Any]:
-    """Return the labels of a place, and the values of its axes."""
+    """Return the LABELS of a place, and a column for each axis with its value (unless a label has the axis's name)."""
     cell = member.cell
     columns = {
         "study": member.study,
@@ -38,9 +39,11 @@ def labels(member: Member) -> dict[str, Any]:
 
 
 def standing(folder: RunFolder, trial: Trial, old: str) -> dict[str, Any]:
-    """Return the state of a trial, and every number of its result and of later evaluations.
+    """Return a dictionary with the columns STANDING of a trial and, if it is finished, all its measured numbers.
 
-    old: the name of the run folder of another trial that a stored plan had at this place, or "".
+    The numbers are those of result.json and of later evaluations of the run. `note` says why there is no result, or
+    that today's code may give another one. old: the name of the run folder of another trial that an earlier plan had at
+    the same place, or "". If this trial is not finished, it is then marked as stale.
     """
     state = store.state(folder)
     over = state in store.OVER
@@ -49,11 +52,11 @@ def standing(folder: RunFolder, trial: Trial, old: str) -> dict[str, Any]:
     note = failure.reason if failure else ""
     stale = old if old and not over else ""
     if stale:
-        note = f"stale: {old} was computed by other code or another config"
+        note = f"stale: {old} was computed by other code or with another config"
     elif over and not computed_by_todays_sources(folder.provenance() or {}):
         note = OTHER_CODE
     elif state is store.State.PLANNED:
-        note = "missing: not run, or not to its end"
+        note = "missing: not run yet, or not finished"
     model = trial.model
     columns = {
         "folder": str(folder.path),
@@ -72,10 +75,10 @@ def standing(folder: RunFolder, trial: Trial, old: str) -> dict[str, Any]:
 
 
 def treatment(arm: str | None, axes: Iterable[tuple[str, str]]) -> str:
-    """Return the name of an arm with one combination of axis values, without the seed."""
+    """Return the name of an arm with axis values, without the seed: `ARM, AXIS VALUE, AXIS VALUE`."""
     return str(arm) + "".join(f", {axis} {value}" for axis, value in axes)
 
 
 def place_name(row: Row) -> str:
-    """Return the name of a place: arm, axis values and seed."""
+    """Return the name of a place: arm (or sweep, if it has no arm), axis values and seed."""
     return f"{treatment(row['arm'] or row['sweep'], row['axes'])}, seed {row['seed']}"

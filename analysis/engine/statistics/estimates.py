@@ -1,16 +1,17 @@
-"""Statistics of paired differences over few seeds, as pure functions.
+"""Statistics of paired differences over few seeds, as pure functions. A "spread" is a standard deviation here.
 
-The arms of a comparison share initial weights and the order of the data in each seed. So the unit of replication is the
-seed, with one number: the difference of the pair. Steps and tensors of one trial are not independent of each other.
-Differences are assumed to be normal with an unknown spread (Student's t); a spread is a standard deviation.
+The arms of a comparison have the same initial weights and order of data in each seed. So each seed gives one
+independent number: the difference between its two trials. Steps and tensors of one trial are not independent of each
+other. The differences are assumed to be normal with an unknown spread (Student's t).
 
-If many arms share the seeds, the residuals of all arms, after subtraction of each arm's and each seed's mean, give a
-common spread with more degrees of freedom than that of a pair (`pooled`): with three seeds, two arms have 2 and twelve
-arms have 22. Arms that chance affects by different amounts are not pooled with each other (`pooled_by_kind`). The rule
-by which a pooled spread is used is in `estimate`; docs/measured/pooling.md has the error rates of this rule.
+If many arms share the seeds, a common spread can be estimated from all of them: from the residuals that remain after
+subtraction of each arm's mean and each seed's mean (`pooled`). It has more degrees of freedom than the spread of one
+pair: with three seeds, two arms give 2 degrees and twelve arms give 22. Kinds of arms that differ in their spreads are
+pooled separately (`pooled_by_kind`). `estimate` has the rule by which a pooled spread is used; docs/measured/pooling.md
+has the error rates of this rule.
 
-One value has no spread: its interval, error and p are None, never 0. Values that are all equal are tested by their
-signs: three equal values above 0 have p = 2^-3, not 0. Values that are not finite raise a ValueError with their index.
+A single value has no spread: its interval, error and p are None, never 0. If all values are equal, their signs are
+tested: three equal values above 0 have p = 2^-3, not 0. Values that are not finite raise ValueError with their index.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ CAUTION = 1.25  # `estimate` multiplies a pooled spread by this factor
 
 
 class Side(StrEnum):
-    """The alternative hypothesis of a test."""
+    """The alternative hypothesis of a test: the true mean is greater or less than a given value."""
 
     ABOVE = "greater"
     BELOW = "less"
@@ -39,11 +40,11 @@ class Side(StrEnum):
 
 @dataclass(frozen=True)
 class Interval:
-    """A confidence interval."""
+    """A confidence interval from low to high."""
 
     low: float
     high: float
-    level: float
+    level: float  # the confidence level, for example 0.95
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,11 @@ class Spread:
 
 @dataclass(frozen=True)
 class Summary:
-    """The mean of a sample, with the spread of its values and its interval; these are None for a single value."""
+    """The mean of a sample with its confidence interval, and the standard deviation of the values."""
 
     mean: float
-    sd: float | None  # the spread of the values
-    interval: Interval | None  # interval of the mean
+    sd: float | None  # the standard deviation of the values; None for a single value
+    interval: Interval | None  # the interval of the mean; None for a single value
 
 
 # -------------------------------------------------------------------------------- samples and pairs
@@ -69,7 +70,8 @@ class Summary:
 def checked(values: ArrayLike, name: str = "values", least: int = 1) -> Array:
     """Return the values as a vector of finite numbers.
 
-    Raise ValueError, with the name and the index, if there are fewer values than `least` or one is not finite.
+    Raise ValueError if there are fewer than `least` values, or if a value is not finite. name: the name of the values
+    in this message.
     """
     array = np.asarray(values, np.float64)
     if array.ndim != 1 or array.size < least:
@@ -80,27 +82,28 @@ def checked(values: ArrayLike, name: str = "values", least: int = 1) -> Array:
 
 
 def differences(ours: ArrayLike, baseline: ArrayLike, *, relative: bool = False) -> Array:
-    """Return the difference of each pair, in order.
+    """Return ours - baseline for each pair, in order; if relative, (ours - baseline) / |baseline|.
 
-    relative: divide it by the baseline's value in the same pair. A common denominator would have an error of its own,
-    and the seeds would not be independent replicates.
+    Each pair is divided by its own baseline value, not by the mean over the pairs: a common denominator would have an
+    error that all pairs share, so the pairs would not be independent.
     """
     a, b = checked(ours, "ours"), checked(baseline, "baseline")
     if a.size != b.size:
-        raise ValueError(f"{a.size} values of ours and {b.size} of the baseline; pairs need equal numbers")
+        raise ValueError(f"{a.size} values of ours and {b.size} of the baseline; pairs need equal numbers of both")
     if not relative:
         return a - b
     for place in np.flatnonzero(b == 0):
-        raise ValueError(f"baseline[{place}] is 0, so there is no relative difference")
+        raise ValueError(f"baseline[{place}] is 0, so the relative difference is not defined")
     return (a - b) / np.abs(b)
 
 
 def pseudo_values(rows: Sequence[Mapping[str, float]], of: Callable[[Mapping[str, float]], float]) -> list[float]:
-    """Return the jackknife's pseudo-value of each seed, for a number that is computed from means over the seeds.
+    """Return the jackknife's pseudo-value of each seed, for the number of(means over the seeds).
 
-    rows: the seeds' numbers by name. Where `of` is linear, a pseudo-value is the seed's own number. Where it divides,
-    the mean of the pseudo-values is the quotient of the means with less bias, and their spread gives its error. The
-    mean of the seeds' own quotients would depend on the few seeds whose denominator happens to be close to 0.
+    With n seeds, the pseudo-value of a seed is n · of(means over all seeds) - (n - 1) · of(means without this seed).
+    rows: for each seed, {name: number}. of: a function of {name: mean}. If `of` is linear, the pseudo-value is
+    of(row). If `of` is a quotient, the mean of the pseudo-values estimates the quotient of the means, and their spread
+    gives its error; a mean of the seeds' quotients would depend on the few seeds whose denominator is close to 0.
     """
     if len(rows) < 2:
         return [of(row) for row in rows]
@@ -113,7 +116,7 @@ def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def summary(values: ArrayLike, level: float = LEVEL) -> Summary:
-    """Return the mean with the spread of the values and Student's t interval."""
+    """Return the mean of the values with Student's t interval at this level, and their standard deviation."""
     estimated = estimate(values)
     if estimated is None:
         return Summary(float(checked(values)[0]), None, None)
@@ -121,7 +124,10 @@ def summary(values: ArrayLike, level: float = LEVEL) -> Summary:
 
 
 def median_interval(values: ArrayLike, level: float = LEVEL) -> Interval | None:
-    """Return an interval of the median, from order statistics, for any distribution; None for too few values."""
+    """Return a confidence interval of the median from order statistics, valid for any continuous distribution.
+
+    Return None if there are too few values for this level.
+    """
     x = np.sort(checked(values))
     k = int(stats.binom.ppf((1 - fraction("level", level)) / 2, x.size, 0.5))
     return Interval(float(x[k - 1]), float(x[x.size - k]), level) if k else None
@@ -129,31 +135,33 @@ def median_interval(values: ArrayLike, level: float = LEVEL) -> Interval | None:
 
 @dataclass(frozen=True)
 class Pooled:
-    """The pooled spread, over seeds, of the difference between any two arms of a group."""
+    """A group of arms and the spread over seeds, estimated from all of them, of the difference between any two."""
 
     spread: Spread
-    arms: frozenset[str]
-    unlike: frozenset[str]  # arms that are left out because their own spread is significantly greater
-    means: tuple[float, ...]  # the mean over the arms, for each seed
-    distinct: int  # the number of arms that are not equal to another in every seed
+    arms: frozenset[str]  # the names of the arms in the pool
+    unlike: frozenset[str]  # arms that are excluded because their own spread is significantly greater
+    means: tuple[float, ...]  # for each seed, the mean over the arms
+    distinct: int  # the number of arms; arms with equal values in every seed count once
 
 
 @dataclass(frozen=True)
 class Pools:
-    """A pool of arms for each kind; the kinds may have different spreads."""
+    """The pools of several kinds of arms; each kind has its own spread."""
 
-    of_kinds: Mapping[str, Pooled]
+    of_kinds: Mapping[str, Pooled]  # kind → pool
 
     @property
     def arms(self) -> frozenset[str]:
+        """The names of the arms in all pools."""
         return frozenset().union(*(pool.arms for pool in self.of_kinds.values()))
 
     @property
     def unlike(self) -> frozenset[str]:
+        """The names of the arms that are excluded because their own spread is significantly greater."""
         return frozenset().union(*(pool.unlike for pool in self.of_kinds.values()))
 
     def of(self, *arms: str) -> Spread | None:
-        """Return the spread of a difference between arms of one kind or of two; None if an arm is in no pool."""
+        """Return the spread of the difference between two arms of one or two kinds; None if one is in no pool."""
         if not self.arms.issuperset(arms):
             return None
         pools = [pool for pool in self.of_kinds.values() if pool.arms.intersection(arms)]
@@ -161,10 +169,11 @@ class Pools:
 
 
 def _across(one: Pooled, other: Pooled) -> Spread:
-    """Return the spread of a difference between an arm of one kind and an arm of another.
+    """Return the spread of the difference between an arm of one kind and an arm of another kind.
 
-    Its variance is that of the difference between the kinds' means, since a seed may move a whole kind, plus the
-    variances of each arm about the mean of its kind. The degrees of freedom are Satterthwaite's.
+    The variance is the sum of three: the variance over seeds of the difference between the two kinds' means (a seed may
+    move all arms of a kind), and the variance of each of the two arms about the mean of its kind. The degrees of
+    freedom follow from Satterthwaite's formula.
     """
     between = differences(one.means, other.means)
     parts = [(float(between.var(ddof=1)), between.size - 1)]
@@ -176,10 +185,10 @@ def _across(one: Pooled, other: Pooled) -> Spread:
 
 
 def pooled_by_kind(arms: Mapping[str, Sequence[float]], kinds: Mapping[str, str]) -> Pools | None:
-    """Pool the arms of each kind as `pooled` does; return None if no kind has a pool.
+    """Return the pools of the arms of each kind (see `pooled`); None if no kind has a pool.
 
-    arms: values by the arm's name, for the same seeds in one order. kinds: the kind of each arm. The only arm of a kind
-    is in no pool.
+    arms: arm → its values, for the same seeds in the same order. kinds: arm → its kind. A kind with only one arm has no
+    pool.
     """
     by_kind: dict[str, dict[str, Sequence[float]]] = {}
     for name, values in arms.items():
@@ -189,16 +198,18 @@ def pooled_by_kind(arms: Mapping[str, Sequence[float]], kinds: Mapping[str, str]
 
 
 def pooled(arms: Mapping[str, Sequence[float]]) -> Pooled | None:
-    """Pool arms' values: return the residual spread of the two-way layout arms × seeds.
+    """Return the pool of these arms; its spread comes from the residuals of the two-way layout arms × seeds.
 
-    arms: values by the arm's name, for the same seeds in one order. The arms are assumed to have equal spreads, as they
-    do if trials differ by chance. If there are three or more, an arm with a greater spread than the others is left out
-    (F test at 5 % over all arms). Arms that are equal in every seed count once. Return None if fewer than two arms or
-    seeds are left.
+    arms: arm → its values, for the same seeds in the same order. The arms are assumed to have equal spreads. If there
+    are three or more arms, an arm whose spread is significantly greater than the others' is excluded (F test at 5 % in
+    total, Bonferroni), and the test is repeated. Arms with equal values in every seed count once. Return None if fewer
+    than two arms or two seeds remain.
     """
     sizes = {len(values) for values in arms.values()}
     if len(sizes) > 1:
-        raise ValueError(f"arms of {', '.join(map(str, sorted(sizes)))} seeds: pooling needs equal numbers")
+        raise ValueError(
+            f"the arms have {', '.join(map(str, sorted(sizes)))} values: pooling needs the same number from every arm"
+        )
     kept = dict.fromkeys(tuple(checked(values, name)) for name, values in arms.items())
     while len(kept) >= 2 and min(sizes) >= 2:
         rows = list(kept)
@@ -214,14 +225,18 @@ def pooled(arms: Mapping[str, Sequence[float]]) -> Pooled | None:
 
 
 def _residual(rows: Array) -> Spread:
-    """Return the spread that is left after subtraction of the rows' and the columns' means."""
+    """Return the spread of an array (arms × seeds) after subtraction of the means of its rows and columns."""
     left = rows - rows.mean(axis=1, keepdims=True) - rows.mean(axis=0, keepdims=True) + rows.mean()
     df = (rows.shape[0] - 1) * (rows.shape[1] - 1)
     return Spread(math.sqrt(float((left**2).sum()) / df), df)
 
 
 def _unlike(rows: Sequence[Sequence[float]], place: int) -> float:
-    """Return the p value of an F test that the row spreads more about the others' mean than they do themselves."""
+    """Return the p value of an F test that one row has a greater spread than the others.
+
+    The row's spread is that of its differences from the mean of the other rows; it is compared with the residual spread
+    of the other rows. Return 1 if the latter is 0.
+    """
     others = np.array([row for i, row in enumerate(rows) if i != place])
     own = np.asarray(rows[place], np.float64) - others.mean(axis=0)
     known = _residual(others)
@@ -236,25 +251,28 @@ def _unlike(rows: Sequence[Sequence[float]], place: int) -> float:
 
 @dataclass(frozen=True)
 class Shared:
-    """A standard error that all seeds share and more seeds do not reduce, such as from the choice of documents."""
+    """A standard error that more seeds do not reduce, for example because all seeds use the same documents."""
 
     error: float
-    df: int
+    df: int  # its degrees of freedom
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean with its standard error; its tests and intervals are Student's t."""
+    """The mean of n values with its standard error; tests and intervals use Student's t."""
 
     n: int
     mean: float
-    spread: Spread  # the spread in use: the values' own, or the pooled one times CAUTION
-    error: float
-    df: float
-    own: bool  # the spread is the values' own
+    spread: Spread  # the spread that is used: the values' own, or the pooled one times CAUTION
+    error: float  # the standard error of the mean
+    df: float  # the degrees of freedom of the error
+    own: bool  # True if `spread` is the values' own, False if it is pooled
 
     def p(self, against: float, side: Side) -> float:
-        """Return the p value of the hypothesis that the true mean is `against`, for the alternative `side`."""
+        """Return the p value of the one-sided test of the null hypothesis "the true mean is `against`".
+
+        side: the alternative, that the true mean is above or below `against`.
+        """
         distance = self.mean - against
         if side is Side.BELOW:
             distance = -distance
@@ -263,18 +281,18 @@ class Estimate:
         return float(special.stdtr(self.df, -distance / self.error))
 
     def interval(self, level: float) -> Interval:
-        """Return the two-sided interval of the mean."""
+        """Return the two-sided confidence interval of the mean at this level, for example 0.9."""
         half = float(special.stdtrit(self.df, (1 + fraction("level", level)) / 2)) * self.error
         return Interval(self.mean - half, self.mean + half, level)
 
 
 def estimate(values: ArrayLike, pooled: Spread | None = None, shared: Shared | None = None) -> Estimate | None:
-    """Return the mean of two or more values with its error; None for one value.
+    """Return the mean of two or more values with its standard error; None for one value.
 
-    pooled: a spread known from more than these values. It is multiplied by CAUTION, and used only if the values' own
-    spread is not larger than that. Without this rule, an arm that spreads twice as far as the others, which stays in
-    the pool in most runs, would differ significantly in 8 to 11 % of comparisons instead of 5 %
-    (docs/measured/pooling.md). shared: an error to add that does not decrease with the number of values.
+    pooled: a spread that was estimated from more arms. The estimate uses CAUTION · pooled or, if it is larger, the
+    spread of the values themselves. Reason: an arm whose spread is twice that of the others often stays in the pool.
+    With the plain pooled spread, 8 to 11 % of this arm's comparisons would be significant by chance instead of 5 %
+    (docs/measured/pooling.md). shared: an error to add (as variances) that does not decrease with the number of values.
     """
     x = checked(values)
     if x.size < 2:
@@ -294,13 +312,13 @@ def estimate(values: ArrayLike, pooled: Spread | None = None, shared: Shared | N
 
 
 def fraction(name: str, value: float) -> float:
-    """Return the value; raise ValueError unless it is between 0 and 1."""
+    """Return the value; raise ValueError unless 0 < value < 1. name: the value's name in this message."""
     if not 0 < value < 1:
-        raise ValueError(f"{name} {value}: expected a number between 0 and 1")
+        raise ValueError(f"{name} is {value}, but must be a number between 0 and 1")
     return value
 
 
 def positive(name: str, value: float) -> None:
-    """Raise ValueError unless the value is positive and finite."""
+    """Raise ValueError unless the value is positive and finite. name: the value's name in this message."""
     if not (value > 0 and math.isfinite(value)):
-        raise ValueError(f"{name} {value}: expected a positive number")
+        raise ValueError(f"{name} is {value}, but must be a positive number")

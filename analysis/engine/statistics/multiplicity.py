@@ -1,4 +1,4 @@
-"""Exact tests of events in strata, and Holm's correction of many tests, without those that cannot succeed."""
+"""Exact stratified tests of event counts, and Holm's correction of p values for multiple tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fewbits.analysis.engine.statistics.estimates import ALPHA
 
 @dataclass(frozen=True)
 class Stratum:
-    """Counts of the trials of two arms under one condition (such as a learning rate), and of those with the event."""
+    """The numbers of trials of two arms under one condition (such as one learning rate), with and without an event."""
 
     name: str
     ours: int  # our arm's trials with the event
@@ -21,12 +21,15 @@ class Stratum:
 
     def __post_init__(self) -> None:
         if not (0 <= self.ours <= self.of_ours and 0 <= self.theirs <= self.of_theirs):
-            raise ValueError(f"{self.name}: {self.ours} of {self.of_ours} and {self.theirs} of {self.of_theirs}")
+            raise ValueError(
+                f"stratum {self.name}: {self.ours} of {self.of_ours} and {self.theirs} of {self.of_theirs} trials have "
+                "the event, but the first number must be from 0 to the second"
+            )
 
     def ways(self) -> list[int]:
-        """Return in how many ways the stratum's events can be distributed over its trials.
+        """Return, for k = 0, 1, … `of_ours`, the number of ways to place the events so that k are in our arm's trials.
 
-        Item k of the list counts the ways in which k of the events are in trials of ours.
+        The total number of events and the numbers of trials are fixed; a trial has at most one event.
         """
         events = self.ours + self.theirs
         return [
@@ -39,18 +42,18 @@ class Stratum:
 class EventTest:
     """One-sided p values of an exact test of events."""
 
-    more: float  # for: the event is more frequent in ours
-    fewer: float  # for: it is less frequent in ours
-    least_more: float  # the least `more` that is possible with this number of events
-    least_fewer: float  # the least possible `fewer`
+    more: float  # p value for the alternative that the event is more frequent in our arm
+    fewer: float  # p value for the alternative that the event is less frequent in our arm
+    least_more: float  # the least value of `more` that is possible with this number of events in each stratum
+    least_fewer: float  # the least value of `fewer` that is possible with this number of events in each stratum
 
 
 def compare_events(strata: Sequence[Stratum]) -> EventTest:
-    """Return the exact test that is conditional on the number of events in each stratum (with one, Fisher's test).
+    """Return the p values of the exact test given the number of events in each stratum; Fisher's test for one stratum.
 
-    The statistic is the number of events in ours over all strata. So strata in which all trials or none have the event
-    do not weaken the test, and three seeds at each of three learning rates can give a significant result where three
-    seeds at one learning rate cannot.
+    The test statistic is the number of events in our arm, summed over the strata. Strata in which all trials or no
+    trials have the event do not change the p values. Three seeds at each of three learning rates can give a significant
+    result, which three seeds at one learning rate cannot.
     """
     ways = [1]
     for stratum in strata:
@@ -75,11 +78,12 @@ def _convolve(a: Sequence[int], b: Sequence[int]) -> list[int]:
 
 
 def holm(p: Sequence[float], least: Sequence[float] | None = None, alpha: float = ALPHA) -> list[float]:
-    """Return the p values after Holm's correction, in their order.
+    """Return the p values after Holm's correction, in the order of p.
 
-    The probability of any false finding among all tests is then at most alpha. least: the least p that each test can
-    reach. Tests that cannot reach alpha / k, for the least k such that at most k tests can, are left out (Tarone), and
-    their corrected p is 1. So an exact test of few events does not cost the others power.
+    With the corrected values, the probability of one or more false positives among all tests is at most alpha.
+    least: the least p value that is possible for each test. Tarone's rule takes the least k such that at most k tests
+    have least <= alpha / k, and corrects only these tests; the corrected p of all other tests is 1. So an exact test of
+    few events, which could never be significant, does not reduce the power of the other tests.
     """
     for place, value in enumerate(p):
         if not 0 <= value <= 1:

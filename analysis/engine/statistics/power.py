@@ -1,4 +1,4 @@
-"""Power of the paired t-test, one-sided at ALPHA: the effect that some seeds detect, the seeds that an effect needs."""
+"""Power of the one-sided paired t-test at level ALPHA: which effect n pairs can detect, and how many pairs it needs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from scipy import optimize, special, stats
 
 from fewbits.analysis.engine.statistics.estimates import ALPHA, CAUTION, Array, Estimate, positive
 
-POWER = 0.80  # the probability with which a minimum detectable effect is detected
-MOST_SEEDS = 200  # if a design needs more seeds, messages do not say how many
+POWER = 0.80  # the test detects a true effect of the size of the minimum detectable effect with this probability
+MOST_SEEDS = 200  # if more seeds are needed, messages say "more than 200"
 
 
 def power(effect: float, sd: float, n: int, df: int | None = None) -> float:
-    """Return the probability that the test of n pairs detects a true mean difference, exactly, by the noncentral t.
+    """Return the probability that the test of n pairs is significant if the true mean difference is `effect`.
 
-    df: the degrees of freedom of the spread, if it is known from more than these pairs.
+    sd: the true standard deviation of the differences. df: the degrees of freedom of the estimated spread; n - 1 if it
+    is None. The probability is that of the noncentral t distribution.
     """
     if n < 2:
         raise ValueError(f"n {n}: a test needs at least 2 pairs")
@@ -29,17 +30,18 @@ def power(effect: float, sd: float, n: int, df: int | None = None) -> float:
 
 
 def minimum_detectable_effect(sd: float, n: int, df: int | None = None) -> float:
-    """Return the true mean difference that n pairs detect with probability POWER.
+    """Return the true mean difference that a test of n pairs detects with probability POWER.
 
-    sd: the measured spread of paired differences. df: its degrees of freedom, if more than these pairs determine it.
+    sd: the standard deviation of the pairs' differences. df: the degrees of freedom of its estimate; n - 1 if None.
     """
     return sd * _effect_in_spreads(n, n - 1 if df is None else df)
 
 
 def required_n(sd: float, effect: float, most: int = 10_000, each: float = 1.0) -> int | None:
-    """Return the fewest pairs that detect the effect with probability POWER; None if more than `most` are needed.
+    """Return the least number of pairs that detects the effect with probability POWER; None if it exceeds `most`.
 
-    each: the degrees of freedom that every pair after the first adds; more than one if the spread is pooled over arms.
+    sd: the standard deviation of the pairs' differences. each: the degrees of freedom of the spread for n pairs are
+    each · (n - 1); `each` exceeds 1 if the spread is pooled over several arms.
     """
     positive("effect", effect)
 
@@ -61,9 +63,9 @@ def required_n(sd: float, effect: float, most: int = 10_000, each: float = 1.0) 
 
 
 def detectable(estimated: Estimate) -> float | None:
-    """Return the smallest true effect that the one-sided test of this estimate detects with probability POWER.
+    """Return the smallest true effect that a test with this estimate's error and df detects with probability POWER.
 
-    Return None if all values are equal: then their signs are tested, and that test does not depend on a size.
+    Return None if all values are equal: the test of their signs has no minimum detectable effect.
     """
     if not estimated.error:
         return None
@@ -71,7 +73,11 @@ def detectable(estimated: Estimate) -> float | None:
 
 
 def seeds_needed(estimated: Estimate, margin: float) -> int | None:
-    """Return the fewest seeds that detect an effect of the margin's size; None if more than MOST_SEEDS are needed."""
+    """Return the least number of seeds that detects an effect of the margin's size with probability POWER.
+
+    The spread is the estimate's. Return None if more than MOST_SEEDS are needed, and the estimate's own number of seeds
+    if all its values are equal.
+    """
     if not estimated.error:
         return estimated.n
     each = max(1.0, estimated.df / (estimated.n - 1))
@@ -79,11 +85,11 @@ def seeds_needed(estimated: Estimate, margin: float) -> int | None:
 
 
 def planned_effect(sd: float, df: int, n: int) -> float | None:
-    """Return the true effect that a one-sided test of n planned pairs detects with probability POWER.
+    """Return the true effect that a one-sided test of n planned pairs detects with probability POWER; None if n < 2.
 
-    sd, df: the pooled spread of earlier runs. The rule of `statistics.estimate` applies: the pooled spread is widened,
-    and if the pairs' own spread happens to be larger, it is used with its n - 1 degrees of freedom. Return None if n
-    is less than 2.
+    sd, df: the pooled spread of earlier runs and its degrees of freedom. The test follows the rule of
+    `estimates.estimate`: it uses CAUTION · sd or, if the spread of the n pairs happens to be larger, that spread with
+    its n - 1 degrees of freedom.
     """
     return None if n < 2 else sd * _planned_in_spreads(n, max(df, n - 1))
 
@@ -92,17 +98,21 @@ def planned_effect(sd: float, df: int, n: int) -> float | None:
 
 
 def _detected(effect: float, n: int, critical: Array, weight: Array) -> float:
-    """Return the probability that n pairs detect an effect, in units of the true spread.
+    """Return the probability that a test of n pairs detects an effect.
 
-    critical: the least detected mean, in true standard errors, for each estimate of the spread; weight: the estimates'
-    probabilities. scipy's noncentral t is NaN for few pairs and large effects.
+    effect: in units of the true standard deviation of the differences. critical: the least significant mean in units of
+    its true standard error, for each of several values of the estimated spread; weight: the probabilities of these
+    values. This sum replaces scipy's noncentral t, which gives NaN for few pairs and large effects.
     """
     return float(weight @ special.ndtr(effect * math.sqrt(n) - critical))
 
 
 @cache
 def _chi(df: int) -> tuple[Array, Array]:
-    """Return values of chi / √df, the estimate of a spread of 1, and their weights in Gauss-Legendre quadrature."""
+    """Return possible estimates of a standard deviation of 1, and their probabilities.
+
+    The estimates are values of χ / √df at the nodes of a Gauss-Legendre quadrature.
+    """
     nodes, weights = np.polynomial.legendre.leggauss(200)
     low, high = stats.chi.ppf(1e-13, df), stats.chi.isf(1e-13, df)
     values = low + (high - low) * (nodes + 1) / 2
@@ -116,14 +126,14 @@ def _effect_in_spreads(n: int, df: int) -> float:
 
 @cache
 def _planned_in_spreads(n: int, df: int) -> float:
-    own, weight = _chi(n - 1)  # the distribution of the pairs' own spread if the true spread is 1
+    own, weight = _chi(n - 1)  # the distribution of the n pairs' estimated spread, if the true spread is 1
     pooled = float(stats.t.isf(ALPHA, df)) * CAUTION
     critical = np.where(own <= CAUTION, pooled, float(stats.t.isf(ALPHA, n - 1)) * own)
     return _effect_of(lambda effect: _detected(effect, n, critical, weight))
 
 
 def _effect_of(probability: Callable[[float], float]) -> float:
-    """Return the effect that is detected with probability POWER."""
+    """Return the effect that is detected with probability POWER. probability: gives it for an effect, increasing."""
     high = 1.0
     while probability(high) < POWER:
         high *= 2

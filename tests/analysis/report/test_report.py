@@ -241,7 +241,7 @@ def test_a_deleted_trial_is_said_to_be_missing(made: Made, capsys: pytest.Captur
     assert said.err.startswith("fewbits: 1 place has no result")
     assert said.out.splitlines()[-1] == str(made.folder / "index.html")
     assert "⚠ 1 place of 8 without a result" in made.page.words
-    assert "seed 0: missing: not run, or not to its end" in made.page.words
+    assert "seed 0: missing: not run yet, or not finished" in made.page.words
     record = json.loads((made.folder / "verdicts.json").read_text())
     assert len(record["flags"]) == 1
 
@@ -259,7 +259,7 @@ def test_results_of_other_code_are_shown_and_said_to_be_so(made: Made, capsys: p
     words = made.page.words
     assert "⚠ 8 of 8 trials were computed by code that differs from today's (commits " in words
     assert "f" * 10 in words
-    assert "all results were computed alike" not in words
+    assert "all results were computed in the same way" not in words
     assert "without a result" not in words
     record = json.loads((made.folder / "verdicts.json").read_text())
     assert record["flags"] == []
@@ -275,7 +275,7 @@ def test_what_is_planned_with_an_edited_kernel_takes_no_result_of_the_kernel_bef
     assert made.report("seeds=[1,0]") == 1
     words = made.page.words
     assert "⚠ 8 places of 8 without a result" in words
-    assert "was computed by other code or another config" in words
+    assert "was computed by other code or with another config" in words
     assert "no data" in words
 
 
@@ -289,7 +289,7 @@ def test_a_sweep_that_was_edited_since_it_ran_is_planned_anew_and_said_to_be(
     assert line in capsys.readouterr().err
     assert line in edited.page.words
     assert "⚠ 4 places of 12 without a result" in edited.page.words
-    assert "all results were computed alike" not in edited.page.words
+    assert "all results were computed in the same way" not in edited.page.words
 
 
 def test_what_was_not_made_alike_is_said(made: Made) -> None:
