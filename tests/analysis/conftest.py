@@ -1,4 +1,7 @@
-"""One thread; and real run folders: six tiny trials and two that diverge, trained once for all tests."""
+"""Fixtures for tests of the analysis: torch with one thread, and a store with eight tiny trials, of which two diverge.
+
+The trials are trained once per test session: arms bf16 (2 seeds), mor (2 thresholds × 2 seeds) and wild (2 seeds).
+"""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -40,7 +43,7 @@ arms:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Tensors here are small, and other processes compute too."""
+    """Use one thread of torch: the tensors are small, and other test processes run at the same time."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -49,7 +52,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The store and the cache of data, after the sweep."""
+    """Return (folder with tiny.yaml and the finished store `runs`, folder of the data cache)."""
     cache = shared_cache(tmp_path_factory)
 
     def make(folder: Path) -> None:
@@ -61,7 +64,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture
 def planned(trained: tuple[Path, Path], tmp_path: Path) -> Callable[..., Plan]:
-    """The plan over a copy of the store, with further words."""
+    """Return a function that plans the sweep with further overrides, over a copy of the store that tests may change."""
     folder, cache = trained
     shutil.copytree(folder / "runs", tmp_path / "runs")
     return lambda *more: _plan(folder, tmp_path / "runs", cache, *more)

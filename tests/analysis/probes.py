@@ -1,4 +1,4 @@
-"""Make result files of probe trials without running them, with known true values and a chosen spread over seeds."""
+"""Write simulated result files of probe trials, without running them, with known true values and chosen noise."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ from fewbits.experiments.probes.tables import WHOLE
 from fewbits.experiments.trial import Trial
 from fewbits.models.recipe import GEMMS, SLOTS
 
-# The gradient's error and the loss's increase of an arm without the sweep's prefix; for other arms the default.
+# Arm without the prefix `probe-` → (relative error of the gradient, increase of the loss); other arms have DEFAULT.
 TRUE = {
     "tensor": (0.05, 0.002),
     "always-tensor": (0.06, 0.002),
@@ -37,14 +37,15 @@ TRUE = {
     "diffq-4": (0.10, 0.004),
 }
 DEFAULT = (0.1, 0.01)
-PERSISTENT = {"no-sr": 0.01}
-SHARES = {"fprop": 0.8, "dgrad": 0.4, "wgrad": 0.4}  # the error of a GEMM alone, relative to the whole recipe's
+PERSISTENT = {"no-sr": 0.01}  # arm → cross_error: inner product of the gradient errors of two successive batches
+# GEMM → the error if only this GEMM is quantized, as a fraction of the error of the whole recipe.
+SHARES = {"fprop": 0.8, "dgrad": 0.4, "wgrad": 0.4}
 
 
 def write_probe(path: Path, arm: str, trial: Trial, *, noise: float) -> dict[str, float]:
-    """Write probe.parquet with each number raised by the fraction `noise`; return the numbers of the result.
+    """Write probe.parquet with the true values times (1 + noise), and return the numbers for result.json.
 
-    The file depends on no world, so it is written only once.
+    The file is written again only if the arm, the probe's parts or the noise have changed.
     """
     content = arm, trial.probe.parts, noise
     if path not in _WRITTEN or _WRITTEN[path][0] != content or not (path / TABLE).exists():
@@ -52,7 +53,7 @@ def write_probe(path: Path, arm: str, trial: Trial, *, noise: float) -> dict[str
     return _WRITTEN[path][1]
 
 
-_WRITTEN: dict[Path, tuple[object, dict[str, float]]] = {}  # by run folder, what its file was made of, and the numbers
+_WRITTEN: dict[Path, tuple[object, dict[str, float]]] = {}  # run folder → (inputs of its file, numbers of the result)
 
 
 def _written(path: Path, arm: str, trial: Trial, noise: float) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Tables and figures as tests read them: a table by id, its cells, and whether a figure keeps within its edges."""
+"""Helpers that read tables and figures in tests: a table by id, its cells, and whether a figure exceeds its edges."""
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -32,7 +32,7 @@ def text(of: TableCell) -> str:
 
 
 def reaches_over(figure: Figure) -> bool:
-    """Tell whether anything drawn lies outside the figure by half a point or more."""
+    """Tell whether anything in the figure is more than half a point (1/144 inch) outside its edges."""
     box = figure.get_tightbbox(FigureCanvasAgg(figure).get_renderer())
     beyond = (-box.x0, -box.y0, box.x1 - figure.get_figwidth(), box.y1 - figure.get_figheight())
     return max(beyond) > 0.5 / 72

@@ -1,4 +1,4 @@
-"""Pairs are of trials that one kind of machine computed; what is not alike is named."""
+"""Test that only trials from the same environment are compared, and that messages name the differences."""
 
 import json
 from collections.abc import Callable
@@ -21,7 +21,10 @@ USUAL = {"recipe.threshold": "0.045"}
 
 
 def recompute(plan: Plan, arm: str, seed: int, **environment: str) -> Path:
-    """Have a trial's folder say that other environments computed its steps; of several values, one after the other."""
+    """Change a trial's provenance.json so that another environment computed its steps; return the run folder.
+
+    environment: property → value. A value `A|B` means that A computed the first part of the steps and B the next.
+    """
     folder = next(plan.trials[m.id].folder for m in plan.members if (m.cell.arm, m.cell.seed) == (arm, seed))
     path = folder.path / "provenance.json"
     provenance = json.loads(path.read_text())

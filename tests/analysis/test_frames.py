@@ -1,4 +1,4 @@
-"""Frames of real run folders: every place is a row, numbers are those of the files, and pairs are pairs."""
+"""Test the tables of trials, the pairing of trials and the pooling of spreads on the trained trials of conftest.py."""
 
 import json
 import math
@@ -53,7 +53,7 @@ def test_curves_are_those_of_the_files(planned: Planner) -> None:
     file = pd.read_parquet(folder_of(results, "bf16", 1) / "metrics.parquet")
     assert of_one["value"].tolist() == file["loss"].tolist()
     assert of_one["step"].tolist() == [0, 1, 2, 3]
-    assert len(validation) == 6 * 2, "evaluated twice, and not where a trial diverged at once"
+    assert len(validation) == 6 * 2, "six trials are evaluated twice; the two that diverge at once are not evaluated"
     assert set(LABELS) <= set(losses.columns)
     with pytest.raises(ValueError, match="metric 'los'"):
         results.curves("los")
@@ -63,7 +63,7 @@ def test_numerics_have_the_places_labels(planned: Planner) -> None:
     numerics = Results(planned()).numerics()
     strict = numerics[numerics["axes"].map(lambda axes: dict(axes) == STRICT)]
     usual = numerics[numerics["axes"].map(lambda axes: dict(axes) == USUAL)]
-    assert (strict["share_1"].dropna() == 1).all(), "nothing passes a threshold of 0.01 %"
+    assert (strict["share_1"].dropna() == 1).all(), "no tensor passes a threshold of 0.01 %, so all fall back to BF16"
     assert usual["share_1"].mean() < strict["share_1"].mean()
     assert set(strict["seed"]) == {0, 1}
 
@@ -81,7 +81,7 @@ def test_pairs_share_their_seed_and_a_baseline_without_the_axis_is_shared(planne
         assert found.notes == ()
     same = paired(results, "validation_loss", "mor", "bf16", STRICT)
     assert isinstance(same, Differences)
-    assert same.values == (0, 0), "all of it falls back to BF16"
+    assert same.values == (0, 0), "all tensors fall back to BF16, so the losses equal those of the arm bf16"
 
 
 def test_seeds_alone_replicate(planned: Planner) -> None:
@@ -139,7 +139,7 @@ def difference(values: Mapping[str, float]) -> float:
 
 
 def of_arm(arm: str) -> dict[str, tuple[str, str, str]]:
-    """Return two numbers of an arm, for `difference`."""
+    """Return the argument `arms` of `combined` for the function `difference`: two losses of one arm."""
     return {"end": ("tiny", arm, "validation_loss"), "training": ("tiny", arm, "loss")}
 
 
@@ -264,7 +264,7 @@ def test_arms_that_start_alike_are_pooled_where_they_are_compared(planned: Plann
     results = Results(planned())
     rest = pools_of(results, results, "validation_loss", "bf16", {})
     assert rest is not None
-    assert {name.partition("/")[2] for name in rest.arms} == {"bf16", f"mor, {AXIS} 0.045"}, "an arm without a seed"
+    assert {name.partition("/")[2] for name in rest.arms} == {"bf16", f"mor, {AXIS} 0.045"}, "one arm lacks a seed"
 
 
 def test_arms_are_pooled_by_the_logarithms_of_positive_numbers(planned: Planner) -> None:
@@ -273,7 +273,7 @@ def test_arms_are_pooled_by_the_logarithms_of_positive_numbers(planned: Planner)
     values = {row["id"]: 0.2 + 0.1 * row["seed"] + 0.01 * place for place, row in enumerate(rows)}
     found = pools_of(results, results, values, "bf16", {})
     assert found is not None
-    assert len(found.arms | found.unlike) == 3, "numbers below 1 count"
+    assert len(found.arms | found.unlike) == 3, "numbers below 1, with negative logarithms, are pooled, too"
     strict = {row["id"]: 0.0 for row in rows if dict(row["axes"]) == STRICT}
     some = pools_of(results, results, values | strict, "bf16", {})
     assert some is not None

@@ -1,4 +1,7 @@
-"""A store is read on another machine: without the data, with another torch, mounted at another path."""
+"""Test that commands give the same output for a store on another machine.
+
+That machine lacks the training data, has another version of torch, and has the store at another path.
+"""
 
 import json
 import os
@@ -43,7 +46,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def swept(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The sweep's file, and its store after all of it has run."""
+    """Return (the sweep's file, its store), after the whole sweep has run."""
     folder = tmp_path_factory.mktemp("swept")
     words = [f"data.path={data}", f"runtime.cache={folder / 'cache'}", "runtime.device=cpu"]
     text = SWEEP.replace("overrides:", "overrides:" + "".join(f"\n  - {word}" for word in words), 1)
@@ -84,7 +87,7 @@ def test_another_machine_says_the_same_without_data(
     moved = tmp_path / "elsewhere" / "store"
     shutil.copytree(runs, moved)
     gone = data.rename(data.with_name("gone"))
-    shutil.rmtree(file.with_name("cache"), ignore_errors=True)  # should there be one
+    shutil.rmtree(file.with_name("cache"), ignore_errors=True)  # the other machine has no cache of data, either
     try:
         unstored = ["status", str(file), "--runs", str(moved), "optimizer.lr=0.01"]
         *there, last = elsewhere([*commands(file, moved, reports["there"]).values(), unstored], tmp_path / "work")
@@ -98,21 +101,21 @@ def test_another_machine_says_the_same_without_data(
         )
         assert said == expected, name
     assert_equal_reports(reports["here"] / "mor-smoke", reports["there"] / "mor-smoke", runs, moved)
-    assert last[0] == 2, "these overrides have no plan, and there are no data to make one"
+    assert last[0] == 2, "no stored plan has these overrides, and a new plan needs the data"
     assert "no folder" in last[2]
 
 
 def elsewhere(commands: list[list[str]], folder: Path) -> list[Answer]:
     folder.mkdir()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW")}
-    environment |= {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}  # kernels that are compiled already spare a minute
+    environment |= {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}  # the same installation, since its kernels are compiled
     done = run_python(["-c", THERE], folder=folder, environment=environment, stdin=json.dumps(commands))
     assert done.returncode == 0, done.stderr
     return [(status, out, err) for status, out, err in json.loads(done.stdout.splitlines()[-1])]
 
 
 def assert_equal_reports(a: Path, b: Path, runs: Path, moved: Path) -> None:
-    """All files are equal but for the paths that they name, and the record of what they were made of."""
+    """Assert that all files of two reports are equal, except for the stores' paths in them and made-of.json."""
     here, there = left(a), left(b)
     assert here.keys() == there.keys()
     for name in here.keys() - {"made-of.json"}:

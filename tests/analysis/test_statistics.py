@@ -1,4 +1,4 @@
-"""Statistics against independent computations and against simulation: rates are what they are said to be."""
+"""Compare the statistics with independent computations, and their error rates and coverage with simulations."""
 
 import math
 import statistics as standard
@@ -43,13 +43,13 @@ T_95_4 = 2.131846786
 
 
 def t_test(values: ArrayLike, against: float = 0.0, spread: Spread | None = None) -> float | None:
-    """Return the two-sided p: twice the better side's."""
+    """Return the two-sided p value of a t test: twice the smaller of the two one-sided p values, at most 1."""
     found = estimate(values, spread)
     return None if found is None else min(1.0, 2 * min(found.p(against, side) for side in Side))
 
 
 def equivalence(values: ArrayLike, margin: float) -> float:
-    """Return the worse p of the two one-sided tests."""
+    """Return the p value of an equivalence test: the greater p value of its two one-sided tests."""
     found = estimate(values)
     assert found is not None
     return max(found.p(-margin, Side.ABOVE), found.p(margin, Side.BELOW))
@@ -79,7 +79,7 @@ def test_two_seeds_have_the_pseudo_values_of_the_whole_and_of_the_other_seed() -
 def test_the_interval_of_a_quotient_of_noisy_costs_covers_the_true_one_as_often_as_it_says(
     seeds: int, spread: float
 ) -> None:
-    """Divide a cost of 0.36 % by one of 0.15 %, with spreads over seeds in percent."""
+    """Simulate the quotient of two loss increases, 0.36 % / 0.15 % = 2.4. spread: over seeds, in percent."""
     random = np.random.default_rng(1)
     covered, own = 0, []
     for _ in range(400):
@@ -91,13 +91,13 @@ def test_the_interval_of_a_quotient_of_noisy_costs_covers_the_true_one_as_often_
         covered += interval.low <= 2.4 <= interval.high
         own.append(np.mean([row["large"] / row["small"] for row in rows if row["small"] > 0]))
     assert 0.85 * 400 <= covered <= 0.95 * 400
-    assert seeds < 18 or np.median(own) > 3.0, "the mean of the seeds' own quotients is far off"
+    assert seeds < 18 or np.median(own) > 3.0, "the mean of single seeds' quotients would be far from 2.4"
 
 
 def test_differences_are_pair_by_pair() -> None:
     assert differences([1.5, 2.0], [1.0, 2.5]).tolist() == [0.5, -0.5]
     assert differences([1.5, 2.0], [1.0, 2.5], relative=True).tolist() == [0.5, -0.2]
-    assert differences([-1.0], [-2.0], relative=True).tolist() == [0.5], "higher is positive below 0 too"
+    assert differences([-1.0], [-2.0], relative=True).tolist() == [0.5], "positive, because -1 is higher than -2"
 
 
 def test_what_is_not_finite_is_refused_by_its_place() -> None:
@@ -141,11 +141,11 @@ def test_a_level_that_is_not_between_0_and_1_is_refused(level: float) -> None:
 
 
 def test_equal_values_have_an_interval_that_is_a_point() -> None:
-    s = summary([0.1, 0.1, 0.1])  # whose mean is not 0.1 in floating point
+    s = summary([0.1, 0.1, 0.1])  # their computed mean is not exactly 0.1, so a naive spread would not be 0
     assert s.sd == 0
     assert s.interval == Interval(s.mean, s.mean, 0.95)
     assert t_test([0.0, 0.0]) == 1.0
-    assert t_test([0.1, 0.1, 0.1]) == 2 * 0.5**3, "by their signs"
+    assert t_test([0.1, 0.1, 0.1]) == 2 * 0.5**3, "a test of signs"
     equal = estimate([0.1, 0.1, 0.1])
     assert equal is not None
     assert equal.p(0.0, Side.BELOW) == 1.0
@@ -190,7 +190,10 @@ def test_equivalence_at_a_level_is_an_interval_within_the_margin() -> None:
 
 @pytest.mark.parametrize("n", [2, 3, 6])
 def test_equivalence_is_wrongly_found_no_oftener_than_its_level(n: int) -> None:
-    """An effect as large as the margin is mistaken most often; with little noise, at the rate of the level itself."""
+    """Check the error rate with a true effect equal to the margin, where errors are most frequent.
+
+    With little noise the rate is the level of the test, 5 %; with much noise it is lower.
+    """
     generator = np.random.default_rng(n)
     p = [equivalence(row, 1.0) for row in generator.normal(1.0, 0.05, (2000, n))]
     rate = float(np.mean([value is not None and value < 0.05 for value in p]))
@@ -214,7 +217,7 @@ def test_three_of_three_beside_none_of_three_is_one_in_twenty() -> None:
 def test_a_pooled_spread_is_widened_and_used_unless_the_values_spread_further(
     share: float, pooled_is_used: bool
 ) -> None:
-    """The factor 1.25 is that of docs/measured/pooling.md; share: the pooled spread as a share of the values' own."""
+    """Check the rule of docs/measured/pooling.md with the factor 1.25. share: pooled spread / spread of the values."""
     own = standard.stdev(FEW)
     found = estimate(FEW, Spread(share * own, 20))
     assert found is not None
@@ -237,7 +240,7 @@ def test_the_minimum_detectable_effect_is_found_four_times_in_five(n: int) -> No
 
 
 def test_power_is_that_of_printed_tables() -> None:
-    """A paired design with an effect of half a spread needs 27 pairs, of a whole one 8 (one-sided, 0.05, 80 %)."""
+    """Check printed values: an effect of 0.5 spreads needs 27 pairs, one of 1 spread 8 (one-sided, 5 %, power 80 %)."""
     assert required_n(1.0, 0.5) == 27
     assert required_n(1.0, 1.0) == 8
     assert required_n(2.0, 1.0) == 27
@@ -249,7 +252,7 @@ def test_power_is_scipys_noncentral_t_where_that_has_one() -> None:
     for n, effect in ((3, 0.5), (5, 1.5), (12, 0.7), (200, 0.2)):
         expected = stats.nct.sf(stats.t.isf(0.05, n - 1), n - 1, effect * math.sqrt(n))
         assert power(effect, 1.0, n) == pytest.approx(expected, abs=1e-8)
-    assert power(8.0, 1.0, 2) == pytest.approx(0.92, abs=0.01), "two pairs are few: scipy has NaN here"
+    assert power(8.0, 1.0, 2) == pytest.approx(0.92, abs=0.01), "scipy's noncentral t gives NaN here"
 
 
 def test_power_without_an_effect_is_the_level() -> None:
@@ -271,7 +274,7 @@ def test_an_estimate_detects_what_its_spread_and_seeds_detect() -> None:
         found, sd = estimate(values), standard.stdev(values)
         assert found is not None
         assert detectable(found) == pytest.approx(minimum_detectable_effect(sd, len(values)))
-        assert seeds_needed(found, sd) == 8, "as in printed tables"
+        assert seeds_needed(found, sd) == 8, "the value of printed tables for an effect of one spread"
         assert seeds_needed(found, sd / 100) is None
     equal = estimate([0.1, 0.1, 0.1])
     assert equal is not None
@@ -279,7 +282,7 @@ def test_an_estimate_detects_what_its_spread_and_seeds_detect() -> None:
 
 
 def test_with_a_pooled_spread_every_seed_adds_as_many_degrees_of_freedom_as_the_seeds_before() -> None:
-    found = estimate(FEW, Spread(1.0, 20))  # 4 seeds after the first have 20 degrees of freedom
+    found = estimate(FEW, Spread(1.0, 20))  # 20 degrees of freedom for 5 seeds: 5 for each seed after the first
     assert found is not None
     assert detectable(found) == pytest.approx(minimum_detectable_effect(1.25, 5, 20))
     least = minimum_detectable_effect(1.25, 2, 5)
@@ -289,7 +292,7 @@ def test_with_a_pooled_spread_every_seed_adds_as_many_degrees_of_freedom_as_the_
 def test_a_design_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="n 1"):
         power(1, 1, 1)
-    with pytest.raises(ValueError, match="sd 0"):
+    with pytest.raises(ValueError, match=naming("sd", 0)):
         power(1, 0, 3)
 
 
@@ -307,7 +310,7 @@ def test_power_with_a_better_known_spread_is_that_of_its_degrees_of_freedom() ->
 
 
 def layout(arms: int, seeds: int, sd: float, generator: np.random.Generator) -> dict[str, list[float]]:
-    """Return values with a level for each arm and each seed, plus noise."""
+    """Return {arm: values by seed}: the sum of a random level of the arm, a random level of the seed, and noise."""
     level = generator.normal(0, 5, (arms, 1)) + generator.normal(0, 50, (1, seeds))
     return {f"arm {i}": row.tolist() for i, row in enumerate(level + generator.normal(0, sd, (arms, seeds)))}
 
@@ -374,7 +377,7 @@ def kinds_of(arms: Mapping[str, object]) -> dict[str, str]:
 
 
 def quiet_and_loud(quiet: int, loud: int) -> dict[str, list[float]]:
-    """Return values of quiet and loud arms on the same seeds; loud arms spread ten times as far."""
+    """Return {arm: values by seed} for quiet and loud arms; the spread of loud arms is ten times as large."""
     generator = np.random.default_rng(6)
     levels = generator.normal(0, 50, 4)
     sizes = {"quiet": (quiet, 1.0), "loud": (loud, 10.0)}
@@ -413,7 +416,7 @@ def test_a_pair_of_two_kinds_spreads_as_seeds_move_the_kinds_and_as_arms_do_in_t
     assert after is not None
     assert 7 < before.sd < 14
     assert 110 < after.sd < 125
-    assert after.df == 3 < before.df, "what moves whole kinds is known from the seeds alone"
+    assert after.df == 3 < before.df, "the difference of the kinds' means has 4 seeds, so 3 degrees of freedom"
     assert after == pushed.of("quiet 1", "loud 2")
     within = (pools.of("loud 0", "loud 1") or before for pools in (still, pushed))
     assert len({round(spread.sd, 6) for spread in within}) == 1
@@ -430,7 +433,7 @@ def test_the_spread_across_kinds_is_the_mean_square_over_all_pairs_of_their_arms
     assert spread.sd == pytest.approx(math.sqrt(np.mean(pairs)))
     parts = [(differences(loud.mean(axis=0), quiet.mean(axis=0)).var(ddof=1), 3)]
     parts += [((rows - rows.mean(axis=0)).var(axis=1, ddof=1).mean(), 3 * (len(rows) - 1)) for rows in (quiet, loud)]
-    assert spread.df == int(spread.sd**4 / sum(part**2 / df for part, df in parts)), "Satterthwaite's"
+    assert spread.df == int(spread.sd**4 / sum(part**2 / df for part, df in parts)), "Satterthwaite's formula"
 
 
 def test_kinds_of_arms_that_differ_by_constants_have_no_spread() -> None:
@@ -457,12 +460,12 @@ def test_the_only_arm_of_its_kind_speaks_for_itself() -> None:
     assert found.of("quiet 0", "loud 0") is None
     assert found.arms == arms.keys() - {"quiet 0"}
     twins = arms | {"quiet twin": arms["quiet 0"]}
-    assert pooled_by_kind(twins, kinds_of(twins)) == found, "one arm, however often"
+    assert pooled_by_kind(twins, kinds_of(twins)) == found, "two arms with equal values count as one"
 
 
 @pytest.mark.parametrize("moved", [0.0, 0.5, 2.0])
 def test_tests_across_kinds_and_within_them_err_no_more_often_than_they_say(moved: float) -> None:
-    """moved: how far seeds move the coarse kind against the fine."""
+    """Check the rates of false positives. moved: the spread over seeds of a shift of all coarse arms."""
     generator, wrong = np.random.default_rng(7), {"fine 0": 0, "coarse 1": 0}
     for _ in range(1000):
         whole = generator.normal(0, moved, 3)
@@ -502,7 +505,7 @@ def test_holm_corrects_as_in_a_worked_example() -> None:
 
 def test_holm_leaves_out_tests_that_cannot_reach_the_level_of_their_family() -> None:
     assert holm([0.05], [0.05]) == [0.05], "a p value at the level is enough"
-    assert holm([0.03, 0.03, 0.04], [0.03, 0.03, 0.0]) == [1.0, 1.0, 0.04], "two cannot reach 0.05 / 2"
+    assert holm([0.03, 0.03, 0.04], [0.03, 0.03, 0.0]) == [1.0, 1.0, 0.04], "two tests cannot have p <= 0.05 / 2"
     assert holm([0.025, 0.025], [0.025, 0.025]) == [0.05, 0.05]
 
 
@@ -514,7 +517,7 @@ def test_holm_takes_numbers_from_0_to_1(value: float) -> None:
 
 
 def test_a_test_of_events_says_the_least_p_that_it_can_reach() -> None:
-    """One event is in one of the 2 trials of ours, or in one of the 4 of the baseline."""
+    """Check one event in six trials: it is in our arm in 2 of 6 cases, and in the baseline in 4 of 6 cases."""
     found = compare_events([Stratum("all", 1, 2, 0, 4)])
     assert (found.least_more, found.least_fewer) == (2 / 6, 4 / 6)
 
@@ -539,7 +542,7 @@ def test_the_interval_of_a_median_is_of_order_statistics_and_holds_it_as_often_a
 
 
 def test_a_planned_effect_is_detected_as_often_as_it_says() -> None:
-    """The spread is that of earlier runs, or the pairs' own where that is larger, as in `estimate`."""
+    """Simulate the test with the rule of `estimate`: the pooled spread, or the pairs' own spread if it is larger."""
     effect = planned_effect(1.0, 20, 3)
     assert effect is not None
     values = effect + np.random.default_rng(0).standard_normal((10_000, 3))

@@ -1,8 +1,9 @@
-"""Run folders of trials that nobody trained: a plan's, with results whose truth is known.
+"""Write simulated result files for all trials of a plan, without training, so that the true effects are known.
 
-Differences between arms are exact: of three seeds the noise is -1, 0 and +1 times its size, in an order and of a size
-of each arm's own, so that means are what the world says, spreads are its noise, and no two arms are equal. Arms that
-are the same trials are one arm, by the name that the plan has first.
+A World has the true effects of the arms and the size of the noise. Over three seeds, the noise of an arm is -1, 0 and
++1 times its size, in an order that depends on the arm. So the means over seeds are exactly the true effects. The size
+of the noise differs slightly between arms, so that no two arms have equal results. If several arms have the same
+trials, the trials get the effect of the arm that is first in the plan.
 """
 
 from __future__ import annotations
@@ -30,40 +31,44 @@ from fewbits.sweeps.planning.sweep import load_sweeps
 from tests.analysis.probes import write_probe
 
 SMALL = ("data=synthetic", "data.size=65536", "data.repeat=1000000000", "evaluation.windows=2", "runtime.device=cpu")
-STEPS = 20  # rows of the metrics
-QUIET = ("bf16", "watched")  # what others are compared with
+STEPS = 20  # the number of rows in metrics.parquet
+QUIET = ("bf16", "watched")  # baselines, which have no noise
 
 
 @dataclass
 class World:
-    """The truth about a plan. An arm's key is its name, its name with a value of an axis (arm@value), or sweep/arm."""
+    """The true effects in simulated results. Keys are arms, as ARM, ARM@VALUE (a value of an axis) or SWEEP/ARM."""
 
-    effect: Mapping[str, float] = field(default_factory=dict)  # of an arm, on every loss; relative
-    elsewhere: Mapping[str, float] = field(default_factory=dict)  # on the out-of-domain loss, in its place
-    unquantized: Mapping[str, float] = field(default_factory=dict)  # on the loss evaluated in BF16, in its place
-    maximum: Mapping[str, float] = field(default_factory=dict)  # on the largest loss of a micro-batch, in its place
-    norm: Mapping[str, float] = field(default_factory=dict)  # on the parameter norm halfway
-    noise: float = 1e-5  # of losses, between arms
-    noises: Mapping[str, float] = field(default_factory=dict)  # of arms that have another
-    diverged: frozenset[str] = frozenset()
-    missing: frozenset[tuple[str, int]] = frozenset()  # arms and seeds
+    effect: Mapping[str, float] = field(default_factory=dict)  # relative change of all losses of the arm
+    elsewhere: Mapping[str, float] = field(default_factory=dict)  # relative change of ood_loss, instead of `effect`
+    unquantized: Mapping[str, float] = field(default_factory=dict)  # the same for validation_loss_unquantized
+    maximum: Mapping[str, float] = field(default_factory=dict)  # the same for loss_max, the largest micro-batch loss
+    norm: Mapping[str, float] = field(default_factory=dict)  # relative change of parameter_norm at half of the steps
+    noise: float = 1e-5  # the size of the relative noise of losses
+    noises: Mapping[str, float] = field(default_factory=dict)  # the noise of single arms, instead of `noise`
+    diverged: frozenset[str] = frozenset()  # arms whose trials diverge after half of the steps
+    missing: frozenset[tuple[str, int]] = frozenset()  # (arm, seed) of trials without a run folder
 
     def numerics(self, of: Plan, member: Member) -> list[dict[str, Any]]:
-        """Return the observer's rows for this trial: one for each window, layer and slot."""
+        """Return the rows of the trial's numerics.parquet: one for each window, layer and slot."""
         return []
 
     def further(self, of: Plan, member: Member, unquantized: float) -> dict[str, float]:
-        """Return numbers of the result that only this study's trials have; unquantized: the loss evaluated in BF16."""
+        """Return further numbers for the trial's result.json. unquantized: its validation loss evaluated in BF16."""
         return {}
 
 
 def planned(study: str, folder: Path, cache_folder: Path, *words: str) -> Plan:
+    """Return the plan of a study with small synthetic data. folder: contains the store; words: further overrides."""
     where = (f"runtime.runs={folder / 'runs'}", f"runtime.cache={cache_folder}")
     return plan(*load_sweeps((f"study={study}", *words, *SMALL, *where)))
 
 
 def results(of: Plan, world: World) -> Results:
-    """The plan's, in this world; nothing is left of another one. The same as before are not made again."""
+    """Write the result files of all trials of the plan for this world, and return the results.
+
+    Result files of an earlier world are replaced. If plan and world are those of the last call, return its results.
+    """
     if _LAST and _LAST[0][0] is of and _LAST[0][1] == world:
         return _LAST[0][2]
     names: dict[str, list[str]] = {}
@@ -84,12 +89,12 @@ _LAST: list[tuple[Plan, World, Results]] = []
 
 
 def _names(member: Member) -> list[str]:
-    """Return the keys of an arm, the most specific first."""
+    """Return the keys under which a World may have values for this place's arm, the most specific key first."""
     arm = member.cell.arm
     return [f"{member.cell.sweep}/{arm}", *(f"{arm}@{value}" for _, value in member.cell.axes), str(arm)]
 
 
-_THERE: dict[Path, object] = {}  # what a file was made of, so that it is not written again
+_THERE: dict[Path, object] = {}  # file → the content it was written with; equal content is not written again
 
 
 def _write(of: Plan, member: Member, names: list[str], path: Path, world: World) -> None:
@@ -137,7 +142,7 @@ def _is_new(path: Path, content: object) -> bool:
 
 
 def _begun(of: Plan, trial: str) -> int:
-    """The step of the whole line that the trial begins at."""
+    """Return the number of steps that the trial's parents have trained before its branch."""
     planned = of.trials[trial]
     return 0 if planned.parent is None else _begun(of, planned.parent) + (planned.trial.branch.step or 0)
 
@@ -161,18 +166,18 @@ def _order(name: str) -> int:
 
 
 def wave(name: str, seed: int) -> float:
-    """Return an arm's noise at a seed: -1, 0 and 1 over three seeds, and 0 for arms in QUIET."""
+    """Return the factor of an arm's noise for a seed: -1, 0 or 1, each for one of three seeds; 0 for arms in QUIET."""
     return 0.0 if name in QUIET else float((seed + _order(name)) % 3 - 1)
 
 
 @cache
 def size(name: str) -> float:
-    """Return how large an arm's noise is beside the others': 1 to 1.1, and of no two the same."""
+    """Return a factor from 1 to 1.1 for the size of an arm's noise; it differs between arms."""
     return 1 + zlib.crc32(name.encode()) % 1000 / 10_000
 
 
 def verdicts(study: str, found: Results, names: Iterable[str], *, covered: bool = False) -> dict[str, Verdict]:
-    """Return verdicts of some claims of a study. covered: as if the runs had the paper's size."""
+    """Return the verdicts of the named claims of a study. covered: treat the runs as being as large as the paper's."""
     load_hooks(study)
     claims = load_claims(study)
     evidence = {name: evidence_of(study, claims.claim(name), found) for name in names}

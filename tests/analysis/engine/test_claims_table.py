@@ -1,4 +1,4 @@
-"""The page of claims is what the data say, and every claim says what it tests."""
+"""Test that docs/claims.md is up to date, and that claims have descriptions, reasons for margins and sources."""
 
 from collections.abc import Container
 from pathlib import Path
@@ -45,7 +45,7 @@ def test_a_bound_without_a_source_is_refused() -> None:
 
 def test_at_least_half_of_the_claims_are_data_alone() -> None:
     shares = []
-    for study in TRAINED:  # the primer's claims are arithmetic
+    for study in TRAINED:  # not the primer, all of whose claims are exact checks
         load_hooks(study)
         hooks = hooks_of(study).metrics
         shares += [all(is_data(part, hooks) for part in claim.parts) for claim in load_claims(study).claims]
@@ -53,7 +53,7 @@ def test_at_least_half_of_the_claims_are_data_alone() -> None:
 
 
 def is_data(part: Part, hooks: Container[str]) -> bool:
-    """Tell whether the part needs no Python of its study: it is out of reach, or compares numbers that results have."""
+    """Tell whether the part needs no Python hook of its study: it is out of reach, or uses only built-in metrics."""
     if part.out_of_reach:
         return True
     if part.test == "exact" or part.data:

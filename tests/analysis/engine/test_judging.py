@@ -1,4 +1,4 @@
-"""Every claim of every study can be judged at every scale; an empty store decides nothing."""
+"""Test verdicts of whole studies: without results no claim is decided, and too small runs contradict nothing."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +22,7 @@ from tests.messages import naming
 
 @pytest.fixture(scope="module")
 def empty(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Results]:
-    """Return a function that gives the results of a plan in an empty store; each plan is made once."""
+    """Return a function (study, scale, further overrides) → results of the plan in an empty store; plans are cached."""
 
     @cache
     def planned(*words: str) -> Plan:

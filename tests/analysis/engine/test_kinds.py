@@ -1,6 +1,7 @@
-"""Test each kind of test with simulated results whose truth is known: true, false, absent, underpowered.
+"""Check each statistical test of claims with data whose true effect is known, and the verdicts that follow.
 
-Its error rates are simulated with the functions that decide claims, `judge` and `conclude`, with few seeds.
+The effects are as stated, opposite, absent, or too small for the number of seeds. Error rates are simulated with few
+seeds, with the functions `judge` and `conclude` that also make the verdicts of reports.
 """
 
 from collections.abc import Iterable
@@ -22,7 +23,7 @@ from tests.messages import names
 
 MARGIN = Margin(0.005, True, "for tests")
 SUPPORTED, OPPOSED, ABSENT, UNDECIDED = Status.SUPPORTED, Status.OPPOSED, Status.ABSENT, Status.UNDECIDED
-FEW, MANY = 0.0005, 0.02  # spreads: of a design that resolves the margin, and of one that does not
+FEW, MANY = 0.0005, 0.02  # spreads over seeds: small enough to detect an effect of the margin's size, and too large
 
 
 def part(test: str, **more: object) -> Comparison:
@@ -279,7 +280,7 @@ def test_events_that_are_too_few_for_the_level_say_the_least_p() -> None:
 def test_all_or_no_event_says_nothing_and_is_left_out_of_the_family() -> None:
     nothing = compare_events([Stratum("all", 3, 3, 3, 3), Stratum("none", 0, 3, 0, 3)])
     assert (nothing.more, nothing.fewer, nothing.least_fewer) == (1.0, 1.0, 1.0)
-    assert holm([0.04, 1.0], [0.0, 1.0]) == [0.04, 1.0], "a test that cannot succeed costs the other nothing"
+    assert holm([0.04, 1.0], [0.0, 1.0]) == [0.04, 1.0], "a test that cannot be significant is not corrected for"
     assert holm([0.04, 1.0]) == [0.08, 1.0]
 
 
@@ -308,7 +309,10 @@ def test_at_the_margin_a_claim_is_supported_no_more_often_than_alpha(test: str, 
 @pytest.mark.parametrize("seeds", [3, 4, 6])
 @pytest.mark.parametrize("factor", [1.0, 2.0, 4.0])
 def test_a_pooled_spread_is_no_licence_for_an_arm_that_spreads_further(seeds: int, factor: float) -> None:
-    """The whole table, with 6 to 14 arms, is in docs/measured/pooling.md."""
+    """Check the rate of false positives for an arm whose spread is `factor` times the others' (5 %, with tolerance).
+
+    docs/measured/pooling.md has the rates for 6 to 14 arms.
+    """
     generator = np.random.default_rng(int(10 * factor) + seeds)
     pooled = Spread(1.0, 12 * (seeds - 1))
     spread = np.sqrt((1 + factor**2) / 2)
@@ -355,7 +359,10 @@ def outcome(*findings: Finding, covered: bool = True, controls: Iterable[Status]
 
 
 def test_a_part_that_fails_only_the_correction_is_not_called_unsupported() -> None:
-    """Two parts with p 0.04 fail Holm's correction for three tests; their numbers alone support them."""
+    """Check a claim with two parts (p 0.04 and 0.045) that are significant only before Holm's correction.
+
+    The verdict's reason must not list them under "Not supported".
+    """
     parts = (*(finding(SUPPORTED, f"part {p}", p) for p in (1e-6, 0.04, 0.045)), finding(UNDECIDED, "open"))
     verdict = conclude({"X": Evidence(claim(), parts, (), True)})["X"]
     assert (verdict.outcome, verdict.supported) == (Outcome.IN_PART, ("part 1e-06",))
@@ -365,7 +372,10 @@ def test_a_part_that_fails_only_the_correction_is_not_called_unsupported() -> No
 
 
 def verdict_of(*findings: Finding, more: int = 0, covered: bool = True) -> Verdict:
-    """Return the verdict on a claim in a report with so many undecided claims more; covered: whether theirs count."""
+    """Return the verdict on a claim in a report with `more` other claims, which are undecided.
+
+    covered: the runs are large enough to contradict the other claims, so that these claims count in the correction.
+    """
     undecided = {str(i): Evidence(claim(str(i)), (finding(UNDECIDED),), covered=covered) for i in range(more)}
     return conclude(undecided | {"X": Evidence(claim(), findings)})["X"]
 
@@ -424,7 +434,7 @@ def test_a_whole_claim_is_as_uncertain_as_its_weakest_part() -> None:
 
 
 def test_a_p_value_at_the_level_decides() -> None:
-    """Three of three events beside none of three have exactly this p value, and no smaller one is possible."""
+    """Check p = 0.05 exactly: the least p value that is possible for 3 of 3 events compared with 0 of 3."""
     assert outcome(finding(SUPPORTED, p=0.05)) is Outcome.REPRODUCED
 
 
@@ -438,7 +448,7 @@ def test_many_claims_together_take_a_smaller_p() -> None:
 def test_contradictions_are_corrected_over_the_claims_that_runs_can_contradict() -> None:
     opposed = finding(OPPOSED, p=0.01)
     assert verdict_of(opposed).outcome is Outcome.CONTRADICTED
-    assert verdict_of(finding(OPPOSED, p=0.05)).outcome is Outcome.CONTRADICTED, "a p value at the level"
+    assert verdict_of(finding(OPPOSED, p=0.05)).outcome is Outcome.CONTRADICTED, "p equal to the level is significant"
     many = verdict_of(opposed, more=20)
     assert many.outcome is Outcome.INCONCLUSIVE
     assert names(many.reason, 21, "0.01", "0.21")
@@ -514,7 +524,10 @@ def test_parts_that_say_nothing_alone_are_named_beside_what_is_missing() -> None
 
 
 def test_over_a_whole_report_a_false_verdict_is_no_likelier_than_alpha() -> None:
-    """Twelve claims of two parts in a world at their boundary: nothing holds, nothing is opposed."""
+    """Simulate reports with twelve claims of two parts, whose true effects equal the margin.
+
+    So no claim is true and none is contradicted; each decided verdict is an error.
+    """
     generator = np.random.default_rng(1)
     comparison = part("higher")
     wrong = 0

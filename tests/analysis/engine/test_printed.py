@@ -1,4 +1,7 @@
-"""The paper's own numbers pass the paper's own checks: no claim can come out otherwise than its paper says."""
+"""Test that claims accept the paper's own numbers: with the printed effects as data, every claim is reproduced.
+
+Otherwise the test or the margin of a claim would contradict the statement that the claim is about.
+"""
 
 import pytest
 
@@ -26,11 +29,11 @@ PRINTED = [
 ]
 
 
-SEEDS = 20  # enough for a test of signs
+SEEDS = 20  # equal values are tested by their signs, so the p value is 2^-20, which stays significant after correction
 
 
 def printed_data(study: str, comparison: Comparison) -> Differences | None:
-    """Return the printed number as many equal pairs, an effect with no spread; None where the paper prints nothing."""
+    """Return data in which each of SEEDS pairs has the paper's effect; None if the paper prints no effect."""
     effect = printed_effect(study, comparison)
     paired = comparison.test in (*DIRECTIONS, *NULLS)
     return None if effect is None else Differences((effect,) * SEEDS, relative=paired and comparison.part.relative)
@@ -39,7 +42,7 @@ def printed_data(study: str, comparison: Comparison) -> Differences | None:
 @pytest.mark.parametrize(("study", "claim", "comparison"), PRINTED)
 def test_a_printed_number_supports_its_claim(study: str, claim: Claim, comparison: Comparison) -> None:
     data = printed_data(study, comparison)
-    assert data is not None, "the paper prints nothing there"
+    assert data is not None, "the cell of the paper's table that `printed` names has no number"
     assert judge(comparison, data).status is Status.SUPPORTED
 
 

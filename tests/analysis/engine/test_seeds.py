@@ -1,4 +1,4 @@
-"""Claims never use seeds that shaped the design."""
+"""Test that no scale plans seeds whose earlier results influenced the design (papers/planning/seeds.yaml)."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Readers see the labels of arms; names with their ids stay the keys."""
+"""Test that titles of comparisons have the arms' labels for readers, while their names have the arms' names."""
 
 from collections.abc import Iterator
 
@@ -21,7 +21,7 @@ from fewbits.analysis.views.claims import view
 
 
 def of_arms(study: str) -> Iterator[Comparison]:
-    """Yield the comparisons of arms of all claims and controls."""
+    """Yield all comparisons of a study's claims and controls that compare arms."""
     claims: tuple[Claim | ControlClaim, ...] = (*load_claims(study).claims, *load_claims(study).controls)
     for claim in claims:
         yield from (one for one in comparisons(claim, arm_table(study)) if one.arm)
@@ -32,7 +32,7 @@ def test_every_arm_of_a_claim_has_a_label_that_its_title_shows(study: str) -> No
     table = arm_table(study)
     known = {arm.name for arm in table.arms}
     for one in of_arms(study):
-        if not one.part.name:  # a part's own name is its title
+        if not one.part.name:  # a part with a name has this name as its title
             assert {one.arm, one.baseline or one.arm} <= known, one.name
             assert one.title.startswith(f"{table.prefix(one.part.sweep)}{table.label(one.arm)}"), one.name
             assert not one.baseline or f" {table.label(one.baseline)}" in one.title, one.name

@@ -1,4 +1,4 @@
-"""Heat maps show every number, also those that they do not shade."""
+"""Test that heat maps write the numbers of cells that have no colour, such as negative numbers."""
 
 import math
 

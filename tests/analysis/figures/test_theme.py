@@ -1,4 +1,4 @@
-"""The style of figures: legible in both themes, by the colour-blind too; text as text; the same bytes each time."""
+"""Test the style of figures: contrast in both themes, also for colour-blind readers; text as SVG text; equal bytes."""
 
 import re
 from itertools import combinations
@@ -28,7 +28,8 @@ from fewbits.analysis.figures.theme import (
 from fewbits.analysis.report.items import FigureResult
 
 X = np.linspace(0, 1e6, 20)
-# What is left of colours for the red- and the green-blind (Machado, Oliveira and Fernandes 2009, at full severity)
+# Matrices from RGB colours to those that red-blind and green-blind people see (Machado, Oliveira and Fernandes 2009,
+# at full severity).
 BLIND = (
     np.array([[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]),
     np.array([[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]),
@@ -57,7 +58,7 @@ themes = pytest.mark.parametrize("theme", THEMES.values(), ids=THEMES)
 
 
 def luminance(colour: str) -> float:
-    """The contrast of two colours, as the web's accessibility guidelines define it."""
+    """Return the relative luminance of a colour, as the web's accessibility guidelines (WCAG) define it."""
     parts = np.array(to_rgb(colour))
     linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
     return float(linear @ [0.2126, 0.7152, 0.0722])
@@ -83,7 +84,7 @@ def test_text_is_read_on_what_formats_are_filled_with(theme: Theme) -> None:
 @themes
 @pytest.mark.parametrize("blind", BLIND, ids=["red", "green"])
 def test_series_differ_for_the_colour_blind_too(theme: Theme, blind: np.ndarray) -> None:
-    """Two series that look alike without red or green have other dashes and other markers."""
+    """Check that two series whose colours look alike to colour-blind readers differ in dashes and markers."""
     seen = [blind @ np.array(to_rgb(theme.series[int(style.colour)])) for style in STYLES]
     for (i, a), (j, b) in combinations(enumerate(seen), 2):
         alike = np.linalg.norm(a - b) < 0.12
@@ -119,7 +120,7 @@ def test_the_svg_is_one_element_with_text_as_text_in_the_systems_font(picture: F
     assert words & {"arm 0", "fc0 input"}
     assert "system-ui" in text
     assert "DejaVu" not in text
-    assert not re.search(r"\d{4}-\d\d-\d\d", text)  # no date
+    assert not re.search(r"\d{4}-\d\d-\d\d", text)  # a date would change the bytes
 
 
 @pictures
@@ -146,7 +147,7 @@ def test_two_svgs_that_differ_in_more_than_colours_are_not_made_one() -> None:
 @pictures
 @themes
 def test_letters_are_read_on_a_telephone(picture: FigureResult, theme: Theme) -> None:
-    """The smallest letter has more than seven pixels on a screen of 360."""
+    """Check that the smallest text is higher than seven pixels on a screen that is 360 pixels wide."""
     figure = themed(picture, theme.name)
     sizes = [float(size) for size in re.findall(r"(?:font|font-size): (?:\d+ )?([\d.]+)px", svg(figure))]
     assert sizes
@@ -179,7 +180,7 @@ def test_percent_has_as_many_digits_as_it_takes(value: float, text: str) -> None
 def test_rows_show_their_own_shares_and_the_last_bin_stands_apart() -> None:
     figure = themed(PICTURES["map"], "light")
     axes = figure.axes[0]
-    assert len(axes.collections[0].get_paths()) == 6  # one cell for each row, where its counts are
+    assert len(axes.collections[0].get_paths()) == 6  # each of the six rows has counts in one cell only
     assert [tick.get_text() for tick in axes.get_xticklabels()][-1] == ">10"
 
 

@@ -1,4 +1,4 @@
-"""Plans of GaussWS's sweeps with small data, once for all tests of the room."""
+"""Fixtures with plans of GaussWS's sweeps with small data and models, made once per test session."""
 
 import pytest
 
@@ -18,13 +18,13 @@ SMALL = (
 
 @pytest.fixture(scope="session")
 def cpu(tmp_path_factory: pytest.TempPathFactory) -> Plan:
-    """The plan at cpu scale, with three seeds."""
+    """Return the study's plan at scale cpu, with three seeds."""
     return plan(*_sweeps(tmp_path_factory, "scale=cpu"))
 
 
 @pytest.fixture(scope="session")
 def varied_widths(tmp_path_factory: pytest.TempPathFactory) -> Plan:
-    """The sweep that cpu scale leaves out."""
+    """Return the plan of the sweep `widths`, which only scale cpu-full runs, with three seeds."""
     sweeps, extra = _sweeps(tmp_path_factory, "scale=cpu-full")
     return plan([one for one in sweeps if one.name == "widths"], extra)
 

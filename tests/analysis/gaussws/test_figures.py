@@ -1,4 +1,4 @@
-"""Tables and figures on trials whose truth is known: whole, and where nothing has run."""
+"""Test GaussWS's tables and figures with simulated results: with all results, and without any."""
 
 import pytest
 
@@ -65,7 +65,7 @@ def test_what_widths_depend_on_is_told_where_it_is_run(made: Results, varied_wid
 
 
 def test_without_results_there_is_a_word_in_place_of_each(made: Results) -> None:
-    """If no trial has run, nothing is drawn and no number is made up."""
+    """Check that figures give NoData or NotPlanned with a reason if no trial has run."""
     empty = results(made.plan, World(missing=frozenset((str(m.cell.arm), m.cell.seed) for m in made.members)))
     for name in FIGURES.keys() - OF_KERNELS - {"Figure 6"}:
         assert isinstance(FIGURES[name](empty), NoData | NotPlanned), name
@@ -85,11 +85,11 @@ def test_table_1_has_ours_and_the_papers(cpu: Plan) -> None:
     assert isinstance(overheads[1], Value)
     assert overheads[1].mean == pytest.approx(20.0)
     of_paper = next(row for row in found.rows if row.title == "Overhead of 134M").cells[1]
-    assert (of_paper.paper, of_paper.difference) == (1.40, None), "another device: no difference is shown"
+    assert (of_paper.paper, of_paper.difference) == (1.40, None), "the devices differ, so no difference is shown"
     assert isinstance(next(row for row in found.rows if row.title == "Llama2-1B").cells[0].ours, NotPlanned)
     (mean,) = (row.cells[1].ours for row in found.rows if row.title == "Overhead, mean")
     assert isinstance(mean, Value)
-    assert mean.mean == pytest.approx(20.0), "1 less the geometric mean of two ratios that are alike"
+    assert mean.mean == pytest.approx(20.0), "1 minus the geometric mean of two equal ratios"
 
 
 def test_layers_count_by_their_parameters_and_tiers_are_shares_of_them(cpu: Plan) -> None:
@@ -103,7 +103,10 @@ def test_layers_count_by_their_parameters_and_tiers_are_shares_of_them(cpu: Plan
 
 
 def test_decay_alone_is_the_papers_own_arithmetic(cpu: Plan) -> None:
-    """Facts of Table E.1: 6 → 4.28 for GPT-2 at 6e-5, over 600,000 steps; here two e-foldings in a branch."""
+    """Check the bit width that weight decay alone would give: from 6 to 4.28, as for GPT-2 in Table E.1.
+
+    The paper's run has 600,000 steps with learning rate 6e-5; our branch decays by the same factor in fewer steps.
+    """
     trial = next(cpu.trials[m.id].trial for m in cpu.members if (m.cell.sweep, m.cell.arm) == ("gpt2", OURS))
     assert widths.by_decay_alone(trial) == pytest.approx(4.28, abs=0.03)
 

@@ -1,4 +1,7 @@
-"""Timing claims: turns that other processes disturbed are dropped, and too many of them decide nothing."""
+"""Test the claims about time: disturbed turns are not used, and with too many of them the claims stay undecided.
+
+A turn is one measurement of all variants; it is disturbed if other processes used the machine in the meantime.
+"""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Figures 2 and D.1 say what their captions say, whatever the seed: it is computed."""
+"""Test that the schematics in Figures 2 and D.1, whose numbers are computed, show what their captions state."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""GaussWS's arithmetic is asked of the kernels: hard enough that another generator, cast or gradient would be found."""
+"""Test GaussWS's exact claims: they hold for our kernels, and they fail with a wrong generator, cast or gradient."""
 
 from dataclasses import replace
 from typing import Any
@@ -50,7 +50,10 @@ def test_a_kernel_that_draws_something_else_contradicts_g1(monkeypatch: pytest.M
 
 @pytest.mark.parametrize(("bits", "magnitude"), [(9, 1.0), (5, 1 / 16)])
 def test_lemma_1_on_the_grid_ends_in_a_single_tie(bits: int, magnitude: float) -> None:
-    """b < m + 2 + τ for weights on BF16's grid: at the width itself only noise of half a step beside 1 is lost."""
+    """Check Lemma 1 for weights on BF16's grid: noise survives the cast if b < m + 2 + τ.
+
+    At the bound itself, b = m + 2 + τ, exactly one case is lost: a tie, with noise of half a step and the weight 1.
+    """
     assert theory.swallowed(bits - 0.01, magnitude).lost == 0
     assert theory.swallowed(bits, magnitude).lost == 1
     assert theory.swallowed(bits, magnitude, ties=False).lost == 0
@@ -58,7 +61,7 @@ def test_lemma_1_on_the_grid_ends_in_a_single_tie(bits: int, magnitude: float) -
 
 
 def test_lemma_1_beside_the_grid_ends_a_bit_earlier() -> None:
-    """b < m + 1 + τ for FP32 masters."""
+    """Check Lemma 1 for FP32 master weights, which are not on BF16's grid: noise survives if b < m + 1 + τ."""
     assert theory.swallowed(8, beside_grid=True).lost == 0
     assert 0.0005 < theory.swallowed(8.5, beside_grid=True).share < 0.005
     assert theory.swallowed(8.99, beside_grid=True).share > 0.005

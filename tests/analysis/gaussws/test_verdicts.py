@@ -1,4 +1,7 @@
-"""Verdicts of GaussWS on trials whose truth is known: true, false, absent at this scale, too noisy, without control."""
+"""Test GaussWS's verdicts with simulated results whose true effects are known.
+
+The effects are as the paper states, opposite, absent, hidden by noise, or without controls that pass.
+"""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,12 +28,15 @@ TRAINED = tuple(c.id for c in CLAIMS if c.id not in (*EXACT, *TIMED) and not c.i
 TABLE_1 = ("llama2-134m", "llama2-1b")
 MINI = "llama2-mini"
 SWEEPS = ("gpt2", "gpt2-mini", "llama2", MINI)
-CONTROL = "parts"  # a sweep of which controls use two arms
-SEEN = {"parts/all": 0.01}  # what a control has to see
+CONTROL = "parts"  # the sweep with the two arms that controls compare
+SEEN = {"parts/all": 0.01}  # the effect that this control needs to pass
 
 
 def judged(plan: Plan, world: World, *names: str, covered: bool = False) -> dict[str, Verdict]:
-    """Return verdicts of the claims about trials, or of some of them. covered: as if the runs were the paper's size."""
+    """Return the verdicts of the named claims in this world; without names, of all claims in TRAINED.
+
+    covered: treat the runs as being as large as the paper's.
+    """
     return verdicts(results(plan, world), names or TRAINED, covered=covered)
 
 
@@ -39,7 +45,7 @@ def verdicts(found: Results, names: Iterable[str], *, covered: bool = False) -> 
 
 
 def joined(one: Plan, other: Plan) -> Plan:
-    """Return a plan of the sweeps of both."""
+    """Return a plan with the sweeps of both plans."""
     return Plan((*one.sweeps, *other.sweeps), (*one.members, *other.members), {**one.trials, **other.trials})
 
 
@@ -53,7 +59,7 @@ def changed(effect: Mapping[str, float]) -> World:
 
 @pytest.fixture(scope="module")
 def compared(cpu: Plan) -> Plan:
-    """The sweeps whose arms claims compare: without single parts and induced instability."""
+    """Return the plan with only those arms that claims compare, which saves time."""
     members = tuple(
         member
         for member in cpu.members
@@ -64,7 +70,7 @@ def compared(cpu: Plan) -> Plan:
 
 @pytest.fixture
 def timed(compared: Plan) -> Iterator[Plan]:
-    """The plan, in whose store nothing is left of what a test has timed."""
+    """Yield the plan, and afterwards remove the files of timings that the test has written to the store."""
     yield compared
     forget_benches(compared)
 
@@ -75,8 +81,8 @@ def timed(compared: Plan) -> Iterator[Plan]:
 def test_where_all_is_as_the_paper_says_every_claim_about_trials_is_reproduced(compared: Plan) -> None:
     found = judged(compared, PAPER)
     expected = dict.fromkeys(TRAINED, REPRODUCED) | dict.fromkeys(UNREACHED, OUT_OF_REACH)
-    expected |= {"G8": IN_PART, "G12": IN_PART}  # what takes 30 B tokens is out of reach
-    expected |= {"G15": INCONCLUSIVE}  # the families are not compared at this scale
+    expected |= {"G8": IN_PART, "G12": IN_PART}  # some parts need 30 B tokens, so they are out of reach
+    expected |= {"G15": INCONCLUSIVE}  # the scale does not plan the comparison of model families
     assert {name: (one.outcome, one.reason) for name, one in found.items() if one.outcome is not expected[name]} == {}
     assert found["G12"].supported == ("no interaction", "DiffQ improves")
     assert len(found["G8"].supported) == 2
@@ -86,7 +92,7 @@ def test_families_are_compared_where_gpt_2_has_no_penalty_either(compared: Plan,
     both = joined(compared, varied_widths)
     assert judged(both, replace(PAPER, to_nine=0.998), "G15")["G15"].outcome is REPRODUCED
     narrower = judged(both, replace(PAPER, to_nine=0.998, bits={"widths": 4.5, "llama2": 5.0}), "G15")["G15"]
-    assert narrower.outcome is NOT_SEEN, "of far longer runs"
+    assert narrower.outcome is NOT_SEEN, "the claim is about far longer runs, so ours do not contradict it"
     assert [one.status for one in narrower.findings][:1] == [Status.OPPOSED]
 
 
@@ -255,7 +261,7 @@ def test_a_busy_machine_decides_nothing(timed: Plan) -> None:
 def test_exact_claims_are_decided_without_any_trial(
     compared: Plan, holds: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Replace the results of the arithmetic with fixed ones; test_theory.py tests the arithmetic."""
+    """Check the verdicts of exact claims with fixed results of the checks; test_theory.py tests the checks."""
     load_hooks("gaussws")
     assert set(hooks_of("gaussws").exact) == set(EXACT)
     for name in EXACT:

@@ -1,4 +1,4 @@
-"""Worlds of GaussWS's sweeps: what is true of bit widths, of weights that are cast to their formats, and of timings."""
+"""Simulated results of GaussWS's sweeps: a World that also has bit widths, losses with cast weights, and timings."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ TURNS = 5
 
 @dataclass
 class World(worlds.World):
-    bits: Mapping[str, float] = field(default_factory=dict)  # mean width at the end, by sweep; else 5
-    spread: Mapping[str, float] = field(default_factory=dict)  # of widths in a layer, by sweep; else 0.2
-    to_nine: float = 1.0  # share of parameters up to nine bits
-    wobble: float = 1e-3  # of widths, between seeds, and of shares below 1
-    cast: float = 0.001  # how far the loss rises with weights cast to their formats; relative
-    narrow: float = 0.05  # the same with weights cast to three bits
+    bits: Mapping[str, float] = field(default_factory=dict)  # sweep → mean bit width at the end; default 5
+    spread: Mapping[str, float] = field(default_factory=dict)  # sweep → standard deviation in a layer; default 0.2
+    to_nine: float = 1.0  # the share of parameters with at most nine bits
+    wobble: float = 1e-3  # the size of the noise over seeds of bit widths, and of `to_nine` if it is below 1
+    cast: float = 0.001  # relative increase of the loss if weights are cast to their learned formats
+    narrow: float = 0.05  # relative increase of the loss if weights are cast to three bits
 
     def numerics(self, of: Plan, member: Member) -> list[dict[str, Any]]:
-        """Widths by layer, halfway and at the end."""
+        """Return the bit widths of each layer at half of the steps and at the end; [] for arms without a sampler."""
         trial, cell = of.trials[member.id].trial, member.cell
         sampler = trial.recipe.sampler
         if sampler.kind == "none":
@@ -52,6 +52,7 @@ class World(worlds.World):
         return rows
 
     def further(self, of: Plan, member: Member, unquantized: float) -> dict[str, float]:
+        """Return the losses with cast weights; {} for arms without a sampler."""
         if of.trials[member.id].trial.recipe.sampler.kind == "none":
             return {}
         chance = 1 + 0.01 * (member.cell.seed % 3)
@@ -94,9 +95,11 @@ def benches(
     torch: float = 12.0,
     others: float = 0.0,
 ) -> None:
-    """Times of plain BF16 are 1 s, others as many; of the bitwise generator 1 ms, others as many times longer.
+    """Write simulated files of timings to the plan's store.
 
-    others: the share of the machine that other processes used in each turn.
+    A training step takes 1 s with plain BF16, `ours` s with GaussWS and `diffq` s with DiffQ, for each of `models`. The
+    bitwise generator takes 1 ms, the others `box_muller` and `torch` ms. kind: the device. others: the share of the
+    machine that other processes used in each turn.
     """
     folder = _folder(plan)
     folder.mkdir(parents=True, exist_ok=True)
@@ -120,7 +123,7 @@ def benches(
 
 
 def _turns(seconds: float, arm: str, others: float) -> dict[str, list[float]]:
-    """Return an arm's times; the median is exact."""
+    """Return the times of an arm in each turn, with small differences around the given time, which is the median."""
     middle = TURNS // 2
     times = [seconds * (1 + 0.001 * (turn - middle) * len(arm)) for turn in range(TURNS)]
     return {"seconds": times, "others": [others] * TURNS}

@@ -1,4 +1,4 @@
-"""Plans of MoR's sweeps with small data, once for all tests of the room."""
+"""Fixtures with plans of MoR's sweeps with small data, made once per test session."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from tests.experiments.data.data_inputs import shared_cache
 
 @pytest.fixture(scope="session")
 def plans(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Plan]:
-    """Return a function that makes a plan from its overrides, once; each plan has its own store."""
+    """Return a function that makes the plan with these overrides; plans are cached, and each has its own store."""
     made: dict[tuple[str, ...], Plan] = {}
 
     def of(*words: str) -> Plan:

@@ -1,4 +1,4 @@
-"""M1 and M2 are asked of the kernels: hard enough that a wrong scale would be found, and found where there is one."""
+"""Test the exact claims M1 and M2: they hold for our kernels, and they fail if an encoder writes wrong scales."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -17,7 +17,7 @@ def holds(found: Mapping[str, Exact]) -> bool:
 
 @pytest.fixture(autouse=True)
 def _afresh(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Clear the caches before and after a test that breaks an encoder, so that it sees its own results only."""
+    """Clear cached results before and after a test that replaces an encoder, so that no other test uses them."""
     computed = (arithmetic.quantized, arithmetic.scaled, arithmetic.metadata)
     broken = "monkeypatch" in request.fixturenames
     for one in computed * broken:
@@ -30,7 +30,7 @@ def _afresh(request: pytest.FixtureRequest) -> Iterator[None]:
 def test_gam_never_saturates_and_a_naive_exponent_would() -> None:
     found = arithmetic.scaled()
     assert (found.saturated, found.lost_maxima) == (0, 0)
-    assert 0.5 < found.least < 0.51, "the cases reach both ends of what is allowed"
+    assert 0.5 < found.least < 0.51, "the tested values come close to both ends of the allowed interval"
     assert 0.9999 < found.greatest <= 1 + 2**-22
     assert found.would_saturate > 1000
     assert holds(arithmetic.m1())

@@ -1,4 +1,4 @@
-"""Every figure of the study, drawn from made-up results: whole, in part, and where there is nothing."""
+"""Test every figure of the study MoR with simulated results: all results, some of them, and none."""
 
 import shutil
 from pathlib import Path
@@ -47,7 +47,7 @@ def study(folder: Path, cache: Path, *words: str) -> Plan:
 
 @pytest.fixture(scope="module")
 def every(tmp_path_factory: pytest.TempPathFactory) -> Plan:
-    """Return the paper's sweeps and both configurations with two seeds and made-up results."""
+    """Return the plan at scale cpu, with both configurations, two seeds and simulated results."""
     folder, cache = tmp_path_factory.mktemp("made"), shared_cache(tmp_path_factory)
     whole = study(folder, cache, "scale=cpu", "seeds=[0,1]")
     fill(whole)
@@ -61,7 +61,7 @@ def made(every: Plan) -> Results:
 
 @pytest.fixture(scope="module")
 def sizes(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """Return made-up results of the models of several sizes, which a scale of their own trains."""
+    """Return simulated results of the scale `sizes`, which has models of several sizes."""
     folder, cache = tmp_path_factory.mktemp("sizes"), shared_cache(tmp_path_factory)
     whole = study(folder, cache, "scale=sizes")
     fill(whole)
@@ -70,7 +70,7 @@ def sizes(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 @pytest.fixture(scope="module")
 def thresholds(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """Return made-up results of the scale `questions`."""
+    """Return simulated results of the sweep `left-open` at the scale `questions`."""
     folder, cache = tmp_path_factory.mktemp("questions"), shared_cache(tmp_path_factory)
     whole = study(folder, cache, "scale=questions", "sweep=left-open", "seeds=[0,1]")
     fill(whole)
@@ -79,14 +79,14 @@ def thresholds(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory: pytest.TempPathFactory) -> Plan:
-    """Return a plan of one seed and one configuration, without results."""
+    """Return the plan at scale smoke, with one seed and one configuration."""
     folder, cache = tmp_path_factory.mktemp("smoke"), shared_cache(tmp_path_factory)
     return study(folder / "runs", cache, "scale=smoke")
 
 
 @pytest.fixture
 def empty(smoke: Plan) -> Plan:
-    """Return the smoke plan after removal of all results."""
+    """Return the smoke plan, whose results of other tests have been removed."""
     for planned in smoke.trials.values():
         shutil.rmtree(planned.folder.path, ignore_errors=True)
     return smoke
@@ -158,7 +158,7 @@ def test_one_seed_a_diverged_arm_and_a_missing_one_are_drawn_and_said(empty: Pla
     assert isinstance(figure_17, NoData)
     assert "Tensor" in figure_17.reason
     figure_18 = FIGURES["Figure 18"].make(results)
-    assert isinstance(figure_18, NoData), "its last window is not the end"
+    assert isinstance(figure_18, NoData), "a diverged trial's last window is not the end of training"
     assert "Channel" in figure_18.reason
     for name in ("Figure 1", "Figure 5", "Figure 7", "Figure 10", "Figure 12", "Figure A"):
         assert not reaches_over(drawn(FIGURES[name], results))
@@ -167,7 +167,7 @@ def test_one_seed_a_diverged_arm_and_a_missing_one_are_drawn_and_said(empty: Pla
     assert any("channel, seed 0: diverged at step 25" in note for note in figure_5.notes)
     assert any("No data" in note and "Tensor" in note for note in figure_5.notes)
     assert legend_of("Figure A", results)[:2] == ["ours, one seed", "the paper's"]
-    assert not any("A/A" in words for words in legend_of("Figure A", results)), "which has no interval to shade"
+    assert not any("A/A" in words for words in legend_of("Figure A", results)), "one seed has no interval to shade"
 
 
 def legend_of(name: str, results: Results) -> list[str]:
@@ -209,7 +209,7 @@ def test_a_heat_map_has_a_row_for_each_tensor_named_as_in_the_paper(made: Result
 
 
 def test_schematics_show_what_the_kernels_compute() -> None:
-    """Under GAM values are rounded once more on the way back to BF16; under powers of two they are not."""
+    """Check that decoding to BF16 rounds the values again with GAM scales, but not with power-of-two scales."""
     x = schematics.heavy_tailed(2, 4, deviation=2.0, seed=3)
     gam, e8m0 = (schematics.flow(x, f"e4m3:1x4:{scaling}").stations for scaling in ("gam", "e8m0"))
     assert gam[schematics.FP32] != gam[schematics.AGAIN]

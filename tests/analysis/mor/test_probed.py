@@ -1,4 +1,4 @@
-"""Claims about tensors use probes of the trunk if the plan has them, and else trained arms."""
+"""Test that claims about tensors compare probes of the trunk if the plan has them, and otherwise the trained arms."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""MoR's tables on trials whose truth is known: the paper's numbers beside ours, changes in percent, no gap unsaid."""
+"""Test MoR's tables with simulated results: the paper's numbers, ours, changes in percent, and reasons for gaps."""
 
 import json
 import shutil
@@ -52,7 +52,7 @@ def test_changes_compare_and_levels_do_not(found: Results) -> None:
     )
     assert level.paper == 1.8046
     assert mean(level) == pytest.approx(1.1 * 2.1 * 1.002, rel=1e-4)
-    assert level.difference is None, "nats of bytes beside nats of words"
+    assert level.difference is None, "losses per byte and per word cannot be compared"
     assert change.paper == pytest.approx(0.1276, abs=1e-4)
     assert mean(change) == pytest.approx(0.2, rel=1e-6)
     assert isinstance(change.ours, Value)
@@ -132,7 +132,7 @@ def test_fallbacks_are_told_by_kind_of_tensor(cpu: Plan) -> None:
 
     made = table("Fallbacks", results(cpu, World(fallback=share, wobble=0.0)))
     row = "Channel, configuration 1"
-    assert mean(cell(made, row, "All")) == pytest.approx(60 / 24), "one of 4 parts × 6 slots"
+    assert mean(cell(made, row, "All")) == pytest.approx(60 / 24), "60 % in one of 4 parts × 6 slots"
     assert cell(made, row, "All").paper == pytest.approx(1.62)
     assert mean(cell(made, row, "FC2")) == pytest.approx(60 / 6)
     assert mean(cell(made, row, "FC2's activations")) == pytest.approx(60 / 2)
@@ -145,8 +145,8 @@ def test_errors_beyond_the_threshold_were_not_accepted(cpu: Plan) -> None:
         return {"channel": 0.03, "tensor": 0.2}.get(arm, FLOOR)
 
     made = table("Errors and losses", results(cpu, World(error=error)))
-    assert mean(cell(made, "Channel", "Largest error")) == pytest.approx(3.3, rel=1e-3), "its worst mini-batch"
-    assert mean(cell(made, "Tensor", "Largest error")) == pytest.approx(4.5), "the threshold"
+    assert mean(cell(made, "Channel", "Largest error")) == pytest.approx(3.3, rel=1e-3), "the worst mini-batch's error"
+    assert mean(cell(made, "Tensor", "Largest error")) == pytest.approx(4.5), "greater errors exceed the threshold"
     assert text(cell(made, "Two-way", "Largest error")) == "by blocks"
 
 
@@ -171,7 +171,10 @@ def test_what_the_paper_left_open_has_its_tables(plans: Callable[..., Plan]) -> 
 
 
 def test_text_and_batch_of_configuration_2_have_rows_of_their_own(plans: Callable[..., Plan]) -> None:
-    """Check rows by batch size only: the tests train on one text, so that equal batches make equal trials."""
+    """Check the rows of configuration 2's text alone and batch size alone.
+
+    All texts are the same here, so that trials with equal batch sizes are equal.
+    """
 
     def share(arm: str, configuration: str, block: int, part: str, slot: str, end: bool) -> float:
         return 1.0 if part == "down" else 0.0
@@ -181,7 +184,7 @@ def test_text_and_batch_of_configuration_2_have_rows_of_their_own(plans: Callabl
     )
     assert {row.title for row in made.rows} == {"configuration 2, text only", "configuration 2, batch only"}
     for row in made.rows:
-        assert mean(cell(made, row.title, "Tensors in BF16")) == pytest.approx(25), "one of four parts"
+        assert mean(cell(made, row.title, "Tensors in BF16")) == pytest.approx(25), "one of the four parts falls back"
 
 
 def test_other_families_are_compared_with_their_own_bf16(plans: Callable[..., Plan]) -> None:
@@ -216,7 +219,7 @@ def test_the_spread_of_a_pair_is_pooled_over_arms_from_the_same_trunks(cpu: Plan
     same = compare(world, "validation_loss", "watched", where=ONE)
     assert isinstance(same, Differences)
     assert set(same.values) == {0.0}
-    assert same.spread is None, "the same bits"
+    assert same.spread is None, "differences of equal trials need no spread"
 
 
 def test_it_is_said_with_how_many_seeds_ours_ran(found: Results) -> None:

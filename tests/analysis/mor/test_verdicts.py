@@ -1,4 +1,7 @@
-"""Verdicts of MoR on trials whose truth is known: true, false, absent at this scale, underpowered, without control."""
+"""Test MoR's verdicts with simulated results whose true effects are known.
+
+The effects are as the paper states, opposite, absent, hidden by noise, or without controls that pass.
+"""
 
 from collections.abc import Callable, Mapping
 
@@ -19,9 +22,11 @@ EFFECTS = ("M8", "M18")
 
 
 def paper_error(arm: str, configuration: str, block: int, part: str, slot: str, end: bool) -> float:
-    """Errors as the paper reports them: high in FC2's input, FC1's gradient in block 1, the last block's gradients.
+    """Return the quantization error of a tensor, as the paper reports it.
 
-    Under configuration 2 weights are high, too, in early blocks, and no forward tensor is in later ones.
+    Errors are high in FC2's input, in FC1's gradient in block 1, and in gradients of the last block. Under
+    configuration 2, errors of FC1's and FC2's weights are also high in block 1, and no error of FC tensors in the
+    forward pass is high in later blocks. end: the last window of training.
     """
     less = 0.0005 if arm == "block-64" else 0.0
     if configuration == "2" and (part, slot) in (("up", "fprop.w"), ("down", "fprop.w"), ("down", "fprop.x")):
@@ -66,7 +71,7 @@ def six(plans: Callable[..., Plan]) -> Plan:
 
 
 def judged(plan: Plan, world: World, *names: str) -> Mapping[str, Verdict]:
-    """Return the verdicts of these claims, which are decided together, or of the whole study."""
+    """Return the verdicts of the named claims in this world; without names, of all claims of the study."""
     found = results(plan, world)
     return worlds.verdicts("mor", found, names) if names else judge_study("mor", found)
 
@@ -77,10 +82,11 @@ def outcomes(found: Mapping[str, Verdict], names: tuple[str, ...]) -> dict[str, 
 
 def test_where_all_is_as_the_paper_says_every_claim_that_runs_is_reproduced(six: Plan) -> None:
     found = judged(six, TRUE)
-    in_part = {"M6", "M7", "M8", "M17", "M18"}  # with parts that need larger models
+    in_part = {"M6", "M7", "M8", "M17", "M18"}  # claims with parts that need larger models
     expected = {name: IN_PART if name in in_part else REPRODUCED for name in found}
     expected |= {"M4": Outcome.OUT_OF_REACH}
-    expected |= {"M22": INCONCLUSIVE}  # six equal shares: p is 2^-6 by their signs, which many claims do not leave
+    # The six values are equal, so p = 2^-6 by their signs, which is not significant after correction over all claims.
+    expected |= {"M22": INCONCLUSIVE}
     assert {name: (one.outcome, one.reason) for name, one in found.items() if one.outcome is not expected[name]} == {}
 
 
@@ -95,11 +101,16 @@ def test_where_nothing_happens_nulls_hold_and_effects_are_not_seen_at_this_scale
     assert outcomes(found, LOSSES) == {name: REPRODUCED if name in ("M3", "M19") else IN_PART for name in LOSSES}
     assert outcomes(found, EFFECTS) == dict.fromkeys(EFFECTS, NOT_SEEN)
     assert not any(found[name].covered for name in (*LOSSES, *EFFECTS))
-    assert outcomes(found, ("M9", "M13", "M14")) == dict.fromkeys(("M9", "M13", "M14"), NOT_SEEN), "of far longer runs"
+    assert outcomes(found, ("M9", "M13", "M14")) == dict.fromkeys(("M9", "M13", "M14"), NOT_SEEN), (
+        "the paper's runs are longer"
+    )
 
 
 def test_a_mechanism_is_contradicted_at_the_scale_of_its_statement(six: Plan) -> None:
-    """M9 is about the shares of one large model; that smaller blocks represent tensors better is about any tensor."""
+    """Check that M9 is contradicted only by runs of the paper's size, but M23 by any run.
+
+    M9 is about fallback shares of one large model; M23 says that smaller blocks represent any tensor better.
+    """
 
     def other_way(arm: str, *place: object) -> float:
         return {"tensor": 0.03, "block": 0.06, "channel": 0.12}.get(arm, 0.0)
@@ -170,7 +181,11 @@ def test_one_seed_decides_nothing_but_arithmetic(plans: Callable[..., Plan]) -> 
 
 
 def test_what_a_scale_leaves_out_is_not_run_and_the_rest_is_judged(plans: Callable[..., Plan]) -> None:
-    """Scale cpu-full has block partition under configuration 2 without BF16, and no tensor partition for a control."""
+    """Check scale cpu-full, which lacks some arms that claims and controls need.
+
+    It trains block partition under configuration 2 without the baseline BF16, and no tensor partition, which a control
+    of M3 needs.
+    """
     found = judged(plans("scale=cpu-full"), TRUE, "M3", "M9", "M10", "M17")
     status = {part.name: part.status for part in found["M3"].findings}
     assert {one for name, one in status.items() if "configuration 2" in name} == {Status.NOT_RUN}

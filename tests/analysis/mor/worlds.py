@@ -1,4 +1,4 @@
-"""Worlds of MoR's sweeps: what is true of tensors, too."""
+"""Simulated results of MoR's sweeps: a World that also has quantization errors and fallback shares of tensors."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from tests.analysis.worlds import results, wave
 
 __all__ = ["FLOOR", "World", "planned", "results"]
 
-BATCHES = 100  # mini-batches of a window
-FLOOR = 0.0225  # of E4M3
+BATCHES = 100  # the number of mini-batches in a window
+FLOOR = 0.0225  # the usual relative error of a tensor in E4M3
 
-Tensors = Callable[[str, str, int, str, str, bool], float]  # arm, configuration, block from 1, part, slot, at the end
+# (arm, configuration, block from 1, part, slot, whether it is the last window) → error or share of the tensor
+Tensors = Callable[[str, str, int, str, str, bool], float]
 
 
 def _floor(arm: str, configuration: str, block: int, part: str, slot: str, end: bool) -> float:
@@ -35,10 +36,12 @@ def _none(arm: str, configuration: str, block: int, part: str, slot: str, end: b
 
 @dataclass
 class World(worlds.World):
-    wobble: float = 1e-5  # of errors and shares, between seeds
-    error: Tensors = _floor
-    fallback: Tensors = _none
-    below: float | None = None  # share of watched mini-batches in the lowest bin of the threshold's side, else by error
+    wobble: float = 1e-5  # the size of the noise of errors and shares over seeds
+    error: Tensors = _floor  # relative quantization errors
+    fallback: Tensors = _none  # shares of mini-batches in which the tensor falls back to BF16
+    # The share of mini-batches in bin 8 of the histogram of errors; the others are in bin 9. If None, all mini-batches
+    # are in the bin of the error.
+    below: float | None = None
 
     def numerics(self, of: Plan, member: Member) -> list[dict[str, Any]]:
         trial, arm, seed = of.trials[member.id].trial, str(member.cell.arm).removeprefix(PREFIX), member.cell.seed
@@ -83,5 +86,5 @@ def _row(spelled: str, error: float, share: float, below: float | None, seed: in
     shares[place] += share
     taken = {f"share_{entry}": value for entry, value in enumerate(shares)}
     seen = {"quantizer": spelled, "batches": BATCHES, "error": error, "error_max": 1.1 * error, "histogram": counts}
-    flushed = max(0.0, error - FLOOR) / (1 - FLOOR)  # each flushed value errs by 100 %
+    flushed = max(0.0, error - FLOOR) / (1 - FLOOR)  # the share of values flushed to 0, whose relative error is 1
     return seen | taken | {"flushed": flushed}

@@ -1,4 +1,4 @@
-"""The NVFP4 study's plan with small data, once for all tests of the room: three seeds of every sweep of cpu scale."""
+"""A fixture with the NVFP4 study's plan at scale cpu, with three seeds and small data, made once per test session."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Test the claims that hold by construction, on kernels and on training steps; broken kernels and steps must fail."""
+"""Test NVFP4's exact claims: they hold for our kernels and training steps, and fail for wrong kernels and steps."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -26,7 +26,7 @@ COMPUTED = (
 
 @pytest.fixture(autouse=True)
 def _afresh(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Clear cached results before and after a test that breaks kernels."""
+    """Clear cached results before and after a test that replaces kernels, so that no other test uses them."""
     broken = "monkeypatch" in request.fixturenames
     for one in COMPUTED * broken:
         one.cache_clear()
@@ -36,7 +36,7 @@ def _afresh(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def test_the_numbers_are_those_that_are_known() -> None:
-    """The expected numbers were computed once by other code from other values."""
+    """Compare with numbers that independent code computed once from other random values."""
     assert arithmetic.rounding_errors(arithmetic.NVFP4) == pytest.approx((0.00905, 0.01886), rel=0.01)
     assert arithmetic.rounding_errors(arithmetic.MXFP4) == pytest.approx((0.01332, 0.02710), rel=0.01)
     assert arithmetic.maxima(arithmetic.NVFP4).mean == pytest.approx(0.0226, rel=0.05)
@@ -74,7 +74,9 @@ def test_kernels_that_are_wrong_contradict_it(monkeypatch: pytest.MonkeyPatch) -
 
 UNSEEN, SEEN, DOWN = (arithmetic.Bias(mean, 0.001) for mean in (0.0, 0.1, -0.1))
 FINE = arithmetic.Used((0.0, 0.5, 4.0, 6.0))
-WRONG = {  # a claim, whom it asks, and an answer for NVFP4 and for MXFP4 under which it is wrong
+# Name → (claim, the function that it calls, wrong results of this function for NVFP4 and for MXFP4). With them, the
+# claim's check has to fail.
+WRONG = {
     "n12: no larger": (arithmetic.n12, "rounding_errors", (0.02, 0.01), (0.02, 0.03)),
     "n24: all used": (arithmetic.n24, "used", FINE, FINE),
     "n24: few": (
@@ -121,7 +123,8 @@ def test_in_a_training_step_both_passes_read_the_same_weights_in_squares_and_oth
     found = weights_read.n19()
     assert found.holds, found
     squares, rows = (weights_read.consistency(weights) for weights in ("16x16", "1x16"))
-    layers = 2 * 5 * 4 + 12 * 2  # of a model of 6 blocks, in autocast and not, and of one of 13, the last of each kept
+    # A model of 6 blocks with and without autocast, and a model of 13 blocks; the last block of each stays in BF16.
+    layers = 2 * 5 * 4 + 12 * 2
     assert squares.reads == rows.reads == layers * weights_read.STEPS * weights_read.MICRO_BATCHES
     assert rows.apart == pytest.approx(0.13, abs=0.01)
 

@@ -1,4 +1,4 @@
-"""Every figure of the study, drawn from made-up results whose truth is known: whole, in part, and where nothing is."""
+"""Test every figure of the study NVFP4 with simulated results: all results, some of them, and none."""
 
 import re
 import shutil
@@ -53,7 +53,7 @@ EFFECTS = {
 
 @pytest.fixture(scope="module")
 def planned(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Plan]:
-    """Return a function that plans NVFP4 with these overrides in a new empty store."""
+    """Return a function that plans NVFP4 at scale smoke, with further overrides, in a new empty store."""
     cache = shared_cache(tmp_path_factory)
 
     def of(*words: str) -> Plan:
@@ -77,7 +77,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Plan]:
 
 @pytest.fixture(scope="module")
 def made(planned: Callable[..., Plan]) -> Results:
-    """Return every sweep with two seeds and made-up results."""
+    """Return simulated results of every sweep with two seeds."""
     of = planned("seeds=[0,1]")
     fill(of, EFFECTS)
     return Results(of)
@@ -90,7 +90,7 @@ def one_seed(planned: Callable[..., Plan]) -> Plan:
 
 @pytest.fixture
 def empty(one_seed: Plan) -> Plan:
-    """Return a plan of one seed without any results."""
+    """Return the plan with one seed, whose results of other tests have been removed."""
     for trial in one_seed.trials.values():
         shutil.rmtree(trial.folder.path, ignore_errors=True)
     return one_seed
@@ -98,13 +98,13 @@ def empty(one_seed: Plan) -> Plan:
 
 @pytest.fixture(scope="module")
 def pictures(made: Results) -> Callable[[str], FigureResult]:
-    """Return a function that makes the figure of this name from these results, once."""
+    """Return a cached function: name of a figure → its FigureResult, made from the results `made`."""
     return cache(lambda name: pictured(name, made))
 
 
 @pytest.fixture(scope="module")
 def light(pictures: Callable[[str], FigureResult]) -> Draw:
-    """Return a function that draws the figure of this name in the light theme, once."""
+    """Return a cached function: name of a figure → the figure, drawn in the light theme."""
     return cache(lambda name: themed(pictures(name), "light"))
 
 
@@ -119,7 +119,7 @@ def drawn(name: str, results: Results) -> Figure:
 
 
 def line(axes: Axes, colour: int) -> np.ndarray:
-    """The points of the curve of that colour of the light theme."""
+    """Return the points (x, y) of the only curve with this colour. colour: an index in the light theme's series."""
     (found,) = [one for one in lines(axes, THEMES["light"].series[colour]) if len(one)]
     return found
 
@@ -170,7 +170,7 @@ def test_one_seed_a_diverged_arm_and_a_missing_one_are_drawn_and_said(empty: Pla
     assert any("No data" in note and "+ 2-D weights" in note for note in figure_8.notes)
     found = mxfp4_tokens.longer(results)
     assert isinstance(found, mxfp4_tokens.Longer)
-    assert len(found.times) == 3, "one of MXFP4's four is missing"
+    assert len(found.times) == 3, "one of MXFP4's four lengths of training is missing"
     assert {one.label: one.estimate.text for one in effects_of(results, "nvfp4", EFFECTS_FIGURE)}[
         "last blocks in BF16"
     ] == "1 diverged"
@@ -190,7 +190,7 @@ def test_changes_are_from_the_baseline_of_the_same_seed(light: Draw) -> None:
     for colour, arm in enumerate(("kept", "with-2d", "no-sr", "nvfp4")):
         for axes in (above, below):
             points = line(axes, colour)
-            assert np.allclose(points[:, 1], EFFECTS["recipe", arm], atol=1e-3), "with-rht and with-sr are no-sr, nvfp4"
+            assert np.allclose(points[:, 1], EFFECTS["recipe", arm], atol=1e-3), "with-rht is no-sr, with-sr is nvfp4"
     figure_4 = light("Figure 4").axes
     assert np.allclose(line(figure_4[1], 0)[:, 1], (1.009 - 1.001) / 1.001, atol=1e-3)
     titles = [axes.get_title(loc="left") for axes in figure_4[1::2]]
@@ -212,7 +212,7 @@ def test_switches_are_marked_where_recipes_switch(made: Results, light: Draw) ->
     marks = switches(part, ("nvfp4-long", "switch-both", "switch-late"))
     rows = part.curves("loss").drop_duplicates(["id", "step"]).set_index(["id", "step"])["tokens"]
     assert marks == (rows[early, 0], rows[late, 6]), (
-        "a tenth of 8 steps is within the first, 0.8 of them in the seventh"
+        "0.1 of 8 steps ends within the first step, and 0.8 of 8 steps within the seventh"
     )
     assert switches(part, ("nvfp4-long",)) == ()
     axes = light("Figure 7").axes[1]
@@ -228,7 +228,10 @@ def test_what_the_paper_prints_is_marked_and_nothing_else() -> None:
 
 
 def test_what_the_paper_prints_does_not_flatten_what_we_measured(light: Draw) -> None:
-    """1.5 and 2.5 % beside changes of up to 0.6 %, and beside none: there they are arrows at the edge."""
+    """Check the paper's 1.5 % and 2.5 % beside our changes of up to 0.6 %, and beside no changes.
+
+    In the second case they are arrows at the panel's edge, so that the axis fits our numbers.
+    """
 
     def marks(axes: Axes) -> list[tuple[str, float]]:
         return [
@@ -283,7 +286,7 @@ def test_effects_are_those_that_verdicts_are_read_off(made: Results) -> None:
         assert found[label].data == pairs
         assert found[label].estimate.mean == pytest.approx(EFFECTS["recipe", arm], abs=1e-3)
     assert found["hybrid: MXFP4"].paper == 0.025
-    assert not any("1.25×" in label for label in found), "it is trained for longer than its baseline"
+    assert not any("1.25×" in label for label in found), "an arm that is trained for longer than its baseline"
 
 
 def test_gradients_err_as_they_were_measured(made: Results, light: Draw) -> None:
@@ -301,7 +304,7 @@ def test_a_matrix_is_shown_as_its_codes_and_scales_make_it() -> None:
     scales = np.repeat(of.scales, schematics.BLOCK, axis=1) * of.tensor_scale
     back = fake_quantize(of.x.float(), schematics.SPELLED).numpy()
     assert np.allclose(of.values * scales, back, rtol=1e-6)
-    assert of.scales.max() == 448, "of the block with the greatest value of all"
+    assert of.scales.max() == 448, "the scale of the block that has the greatest value of the matrix"
     x = of.x.float().abs().numpy()
     for (i, j), value in np.ndenumerate(x):
         assert value <= x[i, of.greatest[i, j // schematics.BLOCK]]
@@ -325,7 +328,10 @@ def test_a_linear_layer_is_shown_as_its_recipe_has_it() -> None:
 
 
 def test_nvfp4_clips_what_its_scale_rounds_down_and_powers_of_two_do_not() -> None:
-    """The largest value of a block has an error of at most a sixteenth; with stochastic rounding, it is biased down."""
+    """Check the error of the largest value of each block in several formats.
+
+    With NVFP4 it is at most 1/16, and stochastic rounding makes the value smaller on average.
+    """
     nvfp4, four_over_six, mxfp4, ocp = (block_maxima.maxima(kind.spelled) for kind in block_maxima.KINDS)
     assert nvfp4.error.max() <= 1 / 16
     assert nvfp4.error.mean() == pytest.approx(0.0226, abs=0.001)

@@ -1,4 +1,4 @@
-"""NVFP4's tables on trials whose truth is known: the paper's numbers beside ours, and no gap unsaid."""
+"""Test NVFP4's tables with simulated results: the paper's numbers, ours, and reasons for missing numbers."""
 
 import re
 from dataclasses import replace
@@ -79,14 +79,14 @@ def test_every_arm_is_told_from_bf16_and_from_the_whole_recipe(found: Results) -
     of_another_sweep = mean(cell(made, "stochastic: weights", "Validation loss, from NVFP4"))
     assert of_another_sweep == pytest.approx(100 * (1.06 / 1.01 - 1), rel=1e-3)
     titles = [r.title for r in made.rows]
-    assert len(set(titles)) == len(titles) == 39, "each arm once, what arms branch from not at all"
+    assert len(set(titles)) == len(titles) == 39, "each arm has one row, and trunks have none"
     blocks = table("Blocks", found)
     assert mean(cell(blocks, "first 4 blocks in BF16", "Validation loss, from BF16")) == pytest.approx(3.0, rel=1e-3)
     nothing = table("From scratch", found)
     assert mean(cell(nothing, "MXFP4", "Validation loss, from NVFP4")) == pytest.approx(
         100 * (1.02 / 1.012 - 1), rel=1e-2
     )
-    assert not isinstance(cell(nothing, "MXFP4", "Training loss, from BF16").ours, Value), "it ends in fewer steps"
+    assert not isinstance(cell(nothing, "MXFP4", "Training loss, from BF16").ours, Value), "it has another length"
     assert isinstance(cell(nothing, "NVFP4, the whole recipe", "Training loss, from BF16").ours, Value)
     outlook = table("Outlook", found)
     assert {"MXFP4", "MXFP4, no random signs, nearest rounding"} <= {row.title for row in outlook.rows}
@@ -116,8 +116,8 @@ def test_arms_in_few_bits_and_arms_in_many_spread_by_themselves(cpu: Plan) -> No
     assert coarse.spread is not None
     assert again.spread.sd < 1e-5 < 1e-4 < coarse.spread.sd
     assert both.spread is not None
-    assert coarse.spread.sd / 2 < both.spread.sd < coarse.spread.sd, "one arm of the pair has no noise to speak of"
-    assert long.spread not in (None, coarse.spread), "of what branches from NVFP4"
+    assert coarse.spread.sd / 2 < both.spread.sd < coarse.spread.sd, "one arm of the pair has hardly any noise"
+    assert long.spread not in (None, coarse.spread), "arms that branch from NVFP4 have a pool of their own"
     spreads = {row.title: row.cells[1].ours for row in table("Noise", world).rows if "pair" in row.title}
     assert {title: found.text for title, found in spreads.items() if isinstance(found, Setting)} == {
         f"Spread of a pair, {kind}": f"{100 * spread.sd:.3f} (df {spread.df})"

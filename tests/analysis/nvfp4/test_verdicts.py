@@ -1,4 +1,7 @@
-"""Verdicts of NVFP4 on trials whose truth is known: true, false, absent at this scale, too noisy, without control."""
+"""Test NVFP4's verdicts with simulated results whose true effects are known.
+
+The effects are as the paper states, opposite, absent, hidden by noise, or without controls that pass.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -18,11 +21,11 @@ REPRODUCED, IN_PART, CONTRADICTED = Outcome.REPRODUCED, Outcome.IN_PART, Outcome
 NOT_SEEN, INCONCLUSIVE, OUT_OF_REACH = Outcome.NOT_SEEN, Outcome.INCONCLUSIVE, Outcome.OUT_OF_REACH
 EXACT = tuple(c.id for c in load_claims("nvfp4").claims if any(part.test == "exact" for part in c.parts))
 PROBED = tuple(c.id for c in load_claims("nvfp4").claims if c.id.startswith("P"))
-STRESS = ("F2", "F3")  # of two sweeps that the other worlds have no effects in
+STRESS = ("F2", "F3")  # claims about the sweeps overfit and rates, in which PAPER has no effects
 TRAINED = tuple(c.id for c in load_claims("nvfp4").claims if c.id not in (*EXACT, *PROBED, *STRESS))
 UNREACHED = ("N2", "N5", "N11", "N15")
 NULLS = ("N10", "N14", "N16")
-CONTROLS = BAD | {"layers/nvfp4-base": 0.04, "no-rht": 0.04}  # what controls have to see
+CONTROLS = BAD | {"layers/nvfp4-base": 0.04, "no-rht": 0.04}  # the effects that controls need to pass
 STOCHASTIC = ("sr-gradients", "sr-backward", "sr-activations", "sr-weights")
 FOUR_BITS = (
     *("kept", "with-2d", "no-sr", "recipe/nvfp4", "recipe/mxfp4", "hybrid/nvfp4", "hybrid/mxfp4"),
@@ -33,7 +36,7 @@ LONG = (
     *("nvfp4-trunk", "nvfp4-long", "long-no-sr", "long-no-rht", "long-no-2d"),
     *("switch-both", "switch-forward", "switch-backward", "switch-late"),
 )
-# Four bits cost something, and no choice among them matters.
+# Training in four bits increases the loss, but all recipes in four bits increase it equally.
 NULL = World(
     effect=CONTROLS | dict.fromkeys(FOUR_BITS, 0.02) | dict.fromkeys(LONG, 0.005) | dict.fromkeys(STOCHASTIC, 0.01),
     gradients=lambda block, part: 0.12,
@@ -41,7 +44,10 @@ NULL = World(
 
 
 def judged(plan: Plan, world: World, *names: str, covered: bool = False) -> dict[str, Verdict]:
-    """Return verdicts of the claims about trials, or of some of them. covered: as if the runs were the paper's size."""
+    """Return the verdicts of the named claims in this world; without names, of all claims in TRAINED.
+
+    covered: treat the runs as being as large as the paper's.
+    """
     return verdicts(results(plan, world), names or TRAINED, covered=covered)
 
 
@@ -64,7 +70,7 @@ def part(verdict: Verdict, name: str) -> Finding:
 def test_where_all_is_as_the_paper_says_every_claim_about_trials_is_reproduced(cpu: Plan) -> None:
     found = judged(cpu, PAPER)
     expected = dict.fromkeys(TRAINED, REPRODUCED) | dict.fromkeys(UNREACHED, OUT_OF_REACH)
-    expected["N18"] = IN_PART  # with a part that no run here can have
+    expected["N18"] = IN_PART  # one part is out of reach
     assert {name: (one.outcome, one.reason) for name, one in found.items() if one.outcome is not expected[name]} == {}
     assert [one.status for one in found["N18"].findings if one.name not in found["N18"].supported] == [
         Status.OUT_OF_REACH
@@ -76,10 +82,10 @@ def test_where_nothing_happens_nulls_hold_and_effects_are_not_seen_at_this_scale
     assert outcomes(found) == (
         dict.fromkeys(NULLS, REPRODUCED)
         | dict.fromkeys(("N3", "N4", "N6", "N9", "N13", "N17", "N18", "N20"), NOT_SEEN)
-        | {"N1": IN_PART}  # the bound alone: the gap does not widen
-        | {"N7": CONTRADICTED}  # of tensors, at any scale
+        | {"N1": IN_PART}  # the gap is within its bound, but it does not widen
+        | {"N7": CONTRADICTED}  # a claim about tensors, which any run can contradict
         | {"N8": NOT_SEEN, "N21": INCONCLUSIVE, "F1": IN_PART}
-        | dict.fromkeys(("N22", "N23"), INCONCLUSIVE)  # where there is no gap, there is nothing to restore
+        | dict.fromkeys(("N22", "N23"), INCONCLUSIVE)  # without a gap to BF16, a switch cannot reduce it
         | dict.fromkeys(UNREACHED, OUT_OF_REACH)
     )
     assert found["N1"].supported == ("before the decay",)
@@ -108,8 +114,8 @@ OPPOSITE = replace(
 
 def test_the_opposite_is_contradicted_where_runs_reach_so_far_and_not_seen_elsewhere(cpu: Plan) -> None:
     expected = dict.fromkeys(TRAINED, NOT_SEEN) | dict.fromkeys(UNREACHED, OUT_OF_REACH)
-    expected |= {"N7": CONTRADICTED, "F1": CONTRADICTED}  # a mechanism, and a finding of our own
-    expected |= {"N22": IN_PART}  # its control is a part of it
+    expected |= {"N7": CONTRADICTED, "F1": CONTRADICTED}  # claims about tensors and our own findings: by any run
+    expected |= {"N22": IN_PART}  # its control is also one of its parts, which is supported
     assert outcomes(judged(cpu, OPPOSITE)) == expected
     covered = dict.fromkeys(TRAINED, CONTRADICTED) | dict.fromkeys(UNREACHED, OUT_OF_REACH)
     assert outcomes(judged(cpu, OPPOSITE, covered=True)) == covered
@@ -178,7 +184,7 @@ def test_one_seed_decides_nothing(cpu: Plan) -> None:
 
 @pytest.mark.parametrize("holds", [True, False])
 def test_exact_claims_are_decided_without_any_trial(cpu: Plan, holds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The results of the arithmetic are given here; test_arithmetic.py tests how they are computed."""
+    """Check the verdicts of exact claims with fixed results of the checks; test_arithmetic.py tests the checks."""
     load_hooks("nvfp4")
     assert set(hooks_of("nvfp4").exact) == set(EXACT)
     for name in EXACT:

@@ -1,4 +1,4 @@
-"""Worlds of NVFP4's sweeps: what is true of weight gradients, too."""
+"""Simulated results of NVFP4's sweeps: a World that also has the errors of weight gradients (see ../worlds.py)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ PARTS = ("qkv", "out", "up", "down")
 
 @dataclass
 class World(worlds.World):
-    gradients: Callable[[int, str], float] | None = None  # relative error of the 20 blocks, by block from 1 and part
-    wobble: float = 1e-5  # of these, between seeds
+    gradients: Callable[[int, str], float] | None = None  # (block from 1 to 20, part) → relative error of the gradient
+    wobble: float = 1e-5  # the size of the noise of these errors over seeds
 
     def numerics(self, of: Plan, member: Member) -> list[dict[str, Any]]:
-        """Return errors for plain NVFP4 on 20 blocks, in two windows; the first window's differ."""
+        """Return gradient errors of the arm layers/nvfp4-base (20 blocks) in two windows; other arms have no rows.
+
+        In the first window all errors are 0.9, so that tests fail if the analysis does not use the last window.
+        """
         if self.gradients is None or (member.cell.sweep, member.cell.arm) != ("layers", "nvfp4-base"):
             return []
         steps = of.trials[member.id].trial.training.steps

@@ -1,4 +1,4 @@
-"""The primer study: its arithmetic against independent computations, and a verdict for every claim."""
+"""Test the study primer: its numbers against independent computations, and the result of every claim's check."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from fewbits.analysis.views.html import render
 from fewbits.kernels.api import fake_quantize
 from fewbits.kernels.number import rounded
 
-CONTRADICTED = {"A6", "A7", "A21", "C2", "C3", "C4", "C15"}  # what the texts have wrong
-BY_LIBRARY = "C13"  # the verdict depends on what torch makes of a cast to E4M3 beyond its range
+CONTRADICTED = {"A6", "A7", "A21", "C2", "C3", "C4", "C15"}  # claims in which the texts are wrong
+BY_LIBRARY = "C13"  # the verdict depends on whether torch casts values beyond E4M3's range to NaN
 
 
 def test_the_exact_claims_are_decided_as_the_texts_deserve() -> None:
@@ -38,7 +38,7 @@ def test_the_exact_claims_are_decided_as_the_texts_deserve() -> None:
     assert not isinstance(memory, Exact)
     assert {name: one.holds for name, one in memory.items()} == {
         "activations": True,
-        "parameters with gradients and states": False,  # FP32 master weights remain, and copies are added
+        "parameters with gradients and states": False,  # FP32 master weights remain, and low-precision copies are added
     }
     assert {name for name, one in found.items() if not isinstance(one, Exact)} == {"C19"}
 
@@ -93,7 +93,7 @@ def test_a_rotation_keeps_norms_and_undoes_itself() -> None:
 def test_the_error_of_a_mean_of_stochastic_roundings_falls_below_that_of_nearest() -> None:
     one, sixteen, nearest = (blocks.error_of_mean(n) for n in (1, 16, 0))
     assert sixteen < nearest < one
-    assert one / sixteen == pytest.approx(4, rel=0.05)  # independent errors
+    assert one / sixteen == pytest.approx(4, rel=0.05)  # √16, since the errors are independent
 
 
 def test_the_printed_cast_tables_are_ours() -> None:

@@ -1,4 +1,4 @@
-"""A report of the tiny trials, as a sweep of the study MoR."""
+"""A fixture with a report of the tiny trials of ../conftest.py, whose sweep is given to the study MoR."""
 
 import shutil
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.analysis.report.report_inputs import Made, stand_in
 
 @pytest.fixture(scope="session")
 def original(trained: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """The report with a stand-in for what MoR has; tests change copies of it."""
+    """Return the report of the tiny trials, with the small study of `stand_in` in place of MoR's; do not change it."""
     runs, cache = trained
     folder = tmp_path_factory.mktemp("report")
     where = f"overrides:\n  - runtime.cache={cache}\n  - runtime.device=cpu"

@@ -1,4 +1,4 @@
-"""A small study in place of MoR's own tables, figures and claims, over tiny trials; and a page read back."""
+"""Inputs for tests of reports: a small study that replaces MoR's tables, figures and claims, and a parser of pages."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ claims:
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace what MoR has by a table, a figure and claims of each kind, for the arms bf16, mor and wild."""
+    """Replace MoR's tables, figures and claims with a few that use the arms bf16, mor and wild of ../conftest.py."""
     claims = from_dict(StudyClaims, yaml.safe_load(CLAIMS))
     for module in (study_report, judging, index):
         monkeypatch.setattr(module, "load_claims", lambda study: claims)
@@ -109,14 +109,14 @@ def _figure_10(results: Results) -> FigureResult:
 
 @dataclass
 class Page(HTMLParser):
-    """The references of a page, the places that others can refer to, its headings and its words."""
+    """A parser that collects a page's links, loaded files, ids, tags, tooltips, styles and text."""
 
-    links: list[str] = field(default_factory=list)
-    loaded: list[str] = field(default_factory=list)  # what a browser would fetch
+    links: list[str] = field(default_factory=list)  # targets of <a>
+    loaded: list[str] = field(default_factory=list)  # addresses that a browser would load, such as images
     ids: list[str] = field(default_factory=list)
     tags: list[str] = field(default_factory=list)
-    words: str = ""
-    titles: list[str] = field(default_factory=list)  # shown to pointers
+    words: str = ""  # the text
+    titles: list[str] = field(default_factory=list)  # tooltips
     styles: str = ""
     _inside: list[str] = field(default_factory=list)
 
@@ -146,7 +146,7 @@ class Page(HTMLParser):
 
 
 def read_page(path: Path) -> Page:
-    """Parse a page."""
+    """Return the parsed page of this HTML file."""
     page = Page()
     page.feed(path.read_text("utf-8"))
     return page
@@ -154,17 +154,19 @@ def read_page(path: Path) -> Page:
 
 @dataclass(frozen=True)
 class Made:
-    """The sweep and the folders that a report is written from and to."""
+    """The sweep file and store that a report is made from, and the folder of reports."""
 
-    file: Path  # the sweep
+    file: Path  # the sweep file
     store: Path
     reports: Path
 
     @property
     def overrides(self) -> list[str]:
+        """The arguments of commands that select the sweep and its store."""
         return [str(self.file), "--runs", str(self.store)]
 
     def report(self, *more: str, reports: Path | None = None) -> int:
+        """Run `fewbits report` with further arguments, and return its exit status."""
         return cli.main(["report", *self.overrides, "--out", str(reports or self.reports), *more])
 
     @property
@@ -177,5 +179,5 @@ class Made:
 
 
 def left(folder: Path) -> dict[str, bytes]:
-    """Return all files of a folder."""
+    """Return {relative path: content} of all files in a folder and its subfolders."""
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -1,4 +1,4 @@
-"""The notebooks of reports run in real kernels: under papermill, with nbclient, and cell by cell as in VS Code."""
+"""Test that reports' notebooks run in real Jupyter kernels: with papermill, with nbclient, and as percent cells."""
 
 import json
 import re
@@ -33,14 +33,14 @@ print(json.dumps([states, isinstance(items[0], DataFrame), isinstance(items[1], 
 
 
 def as_ipynb(study: str, folder: Path) -> Path:
-    """Return the notebook as an .ipynb file in this folder."""
+    """Write the study's notebook as an .ipynb file into this folder, and return the file's path."""
     path = folder / f"{study}.ipynb"
     nbformat.write(jupytext.read(NOTEBOOKS / f"{study}.py"), path)
     return path
 
 
 def run(notebook: NotebookNode, folder: Path) -> NotebookNode:
-    """Run a notebook in a kernel whose working directory is the folder, as Jupyter does."""
+    """Run a notebook in a kernel with this working directory, and return the notebook with its outputs."""
     resources: dict[str, Any] = {"metadata": {"path": str(folder)}}
     ran: NotebookNode = NotebookClient(notebook, timeout=300, resources=resources).execute()
     return ran
@@ -81,7 +81,7 @@ def test_a_notebooks_source_runs_as_percent_cells_and_finds_the_store_above(orig
     assert printed(ran.cells[-1])[0] == ["done"] * 6 + ["diverged"] * 2
 
 
-@pytest.mark.deep  # test_report.py runs this notebook over an empty store, too; other tests here run cells in a kernel
+@pytest.mark.deep  # test_report.py also runs this notebook, and other tests here also run cells in a kernel
 def test_papermill_runs_a_notebook_with_parameters(tmp_path: Path) -> None:
     made = tmp_path / "made.ipynb"
     words = ["-p", "study", "mor", "-p", "scale", "smoke", "-p", "runs", str(tmp_path / "runs"), "--no-progress-bar"]

@@ -1,4 +1,4 @@
-"""The registry: what a study has, in the paper's order, ours after it; and what items carry."""
+"""Test the registry of tables and figures (the paper's in the paper's order, then ours) and the data of items."""
 
 import os
 from pathlib import Path
@@ -66,7 +66,7 @@ for study in sys.argv[1:]:
 
 
 def test_studies_are_complete_without_anybody_importing_their_modules(tmp_path: Path) -> None:
-    """Each study is in a process that has imported no module of ours."""
+    """Check each study's registry in a new process that has imported no other module of fewbits."""
     done = run_python(["-c", MISSING, *STUDIES], folder=tmp_path, environment=os.environ)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"{study} []" for study in STUDIES]

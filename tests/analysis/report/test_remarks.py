@@ -1,4 +1,4 @@
-"""Remarks are found by rule: each kind is found, and what is as stated is none."""
+"""Test the rules that generate remarks: each kind of remark appears, and verdicts as stated give no remark."""
 
 from dataclasses import replace
 

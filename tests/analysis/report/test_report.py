@@ -1,4 +1,4 @@
-"""A report: one page that needs nothing beside it, whose numbers lead to their trials, the same bytes each time."""
+"""Test reports: the page loads no other file, numbers link to their trials, and equal results give equal bytes."""
 
 import csv
 import html
@@ -39,7 +39,7 @@ def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def made(original: Made, tmp_path: Path) -> Made:
-    """A copy of the store that a test may change."""
+    """Return a copy of the store that a test may change, with a new folder for reports."""
     shutil.copytree(original.store, tmp_path / "runs")
     return Made(original.file, tmp_path / "runs", tmp_path / "reports")
 
@@ -55,7 +55,10 @@ def test_the_page_needs_nothing_beside_it(original: Made) -> None:
 
 
 def test_markup_in_names_notes_and_failures_is_text(made: Made, tmp_path: Path) -> None:
-    """The markup is in an arm's and a sweep's `about`, in overrides, and in the reason and log of a failed trial."""
+    """Check that HTML in texts of the user is escaped, so that it cannot run scripts on the page.
+
+    The HTML is in an arm's and a sweep's `about`, in overrides, and in the reason and log of a failed trial.
+    """
     attack = "</td></details></style>\"'><script>alert('{}')</script><img src=x onerror=alert(1)>"
     data = yaml.safe_load(made.file.read_text())
     data |= {"about": attack.format("about"), "zipped": [{"extra": {attack.format("axis"): ["training.steps=4"]}}]}
@@ -271,7 +274,7 @@ def test_results_of_other_code_are_shown_and_said_to_be_so(made: Made, capsys: p
 
 @pytest.mark.usefixtures("edited_kernel")
 def test_what_is_planned_with_an_edited_kernel_takes_no_result_of_the_kernel_before(made: Made) -> None:
-    """The plan of the sweep as it would run now, here of overrides that have not run yet."""
+    """Check that old results are stale, not reused, when overrides without a stored plan are planned with new code."""
     assert made.report("seeds=[1,0]") == 1
     words = made.page.words
     assert "⚠ 8 places of 8 without a result" in words
@@ -304,7 +307,7 @@ def test_what_was_not_made_alike_is_said(made: Made) -> None:
 
 
 def test_scales_stand_side_by_side(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
-    assert made.report("--compare", "smoke", "cpu") == 1, "nothing was run at the second scale"
+    assert made.report("--compare", "smoke", "cpu") == 1, "the second scale has no results"
     said = capsys.readouterr()
     assert "fewbits: 8 places have no result" in said.err
     page = read_page(made.reports / "mor-smoke-cpu" / "index.html")
@@ -357,7 +360,7 @@ def test_the_index_says_what_the_reports_say_and_leads_to_them(original: Made, t
         (["sweep=partitions"], ["study=mor"]),
         ([], ["study=NAME", "--index"]),
         (["--index"], ["no report in", "fewbits report"]),
-        (["study=mor", "--index"], ["--index", "no other option"]),
+        (["study=mor", "--index"], ["--index", "any other option"]),
     ],
 )
 def test_wrong_input_is_one_line_and_status_2(

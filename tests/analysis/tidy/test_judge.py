@@ -1,4 +1,4 @@
-"""Claims of one's own are judged as those of the studies."""
+"""Test verdicts of claims that users write in a YAML file (`Runs.judge`)."""
 
 from pathlib import Path
 

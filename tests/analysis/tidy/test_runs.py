@@ -1,4 +1,4 @@
-"""Runs as DataFrames: places with typed axes, one schema of long frames, and exports that other tools read."""
+"""Test runs as DataFrames: typed axis values, equal columns of all long frames, and exports that other tools read."""
 
 import shutil
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.messages import names
 
 @pytest.fixture(scope="module")
 def project(trained: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with tiny.yaml and its finished store `runs`."""
+    """Return a folder with the sweep file tiny.yaml and its finished store `runs`."""
     folder = tmp_path_factory.mktemp("project")
     shutil.copytree(trained[0] / "runs", folder / "runs")
     where = f"overrides:\n  - runtime.cache={trained[1]}\n  - runtime.device=cpu"
@@ -88,12 +88,12 @@ def test_the_runs_of_a_store_are_read_without_a_sweep(project: Path) -> None:
 
 def test_the_nearest_store_is_used(project: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     below = project / "notebooks" / "deep"
-    (below / "runs").mkdir(parents=True)  # of TensorBoard, for example
+    (below / "runs").mkdir(parents=True)  # a folder `runs` that is no store, as TensorBoard makes, for example
     monkeypatch.chdir(below)
     assert fewbits.runs().store == project / "runs"
     assert fewbits.read("../../tiny.yaml").store == project / "runs"
     monkeypatch.chdir(tmp_path)
-    assert fewbits.read(project / "tiny.yaml").store == project / "runs", "beside the sweep's file"
+    assert fewbits.read(project / "tiny.yaml").store == project / "runs", "the store is in the sweep file's folder"
     with pytest.raises(ValueError, match="no store"):
         fewbits.runs()
     with pytest.raises(ValueError, match="no such folder"):

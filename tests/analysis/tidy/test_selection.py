@@ -1,4 +1,4 @@
-"""The parameters of a notebook select in any folder what a command's overrides select in its own."""
+"""Test that a notebook's parameters select, in any working directory, the results that a command's overrides select."""
 
 import shlex
 from pathlib import Path
