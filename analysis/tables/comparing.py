@@ -20,9 +20,10 @@ from fewbits.analysis.engine.statistics.estimates import Pools
 def compare(
     results: Results, metric: Metric, arm: str, baseline: str = BASELINE, where: Where = ANYWHERE, sweep: str = ""
 ) -> Data | NotPlanned:
-    """Return the relative differences, arm minus baseline, with the spread pooled over arms that start alike.
+    """Return the relative differences of pairs, arm minus baseline, with a spread pooled over similar arms.
 
-    where: axis values of the arm. sweep: the sweep to compare in; if it is empty, the first sweep that has both arms.
+    Similar arms have the same model, optimizer, schedule and trunk (results/pooling.py). where: axis values of the arm.
+    sweep: the sweep to compare in; if it is empty, the first sweep that has both arms.
     """
     part = Part("lower", arms=(arm,), baseline=baseline, sweep=sweep, where=dict(where))
     name = metric if isinstance(metric, str) else "numbers"
@@ -45,16 +46,17 @@ def own_numbers(results: Results, metric: Metric, arm: str, where: Where = ANYWH
 
 
 def pools(results: Results, metric: Metric, baseline: str = BASELINE, where: Where = ANYWHERE) -> Pools | None:
-    """Return the pooled spread of pairs for each kind of arm, from all arms that start as the baseline does.
+    """Return the pooled spread of pairs for each kind of arm (results/pooling.py).
 
-    Return None if the baseline is not planned or nothing can be pooled.
+    It is pooled over all arms that have the baseline's model, optimizer, schedule and trunk. Return None if the
+    baseline is not planned or nothing can be pooled.
     """
     scope = scope_of(results, (baseline,), where=where)
     return None if scope is None else pools_of(results, scope, _values(results, metric), baseline, where)
 
 
 def resolve(results: Results, metric: Metric) -> Numbers:
-    """Return the Numbers of a metric; a mapping of numbers gets the name `numbers`."""
+    """Return a metric as Numbers, with its name and values; a mapping of numbers gets the name `numbers`."""
     return built_in(results, metric) if isinstance(metric, str) else Numbers("numbers", metric)
 
 

@@ -32,7 +32,7 @@ NOTES = (
 
 
 def power_table(results: Results, study: str) -> TableResult:
-    """Return a table with a row for each comparison of validation losses that has a margin and is planned.
+    """Return a table of power, with a row for each comparison of validation losses that has a margin and is planned.
 
     Claims with the same comparison and margin share a row, whose title lists their ids.
     """

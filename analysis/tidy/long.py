@@ -48,7 +48,7 @@ _VALUES = ("metric", "value")
 
 
 def long_frame(folders: Sequence[Path], labels: pd.DataFrame, tables: Sequence[str]) -> pd.DataFrame:
-    """Return the given tables of these run folders as one long frame.
+    """Return the given tables of these run folders as one frame in long form: one row for each measured number.
 
     If a folder lacks the file of a table, the frame has no rows of this table for the folder. labels: a frame with a
     row for each folder, in order, with the columns LABELS and the axes. tables: names from TABLES.
@@ -79,7 +79,7 @@ def _read(path: Path) -> pd.DataFrame:
 
 
 def _melted(frame: pd.DataFrame) -> pd.DataFrame:
-    """Convert a run folder's table to long form; a histogram gives one row for each bin."""
+    """Convert a run folder's table to long form, one row for each number; a histogram gives one row for each bin."""
     if "histogram" in frame:
         known = frame["histogram"].dropna()
         if not known.empty:

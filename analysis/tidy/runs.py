@@ -84,31 +84,31 @@ class Runs:
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
-        """A long frame of losses, gradient norms and learning rates, by step."""
+        """Losses, gradient norms and learning rates by step, in long form (one row per number; see long.py)."""
         return self.long("metrics")
 
     @cached_property
     def numerics(self) -> pd.DataFrame:
-        """A long frame of statistics of quantization, by window of steps, layer and operand slot."""
+        """Statistics of quantization by window of steps, layer and operand slot, in long form (one row per number)."""
         return self.long("numerics")
 
     @cached_property
     def precision(self) -> pd.DataFrame:
-        """A long frame of lost weight updates and of gradients that are 0, by measured step and parameter or layer."""
+        """Counts of lost weight updates and of zero gradients by step and parameter or layer, in long form."""
         return self.long("precision")
 
     @cached_property
     def evaluation(self) -> pd.DataFrame:
-        """A long frame of losses at the end of training, by held-out document."""
+        """Losses at the end of training by held-out document, in long form (one row per number)."""
         return self.long("evaluation")
 
     @cached_property
     def timing(self) -> pd.DataFrame:
-        """A long frame of seconds and tokens per second, by step."""
+        """Seconds and tokens per second by step, in long form (one row per number)."""
         return self.long("timing")
 
     def long(self, *tables: str) -> pd.DataFrame:
-        """Return these tables of the run folders as one long frame (see long.TABLES); all tables if none is given."""
+        """Return these tables as one frame in long form (one row per number); all of long.TABLES if none is given."""
         labels = self.trials[list(dict.fromkeys([*LABELS, *self.axes]))]
         return long_frame([place.folder for place in self.places], labels, tables or TABLES)
 

@@ -27,14 +27,14 @@ class Outcome(StrEnum):
 
 
 class Status(StrEnum):
-    """The result of one comparison."""
+    """The result of one comparison in one word or phrase; a claim's verdict has an Outcome instead."""
 
-    SUPPORTED = "supported"
+    SUPPORTED = "supported"  # the statement is shown
     OPPOSED = "opposed"  # the opposite of the statement is shown, for example an effect with the opposite sign
     ABSENT = "absent"  # a stated effect is shown to be smaller than the margin
-    UNDECIDED = "undecided"
-    NOT_RUN = "not run"
-    OUT_OF_REACH = "out of reach"
+    UNDECIDED = "undecided"  # no test is significant, or data are missing
+    NOT_RUN = "not run"  # the arms are not planned at this scale
+    OUT_OF_REACH = "out of reach"  # no scale of ours, or not this scale, can test the comparison
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ Between = Callable[[str, str], float | None]
 
 @dataclass(frozen=True)
 class MetricHook:
-    """A metric that a study has registered with `metric`."""
+    """A metric that a study has registered with the decorator `metric`."""
 
     name: str
     compute: Callable[[Results], Numbers | Between]

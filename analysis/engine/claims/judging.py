@@ -154,9 +154,10 @@ def training_of(results: Results, trials: Iterable[str]) -> Training | None:
 
 
 def covered(claim: Claim, training: Training | None) -> bool:
-    """Tell whether the runs are large and long enough to contradict the claim (see COVERED).
+    """Tell whether the runs are large and long enough to contradict the claim.
 
-    True for all runs if the claim has no `stated`.
+    They need at least half (COVERED) of the parameters and of the tokens in `claim.stated`. If the claim has no
+    `stated`, all runs are large enough. training: None if the claim has no runs.
     """
     if claim.stated is None:
         return True

@@ -69,9 +69,10 @@ def _is_paired(scope: Results, arm: str, baseline: str, where: Where) -> bool:
 
 
 def data_of(results: Results, comparison: Comparison, numbers: Callable[[Results, str], Numbers]) -> Measured:
-    """Return the data with which a comparison of arms is tested.
+    """Return the data with which a comparison of arms is tested: pairs with their differences and pooled spread.
 
-    numbers: a function that takes the results and a metric's name and returns the metric.
+    If the arms are not planned or have no data, return NotPlanned or NoData with the reason. numbers: a function
+    (results, name of a metric) → the metric.
     """
     part, arm, baseline, where = comparison.part, comparison.arm, comparison.baseline, comparison.where
     base_where = part.baseline_where
@@ -105,10 +106,11 @@ def data_of(results: Results, comparison: Comparison, numbers: Callable[[Results
 def scope_of(
     results: Results, arms: tuple[str, ...], sweep: str = "", where: Where | None = None, base: Where | None = None
 ) -> Results | None:
-    """Return the results of the sweep in which to compare these arms; None if no such sweep is planned.
+    """Return the results of the sweep in which to compare these arms.
 
-    Without `sweep`, this is the first sweep that has all arms or, if no single sweep has them, the results of all
-    sweeps. where: axis values that the first arm needs; base: axis values that the other arms need.
+    Without `sweep`, it is the first sweep that has all arms. If no single sweep has all of them, return the results of
+    all sweeps; return None if an arm is not planned (in `sweep`, if it is given). where: axis values that the first arm
+    needs; base: axis values that the other arms need.
     """
     first, others = arms[0], arms[1:]
 

@@ -69,7 +69,7 @@ def measured_spreads() -> tuple[MeasuredSpread, ...]:
 
 
 def preview(study: str, results: Results) -> tuple[Preview, ...]:
-    """Return a preview of each comparison of the study's claims whose arms are all in the plan.
+    """Return what each comparison of the study's claims can show with the planned seeds, if all its arms are planned.
 
     results: the results of the plan; no trial needs to have run.
     """

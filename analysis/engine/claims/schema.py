@@ -50,7 +50,7 @@ class Margin:
 
 @dataclass(frozen=True)
 class Printed:
-    """Where the paper prints its own effect for a comparison: in a table, as a number in `numbers`, or as `value` here.
+    """The source of the paper's own effect for a comparison: a table, a number in `numbers`, or `value` here.
 
     row, column, baseline and number may contain `{arm}`, `{baseline}`, `{metric}` and `{value}`, which are replaced by
     the comparison's arm, baseline, metric and value of the axis in `Part.each`.

@@ -90,9 +90,11 @@ def _p_contradicts(finding: Finding) -> float | None:
 
 
 def conclude(evidence: Mapping[str, Evidence], alpha: float = ALPHA) -> dict[str, Verdict]:
-    """Return the verdicts of a report, by claim id; p values are corrected within three families (see FAMILIES).
+    """Return the verdicts of a report, by claim id.
 
-    evidence: the findings on each claim, by claim id. alpha: the significance level after correction.
+    p values are corrected for multiple tests within three families: that whole claims hold, that claims are
+    contradicted, and that single comparisons hold (see FAMILIES). evidence: claim id → the findings on this claim.
+    alpha: the significance level after correction.
     """
     whole = {name: (p, one.least_p) for name, one in evidence.items() if (p := one.p_for) is not None}
     parts = {
@@ -247,7 +249,7 @@ def _controlled(verdict: Verdict, evidence: Evidence) -> Verdict:
 
 
 def _trained(verdict: Verdict, evidence: Evidence) -> Verdict:
-    """Return the verdict; make it `inconclusive` if the claim is about losses and the runs have the scale smoke."""
+    """Return the verdict; make it `inconclusive` if the claim is about losses and the scale is smoke (few steps)."""
     if not evidence.smoke or evidence.claim.reach != "outcome":
         return verdict
     if not verdict.outcome.decided and verdict.outcome is not Outcome.NOT_SEEN:

@@ -40,7 +40,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Group:
-    """A sweep whose arms appear in the table and in the figure of all effects."""
+    """A sweep whose arms appear in a report's table and figure of all effects."""
 
     sweep: str
     prefix: str = ""  # text before the arms' labels
@@ -105,7 +105,7 @@ class ArmTable:
         return pattern.format(arm=arm, place=place)
 
     def of_column(self, table: str, column: str) -> tuple[str, dict[str, str]]:
-        """Return the arm and the axis values that a column of a paper's table shows.
+        """Return (name of the arm, {axis: value}) for a column of a paper's table; both are ids of the paper's file.
 
         Raise ValueError if no arm belongs to the column.
         """

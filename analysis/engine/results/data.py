@@ -35,7 +35,7 @@ class Differences:
 
 @dataclass(frozen=True)
 class Events:
-    """How many trials of the arm and of the baseline had an event, such as divergence, in each stratum."""
+    """The numbers of trials of the arm and of the baseline that had an event, such as divergence, in each stratum."""
 
     strata: tuple[Stratum, ...]
     trials: tuple[str, ...] = ()

@@ -226,5 +226,5 @@ class Results:
 
 
 def last_windows(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of `numerics` that belong to the last window of steps of their trial."""
+    """Return the rows that belong to the last window of steps of their trial. rows: as `Results.numerics` has them."""
     return rows[rows["step"] == rows.groupby("id")["step"].transform("max")]

@@ -27,8 +27,9 @@ Start = tuple[object, ...]  # the properties that are equal for arms that start 
 
 
 def pools_of(results: Results, scope: Results, metric: Metric, baseline: str, where: Where) -> Pools | None:
-    """Return a pool for each kind of arm, from all arms in `results` that start as the baseline does in `scope`.
+    """Return a pool for each kind of arm (see `kind`), from all arms in `results` that start like the baseline.
 
+    They have the model, optimizer, schedule, number of steps, trunk and environment that the baseline has in `scope`.
     where: axis values; only trials that have them are pooled. Return None if there are fewer than two seeds, or if no
     kind has two arms.
     """

@@ -146,7 +146,7 @@ class Pooled:
 
 @dataclass(frozen=True)
 class Pools:
-    """The pools of several kinds of arms; each kind has its own spread."""
+    """The pools of arms of several kinds; a kind is a group of arms whose spreads are assumed to be equal."""
 
     of_kinds: Mapping[str, Pooled]  # kind → pool
 
