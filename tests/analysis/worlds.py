@@ -39,10 +39,10 @@ QUIET = ("bf16", "watched")  # baselines, which have no noise
 class World:
     """The true effects in simulated results. Keys are arms, as ARM, ARM@VALUE (a value of an axis) or SWEEP/ARM."""
 
-    effect: Mapping[str, float] = field(default_factory=dict)  # relative change of all losses of the arm
-    elsewhere: Mapping[str, float] = field(default_factory=dict)  # relative change of ood_loss, instead of `effect`
-    unquantized: Mapping[str, float] = field(default_factory=dict)  # the same for validation_loss_unquantized
-    maximum: Mapping[str, float] = field(default_factory=dict)  # the same for loss_max, the largest micro-batch loss
+    effect: Mapping[str, float] = field(default_factory=dict)  # relative change of all losses without an own entry
+    elsewhere: Mapping[str, float] = field(default_factory=dict)  # relative change of ood_loss
+    unquantized: Mapping[str, float] = field(default_factory=dict)  # relative change of validation_loss_unquantized
+    maximum: Mapping[str, float] = field(default_factory=dict)  # relative change of loss_max (of a micro-batch)
     norm: Mapping[str, float] = field(default_factory=dict)  # relative change of parameter_norm at half of the steps
     noise: float = 1e-5  # the size of the relative noise of losses
     noises: Mapping[str, float] = field(default_factory=dict)  # the noise of single arms, instead of `noise`

@@ -45,7 +45,7 @@ class Margin:
 
     def __post_init__(self) -> None:
         if not (0 < self.value < math.inf and self.reason):
-            raise ValueError(f"margin {self.value}: a margin is a positive number with a reason")
+            raise ValueError(f"margin {self.value}: a margin needs a positive and finite `value`, and a `reason`")
 
 
 @dataclass(frozen=True)

@@ -213,7 +213,7 @@ def _why_undecided(parts: tuple[Finding, ...]) -> str:
     supported = tuple(part for part in parts if part.status is Status.SUPPORTED)
     others = tuple(part for part in parts if part not in supported)
     names = _headings(supported)
-    return f"supported, but without the other parts this says nothing: {names}. Not supported: {_reasons(others)}"
+    return f"supported, but not sufficient without the other parts: {names}. Not supported: {_reasons(others)}"
 
 
 def _headings(parts: Iterable[Finding]) -> str:

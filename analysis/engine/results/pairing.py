@@ -105,7 +105,7 @@ def combined(
         return NotPlanned(f"not run at this scale ({results.scale_name})")
     for _, _, metric in arms.values():
         if isinstance(metric, str) and metric not in results.metrics():
-            return NoData(f"no trial has recorded {metric}")
+            return NoData(f"no trial has recorded the metric {metric}")
     by_seed: list[dict[str, float]] = []
     notes: list[str] = []
     for seed in sorted(set.intersection(*map(set, by_name.values()))):

@@ -59,7 +59,7 @@ def test_changes_compare_and_levels_do_not(found: Results) -> None:
     assert change.ours.interval is not None
     assert change.ours.interval.low < 0.2 < change.ours.interval.high
     assert change.difference == pytest.approx(0.2 - 0.1276, abs=1e-4)
-    assert len(change.trials) == 6, "three pairs"
+    assert len(change.trials) == 6, "three pairs of trials"
     assert mean(cell(table("Table 4", found), "Training loss, change from BF16", "Two-way")) == pytest.approx(
         -0.3 * 2.1 / 2.125, rel=0.1
     )
@@ -191,7 +191,7 @@ def test_other_families_are_compared_with_their_own_bf16(plans: Callable[..., Pl
     own = plans("scale=questions", "sweep=families", "seeds=[0,1]")
     made = table("Families", results(own, World(effect={"mor@tensor": 0.004})))
     titles = [row.title for row in made.rows]
-    assert len(titles) == 2 * 3 * (3 + 2), "models, partitions, and thresholds with GAM or other scalings"
+    assert len(titles) == 2 * 3 * (3 + 2), "2 models × 3 partitions × (3 thresholds with GAM + 2 other scalings)"
     assert mean(made.rows[titles.index("gpt2-nano tensor 0.03 gam")].cells[0]) == pytest.approx(0.4, rel=0.01)
     assert mean(made.rows[titles.index("llama2-nano channel 0.045 e8m0")].cells[0]) == pytest.approx(0.0, abs=0.01)
 

@@ -195,7 +195,7 @@ def test_changes_are_from_the_baseline_of_the_same_seed(light: Draw) -> None:
     assert np.allclose(line(figure_4[1], 0)[:, 1], (1.009 - 1.001) / 1.001, atol=1e-3)
     titles = [axes.get_title(loc="left") for axes in figure_4[1::2]]
     assert titles == ["Change from FP8, %", "Change from FP8, %", "Change from whole recipe, %"]
-    assert np.allclose(line(figure_4[5], 2)[:, 1], (1.014 - 1.009) / 1.009, atol=1e-3), "without the transform"
+    assert np.allclose(line(figure_4[5], 2)[:, 1], (1.014 - 1.009) / 1.009, atol=1e-3), "the arm long-no-rht"
 
 
 def test_levels_begin_near_the_branches(light: Draw) -> None:

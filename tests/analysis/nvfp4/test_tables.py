@@ -86,7 +86,7 @@ def test_every_arm_is_told_from_bf16_and_from_the_whole_recipe(found: Results) -
     assert mean(cell(nothing, "MXFP4", "Validation loss, from NVFP4")) == pytest.approx(
         100 * (1.02 / 1.012 - 1), rel=1e-2
     )
-    assert not isinstance(cell(nothing, "MXFP4", "Training loss, from BF16").ours, Value), "it has another length"
+    assert not isinstance(cell(nothing, "MXFP4", "Training loss, from BF16").ours, Value), "its length differs"
     assert isinstance(cell(nothing, "NVFP4, the whole recipe", "Training loss, from BF16").ours, Value)
     outlook = table("Outlook", found)
     assert {"MXFP4", "MXFP4, no random signs, nearest rounding"} <= {row.title for row in outlook.rows}
