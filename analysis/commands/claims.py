@@ -25,7 +25,7 @@ RIGHT = ("effect", "repeats", "mde", "margin")  # columns that are aligned to th
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `fewbits claims`."""
+    """Run `fewbits claims` with these arguments, and return the exit status 0; raise ValueError for wrong ones."""
     parser = CommandParser("fewbits claims", __doc__, EXAMPLES)
     parser.add_argument(
         "overrides", nargs="*", metavar="OVERRIDE", help="selects the study and scale, as for `fewbits sweep`"

@@ -32,7 +32,7 @@ INACTIVE = "both arms have exactly the same numbers in every pair: the mechanism
 
 
 def judge(comparison: Comparison, data: Measured) -> Finding:
-    """Test a comparison with its data and return the finding; without data, its status says why it was not tested."""
+    """Test a comparison with its data and return the finding; without data, its status and reason say why."""
     empty = Finding(
         comparison.name,
         Status.UNDECIDED,

@@ -98,12 +98,13 @@ def differences(ours: ArrayLike, baseline: ArrayLike, *, relative: bool = False)
 
 
 def pseudo_values(rows: Sequence[Mapping[str, float]], of: Callable[[Mapping[str, float]], float]) -> list[float]:
-    """Return the jackknife's pseudo-value of each seed, for the number of(means over the seeds).
+    """Return the jackknife's pseudo-value of each seed, for a number that is computed from means over the seeds.
 
+    rows: for each seed, {name: number}. of: a function that computes the number from {name: mean over seeds}.
     With n seeds, the pseudo-value of a seed is n · of(means over all seeds) - (n - 1) · of(means without this seed).
-    rows: for each seed, {name: number}. of: a function of {name: mean}. If `of` is linear, the pseudo-value is
-    of(row). If `of` is a quotient, the mean of the pseudo-values estimates the quotient of the means, and their spread
-    gives its error; a mean of the seeds' quotients would depend on the few seeds whose denominator is close to 0.
+    If `of` is linear, the pseudo-value is of(row). If `of` is a quotient, the mean of the pseudo-values estimates the
+    quotient of the means, and their spread gives its error; a mean of the seeds' quotients would depend on the few
+    seeds whose denominator is close to 0.
     """
     if len(rows) < 2:
         return [of(row) for row in rows]

@@ -86,7 +86,7 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Plan:
 
 @pytest.fixture
 def empty(smoke: Plan) -> Plan:
-    """Return the smoke plan, whose results of other tests have been removed."""
+    """Return the smoke plan with an empty store; results that other tests have written are removed."""
     for planned in smoke.trials.values():
         shutil.rmtree(planned.folder.path, ignore_errors=True)
     return smoke

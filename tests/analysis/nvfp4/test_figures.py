@@ -90,7 +90,7 @@ def one_seed(planned: Callable[..., Plan]) -> Plan:
 
 @pytest.fixture
 def empty(one_seed: Plan) -> Plan:
-    """Return the plan with one seed, whose results of other tests have been removed."""
+    """Return the plan with one seed and an empty store; results that other tests have written are removed."""
     for trial in one_seed.trials.values():
         shutil.rmtree(trial.folder.path, ignore_errors=True)
     return one_seed
