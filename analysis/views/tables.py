@@ -151,7 +151,7 @@ def _counted(row: TableRow) -> bool:
 
 
 def _printed(row: TableRow) -> int:
-    """Return the number of decimals for the paper's numbers in the row: the most that any of them needs, or PRINTED."""
+    """Return the number of decimals that show all of the paper's numbers in the row exactly, but at most PRINTED."""
     texts = (f"{cell.paper:.10g}" for cell in row.cells if isinstance(cell.paper, float))
     return min(PRINTED, max(len(text.partition(".")[2]) if "e" not in text else 0 for text in texts))
 

@@ -520,7 +520,7 @@ def test_holm_takes_numbers_from_0_to_1(value: float) -> None:
 
 
 def test_a_test_of_events_says_the_least_p_that_it_can_reach() -> None:
-    """Check one event in six trials: it is in our arm in 2 of 6 cases, and in the baseline in 4 of 6 cases."""
+    """Check the least possible p values for one event in six trials: one of our 2 trials, or one of the other 4."""
     found = compare_events([Stratum("all", 1, 2, 0, 4)])
     assert (found.least_more, found.least_fewer) == (2 / 6, 4 / 6)
 

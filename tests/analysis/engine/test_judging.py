@@ -55,6 +55,7 @@ def test_an_empty_store_decides_nothing(study: str, scale: str, empty: Callable[
 
 
 def test_a_scale_that_cannot_judge_a_claim_does_not(empty: Callable[..., Results]) -> None:
+    """Check that a claim is out of reach at the scales in its `unfit`, with the given reason."""
     results, claim = empty("mor", "cpu"), load_claims("mor").claim("M3")
     load_hooks("mor")
     for unfit, outcome in (({"cpu": "the reason"}, Outcome.OUT_OF_REACH), ({"smoke": "another"}, Outcome.INCONCLUSIVE)):
@@ -105,6 +106,7 @@ def test_runs_of_half_the_size_and_half_the_length_can_contradict_a_claim(
 
 
 def test_without_runs_only_a_claim_of_no_size_can_be_contradicted() -> None:
+    """Check `covered` without runs: True only for claims that name no model size and number of tokens."""
     assert covered(BY_ARITHMETIC, None)
     assert not covered(STATED, None)
 

@@ -89,6 +89,7 @@ def test_where_all_is_as_the_paper_says_every_claim_about_trials_is_reproduced(c
 
 
 def test_families_are_compared_where_gpt_2_has_no_penalty_either(compared: Plan, varied_widths: Plan) -> None:
+    """Check G15 with the sweep `widths`, which trains GPT-2 without a penalty, as Llama 2 is trained."""
     both = joined(compared, varied_widths)
     assert judged(both, replace(PAPER, to_nine=0.998), "G15")["G15"].outcome is REPRODUCED
     narrower = judged(both, replace(PAPER, to_nine=0.998, bits={"widths": 4.5, "llama2": 5.0}), "G15")["G15"]
@@ -105,6 +106,7 @@ def test_widths_of_a_trial_that_diverged_are_not_those_of_its_end(compared: Plan
 
 
 def test_shares_that_say_nothing_alone_do_not_decide(compared: Plan) -> None:
+    """Check that parts with `alone: false` do not reproduce G15 if its main part is not run."""
     one = judged(compared, replace(PAPER, to_nine=0.998), "G15")["G15"]
     assert {part.status for part in one.findings} == {Status.SUPPORTED, Status.NOT_RUN}
     assert one.outcome is INCONCLUSIVE
@@ -176,11 +178,13 @@ def test_nothing_is_decided_where_controls_find_nothing(compared: Plan) -> None:
 
 
 def test_one_control_that_finds_nothing_concerns_its_claims_alone(compared: Plan) -> None:
+    """Check that a failed control makes only the claims inconclusive that list it."""
     found = judged(compared, replace(PAPER, spread={"llama2": 0.0}), "G9", "G13", "G20")
     assert outcomes(found) == {"G9": REPRODUCED, "G13": INCONCLUSIVE, "G20": INCONCLUSIVE}
 
 
 def test_casts_say_nothing_where_three_bits_would_do(compared: Plan) -> None:
+    """Check that G19 is inconclusive if even a cast to three bits hardly raises the loss (its control fails)."""
     kept = judged(compared, replace(PAPER, narrow=0.002), "G9", "G19")
     assert outcomes(kept) == {"G9": REPRODUCED, "G19": INCONCLUSIVE}
     failed = [control.id for control in kept["G19"].controls if not control.passed]

@@ -152,6 +152,7 @@ def test_an_underpowered_null_is_inconclusive_and_says_how_many_seeds_would_do(s
 
 
 def test_no_null_and_no_absence_is_decided_where_the_control_finds_nothing(six: Plan) -> None:
+    """Check that claims are inconclusive if their control E5M2, which should be worse than BF16, has no effect."""
     for name, one in judged(six, World(), *LOSSES, *EFFECTS).items():
         assert one.outcome is INCONCLUSIVE, name
         assert [control.id for control in one.controls if not control.passed][:1] == ["graded"], name
@@ -164,11 +165,13 @@ def test_arms_that_stay_in_bf16_do_not_show_that_quantizing_costs_nothing(six: P
 
 
 def test_errors_say_nothing_where_no_tensor_falls_back(six: Plan) -> None:
+    """Check that claims about errors are inconclusive if no tensor falls back: the mechanism was not active."""
     names = ("M9", "M11", "M13", "M14", "M15", "M16", "M20", "M22", "M23")
     assert outcomes(judged(six, World(effect=CONTROLS), *names), names) == dict.fromkeys(names, INCONCLUSIVE)
 
 
 def test_a_threshold_that_changes_no_decision_shows_no_null(six: Plan) -> None:
+    """Check that M7 is inconclusive if the thresholds 4.5 % and 5 % give equal fallback shares."""
     one = judged(six, World(effect=CONTROLS, fallback=lambda *place: 0.05), "M7")["M7"]
     assert one.outcome is INCONCLUSIVE
     assert [control.id for control in one.controls if not control.passed] == ["quantizes-more"]

@@ -145,6 +145,7 @@ def test_nothing_is_decided_where_controls_find_nothing(cpu: Plan) -> None:
 
 
 def test_one_control_that_finds_nothing_concerns_its_claims_alone(cpu: Plan) -> None:
+    """Check that a failed control makes only the claims inconclusive that list it."""
     found = judged(cpu, changed({"hybrid/mxfp4": 0.0}), "N9", "N20")
     assert outcomes(found) == {"N9": REPRODUCED, "N20": INCONCLUSIVE}
     assert "control mxfp4-costs-hybrid failed" in found["N20"].reason
@@ -153,6 +154,7 @@ def test_one_control_that_finds_nothing_concerns_its_claims_alone(cpu: Plan) -> 
 
 
 def test_what_a_switch_gains_by_the_format_of_its_evaluation_is_no_gain(cpu: Plan) -> None:
+    """Check that a switch to BF16 counts as a gain only if the loss evaluated in BF16 also falls."""
     found = judged(cpu, replace(PAPER, unquantized={"nvfp4-long": 0.001, "long-no-sr": 0.001}), "N4", "N22", "N23")
     assert outcomes(found) == {"N4": IN_PART, "N22": INCONCLUSIVE, "N23": INCONCLUSIVE}
     assert "switch: no stochastic above NVFP4, validation loss" in found["N4"].reason
@@ -204,14 +206,17 @@ STRESSED |= {"rates/bad-arm": 0.05, "rates/nvfp4": 0.02}
 
 
 def test_stress_is_found_where_it_is(cpu: Plan) -> None:
+    """Check that the claims F2 and F3 are reproduced if the sweeps overfit and rates have the claimed effects."""
     assert outcomes(judged(cpu, World(effect=STRESSED), *STRESS)) == dict.fromkeys(STRESS, REPRODUCED)
 
 
 def test_what_the_format_costs_under_stress_is_no_effect_of_training(cpu: Plan) -> None:
+    """Check that F2 and F3 are not reproduced if only the format of the evaluation raises the losses."""
     alike = World(effect=STRESSED | {"overfit/no-sr": 0.01}, unquantized={"rates/nvfp4": 0.0})
     assert REPRODUCED not in outcomes(judged(cpu, alike, *STRESS)).values()
 
 
 def test_stress_without_a_control_is_inconclusive(cpu: Plan) -> None:
+    """Check that F2 and F3 are inconclusive if the bad arms, which are the controls, have no effect."""
     silent = World(effect=STRESSED | {"overfit/bad-arm": 0.0, "rates/bad-arm": 0.0})
     assert outcomes(judged(cpu, silent, *STRESS)) == dict.fromkeys(STRESS, INCONCLUSIVE)
