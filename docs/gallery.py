@@ -54,8 +54,10 @@ def main(folders: Sequence[str]) -> None:
 def publish(folder: Path) -> None:
     """Copy the page and verdicts of the report in `folder` to the gallery.
 
-    Raise SystemExit if the report has warnings or its page is too large.
+    Raise SystemExit if the folder is not a report's, the report has warnings, or its page is too large.
     """
+    if not (folder / "verdicts.json").is_file():
+        raise SystemExit(f"{folder}: no verdicts.json: pass folders of reports that `fewbits report` wrote")
     record = stored(json.loads((folder / "verdicts.json").read_text("utf-8")), str(folder))
     page = for_readers((folder / "index.html").read_bytes())
     if len(page) > LARGEST_PAGE:

@@ -69,7 +69,7 @@ class Statement:
 
 @dataclass
 class Sources:
-    """What is compared of one version of the sources."""
+    """The parts of one version of the sources that are compared with those of another version."""
 
     statements: list[Statement] = field(default_factory=list)
     names: set[str] = field(default_factory=set)  # all names that the statements contain

@@ -52,7 +52,7 @@ LAST_WINDOW = "numerics.csv"  # an artifact that is made from numerics.parquet; 
 
 @dataclass(frozen=True)
 class Sent:
-    """What has been sent to MLflow from a run folder; the tag `fewbits.sent` contains these fields as JSON."""
+    """A record of the data that were sent to MLflow from a run folder; the tag `fewbits.sent` contains it as JSON."""
 
     step: int = -1  # the last step whose points were sent
     samples: int = 0  # how many samples of system metrics were sent

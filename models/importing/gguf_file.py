@@ -35,7 +35,7 @@ class Truncated(ValueError):
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a tensor lies in the file, and its shape and type."""
+    """The position of a tensor in the file, and its shape and type."""
 
     shape: tuple[int, ...]
     type: int  # a key of `gguf_types.TYPES`
