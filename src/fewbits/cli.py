@@ -255,6 +255,9 @@ def _open_closed_streams() -> None:
 def _dispatch(argv: tuple[str, ...]) -> int:
     for command in COMMANDS:
         if command.called_by(argv):
+            if command.module.startswith("fewbits.analysis."):
+                # OpenMP's threads would otherwise spin while they wait, which takes the cores from a running sweep.
+                os.environ.setdefault("OMP_WAIT_POLICY", "passive")
             status: int = getattr(import_module(command.module), command.function)(argv[len(command.words) :])
             if status == 0 and command.after_dry_run and "--dry-run" in argv:
                 status = import_module(command.after_dry_run).main(argv[len(command.words) :])
