@@ -42,12 +42,13 @@ def evidence_of(study: str, claim: Claim, results: Results, of: StudyClaims | No
 
     of: the collection that contains the claim and its controls; None for the study's own file of claims.
     """
-    findings = find(study, claim, results)
-    if reason := claim.unfit.get(results.scale_name):
+    findings, whole = find(study, claim, results), of or load_claims(study)
+    unfit = (whole.unfit if claim.reach != "any" else {}) | claim.unfit
+    if reason := unfit.get(results.scale_name):
         findings = tuple(_unjudged(finding, reason) for finding in findings)
     trials = tuple(dict.fromkeys(trial for finding in findings for trial in finding.trials))
     training = training_of(results, trials)
-    controls = [(of or load_claims(study)).control(name) for name in claim.control]
+    controls = [whole.control(name) for name in claim.control]
     return Evidence(
         claim,
         findings,

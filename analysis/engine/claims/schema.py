@@ -216,6 +216,7 @@ class StudyClaims:
     study: str
     claims: tuple[Claim, ...]
     controls: tuple[ControlClaim, ...] = ()
+    unfit: Mapping[str, str] = field(default_factory=dict)  # scale → why its trials test no claim
 
     def __post_init__(self) -> None:
         names = [one.id for one in self.controls]

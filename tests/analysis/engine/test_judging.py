@@ -134,7 +134,22 @@ def test_a_branch_has_trained_with_the_tokens_of_its_trunk_too(empty: Callable[.
 
 @pytest.mark.parametrize("study", studies_with_claims())
 def test_unfit_scales_are_scales_of_the_study(study: str) -> None:
-    assert {scale for claim in load_claims(study).claims for scale in claim.unfit} <= set(STUDIES[study].scales)
+    claims = load_claims(study)
+    unfit = {*claims.unfit, *(scale for claim in claims.claims for scale in claim.unfit)}
+    assert unfit <= set(STUDIES[study].scales)
+
+
+def test_a_scale_for_other_questions_decides_exact_claims_alone(empty: Callable[..., Results]) -> None:
+    claims = replace(load_claims("mor"), unfit={"cpu": "the reason"})
+    load_hooks("mor")
+    by_reach = {
+        claim.reach: evidence_of("mor", claim, empty("mor", "cpu"), claims)
+        for claim in map(claims.claim, ("M2", "M9", "M3"))
+    }
+    verdicts = conclude({evidence.claim.id: evidence for evidence in by_reach.values()})
+    assert verdicts["M2"].outcome is Outcome.REPRODUCED
+    assert {verdicts[name].reason for name in ("M9", "M3")} == {"the reason"}
+    assert {verdicts[name].outcome for name in ("M9", "M3")} == {Outcome.OUT_OF_REACH}
 
 
 def test_a_preview_names_what_the_planned_seeds_cannot_decide(empty: Callable[..., Results]) -> None:
