@@ -29,7 +29,10 @@ def claims_table() -> str:
     for study in studies_with_claims():
         study_claims = load_claims(study)
         parts.append(f"## {study}")
-        parts += [f"The scale {scale} decides only claims with reach any: {reason}." for scale, reason in study_claims.unfit.items()]
+        parts += [
+            f"The scale {scale} decides only claims with reach any: {reason}."
+            for scale, reason in study_claims.unfit.items()
+        ]
         parts.append(f"{_table(COLUMNS, (_row(claim) for claim in study_claims.claims))}")
         if study_claims.controls:
             rows = (
