@@ -32,7 +32,7 @@ class Accumulator:
 
     format: one product after the other is added, and each sum is rounded to nearest in the format `kept`.
     fused: `length` products at a time are aligned with the sum, truncated, and added at once.
-    grouped: like fused, but each term is the exact sum of a group of 16 products, times the scales of the group.
+    grouped: like fused, but each term is the exact sum of 16 products (a group), times the group's scales in a and b.
     """
 
     name: str

@@ -49,7 +49,7 @@ class QuantStats:
 
     @property
     def saturated(self) -> Tensor:
-        """The number of elements that rounding moved beyond the format's maximum (so `overflow` set their value)."""
+        """The number of elements that rounding moved beyond the format's maximum (see `Quantizer.overflow`)."""
         return self.counts[..., SATURATED]
 
     @property
@@ -120,7 +120,7 @@ def fake_quantize(
 
     If q has a Hadamard transform, the returned values stay rotated.
 
-    axis: -1 for blocks along the last dimension; 0 for blocks down the columns of x viewed as a matrix (−1, last dim).
+    axis: -1 for blocks along the last dimension; 0 for blocks down the columns of x.view(-1, x.shape[-1]).
     seed: an integer from 0 to 2^63 − 1, required for stochastic rounding. The random bits of an element depend only on
         the seed and on the element's row-major index.
     out: a tensor that receives the result instead of a new one; it may be x.

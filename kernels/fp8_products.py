@@ -5,9 +5,9 @@
 A and B are E4M3 codes; a and b are FP32 scales, one for the whole matrix, or one per row of A and per column of B.
 `encode` stores the factor s that maps a block to the format's range, so the scale of its codes is 1/s.
 
-The emulation (`execute: emulate`) rounds code/s to BF16 and then multiplies. Its result differs from this one by the
-order of the FP32 sums, by the last rounding, and by the rounding of the operands. The last of these changes a result by
-at most (2u + u²) Σ |A·a| |B·b|, where u = 2^-8 is the largest relative error of rounding to BF16.
+The emulation (`execute: emulate`) rounds code/s to BF16 and then multiplies. So its result differs from y by the order
+of the FP32 sums, by the last rounding, and by the rounding of the operands to BF16. Rounding the operands changes a
+result by at most (2u + u²) Σ |A·a| |B·b|, where u = 2^-8 is the largest relative error of rounding to BF16.
 
 On GPUs the tensor cores compute the sum, possibly with fewer bits than FP32 (accumulators.py). On CPUs the codes are
 widened to BF16, which contains all E4M3 values, and `matmul_fp32` sums their products in FP32. Torch's FP8 product for
@@ -41,9 +41,9 @@ class Fp8Operand(NamedTuple):
 
 
 def is_executable(spec: Quantizer | Mixture | None) -> bool:
-    """Tell whether FP8 products can use the codes of this quantizer, that is, whether it is as VALID describes.
+    """Tell whether FP8 products can use this quantizer's codes: it is e4m3 by tensor or channel with scaling amax.
 
-    False for a mixture and for None.
+    Return False for a mixture and for None.
     """
     if not isinstance(spec, Quantizer):
         return False

@@ -31,7 +31,7 @@ class Rounded:
 def rounded(number: float) -> tuple[Rounded, ...]:
     """Return the number rounded to every format: to nearest, ties to even, at most the format's largest value.
 
-    NaN omits the formats without NaN; a negative number omits the unsigned formats.
+    Left out are formats without NaN if the number is NaN, and unsigned formats if its sign is negative.
     """
     rows = [_in_format(number, f) for f in TABLE.values() if _can_hold(number, f)]
     if not math.isnan(number):
@@ -70,9 +70,10 @@ def _overflows(number: float, f: Format) -> bool:
 
 
 def _neighbours(f: Format, value: float, magnitude: int) -> tuple[float | None, float | None]:
-    """Return the next finite values below and above `value`, whose code without the sign bit is `magnitude`.
+    """Return the next finite values below and above `value`; None where there is none.
 
-    Codes without the sign number the magnitudes in ascending order.
+    magnitude: the code of `value` without its sign bit. Larger magnitudes have larger such codes, so the neighbours of
+    `value` have the codes magnitude ± 1.
     """
     if math.isnan(value):
         return None, None

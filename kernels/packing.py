@@ -21,7 +21,7 @@ def layout(q: Quantizer, axis: int, rows: int, cols: int) -> Layout:
 
 
 def allocate(q: Quantizer, axis: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Allocate the codes, block scales and group scales for x; group scales are set to 1, for groups without blocks."""
+    """Allocate the codes, block scales and group scales for x; a group without blocks keeps the initial scale 1."""
     codes, scales, groups = (
         torch.empty(size, dtype=dtype, device=x.device) for size, dtype in layout(q, axis, *x.shape)
     )

@@ -82,7 +82,7 @@ class Backend(Protocol):
         *,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Return the values [rows, cols] of packed storage in `dtype`; for the result of encode(), those of quantize().
+        """Return the values [rows, cols] of packed storage in `dtype`; what encode() packed gives quantize()'s values.
 
         codes, scales, groups: as packing.py lays them out. q, axis: the arguments of encode(). out: the tensor to write
         the values to.
@@ -128,7 +128,7 @@ class Backend(Protocol):
     def sample_weight(self, w: Tensor, bits: Tensor, seed: int, noise: Noise, block: int, dtype: torch.dtype) -> Tensor:
         """Return w + R · max|w| · 2^(1 − bits) in `dtype`, with noise R (GaussWS eq. 3).
 
-        bits: one bit width for each square of `block` rows and columns, of which max|w| is the maximum.
+        bits: one bit width for each square of `block` rows and columns; max|w| is the maximum over the same square.
         """
 
     def sample_weight_backward(

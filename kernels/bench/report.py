@@ -17,9 +17,9 @@ copy   time of out.copy_(x) / time of our kernel, both into memory that was writ
        encode, weights and noise have no public out=: their backend functions are timed, and torch is patched to give
        their results memory that was written before.
 mem    the value of `copy` that memory traffic alone would allow. The traffic counts each element once per read and
-       once per write. A scale of the whole tensor needs a second read (then mem is 67), a second result a second
-       write. Cache lines that a store fetches, and second reads that hit a cache, are not considered. Noise generators
-       only write; they are compared with a copy of as many elements.
+       once per write. A scale of the whole tensor needs a second read (then mem is 67); a second result needs
+       a second write. Cache lines that a store fetches, and second reads that hit a cache, are not considered. Noise
+       generators only write; they are compared with a copy of as many elements.
 arith  the value of `copy` if memory access took no time: the copy's time per element / our time per element on tensors
        that stay in the caches, the best of all turns (– if other programs interfered). It is not measured on a GPU.
 limit  the lower of mem and arith; at: `copy` as a share of the limit (on a GPU: of mem).

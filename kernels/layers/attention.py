@@ -38,7 +38,7 @@ def causal_attention(q_BTHE: Tensor, k_BTKE: Tensor, v_BTKE: Tensor, turns: Tens
 
 
 def fused_causal_attention(x_BTHE: Tensor, heads: int, turns: Tensor | None = None) -> Tensor:
-    """Return `causal_attention` of a fused tensor, which contains `heads` heads of q, then those of k, then those of v.
+    """Return `causal_attention` of a fused tensor: its first `heads` heads are q's, and then come k's and v's heads.
 
     k and v have the same number of heads.
     """

@@ -1,8 +1,9 @@
 """Define products with a chosen accumulator, in plain torch and exact float64 arithmetic.
 
 Every step below is exact in float64 (at most 53 bits are needed) except where a comment says that it rounds. Common
-arguments: `emin` are the exponents of the smallest normal values of the formats of a and b (grouped: of their scales);
-`length`, `fraction`, `kept` (fraction bits of the sum) and `promote` are fields of Accumulator (accumulators.py).
+arguments: `emin` has the exponent of the smallest normal value of a's format, and the same for b's format (grouped: for
+the formats of their scales); `length`, `fraction`, `kept` (fraction bits of the sum) and `promote` are fields of
+Accumulator (accumulators.py).
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ def grouped_sum(
 ) -> Tensor:
     """Return a [M, K] · b [K, N] of a `grouped` accumulator, for E2M1 values with one scale per group along K.
 
-    The sum of the products of a group is exact. It is aligned by the sum of the exponents of the group's two scales,
-    whatever the exponent of the sum itself is. `length` groups are added at once.
+    The products of a group are added exactly. Their sum is aligned not by its own exponent, but by the sum of the
+    exponents of the group's two scales. `length` is here the number of groups that are added at once.
 
     a_scales: [M, groups]. b_scales: [groups, N].
     """

@@ -17,7 +17,7 @@ def fold(x: Tensor, part: Part, fill: float = 0) -> Tensor:
 
 
 def spread(grid: Tensor, part: Part, shape: Sequence[int]) -> Tensor:
-    """Expand `grid`, one value per part, to a matrix of this shape with the value of the part for each element."""
+    """Expand `grid`, one value per part, to a matrix of this shape: each element gets the value of its part."""
     row, column = (torch.arange(n, device=grid.device) // size for n, size in zip(shape, part, strict=True))
     return grid[row[:, None], column]
 

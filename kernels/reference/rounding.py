@@ -97,9 +97,9 @@ def ms_eden(source: Tensor, amax: Tensor, q: Quantizer, axis: int, seed: int) ->
 
 
 def correction(rounded: Rounded, q: Quantizer, axis: int) -> Tensor:
-    """Return Σ v² / Σ v·q for each block, where v are its scaled magnitudes and q the grid values to which they round.
+    """Return Σ v² / Σ v·g for each block: v is the scaled magnitude of an element, g the grid value to which v rounds.
 
-    The v are rounded to integer multiples of 2^-10, so that the sums are exact. If Σ v·q is 0, the result is 1.
+    Each v is first rounded to a multiple of 2^-10, so that the sums are exact. If Σ v·g is 0, the result is 1.
     """
     block = q.block.resolve(rounded.source.shape, axis)
     v = scaled_by(rounded.scales, rounded.source, q, axis).abs().clamp(max=16)  # below 10, except in zeroed blocks

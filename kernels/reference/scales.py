@@ -21,7 +21,7 @@ FLT_MIN = 2.0**-126  # the smallest normal float32
 
 @dataclass(frozen=True)
 class Scales:
-    """The scales as they are stored. Encoding and decoding both compute their factors from them, so they agree."""
+    """The stored scales, from which encoding and decoding both compute their factors, so that the factors agree."""
 
     codes: Tensor  # int32, one per block
     groups: Tensor  # float32: the mantissa of each group (gam), d (two-level scalings), or empty
@@ -91,7 +91,7 @@ def stored_values(scales: Scales, q: Quantizer) -> Tensor:
 
 
 def encode_factors(scales: Scales, q: Quantizer, axis: int) -> Tensor:
-    """Return the factor s of each block; NaN for a NaN block."""
+    """Return the factor s by which each block is multiplied before rounding; NaN for a NaN block."""
     block = stored_values(scales, q)
     match q.traits.kind:
         case "mantissa":
@@ -104,7 +104,7 @@ def encode_factors(scales: Scales, q: Quantizer, axis: int) -> Tensor:
 
 
 def restore(values: Tensor, scales: Scales, q: Quantizer, axis: int, dtype: torch.dtype) -> Tensor:
-    """Return grid values scaled back to the range of the source, limited and rounded to the given dtype."""
+    """Return grid values scaled back to the range of the source, limited to the dtype's range and rounded."""
     block, shape = q.block.resolve(values.shape, axis), values.shape
     match q.traits.kind:
         case "none":

@@ -71,7 +71,7 @@ def _with_specials(x: Tensor, seed: int) -> Tensor:
 def test_compiled_sums_have_the_bits_of_the_reference(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check all operands, also with NaN and infinities in a or in b (in a run that is not deep, by turns)."""
+    """Check all operands, and again with NaN and infinities in a, and in b (if not DEEP, in one of the two only)."""
     for k in LENGTHS:
         for i, (a, b) in enumerate(_operands(dtype, k, k)):
             special = ((_with_specials(a, i), b), (a, _with_specials(b, i)))
@@ -202,7 +202,7 @@ def test_groups_are_exact_within_and_aligned_by_their_scales(monkeypatch: pytest
 
 
 def test_hopper_drops_what_is_below_13_bits_of_the_largest_product() -> None:
-    """Check the sum 2^14 + 31 · 1 of one block: Hopper truncates each 1 to zero before the sum, Blackwell does not."""
+    """Check 2^14 + 31 · 1, all added at once: Hopper truncates each 1 to zero before the sum, Blackwell does not."""
     a = torch.ones(1, 32)
     a[0, 0] = 2.0**7
     b = torch.ones(32, 1)

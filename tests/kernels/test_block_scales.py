@@ -199,7 +199,7 @@ def test_its_mean_over_rotations_is_the_value_where_that_of_nearest_rounding_is_
 
 
 def test_its_error_is_the_papers_and_half_that_of_stochastic_rounding() -> None:
-    """Check the error 9.4e-3 of the paper's table 1, and that it is about half of the error of stochastic rounding.
+    """Check the mean squared error: 9.4e-3 as in the paper's table 1, and about half of stochastic rounding's error.
 
     The table has 23.5e-3 for stochastic rounding without clipping; our NVFP4 clips some values, so its error differs.
     """

@@ -141,7 +141,7 @@ def test_what_is_said_of_these_errors_holds_to_first_order() -> None:
 @pytest.mark.parametrize("name", ["normal", "laplace"])
 @pytest.mark.parametrize("block", ["tensor", "channel", "128x128", "64x64", "1x128"])
 def test_light_tails_give_the_same_error_under_every_partition(name: str, block: str) -> None:
-    """Check the error 2.25 %, which is half of MoR's threshold: such tensors never fall back to BF16."""
+    """Check the mean relative error 2.25 %, half of MoR's threshold: such tensors never fall back to BF16."""
     _, stats = fake_quantize(sample(name)[:512].contiguous(), f"e4m3:{block}:gam", stats=True)
     assert float(stats.error) == pytest.approx(0.0225, abs=3e-4)
 
@@ -153,8 +153,8 @@ def test_light_tails_give_the_same_error_under_every_partition(name: str, block:
 def test_heavy_tails_are_why_partitions_matter(name: str, golden: tuple[float, ...]) -> None:
     """Check that errors fall in the order tensor, 128x128, 64x64, channel of 1024, 1x128.
 
-    The data are lognormal (σ = 2), or the squared ReLU of t(3). `golden` are the errors without `tensor`. The error of
-    the block `tensor` depends on its single largest value, so only its order is checked.
+    The data are lognormal (σ = 2), or the squared ReLU of t(3). `golden` are the errors of all these blocks except
+    `tensor`, whose error depends on a single value, the largest, so that only its place in the order is checked.
     """
     shape = (2048, 1024)
     lognormal = (2 * torch.randn(shape, generator=generator(0))).exp()
@@ -191,7 +191,7 @@ def test_block_maxima_are_nearly_fp8_in_nvfp4_and_not_in_mxfp4(
 
 
 def test_stochastic_rounding_is_biased_at_the_block_maxima_of_nvfp4_alone() -> None:
-    """Check the mean error −1.1 % of block maxima: if the E4M3 scale was rounded down, they are clipped to 6."""
+    """Check the mean relative error −1.1 % of block maxima, which are clipped to 6 if E4M3 rounds their scale down."""
     x = sample("normal")
     y = fake_quantize(x, "e2m1:1x16:nvfp4:stochastic", seed=1)
     assert float(at_maxima(x, y, 16).mean()) == pytest.approx(-0.0114, abs=5e-4)

@@ -50,7 +50,10 @@ def amax_of(x: Tensor, block: str) -> Tensor:
 @examples(400)
 @given(finite(), elements, blocks)
 def test_these_scalings_saturate_nothing(scaling: str, x: Tensor, element: str, block: str) -> None:
-    """Check rounding to nearest: if x · s is rounded up by one ulp, it still rounds to the format's largest value."""
+    """Check that nothing saturates when rounding to nearest.
+
+    Even if a block's largest value times the scale is one ulp too large, it rounds to the format's largest value.
+    """
     values, stats = fake_quantize(x, f"{element}:{block}:{scaling}", stats=True)
     assert int(stats.saturated) == 0
     assert values.isfinite().all()
@@ -59,9 +62,9 @@ def test_these_scalings_saturate_nothing(scaling: str, x: Tensor, element: str, 
 @examples(400)
 @given(finite(), elements, blocks, st.integers(0, 2**63 - 1))
 def test_e8m0_saturates_nothing_when_rounding_stochastically(x: Tensor, element: str, block: str, seed: int) -> None:
-    """Check stochastic rounding: products with powers of two are exact, so scaled values are within the range.
+    """Check that nothing saturates: products with powers of two are exact, so scaled values are within the range.
 
-    Both grid neighbours of a value within the range are within the range, too.
+    Both grid neighbours of such a value are within the range, too.
     """
     _, stats = fake_quantize(x, f"{element}:{block}:e8m0:stochastic", seed=seed, stats=True)
     assert int(stats.saturated) == 0
@@ -174,7 +177,7 @@ def test_quantizing_again_changes_nothing_with_scales_that_are_quotients(
 
 
 def test_nvfp4_is_not_idempotent_and_we_say_so() -> None:
-    """Check a block at 3 · 2^-9 of the tensor scale: its second E4M3 scale is a tie that rounds to 0."""
+    """Check 3.3 · 2^-9, which becomes 3 · 2^-9 and then 0, because the second E4M3 scale is a tie that rounds to 0."""
     x = torch.zeros(2, 16)
     x[0] = 6 * 448.0
     x[1] = 3.3 * 2.0**-9

@@ -144,7 +144,7 @@ def test_reference_and_cpu_decide_alike(text: str, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("undecided", [None, 0, 35_000, 69_999])
 def test_threads_agree_whether_a_block_is_undecided(undecided: int | None) -> None:
-    """Check 70,000 blocks, enough for several threads, of which none or one is undecided."""
+    """Check 70,000 decision blocks, enough for several threads; none or one of the blocks is undecided."""
     counts = torch.zeros(70_000, 7, dtype=torch.int64)
     if undecided is not None:
         counts[undecided, ERROR] = 1
@@ -229,9 +229,9 @@ def test_limits_are_strict(backend: str, values: tuple[float, ...], text: str, e
 
 
 def test_an_entry_and_its_yardstick_draw_alike(backend: str) -> None:
-    """Check that a stochastic quantizer's error is not below its own error: both use the same random bits.
+    """Check that `q @ error<q` never accepts a stochastic q: its error and the limit use the same random bits.
 
-    So two quantizers in a test differ because of their grids, not because of their draws.
+    So in `q @ error<other`, the errors of q and other differ because of their grids, not because of random bits.
     """
     q = "e2m1:1x8:mx:stochastic"
     _, choice = mix(make("normal", (64, 64)), f"{q} @ error<{q} | bf16 ; per=block", seed=3)
@@ -270,7 +270,7 @@ def test_a_block_that_is_not_finite_takes_the_last(backend: str, text: str, bad:
     ],
 )
 def test_a_finite_decision_block_stays_finite_beside_one_that_is_not(backend: str, value: float, text: str) -> None:
-    """Check that decision blocks that share a block of the first entry with a NaN do not get the first entry."""
+    """Check that decision blocks get another entry if they share a block of the first entry with a NaN."""
     x = torch.full((32, 32), value)
     x[0, 0] = math.nan
     assert_same(mix(x, text)[0], x)

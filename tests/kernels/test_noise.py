@@ -97,7 +97,7 @@ def test_gaussian_noise_has_the_distribution_of_equation_10() -> None:
 
 @pytest.mark.parametrize("place", range(8))
 def test_every_nibble_of_a_word_has_it(place: int) -> None:
-    """Check the share of non-zero values in each nibble of a word, because a wrong shift would affect only some."""
+    """Check the share of non-zero values in each nibble of a word, because a wrong shift affects only some nibbles."""
     values = unpack_noise(gaussian_noise(1 << 22, 7)).view(-1, 8)[:, place]
     share = float((values != 0).double().mean())
     assert share == pytest.approx(1 - 46966 / 65536, abs=5 * math.sqrt(0.2 / len(values)))

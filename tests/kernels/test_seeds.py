@@ -53,9 +53,10 @@ def test_neighbouring_parts_share_no_bits() -> None:
 
 
 def draws(seed: int) -> dict[str, dict[str, Tensor]]:
-    """Return a number of mean 0 for each element, made from the seed's random bits, by the use of the bits and a name.
+    """Return results that depend on the seed's random bits, less their mean: use of the bits -> name -> vector.
 
-    The uses are rounding, gaussian noise and uniform noise. The name says what the number is, such as a noise's size.
+    The uses are rounding, gaussian noise and uniform noise. The names are `of e2m1` (rounded values), and `value` and
+    `size` (magnitude) of noise.
     """
     half = torch.full((COUNT,), 0.25)
     gaussian, uniform = unpack_noise(gaussian_noise(COUNT, seed)).float(), uniform_noise(COUNT, seed).float()
@@ -67,9 +68,9 @@ def draws(seed: int) -> dict[str, dict[str, Tensor]]:
 
 
 def assert_unrelated(one: dict[str, Tensor], other: dict[str, Tensor], what: str) -> None:
-    """Check that numbers of `one` and `other` are uncorrelated, for the same element and for elements at several lags.
+    """Check that the vectors of `one` and `other` are uncorrelated, element by element and shifted by several lags.
 
-    The lags are within one output of Philox and beyond it.
+    Some lags are within one output of Philox, others beyond it.
     """
     for (a, x), (b, y), lag in product(one.items(), other.items(), (0, 1, 2, 4, 8, 16, 32)):
         x, y = x[lag:].double(), y[: COUNT - lag].double()

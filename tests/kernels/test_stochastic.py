@@ -52,7 +52,7 @@ def test_the_share_that_goes_up_is_the_distance_covered(name: str, low: float, s
 @pytest.mark.parametrize("exponent", [-14, -17, -20])
 @pytest.mark.parametrize("text", ["e4m3:stochastic", "e2m1:stochastic"])
 def test_tiny_values_are_kept_on_average(text: str, exponent: int) -> None:
-    """Check values below the resolution of 16 random bits: 2^-20 of the smallest step becomes one step once in 2^20."""
+    """Check values too small for 16 random bits: for example, 2^-20 steps become one step in one of 2^20 elements."""
     step = 2.0**-9 if text.startswith("e4m3") else 0.5
     count = 1 << 24
     y = fake_quantize(torch.full((4096, count // 4096), step * 2.0**exponent), text, seed=3)

@@ -23,7 +23,7 @@ from fewbits.kernels.backends.gpu.tiles import STATIC_SHARED
 from fewbits.kernels.backends.gpu.variants import STRIP, Kernel, Variant
 from fewbits.kernels.backends.protocol import Backend
 
-MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = 97  # an attribute of a device, in CUDA's enumeration
+MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = 97  # the number of this device attribute in CUDA's driver
 OLDEST = (8, 0)  # the lowest compute capability: the conversion to bf16 needs Ampere
 
 
@@ -124,9 +124,9 @@ def architecture_of(index: int) -> str:
 def _launching(function: int, threads: int, index: int, context: int) -> Kernel:
     """Return the function that queues a loaded kernel on torch's current stream of the device `index`.
 
-    The launch needs the context of the device, to which the stream belongs. So this context is made current, and
-    afterwards the context that was current before. A new thread, such as one of autograd's, has no current context: in
-    such a thread the context of the device stays current.
+    The launch needs the context of the device, to which the stream belongs. So this context is made current, and after
+    the launch the thread's earlier context is made current again. A new thread, such as one of autograd's, has no
+    earlier context, and keeps the device's context.
 
     function: the driver's handle of the kernel. threads: the number of threads of a CTA.
     """

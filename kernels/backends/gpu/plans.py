@@ -56,7 +56,7 @@ REQUESTS = tuple(HEAD + Call.requests.offset + i * ctypes.sizeof(Request) for i 
 class Scratch(NamedTuple):
     """Slices of a call's int64 scratch memory for one job's intermediate results, which a later pass reads."""
 
-    differences: slice  # Four Over Six: for each block, an int64: the difference of the errors of the two candidates
+    differences: slice  # Four Over Six: an int64 per block, the difference of the errors with its two candidate scales
     blocks: slice  # the amaxes of blocks, two in each int64
     groups: slice  # the amaxes of groups, two in each int64
     grid: tuple[int, int]  # blocks down and across; (0, 0) if no kernel looks up amaxes of blocks

@@ -14,7 +14,7 @@ COLUMNS = 4  # the value of Piece in csrc/spec.cuh for blocks that are columns
 THREADS = 256  # threads of a usual CTA
 LONGEST_ROW = 64 * THREADS  # the longest row, in columns, that the threads of one CTA can have in their registers
 TALL_THREADS = 512  # threads of the largest CTA whose tile consists of whole columns, sixteen side by side
-SECTOR = 32  # the smallest number of bytes that a GPU transfers, and the bytes of a row of a strip
+SECTOR = 32  # the smallest number of bytes that a GPU transfers; also the bytes of a row of a strip (`strip_shape`)
 TWO_STRIPS = 4096  # the largest number of rows for which two strips fit in the shared memory of a multiprocessor
 FEWEST_STRIPS = 64  # half of the multiprocessors of an H100: with fewer strips, too many multiprocessors would be idle
 STATIC_SHARED = 3 << 10  # bytes of shared memory that are reserved for the variables that kernels declare themselves
@@ -96,10 +96,10 @@ def fitting_shape(x: Tensor, q: Quantizer, axis: int) -> Shape:
 
 
 def strip_shape(x: Tensor) -> Shape:
-    """Return the shape of the tiles that form a strip (csrc/strip.cuh).
+    """Return the shape of the tiles of a strip: a few whole columns that one CTA processes (csrc/strip.cuh).
 
-    The shared memory of an H100's multiprocessor has space for two strips of up to 4096 rows, or for one higher strip.
-    So CTAs have 256 threads in the first case and 512 in the second: a multiprocessor runs 512 threads in both.
+    The shared memory of an H100's multiprocessor has space for two strips of up to 4096 rows, or for one taller strip.
+    CTAs have 256 threads in the first case and 512 in the second, so a multiprocessor runs 512 threads in both.
     """
     return Shape(THREADS if x.shape[0] <= TWO_STRIPS else TALL_THREADS, SECTOR // (EDGE * x.itemsize))
 

@@ -60,7 +60,7 @@ def use(cache: Path, **changes: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def digest() -> str:
-    """Return the hash of the results that the program USE computes, computed in this process."""
+    """Compute in this process the results that the program USE computes, and return their hash."""
     x = torch.linspace(-3, 3, 4096).view(64, 64)
     results = [fake_quantize(x, "e2m1:1x16:nvfp4:stochastic:rht16", seed=3), gaussian_noise(4096, 3)]
     return hashlib.sha256(b"".join(r.numpy().tobytes() for r in results)).hexdigest()
@@ -228,7 +228,7 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def put_in_its_place(library: Path, content: bytes) -> None:
-    """Replace the library by a new file; a change of the file that this process has mapped would kill the process."""
+    """Replace the library by a new file, because a change of the file that this process has mapped would kill it."""
     library.unlink()
     library.write_bytes(content)
 
@@ -253,7 +253,7 @@ DAMAGES = (cut_short, empty, overwrite_its_middle)
 @needs_gcc
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_library_is_built_again(quick: Quick, damage: Callable[[Path], None]) -> None:
-    """Check damage as by a full disk; loading such a library would kill the process with a bus error."""
+    """Check damage such as a full disk causes; loading such a library would kill the process with a bus error."""
     library = build.build()
     good = library.read_bytes()
     damage(library)
@@ -261,8 +261,8 @@ def test_a_damaged_library_is_built_again(quick: Quick, damage: Callable[[Path],
     assert build.build().read_bytes() == good
 
 
-# The test above checks every kind of damage. Here each kind needs a process that imports torch, so a run that is not
-# deep checks only one.
+# The test above checks every kind of damage. In the next test each kind of damage needs a process that imports torch,
+# so a run that is not deep checks only one kind.
 @needs_gcc
 @pytest.mark.parametrize("damage", [cut_short, *(pytest.param(one, marks=pytest.mark.deep) for one in DAMAGES[1:])])
 def test_a_damaged_library_is_not_loaded_where_none_can_be_built(quick: Quick, damage: Callable[[Path], None]) -> None:

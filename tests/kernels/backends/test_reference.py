@@ -534,9 +534,9 @@ def test_power_of_two_scales_are_floors_of_exact_logarithms(name: str, scaling: 
 
 @pytest.mark.parametrize("name", FORMATS_WITH_SCALES)
 def test_e8m0_is_the_floor_of_the_rounded_ideal_too(name: str) -> None:
-    """Check that scales are also 2^floor(log2 s), where s is max / amax, rounded to float32.
+    """Check that scales are 2^floor(log2 s), even if s is the quotient max / amax rounded to float32.
 
-    So this quotient is never rounded up to a power of two. Blocks for which s is clamped to 2^-126 are not checked.
+    So rounding never raises the quotient to a power of two. Blocks for which s is clamped to 2^-126 are not checked.
     """
     grid = Format.parse(name)
     mantissas = torch.randint(1 << 23, (200_000,), generator=generator(6), dtype=torch.int32)
@@ -597,7 +597,7 @@ def test_two_levels_follow_transformer_engine_operation_by_operation(name: str, 
 def ties_and_heavy_tails() -> Tensor:
     """Return a matrix whose rows are blocks of 16: 32 blocks with heavy tails, and one for each of 118 E4M3 scales.
 
-    The latter blocks are all midpoints between neighbours in E2M1, and 6 and 0, times the block's scale.
+    A block for an E4M3 scale has all midpoints between neighbours in E2M1, and 6 and 0, each times the scale.
     """
     heavy = torch.exp(3 * torch.randn(32, 16, generator=generator(11)))
     heavy *= torch.sign(torch.randn(32, 16, generator=generator(12)))
@@ -954,7 +954,7 @@ def test_these_scalings_never_saturate(name: Any, scaling: Any, block: Block, va
 
 @pytest.mark.parametrize("text", ["e4m3:1x16:e8m0", "e2m1:channel:mx", "e4m3", "bf16", "e5m2:tensor:e8m0"])
 def test_quantizing_again_changes_nothing(text: str) -> None:
-    """Check scalings by powers of two in which rounding does not change a block's exponent, and so not its scale."""
+    """Check naive casts, and power-of-two scales, which stay the same if rounding keeps the exponent of an amax."""
     y = cast(wild(16, 64, seed=23, octaves=2), text)
     assert_same(cast(y, text), y)
 

@@ -23,7 +23,7 @@ BESIDE = 16  # elements before and after a result whose values must not change
 
 @dataclass(frozen=True)
 class Checks:
-    """Checks of `backend`. `place` moves inputs to its device; the reference always runs on the CPU."""
+    """Compare `backend` with the reference, which runs on the CPU. `place` moves inputs to the device of `backend`."""
 
     backend: Any
     place: Callable[[Tensor], Tensor]
@@ -130,7 +130,7 @@ class Checks:
 
 
 def any_bytes(q: Quantizer, axis: int, shape: tuple[int, int], seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tensors for decode() of random bytes: codes, scale codes and float32 group scales, also invalid ones."""
+    """Return (codes, scales, group scales) for decode(), made of random bytes, so that invalid values occur too."""
     g, random = generator(seed), []
     for size, dtype in layout(q, axis, *shape):
         bytes_ = torch.randint(256, (*size[:-1], size[-1] * dtype.itemsize), generator=g, dtype=torch.uint8)
@@ -140,7 +140,7 @@ def any_bytes(q: Quantizer, axis: int, shape: tuple[int, int], seed: int) -> tup
 
 
 def unstorable(x: Tensor, q: Quantizer, axis: int) -> bool:
-    """Tell whether x cannot be stored: non-finite values after rotation, without scales, in a format without NaN."""
+    """Tell whether encode() cannot store x: rotated, x is not finite, and q has no scales and a format without NaN."""
     naive = q.scaling == "none" and not q.format.has_nan
     return naive and not bool(reference.rotate(x, q, axis).isfinite().all())
 
@@ -153,7 +153,7 @@ def every_pattern(dtype: torch.dtype) -> Tensor:
     return torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16).view(dtype).view(256, 256).roll(128, 0)
 
 
-# Quantizers for all scalings whose code uses random draws differently. E2M1's values near 3 are 1 apart.
+# Quantizers for all scalings that use random draws each in their own code. E2M1's values near 3 are 1 apart.
 DRAWN = (
     "e2m1",
     "e2m1:1x16:amax",
@@ -168,9 +168,9 @@ DRAWN = (
 def undecided(q: Quantizer, axis: int, seed: int) -> Tensor:
     """Return a matrix of values whose stochastic rounding depends on the last 32 of the 48 bits of their draws.
 
-    Block scales are powers of two. For Four Over Six, each block has one such value besides its maximum, and how that
-    value is rounded decides the block's scale. The value is such a value if the scale maps the maximum to 6, and in
-    every second row of blocks if the scale maps it to 4.
+    Block scales are powers of two. For Four Over Six, each block has one such value besides its maximum, and the
+    rounding of this value decides the block's scale. Its rounding depends on the last 32 bits with the scale that maps
+    the maximum to 6; in every second row of blocks, with the scale that maps the maximum to 4 instead.
     """
     n = 128
     down, place = axis == 0, torch.arange(n)

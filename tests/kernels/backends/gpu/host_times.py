@@ -82,7 +82,7 @@ def seconds(measured: Calls, bursts: int = BURSTS) -> dict[str, float]:
 
 
 def waits(layers: int = LAYERS, micro_batches: int = MICRO_BATCHES, config: ObserverConfig | None = None) -> list[int]:
-    """Return how often the observer makes the host wait: a number for each step of a window, then one for its end.
+    """Return how often the observer makes the host wait in each step of a window, and last, at the end of the window.
 
     The layers are small and run on the CPU, because these numbers do not depend on their sizes.
     """

@@ -21,7 +21,7 @@ INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]+)\*/\s+(?:(@!?U?P\w+)\s+)?([A-Z][\w.
 LABEL = re.compile(r"^(\.L_x_\d+|\.text\.\w+|[$.\w]+):")
 TARGET = re.compile(r"`\((\.L_x_\d+)\)")
 GLOBAL = ("LDG", "STG")
-# Instructions of which a multiprocessor executes 16 or 64 each clock, for single threads; of others it executes 128.
+# Instructions that a multiprocessor executes for 16 or 64 threads per clock; all others it executes for 128 threads.
 # Source: CUDA Programming Guide, "Arithmetic Instructions", compute capability 9.0.
 SIXTEEN = ("MUFU", "F2F", "F2I", "I2F", "FLO", "POPC", "BREV")
 SIXTY_FOUR = (

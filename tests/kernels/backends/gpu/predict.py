@@ -96,7 +96,7 @@ tiles would serve all second reads up to 18,432 rows.
 
 
 def read_again(variant: Variant, rows: int) -> tuple[float, bool]:
-    """Return the share of a matrix with this number of rows that a kernel reads twice, and whether the L2 holds it."""
+    """Return the share of a matrix of `rows` rows that a kernel reads twice, and whether the L2 holds this share."""
     if variant.kernel != "quantize_strip":
         return 0, False
     x = torch.empty(rows, 1, dtype=DTYPES[variant.dtypes[0]], device="meta")

@@ -95,7 +95,7 @@ def unavailable() -> str | None:
 
 @cache
 def stand_ins() -> tuple[ctypes.CDLL, ctypes.CDLL]:
-    """Build and load the driver's stand-in and NVRTC's; libraries loaded later find the former as libcuda.so.1."""
+    """Load the stand-ins for the driver and for NVRTC; libraries loaded later find the first one as libcuda.so.1."""
     emulator = library(SIMT / "emulate.cpp")
     options = (str(emulator), f"-Wl,-rpath,{emulator.parent}")
     driver = ctypes.CDLL(str(library(STUB / "driver.cpp", "-Wl,-soname,libcuda.so.1", *options)), ctypes.RTLD_GLOBAL)

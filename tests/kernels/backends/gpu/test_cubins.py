@@ -1,4 +1,4 @@
-"""Test without a GPU that cubins are compiled once, that damaged files are replaced, and that options are exact."""
+"""Test without a GPU that cubins are compiled once, that damaged files are replaced, and which options are used."""
 
 from pathlib import Path
 
@@ -52,6 +52,6 @@ def test_an_architecture_that_nvrtc_does_not_know_is_an_error() -> None:
 
 
 def test_arithmetic_keeps_subnormals_and_two_roundings() -> None:
-    """Check the options for no fused multiply-add, no flushing of subnormals, and correctly rounded division."""
+    """Check that options forbid fused multiply-add and flushing of subnormals, and require exactly rounded division."""
     assert {"-fmad=false", "-ftz=false", "-prec-div=true"} <= set(OPTIONS)
     assert not any("fast" in option for option in OPTIONS)

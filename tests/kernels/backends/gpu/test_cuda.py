@@ -47,7 +47,7 @@ def checks() -> Checks:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families_give_the_references_bits(checks: Checks, family: str, dtype: torch.dtype) -> None:
-    """Check each shape and axis; if not DEEP, each of these pairs with one dtype only."""
+    """Check each pair of shape and axis with each dtype; if not DEEP, with one dtype only."""
     start = FAMILIES.index(family) * 7 + DTYPES.index(dtype) * 3
     names, share = list(KINDS), 1 if DEEP else 3
     cases = list(enumerate(product(SHAPES, (-1, 0)), start=start))
@@ -111,7 +111,7 @@ def test_classes_of_blocks(checks: Checks, text: str, shape: tuple[int, int], ax
 
 @pytest.mark.parametrize("text", STORED)
 def test_any_bytes_are_read_as_the_reference_reads_them(checks: Checks, text: str) -> None:
-    """Decode random bytes: all shapes along both axes, and if not DEEP, a third of these cases, by turns."""
+    """Decode random bytes for all shapes along both axes; if not DEEP, a third of these cases."""
     q, share = Quantizer.parse(text), 1 if DEEP else 3
     cases = list(enumerate(product((*ODD, (34, 48), (130, 136)), (-1, 0)), start=STORED.index(text)))
     for i, (shape, axis) in cases[STORED.index(text) % share :: share]:
@@ -126,7 +126,7 @@ def test_every_pattern_is_converted_as_the_reference_does(checks: Checks, text: 
 
 @pytest.mark.parametrize("name", ["e1m1", "e2m1", "e2m3", "e3m2", "e2m4", "e4m3", "e5m2", "e4m7", "bf16"])
 def test_codes_of_every_width_and_those_that_the_processor_makes(checks: Checks, name: str) -> None:
-    """Check four quantizers with each number of columns, and if not DEEP, half of these pairs, by turns."""
+    """Check four quantizers with each number of columns; if not DEEP, every second of these pairs."""
     texts = (name, f"{name}:1x8:e8m0:stochastic", f"{name}:1x16:nvfp4", f"{name}:5x3:amax")
     for (i, cols), (j, text) in product(enumerate((128, 24, 131)), enumerate(texts)):
         if DEEP or (i + j + len(name)) % 2:

@@ -38,10 +38,10 @@ def checks() -> Checks:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_gives_the_references_bits(checks: Checks, family: str, dtype: torch.dtype) -> None:
-    """Check half of the pairs of shape and axis for each dtype, but all pairs over the dtypes; if not DEEP, a tenth."""
+    """Check half of the pairs of axis and shape, the other half with the next dtype; if not DEEP, a tenth."""
     start = FAMILIES.index(family) * 7 + DTYPES.index(dtype) * 3
     names, share = list(KINDS), 2 if DEEP else 10
-    cases = list(enumerate(product((-1, 0), ODD), start=start))  # both axes are in each share
+    cases = list(enumerate(product((-1, 0), ODD), start=start))  # every share contains both axes
     for i, (axis, shape) in cases[(FAMILIES.index(family) + DTYPES.index(dtype)) % share :: share]:
         q = Quantizer.parse(family + VARIANTS[i % len(VARIANTS)])
         checks.quantizer(make(names[i % len(names)], shape, dtype, seed=i), q, axis, seed=i)
@@ -49,7 +49,7 @@ def test_every_family_gives_the_references_bits(checks: Checks, family: str, dty
 
 @pytest.mark.parametrize("text", MS_EDEN)
 def test_ms_eden_gives_the_references_bits(checks: Checks, text: str) -> None:
-    """Check each rotation with every shape along both axes; if not DEEP, along one axis, by turns."""
+    """Check each rotation with every shape along both axes; if not DEEP, along one axis only."""
     names, start = list(KINDS), MS_EDEN.index(text) * 5
     for i, (shape, axis) in enumerate(product((*ODD, (34, 48)), (-1, 0)), start=start):
         if not DEEP and i % 2:
@@ -100,7 +100,7 @@ def test_any_partition_with_any_parts_left_out(
 
 @pytest.mark.parametrize("text", ["e4m3:128x128:amax", "e2m1:1x16:nvfp4"])
 def test_calls_that_differ_only_in_their_parts(checks: Checks, text: str) -> None:
-    """Quantize one matrix with several partitions, with and without skipped parts: none may use another's plan."""
+    """Quantize one matrix with several partitions, with and without skipped parts; each needs its own plan."""
     x, q = make("lognormal", (136, 144), torch.bfloat16), Quantizer.parse(text)
     for part in (None, (1, 16), (16, 16), (128, 128), (7, 5), (136, 144), (1, 16)):
         checks.quantizer(x, q, -1, partition=part)
@@ -161,20 +161,20 @@ MARGIN = 1 << 14  # elements before and behind a matrix: more than a row, and a 
 
 
 def amid(x: Tensor, fill: float) -> tuple[Tensor, Tensor]:
-    """Return a copy of x that lies between two margins filled with a number, and the memory of all three."""
+    """Return a copy of x that lies between two margins filled with `fill`, and the memory of copy and margins."""
     memory = torch.full((x.numel() + 2 * MARGIN,), fill, dtype=x.dtype)
     inside = memory[MARGIN:-MARGIN].view(x.shape)
     return inside.copy_(x), memory
 
 
-# Shapes (rows, cols). A thread processes 8 rows, of which one is missing, or there is one row too many, or neither.
-# Rows consist of whole vectors of 8 elements or not.
+# Shapes (rows, cols). A thread processes 8 rows of vectors of 8 elements. The number of rows is a multiple of 8, or one
+# less or more. The number of columns is a multiple of 8 or not.
 EDGES = tuple(product((7, 9, 128, 135), (16, 24, 33, 136)))
 
 
 @pytest.mark.parametrize("shape", EDGES)
 def test_nothing_beyond_a_matrix_is_read_or_written(checks: Checks, shape: tuple[int, int]) -> None:
-    """Check inputs between infinities, which would change results if they were read, and results between sevens."""
+    """Check inputs between infinities, which would change results if read, and results between sevens, which stay."""
     i = EDGES.index(shape)
     x, _ = amid(make("lognormal", shape, DTYPES[i % 3], seed=i), float("inf"))
     for text in ("e4m3:128x128:amax", "e2m1:1x16:nvfp4:stochastic", "e4m3:channel:gam", "e4m3:3x5:amax", "e4m3"):

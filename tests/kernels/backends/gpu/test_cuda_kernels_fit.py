@@ -50,7 +50,7 @@ def decode(text: str, axis: int = -1) -> Ask:
 
 
 def decide(device: Device, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Decide for an entry by its error, for the next by comparison with another error, and for the last by spread."""
+    """Apply the tests of three entries: by a limit of the error, by the error of another quantizer, and by spread."""
     part = (16, 8)
     q = Quantizer("e4m3")
     first, second = (

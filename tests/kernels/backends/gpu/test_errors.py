@@ -35,7 +35,7 @@ def bits(x: float, dtype: torch.dtype) -> int:
     return int(torch.tensor(x, dtype=dtype).view(torch.int16))
 
 
-# The binades of the least bf16 x for which errors are computed without division, of usual x, and of the greatest x.
+# The binades of the smallest bf16 x whose errors are computed without division, of a usual x, and of the largest x.
 @pytest.mark.parametrize("exponent", [-93, 0, 124])
 def test_errors_of_all_pairs_of_bf16(errors: ctypes.CDLL, exponent: int) -> None:
     first, last = (bits(2.0**e, torch.bfloat16) for e in (exponent, exponent + 1))
@@ -79,7 +79,7 @@ def test_errors_of_random_pairs_of_float32(errors: ctypes.CDLL, exponent: int) -
     "text", ["e4m3:4x8:amax", "e5m2:1x16:e8m0", "e2m1:1x16:nvfp4:stochastic", "fp16:8x8:mx", "e4m3"]
 )
 def test_statistics_at_all_exponents_are_those_of_the_reference(text: str, dtype: torch.dtype) -> None:
-    """Check matrices of usual magnitude, and tiny or huge ones, for whose errors the kernels use a division."""
+    """Check matrices of usual numbers, and of tiny or huge numbers, whose errors the kernels compute by a division."""
     q, limit = Quantizer.parse(text), torch.finfo(dtype).max
     checks = Checks(emulated_device()[0], lambda t: t)
     for exponent in (-140, -126, -110, -100, -93, -85, -77, -60, -44, -20, 0, 60, 122, 125, 127):

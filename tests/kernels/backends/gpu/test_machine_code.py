@@ -78,7 +78,7 @@ def compiled(variant: Variant) -> tuple[bytes, Code]:
 
 
 def test_the_common_path_avoids_rare_code() -> None:
-    """Check a listing with a loop over single elements and a call, which are rare, and a branch with a longer side."""
+    """Check that the path avoids a call and a loop over single elements, and takes the longer side of a branch."""
     code = parse(
         """
     /*0000*/ LDG.E.128 R4, [R2] ;
@@ -103,7 +103,7 @@ def test_the_common_path_avoids_rare_code() -> None:
 
 
 def test_a_loop_over_tiles_counts_once() -> None:
-    """Check a listing with a loop over a thread's vectors, and in it a loop whose instructions do not count."""
+    """Check that a loop over a thread's vectors counts as one iteration, without a loop inside it."""
     code = parse(
         """
     /*0000*/ MOV R1, R2 ;

@@ -20,7 +20,7 @@ BYTE = 1 / 3.0e12  # seconds that a copy needs for a byte
 
 
 def close(expected: Any) -> Any:
-    """Return `expected` for comparison with a relative tolerance only: times are below pytest.approx's absolute one."""
+    """Return `expected` with a relative tolerance only: all times are below pytest.approx's absolute tolerance."""
     return pytest.approx(expected, rel=1e-9, abs=0)
 
 

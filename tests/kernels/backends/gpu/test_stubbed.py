@@ -150,7 +150,7 @@ def beside_16_bytes(t: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("text", ["e4m3:128x128:amax", "e2m1:1x16:nvfp4:stochastic"])
 def test_a_result_that_begins_between_16_bytes_beside_an_input_that_does_not(stub: Stub, text: str) -> None:
-    """Check that a kernel accesses whole vectors only if all matrices are aligned; a misaligned access is an error."""
+    """Check that kernels access whole vectors only if all matrices are aligned; misaligned accesses are errors."""
     x, q = make("lognormal", (40, 72), torch.bfloat16), Quantizer.parse(text)
     want = reference.quantize(x, q, -1, 3)[0]
     for out in (torch.empty_like(x), beside_16_bytes(x), torch.empty_like(x)):
@@ -273,7 +273,7 @@ def run_in_thread(stub: Stub, device: int) -> list[BaseException]:
 
 @pytest.mark.parametrize("known", [False, True])
 def test_a_thread_without_a_context(stub: Stub, known: bool) -> None:
-    """Check a thread without a current CUDA context, like autograd's threads; known: the kernel is loaded before."""
+    """Check a thread without a current CUDA context, such as autograd's; known: the kernel is already loaded."""
     if known:
         small(SMALL, stub)
     assert not run_in_thread(stub, -1)
@@ -281,7 +281,7 @@ def test_a_thread_without_a_context(stub: Stub, known: bool) -> None:
 
 
 def test_the_tensors_device_is_used_not_the_current_one(stub: Stub) -> None:
-    """Launch for each device while each is current: the launch is on the tensor's device, and on its stream."""
+    """Check that a launch uses the tensor's device and this device's stream, whichever device is current."""
     stub.torch.streams = {0: 5, 1: 256 + 6}
     recorder = Recorder()
     Device(recorder).quantize(torch.zeros(40, 72, dtype=torch.bfloat16), SMALL, -1, 0)
@@ -308,7 +308,7 @@ def test_a_first_use_inside_a_capture_says_what_to_do(stub: Stub) -> None:
 
 
 def test_a_driver_error_while_another_thread_captures_is_raised(stub: Stub) -> None:
-    """Check a capture that only the driver knows of: it refuses to load a kernel, and its error 900 is raised."""
+    """Check that error 900 is raised if the driver loads no kernel because of a capture that torch does not know of."""
     stub.driver.stub_set_capturing(1)
     with pytest.raises(Exception, match="900"):
         small(SMALL, stub)
@@ -362,7 +362,7 @@ def cached_cubin(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_poisoned_cubin_is_compiled_again(stub: Stub, tmp_path: Path, whole: bool) -> None:
-    """Check a damaged cached file, and (whole) a file with a valid checksum whose content the driver rejects."""
+    """Check a cached file with a wrong checksum; whole: one with a valid checksum, whose content the driver rejects."""
     small(SMALL, stub)
     good, content = cached_cubin(tmp_path).read_bytes(), b"\x7fELF of another world"
     cached_cubin(tmp_path).write_bytes(content + (sha256(content).digest() if whole else b""))

@@ -59,7 +59,7 @@ def test_narrowing_rounds_to_the_nearest_even_at_and_around_every_midpoint(
 
 
 def test_the_larger_and_the_smaller_of_two_halves(twins: ctypes.CDLL) -> None:
-    """Take maxima and minima of both 16-bit halves of words: all 65,536 values of a half with a random value each."""
+    """Take maxima and minima of the 16-bit halves of words: each of the 65,536 values of a half with a random value."""
     every = torch.arange(1 << 16, dtype=torch.int64)
     other = every[torch.randperm(1 << 16, generator=generator(0))]
     a, b = ((x << 16 | y).to(torch.uint32) for x, y in ((every, other), (other, every.flip(0))))
