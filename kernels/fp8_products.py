@@ -1,4 +1,4 @@
-"""Multiply matrices in FP8: the product takes codes and scales, so the operands are not rounded to BF16 before it.
+"""Multiply matrices in FP8: the product takes codes and scales, so the operands are not first rounded to BF16.
 
     y[m, n] = (Σ_k A[m, k] · B[k, n]) · a[m] · b[n]
 

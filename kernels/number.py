@@ -31,7 +31,7 @@ class Rounded:
 def rounded(number: float) -> tuple[Rounded, ...]:
     """Return the number rounded to every format: to nearest, ties to even, at most the format's largest value.
 
-    Left out are formats without NaN if the number is NaN, and unsigned formats if its sign is negative.
+    Formats without NaN are left out if the number is NaN, and unsigned formats if the number has a minus sign.
     """
     rows = [_in_format(number, f) for f in TABLE.values() if _can_hold(number, f)]
     if not math.isnan(number):

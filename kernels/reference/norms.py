@@ -38,8 +38,8 @@ def norm_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of s, weight and bias.
 
-    ds: the gradient of s from uses of s other than the norm, or None. dn: the gradient of the norm. biased: False
-    returns an empty tensor as the gradient of the bias. mean, inverse: the results of `norm`.
+    ds: the gradient of s from uses of s other than the norm, or None. dn: the gradient of the result n of `norm`.
+    biased: False returns an empty tensor as the gradient of the bias. mean, inverse: the results of `norm`.
     """
     hat, d = s.float(), dn.float()
     count = hat.new_tensor(hat.shape[-1])

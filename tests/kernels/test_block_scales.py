@@ -147,7 +147,7 @@ def turned_back(x: Tensor, text: str, axis: int = -1) -> Tensor:
 
 
 def test_a_scale_is_corrected_by_its_block_and_drawn_by_its_blocks_number() -> None:
-    """Check MS-EDEN's block scales: corrected by the factor of algorithm 1, then drawn with the block's number.
+    """Check MS-EDEN's block scales: corrected as in algorithm 1, then rounded by the random bits of the block's number.
 
     The tensor scale is 1, so a block scale is amax / 6.07 before the correction; all other operations are exact.
     """

@@ -33,7 +33,7 @@ def inputs() -> Inputs:
 
 
 def results(function: Callable[..., Tensor]) -> list[Tensor]:
-    """Return the result of a function of `inputs()`, and the gradients of the inputs that it uses."""
+    """Return the result of `function` for `inputs()`, and the gradients of the inputs that `function` uses."""
     given = inputs()
     result = function(*given)
     (result.float() * torch.arange(result.numel()).view(result.shape)).sum().backward()

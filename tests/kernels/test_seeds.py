@@ -81,7 +81,7 @@ def assert_unrelated(one: dict[str, Tensor], other: dict[str, Tensor], what: str
 def test_rounding_and_noise_of_one_seed_do_not_know_of_each_other() -> None:
     """Check that rounding and noise use different streams.
 
-    The two kinds of noise share a stream, because a weight has only one of them.
+    Gaussian and uniform noise share a stream, because a weight has only one of the two.
     """
     for seed in (0, 21, (1 << 63) - 1):
         made = draws(seed)

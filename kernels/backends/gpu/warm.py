@@ -30,7 +30,7 @@ class Recorder:
 
 
 def kernels_of(calls: Iterable[Callable[[], object]]) -> list[Variant]:
-    """Return the kernels that these calls of public functions or operators would launch on a GPU, each once.
+    """Return the kernels that these calls of public functions or operators would launch on a GPU, without duplicates.
 
     The calls use tensors on the CPU; their results are undefined.
     """

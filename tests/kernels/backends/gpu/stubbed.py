@@ -42,7 +42,7 @@ class Launch(ctypes.Structure):  # stub/driver.cpp
 
 @dataclass
 class Torch:
-    """Replaces the functions of torch.cuda that fewbits calls; they return its fields, or ask the driver's stand-in."""
+    """Replaces the functions of torch.cuda that fewbits calls, by this object's fields or by the driver's stand-in."""
 
     driver: ctypes.CDLL
     streams: dict[int, int] = field(default_factory=dict)  # the current stream by device index; 0: default stream

@@ -38,7 +38,7 @@ def checks() -> Checks:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_gives_the_references_bits(checks: Checks, family: str, dtype: torch.dtype) -> None:
-    """Check half of the pairs of axis and shape, the other half with the next dtype; if not DEEP, a tenth."""
+    """Check half of the pairs of axis and shape (the next dtype gets the other half); if not DEEP, a tenth."""
     start = FAMILIES.index(family) * 7 + DTYPES.index(dtype) * 3
     names, share = list(KINDS), 2 if DEEP else 10
     cases = list(enumerate(product((-1, 0), ODD), start=start))  # every share contains both axes

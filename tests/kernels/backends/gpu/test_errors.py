@@ -1,4 +1,4 @@
-"""Compare the relative errors |x − y| / |x| that CUDA kernels compute for statistics with true divisions.
+"""Compare the relative errors of CUDA kernels' statistics with |x − y| / |x|, computed by true divisions.
 
 The kernels multiply by a reciprocal and correct the product. All pairs (x, y) of 16-bit numbers are compared for x in a
 few binades; other binades need no check, because scaling both numbers by a power of two keeps the quotient. For
@@ -65,7 +65,7 @@ def test_errors_by_every_reciprocal_of_float32(errors: ctypes.CDLL) -> None:
 
 @pytest.mark.parametrize("exponent", [-77, 0, 124])
 def test_errors_of_random_pairs_of_float32(errors: ctypes.CDLL, exponent: int) -> None:
-    """Compare x with y in [0, 2 x), with x · (1 ± 2^-k), and with numbers a few units in the last place away."""
+    """Compare errors for y in [0, 2 x), for y = x · (1 ± 2^-k), and for y a few units in the last place from x."""
     n, g = 10_000_000 if DEEP else 1_000_000, generator(exponent)
     x = (1 + torch.rand(n, generator=g)) * 2.0**exponent
     scale = 2.0 ** -torch.randint(0, 24, (n,), generator=g)

@@ -238,7 +238,7 @@ class Interrupted:
 
 
 def test_two_threads_make_the_same_call_with_other_matrices(stub: Stub) -> None:
-    """Let a second thread make a call between the two launches of the first thread's call, with the same plan."""
+    """Check two threads' calls with one plan: the second call runs between the two launches of the first."""
     q, results = Quantizer.parse("e2m1:1x16:nvfp4:stochastic"), list[Tensor]()
     first, second = (make("lognormal", (40, 72), torch.bfloat16, seed=seed) for seed in (1, 2))
 

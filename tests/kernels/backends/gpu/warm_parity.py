@@ -28,7 +28,7 @@ Case = Callable[[Checks], object]
 
 
 def kernels(cases: Iterable[Case]) -> list[Variant]:
-    """Return the kernels that these test cases would launch, each once; no kernel runs."""
+    """Return the kernels that these test cases would launch, without duplicates; no kernel runs."""
     recorder = Recorder()
     device = Device(recorder)
     with pytest.MonkeyPatch.context() as patch:
