@@ -15,7 +15,7 @@ covers: `tensor`, `block` (the block of the first entry that has blocks), `chann
     e4m3:128x128:gam @ error<0.045 | bf16 ; per=tensor
     e4m3:128x128:gam @ error<e5m2:128x128:gam | e5m2:128x128:gam @ spread<normal | bf16 ; per=block
 
-`str()` returns the shortest string form, and parsing it returns an equal value. This module uses no tensors.
+`str()` returns the shortest string form, and parsing it returns an equal value.
 Quantizers and mixtures together are called specs.
 """
 

@@ -2,8 +2,7 @@
 
 The code follows README.md of the kernels package and uses its terms, so that it can be compared with the papers. It is
 written for clarity, not speed: it computes on whole matrices and has one rounding per line. This module contains the
-functions of a backend; they use the modules of `reference/`, which define elements, scales, rounding, rotation, noise
-and sampled weights.
+functions of a backend; they use the modules of `reference/`.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Provide the measurements of the benchmarks: times of calls that take turns, their ratios, and peak memory.
 
-Calls that are compared take turns, A B A B …, and ratios are computed within a turn. So if the speed of the machine
-changes (other programs, clock rates), both calls of a turn change alike, and the ratio stays.
+Calls that are compared take turns, A B A B …, and ratios are computed within a turn. So if the machine becomes slower,
+both calls of a turn become slower, and the ratio stays.
 """
 
 import ctypes

@@ -151,9 +151,9 @@ def test_quantizing_again_changes_nothing(rounding: str, x: Tensor, element: str
 
     A result is on the grid of its scale, and so also on the grid of every smaller power of two. Idempotence need not
     hold in three other cases. With nvfp4, rounding changes a block's largest value, so the E4M3 scale may be rounded
-    differently the next time. With a rotation, the second quantization rotates again. At the end of a dtype's range, a
-    value that rounds beyond the dtype's largest value becomes the largest value, which may not be on the grid; to avoid
-    this case, the test halves x.
+    differently the next time. With a rotation, the second quantization rotates again. A value that
+    rounds beyond the dtype's largest value becomes this largest value, which may not be on the grid; to avoid this
+    case, the test halves x.
     """
     x = x / 2
     q = f"{element}:{rounding}" if scaling == "none" else f"{element}:{block}:{scaling}:{rounding}"

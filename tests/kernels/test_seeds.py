@@ -68,10 +68,7 @@ def draws(seed: int) -> dict[str, dict[str, Tensor]]:
 
 
 def assert_unrelated(one: dict[str, Tensor], other: dict[str, Tensor], what: str) -> None:
-    """Check that the vectors of `one` and `other` are uncorrelated, element by element and shifted by several lags.
-
-    Some lags are within one output of Philox, others beyond it.
-    """
+    """Check that the vectors of `one` and `other` are uncorrelated, element by element and at several lags."""
     for (a, x), (b, y), lag in product(one.items(), other.items(), (0, 1, 2, 4, 8, 16, 32)):
         x, y = x[lag:].double(), y[: COUNT - lag].double()
         z = (x * y).sum() / (x.square().sum() * y.square().sum() / len(x)).sqrt()

@@ -1,7 +1,7 @@
 """Check that stochastic rounding is fair, independent and repeatable, by z-tests through the public functions.
 
 Seeds are fixed, so results do not change between runs. The bounds are five standard deviations: a correct generator is
-within them at almost any seed, and a biased or correlated one is not.
+within them at almost any seed.
 """
 
 from __future__ import annotations

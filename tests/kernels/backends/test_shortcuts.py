@@ -89,8 +89,7 @@ def test_a_quotient_without_a_division_is_the_quotient(tmp_path: Path) -> None:
     """Check every divisor with the values of a grid, and every dividend for divisors that are hard, common or random.
 
     Markstein's theorem requires a first guess with an error of at most one unit in the last place. A product with the
-    rounded reciprocal does not guarantee this, so the test tries many quotients. Longer runs, of all divisors with
-    grids of 14 bits, found no error either.
+    rounded reciprocal does not guarantee this, so the test tries many quotients.
     """
     found, tried = output_of(DIVISION, tmp_path).split(" of ")
     assert int(tried) > 1 << 29

@@ -3,7 +3,7 @@
 The stand-ins (stub/) are libraries with the names and functions of the real ones. CuPy loads and launches kernels
 through the driver's stand-in, which runs each launch on the SIMT emulator with the launch's arguments. All code of
 fewbits runs unchanged. A CPU build of torch has no CUDA, so the class `Torch` replaces the few functions of torch.cuda
-that fewbits calls: for the current device and stream, a device's generation, and whether a stream is captured.
+that fewbits calls.
 """
 
 import ctypes
