@@ -27,7 +27,7 @@ from fewbits.sweeps.planning.sweep import Resources
 
 JOIN = 60.0  # seconds that nodes of a new cluster may take to join; FEWBITS_JOIN_SECONDS overrides it
 POLL = 0.5  # seconds between two looks at the cluster
-JUDGED = 3  # how many states of the cluster with a demand the autoscaler has to evaluate before its report counts
+JUDGED = 3  # the autoscaler's report on a demand counts once it has evaluated so many cluster states with the demand
 UNLISTED = 15.0  # seconds after which a demand is treated as known even if the cluster's state does not list it
 SHOWN = 3  # the largest number of trials that a message names
 _EPSILON = 1e-9

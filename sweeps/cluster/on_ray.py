@@ -209,7 +209,7 @@ class OnRay:
         return None
 
     def _end(self, running: _Running) -> None:
-        """Cancel the trial's unfinished tasks; Ray (2.60) may abort if a task is cancelled just when it ends."""
+        """Cancel the trial's tasks, but only unfinished ones: Ray (2.60) may abort if a task ends just then."""
         _, unfinished = self._ray.wait(running.tasks, num_returns=len(running.tasks), timeout=0)
         for task in unfinished:
             with contextlib.suppress(Exception):
@@ -237,7 +237,7 @@ def _describe(error: Exception) -> str:
 
 
 def _start(init: Callable[[], object]) -> None:
-    """Call `init`, which starts Ray, up to STARTS times, as long as it exceeds Ray's time limit.
+    """Call `init`, which starts Ray; repeat it if it exceeds Ray's time limit, up to STARTS attempts.
 
     It may exceed the limit on a busy machine. Other errors are raised at once.
     """

@@ -22,8 +22,8 @@ def pack(package: Path | None = None, beside: Sequence[Path] = ()) -> bytes:
     """Return a zip that contains the folder `package` under its own name; None: the folder of fewbits itself.
 
     beside: further files and folders of the user. A config file is packed with the folder `scale/` beside it, since
-        sweep files include files from there. The YAML files of a config folder are packed into `conf/`; if several
-        folders have a file of the same name, the first folder's file is packed, as on Hydra's search path.
+    sweep files include files from there. The YAML files of a config folder are packed into `conf/`; if several folders
+    have a file of the same name, the first folder's file is packed, as on Hydra's search path.
     """
     folder = _HERE.parents[1] if package is None else package
     files = _files(folder)

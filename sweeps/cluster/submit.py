@@ -34,7 +34,7 @@ from fewbits.sweeps.planning.overrides import runs_named
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails, JobSubmissionClient
 
-PATIENCE = 120.0  # seconds after which the process gives up: no job is accepted, or the cluster is unreachable
+PATIENCE = 120.0  # seconds for which requests are repeated if the cluster accepts no job or is unreachable
 POLL = 1.0  # the least number of seconds between two requests
 SHARE = 10  # after a request that took t seconds, the next one follows SHARE * t seconds later
 STOP_WAIT = 600  # seconds that a stopped job has to write its checkpoints before Ray kills it

@@ -1,4 +1,4 @@
-"""Print in which settings two runs differ, or a run and what the current code would compute (`fewbits explain`)."""
+"""Print the differences between two runs, or between a run and what the code would compute now (`fewbits explain`)."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from fewbits.sweeps.commands.sweep import add_where
 EXAMPLES = """\
 examples:
   fewbits train -m recipe=mor/block recipe.threshold=0.03,0.045 seed=0,1
-  fewbits train -m 'training.steps=range(10,50,10)' hydra.job.name=lengths    with a name, as in `fewbits status
-  lengths` fewbits train -m hydra/sweeper=optuna 'optimizer.lr=tag(log,interval(1e-4,1e-2))' hydra.sweeper.n_trials=20
+  fewbits train -m 'training.steps=range(10,50,10)' hydra.job.name=lengths    named, for `fewbits status lengths`
+  fewbits train -m hydra/sweeper=optuna 'optimizer.lr=tag(log,interval(1e-4,1e-2))' hydra.sweeper.n_trials=20
 
 After an interruption, the same command runs the remaining trials; `fewbits status` lists the multiruns of a store.
 """

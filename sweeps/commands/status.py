@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("-m", "--multirun", action="store_true", help="the overrides are those of a `fewbits train -m`")
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
-    parser.add_argument("-cd", "--config-dir", metavar="DIR", help="a folder of your own configs, such as DIR/sweep")
+    parser.add_argument("-cd", "--config-dir", metavar="DIR", help="your own configs, such as DIR/sweep/NAME.yaml")
     parser.add_argument("--json", action="store_true", help="print a list of JSON objects")
     parser.add_argument("--watch", action="store_true", help="show the progress until all trials have ended")
     options = parser.parse_intermixed_args(argv)

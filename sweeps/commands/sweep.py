@@ -13,7 +13,7 @@ from fewbits.sweeps.cluster.environment import check_name
 
 EXAMPLES = """\
 examples:
-  fewbits sweep study=mor scale=smoke --dry-run       show what would run, what is finished and the time it takes
+  fewbits sweep study=mor scale=smoke --dry-run       show what would run, what is finished, and how long it takes
   fewbits sweep study=mor scale=smoke                 run the missing trials; after an interruption, the rest
   fewbits sweep study=mor sweep=tables seeds=[0,1]    one sweep of the study, with other seeds
   fewbits sweep my-sweep.yaml                         a sweep file of your own, see the README
@@ -54,7 +54,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     add_where(parser)
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs); on a cluster, shared by its nodes")
-    parser.add_argument("-cd", "--config-dir", metavar="DIR", help="a folder of your own configs, such as DIR/recipe")
+    parser.add_argument("-cd", "--config-dir", metavar="DIR", help="your own configs, such as DIR/recipe/NAME.yaml")
     return parser.parse_intermixed_args(argv)
 
 

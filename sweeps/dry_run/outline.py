@@ -120,8 +120,8 @@ def _needed(readers: Sequence[Planned]) -> int:
 def _prepared(collection: Collection, tokens: int) -> tuple[int | None, int]:
     """Return how many documents to prepare for a trial that reads `tokens` tokens, and how many tokens they have.
 
-    The number of documents is DOCUMENTS, doubled until the trial reads no token twice; None means the whole collection.
-    Since it grows in such large steps, studies that share a collection usually need the same number.
+    The number of documents is DOCUMENTS, doubled until they have the trial's tokens and a share of SPARE more; None
+    means the whole collection. Because of these large steps, studies that share a collection usually need equally many.
     """
     documents = DOCUMENTS
     while documents * collection.tokens < tokens * collection.documents * (1 + SPARE):

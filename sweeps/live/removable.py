@@ -68,7 +68,7 @@ def _started(runs: Path) -> Iterator[RunFolder]:
 
 
 def _has_ended(run: RunFolder) -> bool:
-    """Tell whether a run has an intact result. A damaged result counts as none: to repair it needs the checkpoints."""
+    """Tell whether a run has an intact result. A damaged one does not count: checkpoints are needed to recompute it."""
     try:
         return run.result() is not None
     except ValueError:
@@ -76,9 +76,9 @@ def _has_ended(run: RunFolder) -> bool:
 
 
 def _needs(runs: Path, started: Sequence[RunFolder]) -> tuple[dict[str, set[int]], set[str]] | None:
-    """Return the needed steps by run folder, and the names of the run folders that stored plans contain.
+    """Return the steps of needed checkpoints, by run folder, and the names of all run folders in stored plans.
 
-    Needed steps are those at which planned or existing branches start, and those that a plan keeps. Return None if a
+    Needed are checkpoints from which planned or existing branches start, and those that a plan keeps. Return None if a
     plan cannot be read, since this plan may need any run. started: the runs of the store.
     """
     needed: dict[str, set[int]] = {}
@@ -90,8 +90,8 @@ def _needs(runs: Path, started: Sequence[RunFolder]) -> tuple[dict[str, set[int]
             needed.setdefault(trial.folder.path.name, set()).update(trial.keep, trial.runtime.keep_steps)
     for error in unusable:
         notice(
-            f"{error}: no run or checkpoint is removed, since this plan may need it; run its sweep again, or remove "
-            "the plan file"
+            f"{error}: no run or checkpoint is removed, since this plan may need it; run the plan's sweep again, or "
+            "remove the plan file"
         )
     for run in started:
         provenance = run.provenance() or {}

@@ -1,7 +1,7 @@
 """Estimate how long trials take and how much disk space their checkpoints need.
 
-Times are computed from speeds of earlier trials in the same store. If no trial has run on such a device, times on GPUs
-are computed from FLOPs and an assumed share of an H100's peak, and are marked as assumed; times on CPUs are unknown.
+Times are computed from speeds of earlier trials in the same store. If none of them ran on the trial's device, the time
+on GPUs is computed from FLOPs and an assumed share of an H100's peak, and marked as assumed; on CPUs it is unknown.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ STATE_BYTES = 12  # bytes of a checkpoint per parameter: the weight and AdamW's 
 parameters_of = cache(parameters)
 
 # Used if nothing was measured. ASSUMED_SHARE: the share of an H100's BF16 peak that eager PyTorch reaches for models of
-# 0.1 to 1 B parameters. ASSUMED_SPEED: a recipe's speed relative to plain BF16, by the narrowest kind of its operands;
-# these were measured on a CPU (docs/measured/training-cost.md).
+# 0.1 to 1 B parameters. ASSUMED_SPEED: a recipe's speed relative to plain BF16, by the key that `_emulation` returns,
+# measured on a CPU (docs/measured/training-cost.md).
 ASSUMED_GPU, ASSUMED_SHARE = "H100", 0.25
 ASSUMED_SPEED = {"e4m3": 0.85, "e2m1": 0.76, "sampler": 0.94, "none": 1.0}
 ASSUMED = f"computed from FLOPs at an assumed {ASSUMED_SHARE:.0%} of an {ASSUMED_GPU}'s BF16 peak"
@@ -103,8 +103,8 @@ def _assumed_seconds(planned: Planned) -> float | None:
 def _emulation(recipe: Recipe) -> str:
     """Return the key of ASSUMED_SPEED for the recipe.
 
-    It is `e2m1` if the recipe has a quantizer with a format of fewer than 5 bits, `e4m3` if it has only other
-    quantizers, and without quantizers `sampler` or `none`.
+    It is `e2m1` if the recipe has a quantizer with a format of fewer than 5 bits, and `e4m3` if it has only other
+    quantizers. Without quantizers it is `sampler` if the recipe has a sampler, else `none`.
     """
     specs = [slot.spec for _, slot in recipe.operands.items()]
     quantizers = [q for spec in specs if isinstance(spec, Mixture) for q in spec.quantizers]

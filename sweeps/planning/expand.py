@@ -23,7 +23,7 @@ class Cell:
     axes: tuple[tuple[str, str], ...]  # pairs (axis, name of its value), the name as text of Hydra's grammar
     seed: int
     overrides: tuple[str, ...]  # all overrides of the trial; each key occurs once
-    parent: Cell | None = None  # the cell from whose trial this cell's trial branches; None: it starts from scratch
+    parent: Cell | None = None  # the cell from whose trial this cell's trial branches; None: no cell of the sweep
     at: float | None = None  # the step of the parent, or fraction of its steps, where the trial starts: see `Arm.at`
 
     @property
@@ -101,7 +101,7 @@ def _has(sweep: Sweep, arm: str, axis: str) -> bool:
 def _combinations(sweep: Sweep, arm: str) -> list[dict[str, str]]:
     """Return all combinations of the values of the arm's axes, each as a mapping of axes to names of values.
 
-    Values of zipped axes are combined only with each other's value at the same position in their lists.
+    Zipped axes are combined only by position: the first value of one with the first value of the other, and so on.
     """
     groups = []
     for group in sweep.groups:

@@ -38,7 +38,7 @@ class FoundPlan:
     plan: Plan
     changed: str = ""  # one line that says that the sweep's definition has changed or cannot be read; usually empty
     notes: tuple[str, ...] = ()  # lines for stderr: `changed`, and why a plan file was not used
-    earlier: Mapping[Place, str] = field(default_factory=dict)  # only for a new plan: the result of `earlier_runs`
+    earlier: Mapping[Place, str] = field(default_factory=dict)  # for a new plan: `earlier_runs(plan)`; else empty
 
 
 def find_plan(overrides: Sequence[str]) -> FoundPlan:

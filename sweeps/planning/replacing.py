@@ -42,8 +42,8 @@ def require_kind(plan: Plan, like: str, machines: Sequence[Machine]) -> Machine:
 def find_unlike(plan: Plan, like: str, address: str | None) -> dict[str, str]:
     """Return the ids of the trials that have to run again, each with the reason, without a connection to a cluster.
 
-    If `address` or RAY_ADDRESS names a cluster, its machines are assumed to have this machine's version of torch. If
-    there is no cluster, raise ValueError if this machine is not of the kind `like`.
+    If `address` or RAY_ADDRESS names a cluster, its machines are assumed to have this machine's version of torch.
+    Without a cluster, raise ValueError if this machine is not of the kind `like`.
     """
     here = this_machine()
     if address or os.environ.get("RAY_ADDRESS"):

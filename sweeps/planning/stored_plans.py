@@ -127,7 +127,7 @@ def _label(plan: Plan) -> str:
 
 
 def selection_hash(selection: Sequence[str]) -> str:
-    """Return the hexadecimal digits HASH8 in the name of the plan file of these normalised overrides."""
+    """Return HASH8, the hash of these normalised overrides, which is part of their plan file's name."""
     return hashlib.sha256(json.dumps(list(selection)).encode()).hexdigest()[:HASH]
 
 
@@ -187,7 +187,7 @@ def _trial(planned: Planned, runs: Path) -> dict[str, Any]:
 
 
 def _in_store(cell: Cell, store: str) -> Cell:
-    """Return the cell with `store` in place of its override `runtime.runs=…`; likewise in the cell's parents."""
+    """Return the cell with the override `store` instead of `runtime.runs=…`, also in the cell's parents."""
     overrides = tuple(store if text.startswith(STORE) else text for text in cell.overrides)
     return replace(cell, overrides=overrides, parent=cell.parent and _in_store(cell.parent, store))
 

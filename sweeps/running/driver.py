@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 TURN = 0.5  # seconds between turns of the driver's loop while no trial ends
 PATIENCE = 60.0  # seconds for which a stopping driver waits until the running trials have written a checkpoint
-REST = 5.0  # seconds for which a trial rests that could not run, for example since another process trains it
+REST = 5.0  # seconds until a trial that could not run is tried again, for example since another process trains it
 
 
 class Stage(StrEnum):
@@ -96,7 +96,7 @@ class Driver:
         self.on_turn(self)
 
     def stop(self) -> None:
-        """Make `run` ask each running trial to end at a checkpoint, and return then, or after PATIENCE seconds."""
+        """Make `run` stop all running trials at a checkpoint, and return when they have ended or after PATIENCE."""
         self.stopping = True
         self._stop_by = time.monotonic() + PATIENCE
 
@@ -107,7 +107,7 @@ class Driver:
     # -------------------------------------------------------------------------------------------- turns
 
     def _start_ready(self) -> None:
-        """Start ready trials as long as there is room, in descending order of work, which includes that of branches."""
+        """Start ready trials as long as there is room, those with the most FLOPs first (see `_urgency`)."""
         now = time.monotonic()
         full: set[str | None] = set()  # kinds of machines without free resources
         self._take_back_lost_tasks()
@@ -258,7 +258,7 @@ def _urgency(plan: Plan) -> dict[str, float]:
 
 
 def job(planned: Planned) -> Job:
-    """Return the job that computes a planned trial: it keeps the checkpoints of branches, and does not track."""
+    """Return the job that trains a planned trial, keeps its branches' checkpoints, and sends nothing to MLflow."""
     from fewbits.sweeps.running.worker import Job
 
     keep = tuple(sorted({*planned.runtime.keep_steps, *planned.keep}))
@@ -279,7 +279,7 @@ def unfinished(plan: Plan, again: Collection[str] = ()) -> set[str]:
     """
     needed: dict[str, set[int]] = defaultdict(set)
     missing = set()
-    for key, planned in reversed(plan.trials.items()):  # a branch comes before its parent, which then has `needed`
+    for key, planned in reversed(plan.trials.items()):  # branches first, so that their parents find `needed` complete
         if key in again or not _has_result(planned) or not planned.folder.has(needed[key]):
             missing.add(key)
             if planned.parent is not None and planned.trial.branch.step is not None:

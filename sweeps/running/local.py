@@ -52,8 +52,8 @@ class Local:
         self._gpus = list(range(torch.cuda.device_count()))  # indices of the GPUs that no trial uses
         self._running: dict[str, _Running] = {}
         self._context = multiprocessing.get_context("forkserver")
-        # A pipe of which workers have one end. Only this process has the other end, so that it closes when this process
-        # ends, by which workers notice the end (`_die_with_driver`).
+        # A pipe: workers have one end, and only this process has the other. When this process ends, its end closes,
+        # which tells the workers (`_die_with_driver`).
         self._lifeline, self._our_end = self._context.Pipe(duplex=False)
         self._machine: Machine | None = None
 
@@ -127,7 +127,7 @@ class Local:
         first.join(10)
         for process in running.processes:
             if outcome is None or outcome.kind != "over":
-                process.kill()  # otherwise the other ranks would wait for the one that failed for ever
+                process.kill()  # otherwise the other ranks would wait for ever for the one that failed
             process.join(10)
             if process.is_alive():
                 process.kill()
@@ -161,7 +161,7 @@ def _child(job: Job, answer: Connection | None, lifeline: Connection) -> None:
 def _die_with_parent() -> None:
     """Make the kernel kill this worker when the fork server ends.
 
-    Only the fork server tells the driver when workers end; without it, the driver would think that this one had ended.
+    The fork server tells the driver when a worker ends. If it ends first, the driver takes its workers for ended.
     """
     server = os.getppid()
     if sys.platform == "linux":
@@ -173,8 +173,8 @@ def _die_with_parent() -> None:
 def _die_with_driver(lifeline: Connection) -> None:
     """Kill this process when the driver has ended. lifeline: a pipe whose other end is open only in the driver.
 
-    Otherwise the trials of a killed driver would continue, and the next driver would wait for them. They would, since
-    the fork server does not end with the driver: every worker has the pipe that keeps the fork server alive.
+    Otherwise the trials of a killed driver would continue, and the next driver would wait for them. The fork server
+    would not end either, since every worker has the pipe that keeps it alive.
     """
     with contextlib.suppress(EOFError, OSError):
         lifeline.recv_bytes()  # returns only when the driver's end is closed, since the driver sends nothing
@@ -199,7 +199,7 @@ def environments_at(served: TCPStore, ranks: int) -> list[Mapping[str, str]]:
 def rank_environments(ranks: int, address: str, port: int) -> list[Mapping[str, str]]:
     """Return for each rank the environment variables that torchrun would set.
 
-    address, port: those of the store where the ranks meet. LOCAL_RANK is 0 for all, for ranks that each see one GPU.
+    address, port: of the TCP store where the ranks meet. LOCAL_RANK is always 0, since each rank sees only its own GPU.
     """
     common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": address, "MASTER_PORT": str(port), "LOCAL_RANK": "0"}
     return [{**common, "RANK": str(rank)} for rank in range(ranks)]

@@ -65,8 +65,8 @@ def kind(folder: RunFolder) -> str | None:
 def describe(one: Computed, beside: Collection[Computed] = ()) -> str:
     """Return the kinds of machine that computed a run as text, for example `amd-avx2 (torch 2.11.0)`.
 
-    one: the run's environments. beside: environments of other runs; the brackets have the values that differ among them
-    all.
+    one: the run's environments. beside: environments of other runs. The brackets contain the values of LIKENESS, apart
+    from the kind, that differ among all these environments.
     """
     if not one:
         return UNKNOWN

@@ -40,7 +40,7 @@ class Placement:
     kinds: dict[Seed, str] = field(default_factory=dict)  # the kinds chosen so far
     _machines: Sequence[Machine] = ()  # the backend's machines at the last `refresh`
     _lost: dict[str, float] = field(default_factory=dict)  # kinds without a machine, and when this was noticed
-    _load: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # missing FLOPs of the seeds, by kind
+    _load: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # by kind: FLOPs that its seeds need
     _listed: bool = False  # the kinds were logged
 
     def refresh(self) -> None:
@@ -50,7 +50,7 @@ class Placement:
     def kind_for(self, planned: Planned) -> str | None:
         """Return the kind on which the trial has to run, and choose it if the trial's seed has no kind yet.
 
-        Return None (any kind) if no machine of a known kind has room for the trial.
+        Return None (any kind) if no machine of a known kind is large enough for the trial.
         """
         room = room_by_kind(self._machines, planned.resources)
         if not room:
@@ -95,7 +95,7 @@ class Placement:
         self._load[kind] += self._missing_work(seed)
 
     def _kind_so_far(self, seed: Seed) -> str | None:
-        """Return the kind that computed a trial of the seed that has branches, else the kind that computed most trials.
+        """Return the kind that computed a trial from which others of the seed branch, else most trials of the seed.
 
         Return None if no trial of the seed was computed yet.
         """
@@ -110,9 +110,9 @@ class Placement:
         return votes.most_common(1)[0][0] if votes else None
 
     def _emptiest(self, seed: Seed, room: dict[str, float]) -> str:
-        """Return the kind that would be the first to finish this seed's trials and those of the seeds it already has.
+        """Return the kind that would first finish this seed's trials, after those of the seeds that it already has.
 
-        room: the number of trials that each kind can run at a time.
+        room: by kind, the number of trials that it can run at a time.
         """
         work = self._missing_work(seed)
         return min(sorted(room), key=lambda kind: (self._load[kind] + work) / room[kind])

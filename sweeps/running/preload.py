@@ -1,8 +1,8 @@
 """Import the training code and compute the numerics fingerprint in the fork server, once for all local workers.
 
-The garbage collector is off during the imports. Afterwards `gc.freeze` excludes the objects that exist, mostly those of
-imported modules, which are never garbage. A search among them took a tenth of the time. In workers it would also write
-to memory that they share with the fork server, so that the system would have to copy this memory.
+The garbage collector is off during the imports, because it took a tenth of their time. Afterwards `gc.freeze` excludes
+all existing objects from its searches: most belong to imported modules and are never garbage. In workers, such a search
+would also write to the memory of these objects, which is shared with the fork server, so the system would copy it.
 
 Ctrl-C also reaches the fork server and its workers, and so does a SIGTERM to the process group, for example from the
 command `timeout`. They ignore both signals, since the driver asks trials to stop.

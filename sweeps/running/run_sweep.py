@@ -56,9 +56,10 @@ def run_sweep(
 ) -> int:
     """Store the plan under its overrides, run the missing trials, print a summary, and return the exit status.
 
-    backend: `ray` or `local`. address: of a Ray cluster; None: Ray starts on this machine. parallel: the largest number
-    of trials at a time; None: as many as fit. variables: names of environment variables that a cluster's workers get in
-    addition to the usual ones. like: the kind of machine for all trials; trials that another kind computed run again.
+    backend: `ray` or `local`. address: a Ray cluster's address; None: start Ray on this machine. parallel: the largest
+    number of trials at a time; None: as many as fit. variables: names of environment variables that a cluster's workers
+    get in addition to the usual ones. like: the kind of machine for all trials; trials that another kind
+    computed run again.
     """
     store_plan(plan, overrides)
     mirror = Mirror(plan)
@@ -68,7 +69,7 @@ def run_sweep(
 
 @dataclass(frozen=True)
 class Where:
-    """The backend that runs the trials, as in the arguments of `run_sweep`."""
+    """The choice of the backend that runs the trials; the fields are arguments of `run_sweep`."""
 
     backend: str = "ray"
     address: str | None = None
@@ -227,7 +228,7 @@ def _interruptible(driver: Driver) -> Iterator[None]:
 def _summary(plan: Plan, drivers: Sequence[Driver]) -> int:
     """Print the number of trials in each state, each failed or blocked trial and what to do; return the exit status.
 
-    It is 0 if all trials have a result, 130 if the user stopped the sweep, else 1.
+    The status is 0 if all trials have a result, 130 if the user stopped the sweep, else 1.
     """
     failed = [task for driver in drivers for task in driver.of(Stage.FAILED)]
     statuses = trial_statuses(plan, [task.planned.id for task in failed])

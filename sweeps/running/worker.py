@@ -69,7 +69,7 @@ class Outcome:
     kind: str
     reason: str = ""  # the error, or the process that trains the trial
     wrong_input: bool = False  # the input is invalid, so another attempt would fail in the same way
-    speed: float | None = None  # the median over the steps of tokens per second
+    speed: float | None = None  # tokens per second, the median over the steps
 
 
 def work(job: Job) -> Outcome:
@@ -135,7 +135,7 @@ def _reopen(job: Job) -> Runtime:
     """Return runtime settings with which the trial will write every checkpoint that it has to keep (`keep_steps`).
 
     If one of these checkpoints is missing, remove the checkpoints of all later steps, so that the trial resumes before
-    the missing one. Then also add the steps of permanent checkpoints, so that training writes the removed ones again.
+    the missing one. Then also add the steps of all permanent checkpoints, since some of them were removed.
     """
     folder, wanted = job.folder, job.runtime.keep_steps
     with folder.alone():

@@ -6,8 +6,8 @@
     child run    a trial of the sweep that has started         fewbits.trial, .folder, .state, .place, .current, .reason
 
 All runs also have the tags fewbits.store, fewbits.user and mlflow.user. A driver creates, changes and deletes only runs
-of its own store and user. Older versions of fewbits wrote no such tags; their runs get them if their folder is in the
-store.
+of its own store and user. Runs that older versions of fewbits sent have no such tags; a driver adds them if the run's
+folder is in its store.
 
 Workers never connect to MLflow; drivers do. The cache file of sent.py records what was sent. If MLflow shows a run as
 running but no worker trains its trial, the run is set to KILLED; when the trial resumes, the same run is set to
@@ -175,7 +175,7 @@ class Mirror:
         return sent + sum(self._reap(client, group, wanted.get(key)) for key, group in groups.items())
 
     def _ask(self, client: MlflowClient, owner: Owner, sweep: Sweep) -> SentSweep:
-        """Return the runs that MLflow has of this owner's sweep; create its experiment and parent run if necessary.
+        """Return a record of MLflow's runs of this owner's sweep; create its experiment and parent run if missing.
 
         Runs of older versions of fewbits without an owner are adopted, and a second run of the same trial is deleted.
         """

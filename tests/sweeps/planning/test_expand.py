@@ -165,7 +165,7 @@ def test_an_arm_and_a_sweep_are_run_at_their_scales_alone() -> None:
 
 
 def test_a_word_for_all_trials_may_not_undo_an_axis() -> None:
-    """Otherwise the trials' places would show axis values with which the trials were not trained."""
+    """An override for all trials may not set an axis, since places would then show values that were not trained."""
     sweep = Sweep("one", axes={"optimizer.lr": [1, 2]})
     with pytest.raises(ValueError, match=r"optimizer\.lr is an axis of sweep one"):
         expand(sweep, ("optimizer.lr=3",))

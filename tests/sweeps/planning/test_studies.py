@@ -31,7 +31,7 @@ def test_studies_are_told_apart() -> None:
 
 
 def test_sweeps_name_neither_claims_nor_figures() -> None:
-    """Files of `sweeps` do not name claims such as M9 or figures, since the dependency is the other way round."""
+    """Files of `sweeps` name no claims (such as M9) and no figures: analysis depends on sweeps, not vice versa."""
     root = Path(__file__).parents[3] / "sweeps"
     files = [*root.rglob("*.py"), *root.rglob("*.yaml")]
     assert len(files) > 50

@@ -245,9 +245,9 @@ def test_at_once_does_not_wait_for_mlflow(cache: Path, tmp_path: Path, monkeypat
 
 
 def test_a_stop_file_that_is_written_again_while_the_worker_ends_is_removed(cache: Path, tmp_path: Path) -> None:
-    """The driver removes a stop file that it wrote after the worker had removed it; it would stop the next attempt.
+    """The driver removes a stop file that it wrote after the worker had removed one; it would stop the next attempt.
 
-    The driver may write it so late since a worker that has removed the stop file still holds its lease for a moment.
+    The driver may write it so late since a worker still holds its lease for a moment after it has removed the file.
     """
 
     class Hears(Pretended):

@@ -310,7 +310,7 @@ def test_the_run_of_a_removed_folder_does_not_stay_running(
 
 
 def test_what_another_store_runs_is_not_ours_to_end(one: tuple[Plan, Planned], tmp_path: Path) -> None:
-    """A driver does not end runs of another store in the same database, whose run folders it cannot see."""
+    """A driver does not end runs of another store in the same database: it cannot see whether they are trained."""
     made, trial = one
     train(trial, until=3)
     theirs, ours = Mirror(made), tmp_path / "ours"

@@ -25,7 +25,7 @@ def uri_of(kind: str, served: str, folder: Path) -> str:
     "kind", ["a server", "no server", pytest.param("a database", marks=pytest.mark.deep), "no database"]
 )
 def test_no_credential_is_printed_or_stored(kind: str, shared_server: str, cache: Path, tmp_path: Path) -> None:
-    """With a password in MLFLOW_TRACKING_URI, run train, sweep, sync, report and ui; find the password nowhere.
+    """The commands train, sweep, sync, report and ui neither print nor store a password in MLFLOW_TRACKING_URI.
 
     One `train` also gets the URI as an argument, since provenance.json records the arguments. With a working database,
     ui is left out, since it would run until Ctrl-C.
