@@ -116,7 +116,7 @@ def totals(
 ) -> list[str]:
     """Return lines with the number of trials in each state, and the time and disk space that the missing trials need.
 
-    The arguments are those of `print_plan`; statuses: the status of each trial, by id.
+    statuses: the status of each trial, by id. The other arguments are those of `print_plan`.
     """
     has_to_run = unfinished(plan, rerun)
     missing = [

@@ -57,7 +57,7 @@ class DiskSpace:
         return not self.paused
 
     def is_low(self, running: Sequence[Planned]) -> bool:
-        """Tell whether running trials have to stop, since the disk has room for little more than a checkpoint of each.
+        """Tell whether running trials have to stop: less is free than RESERVE and a checkpoint of each of them.
 
         Log a line when this begins.
         """

@@ -258,7 +258,7 @@ def _urgency(plan: Plan) -> dict[str, float]:
 
 
 def job(planned: Planned) -> Job:
-    """Return the job that trains a planned trial, keeps its branches' checkpoints, and sends nothing to MLflow."""
+    """Return the job that trains a planned trial, keeps the checkpoints for branches, and does not use MLflow."""
     from fewbits.sweeps.running.worker import Job
 
     keep = tuple(sorted({*planned.runtime.keep_steps, *planned.keep}))

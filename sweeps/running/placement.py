@@ -80,7 +80,7 @@ class Placement:
         return kind is not None and kind not in room_by_kind(self._machines, resources)
 
     def is_lost(self, kind: str | None, resources: Resources) -> bool:
-        """Tell whether machines of this kind have been missing for so long that its trials no longer wait for them."""
+        """Tell whether trials no longer wait for this kind: it had no machine for WAIT seconds, or none can join."""
         if kind is None or not self._machines or not self.waits(kind, resources):
             return False
         patience = 0.0 if self.backend.alone else WAIT

@@ -38,7 +38,7 @@ COMPARED = "compared"  # the parameter of runs by which the view groups them: ru
 METRICS = ("validation_loss", "ood_loss", "loss")
 FOLDED = 100  # the number of rows that show only the mean until the user unfolds their seeds
 DEFLATE = "deflate;"  # MLflow's prefix of a compressed view; MLflow 3.10 limits the value of a tag to 5,000 characters
-SECTION, OTHERS = "fewbits-losses", ("optimizer", "speed")  # sections of charts: of the losses, and further ones
+SECTION, OTHERS = "fewbits-losses", ("optimizer", "speed")  # ids of sections of charts: that of the losses, and others
 COMPLETE = {  # if one of these fields is missing, the page of MLflow 3.10 shows an error
     "startTime": "ALL",
     "lifecycleFilter": "Active",

@@ -158,7 +158,7 @@ def post(url: str, body: dict[str, Any], **headers: str) -> str:
 def test_a_database_that_mlflow_does_not_open_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """If MLflow cannot open the database, for example one of another version, the error is one line with advice."""
+    """If MLflow cannot open the database, for example one made by another version, one line with advice is printed."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     (tmp_path / connection.DATABASE).write_bytes(b"of another kind, and longer than nothing")
     (port,) = free_ports(1)
