@@ -199,7 +199,7 @@ def environments_at(served: TCPStore, ranks: int) -> list[Mapping[str, str]]:
 def rank_environments(ranks: int, address: str, port: int) -> list[Mapping[str, str]]:
     """Return for each rank the environment variables that torchrun would set.
 
-    address, port: of the TCP store where the ranks meet. LOCAL_RANK is always 0, since each rank sees only its own GPU.
+    address, port: the TCP store's, where the ranks meet. LOCAL_RANK is 0, which is right if each rank sees one GPU.
     """
     common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": address, "MASTER_PORT": str(port), "LOCAL_RANK": "0"}
     return [{**common, "RANK": str(rank)} for rank in range(ranks)]

@@ -213,9 +213,9 @@ def test_a_multirun_over_ones_own_configs(
 def test_a_failed_trial_ends_a_sequential_sweep_with_status_1(
     cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """If a trial fails, a sweeper that launches trials one by one ends with status 1.
+    """If the first of two trials that a sweeper launches one by one fails, the command ends with status 1.
 
-    The summary also counts the trial of the later launch. Hydra's own sweeper with batches of one trial is used.
+    The summary counts both trials. Hydra's own sweeper is used, with batches of one trial.
     """
     runs = tmp_path / "runs"
     batches = ("seed=0,1", "hydra.sweeper.max_batch_size=1", "hydra.job.name=one-by-one")

@@ -153,7 +153,7 @@ def test_workers_their_server_and_the_driver_are_killed_and_the_same_command_fin
 def test_a_stopped_sweep_is_at_checkpoints_and_goes_on(
     number: signal.Signals, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
-    """SIGINT is sent to the whole process group, as Ctrl-C in a terminal; the same command then resumes the trials."""
+    """A sweep that gets SIGINT, as from Ctrl-C, or SIGTERM stops at checkpoints; the same command resumes it."""
     runs = tmp_path / "runs"
     plan = planned(undisturbed.file, f"runtime.runs={runs}", *SOME)
     command = started(tmp_path / "output", "sweep", undisturbed.file, "--runs", runs, *LOCAL, *SOME)
