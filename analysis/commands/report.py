@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     if options.sweep and options.compare:
         parser.error("--sweep runs one scale, but --compare needs several: run `fewbits sweep` for each scale first")
     if options.like and not options.sweep:
-        parser.error("--like needs --sweep: without it nothing is trained")
+        parser.error("--like needs --sweep, because without --sweep nothing is trained")
     runs = options.runs if options.sweep else existing(options.runs)
     overrides, reports = in_store(options.overrides, runs), Path(options.out).expanduser()
 

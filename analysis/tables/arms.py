@@ -25,7 +25,7 @@ class ArmsColumn:
     title: str
     metric: str
     baseline: str = ""  # the name of the baseline arm
-    percent: bool = False  # show the arms' own numbers in percent; metrics with bounds (shares) always are
+    percent: bool = False  # show the arms' own numbers in percent; metrics with bounds (shares) are always in percent
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def arms_table(results: Results, study: str, of: ArmsTable) -> Table:
 
 
 def _places(results: Results, table: ArmTable, of: ArmsTable) -> Iterator[tuple[str, Where]]:
-    """Yield (arm, axis values) for each row, in the order of `of.arms`; without them, all arms but trunks, by sweep."""
+    """Yield (arm, axis values) for each row, in the order of `of.arms`; if it is empty, for all arms but trunks."""
     members = [m for sweep in of.sweeps for m in results.members if m.cell.sweep == sweep]
     there = dict.fromkeys((str(m.cell.arm), m.cell.axes) for m in members if set(of.where.items()) <= set(m.cell.axes))
     for arm in of.arms or dict.fromkeys(arm for arm, _ in there if arm not in table.trunks):

@@ -124,7 +124,8 @@ def loss_table(
 def _score(results: Results, column: LossColumn, row: Row, printed: Table) -> TableCell:
     """Return a cell with our score on one of the paper's tasks, in percent, beside the paper's score.
 
-    If no trial of the column was evaluated on the task, our score is `out of reach`.
+    If no trial of the column was evaluated on the task, our score is `out of reach`; without a column of the paper, the
+    cell is then blank.
     """
     part, source = column.part or results, row.source or printed.source
     value = printed.value(row.id, column.printed) if column.printed else None

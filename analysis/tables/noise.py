@@ -33,8 +33,8 @@ class NoiseRows:
 def noise_table(results: Results, study: str, of: Sequence[NoiseRows]) -> Table:
     """Return the table of noise of a study; it has a column for each loss (LOSSES).
 
-    For each family in `of`, the rows are: the difference of each pair of arms that should be equal and its spread over
-    seeds, the spread of BF16's losses, and the pooled spread of a pair.
+    Each family in `of` has these rows: for each pair of arms that should be equal, the difference and its spread over
+    seeds; the spread of BF16's losses; and for each kind of arms, the pooled spread of a pair.
     """
     table, rows = arm_table(study), []
     left_out: list[str] = []

@@ -62,8 +62,8 @@ def whole_store(runs: PathLike | None) -> Path:
 def notebook_parameters(overrides: Sequence[str], scale: str, store: Path) -> dict[str, Any]:
     """Return the parameters of a report's notebook, which select the same results in any working directory.
 
-    The keys are study (or the absolute path of a sweep file), scale ("" for a sweep file), runs (the store) and
-    overrides (the other overrides as one line of shell words).
+    The keys are study (a study, the absolute path of a sweep file, or a multirun), scale ("" without a study), runs
+    (the store) and overrides (the other overrides as one line of shell words).
     """
     own = folders(overrides).overrides
     rest = [text for text in overrides if text.partition("=")[0] != RUNS and not is_search_path(text)]

@@ -100,7 +100,7 @@ def rules() -> Markup:
 
 
 def groups(verdicts: Mapping[str, Verdict]) -> list[ClaimGroup]:
-    """Return the claims in groups by reach: exact, mechanism, training; groups without claims are missing."""
+    """Return the claims in groups by reach (any, mechanism, outcome); groups without claims are missing."""
     claims = [verdict.claim for verdict in verdicts.values()]
     by_reach = [(text, tuple(claim for claim in claims if claim.reach == reach)) for reach, text in GROUPS.items()]
     return [ClaimGroup(*text, members) for text, members in by_reach if members]

@@ -116,7 +116,7 @@ class Provenance:
         yield "Backend", self.of_environments("backend"), False
         if executed := self.values("products")[FP8]:
             emulated = len(self.finished) - executed
-            yield "Products", f"{plural(executed, 'trial')} executed in FP8, {emulated} emulated; separate pools", False
+            yield "Products", f"{plural(executed, 'trial')} executed in FP8, {emulated} emulated", False
         yield "Torch of the trials", self.of_environments("torch"), False
         yield "fewbits", __version__, False
         yield "Python of the trials", self.of_environments("python"), False

@@ -83,7 +83,7 @@ def outcome_rows(verdicts: Iterable[Verdict]) -> list[dict[str, Any]]:
 
 
 def verdict_row(verdict: Verdict) -> dict[str, Any]:
-    """Return the row of a claim: its verdict, the reason, and the NUMBERS of its leading comparison."""
+    """Return the row of a claim: its verdict, the reason, and the NUMBERS of the finding `verdict.leading`."""
     return {
         "claim": verdict.claim.id,
         "statement": verdict.claim.statement,

@@ -74,9 +74,9 @@ def _unreached(result: TableResult) -> tuple[str, ...]:
 
 
 def _split(columns: tuple[str, ...]) -> list[tuple[str, str, str]] | None:
-    """Split the titles of columns into (group, ": ", name); return None if the columns have no groups.
+    """Split each column's title at the first ": " into (group, ": ", name); return None if there are no groups.
 
-    They have groups if all titles have the form `GROUP: NAME` and at least two columns have the same group.
+    There are groups if all titles have the form `GROUP: NAME` and at least two columns have the same group.
     """
     parts = [column.partition(": ") for column in columns]
     grouped = all(name for _, _, name in parts) and len({group for group, _, _ in parts}) < len(parts)

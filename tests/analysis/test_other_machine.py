@@ -115,7 +115,7 @@ def elsewhere(commands: list[list[str]], folder: Path) -> list[Answer]:
 
 
 def assert_equal_reports(a: Path, b: Path, runs: Path, moved: Path) -> None:
-    """Assert that all files of two reports are equal, except for the stores' paths in them and made-of.json."""
+    """Assert that all files of two reports are equal, except made-of.json and the paths of the stores in the files."""
     here, there = left(a), left(b)
     assert here.keys() == there.keys()
     for name in here.keys() - {"made-of.json"}:

@@ -193,9 +193,9 @@ def test_equivalence_at_a_level_is_an_interval_within_the_margin() -> None:
 
 @pytest.mark.parametrize("n", [2, 3, 6])
 def test_equivalence_is_wrongly_found_no_oftener_than_its_level(n: int) -> None:
-    """Check the error rate with a true effect equal to the margin, where errors are most frequent.
+    """Check the rate of false positives if the true effect equals the margin, where they are most frequent.
 
-    With little noise the rate is the level of the test, 5 %; with much noise it is lower.
+    With little noise the rate is the level of the test, 5 %; with much noise it may not exceed 5 %.
     """
     generator = np.random.default_rng(n)
     p = [equivalence(row, 1.0) for row in generator.normal(1.0, 0.05, (2000, n))]
@@ -220,7 +220,10 @@ def test_three_of_three_beside_none_of_three_is_one_in_twenty() -> None:
 def test_a_pooled_spread_is_widened_and_used_unless_the_values_spread_further(
     share: float, pooled_is_used: bool
 ) -> None:
-    """Check the rule of docs/measured/pooling.md with the factor 1.25. share: pooled spread / spread of the values."""
+    """Check that the estimate uses 1.25 · pooled spread, or the spread of the values themselves if it is larger.
+
+    share: pooled spread / spread of the values.
+    """
     own = standard.stdev(FEW)
     found = estimate(FEW, Spread(share * own, 20))
     assert found is not None
@@ -243,7 +246,7 @@ def test_the_minimum_detectable_effect_is_found_four_times_in_five(n: int) -> No
 
 
 def test_power_is_that_of_printed_tables() -> None:
-    """Check printed values: an effect of 0.5 spreads needs 27 pairs, one of 1 spread 8 (one-sided, 5 %, power 80 %)."""
+    """Check printed values: at 5 % (one-sided) and power 80 %, an effect of 0.5 sd needs 27 pairs, one of 1 sd 8."""
     assert required_n(1.0, 0.5) == 27
     assert required_n(1.0, 1.0) == 8
     assert required_n(2.0, 1.0) == 27
@@ -468,7 +471,10 @@ def test_the_only_arm_of_its_kind_speaks_for_itself() -> None:
 
 @pytest.mark.parametrize("moved", [0.0, 0.5, 2.0])
 def test_tests_across_kinds_and_within_them_err_no_more_often_than_they_say(moved: float) -> None:
-    """Check the rates of false positives. moved: the spread over seeds of a shift of all coarse arms."""
+    """Check the rates of false positives within a kind and across kinds.
+
+    moved: the standard deviation over seeds of a random shift that all coarse arms share.
+    """
     generator, wrong = np.random.default_rng(7), {"fine 0": 0, "coarse 1": 0}
     for _ in range(1000):
         whole = generator.normal(0, moved, 3)
@@ -545,7 +551,7 @@ def test_the_interval_of_a_median_is_of_order_statistics_and_holds_it_as_often_a
 
 
 def test_a_planned_effect_is_detected_as_often_as_it_says() -> None:
-    """Simulate the test with the rule of `estimate`: the pooled spread, or the pairs' own spread if it is larger."""
+    """Check by simulation that a test of three pairs by the rule of `estimate` detects the planned effect in 80 %."""
     effect = planned_effect(1.0, 20, 3)
     assert effect is not None
     values = effect + np.random.default_rng(0).standard_normal((10_000, 3))

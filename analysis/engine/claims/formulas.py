@@ -58,7 +58,8 @@ def check(formula: str, names: Mapping[str, object]) -> None:
 def evaluate(formula: str, values: Mapping[str, float], *, strict: bool = True) -> float:
     """Return the formula's value, with the given value for each name.
 
-    A division by 0 or a negative number raises NotANumber if strict. Otherwise, it is computed, and x / 0 gives 0.
+    If strict, a division by 0 or by a negative number raises NotANumber. Otherwise such a division is computed, and
+    x / 0 gives 0.
     """
 
     def value(node: ast.expr) -> float:

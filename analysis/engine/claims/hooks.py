@@ -45,7 +45,7 @@ class MetricHook:
 
 @dataclass
 class Hooks:
-    """The hooks that a study's modules have registered: metrics by their name, the others by the claim's id."""
+    """The hooks that a study's modules have registered: metrics by name; exact checks and measures by claim id."""
 
     metrics: dict[str, MetricHook] = field(default_factory=dict)
     exact: dict[str, Callable[[], Mapping[str, Exact] | Exact]] = field(default_factory=dict)
@@ -57,7 +57,7 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def hooks_of(study: str) -> Hooks:
-    """Return the hooks that the study has registered so far; without any, an empty record to which they are added."""
+    """Return the study's hooks. Hooks that are registered later are added to the same object."""
     return _HOOKS.setdefault(study, Hooks())
 
 
@@ -96,9 +96,9 @@ def exact(study: str, claim: str) -> Callable[[F], F]:
 
 
 def measure(study: str, claim: str) -> Callable[[F], F]:
-    """Return a decorator that registers the function that computes the data of a claim's parts with the key `data`.
+    """Return a decorator that registers a function that computes the data of a claim's parts that have `data`.
 
-    It is needed if the data are not simply numbers of pairs of trials. The function returns {value of `data`: data}.
+    Such a function is needed if the data are not one number per trial or pair. It returns {value of `data`: data}.
     """
 
     def register(compute: F) -> F:

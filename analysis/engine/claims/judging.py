@@ -70,7 +70,7 @@ def _shaped(study: str, results: Results, trials: Iterable[str]) -> tuple[str, .
     chosen = set(trials)
     seeds = sorted({member.cell.seed for member in results.members if member.id in chosen})
     shaped = shaping(study, results.scale_name, seeds)
-    return tuple(f"seed {seed} shaped this design ({by}), so no claim should use it" for seed, by in shaped.items())
+    return tuple(f"seed {seed} influenced this design ({by}), so no claim should use it" for seed, by in shaped.items())
 
 
 def find(study: str, claim: Claim | ControlClaim, results: Results) -> tuple[Finding, ...]:

@@ -1,8 +1,8 @@
 """Get the data of a claim's comparison: choose the sweep, resolve the metric, pair the trials, pool the spread.
 
 Arms are compared in the sweep that the part names. If it names none, they are compared in the first sweep that has both
-arms, or else over all sweeps. The spread is pooled over arms of all sweeps that start as the baseline does and whose
-forward passes have the precision of one of the two compared arms (results/pooling.py).
+arms, or else over all sweeps. The spread is pooled over arms of all sweeps. Pooled arms start as the baseline does, and
+their forward passes have the precision of one of the two compared arms (results/pooling.py).
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def members_of(results: Results, arm: str, where: Where | None = None) -> tuple[
 def _documents(scope: Results, comparison: Comparison) -> Shared | None:
     """Return the standard error that comes from the choice of evaluation documents.
 
-    None if the metric or the runs have no losses for single documents.
+    Return None if the metric or the runs have no losses for single documents.
     """
     column = DOCUMENTS.get(comparison.metric)
     frame = scope.remembered("documents", lambda: documents(scope))

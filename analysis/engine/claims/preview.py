@@ -50,7 +50,7 @@ class Preview:
 
     claim: str  # the claim's id
     comparison: Comparison
-    seeds: int  # the number of seeds that the plan has of all arms of the comparison
+    seeds: int  # the number of seeds that the plan has for every arm of the comparison
     mde: float | None  # minimum detectable effect; None if it is unknown
     margin: float | None
     printed: float | None  # the paper's own effect; None if the paper prints none
@@ -69,7 +69,7 @@ def measured_spreads() -> tuple[MeasuredSpread, ...]:
 
 
 def preview(study: str, results: Results) -> tuple[Preview, ...]:
-    """Return what each comparison of the study's claims can show with the planned seeds, if all its arms are planned.
+    """Return a preview of each comparison of the study's claims whose arms are all planned.
 
     results: the results of the plan; no trial needs to have run.
     """
@@ -111,7 +111,7 @@ def spreads_of(study: str, results: Results) -> tuple[MeasuredSpread, ...]:
 
 
 def _planned_seeds(results: Results, comparison: Comparison) -> int | None:
-    """Return the number of seeds that all arms of the comparison have in the plan; None if an arm is not planned.
+    """Return the number of seeds that every arm of the comparison has in the plan; None if an arm is not planned.
 
     Also return None for comparisons without arms, such as exact checks.
     """
@@ -201,7 +201,7 @@ def preview_lines(previews: Iterable[Preview]) -> list[str]:
             worst = max(known, key=lambda one: one.mde or 0.0)
             margin = f", margin {_shown(worst.comparison, worst.margin)}" if worst.margin else ""
             coarse = worst.margin and (worst.mde or 0.0) > worst.margin and worst.comparison.test in DIRECTIONS
-            note = ": can show a large effect, but not that it is below the margin" if coarse else ""
+            note = ": can show a large effect, but not that an effect is below the margin" if coarse else ""
             lines.append(f"  {claim:4} {_shown(worst.comparison, worst.mde or 0.0)}{margin}, {worst.seeds} seeds{note}")
     if len(lines) == 1:
         lines = [

@@ -236,7 +236,7 @@ class StudyClaims:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One test of a part for one arm, metric and axis value; `comparisons` lists those of a claim.
+    """One test of a part for one arm, metric and axis value; `comparisons` returns all tests of a claim.
 
     arm, baseline and metric are empty for exact checks and for parts with `data`, `formula` or `out_of_reach`.
     """
@@ -299,7 +299,7 @@ def comparisons(claim: Claim | ControlClaim, arms: ArmTable | None = None) -> tu
     """Return the comparisons of all parts of a claim or control; their names and titles are unique in the claim.
 
     A part with `test: exact` gives a single comparison, although its Python check may return several findings.
-    arms: the study's table of arms, whose labels appear in the titles. Without it, the titles have the arms' names.
+    arms: the study's table of arms, whose labels appear in the titles; if None, the titles have the arms' names.
     """
     expanded = [comparison for part in claim.parts for comparison in _expand(claim, part, arms or ArmTable(""))]
     distinct(claim.id, [comparison.name for comparison in expanded])

@@ -32,7 +32,7 @@ INACTIVE = "both arms have exactly the same numbers in every pair: the mechanism
 
 
 def judge(comparison: Comparison, data: Measured) -> Finding:
-    """Test a comparison with its data and return the finding; without data, its status and reason say why."""
+    """Test a comparison with its data and return the finding. Without data, the finding's status and reason say why."""
     empty = Finding(
         comparison.name,
         Status.UNDECIDED,
@@ -116,7 +116,7 @@ def _direction(empty: Finding, data: Differences, estimated: Estimate, own: Esti
     elif p_against <= ALPHA:
         status, reason = Status.OPPOSED, f"{start}: significant, but with the opposite sign"
     elif p_absent is not None and p_absent <= ALPHA:
-        status, reason = Status.ABSENT, f"{start}: the effect is significantly smaller than that"
+        status, reason = Status.ABSENT, f"{start}: the effect is significantly smaller than this margin"
     else:
         status, reason = Status.UNDECIDED, f"{start}: the interval includes values for and against the statement"
     p_own = None if estimated.own else own.p(sign * margin, towards)
@@ -246,7 +246,7 @@ def _events(
     if null:
         p_for, p_against, least = 1.0, min(1.0, 2 * min(test.more, test.fewer)), 1.0
     status = Status.SUPPORTED if p_for <= ALPHA else Status.OPPOSED if p_against <= ALPHA else Status.UNDECIDED
-    # null: the statement is that both arms have the event equally often, which events can only contradict.
+    # null: the claim states that both arms have the event equally often. This test can only contradict that.
     what = "diverged in" if diverged else "the event occurred in"
     reason = f"{what} {ours} of {of_ours} trials of ours and {theirs} of {of_theirs} of the baseline (exact test)"
     if status is Status.UNDECIDED and least > ALPHA:
@@ -266,6 +266,6 @@ def _events(
 
 
 def spread_of(data: Differences) -> Spread | None:
-    """Return the spread that a test of these data uses (the pairs' own or the pooled one); None below two values."""
+    """Return the spread that a test of these data uses (the pairs' own, or CAUTION · pooled); None for < 2 values."""
     estimated = estimate(_transformed(data), data.spread, data.shared) if data.values else None
     return None if estimated is None else estimated.spread

@@ -80,7 +80,7 @@ def _contradicts(finding: Finding) -> bool:
 
 def _p_contradicts(finding: Finding) -> float | None:
     if finding.absence == "contradicts" and finding.p_absent is not None:
-        # "The effect is smaller than the margin" is also true for effects with the opposite sign, so that p_against,
+        # "The effect is smaller than the margin" is also true for effects with the opposite sign. So p_against,
         # the p value for the opposite sign, is not needed.
         return finding.p_absent
     return finding.p_against
@@ -131,7 +131,7 @@ def _corrected(family: Mapping[K, tuple[float, float]]) -> dict[K, float]:
 
 FAMILIES = (
     "(1) each whole claim holds: the greatest p value of its comparisons; (2) a claim is contradicted: the least p "
-    "value against one of its comparisons, times their number; (3) a single comparison holds, in claims with several. "
+    "value against one of its comparisons, times their number; (3) a single comparison holds, of a claim with several. "
     "Each family is corrected by Holm's method at 5 %, without the tests whose p value cannot become small enough "
     "(Tarone). Controls are not corrected."
 )

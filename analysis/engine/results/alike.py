@@ -96,7 +96,7 @@ def _remedy(unlike: Sequence[Computed], usual: str | None) -> str:
     """Return the command with which the user can make these runs comparable.
 
     `fewbits sweep --like KIND` runs trials again on this kind of machine with the installed torch. It does not choose a
-    backend, so runs that differ in nothing else need another way.
+    backend. If the runs differ only in the backend or instruction limits, return an instruction without this option.
     """
     parts = [tuple(zip(LIKENESS, part, strict=True)) for computed in unlike for part in computed]
     chosen = {tuple(fact for fact in part if fact[0] not in ("backend", "limits")) for part in parts}

@@ -105,7 +105,7 @@ class ArmTable:
         return pattern.format(arm=arm, place=place)
 
     def of_column(self, table: str, column: str) -> tuple[str, dict[str, str]]:
-        """Return (name of the arm, {axis: value}) for a column of a paper's table; both are ids of the paper's file.
+        """Return (name of the arm, {axis: value}) for the column with this id in the paper's table with this id.
 
         Raise ValueError if no arm belongs to the column.
         """

@@ -45,7 +45,8 @@ def document_error(
     """Return the standard error of the mean difference, arm minus baseline, that comes from the choice of documents.
 
     frame: as `documents` returns it. pairs: for each seed, the ids of our trial and of the baseline's trial. column:
-    the loss. texts: the texts whose documents count. relative: the difference is a fraction of the baseline's loss.
+    the column with the loss. texts: the texts whose documents are used. relative: the difference is a fraction of the
+    baseline's loss.
 
     All seeds share the documents, so each document's difference is first averaged over the seeds. The error is that of
     a ratio estimator (sum of losses / sum of tokens), with documents as clusters and texts as strata. Return None if a
@@ -63,7 +64,8 @@ def document_error(
     weights = tokens.loc[changes.index].astype(float)
     level = float(np.average(levels, weights=weights)) if relative else 1.0
     mean = float(np.average(changes, weights=weights))
-    # The influence of each document on the weighted mean difference or, if relative, on (mean difference) / level.
+    # The influence of each document on the weighted mean difference or, if relative, on this difference / the
+    # baseline's mean loss (`level`).
     influence = weights * ((changes - mean) - (mean / level) * (levels - level) if relative else changes - mean)
     variance, df = 0.0, 0
     for _, part in influence.groupby(level="text"):

@@ -140,7 +140,7 @@ def _by_seed(results: Results, sweep: str, arm: str) -> dict[int, Row]:
 
 
 def _unlike(results: Results, rows: Sequence[Row]) -> list[str]:
-    """Return the reasons why the first of these trials cannot be compared with others of them; [] if it can be."""
+    """Return the reasons why the first trial cannot be compared with other ones; [] if it can be compared with all."""
     first, *others = rows
     names = [treatment(row["arm"], row["axes"]) for row in rows]
     pairs = zip(others, names[1:], strict=True)
@@ -164,8 +164,8 @@ def sample(results: Results, metric: Metric, arm: str, where: Where | None = Non
 def arm_rows(results: Results, arm: str, where: Where | None = None, *, shared: bool = False) -> list[Row]:
     """Return the rows of `results.trials` for an arm with these axis values; a trial in several places counts once.
 
-    Raise ValueError if the rows have more than one combination of axis values, or if there are none. shared: do not
-    raise this error; used for baselines, whose trials are matched with the arm's by axis values.
+    Raise ValueError if there is no row, or if the rows have more than one combination of axis values. shared: do not
+    raise this error; used for baselines, whose trials are later matched with the arm's trials by axis values.
     """
     one_of("arm", arm, dict.fromkeys(member.cell.arm for member in results.members))
     chosen = set((where or {}).items())

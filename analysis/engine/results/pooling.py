@@ -20,7 +20,7 @@ from fewbits.models.recipe import EMULATE, Recipe, Slot
 from fewbits.sweeps.planning.plan import Member
 from fewbits.sweeps.running.machine_kinds import is_mixed
 
-COARSE = 8  # arms whose forward passes use formats with fewer bits are a kind of their own, with a greater spread
+COARSE = 8  # arms whose forward passes use formats of fewer bits have greater spreads, and are pooled separately
 OUTLIERS = ("bad-arm",)  # control arms that are worse on purpose; they are not pooled
 
 Start = tuple[object, ...]  # the properties that are equal for arms that start alike, as `_start` returns them
@@ -29,7 +29,7 @@ Start = tuple[object, ...]  # the properties that are equal for arms that start 
 def pools_of(results: Results, scope: Results, metric: Metric, baseline: str, where: Where) -> Pools | None:
     """Return a pool for each kind of arm (see `kind`), from all arms in `results` that start like the baseline.
 
-    They have the model, optimizer, schedule, number of steps, trunk and environment that the baseline has in `scope`.
+    These arms have the model, optimizer, schedule, number of steps, trunk and environment of the baseline in `scope`.
     where: axis values; only trials that have them are pooled. Return None if there are fewer than two seeds, or if no
     kind has two arms.
     """
@@ -56,7 +56,7 @@ def _pools(results: Results, starts: set[Start], metric: Metric, where: Where) -
             logs.setdefault(name, {})[row["seed"]] = math.log(value)
             kinds[name] = kind(results.plan.trials[row["id"]].trial.recipe)
     sets = Counter(frozenset(one) for one in logs.values())
-    # Pooling needs equal seeds: take the largest set of seeds that an arm has and, if there are several, the commonest.
+    # Pooling needs equal seeds: take the largest set of seeds that an arm has; of equally large sets, the commonest.
     seeds = max(sets, key=lambda one: (len(one), sets[one]), default=frozenset())
     complete = {name: [one[seed] for seed in sorted(seeds)] for name, one in logs.items() if one.keys() == seeds}
     return pooled_by_kind(complete, kinds) if len(seeds) > 1 else None
@@ -71,8 +71,8 @@ def _start(results: Results, row: Row) -> Start:
 def kind(recipe: Recipe) -> str:
     """Return the kind of an arm for pooling, as text.
 
-    The kinds are: sampled weights, products executed in FP8, and otherwise COARSE bits or more, or fewer bits, in the
-    coarsest format of the forward GEMMs' operands.
+    Arms with sampled weights are one kind, arms with products executed in FP8 another. All other arms are of two kinds:
+    the coarsest format of the forward GEMMs' operands has at least COARSE bits, or fewer.
     """
     if recipe.sampler.kind != "none":
         return "sampled weights"

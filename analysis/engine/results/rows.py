@@ -43,7 +43,7 @@ def standing(folder: RunFolder, trial: Trial, old: str) -> dict[str, Any]:
 
     The numbers are those of result.json and of later evaluations of the run. `note` says why there is no result, or
     that today's code may give another one. old: the name of the run folder of another trial that an earlier plan had at
-    the same place, or "". If this trial is not finished, it is then marked as stale.
+    the same place, or "". If `trial` is not finished, `old` is put into the column `stale`.
     """
     state = store.state(folder)
     over = state in store.OVER

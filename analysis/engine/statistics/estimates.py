@@ -136,7 +136,10 @@ def median_interval(values: ArrayLike, level: float = LEVEL) -> Interval | None:
 
 @dataclass(frozen=True)
 class Pooled:
-    """A group of arms and the spread over seeds, estimated from all of them, of the difference between any two."""
+    """A group of arms that are assumed to have equal spreads.
+
+    `spread` is that of the difference between any two of these arms over seeds, estimated from all of them together.
+    """
 
     spread: Spread
     arms: frozenset[str]  # the names of the arms in the pool
@@ -236,7 +239,7 @@ def _unlike(rows: Sequence[Sequence[float]], place: int) -> float:
     """Return the p value of an F test that one row has a greater spread than the others.
 
     The row's spread is that of its differences from the mean of the other rows; it is compared with the residual spread
-    of the other rows. Return 1 if the latter is 0.
+    of the other rows. Return 1 if this residual spread is 0.
     """
     others = np.array([row for i, row in enumerate(rows) if i != place])
     own = np.asarray(rows[place], np.float64) - others.mean(axis=0)
@@ -293,7 +296,7 @@ def estimate(values: ArrayLike, pooled: Spread | None = None, shared: Shared | N
     pooled: a spread that was estimated from more arms. The estimate uses CAUTION · pooled or, if it is larger, the
     spread of the values themselves. Reason: an arm whose spread is twice that of the others often stays in the pool.
     With the plain pooled spread, 8 to 11 % of this arm's comparisons would be significant by chance instead of 5 %
-    (docs/measured/pooling.md). shared: an error to add (as variances) that does not decrease with the number of values.
+    (docs/measured/pooling.md). shared: a standard error that more values do not reduce; its square is added.
     """
     x = checked(values)
     if x.size < 2:

@@ -49,11 +49,11 @@ class EventTest:
 
 
 def compare_events(strata: Sequence[Stratum]) -> EventTest:
-    """Return the p values of the exact test given the number of events in each stratum; Fisher's test for one stratum.
+    """Return the p values of the exact test for a fixed number of events in each stratum.
 
-    The test statistic is the number of events in our arm, summed over the strata. Strata in which all trials or no
-    trials have the event do not change the p values. Three seeds at each of three learning rates can give a significant
-    result, which three seeds at one learning rate cannot.
+    For one stratum, it is Fisher's exact test. The test statistic is the number of events in our arm, summed over the
+    strata. Strata in which all trials or no trials have the event do not change the p values. With three
+    seeds in each arm, several learning rates can give smaller p values than one learning rate.
     """
     ways = [1]
     for stratum in strata:
@@ -80,7 +80,8 @@ def _convolve(a: Sequence[int], b: Sequence[int]) -> list[int]:
 def holm(p: Sequence[float], least: Sequence[float] | None = None, alpha: float = ALPHA) -> list[float]:
     """Return the p values after Holm's correction, in the order of p.
 
-    With the corrected values, the probability of one or more false positives among all tests is at most alpha.
+    If corrected values up to alpha count as significant, one or more false positives among all tests have at most the
+    probability alpha.
     least: the least p value that is possible for each test. Tarone's rule takes the least k such that at most k tests
     have least <= alpha / k, and corrects only these tests; the corrected p of all other tests is 1. So an exact test of
     few events, which could never be significant, does not reduce the power of the other tests.

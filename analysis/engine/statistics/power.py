@@ -1,4 +1,4 @@
-"""Power of the one-sided paired t-test at level ALPHA: which effect n pairs can detect, and how many pairs it needs."""
+"""Power of the one-sided paired t-test at level ALPHA, and the number of pairs that detects an effect."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scipy import optimize, special, stats
 
 from fewbits.analysis.engine.statistics.estimates import ALPHA, CAUTION, Array, Estimate, positive
 
-POWER = 0.80  # the test detects a true effect of the size of the minimum detectable effect with this probability
+POWER = 0.80  # the probability with which a test detects a true effect of the minimum detectable size
 MOST_SEEDS = 200  # if more seeds are needed, messages say "more than 200"
 
 
@@ -75,8 +75,8 @@ def detectable(estimated: Estimate) -> float | None:
 def seeds_needed(estimated: Estimate, margin: float) -> int | None:
     """Return the least number of seeds that detects an effect of the margin's size with probability POWER.
 
-    The spread is the estimate's. Return None if more than MOST_SEEDS are needed, and the estimate's own number of seeds
-    if all its values are equal.
+    The spread over seeds is that of the estimate. Return None if more than MOST_SEEDS are needed. If all values of the
+    estimate are equal, return the number of seeds that it has.
     """
     if not estimated.error:
         return estimated.n
@@ -100,9 +100,10 @@ def planned_effect(sd: float, df: int, n: int) -> float | None:
 def _detected(effect: float, n: int, critical: Array, weight: Array) -> float:
     """Return the probability that a test of n pairs detects an effect.
 
-    effect: in units of the true standard deviation of the differences. critical: the least significant mean in units of
-    its true standard error, for each of several values of the estimated spread; weight: the probabilities of these
-    values. This sum replaces scipy's noncentral t, which gives NaN for few pairs and large effects.
+    effect: in units of the true standard deviation of the differences. critical: for each of several values of the
+    estimated spread, the smallest mean that is significant, in units of the mean's true standard error. weight: the
+    probabilities of these values. This sum replaces scipy's noncentral t, which gives NaN for few pairs and large
+    effects.
     """
     return float(weight @ special.ndtr(effect * math.sqrt(n) - critical))
 
@@ -133,7 +134,10 @@ def _planned_in_spreads(n: int, df: int) -> float:
 
 
 def _effect_of(probability: Callable[[float], float]) -> float:
-    """Return the effect that is detected with probability POWER. probability: gives it for an effect, increasing."""
+    """Return the effect that is detected with probability POWER.
+
+    probability: an increasing function that returns the probability with which an effect is detected.
+    """
     high = 1.0
     while probability(high) < POWER:
         high *= 2

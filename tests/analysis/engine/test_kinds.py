@@ -23,7 +23,7 @@ from tests.messages import names
 
 MARGIN = Margin(0.005, True, "for tests")
 SUPPORTED, OPPOSED, ABSENT, UNDECIDED = Status.SUPPORTED, Status.OPPOSED, Status.ABSENT, Status.UNDECIDED
-FEW, MANY = 0.0005, 0.02  # spreads over seeds: small enough to detect an effect of the margin's size, and too large
+FEW, MANY = 0.0005, 0.02  # spreads over seeds, with which tests detect an effect of the margin's size, or not
 
 
 def part(test: str, **more: object) -> Comparison:
@@ -309,7 +309,7 @@ def test_at_the_margin_a_claim_is_supported_no_more_often_than_alpha(test: str, 
 @pytest.mark.parametrize("seeds", [3, 4, 6])
 @pytest.mark.parametrize("factor", [1.0, 2.0, 4.0])
 def test_a_pooled_spread_is_no_licence_for_an_arm_that_spreads_further(seeds: int, factor: float) -> None:
-    """Check the rate of false positives for an arm whose spread is `factor` times the others' (5 %, with tolerance).
+    """Check that false positives are at most 6.5 % for an arm whose spread is `factor` times that of the other arms.
 
     docs/measured/pooling.md has the rates for 6 to 14 arms.
     """
@@ -434,7 +434,7 @@ def test_a_whole_claim_is_as_uncertain_as_its_weakest_part() -> None:
 
 
 def test_a_p_value_at_the_level_decides() -> None:
-    """Check p = 0.05 exactly: the least p value that is possible for 3 of 3 events compared with 0 of 3."""
+    """Check that p = 0.05 is significant; it is the least p value of 3 events in 3 trials compared with 0 in 3."""
     assert outcome(finding(SUPPORTED, p=0.05)) is Outcome.REPRODUCED
 
 

@@ -50,7 +50,9 @@ def test_a_kernel_that_draws_something_else_contradicts_g1(monkeypatch: pytest.M
 
 @pytest.mark.parametrize(("bits", "magnitude"), [(9, 1.0), (5, 1 / 16)])
 def test_lemma_1_on_the_grid_ends_in_a_single_tie(bits: int, magnitude: float) -> None:
-    """Check Lemma 1 for weights on BF16's grid: noise survives the cast if b < m + 2 + τ.
+    """Check Lemma 1 for weights on BF16's grid: noise of magnitude 2^τ survives the cast if b < m + 2 + τ.
+
+    b is the bit width, and m = 7 the number of mantissa bits.
 
     At the bound itself, b = m + 2 + τ, exactly one case is lost: a tie, with noise of half a step and the weight 1.
     """
@@ -61,7 +63,7 @@ def test_lemma_1_on_the_grid_ends_in_a_single_tie(bits: int, magnitude: float) -
 
 
 def test_lemma_1_beside_the_grid_ends_a_bit_earlier() -> None:
-    """Check Lemma 1 for FP32 master weights, which are not on BF16's grid: noise survives if b < m + 1 + τ."""
+    """Check Lemma 1 for FP32 master weights, which are not on BF16's grid: noise of magnitude 1 survives if b ≤ 8."""
     assert theory.swallowed(8, beside_grid=True).lost == 0
     assert 0.0005 < theory.swallowed(8.5, beside_grid=True).share < 0.005
     assert theory.swallowed(8.99, beside_grid=True).share > 0.005

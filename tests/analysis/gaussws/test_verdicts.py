@@ -178,7 +178,7 @@ def test_nothing_is_decided_where_controls_find_nothing(compared: Plan) -> None:
 
 
 def test_one_control_that_finds_nothing_concerns_its_claims_alone(compared: Plan) -> None:
-    """Check that a failed control makes only the claims inconclusive that list it."""
+    """Check that a failed control makes only those claims inconclusive that list this control."""
     found = judged(compared, replace(PAPER, spread={"llama2": 0.0}), "G9", "G13", "G20")
     assert outcomes(found) == {"G9": REPRODUCED, "G13": INCONCLUSIVE, "G20": INCONCLUSIVE}
 

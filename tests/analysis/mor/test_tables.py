@@ -171,9 +171,9 @@ def test_what_the_paper_left_open_has_its_tables(plans: Callable[..., Plan]) -> 
 
 
 def test_text_and_batch_of_configuration_2_have_rows_of_their_own(plans: Callable[..., Plan]) -> None:
-    """Check the rows of configuration 2's text alone and batch size alone.
+    """Check the rows of the arms that take only the text, or only the batch size, from configuration 2.
 
-    All texts are the same here, so that trials with equal batch sizes are equal.
+    The test has the same data for all texts, so trials with equal batch sizes are equal.
     """
 
     def share(arm: str, configuration: str, block: int, part: str, slot: str, end: bool) -> float:

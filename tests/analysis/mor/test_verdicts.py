@@ -22,11 +22,11 @@ EFFECTS = ("M8", "M18")
 
 
 def paper_error(arm: str, configuration: str, block: int, part: str, slot: str, end: bool) -> float:
-    """Return the quantization error of a tensor, as the paper reports it.
+    """Return a made-up quantization error of a tensor, with the pattern that the paper reports.
 
     Errors are high in FC2's input, in FC1's gradient in block 1, and in gradients of the last block. Under
     configuration 2, errors of FC1's and FC2's weights are also high in block 1, and no error of FC tensors in the
-    forward pass is high in later blocks. end: the last window of training.
+    forward pass is high in later blocks. end: at the end of training, not earlier.
     """
     less = 0.0005 if arm == "block-64" else 0.0
     if configuration == "2" and (part, slot) in (("up", "fprop.w"), ("down", "fprop.w"), ("down", "fprop.x")):
@@ -186,8 +186,8 @@ def test_one_seed_decides_nothing_but_arithmetic(plans: Callable[..., Plan]) -> 
 def test_what_a_scale_leaves_out_is_not_run_and_the_rest_is_judged(plans: Callable[..., Plan]) -> None:
     """Check scale cpu-full, which lacks some arms that claims and controls need.
 
-    It trains block partition under configuration 2 without the baseline BF16, and no tensor partition, which a control
-    of M3 needs.
+    The scale has block partition under configuration 2 without the baseline BF16. It lacks tensor partition, which a
+    control of M3 needs.
     """
     found = judged(plans("scale=cpu-full"), TRUE, "M3", "M9", "M10", "M17")
     status = {part.name: part.status for part in found["M3"].findings}

@@ -228,9 +228,10 @@ def test_what_the_paper_prints_is_marked_and_nothing_else() -> None:
 
 
 def test_what_the_paper_prints_does_not_flatten_what_we_measured(light: Draw) -> None:
-    """Check the paper's 1.5 % and 2.5 % beside our changes of up to 0.6 %, and beside no changes.
+    """Check how the paper's loss increases of 1.5 % and 2.5 % over BF16 are marked in two panels of Figure 6.
 
-    In the second case they are arrows at the panel's edge, so that the axis fits our numbers.
+    Beside our increases of up to 0.6 %, they are points. If our losses do not change, they are arrows at the panel's
+    edge, so that the axis fits our numbers.
     """
 
     def marks(axes: Axes) -> list[tuple[str, float]]:
@@ -330,7 +331,7 @@ def test_a_linear_layer_is_shown_as_its_recipe_has_it() -> None:
 def test_nvfp4_clips_what_its_scale_rounds_down_and_powers_of_two_do_not() -> None:
     """Check the error of the largest value of each block in several formats.
 
-    With NVFP4 it is at most 1/16, and stochastic rounding makes the value smaller on average.
+    With NVFP4 the error is at most 1/16, and stochastic rounding makes the value smaller on average.
     """
     nvfp4, four_over_six, mxfp4, ocp = (block_maxima.maxima(kind.spelled) for kind in block_maxima.KINDS)
     assert nvfp4.error.max() <= 1 / 16

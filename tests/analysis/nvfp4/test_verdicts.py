@@ -145,7 +145,7 @@ def test_nothing_is_decided_where_controls_find_nothing(cpu: Plan) -> None:
 
 
 def test_one_control_that_finds_nothing_concerns_its_claims_alone(cpu: Plan) -> None:
-    """Check that a failed control makes only the claims inconclusive that list it."""
+    """Check that a failed control makes only those claims inconclusive that list this control."""
     found = judged(cpu, changed({"hybrid/mxfp4": 0.0}), "N9", "N20")
     assert outcomes(found) == {"N9": REPRODUCED, "N20": INCONCLUSIVE}
     assert "control mxfp4-costs-hybrid failed" in found["N20"].reason
