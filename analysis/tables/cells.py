@@ -25,9 +25,9 @@ UNKNOWN = TableCell(Setting("not known"))
 def level(
     results: Results, metric: Metric, arm: str, where: Where = ANYWHERE, paper: float | None = None, source: str = ""
 ) -> TableCell:
-    """Return the arm's mean number beside the paper's number.
+    """Return the arm's mean of the metric beside the paper's number.
 
-    Their difference is not shown, since our data and tokenizer differ from the paper's.
+    The difference is not shown, since our data and tokenizer differ from the paper's.
     """
     return cell(own_numbers(results, metric, arm, where), paper=paper, source=source, comparable=False)
 
@@ -50,7 +50,7 @@ def change(
 def share(
     results: Results, shares: Mapping[str, float], arm: str, where: Where = ANYWHERE, paper: float | None = None
 ) -> TableCell:
-    """Return the arm's mean share in percent. shares: {trial id: share from 0 to 1}; paper: its number in percent."""
+    """Return the arm's mean share in percent. shares: {trial id: share from 0 to 1}; paper: a percentage."""
     return cell(own_numbers(results, shares, arm, where), PERCENT, paper, "inferred" if paper is not None else "")
 
 

@@ -107,7 +107,7 @@ def groups(verdicts: Mapping[str, Verdict]) -> list[ClaimGroup]:
 
 
 def summary(verdicts: Mapping[str, Verdict]) -> Markup:
-    """Return the summary as HTML: for each group, a table of its verdicts and the ids of claims that are not run."""
+    """Return the summary as HTML: for each group of claims, a table of verdicts and the ids of claims not run."""
     shown = []
     for group in groups(verdicts):
         members = [verdicts[claim.id] for claim in group.claims]

@@ -97,7 +97,7 @@ class Provenance:
         yield "Reproduce with", f"fewbits sweep {overrides}", True
         yield "", f"fewbits report {overrides}", True
         elsewhere = " ".join(_as_typed(text) for text in self.overrides if not text.startswith("runtime.runs="))
-        yield "One cell again", f"fewbits sweep {elsewhere} sweep=SWEEP only=[ARM] seeds=[SEED] --runs again", True
+        yield "One place again", f"fewbits sweep {elsewhere} sweep=SWEEP only=[ARM] seeds=[SEED] --runs again", True
         sweeps = ", ".join(dict.fromkeys(member.cell.sweep for member in members))
         yield "Trials", f"{len(self.finished)} of {len(trials)} finished, in {len(members)} places of {sweeps}", False
         yield "Seeds", ", ".join(map(str, sorted({member.cell.seed for member in members}))), False

@@ -1,4 +1,4 @@
-"""Compare the statistics with independent computations, and their error rates and coverage with simulations."""
+"""Check statistics by independent computations, and their error rates and coverage by simulations."""
 
 import math
 import statistics as standard

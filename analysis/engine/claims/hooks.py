@@ -62,7 +62,7 @@ def hooks_of(study: str) -> Hooks:
 
 
 def load_hooks(study: str) -> None:
-    """Import the modules metrics*.py and exact*.py of the study's folder, which registers their hooks."""
+    """Import the modules metrics*.py and exact*.py of the study's folder; the import registers their hooks."""
     for pattern in ("metrics*.py", "exact*.py"):
         for path in sorted((FOLDER / study).glob(pattern)):
             import_module(f"fewbits.analysis.studies.{study}.{path.stem}")
@@ -96,7 +96,7 @@ def exact(study: str, claim: str) -> Callable[[F], F]:
 
 
 def measure(study: str, claim: str) -> Callable[[F], F]:
-    """Return a decorator that registers a function that computes the data of a claim's parts that have `data`.
+    """Return a decorator that registers a function that computes data for a claim's parts with the key `data`.
 
     Such a function is needed if the data are not one number per trial or pair. It returns {value of `data`: data}.
     """

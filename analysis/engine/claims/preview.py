@@ -190,8 +190,8 @@ def _shown(comparison: Comparison, value: float) -> str:
 def preview_lines(previews: Iterable[Preview]) -> list[str]:
     """Return the previews as lines of text, below headings.
 
-    First a line for each claim with a known MDE (its largest one), then a line for each claim with a comparison that
-    the planned seeds cannot decide (the last such comparison).
+    First a line for each claim with a known MDE (the claim's largest MDE), then a line for each claim with a comparison
+    that the planned seeds cannot decide (the last such comparison).
     """
     previews = list(previews)
     lines = ["minimum detectable effect of each claim (power 80 %, one-sided at 5 %, before correction over claims):"]

@@ -19,7 +19,7 @@ FILE = Path(__file__).parents[2] / "papers" / "planning" / "seeds.yaml"
 
 @dataclass(frozen=True)
 class Shaped:
-    """The seeds of one earlier run whose results influenced the design."""
+    """The seeds of one earlier run that influenced the design."""
 
     seeds: tuple[int, ...]
     by: str  # a description of that run

@@ -237,7 +237,7 @@ def _controlled(verdict: Verdict, evidence: Evidence) -> Verdict:
         return verdict
     if {part.status for control in failed for part in control.findings} <= {Status.SUPPORTED, Status.NOT_RUN}:
         names = ", ".join(control.id for control in failed)
-        reason = f"not run at this scale, because the arms of its controls are not ({names})"
+        reason = f"not run at this scale, because the arms of its controls are not run ({names})"
         return replace(verdict, outcome=Outcome.NOT_RUN, reason=reason, supported=())
     failures = "; ".join(
         f"control {control.id} {'failed' if control.tested else 'was not tested'} ({control.title}: "

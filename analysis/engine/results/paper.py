@@ -32,7 +32,7 @@ class Column:
 
     @property
     def heading(self) -> str:
-        """`GROUP: TITLE`, or the title if there is no group; views/tables.py shows groups as a row of their own."""
+        """`GROUP: TITLE`, or the title if there is no group; views/tables.py shows groups in a separate row."""
         return f"{self.group}: {self.title}" if self.group else self.title
 
 

@@ -1,4 +1,4 @@
-"""Select the places of a plan that a figure or table shows: those of one sweep, or of a family of sweeps."""
+"""Select the places of a plan that a figure or table shows: places of one sweep, or of a family of sweeps."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ class Pooled:
 
     spread: Spread
     arms: frozenset[str]  # the names of the arms in the pool
-    unlike: frozenset[str]  # arms that are excluded because their own spread is significantly greater
+    unlike: frozenset[str]  # arms that are not in the pool because their spread is significantly greater
     means: tuple[float, ...]  # for each seed, the mean over the arms
     distinct: int  # the number of arms; arms with equal values in every seed count once
 
@@ -161,7 +161,7 @@ class Pools:
 
     @property
     def unlike(self) -> frozenset[str]:
-        """The names of the arms that are excluded because their own spread is significantly greater."""
+        """The names of the arms in no pool, because their spread is significantly greater than that of other arms."""
         return frozenset().union(*(pool.unlike for pool in self.of_kinds.values()))
 
     def of(self, *arms: str) -> Spread | None:
@@ -205,8 +205,8 @@ def pooled(arms: Mapping[str, Sequence[float]]) -> Pooled | None:
     """Return the pool of these arms; its spread comes from the residuals of the two-way layout arms × seeds.
 
     arms: arm → its values, for the same seeds in the same order. The arms are assumed to have equal spreads. If there
-    are three or more arms, an arm whose spread is significantly greater than the others' is excluded (F test at 5 % in
-    total, Bonferroni), and the test is repeated. Arms with equal values in every seed count once. Return None if fewer
+    are three or more arms, an arm whose spread is significantly greater than that of the others is excluded (F test
+    at 5 % in total, Bonferroni), and the test is repeated. Arms with equal values in every seed count once. Return None if fewer
     than two arms or two seeds remain.
     """
     sizes = {len(values) for values in arms.values()}
@@ -267,7 +267,7 @@ class Estimate:
 
     n: int
     mean: float
-    spread: Spread  # the spread that is used: the values' own, or the pooled one times CAUTION
+    spread: Spread  # the spread behind `error`: the values' own, or CAUTION · pooled spread
     error: float  # the standard error of the mean
     df: float  # the degrees of freedom of the error
     own: bool  # True if `spread` is the values' own, False if it is pooled

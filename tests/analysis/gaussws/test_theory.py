@@ -63,7 +63,7 @@ def test_lemma_1_on_the_grid_ends_in_a_single_tie(bits: int, magnitude: float) -
 
 
 def test_lemma_1_beside_the_grid_ends_a_bit_earlier() -> None:
-    """Check Lemma 1 for FP32 master weights, which are not on BF16's grid: noise of magnitude 1 survives if b ≤ 8."""
+    """Check Lemma 1 for FP32 master weights, which are not on BF16's grid: noise ±1 survives at up to 8 bits."""
     assert theory.swallowed(8, beside_grid=True).lost == 0
     assert 0.0005 < theory.swallowed(8.5, beside_grid=True).share < 0.005
     assert theory.swallowed(8.99, beside_grid=True).share > 0.005

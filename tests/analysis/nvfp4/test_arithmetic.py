@@ -36,7 +36,7 @@ def _afresh(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def test_the_numbers_are_those_that_are_known() -> None:
-    """Compare with numbers that independent code computed once from other random values."""
+    """Compare numbers in NVFP4's claims with those that independent code computed from other random values."""
     assert arithmetic.rounding_errors(arithmetic.NVFP4) == pytest.approx((0.00905, 0.01886), rel=0.01)
     assert arithmetic.rounding_errors(arithmetic.MXFP4) == pytest.approx((0.01332, 0.02710), rel=0.01)
     assert arithmetic.maxima(arithmetic.NVFP4).mean == pytest.approx(0.0226, rel=0.05)

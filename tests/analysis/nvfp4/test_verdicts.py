@@ -154,7 +154,7 @@ def test_one_control_that_finds_nothing_concerns_its_claims_alone(cpu: Plan) -> 
 
 
 def test_what_a_switch_gains_by_the_format_of_its_evaluation_is_no_gain(cpu: Plan) -> None:
-    """Check that a switch to BF16 counts as a gain only if the loss evaluated in BF16 also falls."""
+    """Check that a switch to BF16 counts as a gain only if it also lowers the loss evaluated in BF16."""
     found = judged(cpu, replace(PAPER, unquantized={"nvfp4-long": 0.001, "long-no-sr": 0.001}), "N4", "N22", "N23")
     assert outcomes(found) == {"N4": IN_PART, "N22": INCONCLUSIVE, "N23": INCONCLUSIVE}
     assert "switch: no stochastic above NVFP4, validation loss" in found["N4"].reason

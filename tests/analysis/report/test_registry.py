@@ -66,7 +66,7 @@ for study in sys.argv[1:]:
 
 
 def test_studies_are_complete_without_anybody_importing_their_modules(tmp_path: Path) -> None:
-    """Check each study's registry in a new process that has imported no other module of fewbits."""
+    """Check that each study's registry is complete in a new process that has imported no other module of fewbits."""
     done = run_python(["-c", MISSING, *STUDIES], folder=tmp_path, environment=os.environ)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"{study} []" for study in STUDIES]
