@@ -1,6 +1,6 @@
 """Find the sweep and the store that a Python call selects, and compute the parameters of a report's notebook.
 
-A notebook may be opened in any working directory. Therefore paths in its parameters are absolute. If a call does not
+A notebook may be opened in any working directory, so paths in its parameters are absolute. If a call does not
 name the store, it is the folder `runs` in the working directory or in the nearest parent directory that has one.
 """
 

@@ -1,7 +1,7 @@
 """Tables and claims in notebooks: DataFrames that Jupyter displays with the HTML of the report.
 
 The display shows the paper's numbers beside ours, captions, notes and the trials behind each number. Results of pandas
-operations on such a frame, for example `frame.query(…)`, are ordinary DataFrames. Figures are in shown_figure.py.
+operations on such a frame, for example `frame.query(…)`, are ordinary DataFrames.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Register Python hooks of claims: functions of a study that compute numbers which no result file contains.
 
-Hooks return numbers; they make no verdicts.
-
 # Return {trial id: number}.
 @metric("mor", "fallback_share", bounds=(0, 1))
 def fallback_share(results: Results) -> Mapping[str, float]: …

@@ -1,8 +1,7 @@
 """Check that two trials were computed in the same environment; only then are they compared.
 
 The environment is the kind of machine, the kernel backend, the version of torch and limits of the instruction set. If
-it differs, sums are rounded in different orders, and this can look like a small effect of an arm. The messages name
-what differs and the command that runs the deviating trials again.
+it differs, sums are rounded in different orders, and this can look like a small effect of an arm.
 """
 
 from __future__ import annotations

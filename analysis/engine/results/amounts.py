@@ -1,4 +1,4 @@
-"""Format large counts, such as numbers of parameters and tokens, with a unit letter: 3.3 M."""
+"""Format large counts with a unit letter: 3.3 M."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Read `studies/STUDY/arms.yaml`: the titles and styles of a study's arms in reports, and families of its sweeps.
 
 A sweep file says how an arm is trained; this table says how tables and figures name and draw it. An arm that is not in
-the table is shown by its name in the sweep file. For a study without arms.yaml, the table is empty.
+the table is shown by its name in the sweep file.
 """
 
 from __future__ import annotations

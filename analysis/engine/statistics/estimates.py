@@ -11,7 +11,7 @@ pooled separately (`pooled_by_kind`). `estimate` has the rule by which a pooled 
 has the error rates of this rule.
 
 A single value has no spread: its interval, error and p are None, never 0. If all values are equal, their signs are
-tested: three equal values above 0 have p = 2^-3, not 0. Values that are not finite raise ValueError with their index.
+tested: three equal values above 0 have p = 2^-3, not 0.
 """
 
 from __future__ import annotations
@@ -206,8 +206,8 @@ def pooled(arms: Mapping[str, Sequence[float]]) -> Pooled | None:
 
     arms: arm → its values, for the same seeds in the same order. The arms are assumed to have equal spreads. If there
     are three or more arms, an arm whose spread is significantly greater than that of the others is excluded (F test
-    at 5 % in total, Bonferroni), and the test is repeated. Arms with equal values in every seed count once. Return None if fewer
-    than two arms or two seeds remain.
+    at 5 % in total, Bonferroni), and the test is repeated. Arms with equal values in every seed count once.
+    Return None if fewer than two arms or two seeds remain.
     """
     sizes = {len(values) for values in arms.values()}
     if len(sizes) > 1:

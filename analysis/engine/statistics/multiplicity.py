@@ -52,8 +52,7 @@ def compare_events(strata: Sequence[Stratum]) -> EventTest:
     """Return the p values of the exact test for a fixed number of events in each stratum.
 
     For one stratum, it is Fisher's exact test. The test statistic is the number of events in our arm, summed over the
-    strata. Strata in which all trials or no trials have the event do not change the p values. Several
-    strata, such as learning rates with three seeds each, allow smaller p values than one stratum.
+    strata. Strata in which all trials or no trials have the event do not change the p values.
     """
     ways = [1]
     for stratum in strata:

@@ -76,7 +76,7 @@ def seeds_needed(estimated: Estimate, margin: float) -> int | None:
     """Return the least number of seeds that detects an effect of the margin's size with probability POWER.
 
     The spread over seeds is that of the estimate. Return None if more than MOST_SEEDS are needed. If all values of the
-    estimate are equal, return the number of seeds that it has.
+    estimate are equal, return its n.
     """
     if not estimated.error:
         return estimated.n

@@ -1,7 +1,7 @@
 """Check each statistical test of claims with data whose true effect is known, and the verdicts that follow.
 
 The effects are as stated, opposite, absent, or too small for the number of seeds. Error rates are simulated with few
-seeds, with the functions `judge` and `conclude` that also make the verdicts of reports.
+seeds.
 """
 
 from collections.abc import Iterable
@@ -309,10 +309,7 @@ def test_at_the_margin_a_claim_is_supported_no_more_often_than_alpha(test: str, 
 @pytest.mark.parametrize("seeds", [3, 4, 6])
 @pytest.mark.parametrize("factor", [1.0, 2.0, 4.0])
 def test_a_pooled_spread_is_no_licence_for_an_arm_that_spreads_further(seeds: int, factor: float) -> None:
-    """Check that false positives are at most 6.5 % for an arm whose spread is `factor` times that of the other arms.
-
-    docs/measured/pooling.md has the rates for 6 to 14 arms.
-    """
+    """Check that false positives are at most 6.5 % for an arm whose spread is `factor` times that of the other arms."""
     generator = np.random.default_rng(int(10 * factor) + seeds)
     pooled = Spread(1.0, 12 * (seeds - 1))
     spread = np.sqrt((1 + factor**2) / 2)
