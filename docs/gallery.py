@@ -128,7 +128,10 @@ def records(folder: Path) -> list[dict[str, Any]]:
 
 
 def table(published: Iterable[Mapping[str, Any]]) -> str:
-    """Return README's table in Markdown: a row for each published report, a column for each outcome with its claims."""
+    """Return README's table in Markdown: a row for each published report, a column for each outcome with its claims.
+
+    A study without a published report has one row, which names the command that makes a report.
+    """
     rows = list(published)
     had = {claim["verdict"] for record in rows for claim in record["claims"].values()}
     outcomes = [outcome for outcome in Outcome if outcome in (*ALWAYS, *had)]

@@ -57,7 +57,10 @@ def _rows(model: nn.Module) -> Iterator[dict[str, Any]]:
 
 
 def _kept_by(recipe: Recipe, layer: QuantizedLinear, blocks: int) -> Iterator[str]:
-    """Yield the settings of the recipe's `keep` that select a layer, such as `keep.last=2`. blocks: their number."""
+    """Yield the settings of the recipe's `keep` that select a layer, such as `keep.last=2`.
+
+    blocks: the number of blocks of the model.
+    """
     keep = recipe.keep
     if layer.block < keep.first:
         yield f"keep.first={keep.first}"

@@ -38,7 +38,7 @@ def sampled_layers(quantization: Quantization) -> Iterator[QuantizedLinear]:
 def cast(weight: Tensor, bits: Tensor, block: int) -> Tensor:
     """Return the weight, with each square of `block` × `block` values cast to the format of its bit width.
 
-    bits: the bit width of each square, [squares in out, squares in in]; clamped to 3 … 13.
+    bits: the bit width of each square, [squares along out, squares along in]; clamped to 3 … 13.
     """
     whole = bits.ceil().clamp(NARROWEST, WIDEST)
     rows, columns = weight.shape

@@ -226,7 +226,10 @@ def _key(layer: int, slot: int, switched: bool) -> int:
 
 
 def _count_choices(choice: Tensor, entries: Tensor) -> Tensor:
-    """Return how often each quantizer of a mixture was chosen, without torch.bincount, which waits for the device."""
+    """Return how often each index in `entries` was chosen; the last one counts all larger indices, too.
+
+    torch.bincount is not used, because it makes the host wait for the device.
+    """
     return (choice.reshape(-1, 1).clamp(max=ENTRIES - 1) == entries).sum(0)
 
 

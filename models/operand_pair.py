@@ -81,7 +81,7 @@ class OperandPair:
 
 
 def _seed_for(spec: Quantizer | Mixture, name: str, seed: Seed) -> int:
-    """Return the seed of a slot's rounding, or 0 if it uses no random numbers, because deriving a seed takes time."""
+    """Return the seed of a slot's rounding, or 0 if the rounding is not random, which saves deriving a seed."""
     return seed(name) if spec.needs_seed else 0
 
 

@@ -351,12 +351,12 @@ def product(a: Operand, b: Operand, dtype: torch.dtype, bias: Tensor | None = No
 
 
 def _parts(operand: Operand | None) -> tuple[Tensor | None, Tensor | None]:
-    """Return an operand as two tensors that autograd can save: FP8 codes and scales, or values and None."""
+    """Return an operand as two values that autograd can save: FP8 codes and scales, or a tensor and None."""
     return operand if isinstance(operand, Fp8Operand) else (operand, None)
 
 
 def _operand(values: Tensor | None, scales: Tensor | None) -> Any:
-    """Return the operand whose `_parts` these are."""
+    """Return the operand that `_parts` has split into these two tensors."""
     return values if values is None or scales is None else Fp8Operand(values, scales)
 
 

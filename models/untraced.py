@@ -31,7 +31,8 @@ def untraced(function: Callable[P, R]) -> Callable[P, R]:
 class UntracedOptimizer(Optimizer):
     """A base class for optimizers that are never compiled.
 
-    torch wraps these two methods of Optimizer in a decorator that imports the compiler; here they are unwrapped.
+    torch wraps Optimizer's `add_param_group` and `zero_grad` in a decorator that imports the compiler; here the methods
+    are unwrapped.
     """
 
     add_param_group = unwrap(Optimizer.add_param_group)

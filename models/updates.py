@@ -56,7 +56,7 @@ class KeptCast:
         return KeptCast, ()
 
     def __call__(self, w: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return w in `dtype`, differentiable. A call casts without the cache in the cases of `values`."""
+        """Return w in `dtype`, differentiable; where `values` returns None, w is cast without the cache."""
         cast = self.values(w, dtype)
         return w.to(dtype) if cast is None else _StraightThrough.apply(w, cast)
 

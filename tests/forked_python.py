@@ -111,7 +111,7 @@ class WarmPython:
 def _without_our_modules() -> WarmPython:
     """Return a process that has imported large packages, but no module of fewbits.
 
-    Programs import fewbits themselves, since their PYTHONPATH may name another version of it.
+    Programs import fewbits themselves, since their PYTHONPATH may name another version of fewbits.
     """
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return WarmPython("import hydra, numpy, omegaconf, pandas, pyarrow.parquet, torch, yaml", environment)

@@ -89,7 +89,7 @@ class Result:
 
     @property
     def last(self) -> str:
-        """The line that the page shows: the last non-empty line with the text `shows`, or else the last one at all."""
+        """The line that the page shows: the last line with the text `shows`; if none has it, the last that is not empty."""
         lines = [line for line in self.tail if line.strip()]
         return ([line for line in lines if self.shows in line] or lines or [""])[-1]
 
@@ -239,7 +239,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def stored(folder: Path, names: Iterable[str]) -> dict[str, Result]:
-    """Return name → the result stored in `folder`, for those of these parts that have one."""
+    """Return part → its result stored in `folder`; parts of `names` without a stored result are omitted."""
     results = {}
     for name in names:
         if (path := folder / f"{name}.json").is_file():
@@ -322,7 +322,7 @@ def predictions(page: Path = PREDICTED) -> dict[str, str]:
 
 
 def _beside_predictions(bench: Mapping[str, object], shares: Mapping[str, str]) -> list[str]:
-    """Return the lines of a table with each measured case, its predicted speed, if there is one, and the measured one.
+    """Return the lines of a table of measured cases, each with its predicted speed, or an empty cell, and its measured.
 
     bench: the content of BENCH. shares: as `predictions` returns them.
     """

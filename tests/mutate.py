@@ -3,11 +3,11 @@
     make mutate                                    a sample of every target; writes docs/measured/mutation.md
     .venv/bin/python -m tests.mutate headers --sample 0 --files 'kernels/csrc/scale.h'    all mutants of one header
 
-The mistakes are made in a copy of the checkout, in which all tests have to pass before. A mutant (tests/mutants.py) is
-killed if a test fails or the tests take far too long, and survives if all tests pass. A mutant that does not compile,
-or that compiles to the same library, does not count. The kernels are compiled with fewer optimizations, which is faster
-and changes no bit. The random examples of hypothesis are fixed, so that the same sample of mutants gives the same
-score.
+The mistakes are made in a copy of the checkout, whose tests first have to pass without a mistake. A mutant
+(tests/mutants.py) is killed if a test fails or the tests take far too long, and survives if all tests pass. A mutant
+that does not compile, or that compiles to the same library, does not count. The kernels are compiled with fewer
+optimizations, which is faster and changes no bit. The random examples of hypothesis are fixed, so that the same sample
+of mutants gives the same score.
 """
 
 import argparse
@@ -84,7 +84,7 @@ TARGETS = {
 
 
 class Checkout:
-    """A copy of the checkout in which mutants are made. `seconds`: how long compilation and tests take without one."""
+    """A copy of the checkout, for making mutants. `seconds`: how long compilation and tests take without a mutant."""
 
     def __init__(self, folder: Path, target: Target) -> None:
         self.root, self.cache, self.target = folder / "root", folder / "cache", target
@@ -123,7 +123,7 @@ class Checkout:
     def compiled(self) -> bytes | None:
         """Compile the sources and return the bytes of the library; None if the sources do not compile.
 
-        Return no bytes if nothing is compiled, or if the command makes no library.
+        Return empty bytes if nothing is compiled, or if the command makes no library.
         """
         if not self.target.compiled:
             return b""

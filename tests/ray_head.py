@@ -149,7 +149,7 @@ def autoscaler(types: Mapping[str, Mapping[str, float]], gcs: int) -> dict[str, 
 
 
 def _join(command: list[str], environment: Mapping[str, str], log: Path, ended: Event) -> None:
-    """Start a worker node, and again until it has joined or `ended` is set.
+    """Start a worker node, and restart it until it has joined or `ended` is set.
 
     `ray start` gives up after 30 s, which is too early on a busy machine.
     """
@@ -171,7 +171,7 @@ def wait_until(up: Callable[[], bool], starting: "subprocess.Popen[bytes]", log:
 
 
 def is_up(head: Head, log: Path, has_dashboard: bool) -> bool:
-    """Tell whether the head has started and its dashboard, if it has one, answers (with 401: a token is required)."""
+    """Tell whether the head has started and its dashboard, if any, answers with status 401 (a token is required)."""
     if b"Ray runtime started" not in log.read_bytes():
         return False
     try:
@@ -197,7 +197,7 @@ def one_cluster_at_a_time() -> Iterator[None]:
 
 @contextmanager
 def marked_environment() -> Iterator[dict[str, str]]:
-    """Yield environment variables with a new mark, without Ray's, and with this Python's folder first on PATH.
+    """Yield environment variables: a new MARK, none of Ray's (RAY_…), and this Python's folder first on PATH.
 
     At the end, all processes that were started with these variables are killed.
     """

@@ -194,7 +194,10 @@ def test_the_command_line_imports_no_heavy_library(words: list[str]) -> None:
 
 
 def test_help_of_a_command_imports_no_heavy_library() -> None:
-    """No help imports a library of HEAVY: one process prints all helps, and after each the HEAVY libraries it has."""
+    """No `--help` imports a library of HEAVY.
+
+    One process runs all commands with --help, and prints after each the libraries of HEAVY that are imported by then.
+    """
     probe = f"""
 import sys
 from fewbits import cli

@@ -255,7 +255,7 @@ def train(steps: int, change: Callable[[Decoder], None], seed: int) -> list[floa
 
 
 def with_linear(linear: Linear, model: Decoder) -> None:
-    """Replace the computation of the linear layers in the model's blocks by `linear`; the weights stay theirs."""
+    """Make the linear layers in the model's blocks return `linear(input, weight)`, each with its own weight."""
     for one in linear_layers(model):
         one.linear.forward = partial(_call, linear, one.linear)  # type: ignore[method-assign]
 

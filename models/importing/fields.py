@@ -13,8 +13,8 @@ REQUIRED = object()
 class Fields:
     """The fields of a published configuration by name, and the file that they come from (`origin`).
 
-    Each method returns the value of one field. A field that is absent or None has the default; without a default, a
-    ValueError says that the field is missing. A value of the wrong type is a ValueError, too.
+    Each method returns the value of one field. For a field that is absent or None it returns the default; without a
+    default it raises ValueError. A value of the wrong type raises ValueError, too.
     """
 
     origin: str
@@ -46,13 +46,13 @@ class Fields:
             raise ValueError(f"{self.origin}: {name} {value!r}: true or false is expected")
         return value
 
-    def expect(self, name: str, default: Any, *valid: Any, because: str = "fewbits' model has no other") -> Any:
+    def expect(self, name: str, default: Any, *valid: Any, because: str = "fewbits supports no other value") -> Any:
         """Return the field's value; raise ValueError if it is not one of `valid`.
 
-        because: the reason that the message gives, a clause such as "fewbits has no experts".
+        because: the reason for the message, a clause such as "fewbits has no experts".
         """
         value = self.get(name, default)
         if value not in valid:
             choices = " or ".join(repr(choice) for choice in valid)
-            raise ValueError(f"{self.origin}: {name} is {value!r}, and {because}: {choices} is expected")
+            raise ValueError(f"{self.origin}: {name} is {value!r}: {choices} is expected, because {because}")
         return value

@@ -64,7 +64,7 @@ def read_gguf(path: Path, name: str) -> Published:
 
 
 def _config(name: str, file: GgufFile, kind: str, family: _Family) -> DecoderConfig:
-    """Return the configuration of the model in a file. kind: its architecture, also the prefix of metadata keys."""
+    """Return a file's model as our configuration. kind: the architecture, which is also the prefix of metadata keys."""
     prefix = f"{kind}."
     fields = Fields(
         str(file.path),
@@ -76,7 +76,7 @@ def _config(name: str, file: GgufFile, kind: str, family: _Family) -> DecoderCon
         raise ValueError(f"{file.path} has no tensor {_EMBEDDING}")
     width, heads = fields.whole("embedding_length"), fields.whole("attention.head_count")
     head_dim = fields.whole("attention.key_length", width // max(heads, 1))
-    fields.expect("attention.value_length", head_dim, head_dim, because="fewbits has no other length")
+    fields.expect("attention.value_length", head_dim, head_dim, because="in fewbits values are as long as keys")
     rope: dict[str, Any] = {}
     if family.ours.get("positions") != "learned":
         rotated = fields.whole("rope.dimension_count", head_dim)

@@ -83,7 +83,7 @@ class GgufFile:
 
 
 class _Cursor:
-    """A position in the file. Each method reads one value there and moves the position behind it."""
+    """A position in the file. Each method reads one value there and moves the position to the end of this value."""
 
     def __init__(self, content: mmap.mmap, at: int) -> None:
         self.content, self.at = content, at

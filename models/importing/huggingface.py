@@ -61,7 +61,8 @@ _LLAMA = Layout(
 class _Family:
     """A model_type of config.json, such as `llama`, and how to read it."""
 
-    # From the name to give the model and the fields of config.json: our configuration, and notes on differences.
+    # Given a name for the model and the fields of config.json, return our configuration, and notes, which are sentences
+    # on how the loaded model differs from the published one.
     config: Callable[[str, Fields], tuple[DecoderConfig, list[str]]]
     layout: Layout
 
@@ -135,11 +136,13 @@ def _gpt2(name: str, fields: Fields) -> tuple[DecoderConfig, list[str]]:
 def _like_llama(
     ours: tuple[str, str], act: str, eps: tuple[str, float], fraction: float, **others: Any
 ) -> Callable[[str, Fields], tuple[DecoderConfig, list[str]]]:
-    """Return a function that reads a config.json whose fields are named as Llama's.
+    """Return a function for `_Family.config` that reads a config.json with Llama's field names.
 
+    The loaded model never differs from the published one, so the function's second result, the notes, is an empty list.
     ours: the names of the activation and the norm in DecoderConfig. act: the required `hidden_act`. eps: the name and
     the default of the field for the norm's ε. fraction: the default of `partial_rotary_factor`, the fraction of a
-    head's dimensions that RoPE rotates; if it is 1, no other value is valid. others: further fields of DecoderConfig.
+    head's dimensions that RoPE rotates; if this default is 1, the field must be 1. others: further fields of
+    DecoderConfig.
     """
     activation, norm = ours
 

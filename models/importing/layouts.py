@@ -43,9 +43,10 @@ class Tensors(Protocol):
 class Layout:
     """The names of a file's layers, and how its tensors differ from the conventions of `Decoder`.
 
-    layers: the name of a layer in `Decoder` (in its block, for a layer of a block), and the name of this layer in the
-        file, where `{}` is the number of the block.
-    halves: the rows of W_q and W_k are in the order for rotating (i, i + n/2) instead of the neighbours (2i, 2i + 1).
+    layers: layer in `Decoder` → the same layer in the file. For a layer of a block, the former is its name inside the
+        block, and `{}` in the latter is the number of the block.
+    halves: the rows of W_q and W_k are in the order for a RoPE that rotates the dimensions (i, i + n/2) of a head
+        together, instead of the neighbours (2i, 2i + 1); n is the number of rotated dimensions.
     transposed: the matrices of the blocks' linear layers are [in, out] instead of [out, in].
     norm_offset: a norm's weight in the file minus its weight in `Decoder`.
     ignored: regular expressions for names of tensors that are not parameters.
@@ -94,7 +95,8 @@ def load_state(config: DecoderConfig, layout: Layout, tensors: Tensors) -> dict[
 def neighbours(config: DecoderConfig, rows: Tensor) -> Tensor:
     """Reorder the rows of W_q or W_k, or the entries of their biases, for the RoPE of `Decoder`.
 
-    The given order rotates the dimensions (i, i + n/2) of each head together, the returned one (2i, 2i + 1).
+    In the given order, RoPE rotates the dimensions (i, i + n/2) of each head together, where n is the number of rotated
+    dimensions; in the returned order, it rotates the dimensions (2i, 2i + 1).
     """
     rotated = int(config.head_dim * config.rope_fraction)
     order = torch.arange(config.head_dim)
@@ -110,9 +112,9 @@ def _parameters(config: DecoderConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _shapes(config: DecoderConfig, name: str, shape: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
-    """Return the shapes of the file's tensors that together are one parameter: itself, or q, k and v of a W_qkv.
+    """Return the shapes, in `Decoder`'s convention, of the file's tensors that together are one parameter.
 
-    name, shape: the parameter's in `Decoder`. parts: the number of tensors, 1 or 3.
+    shape: the parameter's own shape. parts: 1, or 3 if q, k and v of a fused W_qkv are separate tensors in the file.
     """
     if parts == 1:
         return [shape]

@@ -14,7 +14,7 @@ from fewbits.models.networks.decoder import DecoderConfig
 
 @dataclass(frozen=True)
 class Published:
-    """A published model that has been opened: its configuration as ours, and the files that contain its weights.
+    """A published model that has been opened: its configuration as a DecoderConfig, and the files with its weights.
 
     files: the files that were read, such as config.json and the weights.
     tokenizer: the file that contains the tokenizer, a tokenizer.json or a GGUF file; None if there is none.

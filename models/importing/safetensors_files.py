@@ -25,7 +25,7 @@ class SafetensorsFolder:
 
     @staticmethod
     def open(folder: Path) -> SafetensorsFolder:
-        """Open a folder; raise ValueError for a missing or truncated file, or a tensor of another type than DTYPES."""
+        """Open a folder; raise ValueError for a missing or truncated file, or a tensor whose type is not in DTYPES."""
         listed: dict[str, str] = {}
         if (folder / SINGLE).is_file():
             shards = files = [folder / SINGLE]

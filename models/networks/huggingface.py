@@ -7,9 +7,10 @@
 | squared ReLU, LayerNorm1p, RoPE | NemotronForCausalLM |
 | squared ReLU, RMSNorm, RoPE on whole heads | ArceeForCausalLM |
 
-Both compute the same function, with sums in another order. transformers' RoPE rotates the dimensions (i, i + n/2) of a
-head together, and fewbits' RoPE rotates (2i, 2i + 1), so the rows of W_q and W_k are reordered. The matrices of GPT-2's
-blocks are transposed. All layers of transformers' GPT-2 have biases: they are set to 0 if the decoder has none.
+The decoder and its converted model compute the same function, with sums in another order. transformers' RoPE rotates
+the dimensions (i, i + n/2) of a head together, and fewbits' RoPE rotates (2i, 2i + 1), so the rows of W_q and W_k are
+reordered. The matrices of GPT-2's blocks are transposed. All layers of transformers' GPT-2 have biases: they are set to
+0 if the decoder has none.
 """
 
 from __future__ import annotations
@@ -140,14 +141,14 @@ def _gpt2_weights(config: DecoderConfig, state: Mapping[str, Tensor]) -> Weights
 
 
 def _with_bias(state: Mapping[str, Tensor], name: str) -> tuple[Tensor, Tensor]:
-    """Return weight and bias of a layer; without a bias in the state_dict, zeros."""
+    """Return a layer's weight and bias; if the state_dict has no bias of this layer, zeros in its place."""
     weight = state[f"{name}.weight"]
     bias = state.get(f"{name}.bias")
     return weight, weight.new_zeros(len(weight)) if bias is None else bias
 
 
 def _joined(parts: list[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor]:
-    """Concatenate the rows of several layers (weight, bias); without biases, the bias is 0."""
+    """Concatenate the weights and the biases of several layers; if no layer has a bias, return zeros as the bias."""
     weight = torch.cat([weight for weight, _ in parts])
     biases = [bias for _, bias in parts if bias is not None]
     return weight, torch.cat(biases) if biases else weight.new_zeros(len(weight))
@@ -201,7 +202,8 @@ def _rope_weights(config: DecoderConfig, state: Mapping[str, Tensor]) -> Weights
 def _halves(config: DecoderConfig, rows: Tensor | None) -> Tensor | None:
     """Reorder the rows of W_q or W_k, or the entries of their biases, for the RoPE of transformers.
 
-    The given order rotates the dimensions (2i, 2i + 1) of each head together, the returned one (i, i + n/2).
+    In the given order, RoPE rotates the dimensions (2i, 2i + 1) of each head together; in the returned order, it
+    rotates the dimensions (i, i + n/2), where n is the number of rotated dimensions.
     """
     if rows is None:
         return None
@@ -240,8 +242,8 @@ def _like_llama(
 ) -> Family:
     """Return a class of transformers whose config.json has the same fields as Llama's.
 
-    kind: its `model_type`. ours: activation and norm in DecoderConfig. act: its name of the activation. eps: the name
-    of the field for the norm's ε. whole_heads: see Family.
+    architecture: the name of the class. kind: its `model_type`. ours: the activation and the norm in DecoderConfig.
+    act: the activation in config.json. eps: the field of config.json with the norm's ε. whole_heads: see Family.
     """
 
     def config(decoder: DecoderConfig) -> dict[str, Any]:

@@ -30,8 +30,8 @@ CHUNK: Final = 64  # tokens per chunk; affects speed and the order of sums, not 
 class Mamba2(nn.Module):
     """The mixer: maps [B, T, width] to [B, T, width].
 
-    inner: channels of x and z, heads · P. state: N. conv: the number of taps of the convolution. eps: of the RMS norm.
-    bias: whether the two linear layers have a bias.
+    inner: channels of x and z, heads · P. state: N. conv: the number of taps of the convolution. eps: the ε of the RMS
+    norm. bias: whether the two linear layers have a bias.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class _CausalConv(Function):
 
 
 def _shifted(weight_WC: Tensor, tokens: int) -> list[tuple[int, Tensor]]:
-    """Return (distance, weights of all channels) for each tap that reads the token at this distance before its own.
+    """Return (d, weight of each channel) for each tap of the convolution that reads an earlier token, d tokens before.
 
     Taps with a distance of `tokens` (the sequence length) or more are omitted, because they read only zeros.
     """

@@ -1,4 +1,6 @@
-"""Define Adam-mini's partition: which entries of a parameter share one second moment v, an average of their g².
+"""Define Adam-mini's partition: which entries of a parameter share one second moment v.
+
+v is the running average of their squared gradients.
 
 `adam_mini_partition` returns one of these values for every parameter:
 
@@ -60,7 +62,7 @@ def _partition_linear(model: nn.Module, path: str, linear: nn.Linear) -> Partiti
 
 
 def _heads(path: str, rows: int, head_dim: object) -> tuple[int, ...]:
-    """Return the partition of this many rows by heads; raise ValueError if they are not whole heads."""
+    """Return the partition of this many rows by heads; raise ValueError if head_dim is None or does not divide rows."""
     if not isinstance(head_dim, int) or rows % head_dim:
         raise ValueError(
             f"{path} has {rows} rows and heads of dimension {head_dim}: expected an attention module whose head_dim "

@@ -269,7 +269,7 @@ def _cupy(gpu: Fact) -> Fact:
 
 
 def _backend(compiler: Fact, library: Fact, gpu: Fact, cupy: Fact) -> Fact:
-    """Return the kernel backend for CPU tensors and the reason for it, or the one that FEWBITS_BACKEND forces.
+    """Return the kernel backend for CPU tensors, or the backend that FEWBITS_BACKEND forces, with the reason.
 
     The rules are those of kernels/backends/choice.py, which needs torch.
     """

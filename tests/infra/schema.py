@@ -10,8 +10,8 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 def mistakes(manifest: object, schema: str) -> list[str]:
     """Return the paths in a manifest that violate the schema, such as `spec.workerGroupSpecs.0`; empty if it is valid.
 
-    schema: the name of the schema's file. For KubeRay's schema, which allows several kinds of manifests, only the rules
-    for the manifest's own kind are checked, so that the result names the mistake itself.
+    schema: the name of the schema's file. KubeRay's schema allows several kinds of manifests. Only the rules for the
+    manifest's own kind are checked; otherwise the result would name the whole manifest instead of the wrong key.
     """
     definition: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("schemas").joinpath(schema).read_text())
     if isinstance(manifest, dict) and "kind" in manifest:

@@ -42,7 +42,7 @@ class Copies(TorchDispatchMode):
 
 
 class CountedObserver(Observer):
-    """An observer that counts only its own copies; layers with mixtures make copies, too, on a CPU."""
+    """An observer that counts copies in its own methods only; on a CPU, layers with mixtures copy, too."""
 
     def __init__(self, config: ObserverConfig) -> None:
         super().__init__(config)

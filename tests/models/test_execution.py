@@ -62,8 +62,8 @@ def test_outputs_and_gradients_are_those_of_the_emulation_within_the_rounding_of
     assert len(results) == 3 + bias
     for ours, theirs, size in results:
         assert ours.dtype == theirs.dtype
-        # The results differ by at most 4 roundings to BF16: of both operands in the emulation, and of the result in
-        # both ways. `size` is computed from unrounded operands; E4M3 can make it larger, hence the factor 1.2.
+        # Results differ by at most 4 roundings to BF16: of both operands and the result in the emulation, and of the
+        # executed result. `size` is computed from unrounded operands; E4M3 can make it larger, hence the factor 1.2.
         assert ((ours.float() - theirs.float()).abs() <= 4.5 * U * size * 1.2).all()
     assert not torch.equal(results[0][0], results[0][1])
 

@@ -19,7 +19,7 @@ from tests.kernels.backends.gpu import stubbed
 
 @pytest.mark.parametrize("recipe", ["nvfp4", "mor/block", "mor/tensor", "gaussws"])
 def test_training_launches_only_kernels_that_were_listed(recipe: str) -> None:
-    """Check a step with and a step without statistics of plain quantizers.
+    """Check that `calls_of` lists all kernels of two steps, one with and one without statistics of plain quantizers.
 
     The recorder launches no kernels, so all values are undefined.
     """

@@ -1,4 +1,4 @@
-"""Test casts of sampled weights to the formats of their learned bit widths, square by square, and their restoration."""
+"""Test that sampled weights are cast to the formats of their learned bit widths, by square, and then restored."""
 
 import pytest
 import torch

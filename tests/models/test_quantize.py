@@ -174,7 +174,7 @@ def test_a_module_without_blocks_is_one_block() -> None:
 
 
 def test_what_multihead_attention_multiplies_by_itself_is_not_called_quantized() -> None:
-    """Check that nn.MultiheadAttention's own linear layers, which it computes without calling them, are not listed."""
+    """Check that the layers of nn.MultiheadAttention, which uses their weights without calling them, are omitted."""
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 2, enable_nested_tensor=False)
     assert [name for name, _, _ in named(encoder)] == [f"layers.{block}.linear{n}" for block in (0, 1) for n in (1, 2)]
 
@@ -278,10 +278,7 @@ def test_after_switching_to_bf16_both_ways_a_step_is_one_in_bf16() -> None:
 
 
 def test_forward_alone_switched_leaves_backward_with_the_quantized_original() -> None:
-    """Check `same` after a switch of the forward pass: fprop reads unquantized operands.
-
-    dgrad and wgrad still read the quantized ones.
-    """
+    """Check `same` after only the forward pass is switched to `high`: dgrad and wgrad still read quantized w and x."""
     spec = recipe(E4M3, E4M3, "high", "same", "high", "same", switch={"at": 0.5, "passes": "forward"})
     layer, quantization = one_layer(spec, 32, 48)
     x, dy = normal(24, 32, seed=1, dtype=torch.bfloat16), normal(24, 48, seed=2, dtype=torch.bfloat16)

@@ -146,7 +146,7 @@ def test_the_three_gemms_read_what_the_recipe_says(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_where_backward_reads_the_same_codes_gradients_are_autograds_of_the_composition(dtype: torch.dtype) -> None:
-    """Check that gradients pass straight through rounding, as autograd computes them for separate operations."""
+    """Compare gradients with autograd's, for a product of quantized x and w that passes gradients through rounding."""
     x, dy = noisy(48, 32, seed=1, dtype=dtype), noisy(48, 40, seed=2, dtype=dtype)
     layer, _ = one_layer(recipe(SR, MIXED, "high", "same", "high", "same", output="fp32"), 32, 40, seed=SEED)
     composed = x.clone().requires_grad_(), layer.weight.detach().clone().requires_grad_()
@@ -264,7 +264,7 @@ def read_specs(quantization: Quantization, layer: QuantizedLinear, *step: int, r
 
 
 def test_signs_drawn_for_each_gemm_are_its_operands_alike_and_no_other_gemms() -> None:
-    """Check that both operands of a GEMM get the same signs, and every GEMM, layer, step and rank other ones."""
+    """Check that a GEMM's operands share their signs, which differ by GEMM, layer, step, micro-batch and rank."""
     layer, quantization = one_layer(recipe(EACH), 32, 48, seed=SEED)
     seen: set[str] = set()
     moments = ((0, 0, 0), (0, 1, 0), (1, 0, 0), (0, 0, 1))
@@ -306,7 +306,7 @@ def test_layers_that_read_one_tensor_turned_for_each_gemm_do_not_share_it() -> N
 
 
 def test_operands_computed_again_at_another_moment_still_turn_alike() -> None:
-    """Check that both operands of a GEMM get the same signs if checkpointing recomputes one after `begin`."""
+    """Check that a GEMM's operands get equal signs if checkpointing recomputes one in a later micro-batch."""
     layer, quantization = one_layer(recipe(EACH, output="fp32"), 32, 48)
     x, dy = normal(24, 32, seed=1).requires_grad_(), normal(24, 48, seed=2)
     quantization.begin(0, 0)
@@ -323,7 +323,7 @@ def test_operands_computed_again_at_another_moment_still_turn_alike() -> None:
 
 
 def weights_read(spec: Recipe) -> tuple[Tensor, Tensor]:
-    """Return the weights that fprop and dgrad multiply by, obtained by passing the identity matrix through both."""
+    """Return the weights that fprop and dgrad multiply by: each GEMM's result for the identity matrix."""
     layer, _ = one_layer(spec, 32, 48)
     with torch.no_grad():
         fprop = layer(torch.eye(32)).t()

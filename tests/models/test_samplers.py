@@ -55,7 +55,7 @@ def weight_read(layer: nn.Module, inner: int, dtype: torch.dtype) -> Tensor:
 
 
 def spread(grid: Tensor, like: Tensor, block: int) -> Tensor:
-    """Expand one value per square to one value per element of a weight `like`."""
+    """Repeat the value of each square for all its elements. like: a tensor of the result's shape."""
     rows, cols = like.shape
     return grid.repeat_interleave(block, 0)[:rows].repeat_interleave(block, 1)[:, :cols]
 
@@ -71,7 +71,7 @@ def largest(w: Tensor, block: int) -> Tensor:
 @pytest.mark.parametrize("block", [16, 32])
 @pytest.mark.parametrize("kind", NOISE)
 def test_both_forward_and_dgrad_read_the_sampled_weight_of_the_step(kind: str, block: int, dtype: torch.dtype) -> None:
-    """Check GaussWS eq. 3 for a weight whose sizes are no multiples of the square's side."""
+    """Check that both GEMMs read the weight plus noise (GaussWS eq. 3); its sizes are no multiples of `block`."""
     layer = sampled(40, 70, kind=kind, block=block, init=5, target=3)
     with torch.no_grad():
         scale_of(layer).copy_(normal(*scale_of(layer).shape, seed=4))

@@ -1,7 +1,8 @@
 """Write files and folders atomically: at any time, a file or folder is either complete or does not exist.
 
 A new file or folder is first written under a hidden name in the same folder, `.NAME.TOKEN.partial`, flushed to the
-disk, and then renamed. A process that is killed before leaves only the hidden name; `remove_leftovers` removes it.
+disk, and then renamed. A process that is killed before the renaming leaves only the hidden name; `remove_leftovers`
+removes it.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def checked_json(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in a file; None if the file is missing. Raise ValueError if its content is none."""
+    """Return the JSON object in a file; None if the file is missing. Raise ValueError for other content."""
     try:
         content = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:

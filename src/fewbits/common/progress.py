@@ -86,7 +86,7 @@ def _live(stream: TextIO) -> Live:
 def _drawn(summary: str, bars: Sequence[Bar], width: int) -> Table:
     """Return the display as a table: the summary, then a row for each bar.
 
-    A terminal narrower than WIDE columns gets no bars, one narrower than MEDIUM columns gets no speeds either.
+    A terminal narrower than WIDE characters gets no bars; one narrower than MEDIUM characters gets no speeds either.
     """
     from rich.progress_bar import ProgressBar
     from rich.table import Table
@@ -115,7 +115,7 @@ def _drawn(summary: str, bars: Sequence[Bar], width: int) -> Table:
 
 
 def _shortened(name: str, width: int) -> str:
-    """Return the name; if it is longer than `width`, with `…` for its middle, since trials' names differ at the end."""
+    """Return the name; if it is longer than `width`, `…` replaces its middle, since trials' names differ at the end."""
     width = max(width, 16)
     return name if len(name) <= width else f"{name[: width - 13]}…{name[-12:]}"
 

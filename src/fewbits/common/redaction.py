@@ -55,7 +55,7 @@ def _without_password(match: re.Match[str]) -> str:
 
 
 def _is_host_and_path(text: str) -> bool:
-    """Tell whether the text between `://` and an `@` is a host and a path with an `@`, and no user and password."""
+    """Tell whether a text between `://` and `@` is a host and a path that contains `@`, and not a user and password."""
     return "/" in text and _HOST.match(text) is not None
 
 

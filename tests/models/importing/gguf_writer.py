@@ -1,4 +1,4 @@
-"""Write small GGUF files for tests, byte by byte by the format's specification."""
+"""Write small GGUF files for tests, byte by byte, following the format's specification."""
 
 import struct
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Test that a published Hugging Face folder loads into a decoder with the same logits as in transformers; errors."""
+"""Test that a published Hugging Face folder loads into a decoder with transformers' logits, or is refused."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Check that the decoder computes the same as transformers' models of each family, and further rules of its loss."""
+"""Check that the decoder computes the same as transformers' models of each family, and test its loss and errors."""
 
 from dataclasses import replace
 from typing import Any

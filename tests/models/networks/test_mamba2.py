@@ -71,7 +71,7 @@ def test_gradients_in_chunks_are_those_of_the_recurrence(chunk: int) -> None:
 
 
 def test_decays_too_strong_for_fp32_neither_overflow_nor_spoil_gradients() -> None:
-    """Check the case in which exp of a difference of running sums would overflow in FP32."""
+    """Check decays for which exp(s_i − s_j), with running sums s of Δ·a, overflows in FP32 for masked tokens j > i."""
     inputs = draw(150, dtype=torch.float32)
     inputs = inputs._replace(a_H=torch.full((4,), -400.0), dt_BTH=inputs.dt_BTH + 1)
     strong = Inputs(*(y.requires_grad_() for y in inputs))
@@ -127,10 +127,7 @@ def test_linear_layers_compute_in_bf16_and_all_between_in_fp32() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 5, 64, 100])
 def test_running_sums_without_cumsum(size: int) -> None:
-    """Check `sum_by_doubling` with whole numbers, for which sums are exact, and its gradient.
-
-    The gradient is the running sum from the end.
-    """
+    """Check `sum_by_doubling` on whole numbers, whose sums are exact, and its gradient, a running sum from the end."""
     x = torch.randint(-100, 100, (3, 2, size), generator=torch.Generator().manual_seed(size)).double().requires_grad_()
     y = sum_by_doubling(x)
     assert torch.equal(y, x.cumsum(-1))
