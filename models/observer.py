@@ -30,7 +30,7 @@ from fewbits.models.recipe import SLOTS
 ERROR_ONE = 1 << 23  # kernels count a relative error e as the whole number e · 2²³
 # The bounds of the histogram's bins. It counts micro-batches by their mean relative error. MoR's bins are unknown.
 BINS = np.append(np.arange(0, 0.1001, 0.005), np.inf)
-ENTRIES = 4  # quantizers of a mixture whose choices are counted separately; the last count includes all further ones
+ENTRIES = 4  # counts of a mixture's choices: one per quantizer; the last includes all further quantizers
 PENDING = 512  # how many observations are kept as separate tensors before `_compact` stacks them in one tensor
 TIERS = (5, 9, 12)  # GaussWS Fig. 5: the largest bit widths at which FP8, BF16 and FP16 represent a sampled weight
 

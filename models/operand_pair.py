@@ -17,7 +17,7 @@ Operand = Tensor | Fp8Operand
 
 
 class OperandPair:
-    """The two slots of one tensor, which two GEMMs read.
+    """The quantization of one tensor for the two GEMMs that read it, each through a slot of its own.
 
     A call quantizes the tensor and returns its values for the GEMM of the first slot and for the GEMM of the second.
 

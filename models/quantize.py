@@ -229,7 +229,7 @@ def _plans(recipe: Recipe, before: Operands, after: Operands) -> tuple[Plan, Pla
 
 
 def _check_parts(recipe: Recipe, layers: Sequence[BlockLinear]) -> None:
-    """Raise ValueError if the recipe selects by part and a layer's part is unknown, or if no layer would get noise."""
+    """Raise ValueError if the recipe selects by part and a part is unknown, or if its sampler would select no layer."""
     selected = parts(recipe.keep.parts) | recipe.sampled_parts
     unknown = [layer.name for layer in layers if layer.part is None]
     if selected and unknown:
@@ -246,7 +246,7 @@ def _check_parts(recipe: Recipe, layers: Sequence[BlockLinear]) -> None:
 
 
 def _holds_blocks(module: nn.Module) -> bool:
-    """Tell whether a module is a container of blocks: a list, or a ModuleDict whose keys are all numbers."""
+    """Tell whether a module contains blocks: a ModuleList, a Sequential, or a ModuleDict whose keys are all numbers."""
     if isinstance(module, nn.ModuleDict):
         return bool(module) and all(key.isdecimal() for key in module)
     return isinstance(module, (nn.ModuleList, nn.Sequential))

@@ -89,7 +89,7 @@ class Result:
 
     @property
     def last(self) -> str:
-        """The line that the page shows: the last line with the text `shows`; if none has it, the last that is not empty."""
+        """The line that the page shows: the last with the text `shows`; if none has it, the last non-empty line."""
         lines = [line for line in self.tail if line.strip()]
         return ([line for line in lines if self.shows in line] or lines or [""])[-1]
 

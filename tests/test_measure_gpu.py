@@ -40,7 +40,7 @@ def run(folder: Path, page: Path, *parts: Part, gpu: str = GPU, **how: float) ->
 
 
 def test_each_result_is_written_when_its_part_ends_and_the_page_with_it(tmp_path: Path, page: Path) -> None:
-    """The second part checks that the result and page of the first are written; later parts fail or lack a tool."""
+    """The second part checks that the first part's result and page exist; later parts fail or lack a tool."""
     folder = tmp_path / "results"
     reads = (
         f"import json, pathlib; r = json.loads(pathlib.Path({str(folder / 'one.json')!r}).read_text()); "

@@ -4,7 +4,7 @@
 
 The second step is trained again from the checkpoint of the first step, in a new process. The script prints a row for
 each model and recipe. It needs up to 20 GiB of memory, and disk space for two checkpoints of a model (twelve bytes per
-parameter each). RUNS: a folder for the runs, which is deleted. The models have their full width but fewer blocks.
+parameter each). RUNS: a folder, which is deleted before each run. The models have their full width but fewer blocks.
 """
 
 import json

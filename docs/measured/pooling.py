@@ -37,8 +37,8 @@ def residual(x: Array, kept: NDArray[np.bool_]) -> tuple[Array, Array, Array]:
 def pool(x: Array) -> tuple[Array, Array, NDArray[np.bool_]]:
     """Return the pooled standard deviation of a difference of two arms, its degrees of freedom, and the pooled arms.
 
-    An arm is left out of the pool if an F test says that its variance is larger than that of the other arms. x: repeats
-    × arms × seeds; the results are for each repeat, the last one a mask repeats × arms.
+    An arm is not pooled if an F test says that its variance is larger than that of the other arms. x: repeats × arms ×
+    seeds. The first two results have one number for each repeat; the third is a mask, repeats × arms.
     """
     repeats, arms, seeds = x.shape
     kept = np.ones((repeats, arms), bool)
@@ -60,11 +60,11 @@ def pool(x: Array) -> tuple[Array, Array, NDArray[np.bool_]]:
 
 
 def rates(arms: int, seeds: int, factor: float, effect: float = 0.0) -> tuple[float, ...]:
-    """Return the shares of comparisons that are significant, each at the levels ALPHA (5 %) and ALPHA / 10.
+    """Return, for each of three tests, the shares of comparisons that are significant at ALPHA (5 %) and at ALPHA / 10.
 
-    The six shares are those of three tests: always with the pooled spread; by fewbits' rule, with the pooled spread
-    times CAUTION, or with the pair's own spread if that is larger; always with the pair's own spread. effect: the true
-    difference, in standard deviations of a difference.
+    The tests use these spreads: pooled; by fewbits' rule, the larger of CAUTION · pooled and the pair's own; the pair's
+    own. If an arm of the pair is not in the pool, all three tests use the pair's own. effect: the true difference, in
+    standard deviations of a difference.
     """
     generator = np.random.default_rng(arms * 100 + seeds)
     x = generator.standard_normal((REPEATS, arms, seeds))

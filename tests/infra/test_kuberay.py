@@ -1,4 +1,4 @@
-"""Test the KubeRay manifests: keys that the operator knows, versions of constraints.txt, one store, token, no root."""
+"""Test the KubeRay manifests: valid keys, Ray's version as in constraints.txt, a store that all pods share, no root."""
 
 import copy
 from typing import Any

@@ -68,7 +68,7 @@ def test_norms_compute_in_fp32_and_return_the_input_dtype(norm: str) -> None:
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_a_norm_starts_as_the_bare_norm(norm: str) -> None:
-    """Check that a new norm has the factor 1 and no bias."""
+    """Check that a new norm multiplies by 1 and adds 0."""
     x = normal(2, 7, 48)
     bare = F.rms_norm(x, (48,), eps=EPS) if norm == "rmsnorm" else F.layer_norm(x, (48,), eps=EPS)
     torch.testing.assert_close(NORMS[norm](48, EPS, True)(x), bare)
