@@ -351,7 +351,7 @@ def product(a: Operand, b: Operand, dtype: torch.dtype, bias: Tensor | None = No
 
 
 def _parts(operand: Operand | None) -> tuple[Tensor | None, Tensor | None]:
-    """Return an operand as two values that autograd can save: FP8 codes and scales, or a tensor and None."""
+    """Return an operand as two values that autograd can save: FP8 codes and scales, or the operand itself and None."""
     return operand if isinstance(operand, Fp8Operand) else (operand, None)
 
 

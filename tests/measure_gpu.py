@@ -322,7 +322,7 @@ def predictions(page: Path = PREDICTED) -> dict[str, str]:
 
 
 def _beside_predictions(bench: Mapping[str, object], shares: Mapping[str, str]) -> list[str]:
-    """Return the lines of a table of measured cases, each with its predicted speed, or an empty cell, and its measured.
+    """Return the lines of a table with the predicted speed, if there is one, and the measured speed of each case.
 
     bench: the content of BENCH. shares: as `predictions` returns them.
     """

@@ -1,6 +1,6 @@
 """Define Adam-mini's partition: which entries of a parameter share one second moment v.
 
-v is the running average of their squared gradients.
+v is the running average of the mean of these entries' squared gradients.
 
 `adam_mini_partition` returns one of these values for every parameter:
 

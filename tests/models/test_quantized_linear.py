@@ -146,7 +146,7 @@ def test_the_three_gemms_read_what_the_recipe_says(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_where_backward_reads_the_same_codes_gradients_are_autograds_of_the_composition(dtype: torch.dtype) -> None:
-    """Compare gradients with autograd's, for a product of quantized x and w that passes gradients through rounding."""
+    """Compare gradients with autograd's, where the quantizers of x and w pass gradients straight through."""
     x, dy = noisy(48, 32, seed=1, dtype=dtype), noisy(48, 40, seed=2, dtype=dtype)
     layer, _ = one_layer(recipe(SR, MIXED, "high", "same", "high", "same", output="fp32"), 32, 40, seed=SEED)
     composed = x.clone().requires_grad_(), layer.weight.detach().clone().requires_grad_()
