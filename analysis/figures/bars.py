@@ -45,8 +45,8 @@ def effects_figure(
 ) -> Figure:
     """Draw changes with their intervals, one in each row, on an axis from -reach to reach.
 
-    Vertical lines mark zero and ± each margin; a band marks the interval `noise` of the A/A comparison. label: of the
-    axis.
+    Vertical lines mark zero and ± each margin; a band marks the interval `noise` of the A/A comparison. label: the text
+    below the axis.
     """
     figure, ((axes,),) = panels(1, 1, 1.15 + 0.21 * len(rows))
     axes.set(xlim=(-reach, reach), ylim=(len(rows) - 0.4, -0.6))

@@ -1,8 +1,8 @@
 """Draw curves: panels of lines over tokens, steps or any other number.
 
 A line is a mean over seeds with its band; if it has few points, each has a mark and an error bar. Points of several
-lines at the same x can be drawn side by side. The paper's final numbers are hollow marks to the right of a panel. A
-number that would make the range of the y axis several times as large is an arrow instead.
+lines at the same x can be drawn side by side. The paper's final numbers are hollow marks to the right of a panel. If
+such a number would make the range of the y axis several times as large, it is an arrow at the edge instead.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class Line:
     y: Array
     style: Style
     label: str = ""  # in the legend; a line without a label is not in the legend
-    band: tuple[Array, Array] | None = None  # its lower and upper edges
+    band: tuple[Array, Array] | None = None  # the band's lower and upper edges
     points: bool | None = None  # whether each point is marked; None: if there are at most FEW points
-    side_by_side: bool = False  # shift marked points so that they do not hide those of other lines at the same x
+    side_by_side: bool = False  # shift marked points so that points of other lines at the same x stay visible
     secondary: bool = False  # list the line after all others in the legend
     hollow: bool = False  # large open marks, for numbers of the paper
-    width: float | None = None  # of the line, in points; None: matplotlib's setting
+    width: float | None = None  # the line's width in points; None: matplotlib's setting
 
     @property
     def marked(self) -> bool:
@@ -111,8 +111,8 @@ def curve_figure(
 ) -> Figure:
     """Draw a grid of panels (`rows`) under a common legend.
 
-    height: in inches. columns: of the legend. paper: the legend's text for the paper's marks. options: those of
-    Figure.subplots, such as sharex.
+    height: of the figure in inches. columns: the most columns of the legend. paper: the legend's text for the paper's
+    marks. options: keyword arguments of Figure.subplots, such as sharex.
     """
     height = 0.45 + ROW * len(rows) if height is None else height
     figure, grid = panels(len(rows), max(map(len, rows)), height, **options)
@@ -241,7 +241,7 @@ def _draw_paper_marks(axes: Axes, marks: Sequence[PaperMark]) -> None:
 
 
 def _leave_out_long_trunk(axes: Axes, panel: Panel) -> None:
-    """Limit the axes so that at most a part of the trunk is shown that is three times as long as the branches."""
+    """Limit the axes so that the shown end of the trunk is at most three times as long as the branches."""
     assert panel.branches_at is not None
     last = max(float(line.x[-1]) for line in panel.lines)
     left = panel.branches_at - 3 * (last - panel.branches_at)

@@ -1,6 +1,6 @@
 """The figure of effects: each arm's relative change of validation loss from its baseline, in percent, as a row.
 
-Beside each change are the paper's number and, for all rows, the claims' margins and the A/A noise.
+Each row also has the paper's number; the claims' margins and the interval of the A/A comparison span all rows.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from fewbits.analysis.report.items import FigureResult, Picture
 from fewbits.analysis.tables.comparing import compare
 
 LOSS = "validation_loss"
-FAR = 4.0  # effects beyond FAR times the median effect, such as those of controls, do not extend the axis
+FAR = 4.0  # the axis does not extend to effects greater than FAR times the median effect, such as a control's
 
 
 @dataclass(frozen=True)
 class EffectsFigure:
     """The figure of all arms of a study, as figures.yaml declares it.
 
-    Its arms are those of the sweeps in the list `groups` of arms.yaml.
+    The arms are those of the sweeps in the list `groups` of arms.yaml.
     """
 
     id: str
@@ -68,7 +68,7 @@ class Effect:
 def effects_of(results: Results, study: str, of: EffectsFigure) -> list[Effect]:
     """Return the effects of the arms that are run at this scale and end at the same steps as their baseline.
 
-    Trunks have no effect. If several groups of arms.yaml contain the same trials, only the first group shows them.
+    Trunks are left out. If several groups of arms.yaml contain the same trials, only the first group shows them.
     """
     table, found = arm_table(study), []
     seen: set[tuple[str, ...]] = set()
@@ -130,7 +130,9 @@ def _arms(part: Results) -> list[str]:
 
 
 def _paper_change(table: ArmTable, of: EffectsFigure, group: Group, arm: str) -> float | None:
-    """Return the paper's change for an arm, as a fraction: the declared number, or else one from the paper's tables."""
+    """Return the paper's change for an arm, as a fraction: the declared number, or else one from the paper's tables.
+
+    Return None if the paper has neither."""
     if (key := f"{group.sweep}/{arm}") in of.paper:
         return paper(table.study).numbers[of.paper[key]].value
     for name in table.columns:
@@ -147,9 +149,9 @@ def _margin(study: str, name: str) -> float:
 
 
 def _usual(rows: Sequence[Estimate]) -> list[float]:
-    """Return the numbers that the axis has to include: the sizes and interval ends of effects that are not far.
+    """Return the sizes that the axis has to include: those of effects up to FAR times the median size.
 
-    An effect is far if its size exceeds FAR times the median size; an end, if it exceeds twice this limit.
+    The ends of these effects' intervals are included if they are at most twice this limit.
     """
     sizes = [abs(row.mean) for row in rows if row.mean is not None]
     most = FAR * float(np.median(sizes))

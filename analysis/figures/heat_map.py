@@ -60,7 +60,7 @@ def histogram_row(label: str, counts: Array, group: str = "") -> HeatRow:
 def heat_map_figure(
     maps: Sequence[HeatMap], *, key: str = "", threshold: str = "", beside: bool = False, room: float = 0.0
 ) -> Figure:
-    """Draw heat maps below each other; with `beside`, side by side, and only the first one has labels of rows.
+    """Draw heat maps below each other or, if `beside`, side by side; then only the first one has labels of rows.
 
     key: the meaning of the shades; if given, a colour bar from 0 to 1 is drawn. threshold: the legend's text for the
     upright line. room: additional height in inches.
@@ -77,8 +77,8 @@ def heat_map_figure(
     for i, (axes, one) in enumerate(zip(all_axes, maps, strict=True)):
         draw_heat_map(axes, one, labels=not (beside and i))
     if key:
-        # A colour bar of few steps is drawn as vectors and not as an image. Images would differ between the themes in
-        # more than colours (theme.in_both_themes).
+        # A colour bar of few steps is drawn as vectors and not as an image. theme.in_both_themes cannot merge images,
+        # because they would differ between the themes in more than colours.
         place: dict[str, Any] = {"orientation": "horizontal", "fraction": 0.02, "aspect": 30, "pad": 0.01}
         steps = np.linspace(0, 1, 33)
         bar = figure.colorbar(ScalarMappable(cmap=shades()), ax=all_axes, boundaries=steps, **place)

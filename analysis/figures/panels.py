@@ -18,7 +18,9 @@ PLACEHOLDER = 32  # the most characters in a line of the text in an empty panel
 
 
 def panels(rows: int, columns: int, height: float, **options: Any) -> tuple[Figure, list[list[Axes]]]:
-    """Return a figure with a grid of panels, and the panels by row. height: in inches; options: of Figure.subplots."""
+    """Return a figure with a grid of panels, and the panels by row.
+
+    height: of the figure in inches. options: keyword arguments of Figure.subplots."""
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, **options)
     for axes in grid.flat:  # by default, the number of ticks depends on the space, which would change the layout
@@ -27,7 +29,7 @@ def panels(rows: int, columns: int, height: float, **options: Any) -> tuple[Figu
 
 
 def line_key(label: str, style: Style, width: float | None = None) -> Line2D:
-    """Return the legend's entry for a series. width: of the line; with a width, the entry has no marker."""
+    """Return the legend's entry for a series. width: the line's width; if it is given, the entry has no marker."""
     dashes: Any = style.dashes or (None, None)
     marker = style.marker if width is None else ""
     return Line2D([], [], color=style.shade, dashes=dashes, marker=marker, label=label, linewidth=width)

@@ -1,6 +1,6 @@
 """The figure of probes: how much quantizing an operand, a GEMM or a block of layers changes the gradient and the loss.
 
-It has two heat maps, of the gradient's error and of the loss's increase, with columns for each arm.
+It has two heat maps, of the gradient's error and of the loss's increase, each with two columns for every arm.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fewbits.analysis.figures.heat_map import HeatMap, HeatRow, heat_map_figure
 from fewbits.analysis.report.items import FigureResult, Picture
 
 ALL = "all"
-# The first word of a variant's name in the probes' tables (the rest names the operand, GEMM or block), and its label.
+# Labels by the first word of a variant's name in the probes' tables; the other words name the operand, GEMM or block.
 KINDS = {"only": "alone", "without": "all but it"}
 
 
@@ -39,8 +39,8 @@ class ProbesFigure:
 def probes_figure(results: Results, study: str, of: ProbesFigure) -> Picture:
     """Return the figure, with a row for each operand, GEMM and block of layers.
 
-    For each arm, a row has two cells: only this target is quantized, or everything except it. NotPlanned or NoData
-    is returned if no arm is run at this scale or no probe is finished.
+    For each arm, a row has two cells: only this operand, GEMM or block is quantized, or everything except it. Return
+    NotPlanned if no arm is run at this scale, and NoData if no probe is finished.
     """
     part = sweep_places(results, of.sweep, of.where)
     if not isinstance(part, Results) or not any(part.has(arm, of.where) for arm in of.arms):

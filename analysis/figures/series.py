@@ -1,7 +1,7 @@
 """Series of arms over training: means over seeds with bands, and paired changes from a baseline.
 
 A series has only the steps that all of the arm's seeds have, because a mean would jump where a seed is missing. Seeds
-that diverged do not count, but if all seeds diverged, all count. The notes of figures name the diverged seeds.
+that diverged are left out, unless all of them diverged. The notes of figures name the diverged seeds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fewbits.analysis.engine.statistics.estimates import ALPHA, Summary, summary
 from fewbits.analysis.figures.theme import Array
 from fewbits.sweeps.running.store import State
 
-POINTS = 25  # the number of points to which a curve with a value at every step is averaged
+POINTS = 25  # a curve with a value at every step is averaged to about this number of points
 COLUMNS = ["arm", "seed", "id", "state", "step", "tokens", "value"]
 Band = tuple[Array, Array]
 
@@ -85,8 +85,8 @@ def recorded(results: Results, metric: Metric) -> pd.DataFrame:
 def smoothed(frame: pd.DataFrame, results: Results) -> pd.DataFrame:
     """Return the table with values averaged over windows of steps, so that a finished trial has about POINTS rows.
 
-    A row of a window has the labels, step and tokens of its last step. A trial that belongs to several arms has rows
-    for each arm.
+    The row of a window has the labels, step and tokens of the window's last step. A trial that belongs to several arms
+    has rows for each arm.
     """
     parts = []
     for (trial, _), one in frame.drop_duplicates(["id", "arm", "step"]).groupby(["id", "arm"], sort=False):
@@ -170,7 +170,7 @@ def trials_of(frame: pd.DataFrame, arm: str) -> tuple[str, ...]:
 def _tokens_by_seeds(frame: pd.DataFrame, arm: str) -> pd.DataFrame:
     """Return an arm's values with a row for each number of tokens and a column for each seed.
 
-    Numbers of tokens that a seed lacks are dropped, and so are diverged seeds if another seed did not diverge.
+    Diverged seeds are dropped if another seed did not diverge; then, numbers of tokens that a seed lacks are dropped.
     """
     rows = frame[frame["arm"] == arm]
     whole = rows[rows["state"] != str(State.DIVERGED)]

@@ -34,7 +34,7 @@ Array = NDArray[np.float64]
 
 WIDTH = 5.6  # inches
 TEXT, SMALL = 9.0, 8.2  # points, as in theme.yaml; SMALL is 7.3 pixels in a figure 360 pixels wide
-# The fonts that an SVG names, for browsers. Matplotlib lays text out with DejaVu Sans, which is wider than all of them.
+# The fonts that an SVG names, for browsers. Matplotlib computes layouts with DejaVu Sans, which is wider than these.
 FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 
@@ -134,7 +134,7 @@ def svg(figure: Figure) -> str:
 def in_both_themes(light: str, dark: str) -> str:
     """Return one SVG that shows the colours of `light` or `dark`, as the reader's browser prefers.
 
-    It is half as large as both SVGs. Return "" if the two differ in more than their colours.
+    It is half as large as the two SVGs together. Return "" if they differ in more than their colours.
     """
     if _COLOUR.sub("", light) != _COLOUR.sub("", dark):
         return ""
@@ -151,7 +151,7 @@ def in_both_themes(light: str, dark: str) -> str:
 def _compact(text: str) -> str:
     """Return a shorter SVG that looks the same: rounded coordinates, the font stated once, and paths without spaces.
 
-    Numbers from 1 are rounded to 0.01 px, and smaller ones to three digits.
+    Numbers of at least 1 are rounded to 0.01 px, and smaller numbers to three digits.
     """
 
     def rounded(number: re.Match[str]) -> str:

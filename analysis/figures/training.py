@@ -28,7 +28,7 @@ from fewbits.common.from_dict import one_of
 
 @dataclass(frozen=True)
 class ArmCurves:
-    """Arms of one sweep and their baseline, as figures.yaml declares them. A figure has a row of panels per metric."""
+    """Arms of one sweep and their baseline, as figures.yaml declares them; each metric gives a row of panels."""
 
     sweep: str
     arms: tuple[str, ...]
@@ -37,10 +37,10 @@ class ArmCurves:
     metrics: tuple[str, ...] = ("loss", "validation_loss")
     where: dict[str, str] = field(default_factory=dict)  # selected values of the sweep's axes
     labels: dict[str, str] = field(default_factory=dict)  # by arm, labels that replace those of arms.yaml
-    table: str = ""  # the id of the paper's table with the arms' numbers at the end of training
+    table: str = ""  # the id of the paper's table that has the arms' numbers at the end of training
     paper: dict[str, str] = field(default_factory=dict)  # by arm, the key of the paper's number for its final change
-    # Whether to show the A/A comparison. Its optimizer and learning rate are those of plain BF16, so it does not suit
-    # arms with other ones.
+    # Whether to show the A/A comparison. It has the optimizer and learning rate of plain BF16; do not show it beside
+    # arms with another optimizer or learning rate.
     noise: bool = True
 
     def __post_init__(self) -> None:
@@ -57,7 +57,7 @@ class ArmCurves:
     def paper_change(self, table: ArmTable, metric: str, arm: str) -> float | None:
         """Return the paper's final change of an arm from its baseline as a fraction; None if the paper has none.
 
-        Only the metrics loss and validation_loss have one.
+        The paper has such changes only for the metrics loss and validation_loss.
         """
         if metric not in ("loss", "validation_loss"):
             return None
@@ -77,7 +77,7 @@ class TrainingFigure:
     id: str
     rows: tuple[ArmCurves, ...]
     notes: tuple[str, ...] = ()
-    title: str | None = None  # only for a figure that the paper does not have
+    title: str | None = None  # given only for a figure that the paper does not have
 
 
 @dataclass(frozen=True)
@@ -93,13 +93,13 @@ class Shown:
 
     @cached_property
     def levels(self) -> dict[str, Series]:
-        """The curves of the own numbers of the arms and their trunks, by arm; without arms that have no data."""
+        """The curves of the numbers of the arms and their trunks, by arm; arms without data are left out."""
         frame = series.recorded(self.part, self.metric)
         return _there({name: series.level(frame, name) for name in (*self.of.all_arms, *self.trunks)})
 
     @cached_property
     def changes(self) -> dict[str, Series]:
-        """The curves of the arms' changes from the baseline, by arm; without arms that have no pair of trials.
+        """The curves of the arms' changes from the baseline, by arm; arms without a pair of trials are left out.
 
         The A/A arm is compared with BF16, and each trunk after the first one with the first trunk.
         """
@@ -121,7 +121,7 @@ class Shown:
 
     @property
     def drawn(self) -> tuple[str, ...]:
-        """The arms that have data, including the baseline."""
+        """The arms that have data, including the baseline but not trunks."""
         return tuple(arm for arm in self.of.all_arms if arm in self.levels)
 
     @property
@@ -151,7 +151,7 @@ class Shown:
         )
 
     def change_panel(self, x_label: str = "tokens", title: str = "", y_label: str = "") -> Panel:
-        """Return the right panel of the row: the arms' changes from the baseline over tokens, and the paper's."""
+        """Return the right panel of the row: our and the paper's changes of the arms from the baseline, over tokens."""
         lines = [*self._trunks(self.changes)]
         if AGAIN in self.changes:
             lines.append(self._line(self.changes[AGAIN], NOISE, self.table.label(AGAIN), secondary=True))
@@ -189,7 +189,7 @@ class Shown:
         ]
 
     def _line(self, found: Series, style: Style, label: str, *, secondary: bool = False) -> Line:
-        # Points are drawn side by side only if few points are in a curve; else they would be too close to each other.
+        # If a curve has many points, there is no room to draw points of several curves side by side.
         apart = not self.metric.every_step and style.colour != "quiet"
         return Line(found.tokens, found.mean, style, label, found.band, None, apart, secondary)
 
@@ -198,9 +198,9 @@ class Shown:
 
 
 def training_figure(results: Results, study: str, of: TrainingFigure) -> Picture:
-    """Return the figure of the rows whose arms are run at this scale; its notes name the other rows.
+    """Return the figure of the rows whose arms are run at this scale; the notes name the rows that are not.
 
-    NotPlanned or NoData is returned if no row is run or none has data.
+    Return NotPlanned if no row is run at this scale, and NoData if no row has data.
     """
     shown = show_rows(results, study, of.rows)
     if not shown:
@@ -262,9 +262,10 @@ def assign_styles(table: ArmTable, rows: Sequence[ArmCurves]) -> dict[str, Style
 
 
 def noise_places(results: Results, table: ArmTable, row: ArmCurves) -> Results | None:
-    """Return results with A/A trials: of the first sweep of the row's family (the same model) that has such trials.
+    """Return the results of the first sweep of the row's family (the same model) that has A/A trials.
 
-    They have the row's axis values. Return None if no sweep has A/A trials or the row does not show them.
+    Only places with the row's axis values are returned. Return None if no sweep has A/A trials or the row does not show
+    them.
     """
     for sweep in table.family(row.sweep) if row.noise else ():
         part = sweep_places(results, sweep, row.where)

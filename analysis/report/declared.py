@@ -65,7 +65,7 @@ def declared_figures(study: str) -> Iterator[tuple[str, str | None, MakeFigure]]
 
 
 def declared_tables(study: str) -> Iterator[tuple[str, str, MakeTable]]:
-    """Yield the id, the title and the function of each declared table; the paper has no table like these.
+    """Yield the id, the title and the function of each declared table; all of them are our own tables.
 
     Every study with claims also has the table "Power", which is not declared.
     """

@@ -3,8 +3,7 @@
     REPORTS/STUDY-SCALE/index.html  STUDY.ipynb  verdicts.json  tables/*.csv|tex  figures/*.svg|png  made-of.json
 
 The folder is written under a temporary name and then replaces the previous folder, so a report is never incomplete.
-A report whose results and code have not changed is not written again, since its files would be the same
-(`fingerprint.py`).
+A report is not written again if neither the results nor the code have changed (`fingerprint.py`).
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ INDEX = "index.html"
 
 @dataclass(frozen=True)
 class Written:
-    """The facts that `fewbits report` prints about a report, which it has just written or has found up to date."""
+    """The facts that `fewbits report` prints about a report that it has just written, or that was up to date."""
 
     index: Path  # the report's index.html
     verdicts: str  # the number of verdicts of each outcome, as text

@@ -64,7 +64,7 @@ def write_index(reports: Path) -> Path:
 
 
 def _read(page: Path) -> Report | None:
-    """Return the report whose page is this index.html; None if the page compares several scales (`ladder.py`)."""
+    """Return the report with this index.html; None if the page compares several scales (`ladder.py`)."""
     file = page.with_name("verdicts.json")
     try:
         record = json.loads(file.read_text("utf-8"))

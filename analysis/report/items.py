@@ -1,4 +1,4 @@
-"""The types of tables and figures in reports: a number names its trials, and a missing number has a reason."""
+"""The types of tables and figures in reports. A number has the ids of its trials; a missing number has a reason."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Value:
-    """A measured number: the mean over seeds, with the ids of the trials that it is from."""
+    """A measured number: the mean over seeds, with the ids of the trials that measured it."""
 
     mean: float
     interval: Interval | None = None  # None with one seed
@@ -49,7 +49,7 @@ class Value:
     def of(data: Differences | NoData) -> Value | NoData:
         """Return the mean of an arm's own numbers or of paired differences; NoData if every pair diverged.
 
-        NoData is returned as it is.
+        data: if it is NoData, it is returned unchanged.
         """
         if isinstance(data, NoData):
             return data
@@ -76,7 +76,9 @@ Ours = Value | Setting | Missing
 
 
 def why_missing(ours: Missing) -> str:
-    """Return the text that a cell shows instead of a missing number: the reason, after "out of reach" or "no data"."""
+    """Return the text that a cell shows instead of a missing number.
+
+    It is the reason, after "out of reach" or "no data", or the reason alone if the number is not planned."""
     if isinstance(ours, NotPlanned):
         return ours.reason
     return f"{'out of reach' if isinstance(ours, OutOfReach) else 'no data'}: {ours.reason}"
@@ -88,8 +90,8 @@ class TableCell:
 
     ours: Ours
     paper: float | str | None = None  # the paper's number or text; None if the paper, or our copy of it, has none
-    source: str = ""  # the source of the paper's number
-    comparable: bool = True  # false for losses, which depend on model and data; then no difference is shown
+    source: str = ""  # where the paper's number comes from
+    comparable: bool = True  # if false, no difference is shown, as for losses, which depend on model and data
 
     @property
     def difference(self) -> float | None:
@@ -119,7 +121,7 @@ class TableResult:
     columns: tuple[str, ...]  # titles
     rows: tuple[TableRow, ...]
     notes: tuple[str, ...] = ()
-    # HTML above the table with a script that changes cells as the reader chooses; without scripts, the table is whole.
+    # HTML above the table with a script by which the reader changes cells. Without scripts, all cells are shown.
     control: Markup | None = None
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Write the scale ladder: one page with the verdicts on a study's claims at several scales side by side."""
+"""Write the scale ladder: one page that shows the verdicts on a study's claims at several scales side by side."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Executed:
 def execute(source: Path, parameters: Mapping[str, Any]) -> Executed:
     """Execute the notebook in the file `source`.
 
-    parameters: the new values of all variables that the cell with the tag `parameters` sets, by name and in its order.
+    parameters: new values of all variables that the cell with the tag `parameters` sets, by name, in the cell's order.
     """
     import jupytext
 

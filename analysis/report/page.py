@@ -24,7 +24,7 @@ def page(executed: Executed, title: str, foot: str) -> str:
 
 
 def document(title: str, body: Markup, contents: list[str], foot: str) -> str:
-    """Return an HTML page. contents: the headings in the body that the table of contents lists; foot: the last text."""
+    """Return an HTML page. contents: the headings that the table of contents lists; foot: the text at the end."""
     return str(render("page", title=title, style=style(), body=body, contents=contents, foot=foot)) + "\n"
 
 

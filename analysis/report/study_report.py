@@ -55,7 +55,7 @@ def read_study(overrides: Sequence[str]) -> StudyReport:
 
 
 def report_of(found: FoundPlan, overrides: Sequence[str]) -> StudyReport:
-    """Return the report of a plan. overrides: those that selected it. Raise ValueError if its study is unknown."""
+    """Return the report of a plan. overrides: the ones that selected it. Raise ValueError for an unknown study."""
     sweeps = found.plan.sweeps
     studies = sorted({sweep.study for sweep in sweeps})
     for study in studies:
@@ -71,7 +71,7 @@ class StudyReport:
 
     study: str
     scale: str
-    overrides: tuple[str, ...]  # those that selected the plan, as for `fewbits sweep`
+    overrides: tuple[str, ...]  # the ones that selected the plan, as for `fewbits sweep`
     results: Results
     changed: str = ""  # a line that says so if the sweep's definition has changed since the stored plan
     notes: tuple[str, ...] = ()  # lines about the plan that a command prints
@@ -113,8 +113,8 @@ class StudyReport:
     def size(self) -> str:
         """Return the amount of training, and how much of it used the quantized recipes, as text.
 
-        A run that branches from a trunk trains only the tokens after the trunk with its own recipe. The text has the
-        greatest share of these tokens in all tokens of one quantized run.
+        A run that branches from a trunk trains only the tokens after the trunk with its own recipe. The text gives the
+        greatest share of such tokens among the tokens of one quantized run, including its trunk.
         """
         total = training_of(self.results, self.results.plan.trials)
         if total is None:
@@ -139,7 +139,7 @@ class StudyReport:
     def opening(self) -> ShownFrame:
         """Return a table with the number of claims of each outcome.
 
-        In the report, it is shown as the header of the page: title, scale, outcomes and warnings.
+        In the report, the header of the page shows this table, with title, scale and warnings.
         """
         study = STUDIES[self.study]
         head = render(
@@ -153,9 +153,9 @@ class StudyReport:
         return shown_frame(outcome_rows(self.verdicts.values()), "title", head + self.origin.flags())
 
     def summary(self) -> ShownFrame:
-        """Return a table with a row for each claim: its statement, verdict, reason, and one comparison's numbers.
+        """Return a table with a row for each claim: its statement, verdict, reason, and the numbers of one comparison.
 
-        In the report, the claims are grouped (exact, mechanism, training) below the rules for verdicts.
+        In the report, the claims are grouped (exact, mechanism, training), after the rules for verdicts.
         """
         html = claims.rules() + claims.summary(self.verdicts)
         return shown_frame(map(verdict_row, self.verdicts.values()), "summary of the verdicts", html)
@@ -275,14 +275,14 @@ class StudyReport:
         return shown_frame(rows, "remarks", remarks.remarks_html(self.verdicts))
 
     def not_printed(self) -> ShownFrame:
-        """Return a table of the numbers that the paper's text does not print, with the source of each number here."""
+        """Return a table of the paper's numbers and figures that its text does not print, with the source of each."""
         numbers = remarks.not_printed(self.paper)
         html = render("list", items=[f"{number}: {source}" for number, source in numbers] or ["Nothing."])
         rows = [{"number": number, "source": source} for number, source in numbers]
         return shown_frame(rows, "numbers that the paper does not print", html)
 
     def unreached(self) -> ShownFrame:
-        """Return a table of the reasons why no scale can test certain claims, with the claims of each reason."""
+        """Return a table with a row for each reason why no scale can test a claim, and the claims with this reason."""
         reasons = remarks.unreached(self.verdicts)
         html = render("remarks", sections=[("", reasons)] if reasons else [])
         rows = [{"claims": ", ".join(names), "reason": reason} for names, reason in reasons]

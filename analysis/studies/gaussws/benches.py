@@ -142,11 +142,11 @@ def _first(results: Results, name: str, read: Callable[[dict[str, Any]], Mapping
 
 
 def _checked(measured: Mapping[T, Arms]) -> Mapping[T, Arms]:
-    """Return the timings unchanged; raise ValueError if arms that are compared turn by turn differ in their turns."""
+    """Return the timings unchanged; raise ValueError if compared arms have different numbers of turns."""
     if not measured or not all(measured.values()):
         raise ValueError("the file has no timings")
     for arms in measured.values():
-        for first in {first for first, _ in arms}:  # per operation, since slow operations are timed in fewer turns
+        for first in {first for first, _ in arms}:  # for each operation, since slow ones are timed in fewer turns
             if len({len(one.seconds) for (kind, _), one in arms.items() if kind == first}) != 1:
                 raise ValueError(f"arms of {first} have different numbers of turns")
     return measured

@@ -36,7 +36,9 @@ def weights(seed: int = 0, shape: tuple[int, int] = SHAPE) -> Tensor:
 
 
 def parted(w: Tensor, block: str, grid: str = INT4) -> int:
-    """Return in how many elements Q(w) and Q(wᵀ)ᵀ differ, where Q quantizes to a format (`grid`) in these blocks."""
+    """Return the number of elements in which Q(w) and Q(wᵀ)ᵀ differ.
+
+    Q quantizes to the format `grid` in blocks of this shape."""
     there = fake_quantize(w, f"{grid}:{block}:amax")
     back = fake_quantize(w.T.contiguous(), f"{grid}:{block}:amax").T
     return int((there != back).sum())
@@ -49,16 +51,16 @@ def parted(w: Tensor, block: str, grid: str = INT4) -> int:
 class Gradients:
     """The kernel's gradients compared with automatic differentiation in float64."""
 
-    squares: int  # the number of squares, each of which has a bit width
-    # The greatest difference between gradients of a bit width, relative to ln 2 · s · Σ|g·R|, which bounds the gradient
-    # and so the rounding errors: s is the factor of the noise, g the output gradient.
+    squares: int  # the number of blocks of 32×32 weights, each of which has a bit width
+    # The greatest |∂L/∂b of the kernel − ∂L/∂b in float64| / (ln 2 · s · Σ|g·R|). The divisor is the largest possible
+    # |∂L/∂b|: s is the factor of the noise, g the gradient of ŵ, and Σ is over the weights of the square.
     bits: float
     weights: float  # the greatest difference between ∂L/∂w and ∂L/∂ŵ
     redrawn: bool  # whether the backward pass uses the same R as the forward pass
 
 
 def gradients(kind: str, seed: int = 5) -> Gradients:
-    """Compare the kernel's gradients with those of eq. 3 in float64, for random weights and output gradients.
+    """Compare the kernel's gradients with the gradients of eq. 3 in float64, for random weights and gradients of ŵ.
 
     kind: gaussian or uniform noise.
     """
@@ -87,9 +89,9 @@ def gradients(kind: str, seed: int = 5) -> Gradients:
 
 
 def _redrawn(w: Tensor, widths: Tensor, seed: int, kind: str) -> bool:
-    """Tell whether the backward pass uses the same R as the forward pass, for five elements of each square's diagonal.
+    """Tell whether both passes use the same R. Five elements on each square's diagonal are tested.
 
-    If the output gradient is 1 in one element of a square and 0 elsewhere, the gradient of the square's width is
+    If the gradient of ŵ is 1 in one element of a square and 0 elsewhere, the gradient of the square's bit width is
     proportional to the R of this element.
     """
     forward = noise(kind, w.numel(), seed).view(SHAPE)

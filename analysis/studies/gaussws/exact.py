@@ -1,4 +1,4 @@
-"""Check claims G1 to G6 and G17, which arithmetic with our kernels decides at any scale, each time a report is made."""
+"""Check claims G1 to G6 and G17 with our kernels, each time a report is made; they need no training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fewbits.analysis.studies.gaussws import consistency, theory
 from fewbits.analysis.studies.gaussws.consistency import KINDS
 from fewbits.analysis.studies.gaussws.theory import Swallowed
 
-ROUNDED = 1e-6  # the greatest relative error that summing a gradient in float32 instead of float64 may cause
+ROUNDED = 1e-6  # the greatest error of ∂L/∂b, relative to its largest possible value, that sums in float32 may cause
 CHANCE = 18.5  # χ² with four degrees of freedom exceeds this with a probability of 0.001
 
 
@@ -39,7 +39,7 @@ def g1() -> Exact:
 
 @exact("gaussws", "G2")
 def g2() -> Exact:
-    """Check Lemma 1 for BF16: casts lose noise at 9 bits but not below (4-bit uniform noise: at 5 but not below)."""
+    """Check Lemma 1 for BF16: a cast loses GaussWS's noise at 9 bits but not below, 4-bit uniform noise at 5 bits."""
     below = [_lost(bits) for bits in (3, 4, 5, 6, 7, 8, 8.5, 8.99)]
     uniform = [_lost(bits, *theory.UNIFORM_4_BITS) for bits in (3, 4, 4.5, 4.99)]
     ends = _lost(9), _lost(5, *theory.UNIFORM_4_BITS)
@@ -58,7 +58,7 @@ def g2() -> Exact:
 
 
 def _lost(bits: float, *magnitudes: float) -> Swallowed:
-    """Return the counts of swallowed noise with |R| of these magnitudes together; without any, of 1 and 2."""
+    """Return the counts of swallowed noise, summed over these magnitudes of R (by default 1 and 2)."""
     found = [theory.swallowed(bits, magnitude) for magnitude in magnitudes or (1.0, 2.0)]
     return Swallowed(sum(one.lost for one in found), sum(one.cases for one in found))
 
@@ -69,7 +69,7 @@ def _none(found: Sequence[Swallowed]) -> str:
 
 
 def _boundaries() -> tuple[str, ...]:
-    """Return notes on the width that Lemma 1 excludes, and on weights between the points of BF16's grid."""
+    """Return notes on the bit width that Lemma 1 excludes (9), and on weights that BF16 cannot represent."""
     at_nine, beside = theory.swallowed(9), {bits: theory.swallowed(bits, beside_grid=True) for bits in (8, 8.5, 8.99)}
     words = ", ".join(
         f"{one.share:.2%} at {bits:g}" if one.lost else f"none at {bits:g}" for bits, one in beside.items()

@@ -1,8 +1,8 @@
 """The data of claims G16 and G18: ratios of timings, one for each turn in which each arm was timed once.
 
 Only quiet turns count, in which other processes used little of the machine (benches.py). A claim about all models or
-shapes holds if it holds for the least favourable of them, so the value of a turn is its least favourable ratio. If
-other processes disturbed more than half of the turns, there are no data.
+shapes has to hold for each of them, so the value of a turn is the ratio that is least favourable to the claim. If other
+processes disturbed more than half of the turns, there are no data.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from fewbits.kernels.bench.generators import BITWISE, BOX_MULLER, TORCH
 
 MODELS = {"134m": "llama2-134m", "1b": "llama2-1b", "3b": "llama2-3b", "70b": "llama2-70b-4l"}  # by size in Table 1
 THREEFOLD = 3.0
-Pair = tuple[Timed | None, Timed | None]  # an arm and its baseline for one model or shape; None: not measured
-Turns = Callable[[Timed, Timed], Sequence[float]]  # returns a value for each turn of a pair
+Pair = tuple[Timed | None, Timed | None]  # an arm and its baseline, for one model or shape; None: not measured
+Turns = Callable[[Timed, Timed], Sequence[float]]  # returns a value for each turn of an arm and its baseline
 
 
 @measure("gaussws", "G16")
 def training(results: Results) -> Mapping[str, Measured]:
     """Return the data of claim G16's parts: the costs of sampling in training steps of Table 1's models on a GPU.
 
-    The keys are the names that the parts give in `data`. NotPlanned is returned for each if no GPU was timed.
+    The keys are the values of `data` in the claim's parts. If no GPU was timed, each value is NotPlanned.
     """
     names = ("order-gaussws", "order-diffq", "gaussws-at-most", "diffq-at-least")
     found = benches.training(results)
@@ -57,8 +57,9 @@ def training(results: Results) -> Mapping[str, Measured]:
 def generators(results: Results) -> Mapping[str, Measured]:
     """Return the data of claim G18's parts: how much longer other generators take than the bitwise generator.
 
-    The key `torch` has the data for a third of torch's time. The paper's figure times the forward pass of eq. 3. On a
-    CPU, no kernel computes this with Box-Muller, so only the generation of noise is compared there.
+    `box-muller`: (Box-Muller's time) / (bitwise time) − 1 in each turn. `torch`: (a third of torch's time) / (bitwise
+    time) − 1. On a GPU, the forward pass of eq. 3 is timed, as in the paper's figure. On a CPU, only the generation of
+    noise is timed, because no kernel there computes eq. 3 with Box-Muller.
     """
     found = benches.generators(results)
     if found is None:
@@ -74,10 +75,10 @@ def generators(results: Results) -> Mapping[str, Measured]:
 
 
 def _chosen(choose: Callable[[Iterable[float]], float], pairs: Iterable[Pair], turns: Turns) -> Measured:
-    """Return a value for each quiet turn: the one that `choose` (min or max) takes from the values of all pairs.
+    """Return a value for each quiet turn: the minimum or maximum (`choose`) of the values of all pairs.
 
-    Pairs were timed separately, so the first quiet turn of one is combined with the first quiet turn of the others, and
-    so on. Return NoData if an arm was not measured or too few turns were quiet.
+    Pairs were timed separately, so the i-th quiet turn of a pair is combined with the i-th quiet turns of all others.
+    Return NoData if an arm was not measured or too few turns were quiet.
     """
     kept: list[list[float]] = []
     for ours, other in pairs:

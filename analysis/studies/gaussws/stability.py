@@ -3,7 +3,7 @@
 The paper's BF16 run diverges after 30 G tokens, which is out of reach. Here arms start from a trunk's checkpoint and
 continue at 3, 10 and 30 times the trunk's learning rate (reasons: sweeps/config/gaussws/stability.yaml). The criterion
 was fixed before the first run: a trial *leaves the trunk's level* if it diverges, or if its training loss is more than
-10 % above the trunk's training loss, both averaged over the last tenth of the steps.
+10 % above the trunk's. Each loss is the mean over the last tenth of the run's steps.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def ended(part: Results, arm: str, rate: str) -> Ended | None:
 
 
 def all_ended(results: Results) -> dict[tuple[str, str], Ended]:
-    """Return how the trials of all arms in SWEEPS ended, by (arm, learning rate); each sweep has another optimizer."""
+    """Return how the trials of all arms in SWEEPS ended, by (arm, learning rate)."""
     found = {}
     for sweep, arms in SWEEPS.items():
         part = sweep_places(results, sweep)
@@ -86,7 +86,7 @@ def all_ended(results: Results) -> dict[tuple[str, str], Ended]:
 def table_a(results: Results) -> Table:
     """Return a table with two rows for each arm and a column for each learning rate.
 
-    The rows are the number of trials that left the trunk's level, and the mean rise of the loss.
+    The rows are the number of trials that left the trunk's level, and the mean of loss / the trunk's loss − 1.
     """
     found = all_ended(results)
     if not found:

@@ -150,7 +150,7 @@ UNSTATED: dict[str, Describe] = {
 
 
 def _column(results: Results, column: Column) -> SettingsColumn:
-    """Return our settings for a column of the paper's table; the number of ranks is the one in the plan."""
+    """Return our settings for a column of the paper's table; the number of ranks comes from the plan."""
     part = sweep_places(results, SWEEPS[column.id])
     trials = [] if isinstance(part, NotPlanned) else [part.plan.trials[name] for name in trial_ids(part, OURS).values()]
     ranks = max((planned.resources.ranks for planned in trials), default=1)
@@ -162,14 +162,14 @@ def _column(results: Results, column: Column) -> SettingsColumn:
 
 
 def _bits_decay(line: Lineage) -> float:
-    """Return the weight decay of bit widths: their own setting, or else that of the weights."""
+    """Return the weight decay of bit widths; if it is not set, it is the weight decay of the weights."""
     own = line.arm.optimizer.bits_weight_decay
     return line.arm.optimizer.weight_decay if own is None else own
 
 
 @table("gaussws", "Table E.1")
 def table_e1(results: Results) -> TableResult:
-    """Return the paper's settings of training with the settings in the configs of our GaussWS arms."""
+    """Return a table of training settings: the paper's, and those in the configs of our GaussWS arms."""
     printed = paper("gaussws").table("Table E.1")
     columns = [_column(results, column) for column in printed.columns]
     return settings_table(

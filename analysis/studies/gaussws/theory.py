@@ -104,20 +104,20 @@ def scales(bits: float, maxima: Tensor) -> Tensor:
 
 
 def mantissas(count: int, steps: int) -> Tensor:
-    """Return mantissas 1 + i / steps below 2: all of them, or `count` of them if there are more; 1 is included."""
+    """Return the numbers 1 + i / steps below 2, or `count` evenly spaced ones if there are more; 1 is included."""
     return 1 + torch.linspace(0, steps - 1, min(count, steps)).round() / steps
 
 
 @dataclass(frozen=True)
 class Swallowed:
-    """Counts of cases: all that are tried, and those in which a nonzero term has no effect after the cast."""
+    """The number of tried cases, and the number of cases in which the cast removes a term (noise, or a weight)."""
 
-    lost: int  # cases without an effect, such as fp(ŵ) = fp(w) although the noise is not 0
+    lost: int  # cases in which the result is the same with and without the term
     cases: int  # all cases
 
     @staticmethod
     def of(same: Iterable[Tensor]) -> Swallowed:
-        """Count the cases. Each tensor in `same` has an element for each case, true if there is no effect."""
+        """Count the cases. Each tensor in `same` has an element for each case, true if the term has no effect."""
         counts = [(int(one.sum()), one.numel()) for one in same]
         return Swallowed(sum(lost for lost, _ in counts), sum(cases for _, cases in counts))
 
@@ -156,7 +156,7 @@ def swallowed(
 
 @dataclass(frozen=True)
 class Sampled:
-    """Weights in squares whose maxima have all mantissas of BF16, and the ŵ that the kernel computes from them."""
+    """Weights in squares whose maxima have all mantissas of BF16, and the kernel's ŵ of these weights."""
 
     w: Tensor
     scale: Tensor  # for each element, the factor of the noise in its square
@@ -176,8 +176,8 @@ class Sampled:
 def by_kernel(bits: float, kind: str, *, exponents: tuple[int, int] = (-12, 1), seed: int = 1) -> Sampled:
     """Sample random BF16 weights with the kernel, which draws R from the seed.
 
-    bits: the bit width. kind: gaussian or uniform noise. exponents: the range of the weights' exponents, whose end is
-    excluded; the squares' maxima have exponent 0. Weights above the maximum of their square are halved.
+    bits: the bit width. kind: gaussian or uniform noise. exponents: the first exponent of weights, and the end of the
+    range, which is excluded. The squares' maxima have exponent 0; weights above their square's maximum are halved.
     """
     g = torch.Generator().manual_seed(seed)
     shape, steps = (SQUARE, SQUARE * MAXIMA), 1 << BF16_MANTISSA
@@ -200,7 +200,7 @@ def cutoff(bits: float, maximum: float) -> int:
 
 
 def drowned(bits: float, above: int = 0, magnitude: float = 1.0) -> Swallowed:
-    """Count the cases in which a small weight has no effect: BF16 rounds noise with and without it to the same value.
+    """Count the cases in which a small weight w has no effect: BF16 rounds noise + w and noise alone to the same value.
 
     bits: the bit width. above: the number of binades by which the weights are above the cut-off. magnitude: |R|. The
     cases are all mantissas of the small weight and of the maximum, with both signs of the noise.
@@ -222,11 +222,11 @@ def exponent_bits(bits: int, *, after_noise: bool) -> int:
 
 
 def least_exponent_bits(bits: int, *, after_noise: bool) -> int:
-    """Search the fewest exponent bits with which a format covers the range from the greatest value to the least step.
+    """Search the fewest exponent bits with which a format covers a range: from the least step to the greatest value.
 
-    The format's top binade is the binade of the greatest value. The least step is the one of Proposition 3: for w the
-    cut-off, and for ŵ (after_noise) the step of the noise. One value of the exponent field is for zero and subnormals,
-    one for infinities and NaN.
+    The greatest value is in the format's top binade. Proposition 3 gives the least step: for w, it is the cut-off; for
+    ŵ (after_noise), it is the step of the noise. One value of the exponent field is for zero and subnormals, and one is
+    for infinities and NaN.
     """
     top, least = (1, 1 - bits - BF16_MANTISSA) if after_noise else (0, cutoff(bits, 1.0))
     for width in range(2, 9):
@@ -237,13 +237,13 @@ def least_exponent_bits(bits: int, *, after_noise: bool) -> int:
 
 
 def least_mantissa_bits(bits: int, *, ties: bool) -> int:
-    """Return the fewest mantissa bits that lose no noise in a cast. ties: also if maxima are powers of two."""
+    """Return the fewest mantissa bits with which casts lose no noise. ties: also test maxima that are powers of two."""
     return next(m for m in range(1, 24) if not swallowed(bits, mantissa=m, ties=ties).lost)
 
 
 @dataclass(frozen=True)
 class Underflows:
-    """Counts of nonzero values that become zero in a format with Proposition 3's exponent bits."""
+    """The numbers of nonzero values that become zero in a format with Proposition 3's exponent bits."""
 
     weights: int  # the number of weights that become zero
     sampled: int  # the number of values of ŵ that become zero
@@ -251,7 +251,7 @@ class Underflows:
 
 
 def underflows(bits: int) -> Underflows:
-    """Count the underflows of random weights above the cut-off, which Proposition 3 assumes, and of the kernel's ŵ."""
+    """Count the random weights, and their ŵ, that become zero. As Proposition 3 assumes, weights exceed the cut-off."""
     found = by_kernel(bits, "gaussian", exponents=(cutoff(bits, 1.0) + 1, 1))
     counts = []
     for values, after_noise in ((found.w, False), (found.kernel, True)):
@@ -289,12 +289,12 @@ def formats_for(exponent: int, mantissa: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Masked:
-    """Counts of weights below the cut-off, to which the kernel adds noise."""
+    """The numbers of weights below Lemma 2's cut-off for which the statements in the fields are true."""
 
     weights: int  # all weights below the cut-off
     noisy: int  # weights whose R is not zero
-    masked: int  # weights without an effect on ŵ
-    masked_without_noise: int  # weights without an effect on ŵ although their R is zero
+    masked: int  # weights that do not change ŵ: it is the same for a weight of 0
+    masked_without_noise: int  # weights that do not change ŵ and whose R is zero
     kept: int  # weights whose R is zero and whose ŵ is the weight itself
 
 

@@ -98,7 +98,7 @@ def _write_tiers(axes: Axes, part: Results) -> None:
 
 @figure("gaussws", "Figure D", "Bit widths over training, by part of a block")
 def figure_d(results: Results) -> Picture:
-    """Draw the mean width of each part of a block, and the shares of parameters with few bits, over steps."""
+    """Draw over steps the mean width of each part of a block, and the shares of parameters with few bits."""
     found = {name: _of_ours(recorded(part)) for name, part in families(results).items()}
     there = {name: rows for name, rows in found.items() if not rows.empty}
     if not there:

@@ -63,14 +63,14 @@ def _recorded(results: Results) -> pd.DataFrame:
 
 @cache
 def _layers(config: DecoderConfig) -> dict[str, tuple[int, int]]:
-    """Return two numbers by name of a linear layer in a block: its position in the model, and its number of weights."""
+    """Return the linear layers of all blocks by name: the position in the model, and the number of weights."""
     modules = on_meta(config).named_modules()
     linear = [(name, m) for name, m in modules if isinstance(m, nn.Linear) and name.startswith("blocks.")]
     return {name: (place, module.weight.numel()) for place, (name, module) in enumerate(linear)}
 
 
 def at_the_end(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of each finished trial's last window; unfinished trials have no end of training, so no rows."""
+    """Return the rows of each finished trial's last window of steps, and no rows of other trials."""
     return last_windows(rows[rows["state"] == State.DONE])
 
 
@@ -98,7 +98,9 @@ def by_decay_alone(trial: Trial) -> float:
 
 
 def families(results: Results) -> dict[str, Results]:
-    """Return the results of each family of models whose arm `gaussws` is run at this scale, by the family's name."""
+    """Return the results of a sweep for each family of models, by the family's name.
+
+    Families whose arm `gaussws` is not run at this scale are left out."""
     found = {name: sweep_places(results, sweep) for name, sweep in FAMILIES.items()}
     return {name: part for name, part in found.items() if isinstance(part, Results) and part.has(OURS)}
 

@@ -1,4 +1,4 @@
-"""Figure 1: one transformer block of the trained model, with the format that its runs chose for each tensor."""
+"""Figure 1: one transformer block of the trained model, with the format that the arm Block chose for each tensor."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class Layer:
 
 @figure("mor", "Figure 1")
 def figure_1(results: Results) -> Picture:
-    """Draw one transformer block, with the errors and decisions of its tensors in the last window of the arm Block.
+    """Draw the transformer block (layer) with the most fallbacks: errors and decisions of its tensors.
 
-    It is the block of the model (layer) with the most fallbacks.
+    The numbers are from the last window of steps of the arm Block.
     """
     part = sweep_places(results, "partitions", ONE)
     if isinstance(part, NotPlanned):
@@ -121,7 +121,7 @@ def _draw_layer(drawing: Drawing, layer: Layer, y: float, frame: pd.DataFrame, *
 def _draw_decision(drawing: Drawing, x: float, y: float, rows: pd.DataFrame) -> None:
     """Draw a box with a tensor's mean error, coloured by the shares of mini-batches in E4M3 and in BF16.
 
-    rows: the tensor's rows of `decisions`; without rows, the box is empty.
+    rows: the tensor's rows of the table `tensors.decisions`; without rows, the box is empty.
     """
     if rows.empty:
         drawing.box(x, y - 9, CHIP, 18, edge="grid")

@@ -1,9 +1,9 @@
 """Check claims M1, M2 and M21 about GAM's scales with our own kernels, each time a report is made.
 
-The tensors are BF16, as in MoR, and chosen as hard cases: blocks whose mantissas are just below and above the mantissa
-of the group, where a scale that is rounded in the wrong direction saturates; magnitudes at both ends of BF16's range;
-heavy tails; blocks of zeros; ragged edges. Numbers are compared to the bit: float32 scales and BF16 values are exact in
-float64.
+The tensors have BF16 values, as in MoR, and are hard cases: blocks whose ideal scale has a mantissa just below or above
+the mantissa of their group, so that a scale rounded in the wrong direction saturates; magnitudes at both ends of BF16's
+range; heavy tails; blocks of zeros; ragged edges. Numbers are compared to the bit in float64, which represents float32
+scales and BF16 values exactly.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SHAPE = (192, 320)  # several blocks of each size, some of them ragged
 
 
 def hard_tensors() -> dict[str, Tensor]:
-    """Return the hard cases by a description, as float32 tensors of SHAPE."""
+    """Return the hard cases as float32 tensors of SHAPE; each key describes its tensor."""
     g = torch.Generator().manual_seed(0)
     normal = torch.randn(SHAPE, generator=g)
     steps = torch.randint(0, 128, SHAPE, generator=g)  # every BF16 mantissa
@@ -58,7 +58,7 @@ class Quantized:
     y: Tensor  # x quantized and decoded
     stats: QuantStats  # by block
     packed: Packed
-    scales: Tensor  # of the blocks: exponents, stored as codes
+    scales: Tensor  # the blocks' exponents, stored as codes
     group_scales: Tensor  # the mantissas that the blocks of a group share
 
 
@@ -84,9 +84,10 @@ class Scaled:
     blocks: int
     saturated: int  # the number of saturated elements
     greatest: float  # the greatest scaled magnitude
-    least: float  # the least value, over blocks that are not zero, of a block's greatest scaled magnitude
-    lost_maxima: int  # the number of elements with their tensor's greatest magnitude that quantization changes
-    # The number of blocks that would saturate if GAM did not lower the exponent where the group's mantissa is greater.
+    least: float  # the greatest scaled magnitude of the block, not all zero, in which it is least
+    lost_maxima: int  # the number of elements changed by quantization, among those with their tensor's amax
+    # The number of blocks that would saturate if GAM did not lower the exponent of a block whose ideal scale has a
+    # smaller mantissa than the group's.
     would_saturate: int
 
 
@@ -120,8 +121,8 @@ class Metadata:
     cases: int
     blocks: int
     exponent_bits: int  # the number of bits that are stored for each block
-    mantissa_bits: int  # the number of bits of a group's scale (of 32) that differ between tensors
-    restored: int  # the number of cases whose values are restored exactly from codes, exponents and these mantissa bits
+    mantissa_bits: int  # the number of the 32 bits of a group's scale that are not the same in all groups
+    restored: int  # the cases that codes, exponents and these mantissa bits restore exactly
 
 
 @cache
@@ -189,8 +190,8 @@ class Grouped:
 
     tensors: int
     worse: int  # the number of tensors whose error is greater with smaller groups
-    error: tuple[float, float]  # the mean relative error with a mantissa for the tensor, and with one for each row
-    bits: tuple[float, float]  # the bits of scales, divided by the number of blocks, in these two cases
+    error: tuple[float, float]  # the mean relative error: one mantissa for the tensor, and one for each row
+    bits: tuple[float, float]  # the bits of all scales per block, in these two cases
 
 
 WHOLE = Quantizer(format="e4m3", block="64x64", scaling="gam")
@@ -199,7 +200,9 @@ GROUPINGS = (WHOLE, replace(WHOLE, group="row"))  # a mantissa for the whole ten
 
 @cache
 def grouped(count: int = 24) -> Grouped:
-    """Compare both groupings on `count` heavy-tailed tensors, where too small encoding scales flush values to zero."""
+    """Compare one mantissa for the tensor with one for each row of blocks, on `count` random heavy-tailed tensors.
+
+    In such tensors, an encoding scale that is too small flushes many values to zero."""
     g = torch.Generator().manual_seed(1)
     sums, worse, bits = [0.0, 0.0], 0, [0.0, 0.0]
     for _ in range(count):

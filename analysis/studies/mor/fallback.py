@@ -47,7 +47,7 @@ def style(arm: str) -> Style:
 
 @figure("mor", "Figure 10")
 def figure_10(results: Results) -> Picture:
-    """Draw the share of decisions for BF16 over steps, before and after arms branch from the trunk."""
+    """Draw the share of decisions for BF16 over the steps of the trunk and of the arms that branch from it."""
     parts = {"Configuration 1": ONE, "Configuration 2": TWO}
     found = {name: sweep_places(results, "partitions", where) for name, where in parts.items()}
     shares = {name: fallback_over_steps(part) for name, part in found.items() if isinstance(part, Results)}
@@ -107,7 +107,7 @@ def _shares_panel(name: str, frame: pd.DataFrame) -> Panel:
 def fallback_by_layer(results: Results) -> Picture:
     """Draw two heat maps of the share of decisions for BF16, with a column for each arm.
 
-    The rows are the tensors of the linear layers in the first map, and the blocks (layers) of the model in the second.
+    The first map has a row for each tensor of the linear layers, the second one for each block (layer) of the model.
     """
     found: dict[str, pd.DataFrame] = {}
     for sweep in ("partitions", "ablations", "sub-tensor"):

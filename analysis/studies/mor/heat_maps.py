@@ -1,10 +1,10 @@
 """Figures 11 to 19: histograms of each tensor's mean relative error in E4M3, with one count for each mini-batch.
 
-A row of a map is the histogram of one tensor. It has the paper's names: layers counted from 1, then `linear_qkv`,
-`linear_proj`, `fc1` or `fc2`, then input, weight or gradient. If a tensor's rows and columns are quantized separately
-(Channel), the map has a row for each direction: "rows" are the vectors over which the first product with the tensor
-sums (Fprop for inputs and weights, Dgrad for gradients), and "columns" are the vectors over which the later product
-sums. Counts are summed over seeds.
+A row of a map is the histogram of one tensor. Its label has the paper's names: the layer, counted from 1, then
+`linear_qkv`, `linear_proj`, `fc1` or `fc2`, then input, weight or gradient. If rows and columns of a tensor are
+quantized separately (Channel), the map has a row for each direction: "rows" are the vectors along which the first
+product with the tensor sums (Fprop for inputs and weights, Dgrad for gradients), and "columns" are the vectors along
+which the second product with it sums. Counts are summed over seeds.
 """
 
 from __future__ import annotations
@@ -71,17 +71,19 @@ class ErrorMap:
     id: str
     arm: str
     kinds: tuple[Kind, ...]
-    layers: Callable[[int], list[int]]  # returns the indices of the shown layers for a model's number of layers
+    layers: Callable[[int], list[int]]  # returns the indices of the shown layers of so many layers
     where: Where  # values of the sweep's axes
 
 
 def ends(layers: int, each: int) -> list[int]:
-    """Return the indices of the first `each` and the last `each` of so many layers."""
+    """Return the indices of the first `each` and the last `each` layers of a model with this number of layers."""
     return list(range(layers)) if layers <= 2 * each else [*range(each), *range(layers - each, layers)]
 
 
 def spaced(layers: int, most: int) -> list[int]:
-    """Return the indices of at most `most` evenly spaced layers, including the first and the last."""
+    """Return the indices of at most `most` evenly spaced layers of a model, including the first and the last.
+
+    layers: the model's number of layers."""
     return sorted({round(i) for i in np.linspace(0, layers - 1, min(most, layers))})
 
 
@@ -96,7 +98,7 @@ MAPS = (
 
 
 def error_map(results: Results, of: ErrorMap) -> Picture:
-    """Return the heat map of a figure, or the reason why there are no data for it."""
+    """Return the figure that `of` describes, or the reason why there are no data for it."""
     frame = _last(results, of.arm, of.where)
     if not isinstance(frame, pd.DataFrame):
         return frame
@@ -227,7 +229,7 @@ def _last(results: Results, arm: str, where: Where) -> pd.DataFrame | NoData | N
 def _rows(
     frame: pd.DataFrame, layers: Iterable[int], kinds: Sequence[Kind], parts: Sequence[str] = ()
 ) -> list[HeatRow]:
-    """Return a histogram for each of these layers, parts and kinds of tensors. parts: without any, all parts."""
+    """Return a histogram for each of these layers, parts and kinds of tensors. parts: if empty, all parts."""
     found = []
     for layer in layers:
         of = frame[frame["block"] == layer]

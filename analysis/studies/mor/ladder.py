@@ -1,4 +1,4 @@
-"""Figure D: gradient errors, increases of the loss, and decisions for BF16 over the size of the model, by recipe."""
+"""Figure D: each recipe's gradient error, increase of the loss, and decisions for BF16 over the size of the model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Points = dict[str, dict[int, dict[int, float]]]  # points[arm][number of paramet
 
 @figure("mor", "Figure D", "Recipes against the size of the model")
 def ladder(results: Results) -> Picture:
-    """Draw each measure at the end of the trunks over the size of the model; the notes give its slope for each arm."""
+    """Draw each measure at the ends of the trunks over the size of the model; notes give the measure's slope by arm."""
     part = sweep_places(results, SWEEP)
     if not isinstance(part, Results):
         return not_planned(results)
@@ -90,9 +90,10 @@ def _style(arm: str) -> Style:
 
 
 def _trends(title: str, points: Points) -> list[str]:
-    """Return a note for each arm: the slope of the numbers over log10 of the parameters, with its interval over seeds.
+    """Return a note for each arm: the slope of the numbers over log10 of the number of parameters, and its interval.
 
-    Only seeds count that have a number at every size; an arm with one size or without such seeds has no note.
+    The slope is a mean over the seeds that have a number at every size. Arms with one size or no such seed have no
+    note.
     """
     notes = []
     for arm, sizes in points.items():

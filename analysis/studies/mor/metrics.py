@@ -1,9 +1,10 @@
 """Metrics of MoR's trials that claims compare: shares of fallbacks, errors of tensors, distances of parameter norms.
 
 A metric is a number by trial id, or a function of two trials. Errors are the mean relative errors of tensors in E4M3,
-before the decision. No scale can lower the error below a floor of about 2.25 %, the mean relative error of values that
-are all in E4M3's normal range. Metrics therefore compare excesses over the floor: a ratio of two tensors' excesses says
-how much farther from the floor one is. Blocks are counted from 1; `up` is the paper's FC1 and `down` its FC2.
+also of tensors that then stay in BF16. A scale cannot lower the error below a floor of about 2.25 %, the mean relative
+error of values that are all in E4M3's normal range. Metrics therefore compare excesses over the floor: a ratio of 3
+means that the error of one tensor is three times as far above the floor as the error of the other. Blocks are counted
+from 1; `up` is the paper's FC1 and `down` its FC2.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ LEAST = 0.0005  # added to each excess, so that two tensors near the floor (2.17
 FLUSHED = (THRESHOLD - FLOOR) / (1 - FLOOR)  # the share of values flushed to zero that raises the floor to THRESHOLD
 # M12: the paper's model has 32 blocks, and after the ninth block no tensor of the forward pass falls back.
 PAPERS_BLOCKS, NOTHING_AFTER = 32, 9
-FEW = 2  # the paper's Figure 18 shows this number of blocks, from the first on
+FEW = 2  # the paper's Figure 18 shows the first blocks, this many
 SHARE = (0.0, 1.0)
 
 Numbers = Mapping[str, float]
@@ -82,9 +83,9 @@ for _place in range(ENTRIES):
 
 @metric("mor", "fallback_ratio")
 def fallback_ratio(results: Results) -> Between:
-    """Return a function of two trials: our share of tensors in BF16 divided by the baseline's.
+    """Return a function of two trials: our trial's share of tensors in BF16 divided by the baseline's share.
 
-    It returns None if a share is missing or the baseline's share is 0.
+    The function returns None if a share is missing or the baseline's share is 0.
     """
     shares = tensors.fallback_shares(tensors.tensors(results))
 
@@ -107,11 +108,11 @@ def mean_error(results: Results) -> Numbers:
 
 @metric("mor", "explained_by_flushing", SHARE)
 def explained_by_flushing(results: Results) -> Numbers:
-    """Return how often a tensor's share of flushed values tells correctly whether its error exceeds THRESHOLD.
+    """Return how often a tensor's share of flushed values predicts correctly whether its error exceeds THRESHOLD.
 
     A value that is flushed to zero has an error of 100 %, so a share FLUSHED of such values raises a tensor's error
-    from E4M3's floor to the threshold. The metric is the mean of two shares of correct answers: among tensors above the
-    threshold, and among the others. A trial without one of these two kinds of tensors is left out.
+    from E4M3's floor to the threshold. The metric is the mean of two shares of correct predictions: among tensors whose
+    error exceeds the threshold, and among all others. A trial that lacks one of these two kinds of tensors is left out.
     """
     found = {}
     for trial, seen in tensors.tensors(results).dropna(subset=["flushed"]).groupby("id"):
@@ -127,11 +128,11 @@ def explained_by_flushing(results: Results) -> Numbers:
 
 @metric("mor", "norm_distance")
 def norm_distance(results: Results) -> Between:
-    """Return a function of two trials: the largest distance between their curves of the norm of all parameters.
+    """Return a function of two trials: the greatest distance between their curves of the norm of all parameters.
 
-    The distance is divided by the range (largest minus smallest norm) of the baseline's curve including its trunk, so
-    the metric says how far apart the curves are in a plot. The function returns None if a trial has no curve, or if the
-    baseline's norm does not change.
+    The distance is divided by the range (greatest minus least norm) of the baseline's curve including its trunk, so
+    the metric says how far apart the curves are in a plot. The function returns None if a trial has no curve, if the
+    two curves have no step in common, or if the baseline's norm does not change.
     """
     frame = results.curves("parameter_norm").drop_duplicates(["id", "step"])
     curves = {str(trial): curve.set_index("step")["value"] for trial, curve in frame.groupby("id")}
@@ -157,7 +158,7 @@ def norm_distance(results: Results) -> Between:
 
 
 def _register(name: str, number: Of, column: str = "error", bounds: tuple[float, float] | None = None) -> None:
-    """Register the metric `name`, which `number` computes from this column of a trial's tensors in the last window."""
+    """Register the metric `name`: what `number` computes from this column of a trial's tensors in the last window."""
     metric("mor", name, bounds)(lambda results: tensors.numbers(results, number, column))
 
 
@@ -167,7 +168,9 @@ def _ratio(above: float, below: float) -> float:
 
 
 def early(seen: Seen) -> list[int]:
-    """Return the first 9/32 of our blocks, at least one: in the paper, nothing falls back after block 9 of 32."""
+    """Return the first 9/32 of our blocks, at least one.
+
+    In the paper, no tensor of the forward pass falls back after block 9 of 32."""
     return seen.blocks[: max(1, round(len(seen.blocks) * NOTHING_AFTER / PAPERS_BLOCKS))]
 
 
@@ -180,18 +183,19 @@ def _gradients(seen: Seen, block: int) -> float:
 
 
 def last_gradients(seen: Seen) -> float:
-    """Return the excess of the last block's gradients divided by the greatest excess of another block's gradients.
+    """Return the excess of the last block's gradients divided by the greatest such excess of any other block.
 
-    Block 1 does not count, because the paper says that its gradients are high, too. A block's gradients are averaged.
+    The errors of a block's gradients are averaged first. Block 1 is left out, because the paper says that its gradients
+    have high errors, too.
     """
     *others, end = seen.blocks
     return _ratio(_gradients(seen, end), max(_gradients(seen, block) for block in others[1:]))
 
 
 def gradients_by_part(seen: Seen) -> float:
-    """Return the mean excess of the gradients of qkv and FC1 divided by that of the output projection and FC2.
+    """Return (mean excess of the gradients of qkv and FC1) / (mean excess of those of the output projection and FC2).
 
-    The last block does not count, because the paper says that all its gradients are high.
+    The last block is left out, because the paper says that all its gradients have high errors.
     """
     before = seen.blocks[:-1]
 
@@ -202,16 +206,16 @@ def gradients_by_part(seen: Seen) -> float:
 
 
 def directions(seen: Seen) -> float:
-    """Return the greater of the excesses of a gradient's two directions divided by the smaller one.
+    """Return the excess of a gradient in its worse direction divided by the excess in its better direction.
 
-    The result is the geometric mean over the gradients of all blocks and parts.
+    The directions are rows and columns. The result is the geometric mean over the gradients of all blocks and parts.
     """
     pairs = [(seen.of(b, p, DY), seen.of(b, p, DY_COLUMNS)) for b, p in product(seen.blocks, PARTS)]
     return float(np.exp(np.mean([abs(math.log(_ratio(*pair))) for pair in pairs])))
 
 
 def fc2_directions(seen: Seen) -> float:
-    """Return the excess of FC2's input by rows divided by that by columns; geometric mean over the first blocks."""
+    """Return (excess of FC2's input by rows) / (its excess by columns), the geometric mean over the first blocks."""
     pairs = [(seen.of(block, FC2, X), seen.of(block, FC2, X_COLUMNS)) for block in seen.blocks[:FEW]]
     return float(np.exp(np.mean([math.log(_ratio(*pair)) for pair in pairs])))
 
@@ -242,8 +246,8 @@ _register("fc2_input_least_fallback", lambda s: min(s.of(b, FC2, X) for b in s.b
 def _over_training(name: str, part: str, slot: str, blocks: Callable[[Seen], list[int]]) -> None:
     """Register the metric `name`: the growth of a tensor's excess in training, in the block where it grows least.
 
-    part, slot: the tensor. blocks: returns the blocks to compare. The growth is the excess at the end of a trial
-    divided by the excess in the first window of the trial or, if it branches from a trunk, of the trunk.
+    part, slot: the tensor. blocks: returns the blocks to compare. The growth is (excess in the trial's last window) /
+    (excess in the first window of training). A branch's training starts with its trunk.
     """
 
     def by_block(seen: Seen) -> dict[int, float]:
@@ -260,9 +264,9 @@ def _over_training(name: str, part: str, slot: str, blocks: Callable[[Seen], lis
 
 
 def _at_start(name: str, part: str, slot: str) -> None:
-    """Register the metric `name`: the error of a tensor of block 1 at the start of training.
+    """Register the metric `name`: the error of a tensor of block 1 in the first window of training.
 
-    It is taken from the first window of the trial or, if the trial branches from a trunk, of the trunk.
+    A branch's training starts with its trunk.
     """
 
     @metric("mor", name)

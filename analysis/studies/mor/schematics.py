@@ -37,7 +37,7 @@ HEADS = ("log |x|", "scale over m", "error of E4M3", "one decision")
 
 @figure("mor", "Figure 2")
 def figure_2(results: Results) -> Picture:
-    """Draw one small tensor with GAM's scales for three partitions into blocks: exponents, errors and the decision."""
+    """Draw GAM's exponents, the errors and the decision for one small tensor, with three partitions into blocks."""
     x = heavy_tailed(8, 8, deviation=4.0, seed=0)
     partitions = {"tensor": "tensor", "block, 4×4": "4x4", "channel": "channel"}
 
@@ -61,7 +61,7 @@ def figure_2(results: Results) -> Picture:
 
 
 def group_scale(x: Tensor) -> tuple[float, float, int]:
-    """Return three numbers of x with one GAM scale: its largest magnitude, the scale's mantissa and its exponent."""
+    """Return the largest magnitude of x, and the mantissa and exponent of a GAM scale for the whole tensor."""
     packed = encode(x, "e4m3:tensor:gam")
     assert packed.group_scales is not None
     assert packed.scales is not None
@@ -105,12 +105,12 @@ def _partition(drawing: Drawing, x: Tensor, name: str, block: str, top: float) -
 
 @figure("mor", "Figure 3")
 def figure_3(results: Results) -> Picture:
-    """Draw the formats that three-way MoR chooses for the blocks of two matrices, and the formats of block products."""
+    """Draw the formats that three-way MoR chooses for blocks of two matrices, and the formats of products of blocks."""
     mixture = Mixture.parse(load_recipe("mor/three-way").fprop.x)
     rows, inner, columns = 3, 4, 3
     a = choices(rows, inner, mixture, seed=1)
     b = choices(inner, columns, mixture, seed=2)
-    promoted = np.maximum(a[:, :, None], b[None, :, :])  # (rows, inner, columns): the higher of the two formats
+    promoted = np.maximum(a[:, :, None], b[None, :, :])  # (rows, inner, columns): the wider of the two formats
 
     def draw() -> Figure:
         size, gap = 48.0, 18.0
@@ -225,7 +225,8 @@ def figure_4(results: Results) -> Picture:
 def flow(x: Tensor, spelling: str) -> Flow:
     """Return the first three values of the second row of x at every step.
 
-    spelling: the quantizer. The maximum of x is not in this row, so that the scale is not fitted to one of the values.
+    spelling: the quantizer, as text. The maximum of x has to be in another row; otherwise GAM's mantissa would be
+    computed from a value of this row.
     """
     quantizer = Quantizer.parse(spelling)
     packed = encode(x, quantizer)

@@ -1,7 +1,7 @@
 """MoR's Tables 1 to 4 with the paper's numbers and ours, and three tables that the paper does not have.
 
-These three tables show fallbacks, accepted errors, and the effect of the second rounding. Changes are changes of the
-validation loss in percent, paired by seed.
+These three tables show fallbacks, accepted errors, and the effect of rounding to BF16 after descaling. Changes are
+changes of the validation loss in percent of the baseline's loss, paired by seed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ for _name in ("Table 2", "Table 3", "Table 4"):
 
 @table("mor", "Table 1")
 def table_1(results: Results) -> TableResult:
-    """Return the paper's settings of training with the settings in the configs of our BF16 arms."""
+    """Return a table of training settings: the paper's, and those in the configs of our BF16 arms."""
     columns = [SettingsColumn(MODEL, results, BASELINE, where) for where in (ONE, TWO)]
     seeds = plural(len(trial_ids(results, BASELINE, ONE)), "seed")
     notes = (f"The paper ran each arm once; we ran each arm with {seeds}",)
@@ -54,7 +54,7 @@ def table_1(results: Results) -> TableResult:
 
 # -------------------------------------------------------------------------------- tensors
 
-# The columns of the table of fallbacks: by title, a function that selects rows of `tensors`.
+# The columns of the table of fallbacks: by title, a function that selects rows of the table `tensors`.
 KINDS: Mapping[str, Callable[[pd.DataFrame], pd.Series]] = {
     "All": lambda rows: rows["slot"].notna(),
     "QKV": lambda rows: rows["part"] == QKV,
@@ -72,7 +72,7 @@ CONFIGURATIONS: Mapping[str, Where] = {"configuration 1": ONE, "configuration 2"
 
 @table("mor", "Fallbacks", "Tensors in BF16 over whole runs (blocks in sub-tensor arms)")
 def fallbacks(results: Results) -> TableResult:
-    """Return a table of shares of tensors in BF16, with a row for each arm and configuration and a column per kind."""
+    """Return a table of shares of tensors in BF16: a row for each arm and configuration, a column for each of KINDS."""
     rows = tensors(results)
     shares = {title: fallback_shares(rows[choose(rows)]) for title, choose in KINDS.items()}
     shares["All, first window"] = fallback_shares(first_windows(rows))
@@ -88,7 +88,9 @@ def fallbacks(results: Results) -> TableResult:
 
 @table("mor", "Errors and losses", "The largest error that an arm accepted, and its loss (M19)")
 def errors_and_losses(results: Results) -> TableResult:
-    """Return a table with a row for each arm: its largest accepted error, and its change of the validation loss."""
+    """Return a table by arm: the largest error of a tensor that its mixture accepted, and the change of the loss.
+
+    If some error exceeded the threshold, the largest accepted error was not recorded, and the threshold is shown."""
     accepted = largest_accepted(tensors(results))
     rows = []
     for arm in MIXTURES:
@@ -96,7 +98,7 @@ def errors_and_losses(results: Results) -> TableResult:
             by_blocks = TableCell(Setting("by blocks"))
             largest = by_blocks if arm in BY_BLOCKS else share(results, accepted, arm, ONE)
             rows.append(TableRow(ARMS.title(arm), (largest, change(results, LOSS, arm, where=ONE)), "%"))
-    notes = ("If tensors fell back to BF16, the threshold is shown as the largest accepted error",)
+    notes = ("If some error exceeded the threshold, the largest accepted one was not recorded; the threshold is shown",)
     return TableResult(("Largest error", "Change of validation loss"), tuple(rows), notes)
 
 
@@ -104,8 +106,8 @@ def errors_and_losses(results: Results) -> TableResult:
 def second_rounding(results: Results) -> Table:
     """Return a table of changes of the loss by scaling, with and without rounding to BF16 after descaling.
 
-    Descaling divides by the scale. Dividing by a power of two is exact in BF16; dividing by another scale needs this
-    second rounding.
+    Descaling divides quantized values by the scale. If the scale is a power of two, the results are exact in BF16;
+    otherwise they have to be rounded, a second time after the rounding to E4M3.
     """
     if not results.has("fp32", ONE):
         return not_planned(results)

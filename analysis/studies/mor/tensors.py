@@ -1,9 +1,9 @@
 """Read what the observer (models/observer.py) recorded of MoR's tensors: errors, histograms, decisions for BF16.
 
-A tensor is identified by a block of the model, a part of this block (qkv, out, up, down) and an operand slot. A part
-has three slots if one decision is for both directions of a tensor, and six if each direction has a decision (channel).
-The paper calls `up` FC1 and `down` FC2. The BF16 trunk and the arm `watched` quantize nothing; they only record the
-errors that 128x128 blocks would have, from which follow the decisions that the arm Block would have made.
+A tensor is identified by a block of the model, a part of this block (qkv, out, up, down) and an operand slot. With
+channel blocks a part has six slots, because a tensor's rows and columns have separate decisions; otherwise it has
+three. The paper calls `up` FC1 and `down` FC2. The BF16 trunk and the arm `watched` quantize nothing; they only record
+the errors that 128x128 blocks would have, from which follow the decisions that the arm Block would have made.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ T = TypeVar("T")
 def observed(results: Results) -> pd.DataFrame:
     """Return a table with a row for each place, window of steps and tensor, and the columns COLUMNS and NUMBERS.
 
-    fallback: the share of decisions for BF16, the last quantizer of the mixture; sub-tensor arms decide for each block.
-    limit: the error below which the mixture takes its first quantizer; NaN if its test has no such limit. line_step:
-    the number of steps since the start of the trunk. Blocks are counted from 0.
+    fallback: the share of decisions for BF16, the last quantizer of the mixture; sub-tensor arms decide for each block
+    of a tensor. limit: the error below which the mixture takes its first quantizer; NaN if the acceptance test has no
+    such limit. line_step: the number of steps since the start of the trunk. block: counted from 0.
     """
     return results.remembered("observed", lambda: _observed(results))
 
@@ -67,7 +67,7 @@ def _observed(results: Results) -> pd.DataFrame:
 
 @cache
 def high(spelled: str) -> int | None:
-    """Return the index of a mixture's last quantizer, BF16, in the observer's shares; None for a plain quantizer."""
+    """Return the index of the mixture's last quantizer, BF16, among the observer's shares; None if it is no mixture."""
     return min(len(Mixture.parse(spelled).entries), ENTRIES) - 1 if "|" in spelled else None
 
 
@@ -78,10 +78,10 @@ def _limit(spelled: str) -> float:
 
 
 def decisions(results: Results) -> pd.DataFrame:
-    """Return the rows of `observed` that have decisions in the column `fallback`.
+    """Return the rows of `observed` in which the column `fallback` has a number.
 
-    For the BF16 trunk and the arm `watched`, which only record errors, these are the decisions that the arm Block would
-    have made.
+    In rows of the BF16 trunk and the arm `watched`, which only record errors, `fallback` is the share of decisions for
+    BF16 that the arm Block would have made.
     """
     frame = observed(results).dropna(subset=["fallback"]).copy()
     watched = frame["arm"].isin((TRUNK, WATCHED))
@@ -129,15 +129,15 @@ def first_windows(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def fallback_shares(rows: pd.DataFrame) -> dict[str, float]:
-    """Return the share of tensors in BF16 by trial, or of blocks in sub-tensor arms.
+    """Return the share of decisions for BF16 by trial. All tensors and windows have equal weight.
 
-    All tensors and windows have equal weight.
+    A decision is for one tensor in one mini-batch or, in sub-tensor arms, for one block of it.
     """
     return by_id(rows.dropna(subset=["fallback"]).groupby("id")["fallback"].mean())
 
 
 def below(rows: pd.DataFrame, threshold: float) -> dict[str, float]:
-    """Return the share of errors below a threshold, by trial.
+    """Return the share of errors below the threshold, by trial; each row of the table has equal weight.
 
     Raise ValueError if the threshold is not an edge of the histograms' bins.
     """
@@ -151,8 +151,8 @@ def below(rows: pd.DataFrame, threshold: float) -> dict[str, float]:
 def largest_accepted(rows: pd.DataFrame) -> dict[str, float]:
     """Return the greatest error that a mixture accepted, by trial; trials whose mixture has no limit are left out.
 
-    A tensor is accepted in mini-batches in which its error is below the limit. If its greatest error exceeds the limit,
-    the greatest accepted error is not recorded, and the limit is used instead.
+    A tensor is accepted in mini-batches in which its error is below the limit. If its error in some mini-batch exceeds
+    the limit, the greatest accepted error is not recorded, and the limit is returned instead.
     """
     taken = rows[(rows["share_0"] > 0) & rows["limit"].notna()]
     return by_id(taken[["error_max", "limit"]].min(axis=1).groupby(taken["id"]).max())
@@ -205,5 +205,5 @@ def _seen(results: Results, column: str, window: Callable[[pd.DataFrame], pd.Dat
 
 
 def by_id(values: pd.Series) -> dict[str, float]:
-    """Return the values of a series by its index, the trial ids, as a dictionary."""
+    """Return a series as a dictionary; its index has the trial ids."""
     return {str(key): float(value) for key, value in values.items()}

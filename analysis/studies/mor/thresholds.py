@@ -24,8 +24,8 @@ from fewbits.analysis.studies.mor.tensors import THRESHOLD, fallback_shares, ten
 from fewbits.kernels.quantizer import Mixture
 
 AXIS = "recipe.threshold"
-BLOCKS = ("128x128", "tensor", "channel")  # the index is the index of the colour
-SCALINGS = {"gam": "GAM", "amax": "FP32 amax", "e8m0": "E8M0"}  # labels; the position gives the dashes and the marker
+BLOCKS = ("128x128", "tensor", "channel")  # an entry's index is the index of its colour
+SCALINGS = {"gam": "GAM", "amax": "FP32 amax", "e8m0": "E8M0"}  # labels; the position gives dashes and marker
 Values = Mapping[float, Sequence[float]]  # by threshold, a number for each seed
 
 
@@ -57,7 +57,7 @@ class Threshold:
         return {x: data.values for x, data in found.items() if isinstance(data, Differences) and data.values}
 
     def line(self, values: Values) -> Line:
-        """Return the line through the means at each threshold, with 90 % intervals if there are several seeds."""
+        """Return the line through the means over seeds, with 90 % intervals if there are several seeds."""
         x = [value for value in self.spelled if value in values]
         found = [summary(values[value], 1 - 2 * ALPHA) for value in x]
         return Line(np.array(x), means_of(found), self.style, self.label, band_of(found), points=True)
@@ -113,7 +113,7 @@ PAPERS = Rule(THRESHOLD, label="the paper's, 4.5 %", upright=True)
 
 
 def _arms(results: Results) -> list[Threshold]:
-    """Return the arms of all sweeps that vary the threshold, once for each combination of their other axes."""
+    """Return the arms of all sweeps that vary the threshold, one for each combination of an arm's other axes."""
     found: dict[tuple[str, str, tuple[tuple[str, str], ...]], dict[str, str]] = {}
     for member in results.members:
         axes = dict(member.cell.axes)

@@ -22,7 +22,7 @@ from fewbits.analysis.report.registry import figure
 from fewbits.kernels.api import fake_quantize
 from fewbits.kernels.quantizer import Quantizer
 
-PLACES, BLOCKS = 128, 1024  # the numbers of positions of the greatest value between 1 and 2, and of blocks for each one
+PLACES, BLOCKS = 128, 1024  # the number of greatest values between 1 and 2, and the number of blocks with each one
 SEED = 5
 
 
@@ -45,7 +45,7 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Maxima:
-    """Errors of the blocks' greatest values relative to these values: means over blocks, for each position."""
+    """Mean relative errors of the blocks' greatest values; element i is the mean over the blocks of position i."""
 
     error: Array  # the mean magnitude of the error of rounding to nearest
     bias: Array  # the mean error of stochastic rounding
@@ -58,7 +58,7 @@ def places() -> Tensor:
 
 @cache
 def maxima(spelled: str) -> Maxima:
-    """Return the errors of a quantizer on blocks of normal values that are scaled to the greatest values `places()`."""
+    """Return a quantizer's errors on normal blocks, each scaled so that its greatest value is one of `places()`."""
     q = Quantizer.parse(spelled)
     width = q.block.cols
     assert width is not None
@@ -80,7 +80,7 @@ def maxima(spelled: str) -> Maxima:
 
 @figure("nvfp4", "Figure C", "The greatest value of a block")
 def figure_c(results: Results) -> Picture:
-    """Draw the greatest value's mean error with rounding to nearest, and its bias with stochastic rounding."""
+    """Draw a block's greatest value: its mean error with rounding to nearest, its bias with stochastic rounding."""
     found = {kind: maxima(kind.spelled) for kind in KINDS}
 
     def draw() -> Figure:

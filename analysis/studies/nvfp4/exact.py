@@ -46,7 +46,7 @@ def squared_error(x: Tensor, y: Tensor) -> float:
 
 @cache
 def rounding_errors(spec: str) -> tuple[float, float]:
-    """Return two relative squared errors of a quantizer on normal values: rounding to nearest, and stochastic."""
+    """Return a quantizer's relative squared errors on normal values, rounded to nearest and rounded stochastically."""
     x = normal()
     return squared_error(x, fake_quantize(x, spec)), squared_error(x, fake_quantize(x, f"{spec}:stochastic", seed=1))
 
@@ -130,7 +130,7 @@ def used(spec: str) -> Used:
 
 @exact("nvfp4", "N24")
 def n24() -> Exact:
-    """Check that NVFP4's errors of blocks' greatest values do not exceed E4M3's largest error; MXFP4's do."""
+    """Check that errors of blocks' greatest values do not exceed E4M3's largest error in NVFP4, but do in MXFP4."""
     least = paper("nvfp4").numbers["near-fp8"].value
     nv, mx, nv_used, mx_used = maxima(NVFP4), maxima(MXFP4), used(NVFP4), used(MXFP4)
     holds = (
@@ -153,11 +153,12 @@ def n24() -> Exact:
 
 @cache
 def products() -> tuple[float, float, int]:
-    """Return how much a product changes if both operands are rotated: two greatest distances and the number of cases.
+    """Return how much a product changes if both operands are rotated: two distances, and the number of tested cases.
 
-    A distance is ‖rotated product − product‖ / ‖product‖. The first one is for operands rotated in FP64, the second one
-    for operands that the training kernel rotates in FP32; products are computed in FP64. The operands are those of
-    Wgrad, which sums over tokens. The cases are all sizes of the transform, with and without random signs.
+    A distance is the greatest ‖rotated product − product‖ / ‖product‖ over the cases: first for operands rotated in
+    FP64, then for operands that the training kernel rotates in FP32. Products are computed in FP64. The operands are
+    like those of Wgrad, which sums over tokens. The cases are all sizes of the transform, with and without random
+    signs.
     """
     dy, x = normal(1)[:256, :48].t(), normal(2)[:256, :64].t()
     plain = dy.double() @ x.double().t()
@@ -172,7 +173,7 @@ def products() -> tuple[float, float, int]:
 
 
 def _in_double(x: Tensor, q: Quantizer) -> Tensor:
-    """Return x rotated in FP64: the kernel's transform of chunks of each row, which the kernel computes in FP32."""
+    """Return x rotated in FP64, by the same transform that the kernel computes in FP32."""
     assert q.hadamard is not None
     signs = hadamard_signs(q, x.device)[: q.hadamard].double()
     return hadamard(x.double().unflatten(1, (-1, q.hadamard)) * signs).flatten(1)
@@ -220,7 +221,7 @@ class Biases:
 
 @cache
 def biases(spec: str) -> Biases:
-    """Return the biases of a quantizer on normal values."""
+    """Return the biases of a quantizer on normal values, rounded as the text `spec` says."""
     x, size = normal(), _cols(spec)
     y = fake_quantize(x, spec, seed=1 if "stochastic" in spec else None)
     blocks = x.reshape(-1, size)
@@ -255,16 +256,16 @@ def s1() -> Exact:
 
 @dataclass(frozen=True)
 class Turned:
-    """Quantities of a tensor with outliers that is quantized: without the transform (first) and with it (second)."""
+    """Three quantities of a quantized tensor with outliers, each without and with the Hadamard transform."""
 
-    crest: tuple[float, float]  # the mean over blocks of the greatest magnitude divided by the root mean square
+    crest: tuple[float, float]  # the mean over blocks of (greatest magnitude / root mean square)
     zeros: tuple[float, float]  # the share of values that become zero
     error: tuple[float, float]  # the relative squared error
 
 
 @cache
 def turned() -> Turned:
-    """Return the quantities for a tensor of normal values, 1 % of which are made twenty times as large."""
+    """Return the three quantities for a tensor of normal values, 1 % of which are multiplied by 20."""
     x = normal(3)
     x = torch.where(torch.rand(x.shape, generator=torch.Generator().manual_seed(4)) < 0.01, 20 * x, x)
     plain, q = Quantizer.parse(NVFP4), Quantizer.parse(f"{NVFP4}:rht16")

@@ -1,4 +1,4 @@
-"""Check claim N26, the shares of linear layers that stay in BF16 in the paper's models, by counting layers."""
+"""Check claim N26 by counting layers: the shares of linear layers of the paper's models that stay in BF16."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fewbits.models.recipe import Keep
 
 @dataclass(frozen=True)
 class Kept:
-    """The number of linear layers that stay in BF16, and of all linear layers."""
+    """The number of linear layers that stay in BF16 (`kept`), and the number of all linear layers."""
 
     kept: int
     layers: int
@@ -40,9 +40,9 @@ def kept(model: str, first: int, last: int) -> Kept:
 
 @exact("nvfp4", "N26")
 def n26() -> Exact:
-    """Check that the shares of layers in BF16 round to the whole percent that the paper states.
+    """Check that the shares of layers in BF16, rounded to whole percent, are those that the paper states.
 
-    In BF16 are the first two and the last eight blocks of the 12B model, and the last eight of the 8B model.
+    The first two and the last eight blocks of the 12B model are in BF16, and the last eight blocks of the 8B model.
     """
     found = {"12B": kept("hybrid-12b", 2, 8), "8B": kept("hybrid-8b", 0, 8)}
     stated = {name: paper("nvfp4").numbers[f"kept-{name.lower()}"].value for name in found}

@@ -34,7 +34,7 @@ GEMMS = ("aten::mm", "aten::addmm", "fewbits::matmul_fp32")
 
 @dataclass(frozen=True)
 class Read:
-    """The weight that the GEMMs of one layer read in the two passes of one micro-batch."""
+    """The weight that the GEMMs of one layer read in the forward and the backward pass of one micro-batch."""
 
     layer: str
     forward: Tensor
@@ -84,7 +84,7 @@ class _Watch(TorchDispatchMode):
     def _saw(self, layer: QuantizedLinear, backward: bool, operand: Tensor) -> None:
         if not backward:
             self._forward[layer.name] = operand.t().clone()
-        elif operand.shape == layer.weight.shape:  # otherwise it is the activation in Wgrad
+        elif operand.shape == layer.weight.shape:  # otherwise the operand is the activation in Wgrad
             self.reads.append(
                 Read(layer.name, self._forward.pop(layer.name), operand.clone(), layer.weight.detach().clone())
             )
@@ -113,17 +113,19 @@ def weights_read(recipe: Recipe, model: str = "nemotron-nano", *, autocast: bool
 
 @dataclass(frozen=True)
 class Consistency:
-    """Counts over many reads (`Read`) with one shape of the weights' blocks."""
+    """How often the two passes of a layer read the same weight: counts over layers and micro-batches (`Read`)."""
 
     reads: int
     same: int  # reads with the same bits in both passes
-    quantized: int  # reads whose forward weight equals the kernel's quantization of the FP32 weight, cast to BF16 first
+    quantized: int  # reads whose forward weight is the kernel's quantization of the master weight in BF16
     apart: float  # the greatest `Read.apart`
 
 
 @cache
 def consistency(weights: str) -> Consistency:
-    """Train small models of both families with NVFP4's recipe and count reads. weights: their block, such as 16x16."""
+    """Train a small transformer and a small hybrid with NVFP4's recipe, and compare the weights that GEMMs read.
+
+    weights: the block of the quantized weights, such as 16x16."""
     recipe = load_recipe("nvfp4", {"weights": weights})
     spec = Quantizer.parse(f"e2m1:{weights}:nvfp4")
     found = [read for autocast in (True, False) for read in weights_read(recipe, autocast=autocast)]

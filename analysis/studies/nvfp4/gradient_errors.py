@@ -30,7 +30,8 @@ PARTS = {
     "up": "up",
     "down": "down",
 }  # labels of parts, in their order in a block
-KINDS = {"All": None, "QKV": "qkv", "Projection": "out", "FC1": "up", "FC2": "down"}  # the table's columns, with a part
+# The columns of the table: by title, the part of a block; None: all parts.
+KINDS = {"All": None, "QKV": "qkv", "Projection": "out", "FC1": "up", "FC2": "down"}
 
 
 @table("nvfp4", "Gradient errors", "Relative error of weight gradients by block in plain NVFP4, 20 blocks (N7)")
@@ -91,7 +92,7 @@ class Errors:
         return list(range(1, 1 + max(block for _, block in self.of)))
 
     def heat_map(self, title: str, most: float, x_label: str) -> HeatMap:
-        """Return the heat map of an arm's panel; cells of layers that stay in high precision are empty.
+        """Return the heat map of the arm; cells of layers that stay in high precision are empty.
 
         most: the error with the darkest shade.
         """

@@ -43,9 +43,9 @@ def mean_gradient_error(results: Results) -> Mapping[str, float]:
 def gradient_errors(results: Results) -> pd.DataFrame:
     """Return a table of errors of weight gradients: id, block (from 1), part (such as qkv), gradient_error.
 
-    It has a row for each linear layer and trial, from the trial's last window of steps with measured gradients. The
-    error is ‖g_q − g‖ / ‖g‖, where g_q is the layer's gradient with its operands quantized. The paper describes it as
-    the error of Wgrad's output that comes from quantizing its inputs.
+    The table has a row for each linear layer and trial, from the trial's last window of steps with measured gradients.
+    The error is ‖g_q − g‖ / ‖g‖, where g_q is the layer's gradient with its operands quantized. The paper describes it
+    as the error of Wgrad's output that comes from quantizing its inputs.
     """
     numerics, columns = results.numerics(), ["id", "block", "part", ERROR]
     if numerics.empty or ERROR not in numerics:
@@ -57,7 +57,7 @@ def gradient_errors(results: Results) -> pd.DataFrame:
 def errors_by_block(results: Results, part: str | None = None) -> dict[str, dict[int, float]]:
     """Return the mean error over the linear layers of a block, by trial and block.
 
-    part: only average over layers of this part of a block, for example qkv.
+    part: if given, average over only the layers of this part of a block, for example qkv.
     """
     rows = results.remembered("gradient errors", lambda: gradient_errors(results))
     means = (rows if part is None else rows[rows["part"] == part]).groupby(["id", "block"])[ERROR].mean().reset_index()
@@ -69,9 +69,9 @@ def errors_by_block(results: Results, part: str | None = None) -> dict[str, dict
 
 @metric("nvfp4", "loss_before_decay")
 def loss_before_decay(results: Results) -> Mapping[str, float]:
-    """Return losses before the learning rate decays: the last one of each NVFP4 trunk, and the BF16 trunk's one.
+    """Return the validation losses of the trunks before the learning rate decays, by trial.
 
-    The BF16 trunk's loss is taken at the same number of tokens.
+    For an NVFP4 trunk, it is the last loss; for a BF16 trunk, the loss at the tokens where its seed's NVFP4 trunk ends.
     """
     curves = results.curves(LOSS).drop_duplicates(["id", "tokens"])
     ends = last_windows(curves[curves["arm"] == ARM])

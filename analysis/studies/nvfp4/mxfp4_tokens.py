@@ -36,16 +36,16 @@ TOKENS = "tokens of MXFP4 (NVFP4 = 1)"
 
 @dataclass(frozen=True)
 class Longer:
-    """Trainings in MXFP4 with several numbers of tokens, compared with one in NVFP4.
+    """Trainings in MXFP4 with several numbers of tokens, compared with one number of tokens in NVFP4.
 
-    Only seeds count that are finished in all arms.
+    All values are from seeds that are finished in all arms.
     """
 
     times: tuple[float, ...]  # by MXFP4 arm, its number of tokens divided by NVFP4's, in ascending order
     levels: tuple[Summary, ...]  # by MXFP4 arm, the final validation loss over seeds
     changes: tuple[Summary, ...]  # by MXFP4 arm, the relative change of this loss from NVFP4's of the same seed
     nvfp4: Summary  # the final validation loss of NVFP4 over seeds
-    crossings: tuple[float, ...]  # the interpolated `times` at which the change is 0, for the seeds where it gets there
+    crossings: tuple[float, ...]  # by seed, the interpolated `times` at which the change falls to 0, if it does
     already: int  # the number of seeds in which MXFP4 with the fewest tokens is not worse than NVFP4
     seeds: int
     trials: tuple[str, ...]

@@ -46,7 +46,7 @@ class Matrix:
 
     @property
     def codes(self) -> np.ndarray:
-        """The codes, by row and column; each has four bits, of which the first is the sign."""
+        """The four-bit codes, by row and column; the highest bit is the sign."""
         return unpack(self.packed.codes, 4, COLUMNS).numpy()
 
     @property
@@ -115,7 +115,7 @@ def figure_1(results: Results) -> Picture:
 
 
 def _head(drawing: Drawing, y: float, of: Matrix) -> None:
-    """Draw the tensor scale and the headings of the columns, with the upper line at height y."""
+    """Draw the tensor scale at height y and, below it, the headings of the columns."""
     drawing.text(LEFT, y, f"tensor scale, FP32: max |x| / (6 · 448) = {of.tensor_scale:.4g}", bold=True)
     for b, name in enumerate("AB"):
         drawing.text(LEFT + b * (BLOCK * CELL + GAP), y - 17, f"block {name}: 16 codes", quiet=True)

@@ -1,7 +1,7 @@
 """NVFP4's Tables 1 to 5: the paper's numbers and ours.
 
-The paper's speed-ups are of tensor cores, but our training emulates formats in BF16 and FP32. Therefore Table 1 shows,
-instead of our speed-ups, the bits that each format takes in the kernels' encodings. Task scores need models of billions
+The paper's speed-ups are of tensor cores, but our training emulates formats in BF16 and FP32. Therefore Table 1 shows
+the bits that each format takes in the kernels' encodings instead of our speed-ups. Task scores need models of billions
 of parameters; Table 2 has our losses instead.
 """
 
@@ -25,7 +25,7 @@ from fewbits.models.networks.presets import MODELS
 from fewbits.models.networks.registry import parameters
 
 SPEED = OutOfReach("formats are emulated in BF16 and FP32, so no tensor core computes in them")
-# A quantizer for each row of Table 1. A row that names two element formats has one of them; both have as many bits.
+# A quantizer for each row of Table 1; for a row with two element formats of equally many bits, one of them is used.
 ENCODINGS = {
     "mxfp8": "e4m3:1x32:e8m0",
     "mxfp6": "e3m2:1x32:e8m0",
@@ -58,7 +58,7 @@ def table_1(results: Results) -> TableResult:
 
 @table("nvfp4", "Table 2")
 def table_2(results: Results) -> TableResult:
-    """Return the paper's task scores with the losses of our hybrids (like its 12B model) and of our transformers."""
+    """Return the paper's task scores with the losses of our hybrids (its 12B model is one) and our transformers."""
     columns = []
     for title, sweep, ids in (("Hybrid", "hybrid", ("fp8", "nvfp4")), ("Transformer", "recipe", (None, None))):
         part = family_places(results, arm_table("nvfp4"), sweep)
@@ -79,7 +79,7 @@ def table_2(results: Results) -> TableResult:
 # -------------------------------------------------------------------------------- architectures
 
 Fact = Callable[[DecoderConfig], str]
-# By the id of a row of the paper's tables, the field of DecoderConfig, if its name differs from the id.
+# The field of DecoderConfig by the id of a row of the paper's tables, if the two names differ.
 ATTRIBUTES = {"state": "mamba_state", "groups": "mamba_groups"}
 MORE: Mapping[str, Fact] = {  # further rows: facts of a model that the paper's tables do not have
     "Order of blocks": lambda model: model.pattern or f"{model.layers} × attention and FFN",
@@ -93,10 +93,10 @@ def _attribute(row: str) -> Fact:
 
 
 def architecture(results: Results, name: str, preset: str, sweep: str) -> TableResult:
-    """Return a table of a model's settings with a column for our preset of it and one for the model trained here.
+    """Return a table of a model's settings: our preset of the paper's model, and the smaller model of this scale.
 
-    The first column also has the paper's numbers. name: the table's id; sweep: a sweep whose arm BF16 has the model
-    that is trained at this scale.
+    The preset's column also has the paper's numbers. name: the table's id. preset: the preset's name. sweep: a sweep
+    whose arm BF16 trains the model of this scale.
     """
     printed, whole = paper("nvfp4").table(name), MODELS[preset]
     trials = tuple(trial_ids(family_places(results, arm_table("nvfp4"), sweep), BASELINE).values())

@@ -1,4 +1,4 @@
-"""Draw the errors and costs of blocks that share a scale, by rule for the scale, outliers, size and orientation."""
+"""Draw errors and stored bits of blocks that share a scale: rules for the scale, outliers, sizes, orientation."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _log_ticks(axes: Axes, ticks: Sequence[float]) -> None:
 
 @figure("primer", "Figure S", title="Rules for the scale of a block, over distributions")
 def scale_rules(results: Results) -> Picture:
-    """Draw squared errors for three rules that choose a power of two as scale, and for E4M3 and E8M0 scales."""
+    """Draw squared errors of E2M1 with three rules for a power of two as scale, and with E4M3 and E8M0 scales."""
     found = {name: blocks.mx_rules(name) for name in blocks.samples()}
     rules = {title: [found[name][rule][0] for name in found] for rule, title in RULES.items()}
     saturating = {title: [found[name][rule][1] for name in found] for rule, title in RULES.items()}
@@ -89,7 +89,7 @@ CASTS = {
 
 @figure("primer", "Figure O", title="Naive, scaled and per-block casts of numbers with outliers")
 def outliers(results: Results) -> Picture:
-    """Draw the errors of several casts for all numbers, and for the numbers that are no outliers."""
+    """Draw the errors of several casts over all numbers, and over the numbers that are no outliers."""
     formats = {"E4M3": "e4m3", "INT8": "e1m6finite"}
     everything = {
         title: [_unless_naive(name, cast, blocks.error_of) for cast in CASTS.values()]

@@ -21,7 +21,7 @@ SEED = 7
 
 @cache
 def samples() -> dict[str, Tensor]:
-    """Return six tensors of SHAPE by the name of their distribution, drawn with a fixed seed."""
+    """Return six tensors of SHAPE, each by the name of its distribution, drawn with a fixed seed."""
     drawn = torch.Generator().manual_seed(SEED)
     normal = torch.randn(SHAPE, generator=drawn)
     uniform = torch.rand(SHAPE, generator=drawn) * 2 - 1
@@ -45,7 +45,7 @@ def relative_mse(x: Tensor, y: Tensor) -> float:
 
 
 def error(x: Tensor, quantizer: str, seed: int = 0) -> float:
-    """Return E(x − q(x))² / E x² for the quantizer q. seed: of stochastic rounding."""
+    """Return E(x − q(x))² / E x² for the quantizer q. seed: the seed of stochastic rounding."""
     return relative_mse(x, fake_quantize(x, quantizer, seed=seed))
 
 
@@ -57,16 +57,16 @@ def error_of(distribution: str, quantizer: str, seed: int = 0) -> float:
 
 @cache
 def error_of_small(distribution: str, quantizer: str, below: float = 10.0) -> float:
-    """Return the relative squared error of the values below a magnitude, when the whole tensor is quantized."""
+    """Return the relative squared error of values with magnitudes less than `below` in a quantized tensor."""
     x = samples()[distribution]
     ordinary = x.abs() < below
     return relative_mse(x[ordinary], fake_quantize(x, quantizer)[ordinary])
 
 
 def bits_per_element(quantizer: str, cols: int, tensor_scale: int = 0) -> float:
-    """Return the stored bits of a tensor with 16 rows, divided by its elements: codes, block scales, tensor's scale.
+    """Return (bits of codes, block scales and tensor scale) / (number of elements) of a tensor of 16 rows.
 
-    tensor_scale: the bits of the tensor's scale.
+    cols: the number of columns. tensor_scale: the bits of the tensor's scale.
     """
     packed = encode(torch.ones(16, cols), quantizer)
     assert packed.scales is not None
@@ -77,9 +77,9 @@ def bits_per_element(quantizer: str, cols: int, tensor_scale: int = 0) -> float:
 def mx_scale(amax: float, emax: int, rule: str) -> int:
     """Return the exponent of the MX scale of a block with the largest magnitude amax.
 
-    rule: floor, 001's first statement; nearest, 001's second statement (the nearest power of two), which does not say
-    nearest to which number: amax / 2^emax is the closest reading; up, the smallest scale with which nothing saturates
-    in E2M1, whose largest number is 6.
+    emax: the exponent of the format's largest number. rule: floor, 001's first statement, ⌊log2 amax⌋ − emax; nearest,
+    001's second statement, the power of two nearest to amax / 2^emax (001 does not say nearest to which number); up,
+    the smallest scale with which nothing saturates in E2M1, whose largest number is 6.
     """
     exact = math.log2(amax) - emax
     if rule == "floor":
@@ -107,9 +107,9 @@ def mx_rules(distribution: str) -> dict[str, tuple[float, float]]:
 
 
 def flushed_subnormals(quantizer: str) -> tuple[float, float]:
-    """Return the relative squared errors of an MX quantizer with subnormals, and with zeros in place of subnormals.
+    """Return an MX quantizer's relative squared errors with subnormals, and with zeros in place of subnormals.
 
-    001 maps values below the smallest normal number to zero.
+    The text 001 maps values below the smallest normal number to zero.
     """
     x, f = samples()["normal"], TABLE[quantizer.partition(":")[0]]
     y = fake_quantize(x, quantizer)
@@ -120,7 +120,9 @@ def flushed_subnormals(quantizer: str) -> tuple[float, float]:
 
 
 def transpose_gap(quantizer: str, size: int | None = None) -> Tensor:
-    """Return |Q(w) − Q(wᵀ)ᵀ| for a quantizer Q and a normal matrix w, or for its first `size` rows and columns."""
+    """Return |Q(w) − Q(wᵀ)ᵀ| for a quantizer Q and a normal matrix w.
+
+    size: use only so many rows and columns of w."""
     w = samples()["normal"][:size, :size]
     return (fake_quantize(w, quantizer) - fake_quantize(w.T.contiguous(), quantizer).T).abs()
 
@@ -143,7 +145,7 @@ def padded_dot(length: int) -> tuple[float, float]:
 
 
 def draws(seeds: int) -> Tensor:
-    """Return a normal tensor rounded stochastically to E2M1 with the seeds 0, 1, …; the first dimension is the seed."""
+    """Return a normal tensor rounded stochastically to E2M1, once with each of the seeds 0, 1, … (first dimension)."""
     x = samples()["normal"][:64]
     return torch.stack([fake_quantize(x, "e2m1:1x16:e8m0:stochastic", seed=s) for s in range(seeds)]).double()
 
@@ -151,7 +153,7 @@ def draws(seeds: int) -> Tensor:
 def stochastic(seeds: int = 64) -> dict[str, tuple[float, float]]:
     """Return the bias and the standard deviation of rounding to E2M1 by mode: nearest and stochastic.
 
-    The bias² is E(mean over seeds − x)² − variance / seeds: the second term is the error that remains in a mean of few
+    bias² = E(mean over seeds − x)² − variance / seeds; the second term is the error that remains in a mean of few
     seeds. The bias is divided by the root mean square of x, which is about 1; the deviation is not.
     """
     x = samples()["normal"][:64]
@@ -174,7 +176,7 @@ def error_of_mean(count: int) -> float:
 
 @cache
 def with_outliers(factor: float) -> Tensor:
-    """Return normal numbers, 0.1 % of which are multiplied by the factor. Every factor has the same numbers."""
+    """Return normal numbers, 0.1 % of which are multiplied by the factor; without it, they are always the same."""
     drawn = torch.Generator().manual_seed(SEED)
     x = torch.randn((128, 1024), generator=drawn)
     return torch.where(torch.rand(x.shape, generator=drawn) < 0.001, factor * x, x)

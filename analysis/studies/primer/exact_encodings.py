@@ -1,4 +1,4 @@
-"""Check claims of the first text (001) about exponents, subnormals, steps and encodings with all codes of the formats.
+"""Check claims of the first text (001) about exponents, subnormals, steps and encodings, over all codes of formats.
 
 The claims are in papers/claims/primer.yaml.
 """
@@ -22,7 +22,7 @@ SMALL = ("e2m1", "e2m3", "e3m2", "e4m3", "e5m2")
 
 @exact("primer", "A11")
 def a11() -> Exact:
-    """Check that as many values of the exponent field are at or below 1 (2^0) as above it.
+    """Check that as many values of the exponent field mean a power of two of at most 1 as a greater one.
 
     The lowest and the highest field are counted like all others, although they have special meanings.
     """

@@ -21,7 +21,7 @@ from fewbits.kernels.packed import encode
 def a19() -> Exact:
     """Check that one factor descales a whole product with a scale per tensor, but not with a scale per block.
 
-    If it is possible, the ratio of the true result to the product of unscaled elements is the same for all results.
+    One factor suffices if (true result) / (product of the elements without scales) is the same for all results.
     """
     a, b = (blocks.samples()["outliers"][i * 16 : i * 16 + 16, :512] for i in (0, 1))
     spread = {}
@@ -39,7 +39,7 @@ def a19() -> Exact:
 
 
 def _power(x: torch.Tensor, block: str) -> torch.Tensor:
-    """Return for each element of x the E8M0 scale of its block: the smallest power of two with which none saturates.
+    """Return for each element of x the E8M0 scale of its block: the least power of two with which nothing saturates.
 
     block: tensor or 1x32.
     """
@@ -108,7 +108,7 @@ def a22() -> Exact:
 
 @exact("primer", "C12")
 def c12() -> Exact:
-    """Check that the printed products differ by the printed 0.16 %, and report the errors of 2,000 other draws."""
+    """Check that the two printed products differ by the printed 0.16 %; report the difference in 2,000 draws."""
     fp32, bf16 = -0.4669240713119507, -0.46617451310157776
     printed = abs(fp32 - bf16) / abs(fp32)
     drawn = torch.Generator().manual_seed(0)

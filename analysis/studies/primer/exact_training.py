@@ -94,7 +94,7 @@ def c19() -> dict[str, Exact]:
 
 @exact("primer", "C20")
 def c20() -> Exact:
-    """Check that the code behind the three printed tables runs, without its package `tabulate`, which only prints."""
+    """Check that the code of the three printed tables runs. The package `tabulate`, which only prints, is left out."""
     x = torch.tensor(grids.LOSS_OF_PRECISION["fp32"])[:, None]
     rows = [x.to(dtype).cpu().flatten().tolist() for dtype in (torch.bfloat16, torch.float16, torch.float8_e4m3fn)]
     holds = [len(row) for row in rows] == [4, 4, 4]
@@ -107,7 +107,7 @@ def c20() -> Exact:
 
 @exact("primer", "C21")
 def c21() -> Exact:
-    """Check that an FP16 product is summed in FP32 and rounded once; report whether autocast changes it."""
+    """Check that an FP16 product is summed in FP32 and rounded once; report whether autocast changes the product."""
     drawn = torch.Generator().manual_seed(0)
     a, b = (torch.randn(shape, generator=drawn).half() for shape in ((128, 512), (512, 64)))
     with warnings.catch_warnings():

@@ -26,7 +26,7 @@ SHOWN = (-44, 2)  # the range of exponents in the figure
 
 @figure("primer", "Figure E", title="Exponents of gradients, and the range of FP16")
 def gradient_exponents(results: Results) -> Picture:
-    """Draw by arm the share of linear layers' result gradients with each exponent; notes give the share of zeros."""
+    """Draw for each arm a histogram of the exponents of the gradients `dy`; notes give the share of zeros."""
     found = exponents(results)
     by_arm = {
         arm: [found[m.id] for m in results.members if m.cell.arm == arm and m.id in found]

@@ -99,7 +99,7 @@ def _power(exponent: int) -> str:
 def steps(results: Results) -> Picture:
     """Draw the step between neighbouring values over their magnitude, both on logarithmic axes.
 
-    It is constant for integers and subnormals, and doubles from each binade to the next for normal numbers.
+    The step is constant for integers and subnormals; for normal numbers, it doubles from each binade to the next.
     """
 
     def draw() -> Figure:
@@ -139,7 +139,7 @@ def _draw_steps(axes: Axes, grid: grids.Grid, style: Style) -> None:
 def _staircase(magnitudes: Array) -> tuple[Array, Array]:
     """Return two arrays: the magnitudes at which the step changes, and the step from each of them on.
 
-    The last magnitude is the largest value of the format; its step repeats the one before.
+    The last magnitude is the largest value of the format; its step is a copy of the step before.
     """
     gaps = np.diff(magnitudes)
     changes = np.concatenate([[True], gaps[1:] != gaps[:-1]])

@@ -72,7 +72,7 @@ def as_printed(value: float) -> str:
 def compared() -> list[tuple[str, str, str, str]]:
     """Return a tuple for each entry of the three printed tables: table, format, printed number, our number.
 
-    Our casts give NaN beyond the range in the table of overflow, as the text's do.
+    In the table of overflow, our casts give NaN beyond the range, as the text's casts do.
     """
     rows = []
     for table, lines in TABLES.items():
@@ -85,7 +85,7 @@ def compared() -> list[tuple[str, str, str, str]]:
 
 
 def relative_errors(name: str, mode: str) -> float:
-    """Return the largest error of rounding values between a format's normal numbers, in steps of the value's binade.
+    """Return the largest rounding error of values in a format's normal range, in steps of the value's binade.
 
     mode: nearest, or truncated (rounding down, as the construction in the text does).
     """
@@ -119,7 +119,7 @@ def lost_updates(weight: float, name: str, updates: Tensor) -> Tensor:
 
 
 def integers(x: Tensor, bits: int) -> tuple[Tensor, Tensor, float]:
-    """Return the integer codes of x as in 001, the decoded values, and the scale (2^(bits−1) − 1) / max|x|."""
+    """Return codes = round(x · scale), as in 001, the decoded values, and scale = (2^(bits−1) − 1) / max|x|."""
     scale = (2 ** (bits - 1) - 1) / float(x.abs().max())
     codes = torch.round(x * scale)
     return codes, codes / scale, scale

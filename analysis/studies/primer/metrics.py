@@ -1,8 +1,8 @@
 """Metrics of the primer's trials that claims compare: updates that are lost, gradients that are 0, errors of casts.
 
 A metric is a number for each trial, by its id. Counts are read from precision.parquet and added over all measured
-updates of a trial. Its slot `dy` has the gradients of linear layers' results, which FP16 training stores in FP16; its
-slot `parameter` has the updates of weights. Errors of casts are read from numerics.parquet.
+updates of a trial. In this file, the slot `dy` has the gradients of linear layers' results, which FP16 training stores
+in FP16, and the slot `parameter` has the updates of weights. Errors of casts are read from numerics.parquet.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Numbers = Mapping[str, float]
 def counts(results: Results, slot: str) -> pd.DataFrame:
     """Return a table with a row for each trial and a column for each of a slot's counts, added over steps and layers.
 
-    It is empty if no trial has measured an update yet. slot: dy or parameter.
+    The table is empty if no trial has measured an update yet. slot: dy or parameter.
     """
     rows = results.table_of("precision.parquet")
     if rows.empty:
@@ -121,7 +121,7 @@ def last_loss_scale(results: Results) -> Numbers:
 
 
 def _cast(results: Results, slot: str, column: str) -> pd.Series:
-    """Return the mean by trial of a column of numerics.parquet over the rows of an operand slot."""
+    """Return by trial the mean of a column of numerics.parquet, over the rows of one operand slot."""
     rows = results.numerics()
     if column not in rows:  # no trial with casts has written statistics yet
         return pd.Series(dtype=float)

@@ -30,7 +30,7 @@ ROTATED_CASTS = {"one scale": "e2m1:tensor:amax", "NVFP4": "e2m1:1x16:nvfp4"}
 
 @figure("primer", "Figure R", title="A Hadamard transform of 16 values, and outliers")
 def rotation(results: Results) -> Picture:
-    """Draw magnitudes of elements before and after the transform, and errors of casts over the size of outliers."""
+    """Draw histograms of magnitudes before and after the transform, and the casts' errors over the outliers' factor."""
     x = blocks.with_outliers(TYPICAL)
     looks = {"before": STYLES[1], "rotated": STYLES[0], "normal numbers": NOISE}
     shares = {
@@ -120,7 +120,7 @@ POINT = (1.0, 2.0)  # the range of the inputs in the left panel: two steps of E2
 
 @figure("primer", "Figure N", title="Bias and variance of stochastic rounding")
 def stochastic(results: Results) -> Picture:
-    """Draw rounded numbers and their means over numbers, and the error of the mean of n roundings over n."""
+    """Draw the results of both roundings over the number, and over n the error of the mean of n roundings."""
     inputs = np.linspace(*POINT, 65)
     x = torch.tensor(inputs, dtype=torch.float32).repeat(DRAWS, 1)
     drawn = fake_quantize(x, "e2m1:stochastic", seed=1).double().numpy()
@@ -176,7 +176,7 @@ def stochastic(results: Results) -> Picture:
 
 @figure("primer", "Figure K", title="The error of a sum of K products, by accumulator")
 def accumulators(results: Results) -> Picture:
-    """Draw the errors of sums in Table K over K on logarithmic axes, with 95 % intervals over rows of the product."""
+    """Draw errors of sums of K products over K on logarithmic axes, with 95 % intervals over rows of the product."""
     looks = dict(zip(sums.SUMS, (BASELINE, *STYLES), strict=False))
     lengths = np.array(sums.LENGTHS, float)
     shown = []

@@ -19,10 +19,10 @@ SUMS = ("fp32", "fp16", "bf16", "hopper-fp8", "hopper-fp8-promoted", "blackwell-
 
 @cache
 def errors(accumulator: str, distribution: str, length: int) -> tuple[float, float]:
-    """Return the mean over the rows of a product of their relative errors, and half the width of its 95 % interval.
+    """Return the mean relative error of a product's rows, and half the width of the mean's 95 % interval.
 
     The operands have shapes (SIDE, K) and (K, SIDE) with K = length. A row's error is RMS(result - exact) / RMS(exact)
-    over its elements. The operands are rounded to their dtype before the exact product, so only the sums differ.
+    over its elements. The exact product has the same rounded operands, so that only the sums differ.
     accumulator: one of SUMS. distribution: uniform (from 0 to 1) or normal.
     """
     drawn = torch.Generator().manual_seed(length)

@@ -18,15 +18,15 @@ NUMBER, LARGEST, BEYOND = 0.3, 2.6, 6.5  # the number, and the largest magnitude
 class Walk:
     """The steps of one encoding."""
 
-    steps: dict[str, str]  # by the step's name, its result as text, in order
+    steps: dict[str, str]  # the result of each step as text, by the step's name, in order
     value: float  # the decoded number
 
 
 def tensor(size: int) -> torch.Tensor:
     """Return a tensor of one row with two blocks of `size` elements.
 
-    The first block begins with NUMBER and ends with its largest magnitude, LARGEST. The second one ends with the
-    largest magnitude of the tensor, BEYOND.
+    The first block begins with NUMBER and ends with LARGEST, the largest magnitude of this block. The second block ends
+    with BEYOND, the largest magnitude of the tensor.
     """
     x = torch.linspace(-1, 1, 2 * size)
     x[0], x[size - 1], x[-1] = NUMBER, LARGEST, BEYOND
@@ -34,7 +34,7 @@ def tensor(size: int) -> torch.Tensor:
 
 
 def walks() -> dict[str, Walk]:
-    """Return the steps of each encoding, by its name."""
+    """Return the walk through each encoding, by the encoding's name."""
     return {"MXFP8 (E4M3)": _mx("e4m3", 32), "MXINT8": _mx("mxint8", 32), "NVFP4": _nvfp4()}
 
 
