@@ -132,7 +132,8 @@ def _arms(part: Results) -> list[str]:
 def _paper_change(table: ArmTable, of: EffectsFigure, group: Group, arm: str) -> float | None:
     """Return the paper's change for an arm, as a fraction: the declared number, or else one from the paper's tables.
 
-    Return None if the paper has neither."""
+    Return None if the paper has neither.
+    """
     if (key := f"{group.sweep}/{arm}") in of.paper:
         return paper(table.study).numbers[of.paper[key]].value
     for name in table.columns:

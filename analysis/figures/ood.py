@@ -1,7 +1,7 @@
 """Figures of losses on out-of-domain text, beside the paper's last task scores, in place of its figures of task scores.
 
 Task scores need models of billions of parameters. Out-of-domain losses answer a part of the same question with small
-models: is an arm that equals its baseline on text like the training data also equal to it on other text?
+models: is an arm that is as good as its baseline on text like the training data also as good on other text?
 """
 
 from __future__ import annotations

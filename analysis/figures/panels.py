@@ -20,7 +20,8 @@ PLACEHOLDER = 32  # the most characters in a line of the text in an empty panel
 def panels(rows: int, columns: int, height: float, **options: Any) -> tuple[Figure, list[list[Axes]]]:
     """Return a figure with a grid of panels, and the panels by row.
 
-    height: of the figure in inches. options: keyword arguments of Figure.subplots."""
+    height: of the figure in inches. options: keyword arguments of Figure.subplots.
+    """
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, **options)
     for axes in grid.flat:  # by default, the number of ticks depends on the space, which would change the layout

@@ -78,7 +78,8 @@ Ours = Value | Setting | Missing
 def why_missing(ours: Missing) -> str:
     """Return the text that a cell shows instead of a missing number.
 
-    It is the reason, after "out of reach" or "no data", or the reason alone if the number is not planned."""
+    It is the reason, after "out of reach" or "no data", or the reason alone if the number is not planned.
+    """
     if isinstance(ours, NotPlanned):
         return ours.reason
     return f"{'out of reach' if isinstance(ours, OutOfReach) else 'no data'}: {ours.reason}"

@@ -38,7 +38,8 @@ def weights(seed: int = 0, shape: tuple[int, int] = SHAPE) -> Tensor:
 def parted(w: Tensor, block: str, grid: str = INT4) -> int:
     """Return the number of elements in which Q(w) and Q(wᵀ)ᵀ differ.
 
-    Q quantizes to the format `grid` in blocks of this shape."""
+    Q quantizes to the format `grid` in blocks of this shape.
+    """
     there = fake_quantize(w, f"{grid}:{block}:amax")
     back = fake_quantize(w.T.contiguous(), f"{grid}:{block}:amax").T
     return int((there != back).sum())

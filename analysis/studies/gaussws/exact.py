@@ -39,7 +39,10 @@ def g1() -> Exact:
 
 @exact("gaussws", "G2")
 def g2() -> Exact:
-    """Check Lemma 1 for BF16: a cast loses GaussWS's noise at 9 bits but not below, 4-bit uniform noise at 5 bits."""
+    """Check Lemma 1 for BF16: a cast loses noise at 9 bits, but not below 9 bits.
+
+    Uniform noise of 4 bits is lost at 5 bits, but not below 5 bits.
+    """
     below = [_lost(bits) for bits in (3, 4, 5, 6, 7, 8, 8.5, 8.99)]
     uniform = [_lost(bits, *theory.UNIFORM_4_BITS) for bits in (3, 4, 4.5, 4.99)]
     ends = _lost(9), _lost(5, *theory.UNIFORM_4_BITS)

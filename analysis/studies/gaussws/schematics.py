@@ -112,7 +112,8 @@ def figure_2(results: Results) -> Picture:
 def figure_d1(results: Results) -> Picture:
     """Draw a weight as the forward and the backward pass quantize it, in blocks of one row and in square blocks.
 
-    With blocks of one row the values differ between the passes; with square blocks they do not."""
+    With blocks of one row the values differ between the passes; with square blocks they do not.
+    """
     w = weights(SEED + 1, (SIDE, SIDE))
     kinds: tuple[tuple[str, Blocks], ...] = (("vectors of 2", (1, BLOCK)), ("squares of 2", (BLOCK, BLOCK)))
     rows, differing = [], []

@@ -289,7 +289,7 @@ def formats_for(exponent: int, mantissa: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Masked:
-    """The numbers of weights below Lemma 2's cut-off for which the statements in the fields are true."""
+    """Counts of weights below Lemma 2's cut-off, to which the kernel adds noise; each field says what it counts."""
 
     weights: int  # all weights below the cut-off
     noisy: int  # weights whose R is not zero

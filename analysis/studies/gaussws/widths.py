@@ -100,7 +100,8 @@ def by_decay_alone(trial: Trial) -> float:
 def families(results: Results) -> dict[str, Results]:
     """Return the results of a sweep for each family of models, by the family's name.
 
-    Families whose arm `gaussws` is not run at this scale are left out."""
+    Families whose arm `gaussws` is not run at this scale are left out.
+    """
     found = {name: sweep_places(results, sweep) for name, sweep in FAMILIES.items()}
     return {name: part for name, part in found.items() if isinstance(part, Results) and part.has(OURS)}
 

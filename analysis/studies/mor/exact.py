@@ -84,8 +84,8 @@ class Scaled:
     blocks: int
     saturated: int  # the number of saturated elements
     greatest: float  # the greatest scaled magnitude
-    least: float  # the greatest scaled magnitude of the block, not all zero, in which it is least
-    lost_maxima: int  # the number of elements changed by quantization, among those with their tensor's amax
+    least: float  # the minimum over nonzero blocks of a block's greatest scaled magnitude
+    lost_maxima: int  # of the elements whose magnitude is their tensor's amax, the number that change
     # The number of blocks that would saturate if GAM did not lower the exponent of a block whose ideal scale has a
     # smaller mantissa than the group's.
     would_saturate: int
@@ -202,7 +202,8 @@ GROUPINGS = (WHOLE, replace(WHOLE, group="row"))  # a mantissa for the whole ten
 def grouped(count: int = 24) -> Grouped:
     """Compare one mantissa for the tensor with one for each row of blocks, on `count` random heavy-tailed tensors.
 
-    In such tensors, an encoding scale that is too small flushes many values to zero."""
+    In such tensors, an encoding scale that is too small flushes many values to zero.
+    """
     g = torch.Generator().manual_seed(1)
     sums, worse, bits = [0.0, 0.0], 0, [0.0, 0.0]
     for _ in range(count):

@@ -71,7 +71,7 @@ class ErrorMap:
     id: str
     arm: str
     kinds: tuple[Kind, ...]
-    layers: Callable[[int], list[int]]  # returns the indices of the shown layers of so many layers
+    layers: Callable[[int], list[int]]  # returns the indices of the layers to show, given their number
     where: Where  # values of the sweep's axes
 
 
@@ -83,7 +83,8 @@ def ends(layers: int, each: int) -> list[int]:
 def spaced(layers: int, most: int) -> list[int]:
     """Return the indices of at most `most` evenly spaced layers of a model, including the first and the last.
 
-    layers: the model's number of layers."""
+    layers: the model's number of layers.
+    """
     return sorted({round(i) for i in np.linspace(0, layers - 1, min(most, layers))})
 
 

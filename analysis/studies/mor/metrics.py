@@ -3,8 +3,8 @@
 A metric is a number by trial id, or a function of two trials. Errors are the mean relative errors of tensors in E4M3,
 also of tensors that then stay in BF16. A scale cannot lower the error below a floor of about 2.25 %, the mean relative
 error of values that are all in E4M3's normal range. Metrics therefore compare excesses over the floor: a ratio of 3
-means that the error of one tensor is three times as far above the floor as the error of the other. Blocks are counted
-from 1; `up` is the paper's FC1 and `down` its FC2.
+means that the error of one tensor is about three times as far above the floor as the error of the other. Blocks are
+counted from 1; `up` is the paper's FC1 and `down` its FC2.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LEAST = 0.0005  # added to each excess, so that two tensors near the floor (2.17
 FLUSHED = (THRESHOLD - FLOOR) / (1 - FLOOR)  # the share of values flushed to zero that raises the floor to THRESHOLD
 # M12: the paper's model has 32 blocks, and after the ninth block no tensor of the forward pass falls back.
 PAPERS_BLOCKS, NOTHING_AFTER = 32, 9
-FEW = 2  # the paper's Figure 18 shows the first blocks, this many
+FEW = 2  # the number of blocks in the paper's Figure 18: the first ones
 SHARE = (0.0, 1.0)
 
 Numbers = Mapping[str, float]
@@ -170,7 +170,8 @@ def _ratio(above: float, below: float) -> float:
 def early(seen: Seen) -> list[int]:
     """Return the first 9/32 of our blocks, at least one.
 
-    In the paper, no tensor of the forward pass falls back after block 9 of 32."""
+    In the paper, no tensor of the forward pass falls back after block 9 of 32.
+    """
     return seen.blocks[: max(1, round(len(seen.blocks) * NOTHING_AFTER / PAPERS_BLOCKS))]
 
 

@@ -90,7 +90,8 @@ def fallbacks(results: Results) -> TableResult:
 def errors_and_losses(results: Results) -> TableResult:
     """Return a table by arm: the largest error of a tensor that its mixture accepted, and the change of the loss.
 
-    If some error exceeded the threshold, the largest accepted error was not recorded, and the threshold is shown."""
+    If some error exceeded the threshold, the largest accepted error was not recorded, and the threshold is shown.
+    """
     accepted = largest_accepted(tensors(results))
     rows = []
     for arm in MIXTURES:

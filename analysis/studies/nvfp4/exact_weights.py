@@ -113,7 +113,7 @@ def weights_read(recipe: Recipe, model: str = "nemotron-nano", *, autocast: bool
 
 @dataclass(frozen=True)
 class Consistency:
-    """How often the two passes of a layer read the same weight: counts over layers and micro-batches (`Read`)."""
+    """Counts of how often the two passes of a layer read the same weight, over layers and micro-batches (`Read`)."""
 
     reads: int
     same: int  # reads with the same bits in both passes
@@ -125,7 +125,8 @@ class Consistency:
 def consistency(weights: str) -> Consistency:
     """Train a small transformer and a small hybrid with NVFP4's recipe, and compare the weights that GEMMs read.
 
-    weights: the block of the quantized weights, such as 16x16."""
+    weights: the block of the quantized weights, such as 16x16.
+    """
     recipe = load_recipe("nvfp4", {"weights": weights})
     spec = Quantizer.parse(f"e2m1:{weights}:nvfp4")
     found = [read for autocast in (True, False) for read in weights_read(recipe, autocast=autocast)]

@@ -45,7 +45,7 @@ class Longer:
     levels: tuple[Summary, ...]  # by MXFP4 arm, the final validation loss over seeds
     changes: tuple[Summary, ...]  # by MXFP4 arm, the relative change of this loss from NVFP4's of the same seed
     nvfp4: Summary  # the final validation loss of NVFP4 over seeds
-    crossings: tuple[float, ...]  # by seed, the interpolated `times` at which the change falls to 0, if it does
+    crossings: tuple[float, ...]  # for each seed in which the change falls to 0, the interpolated `times` where it does
     already: int  # the number of seeds in which MXFP4 with the fewest tokens is not worse than NVFP4
     seeds: int
     trials: tuple[str, ...]

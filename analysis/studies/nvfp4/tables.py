@@ -58,7 +58,7 @@ def table_1(results: Results) -> TableResult:
 
 @table("nvfp4", "Table 2")
 def table_2(results: Results) -> TableResult:
-    """Return the paper's task scores with the losses of our hybrids (its 12B model is one) and our transformers."""
+    """Return the task scores of the paper's 12B hybrid with the losses of our hybrids and transformers."""
     columns = []
     for title, sweep, ids in (("Hybrid", "hybrid", ("fp8", "nvfp4")), ("Transformer", "recipe", (None, None))):
         part = family_places(results, arm_table("nvfp4"), sweep)

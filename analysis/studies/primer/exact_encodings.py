@@ -22,7 +22,7 @@ SMALL = ("e2m1", "e2m3", "e3m2", "e4m3", "e5m2")
 
 @exact("primer", "A11")
 def a11() -> Exact:
-    """Check that as many values of the exponent field mean a power of two of at most 1 as a greater one.
+    """Check that half of the values of the exponent field are for powers of two up to 1, and half for greater ones.
 
     The lowest and the highest field are counted like all others, although they have special meanings.
     """

@@ -120,7 +120,7 @@ POINT = (1.0, 2.0)  # the range of the inputs in the left panel: two steps of E2
 
 @figure("primer", "Figure N", title="Bias and variance of stochastic rounding")
 def stochastic(results: Results) -> Picture:
-    """Draw the results of both roundings over the number, and over n the error of the mean of n roundings."""
+    """Draw results of nearest and stochastic rounding over the number, and errors of the mean of n roundings over n."""
     inputs = np.linspace(*POINT, 65)
     x = torch.tensor(inputs, dtype=torch.float32).repeat(DRAWS, 1)
     drawn = fake_quantize(x, "e2m1:stochastic", seed=1).double().numpy()
