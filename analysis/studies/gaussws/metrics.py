@@ -13,7 +13,7 @@ SHARE = (0.0, 1.0)
 
 @metric("gaussws", "width_spread")
 def width_spread(results: Results) -> Mapping[str, float]:
-    """Return the standard deviation in bits of the widths of all squares of all layers at the end of each trial.
+    """Return the standard deviation, in bits, of the widths of all 32×32 squares of a model at the end of each trial.
 
     All widths have the same initial value and the same decay. Therefore a value above 0 shows that gradients move
     them; decay alone moves all widths equally, by almost two bits.

@@ -165,7 +165,7 @@ class Sampled:
 
     @property
     def defined(self) -> bool:
-        """True if the kernel's ŵ equals the definition's to the bit."""
+        """True if the kernel's ŵ equals cast(w + r · scale) to the bit."""
         return torch.equal(self.kernel, sampled(self.w, self.r, self.scale))
 
     @property

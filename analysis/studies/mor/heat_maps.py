@@ -212,9 +212,9 @@ def _map(rows: Sequence[HeatRow], title: str = "") -> HeatMap:
 
 
 def _last(results: Results, arm: str, where: Where) -> pd.DataFrame | NoData | NotPlanned:
-    """Return the rows of `decisions` for an arm's finished trials, in their last window of steps.
+    """Return the rows of `tensors.decisions` of an arm's finished trials, in their last window of steps.
 
-    Return NotPlanned or NoData if the arm is not run at this scale or has no such rows.
+    Return NotPlanned if the arm is not run at this scale, and NoData if it has no such rows.
     """
     part = sweep_places(results, "partitions", where)
     if isinstance(part, NotPlanned):

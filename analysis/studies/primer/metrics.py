@@ -63,7 +63,7 @@ def lost_in_fp16(results: Results) -> Numbers:
 
 @metric("primer", "zero_gradients", SHARE)
 def zero_gradients(results: Results) -> Numbers:
-    """Return the share of zeros among the gradients of linear layers' results."""
+    """Return by trial the share of zeros among the gradients of linear layers' results."""
     return _shares(results, "dy", "zeros", "values")
 
 
