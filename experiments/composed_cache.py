@@ -1,4 +1,4 @@
-"""Cache composed configs on disk: Hydra needs up to 0.2 s to compose one, and a study has up to a hundred.
+"""Cache composed configs on disk: Hydra needs up to 0.2 s to compose one of them, and a study has up to 100.
 
 The name of a cached file is a digest of everything that determines the config: the config files, the registered models,
 the overrides, and the versions of Hydra and OmegaConf. If one of these changes, the name changes, so a cached config is
@@ -23,7 +23,7 @@ from fewbits.kernels.backends.build import cache_folder
 
 
 def digest_of_files(folder: Path, *more: object) -> str:
-    """Return `digest_of_texts` of all config files in the folder, by relative path, and of the values `more`."""
+    """Return a digest of the paths and texts of all config files in the folder, and of the values `more`."""
     files = {file.relative_to(folder).as_posix(): file.read_bytes() for file in yaml_files(folder)}
     return digest_of_texts({name: data.decode("utf-8", "surrogateescape") for name, data in files.items()}, *more)
 
@@ -31,7 +31,7 @@ def digest_of_files(folder: Path, *more: object) -> str:
 def yaml_files(folder: Path) -> list[Path]:
     """Return the YAML files in a folder and its subfolders, sorted, without hidden files and without dangling links.
 
-    Editors create such files: for example, Emacs makes the dangling link `.#mine.yaml`.
+    Editors create hidden files and dangling links: for example, Emacs makes the link `.#mine.yaml`.
     """
     return [
         file
@@ -57,7 +57,7 @@ def load_or_compose(digest: str, overrides: Sequence[str], compose: Callable[[],
         return _config(json.loads(file.read_text("utf-8")))
     config = compose()
     text = json.dumps(OmegaConf.to_container(config, resolve=False), allow_nan=True)
-    if _config(json.loads(text)) == config:  # not if JSON changes the config: its keys can only be strings
+    if _config(json.loads(text)) == config:  # false if a key is no string, because JSON changes it
         with contextlib.suppress(OSError):  # a cache that cannot be written only costs time
             file.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(file, text.encode())

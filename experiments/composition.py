@@ -118,9 +118,9 @@ def _cached(
 
 
 def _top_level(file: Path, base: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a YAML file's content. Raise ValueError if a mapping or list is expected, in the file or for a key.
+    """Return a YAML file's content. Raise ValueError if it is no mapping, or has a list for a mapping or vice versa.
 
-    Hydra's own error for this would name neither the key nor the file.
+    base: the default values. Hydra's own error would name neither the key nor the file.
     """
     try:
         data = yaml.safe_load(file.read_text()) or {}
@@ -175,7 +175,7 @@ def spelled(value: object) -> str:
     if isinstance(value, str):
         if re.fullmatch(r"[A-Za-z_][\w./-]*", value) and value.lower() not in _YAML_CONSTANTS:
             return value
-        before_a_quote = r'(\\+)(?="|\Z)'  # only before a quote does Hydra read a backslash as an escape
+        before_a_quote = r'(\\+)(?="|\Z)'  # Hydra reads a backslash as an escape only before a quote
         return '"' + re.sub(before_a_quote, r"\1\1", value).replace('"', '\\"') + '"'
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{k}:{spelled(v)}" for k, v in value.items()) + "}"

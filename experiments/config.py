@@ -99,7 +99,7 @@ def resolved(overrides: Sequence[str]) -> dict[str, Any]:
 
 @cache
 def _reads_seed(groups: tuple[str, ...], own: Folders) -> bool:
-    """Tell whether an interpolation `${…}` in the composed config may read the setting `seed`."""
+    """Tell whether an interpolation `${…}` in the config composed of these groups may read the setting `seed`."""
     return re.search(r"\$\{[^}]*\bseed\b", str(OmegaConf.to_container(_composed(groups, own)))) is not None
 
 
@@ -223,7 +223,7 @@ class _Parsed:
 
 
 def _parsed_with(overrides: Sequence[str], own: Folders) -> list[_Parsed]:
-    """Return the parsed overrides, without those of `hydra.searchpath`; paths of config files become registered names.
+    """Parse the overrides except `hydra.searchpath=…`; replace paths of config files by the names registered for them.
 
     own: the user's config folders. Raise ValueError for an unknown choice, and for text that is not an override.
     """

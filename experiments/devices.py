@@ -89,7 +89,7 @@ def rank_count() -> int:
 def check_device(kind: str) -> None:
     """Raise ValueError if this machine cannot train on this kind of device with our compiled kernels.
 
-    With FEWBITS_BACKEND=reference, a GPU is allowed even so: it then uses the reference kernels, many times slower.
+    With FEWBITS_BACKEND=reference, a GPU needs no compiled kernels: it uses the reference kernels, many times slower.
     """
     if kind == "cuda" and (complaint := cuda.complaint()):
         if not torch.cuda.is_available():
@@ -102,14 +102,14 @@ def check_device(kind: str) -> None:
 
 
 def check_products(recipe: Recipe, device: torch.device) -> None:
-    """Raise ValueError if the recipe executes FP8 products that this GPU does not have; torch emulates them on CPUs."""
+    """Raise ValueError if the recipe executes FP8 products and this GPU has none. On a CPU, torch emulates them."""
     if recipe.execute == EMULATE or device.type == "cpu":
         return
     capability = torch.cuda.get_device_capability(device)
     if capability < FP8_SINCE:
         raise ValueError(
             f"recipe.execute {recipe.execute}: {torch.cuda.get_device_name(device)} has compute capability "
-            f"{'.'.join(map(str, capability))}; FP8 products need {'.'.join(map(str, FP8_SINCE))} or later, or set "
+            f"{'.'.join(map(str, capability))}; FP8 products need {'.'.join(map(str, FP8_SINCE))} or later; set "
             f"recipe.execute={EMULATE}"
         )
 

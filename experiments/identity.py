@@ -56,9 +56,9 @@ Identity = dict[str, Any]
 class ParentPoint:
     """The checkpoint that a branch starts from, for the branch's identity."""
 
-    meaning: str  # `meaning` of the parent's identity
+    meaning: str  # hash of the parent's identity without source fingerprints (see the function `meaning`)
     step: int
-    numerics: tuple[str, ...]  # the parent's source fingerprints that are not proven equal to the current; usually none
+    numerics: tuple[str, ...]  # the parent's source fingerprints not proven equal to the current one; usually none
 
 
 def identity(
@@ -104,10 +104,10 @@ def meaning(identity: Mapping[str, Any]) -> str:
 
 
 def possible_identities(made_of: Mapping[str, Any]) -> Iterator[Identity]:
-    """Yield the identity, then a copy for each source fingerprint that is proven to give the same bits.
+    """Yield the identity, then a copy with each other source fingerprint that is proven to give the same bits.
 
     A proof on any instruction set counts. A trial that is stored under one of these identities need not be trained
-    again if the proof holds on the instruction set where it was computed (`computed_by_todays_sources`).
+    again if the proof holds on the instruction set that computed the trial (`computed_by_todays_sources`).
     """
     own, *parents = made_of["numerics"]
     for fingerprint in equal_fingerprints(own, made_of["device"]):
@@ -115,7 +115,7 @@ def possible_identities(made_of: Mapping[str, Any]) -> Iterator[Identity]:
 
 
 def computed_by_todays_sources(provenance: Mapping[str, Any]) -> bool:
-    """Tell whether the current sources would compute the same numbers as a run's; if not, the run is stale.
+    """Tell whether the current sources would compute a run's numbers again; if not, the run is stale.
 
     They do if each fingerprint that computed the run is the current one, or is proven to give the same bits on the
     instruction set where the run was computed. provenance: the content of the run's provenance.json.

@@ -129,7 +129,8 @@ class Version:
     def train(self, trials: Mapping[str, Sequence[str]], trace: str) -> Path:
         """Train the trials with this version; return the folder with `runs/` and the executed lines, `lines.json`.
 
-        trace: whose executed lines to record, `python` or `cpp`. A second call with the same `trace` trains nothing.
+        trace: the language of the files whose executed lines are recorded, `python` or `cpp`. A second
+            call with the same `trace` trains nothing.
         """
         folder = self.work / trace
         if not folder.exists():
@@ -372,7 +373,7 @@ def _contents(runs: Path) -> dict[str, Any]:
 
 
 def untried_statements(old: Version, new: Version, trials: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the version, place and text of each statement that only one version has and its trials did not execute."""
+    """Return the version, place and text of each statement that only one version has and that it did not execute."""
     of_old, of_new = (read_sources(version.description["files"], version.root) for version in (old, new))
     lines = []
     for name, version, own, other in (("old", old, of_old, of_new), ("new", new, of_new, of_old)):

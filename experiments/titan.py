@@ -203,7 +203,7 @@ class _AddedToLoss(torch.autograd.Function):
 
 
 def split(settings: Sequence[str]) -> list[str]:
-    """Return one string for each setting; torchtitan has split the list at every comma, even inside brackets."""
+    """Return one string per setting. torchtitan splits the list at every comma; join pieces inside brackets again."""
     parts: list[str] = []
     depth = 0
     for piece in ",".join(settings).split(","):

@@ -93,13 +93,13 @@ class State:
     model: Decoder
     optimizer: torch.optim.Optimizer
     quantization: Quantization
-    policy: Policy
+    policy: Policy  # scales the loss, and rounds weights, optimizer states and gradients
     penalty: Callable[[], Tensor | None]  # returns the penalty of learned bit widths for the last forward pass
     step: int = 0  # number of updates done
     position: int = 0  # sequences of the corpus read so far, including those that a branch's parents have read
     origin: int = 0  # updates done by a branch's parents; noise is keyed by origin + step, so it differs from theirs
-    metrics: list[dict[str, float]] = field(default_factory=list)
-    numerics: list[dict[str, Any]] = field(default_factory=list)
+    metrics: list[dict[str, float]] = field(default_factory=list)  # rows of metrics.parquet
+    numerics: list[dict[str, Any]] = field(default_factory=list)  # rows of numerics.parquet
 
 
 def run(
@@ -443,7 +443,8 @@ def evaluated_windows(trial: Trial, corpus: Corpus) -> dict[str, int]:
 def evaluate_last(state: State, trial: Trial, corpus: Corpus, folder: Path | None) -> dict[str, float]:
     """Evaluate the final weights document by document, and write evaluation.parquet into `folder` (None: nowhere).
 
-    Return the means over each split of all losses except `loss`, which `evaluate` returns.
+    Return, by name, the mean over each split of every loss with other operands than the recipe's, such as
+    `validation_loss_unquantized`. The loss with the recipe's operands is omitted, because `evaluate` returns it.
     """
     t = trial.training
     _begin_evaluation(state, trial)
@@ -490,7 +491,7 @@ def with_evaluation(
 ) -> dict[str, Any]:
     """Return a finished trial's result; if requested cloze items or tasks are missing, evaluate and store them first.
 
-    They are computed from the trial's last checkpoint.
+    The missing results are computed from the trial's last checkpoint.
     """
     if not trial.evaluation.missing_from(result):
         return result
@@ -521,7 +522,7 @@ def _merged(result: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
 
 
 def _begin_evaluation(state: State, trial: Trial) -> None:
-    """Set operands and noise for an evaluation to those of the next update: they depend only on the step."""
+    """Give an evaluation the operands and noise of the next update, so that they depend only on the step."""
     state.quantization.begin(state.origin + state.step, progress=state.step / trial.training.steps)
 
 
@@ -544,7 +545,7 @@ def _load_weights(model: nn.Module, saved: dict[str, Tensor], *, strict: bool) -
 
 
 def _columns(rows: list[dict[str, float]]) -> dict[str, Tensor]:
-    """Return a table's rows as one tensor for each column: as JSON, rows could take more space than the model."""
+    """Return a table's rows as a tensor per column: in a checkpoint's JSON, rows could be larger than the model."""
     frame = pd.DataFrame(rows, dtype="float64")
     return {str(name): torch.from_numpy(frame[name].to_numpy(copy=True)) for name in frame}
 

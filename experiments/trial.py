@@ -60,7 +60,7 @@ class Evaluation:
     every: int = 50  # steps between evaluations of the loss; the last step is always evaluated
     windows: int = 64  # number of windows to evaluate in each held-out split (validation and out-of-domain text)
     ood_windows: int | None = None  # number of windows of out-of-domain text; None: as many as `windows`
-    cloze: int = 0  # number of items of the four-way cloze task, when training is done; 0: none
+    cloze: int = 0  # number of cloze items (four choices each) to evaluate when training is done; 0: none
     tasks: tuple[str, ...] = ()  # lm-eval's tasks or our groups of tasks (mor, nvfp4), when training is done
     tasks_path: str | None = None  # a folder of further lm-eval tasks, as YAML files
     run_code: bool = False  # let tasks run code that the model writes; use a sandbox
@@ -72,7 +72,7 @@ class Evaluation:
             at_least("evaluation.ood_windows", self.ood_windows, 1)
 
     def missing_from(self, result: Mapping[str, Any]) -> bool:
-        """Tell whether a trial's result lacks cloze items or tasks that this config requests; never if it diverged."""
+        """Tell whether a result lacks cloze items or tasks that this config requests; False if the trial diverged."""
         if result.get("status") != "done":
             return False
         evaluated = result.get("evaluated", {})

@@ -18,7 +18,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check_options(options: argparse.Namespace, command: str) -> None:
-    """Convert the option `--store` to a path; raise ValueError if it is a URL, or if `--once` is given without it.
+    """Convert the option `--store` to a path; raise ValueError for a URL, and for `--once` without `--store`.
 
     command: the command's name in the message.
     """
@@ -28,7 +28,7 @@ def check_options(options: argparse.Namespace, command: str) -> None:
 
 
 def is_measured(options: argparse.Namespace, name: str) -> bool:
-    """Tell whether to skip the benchmark `name`: `--once` is given and the store has results, whose path is printed."""
+    """Return True, and print the file, if `--once` is given and the store has results of the benchmark `name`."""
     if not options.once or not (file := _file(options.store, name)).exists():
         return False
     print(f"{file} exists, so nothing was measured; delete it to measure again")

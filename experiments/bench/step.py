@@ -67,7 +67,7 @@ class Step:
 
 
 class MemoryCounter(TorchDispatchMode):
-    """A context manager that counts the bytes of CPU tensors: of `tensors`, and of all results of operations in it.
+    """A context manager that counts the bytes of `tensors` and of all tensors that operations in its block return.
 
     The attribute `now` is the number of bytes at present, and `peak` the largest number so far.
     """

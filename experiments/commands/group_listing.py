@@ -64,7 +64,7 @@ def _settings(group: str, name: str, searched: Sequence[str], own: Folders) -> d
     """Return a config's settings: value by the key of the override that changes it, such as `optimizer.lr`.
 
     For a scale, these are only the settings and choices of other groups in the scale's own file.
-    searched: the overrides that set the search path of config folders. own: these folders.
+    searched: the overrides that set the search path of config folders. own: the user's config folders.
     """
     if group != GLOBAL:
         config = resolved([*searched, f"{group}={name}"])

@@ -125,7 +125,7 @@ def _fraction(text: str) -> float:
 
 
 def _revision(out: Path, collection: Collection, requested: str | None) -> str:
-    """Return the commit of the collection to read: of `requested`, else of an earlier call, else the default."""
+    """Return the commit to read: of the revision `requested`, else an earlier call's, else the collection's default."""
     return resolved_revision(collection, requested or _earlier_revision(out) or collection.revision)
 
 

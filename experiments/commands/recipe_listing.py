@@ -89,7 +89,7 @@ def _entry(name: str, recipe: Recipe) -> str:
 
 
 def _slot_lines(recipe: Recipe) -> Iterator[str]:
-    """Yield a line for each GEMM with the quantizers of its operands; one line if all six operands have the same."""
+    """Yield a line for each GEMM with the quantizers of its operands; a single line if all six are equal."""
     slots = {slot: str(resolved.spec or HIGH) for slot, resolved in recipe.operands.items()}
     dtype = recipe.wgrad.output
     output = f"weight gradients in {'the compute dtype' if dtype == 'compute' else dtype.upper()}"

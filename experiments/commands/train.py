@@ -159,7 +159,7 @@ def _out_of_memory(error: Exception) -> bool:
 
 
 def summary(result: dict[str, Any]) -> str:
-    """Return a trial's result (content of result.json) in one line: status, losses, share of BF16, cloze accuracy."""
+    """Return result.json's content in one line: status, losses, share of decisions for BF16, cloze accuracy."""
     parts = [f"{result['status']} at step {result['step']}"]
     names = (("loss", "loss"), ("validation_loss", "validation"), ("ood_loss", "out of domain"))
     parts += [f"{name} {result[key]:.4f}" for key, name in names if result.get(key) is not None]

@@ -239,7 +239,7 @@ def separator_positions(tokens: Tokens, separator: int) -> npt.NDArray[np.int64]
 
 def _separated(tokens: Tokens, separator: int) -> Iterator[Tokens]:
     begin = 0
-    for chunk in range(0, tokens.size, _CHUNK):  # a generator, because a split may be as large as the web
+    for chunk in range(0, tokens.size, _CHUNK):  # a generator, because a list for a large split would need much memory
         for end in (chunk + separator_positions(tokens[chunk : chunk + _CHUNK], separator)).tolist():
             if end > begin:
                 yield tokens[begin:end]

@@ -20,7 +20,7 @@ class Kind:
     """A kind of data."""
 
     summary: str  # a description for `fewbits data`
-    takes: tuple[str, ...]  # the settings of DataConfig that apply to it, besides `kind` and `repeat`
+    takes: tuple[str, ...]  # the settings of DataConfig that apply to this kind, besides `kind` and `repeat`
     tokens: Callable[[DataConfig, Path], TokenFolder]  # makes the tokens in the cache folder if needed, and opens them
 
 

@@ -2,7 +2,7 @@
 
 The file is cut at the end of a line, so validation text comes after all training text. If the file marks the ends of
 documents by `<|endoftext|>`, as TinyStories does, it is cut at such a mark, and a separator token follows each document
-as in other corpora. Otherwise the text counts as one, without separators. The whole file is read into memory;
+as in other corpora. Otherwise the text is one document, without separators. The whole file is read into memory;
 `fewbits data prepare` is for larger collections.
 """
 

@@ -5,9 +5,9 @@
                   whole gradients, which are reduced over ranks only after the last micro-batch (with
                   training.reduce_each, they are reduced after every micro-batch instead)
     states        the optimizer's moments
-    gathered      with several ranks: whole parameters and gradients outside the blocks, and of two blocks (the block
-                  that computes and the next one)
-    quantized     weights that are kept quantized or cast: with one rank of all blocks, else of one block
+    gathered      with several ranks: whole parameters and gradients of two blocks (the one that computes and the next
+                  one) and of everything outside the blocks
+    quantized     weights that are kept quantized or cast: all blocks' with one rank, one block's with several
     activations   tensors that the forward pass saves for the backward pass, measured by a run with fake tensors; with
                   training.recompute, the inputs of all blocks and all saved tensors of the largest block
 
@@ -196,7 +196,8 @@ def _saved_by_forward(config: DecoderConfig, recipe: Recipe, dtype: torch.dtype,
     y = None
     kind: tuple[object, ...] | None = None
     known: dict[object, int] = {}
-    # What a block saves depends only on its kind and the kind of the block before, so each such pair runs only once.
+    # The bytes that a block saves for the backward pass depend only on `_kind` of this block and of the block before,
+    # so each such pair runs only once.
     for block in model.blocks:
         before, kind = kind, _kind(cast(Block, block))
         if (before, kind) in known:
@@ -214,7 +215,7 @@ def _saved_by_forward(config: DecoderConfig, recipe: Recipe, dtype: torch.dtype,
 
 
 def _kind(block: Block) -> tuple[object, ...]:
-    """Return what determines the memory that a block saves: its branches, and how its layers are quantized."""
+    """Return what determines how many bytes a block keeps for the backward pass: residual branches and quantization."""
     layers = [module for module in block.modules() if isinstance(module, QuantizedLinear)]
     return block.branches, *((id(layer.plans), layer.sampler is None) for layer in layers)
 

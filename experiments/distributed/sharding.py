@@ -2,7 +2,7 @@
 
 Every rank stores a part of each parameter, and the same part of its gradient and optimizer state. A block's parameters
 are gathered before its forward and backward pass and freed afterwards; gradients are reduced to the mean over ranks.
-Both are done in FP32: layers cast and quantize the gathered weights.
+Weights are gathered and gradients reduced in FP32: layers cast and quantize the gathered weights.
 
 The model is built on torch's meta device, without memory. Each block is allocated, initialised and sharded before the
 next one, so that a device never has more than one whole block, or the whole embedding and head, in memory.
@@ -35,7 +35,7 @@ def build_sharded(
 
     The initial parameters have the same bits as those of `fewbits.models.networks.registry.build` with this seed.
 
-    quantized: quantizes the model; called before its parameters have memory. It must not keep copies of weights.
+    quantized: a function that quantizes the model; called before the parameters have memory. It must not copy weights.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
@@ -66,7 +66,7 @@ def recompute_blocks(model: Decoder) -> None:
 
 
 def synchronize_gradients(model: nn.Module, now: bool) -> None:
-    """Set whether the next backward pass reduces gradients over ranks; only the last one of a step has to.
+    """Set whether the next backward pass reduces gradients over ranks; only the last backward pass of a step has to.
 
     A model that is not sharded is left unchanged.
     """

@@ -1,7 +1,8 @@
 """Evaluate a trial's last weights document by document: with the recipe, unquantized, and with sampled weights cast.
 
 A claim compares the losses of two arms. Its confidence interval has to cover other text as well as other seeds, and the
-tokens of one document are not independent of each other. So losses are stored per document, to be clustered by it.
+tokens of one document are not independent of each other. So losses are stored per document, and reports
+cluster them by document.
 
 The weights are evaluated twice, or four times if layers are sampled, on the same windows as during training:
 
@@ -61,9 +62,9 @@ def evaluate_documents(
 
 
 def means(frame: pd.DataFrame) -> dict[str, float]:
-    """Return the mean over each split of all losses except `loss`, by names such as `ood_loss_unquantized`.
+    """Return the means over each split of the losses `loss_…`, by names such as `ood_loss_unquantized`.
 
-    frame: the result of `evaluate_documents`.
+    frame: the result of `evaluate_documents`. Its column `loss` is omitted: training reports this loss already.
     """
     losses: dict[str, float] = {}
     for text, rows in frame.groupby("text", sort=False):

@@ -89,7 +89,7 @@ def cloze_items(
     pool = _Pool.read(corpus, split, context, continuation)
     size = f"of {context} + {continuation} tokens ({len(pool.tokens)} tokens, {len(pool.places)} positions to cut at)"
     if count > len(pool.places):  # checked first, because trying all positions of a large split takes hours
-        raise ValueError(f"count={count}: split {split!r} has fewer items {size}")
+        raise ValueError(f"split {split!r} has fewer than {count} items {size}; request fewer, or use a longer text")
     contexts, choices = [], []
     for drawn in _shuffled(len(pool.places), seed):
         place = int(pool.places[drawn])
@@ -99,7 +99,9 @@ def cloze_items(
             choices.append(np.stack([pool.text(start) for start in starts]))
         if len(choices) == count:
             return ClozeItems(torch.from_numpy(np.stack(contexts)), torch.from_numpy(np.stack(choices)))
-    raise ValueError(f"count={count}: split {split!r} has only {len(choices)} items {size}")
+    raise ValueError(
+        f"split {split!r} has only {len(choices)} of {count} items {size}; request fewer, or use a longer text"
+    )
 
 
 def evaluate_cloze(model: Model, items: ClozeItems, *, batch: int = 8) -> ClozeScore:

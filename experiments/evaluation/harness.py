@@ -58,7 +58,7 @@ def run_tasks(
     lm = FewbitsLM(model, tokenizer, length=length, batch=batch, end=end)
     manager = _manager(wanted, include_path)
     _check_code(manager, wanted, run_code)
-    # Without DISABLE_MULTIPROC lm-eval would fork this process with threads.
+    # Without DISABLE_MULTIPROC lm-eval would fork this process, which is unsafe because it has threads.
     with _seeded(), environment({"DISABLE_MULTIPROC": "1", **({"HF_ALLOW_CODE_EVAL": "1"} if run_code else {})}):
         loaded, parts = _load(manager, wanted)
         evaluated = evaluate(
@@ -126,7 +126,7 @@ def _complete(manager: "TaskManager", name: str) -> bool:
 
 
 def _check_code(manager: "TaskManager", wanted: Mapping[str, int | None], run_code: bool) -> None:
-    """Raise ValueError for tasks that run code, unless `run_code` allows it; lm-eval itself fails later, at length."""
+    """Raise ValueError for tasks that run code, unless `run_code` allows it. lm-eval's own check comes later."""
     unsafe = [name for name in wanted if (manager.task_index[name].cfg or {}).get("unsafe_code")]
     if unsafe and not run_code:
         raise ValueError(

@@ -1,9 +1,10 @@
 """Evaluate held-out loss: the mean cross entropy in nats per token, of each window and of all windows.
 
 The windows are the same for every trial, so two trials can be compared window by window; the mean of these paired
-differences has far less noise than for different windows. Sums are exact (math.fsum rounds once), so they depend
-neither on the order nor on the batch size. But the model's own arithmetic depends on the batch size: if a whole tensor
-has one scale, all windows of a batch share it. So compare only losses that were computed with the same batch size.
+differences has far less noise than a difference of losses on different windows. Sums are exact (math.fsum rounds once),
+so they depend neither on the order nor on the batch size. But the model's own arithmetic depends on the batch size: if
+a whole tensor has one scale, all windows of a batch share it. So compare only losses that were computed with the same
+batch size.
 """
 
 import math

@@ -18,7 +18,7 @@ class Task:
     names: tuple[str, ...]  # names of lm-eval's tasks
     metric: str  # lm-eval's key of the metric: METRIC,FILTER
     few_shot: int | None = None  # number of examples; None: not stated in the paper, lm-eval's default is assumed
-    category: str = ""  # the paper's heading above several rows; its score is the unweighted mean of their scores
+    category: str = ""  # the paper's heading above several rows; a heading's score is the mean of its rows' scores
     differs: str = ""  # how lm-eval's task differs from the paper's; empty: not at all
 
     def score(self, results: Mapping[str, Mapping[str, float]]) -> float:
@@ -97,7 +97,7 @@ def shots(names: Sequence[str]) -> dict[str, int | None]:
     names: our groups (keys of TASK_GROUPS), and names of lm-eval's tasks or groups.
     """
     if not names:
-        raise ValueError(f"no task is requested: valid tasks are {', '.join(TASK_GROUPS)} and the names of lm-eval")
+        raise ValueError(f"no task is requested: valid tasks are {', '.join(TASK_GROUPS)} and lm-eval's tasks")
     wanted: dict[str, int | None] = {}
     for name in names:
         group = TASK_GROUPS.get(name, (Task(name, (name,), ""),))

@@ -69,7 +69,7 @@ class Statement:
 
 @dataclass
 class Sources:
-    """The parts of one version of the sources that are compared with those of another version."""
+    """The statements and names of one version of the sources, for the comparison with another version."""
 
     statements: list[Statement] = field(default_factory=list)
     names: set[str] = field(default_factory=set)  # all names that the statements contain
@@ -96,7 +96,7 @@ def read_sources(files: Collection[str], root: Path) -> Sources:
 
 
 def only_in_first(first: Iterable[Statement], second: Iterable[Statement]) -> list[Statement]:
-    """Return the statements of `first` that have no equal in `second`; two equal ones need two equals there."""
+    """Return the statements of `first` that are left after each statement of `second` has cancelled one equal to it."""
     remaining = Counter(statement.meaning for statement in second)
     result = []
     for statement in first:
@@ -139,7 +139,7 @@ def untried(
 
 
 def _is_renamed(one: Statement, another: Statement, own: Sources, other: Sources) -> bool:
-    """Tell whether two statements are equal except for names of which each exists in only one of the two versions."""
+    """Tell whether two statements are equal except for names, and each of these names exists in only one version."""
     if one.shape != another.shape or len(one.names) != len(another.names):
         return False
     return all(

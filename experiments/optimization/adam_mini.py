@@ -40,7 +40,7 @@ class _Run:
     count: int  # the number of parts
 
     def view(self, x: Tensor) -> Tensor:
-        """Return these rows of a parameter, or of its gradient or m, as [parts, elements per part]."""
+        """Return this run's rows of x (a parameter, its gradient or its m) with shape [parts, elements per part]."""
         return x[self.rows].view(self.count, -1)
 
 
@@ -60,7 +60,7 @@ class AdamMini(UntracedOptimizer):
         self._runs = {p: _runs(partition[p], p.shape) for group in self.param_groups for p in group["params"]}
 
     def second_moment_shape(self, param: Tensor) -> tuple[int, ...]:
-        """Return the shape of a parameter's v (`exp_avg_sq`): [parts], or the parameter's own shape by element."""
+        """Return the shape of a parameter's v (`exp_avg_sq`): [parts], or the parameter's shape for "element"."""
         runs = self._runs[param]
         return tuple(param.shape) if runs is None else (runs[-1].parts.stop,)
 

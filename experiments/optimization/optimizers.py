@@ -50,7 +50,7 @@ class OptimizerConfig:
     decay_vectors: bool = False  # weight decay also for norms and biases, as in torchtitan (GaussWS's Llama 2 runs)
     clip: float | None = 1.0  # largest gradient norm; None: no clipping
     bits_lr_ratio: float = 1.0  # (learning rate of b_i) / lr; assumed, GaussWS does not state it
-    bits_weight_decay: float | None = None  # of b_i; None: as weight_decay; assumed, GaussWS does not state it
+    bits_weight_decay: float | None = None  # of b_i; None: weight_decay's value; assumed, GaussWS does not state it
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -162,7 +162,7 @@ def clip_gradients(params: Iterable[Tensor], max_norm: float | None) -> Tensor:
 
 
 def _is_by_part(optimizer: torch.optim.Optimizer, param: Tensor) -> bool:
-    """Tell whether a parameter has one second moment per part (Adam-mini), of which every rank has all."""
+    """Tell whether a parameter has one second moment per part (Adam-mini); every rank then has all of them."""
     return isinstance(optimizer, AdamMini) and not optimizer.is_by_element(param)
 
 

@@ -27,7 +27,7 @@ _ZEROS, _NONFINITE, _VALUES = range(BINS, BINS + 3)  # indices of the counts tha
 
 
 class UpdateRecords:
-    """Collects the rows of precision.parquet at every `every`-th update: one per parameter and linear layer's dy."""
+    """Collects the rows of precision.parquet at every `every`-th update: one per parameter and one per layer's dy."""
 
     def __init__(self, model: nn.Module, every: int) -> None:
         self.every, self.rows = every, list[dict[str, Any]]()

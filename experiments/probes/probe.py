@@ -19,7 +19,7 @@ models needs many seeds. The result is four tables:
 
 By default the reference computes in the trial's dtype. Then all differences come from the recipe, and a recipe that
 leaves all operands in high precision gives differences of exactly 0. With `reference="fp32"` the reference computes in
-FP32, so the differences also contain the error of BF16, which alone is the difference for the recipe bf16.
+FP32, so the differences also contain the error of BF16; for the recipe bf16, they contain nothing else.
 
 The batches of the split `train` are the ones that the trial would read after the checkpoint, and seed 0 gives the
 random numbers of the trial's first rank. For a trial on one rank, the trial's own recipe therefore gives exactly the

@@ -287,7 +287,7 @@ def _finite(row: Row) -> Row:
 
 
 def _zeros(quantized: Vector, exact: Vector) -> dict[str, float]:
-    """Return the share of elements that are 0 in the quantized gradient (`zeros`) and in the exact one."""
+    """Return the shares of elements that are 0: `zeros` in the quantized gradient, `zeros_exact` in the exact one."""
     size = sum(value.numel() for value in exact.values())
     shares = {"zeros": quantized, "zeros_exact": exact}
     return {name: sum(int((v == 0).sum()) for v in vector.values()) / size for name, vector in shares.items()}

@@ -47,7 +47,7 @@ def sum_error(x: Tensor, w: Tensor, accumulator: str) -> float:
 def measured(quantization: Quantization, accumulators: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
     """Measure the forward product of each layer in the forward passes inside a `with` block.
 
-    The list gets a row for each product and accumulator, with the columns layer, block, part, accumulator and error.
+    Yield a list. It gets a row for each product and accumulator: layer, block, part, accumulator and error.
     """
     rows: list[dict[str, Any]] = []
 

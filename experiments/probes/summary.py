@@ -41,7 +41,7 @@ def summarize(table: pd.DataFrame) -> dict[str, float | None]:
         "gradient_zeros": (rows["zeros"] - rows["zeros_exact"]).mean(skipna=False),
     }
     if "cross_error" in rows:
-        products = (rows[f"cross_{name}"].iloc[1:] for name in ("error", "gradient"))  # the first has none
+        products = (rows[f"cross_{name}"].iloc[1:] for name in ("error", "gradient"))  # the first row has none
         numbers["persistent"] = _ratio(*(values.sum(skipna=False) for values in products))
     for place in ("own", "next"):
         if f"decrease_{place}_exact" in rows:
@@ -53,7 +53,7 @@ def summarize(table: pd.DataFrame) -> dict[str, float | None]:
 def numerics_table(rows: Sequence[dict[str, Any]], step: int) -> pd.DataFrame:
     """Return numerics.parquet: a row for each operand, with its statistics over all batches and seeds.
 
-    rows: the statistics of single batches and seeds. step: the checkpoint's; the column `step` is the last step before.
+    rows: the statistics of single batches and seeds. step: the checkpoint's; the column `step` has step − 1.
     """
     frame = pd.DataFrame(rows)
     if frame.empty:

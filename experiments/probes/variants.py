@@ -45,7 +45,7 @@ def variants(parts: Sequence[str], quantization: Quantization) -> Iterator[Varia
     """Yield the variants `only X` and `without X` for each GEMM, slot or block X that the recipe quantizes.
 
     parts: which X to vary, any of `gemms`, `slots` and `blocks`. If the recipe quantizes a tensor only once for two
-    slots, these two slots are varied together, under the first one's name. A model with one block has no variants by
+    slots, these two slots are varied together, under the name of the first. A model with one block has no variants by
     block.
     """
     layers = [layer for layer in quantization.layers if _quantizes(layer)]
@@ -107,7 +107,7 @@ def _quantizes(layer: QuantizedLinear) -> bool:
 
 
 def _always_equal(layers: Sequence[QuantizedLinear], first: str, second: str) -> bool:
-    """Tell whether two slots of a tensor have the same values in all layers, before and after the recipe's switch."""
+    """Tell whether two slots quantize their tensor equally in all layers, before and after the recipe's switch."""
     return all(plan.operands[first].equals(plan.operands[second]) for layer in layers for plan in layer.plans)
 
 

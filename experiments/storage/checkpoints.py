@@ -1,7 +1,8 @@
 """Save and load checkpoints of a trial: atomic, checksummed, without pickle.
 
     FOLDER/step-00001234/tensors.safetensors      every tensor
-    FOLDER/step-00001234/state.json               all other values, the SHA-256 of the tensors' file, and of itself
+    FOLDER/step-00001234/state.json               all other values, the SHA-256 of the tensors' file, and the SHA-256 of
+                                                  state.json's own other content
 
 If there are several ranks, each writes its own file: tensors-00000-of-00002.safetensors and so on
 (fewbits.experiments.distributed.saving). state.json then contains the SHA-256 of each file, and the names of the split

@@ -1,4 +1,4 @@
-"""Store evaluations of a finished run (`fewbits evaluate`): a JSON file each, in the run folder's `evaluations/`.
+"""Store evaluations of a finished run (`fewbits evaluate`): one JSON file for each, in the run folder's `evaluations/`.
 
 An evaluation is found by its key: the task and its settings, the checkpoint's step, and a hash of the sources that
 compute it. Evaluations are not part of the trial, so they change neither the trial's id nor its `result.json`.
@@ -69,7 +69,7 @@ def stored(run: Path) -> list[Evaluation]:
 def with_stored(run: Path, result: Mapping[str, Any]) -> dict[str, Any]:
     """Return `result` (of result.json), merged with the results of the run's stored evaluations at the same step.
 
-    If both have a value, that of `result` is used; among evaluations, that of the newest. Evaluations of only some
+    A value in `result` takes precedence, then the value of the newest evaluation. Evaluations of only some
     questions of a task (`limit`), or with unquantized operands (`unquantized`), are not included.
     """
     added: dict[str, Any] = {}

@@ -45,7 +45,10 @@ _NOT_OVERRIDDEN = ("model", "branch", "runtime")  # config groups that an import
 
 @dataclass(frozen=True)
 class Imported:
-    """An imported run. notes: see Published. new: False if the run was in the store already."""
+    """An imported run.
+
+    notes: sentences on how the loaded model differs from the published one. new: False if the run was stored already.
+    """
 
     folder: RunFolder
     trial: Trial

@@ -94,7 +94,10 @@ class Tracker:
             self._send(self._folder, "KILLED")
 
     def _send(self, folder: RunFolder, status_without_result: str) -> None:
-        """Send the folder, unless the trial is still running and the delay after a failure is not over."""
+        """Send the folder. If the trial has no result and the delay after a failure is not over, do nothing.
+
+        status_without_result: the MLflow run's status if the trial has no result.
+        """
         result = folder.result()
         if result is None and not self._patience.over:
             return

@@ -85,7 +85,7 @@ def test_a_killed_trial_over_two_processes_gives_the_same_bytes(whole: Path, cac
 
 
 def test_ranks_draw_noise_of_their_own_and_are_part_of_the_id(whole: Path, cache: Path, tmp_path: Path) -> None:
-    """A trial in one process with the same batches differs only in noise and the order of sums; its id differs."""
+    """Compare with the same trial in one process: other id and other noise, but the same batches."""
     alone, _ = train(cache, tmp_path, *NOISY)
     assert alone.path.name != whole.name
     assert metric(alone, "tokens") == metric(whole, "tokens")

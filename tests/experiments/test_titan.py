@@ -232,10 +232,11 @@ def losses(result: dict[str, Any]) -> list[float]:
 
 
 def test_recipe_bf16_is_torchtitan_without_fewbits(alone: Results) -> None:
-    """The bits are equal if the processor has fast BF16 products.
+    """Check that the recipe bf16 gives the losses and gradient norms of a job without fewbits.
 
-    On other processors fewbits multiplies BF16 matrices in FP32, because torch has only scalar loops for BF16. Then the
-    order of sums differs, and so do some roundings to BF16 (by 2^-9 of an element).
+    The bits are equal if the processor has fast BF16 products. On other processors fewbits multiplies BF16 matrices in
+    FP32, because torch has only scalar loops for BF16. Then the order of sums differs, and so do some roundings to BF16
+    (by 2^-9 of an element).
     """
     assert len(losses(alone["plain"])) == STEPS
     loss, norm = (0.0, 0.0) if has_fast_bf16_products() else (1e-4, 2e-3)
@@ -246,7 +247,7 @@ def test_recipe_bf16_is_torchtitan_without_fewbits(alone: Results) -> None:
 
 @pytest.mark.parametrize("name", deep("mor", "nvfp4", "noisy", "file"))
 def test_a_recipe_trains_as_quantize_does_by_hand_to_the_bit(alone: Results, name: str) -> None:
-    """The jobs cover rounding noise, samplers with their penalty, and gradients accumulated over micro-batches."""
+    """Check jobs with rounding noise, samplers and their penalty, and gradients summed over micro-batches."""
     assert losses(alone[name]) == losses(alone[f"{name} by hand"])
     assert not set(losses(alone[name])) & set(losses(alone["bf16"]))
     assert losses(alone[name])[-1] < losses(alone[name])[0]

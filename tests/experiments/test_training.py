@@ -29,7 +29,7 @@ HIGH_BY_CAST = [f"recipe.{slot}=bf16" for slot in ("fprop.x", "fprop.w", "dgrad.
 
 @pytest.mark.parametrize("model", ["nemotron-nano", "gpt2-nano", "llama2-nano"])
 def test_a_recipe_of_bf16_operands_is_the_unquantized_model(model: str, cache: Path, tmp_path: Path) -> None:
-    """Recipe bf16, operands cast to bf16, and a loop over a model without quantizers give the same numbers."""
+    """Check that recipe bf16, operands cast to bf16, and a plain loop without quantizers give the same numbers."""
     asked = [f"model={model}", "seed=3", "training.steps=4", "schedule=linear", "schedule.warmup_fraction=0.25"]
     high, _ = train(cache, tmp_path, *asked)
     cast, _ = train(cache, tmp_path, *asked, *HIGH_BY_CAST)
@@ -197,7 +197,7 @@ def test_evaluation_is_of_each_split_with_the_operands_and_noise_of_its_step(cac
 
 
 def test_the_samplers_penalty_is_part_of_what_is_minimised(cache: Path, tmp_path: Path) -> None:
-    """b_t = init everywhere at the start, so ∂(λ Σ mean |b_t − target|)/∂b_i = λ (init − target) / squares."""
+    """Check the first gradient, ∂(λ Σ mean |b_t − target|)/∂b_i = λ (init − target) / squares, as b_t = init then."""
     penalty = 1e6  # so large that the loss's own gradient is negligible
     asked = ("recipe=gaussws", f"recipe.sampler.penalty={penalty}", "training.steps=6", "observer.window=1")
     folder, _ = train(cache, tmp_path, *asked)

@@ -38,7 +38,7 @@ class Collection:
 _C4_REVISION = "1588ec454efa1a09f29cd18ddd04fe05fc8653a2"
 
 COLLECTIONS = {
-    # nanoGPT's data and vocabulary, on which GaussWS trained GPT-2. Number of tokens: nanoGPT's
+    # nanoGPT's data and vocabulary, on which GaussWS trained GPT-2. Number of tokens: from nanoGPT's
     # data/openwebtext/readme.md.
     "openwebtext": Collection(
         "Skylion007/openwebtext", None, 8_013_769, 9_035_582_198, "hub:gpt2", "OpenWebText: 8 M web pages"
@@ -96,7 +96,7 @@ def resolved_revision(collection: Collection, requested: str | None) -> str:
 
 
 class Documents:
-    """An iterable of a collection's documents, from the local file or folder `source`, or from the Hub if it is None.
+    """An iterable of a collection's documents, from a local file or folder, or from the Hub if `source` is None.
 
     NUL, the separator of the tokenizer `bytes`, is removed. A lone surrogate, which UTF-8 cannot encode, becomes `?`.
     """

@@ -48,7 +48,10 @@ def test_what_is_kept_has_every_model_optimizer_and_recipe_with_each_turn(kept: 
 
 
 def test_adam_mini_takes_less_memory_and_a_sampled_weight_at_most_two_bytes_more(kept: dict[str, Any]) -> None:
-    """The bound is an upper one: plain BF16 keeps a BF16 cast of every weight, too, which may be part of its peak."""
+    """Compare the peak memory of optimizers and of plain BF16 with GaussWS and DiffQ.
+
+    Plain BF16 keeps a BF16 cast of every weight, too. If it is part of the peak, samplers add less than two bytes.
+    """
     # Bytes per element: the sampled weight in BF16, and 1/1024 of a bit width with its gradient and moments in FP32.
     sampled = 2 + 16 / 1024
     for one in kept["models"]:

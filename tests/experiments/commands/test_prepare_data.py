@@ -247,7 +247,7 @@ def test_a_position_of_another_version_of_the_package_is_found_by_reading(tmp_pa
 
 
 class Hub:
-    """A fake of the Hub: each request for the newest commit gets another one; data are read from a local file."""
+    """A fake of the Hub: each request for the newest commit gets another commit; data are read from a local file."""
 
     def __init__(self, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.commits = iter(["a" * 40, "b" * 40])

@@ -37,7 +37,7 @@ from tests.messages import names
 
 
 def test_a_trial_is_one_command(cache: Path, tmp_path: Path) -> None:
-    """Run a trial like a user, in a fresh process: `runs` is created there, and torch's compiler is not loaded."""
+    """Check the output of `fewbits train` in a new process, and that it does not load torch's compiler."""
     python = [sys.executable, "-X", "importtime"]
     command = [*python, "-m", "fewbits.cli", "train", *MOR, "evaluation.cloze=16"]
     tiny = [f"{key}={value}" for key, value in TINY.items() if key.startswith("model.")]

@@ -36,7 +36,10 @@ def test_the_entropy_is_that_of_the_distribution_drawn_from(corpus: Corpus) -> N
 
 
 def test_every_frequent_context_shows_the_same_probabilities_in_its_own_order(corpus: Corpus) -> None:
-    """Each pair of bytes determines a context, so the counts need not know the source's classes."""
+    """Check the shares of the four likeliest next bytes after each of the 20 most frequent pairs of bytes.
+
+    Every pair of bytes determines one pair of classes, so this test need not know the classes.
+    """
     tokens = corpus.splits["train"].astype(np.int64)
     pairs = tokens[:-2] * 256 + tokens[1:-1]
     favourites = set()
@@ -50,7 +53,10 @@ def test_every_frequent_context_shows_the_same_probabilities_in_its_own_order(co
 
 
 def test_a_model_that_knows_the_source_has_the_entropy_as_its_loss(corpus: Corpus) -> None:
-    """The model knows Zipf's probabilities, and the order of the next bytes in each frequent context of train."""
+    """Check the mean loss on validation of a model made from Zipf's probabilities.
+
+    It ranks the next bytes after each frequent pair of bytes by how often they follow this pair in train.
+    """
     cost = [-log(p) for p in zipf()]
     costs = {}
     for pair, ranks in fitted(corpus, "train").items():

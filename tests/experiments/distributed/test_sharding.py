@@ -40,7 +40,8 @@ SCENARIOS: dict[str, tuple[str, ...]] = {
     "adam-mini": ("recipe=bf16", "optimizer=adam-mini"),
     "adam-mini gaussws hybrid": (*HYBRID, "recipe=gaussws", "recipe.sampler.penalty=0.01", "optimizer=adam-mini"),
 }
-# Scenarios that `make test`, too, trains with recompute, which must not draw noise, choose formats or count twice.
+# Scenarios that not only `make test-deep` but also `make test` trains with recompute. Computing a block twice must
+# neither draw new noise, nor choose formats again, nor count statistics twice.
 RECOMPUTED = ("mor", "nvfp4 hybrid", "gaussws")
 DEEP_ONLY = ("adam-mini",)  # only in `make test-deep`: the last scenario has the same optimizer
 

@@ -33,7 +33,7 @@ class Bigram(LanguageModel):
 
 
 def successor(vocab: int = 256) -> Bigram:
-    """Return a model for which t + 1 is the likeliest token after t (0 after the last), and all others are equal."""
+    """Return a model for which t + 1 is the likeliest token after t (0 after the last); others are equally likely."""
     return Bigram(3.0 * torch.eye(vocab).roll(1, dims=1))
 
 

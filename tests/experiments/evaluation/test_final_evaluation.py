@@ -104,7 +104,7 @@ def test_a_trial_in_subwords_ends_with_cloze_and_tasks(
             ["data=synthetic", "data.size=5000", "evaluation.cloze=4"],
             "evaluation.cloze 4: the documents cannot be separated",
         ),
-        (["data=bin", "evaluation.cloze=4"], "evaluation.cloze 4: count=4: split 'validation' has fewer items"),
+        (["data=bin", "evaluation.cloze=4"], "evaluation.cloze 4: split 'validation' has fewer than 4 items"),
         (["evaluation.cloze=4", "training.length=8"], "needs a training.length of 16 or more, not 8"),
     ],
 )

@@ -187,7 +187,7 @@ def test_moved_statements_are_no_change() -> None:
 
 
 class Forked(Version):
-    """A version whose processes are forked from one that has already imported torch, pandas and Hydra."""
+    """A version whose processes are forked from a process that has already imported torch, pandas and Hydra."""
 
     def _python(self, *arguments: str, stdin: str = "", **variables: str) -> str:
         environment = {**os.environ, "PYTHONPATH": str(self.root / "src"), **variables}

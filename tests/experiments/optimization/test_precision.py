@@ -202,7 +202,7 @@ def test_the_recorded_counts_are_points_of_mlflow(fp16: dict[str, RunFolder]) ->
 
 @pytest.mark.parametrize(("steps", "limit"), [(PATIENCE + 4, PATIENCE), (3, 3)])
 def test_too_many_skipped_updates_end_a_trial_as_diverged(steps: int, limit: int, cache: Path, tmp_path: Path) -> None:
-    """Check that a trial ends as diverged after PATIENCE skipped updates, or if it has fewer updates, after all."""
+    """Check that a trial ends as diverged after min(PATIENCE, training.steps) skipped updates in a row."""
     forever = ("precision=fp16", "precision.loss_scaling=static", f"precision.loss_scale={2.0**100}")
     folder, result = train(cache, tmp_path, *SHORT, *forever, f"training.steps={steps}", "training.batch=2")
     assert (result["status"], result["step"], result["skipped_updates"]) == ("diverged", limit, limit)

@@ -225,7 +225,7 @@ def test_a_tied_tensor_is_kept_once_and_comes_back_tied(tmp_path: Path) -> None:
 
 
 def test_tensors_are_named_after_their_place_even_where_names_meet() -> None:
-    """Check the names if two paths are equal: the second one gets an apostrophe."""
+    """Check the names of two tensors with equal paths: the second name gets an apostrophe."""
     tensors, _ = flatten({"a": {"b": torch.zeros(1)}, "a.b": torch.ones(1), "list": [torch.zeros(2)]})
     assert list(tensors) == ["a.b", "a.b'", "list.0"]
 

@@ -110,7 +110,7 @@ def test_a_run_shows_numerics_origin_data_and_tables(mlflow: Any, cache: Path, t
 
 
 def test_sending_again_adds_nothing(mlflow: Any, cache: Path, tmp_path: Path) -> None:
-    """Check this for a tag `fewbits.sent` that is current, behind (after a kill between two requests), or invalid."""
+    """Check a tag `fewbits.sent` that is current, behind (after a kill between two requests), or invalid."""
     folder, _ = train(cache, tmp_path, *ON, "recipe=gaussws")
     run = the_run(mlflow, folder)
     before = histories(mlflow, run)
