@@ -118,9 +118,10 @@ def _cached(
 
 
 def _top_level(file: Path, base: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a YAML file's content. Raise ValueError if it is no mapping, or has a list for a mapping or vice versa.
+    """Return a YAML file's content. Raise ValueError if the content is not a mapping.
 
-    base: the default values. Hydra's own error would name neither the key nor the file.
+    base: the default values. Also raise ValueError for a list where `base` has a mapping, or vice versa: Hydra's own
+    error would name neither the key nor the file.
     """
     try:
         data = yaml.safe_load(file.read_text()) or {}

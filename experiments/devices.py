@@ -154,7 +154,7 @@ def _be_deterministic() -> None:
 
 @cache
 def _keep_memory() -> None:
-    """Make glibc reuse freed blocks of up to 32 MiB, so that the tensors of every step do not cause page faults.
+    """Make glibc reuse freed memory blocks of up to 32 MiB, so that the tensors of every step do not cause page faults.
 
     Also put these blocks into huge pages, if the kernel has them, because the tensors of a step need more pages of
     4 KiB than the TLB has entries. To do so, extend the heap once by HEAP bytes. This reserves only addresses: a page

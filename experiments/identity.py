@@ -88,7 +88,7 @@ def identity(
 
 
 def imported_identity(trial: Trial, data_fingerprint: str, weights: str) -> Identity:
-    """Return the identity of an imported checkpoint: the hash `weights`, its settings, its data, but no sources."""
+    """Return the identity of an imported checkpoint: settings, data and the hash `weights`, but no sources."""
     made_of = identity(trial, data_fingerprint, "cpu")
     return {**made_of, "numerics": [], IMPORTED: weights}
 

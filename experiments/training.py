@@ -373,7 +373,7 @@ def resume(
 
 
 def save(state: State, corpus: Corpus, folder: Path, world: devices.World, *, keep: int) -> None:
-    """Save a checkpoint of the state in a folder, and keep only the newest `keep` there. All ranks must call this."""
+    """Save a checkpoint of the state in a folder, and keep the newest `keep` checkpoints there. All ranks must call this."""
     corpus.folder.check_unchanged()
     observer = state.quantization.observer
     content = {
@@ -443,8 +443,8 @@ def evaluated_windows(trial: Trial, corpus: Corpus) -> dict[str, int]:
 def evaluate_last(state: State, trial: Trial, corpus: Corpus, folder: Path | None) -> dict[str, float]:
     """Evaluate the final weights document by document, and write evaluation.parquet into `folder` (None: nowhere).
 
-    Return, by name, the mean over each split of every loss with other operands than the recipe's, such as
-    `validation_loss_unquantized`. The loss with the recipe's operands is omitted, because `evaluate` returns it.
+    Return the means over each split of the losses with unquantized operands and with cast weights, by names such as
+    `validation_loss_unquantized`. The plain loss is omitted, because `evaluate` returns it.
     """
     t = trial.training
     _begin_evaluation(state, trial)

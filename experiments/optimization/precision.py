@@ -287,7 +287,7 @@ class Policy:
         """Restore a state that `state()` returned; to be called after weights and optimizer were loaded.
 
         Weights and states are then rounded to this policy's formats.
-        branch: the state is the parent's, whose policy may differ; only its loss scale is used.
+        branch: the state is the parent trial's, which may have another policy; only the loss scale is used.
         """
         if self.scaler is not None and "scaler" in state:
             self.scaler.load_state(state["scaler"], branch=branch)

@@ -44,7 +44,7 @@ class Bench:
         seed: selects the random numbers; 0: those that the trial itself would use next.
 
         The recipe's sampler gets the bit widths that the trial learned if its init, target and block equal those of
-        the trial's sampler. Otherwise every bit width is its init.
+        the trial's sampler. Otherwise every bit width is the recipe's init.
         """
         t, ours, own = self.trial.training, recipe.sampler, self.trial.recipe.sampler
         rounding = self.trial.seed if t.rounding_seed is None else t.rounding_seed

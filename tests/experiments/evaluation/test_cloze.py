@@ -142,9 +142,9 @@ def test_choices_that_read_like_the_truth_are_passed_over() -> None:
 
 def test_too_little_text_is_an_error_that_says_how_much_there_is() -> None:
     short = Text(ood=[BYTES.encode(TEXTS[0])[:500]])
-    with pytest.raises(ValueError, match=naming("count=445", "ood", "48 + 8", "500 tokens", "445 positions")):
+    with pytest.raises(ValueError, match=naming("445 items", "ood", "48 + 8", "500 tokens", "445 positions")):
         cloze_items(short, "ood", count=445, context=48)
-    with pytest.raises(ValueError, match=naming("count=446", "ood", "48 + 8", "500 tokens", "445 positions")):
+    with pytest.raises(ValueError, match=naming("446 items", "ood", "48 + 8", "500 tokens", "445 positions")):
         cloze_items(short, "ood", count=446, context=48)
     with pytest.raises(ValueError, match=naming("48 + 8", "3 tokens", "0 positions")):
         cloze_items(Text(ood=[[1, 2, 3]]), "ood", count=1, context=48)
