@@ -373,7 +373,7 @@ def resume(
 
 
 def save(state: State, corpus: Corpus, folder: Path, world: devices.World, *, keep: int) -> None:
-    """Save a checkpoint of the state in a folder, and keep the newest `keep` checkpoints there. All ranks must call this."""
+    """Save a checkpoint in a folder, and keep the newest `keep` checkpoints there. All ranks must call this."""
     corpus.folder.check_unchanged()
     observer = state.quantization.observer
     content = {

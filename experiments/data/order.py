@@ -4,7 +4,7 @@ Training reads an infinite stream of windows. An epoch contains all windows of t
 cut at a new offset. So one integer, the number of windows read so far, is the whole position in the data, for any batch
 size and number of ranks. The permutation is a Feistel network on Z_a × Z_b, with a·b just above the number of windows;
 it is applied again until the result is the number of a window (cycle walking; Black and Rogaway, "Ciphers with
-arbitrary finite domains", 2002). Its cost per window does not depend on the number of windows.
+arbitrary finite domains", 2002).
 """
 
 from math import isqrt

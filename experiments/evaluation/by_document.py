@@ -64,7 +64,7 @@ def evaluate_documents(
 def means(frame: pd.DataFrame) -> dict[str, float]:
     """Return the means over each split of the losses `loss_…`, by names such as `ood_loss_unquantized`.
 
-    frame: the result of `evaluate_documents`. Its column `loss` is omitted: training reports this loss already.
+    frame: the result of `evaluate_documents`.
     """
     losses: dict[str, float] = {}
     for text, rows in frame.groupby("text", sort=False):

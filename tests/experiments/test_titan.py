@@ -235,8 +235,7 @@ def test_recipe_bf16_is_torchtitan_without_fewbits(alone: Results) -> None:
     """Check that the recipe bf16 gives the losses and gradient norms of a job without fewbits.
 
     The bits are equal if the processor has fast BF16 products. On other processors fewbits multiplies BF16 matrices in
-    FP32, because torch has only scalar loops for BF16. Then the order of sums differs, and so do some roundings to BF16
-    (by 2^-9 of an element).
+    FP32, with another order of sums, so some roundings to BF16 differ (by 2^-9 of an element).
     """
     assert len(losses(alone["plain"])) == STEPS
     loss, norm = (0.0, 0.0) if has_fast_bf16_products() else (1e-4, 2e-3)

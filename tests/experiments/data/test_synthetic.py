@@ -36,10 +36,7 @@ def test_the_entropy_is_that_of_the_distribution_drawn_from(corpus: Corpus) -> N
 
 
 def test_every_frequent_context_shows_the_same_probabilities_in_its_own_order(corpus: Corpus) -> None:
-    """Check the shares of the four likeliest next bytes after each of the 20 most frequent pairs of bytes.
-
-    Every pair of bytes determines one pair of classes, so this test need not know the classes.
-    """
+    """Check the shares of the four likeliest next bytes after each of the 20 most frequent pairs of bytes."""
     tokens = corpus.splits["train"].astype(np.int64)
     pairs = tokens[:-2] * 256 + tokens[1:-1]
     favourites = set()
