@@ -62,33 +62,33 @@ SHOWN = (  # the names of the classes on the page, in its order
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 HEAD = """# CUDA kernels: predicted speed
 
-**Predicted, not measured.** How fast the CUDA kernels would be on an H100 SXM, as a share of the speed of a copy of the
-tensor, because no GPU has run them yet. Most kernels that read a matrix once reach the speed of a copy; a second read,
-stochastic rounding and statistics of small blocks cost a fifth or more of it.
+**Predicted, not measured.** No GPU has run the CUDA kernels yet, so this page predicts their speed on an H100 SXM,
+relative to a copy of the tensor. Most kernels that read a matrix once reach the speed of a copy. Kernels that read it
+twice, round stochastically or compute statistics of small blocks are slower by a fifth or more.
 
 The model is a roofline model of the machine code for sm_90 by NVRTC {nvrtc}: a kernel takes as long as its slowest
 resource. `python -m tests.kernels.backends.gpu.predict` writes this page. An H100 SXM has 132 multiprocessors; a copy
 at 3.0 TB/s and a clock of 1.755 GHz are assumed. [cuda-kernels.md](cuda-kernels.md) explains the names of classes.
 Matrices are BF16, unless a class says fp32, and too large for any cache. A thread has 64 elements; its instructions are
-those of the longest path without rare code. What limits a kernel is `memory`, `issue` (a multiprocessor issues 128
-instructions each clock), or operations that only a part of the multiprocessor executes: `integer and comparison` (64
-each clock) or `conversion` (16). The last column adds the times of all launches of a call, in the row of the last
-launch; a second read counts fully, although a cache may hold it. Latency, launch overhead, divergence, atomic
-operations and idle multiprocessors are not modelled.
+those of the longest path without rare code. A kernel is limited by `memory`, by `issue` (a multiprocessor issues 128
+instructions each clock), or by operations that only a part of the multiprocessor executes: `integer and comparison` (64
+each clock) or `conversion` (16). If a call has several launches, the last column has the speed of all launches together,
+in the row of the last launch. A second read takes as long as the first, although a cache may hold the data. Latency,
+launch overhead, divergence, atomic operations and idle multiprocessors are not modelled.
 
 | class | kernel | registers/thread | CTAs/multiprocessor | instructions/element | limited by | speed relative to copy |
 |---|---|---|---|---|---|---|
 """
 HEAD_OF_HEIGHTS = """
 Whole columns of more than 2048 rows are quantized in strips of 16 columns, by one launch (`csrc/strip.cuh`). A CTA
-keeps at most 6144 rows in its shared memory and 2048 in registers, and reads the others twice. The taller a column, the
-nearer its speed is to that of kernels that hold no rows: two reads and a write beside a copy's read and write, which is
-67 %. So no kernel reaches 75 % for columns of any height.
+keeps at most 6144 rows in its shared memory and 2048 in registers, and reads the other rows twice. For very tall columns
+it reads nearly everything twice. Two reads and a write instead of a copy's read and write give 67 % of the speed of a
+copy. So no kernel reaches 75 % for columns of every height.
 
-The column `with the L2` counts second reads at 6.8 TB/s if the 132 CTAs together read at most 33,152 KiB again, up to
-14,336 rows, and fully otherwise. Both numbers were measured by others on an H100 PCIe (gpu-benches,
-`gpu-l2-cache/h100_pcie.txt`), and we assume them here; up to 8192 rows nothing is assumed. An L2 that held 50 MB of
-tiles would serve all second reads up to 18,432 rows.
+The column `with the L2` assumes that second reads run at 6.8 TB/s if the 132 CTAs together read at most 33,152 KiB twice
+(up to 14,336 rows), and at the speed of memory otherwise. Both numbers were measured by others on an H100 PCIe
+(gpu-benches, `gpu-l2-cache/h100_pcie.txt`). Up to 8192 rows nothing is read twice, so nothing is assumed. An L2 that
+held 50 MB of tiles would serve all second reads up to 18,432 rows.
 
 | rows | share of rows read twice | speed relative to a copy, with the L2 | the same, if the L2 holds nothing |
 |---|---|---|---|
