@@ -72,7 +72,7 @@ at 3.0 TB/s and a clock of 1.755 GHz are assumed. [cuda-kernels.md](cuda-kernels
 Matrices are BF16, unless a class says fp32, and too large for any cache. A thread has 64 elements; its instructions are
 those of the longest path without rare code. A kernel is limited by `memory`, by `issue` (a multiprocessor issues 128
 instructions each clock), or by operations that only a part of the multiprocessor executes: `integer and comparison` (64
-each clock) or `conversion` (16). If a call has several launches, the last column has the speed of all launches together,
+each clock) or `conversion` (16). If a call has several launches, the last column has the speed of all of them together,
 in the row of the last launch. A second read takes as long as the first, although a cache may hold the data. Latency,
 launch overhead, divergence, atomic operations and idle multiprocessors are not modelled.
 
@@ -81,12 +81,12 @@ launch overhead, divergence, atomic operations and idle multiprocessors are not 
 """
 HEAD_OF_HEIGHTS = """
 Whole columns of more than 2048 rows are quantized in strips of 16 columns, by one launch (`csrc/strip.cuh`). A CTA
-keeps at most 6144 rows in its shared memory and 2048 in registers, and reads the other rows twice. For very tall columns
-it reads nearly everything twice. Two reads and a write instead of a copy's read and write give 67 % of the speed of a
+keeps at most 6144 rows in its shared memory and 2048 in registers, and reads the other rows twice. Of very tall columns
+it reads nearly all rows twice. Two reads and a write instead of a copy's read and write give 67 % of the speed of a
 copy. So no kernel reaches 75 % for columns of every height.
 
-The column `with the L2` assumes that second reads run at 6.8 TB/s if the 132 CTAs together read at most 33,152 KiB twice
-(up to 14,336 rows), and at the speed of memory otherwise. Both numbers were measured by others on an H100 PCIe
+The column `with the L2` assumes 6.8 TB/s for second reads if the 132 CTAs together read at most 33,152 KiB twice (up to
+14,336 rows), and the speed of memory otherwise. Both numbers were measured by others on an H100 PCIe
 (gpu-benches, `gpu-l2-cache/h100_pcie.txt`). Up to 8192 rows nothing is read twice, so nothing is assumed. An L2 that
 held 50 MB of tiles would serve all second reads up to 18,432 rows.
 
