@@ -55,7 +55,7 @@ def cast(weight: Tensor, bits: Tensor, block: int) -> Tensor:
 def weights_cast(quantization: Quantization, width: int | None = None) -> Iterator[None]:
     """Replace the weights that have a sampler by their casts until the `with` block ends, for evaluation.
 
-    width: one bit width for all weights; None: the learned width of each square.
+    width: one bit width for all weights; None: each square block of weights gets the width that it has learned.
     """
     layers = list(sampled_layers(quantization))
     saved = [layer.weight.data for layer in layers]

@@ -250,6 +250,15 @@ def test_every_make_target_that_a_page_names_exists() -> None:
     assert {"setup", "test"} <= targets <= listed
 
 
+def test_every_line_of_a_block_of_commands_is_one_command() -> None:
+    """Find blocks that a formatter has wrapped like prose: their lines begin in the middle of a command or comment."""
+    programs = {"fewbits", "make", "torchrun", "python", "pip", "eval", "papermill", "jupytext"}
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", PAGES[0].read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    commands = [block.splitlines() for language, block in blocks if not language and block.split()[0] in programs]
+    assert commands
+    assert {line.split()[0] for lines in commands for line in lines if line and line[0] != " "} <= programs
+
+
 def test_the_python_of_the_readme_runs() -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", PAGES[0].read_text(), re.DOTALL | re.MULTILINE)
     assert blocks

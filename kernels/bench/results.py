@@ -30,8 +30,8 @@ class Compared:
 class Measured:
     """The result of a case.
 
-    `share`, `memory`, `arithmetic` and `allocating` are speeds relative to the copy: 1 means as fast as the copy. The
-    notes in report.py define them under the names of the columns `copy`, `mem`, `arith` and `new`.
+    `share` is the kernel's speed relative to the copy (1: as fast as the copy); `memory` and `arithmetic` are its upper
+    limits. report.py prints them and `allocating` in the columns `copy`, `mem`, `arith` and `new`.
     """
 
     case: str  # the name of the case

@@ -250,7 +250,8 @@ def _start(init: Callable[[], object]) -> None:
                 raise
             if attempt == STARTS:
                 raise ValueError(
-                    f"each of {STARTS} attempts exceeded Ray's time limit ({error}): the machine may be too busy"
+                    f"each of {STARTS} attempts to start Ray exceeded its time limit ({error}): the machine may be too "
+                    "busy; try again later, or use --backend local"
                 ) from error
 
 

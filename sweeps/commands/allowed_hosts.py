@@ -20,7 +20,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 @dataclass(frozen=True)
 class AllowedHosts:
-    """The host names that the server accepts."""
+    """The host names that MLflow's server accepts when `fewbits ui` runs it."""
 
     loopback: bool  # the server listens on loopback only, so that no other machine can reach it
     names: tuple[str, ...]  # the accepted names; empty: MLflow's defaults
