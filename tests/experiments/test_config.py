@@ -328,7 +328,7 @@ MISTAKES = {  # arguments of `fewbits train`, and the parts of the message; … 
     "recipe.keep.last=2": "recipe bf16 keeps the first 0 and last 2 of 2 blocks high",
     "recipe.keep.first=1 recipe.keep.last=1": "keeps the first 1 and last 1 of 2 blocks high",
     "recipe.keep.names=[foo]": "keep.names: no layer matches 'foo'; the layers are blocks.0.",
-    "recipe=gaussws recipe.sampler.parts=[in]": "sampler.parts ['in']: the model has only the parts down, out, qkv, up",
+    "recipe=gaussws recipe.sampler.parts=[in]": "sampler.parts ['in']:…the model has only the parts down, out, qkv, up",
     "recipe=mor/block model.width=128 model.heads=2 model.kv_heads=2 training.length=32": (
         "recipe mor/block …128x128 block …fprop.x of"
     ),

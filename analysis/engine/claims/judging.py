@@ -43,9 +43,11 @@ def evidence_of(study: str, claim: Claim, results: Results, of: StudyClaims | No
     of: the collection that contains the claim and its controls; None for the study's own file of claims.
     """
     findings, whole = find(study, claim, results), of or load_claims(study)
-    unfit = (whole.unfit if claim.reach != "any" else {}) | claim.unfit
+    unfit = {**(whole.unfit if claim.reach != "any" else {}), **claim.unfit}
     if reason := unfit.get(results.scale_name):
-        findings = tuple(_unjudged(finding, reason) for finding in findings)
+        findings = tuple(
+            finding if finding.status is Status.OUT_OF_REACH else _unjudged(finding, reason) for finding in findings
+        )
     trials = tuple(dict.fromkeys(trial for finding in findings for trial in finding.trials))
     training = training_of(results, trials)
     controls = [whole.control(name) for name in claim.control]

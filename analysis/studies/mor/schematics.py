@@ -132,7 +132,7 @@ def figure_3(results: Results) -> Picture:
             drawing.box(right + j * size, below - (i + 1) * size, size, size, edge="text", line=1.1)
         drawing.text(left + size * inner / 2, below + 8, "A: 3×4 blocks", at="center", quiet=True)
         drawing.text(right - 8, top - size * inner / 2, "B: 4×3 blocks", at="right", quiet=True)
-        words = "A·B: four block products in each block, in the higher type"
+        words = "A·B: four products in each block, in the higher type"
         drawing.text(POINTS - 110, below - size * rows - 11, words, at="center", quiet=True)
         return drawing.figure
 

@@ -19,6 +19,7 @@ from fewbits.sweeps.planning.plan import Plan
 from tests.analysis import shown_items
 from tests.analysis.mor.worlds import FLOOR, World, results
 from tests.analysis.shown_items import cell, mean, text
+from tests.messages import names
 
 EFFECT = {"block": 0.002, "two-way": -0.003, "bad-arm": 0.05, "bf16-again": 0.0001}
 
@@ -223,4 +224,4 @@ def test_the_spread_of_a_pair_is_pooled_over_arms_from_the_same_trunks(cpu: Plan
 
 
 def test_it_is_said_with_how_many_seeds_ours_ran(found: Results) -> None:
-    assert table("Table 1", found).notes[0] == "The paper ran each arm once; ours, with 3 seeds"
+    assert names(table("Table 1", found).notes[0], "once", "3 seeds")

@@ -356,7 +356,7 @@ def test_the_index_says_what_the_reports_say_and_leads_to_them(original: Made, t
         (["study=mor", "scale=huge"], ["huge", "smoke"]),
         (["study=mor", "--compare", "smoke"], ["--compare smoke"]),
         (["study=mor", "--compare", "smoke", "smoke"], ["--compare smoke smoke"]),
-        (["study=mor", "scale=cpu", "--compare", "smoke", "cpu"], ["scale=cpu", "once"]),
+        (["study=mor", "scale=cpu", "--compare", "smoke", "cpu"], ["scale=cpu", "--compare smoke cpu"]),
         (["sweep=partitions"], ["study=mor"]),
         ([], ["study=NAME", "--index"]),
         (["--index"], ["no report in", "fewbits report"]),
