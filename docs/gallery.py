@@ -27,6 +27,10 @@ from fewbits.sweeps.planning.studies import STUDIES
 ROOT = Path(__file__).parents[1]
 GALLERY = ROOT / "docs" / "gallery"
 BEGIN, END = "<!-- verdicts: written by docs/gallery.py -->\n", "<!-- end of verdicts -->\n"
+FOOT = (
+    b'<a href="verdicts.json">verdicts.json</a> has the verdicts with the numbers from which they follow. The command '
+    b"`fewbits report` also writes the notebook, the tables and the figures as files."
+)
 LARGEST_PAGE = 2 * 2**20  # bytes
 # The scales in the order of rows and columns of the tables.
 SCALES = ("smoke", "cpu", "sizes", "pretrained", "cpu-full", "questions", "gpu", "paper")
@@ -69,8 +73,12 @@ def publish(folder: Path) -> None:
 
 
 def for_readers(page: bytes) -> bytes:
-    """Return the page with `--runs STORE` removed from its commands, since readers do not have this store."""
-    return re.sub(rb"(<code>fewbits [^<]*?) --runs [^ <]+", rb"\1", page)
+    """Return the page without the publisher's store in its commands and with a foot about the files that are published.
+
+    Readers do not have the store. The option `--runs again`, which names a new store, stays.
+    """
+    page = re.sub(rb"(<code>fewbits [^<]*?) --runs (?!again\b)[^ <]+", rb"\1", page)
+    return re.sub(rb"The notebook <a href=\"[^\"]*\.ipynb\">.*?folder\.", FOOT, page, flags=re.DOTALL)
 
 
 def stored(report: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -96,7 +104,7 @@ def _claim(verdict: Verdict) -> dict[str, Any]:
         "reach": claim.reach,
         "absence": claim.absence,
         "controls": controls,
-        "shown": _shown(leading) if leading else "",
+        "shown": _shown(leading) if leading and verdict.outcome is not Outcome.OUT_OF_REACH else "",
         "parts": [_part(finding) for finding in verdict.findings],
     }
 
@@ -162,7 +170,8 @@ def by_scale(published: Iterable[Mapping[str, Any]]) -> str:
             lines += ["", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
         for claim in claims:
             cells = [_verdict(record["claims"].get(claim.id)) for record in own]
-            lines.append(f"| {' | '.join([claim.id, *cells, claim.statement])} |")
+            statement = claim.statement.replace("|", r"\|")
+            lines.append(f"| {' | '.join([claim.id, *cells, statement])} |")
         sections.append("\n".join(lines) + "\n")
     return "\n".join(sections)
 

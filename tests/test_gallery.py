@@ -118,3 +118,12 @@ def test_a_large_page_is_refused(script: Any, folder: Path, monkeypatch: pytest.
 def test_the_publishers_store_is_not_named(script: Any) -> None:
     page = b"<td><code>fewbits sweep study=mor scale=cpu --runs /a/store</code></td><p>--runs DIR</p>"
     assert script.for_readers(page) == b"<td><code>fewbits sweep study=mor scale=cpu</code></td><p>--runs DIR</p>"
+    again = b"<code>fewbits sweep study=mor seeds=[1] --runs again</code>"
+    assert script.for_readers(again) == again
+
+
+def test_relative_links_of_published_pages_lead_to_files(script: Any) -> None:
+    pages = list(script.GALLERY.glob("*/index.html"))
+    links = [(page, link) for page in pages for link in re.findall(r'href="([^"#:]+)"', page.read_text("utf-8"))]
+    assert len(links) >= len(pages)
+    assert [(page.parent.name, link) for page, link in links if not (page.parent / link).exists()] == []

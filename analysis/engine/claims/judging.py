@@ -46,7 +46,8 @@ def evidence_of(study: str, claim: Claim, results: Results, of: StudyClaims | No
     unfit = {**(whole.unfit if claim.reach != "any" else {}), **claim.unfit}
     if reason := unfit.get(results.scale_name):
         findings = tuple(
-            finding if finding.status is Status.OUT_OF_REACH else _unjudged(finding, reason) for finding in findings
+            finding if finding.status in (Status.OUT_OF_REACH, Status.NOT_RUN) else _unjudged(finding, reason)
+            for finding in findings
         )
     trials = tuple(dict.fromkeys(trial for finding in findings for trial in finding.trials))
     training = training_of(results, trials)

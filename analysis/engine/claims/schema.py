@@ -37,7 +37,7 @@ LOSS = "validation_loss"
 
 @dataclass(frozen=True)
 class Margin:
-    """The smallest effect that counts as an effect, fixed before the first run."""
+    """The smallest effect that counts as an effect, fixed before the runs that test the claim."""
 
     value: float
     relative: bool  # True: the value is a fraction of the baseline's number; False: it is in the metric's unit
