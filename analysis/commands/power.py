@@ -17,7 +17,7 @@ def main(argv: Sequence[str]) -> int:
     options = parse(argv)
     study = next((text.removeprefix(STUDY) for text in options.overrides if text.startswith(STUDY)), "")
 
-    from fewbits.analysis.engine.claims.schema import studies_with_claims
+    from fewbits.analysis.engine.claims.schema import load_claims, studies_with_claims
 
     if study not in studies_with_claims():
         return 0
@@ -26,5 +26,9 @@ def main(argv: Sequence[str]) -> int:
     from fewbits.sweeps.dry_run.outline import plan_without_missing_data
 
     planned = plan_without_missing_data(overrides_of(options))
-    print("\n" + "\n".join(preview_lines(preview(study, Results(planned)))))
+    results = Results(planned)
+    if reason := load_claims(study).unfit.get(results.scale_name):
+        print(f"\nthis scale decides only claims that need no trials: {reason}")
+    else:
+        print("\n" + "\n".join(preview_lines(preview(study, results))))
     return 0

@@ -43,8 +43,7 @@ def evidence_of(study: str, claim: Claim, results: Results, of: StudyClaims | No
     of: the collection that contains the claim and its controls; None for the study's own file of claims.
     """
     findings, whole = find(study, claim, results), of or load_claims(study)
-    unfit = {**(whole.unfit if claim.reach != "any" else {}), **claim.unfit}
-    if reason := unfit.get(results.scale_name):
+    if reason := whole.unfit_at(results.scale_name, claim):
         findings = tuple(
             finding if finding.status in (Status.OUT_OF_REACH, Status.NOT_RUN) else _unjudged(finding, reason)
             for finding in findings

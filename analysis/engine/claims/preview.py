@@ -75,8 +75,10 @@ def preview(study: str, results: Results) -> tuple[Preview, ...]:
     """
     at_scale = (study, results.scale_name)
     spreads = {spread.metric: spread for spread in measured_spreads() if (spread.study, spread.scale) == at_scale}
-    previews = []
-    for claim in load_claims(study).claims:
+    previews, study_claims = [], load_claims(study)
+    for claim in study_claims.claims:
+        if study_claims.unfit_at(results.scale_name, claim):
+            continue
         for comparison in comparisons(at_probes(claim, results), arm_table(study)):
             if (seeds := _planned_seeds(results, comparison)) is not None:
                 spread = spreads.get(comparison.metric) if comparison.arm else None

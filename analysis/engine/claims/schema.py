@@ -230,6 +230,11 @@ class StudyClaims:
     def claim(self, name: str) -> Claim:
         return named("claim", name, self.claims)
 
+    def unfit_at(self, scale: str, claim: Claim) -> str:
+        """Return why the trials of this scale cannot test the claim; "" if they can, or if its test needs no trials."""
+        needs_trials = any(part.test != "exact" and not part.out_of_reach for part in claim.parts)
+        return claim.unfit.get(scale, "") or (self.unfit.get(scale, "") if needs_trials else "")
+
     def control(self, name: str) -> ControlClaim:
         return named("control", name, self.controls)
 

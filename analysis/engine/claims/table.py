@@ -30,7 +30,7 @@ def claims_table() -> str:
         study_claims = load_claims(study)
         parts.append(f"## {study}")
         parts += [
-            f"The scale {scale} decides only claims with reach any: {reason}."
+            f"The scale {scale} decides only claims that need no trials: {reason}."
             for scale, reason in study_claims.unfit.items()
         ]
         parts.append(f"{_table(COLUMNS, (_row(claim) for claim in study_claims.claims))}")

@@ -162,3 +162,7 @@ def test_a_preview_names_what_the_planned_seeds_cannot_decide(empty: Callable[..
     one_seed = preview("mor", empty("mor", "cpu", "seeds=[10]"))
     assert all(one.undecidable for one in one_seed)
     assert any("cannot decide" in line for line in preview_lines(one_seed))
+
+
+def test_effects_are_not_previewed_for_a_scale_that_tests_no_claim(empty: Callable[..., Results]) -> None:
+    assert preview("mor", empty("mor", "questions")) == ()
