@@ -57,7 +57,7 @@ def run_tasks(
 
     lm = FewbitsLM(model, tokenizer, length=length, batch=batch, end=end)
     manager = _manager(wanted, include_path)
-    _check_code(manager, wanted, run_code)
+    _check(manager, wanted, run_code)
     # Without DISABLE_MULTIPROC lm-eval would fork this process, which is unsafe because it has threads.
     with _seeded(), environment({"DISABLE_MULTIPROC": "1", **({"HF_ALLOW_CODE_EVAL": "1"} if run_code else {})}):
         loaded, parts = _load(manager, wanted)
@@ -80,7 +80,7 @@ def check_tasks(tasks: Sequence[str], include_path: str | Path | None = None, ru
     """Raise ValueError if `run_tasks` would refuse these tasks; called before training starts."""
     wanted = shots(tasks)
     _require_lm_eval()
-    _check_code(_manager(wanted, include_path), wanted, run_code)
+    _check(_manager(wanted, include_path), wanted, run_code)
 
 
 def _require_lm_eval() -> None:
@@ -125,13 +125,43 @@ def _complete(manager: "TaskManager", name: str) -> bool:
     return not isinstance(members, list) or all(isinstance(name, str) and _complete(manager, name) for name in members)
 
 
-def _check_code(manager: "TaskManager", wanted: Mapping[str, int | None], run_code: bool) -> None:
-    """Raise ValueError for tasks that run code, unless `run_code` allows it. lm-eval's own check comes later."""
-    unsafe = [name for name in wanted if (manager.task_index[name].cfg or {}).get("unsafe_code")]
+def _check(manager: "TaskManager", wanted: Mapping[str, int | None], run_code: bool) -> None:
+    """Raise ValueError if two wanted names mean the same task, or if a task runs code without `run_code`.
+
+    lm-eval would refuse both only after it has loaded the data.
+    """
+    requested: dict[str, str] = {}  # task -> the wanted name that means it
+    for name in wanted:
+        for task in dict.fromkeys(_members(manager, name)):
+            _check_once(task, name, requested)
+    unsafe = [task for task in requested if _config(manager, task).get("unsafe_code")]
     if unsafe and not run_code:
         raise ValueError(
             f"{', '.join(unsafe)} run code that the model writes: use a sandbox, and allow it with run_code=True"
         )
+
+
+def _check_once(task: str, name: str, requested: dict[str, str]) -> None:
+    if task in requested:
+        raise ValueError(f"task {task} is requested twice, by {requested[task]!r} and by {name!r}: request it once")
+    requested[task] = name
+
+
+def _members(manager: "TaskManager", name: str) -> Iterator[str]:
+    """Yield the name of a task, or the names of the tasks in a group and in its groups. Members of tags are unknown."""
+    members = _config(manager, name).get("task")
+    if not isinstance(members, list):
+        yield name
+        return
+    for member in members:
+        task = member.get("task") if isinstance(member, Mapping) else member
+        if isinstance(task, str):
+            yield from _members(manager, task)
+
+
+def _config(manager: "TaskManager", name: str) -> Mapping[str, Any]:
+    entry = manager.task_index.get(name)
+    return (entry and entry.cfg) or {}
 
 
 def _load(
@@ -143,14 +173,15 @@ def _load(
     """
     loaded: dict[str, dict[str, Any]] = {"tasks": {}, "groups": {}, "group_map": {}}
     parts: dict[str, list[str]] = {}
+    requested: dict[str, str] = {}
     for name, few_shot in wanted.items():
         try:
             one: dict[str, Any] = manager.load([name])
         except OSError as error:  # of the file system, or of `datasets` without a network
             reason = " ".join(str(error).split())
             raise ValueError(f"task {name!r}: its data cannot be loaded: {reason}") from error
-        if twice := loaded["tasks"].keys() & one["tasks"].keys():
-            raise ValueError(f"task {min(twice)} is requested twice, by {name!r} and by one of {', '.join(wanted)}")
+        for task in one["tasks"]:
+            _check_once(task, name, requested)
         for task in one["tasks"].values():
             if few_shot is not None:
                 task.set_config(key="num_fewshot", value=few_shot)

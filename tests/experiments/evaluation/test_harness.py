@@ -395,6 +395,18 @@ def test_tasks_that_run_written_code_are_refused_unless_that_is_wanted(tasks: Pa
     assert "HF_ALLOW_CODE_EVAL" not in os.environ
 
 
+def test_members_of_a_group_are_checked_before_training(tasks: Path) -> None:
+    from fewbits.experiments.evaluation.harness import check_tasks
+
+    write_task(tasks, "coded", STARTS, unsafe_code=True, **CONTINUE)
+    (tasks / "both.yaml").write_text(json.dumps({"group": "both", "task": ["choose", "coded"]}))
+    with pytest.raises(ValueError, match=naming("choose", "'choose'", "'both'")):
+        check_tasks(["choose", "both"], tasks, run_code=True)
+    with pytest.raises(ValueError, match=naming("coded", "run_code=True")):
+        check_tasks(["both"], tasks)
+    check_tasks(["both"], tasks, run_code=True)
+
+
 def test_results_of_a_name_are_those_of_its_members(tasks: Path) -> None:
     """Request a group, a tag and a task together, and compare the results with those of each request alone."""
     (tasks / "both.yaml").write_text(
