@@ -497,6 +497,9 @@ def with_evaluation(
         return result
     check_evaluation(trial, corpus)
     with folder.alone():
+        result = folder.result() or result  # another process may have stored an evaluation meanwhile
+        if not trial.evaluation.missing_from(result):
+            return result
         checkpoint = folder.checkpoint(result["step"])
         tell(f"evaluating {folder.path}, which is trained already")
         state = set_up(trial, world.device)
@@ -510,14 +513,14 @@ def with_evaluation(
 
 def _merged(result: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
     """Return `result`, updated with the result of a later evaluation; results of earlier tasks are kept."""
-    before, now = (part.get("evaluated", {"cloze": 0, "tasks": []}) for part in (result, later))
+    before, now = (part.get("evaluated") or {} for part in (result, later))
     evaluated = {
-        "cloze": now["cloze"] or before["cloze"],
-        "tasks": [*dict.fromkeys((*before["tasks"], *now["tasks"]))],
+        "cloze": now.get("cloze") or before.get("cloze", 0),
+        "tasks": [*dict.fromkeys((*before.get("tasks", ()), *now.get("tasks", ())))],
     }
     merged = result | later | {"evaluated": evaluated}
     if "tasks" in merged:
-        merged["tasks"] = {**result.get("tasks", {}), **later.get("tasks", {})}
+        merged["tasks"] = {**(result.get("tasks") or {}), **later.get("tasks", {})}
     return merged
 
 
