@@ -115,7 +115,7 @@ def test_what_the_system_refuses_is_one_line_and_status_1(
 
 
 def test_a_module_that_is_not_there_is_one_line_and_status_1(tmp_path: Path) -> None:
-    """In a Python without fewbits' dependencies, the error is one line with advice.
+    """Check that the error in a Python without fewbits' dependencies is one line with advice.
 
     On a cluster this happens if `ray start` was run in another Python environment.
     """

@@ -106,7 +106,7 @@ SECRET = "hunter2-Zq"
 
 
 def test_on_all_interfaces_the_page_works_by_name_and_no_credential_is_seen(tmp_path: Path) -> None:
-    """With --host 0.0.0.0, the page works under the allowed host names only.
+    """Check that the page works only under the allowed host names if the host is 0.0.0.0.
 
     No credential is in the arguments of a process, which all users can read, nor in the output or the log.
     """

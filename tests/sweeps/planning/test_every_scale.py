@@ -61,7 +61,7 @@ def test_what_switches_in_nvfp4_trains_after_its_switch(scale: str) -> None:
 
 @pytest.mark.parametrize(("study", "too_large"), [("mor", set()), ("nvfp4", set())])
 def test_the_papers_models_fit_on_their_gpus_or_are_known_not_to(study: str, too_large: set[str]) -> None:
-    """At scale paper, each model fits into 80 GB for each rank, except those in `too_large`.
+    """Check that each model of scale paper fits into 80 GB for each rank, except those in `too_large`.
 
     Only the first arm of each model is checked, since its other arms need nearly the same memory.
     """

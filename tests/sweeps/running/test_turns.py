@@ -219,7 +219,7 @@ def test_speeds_that_cannot_be_written_are_left_out(
 
 
 def test_at_once_does_not_wait_for_mlflow(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a second Ctrl-C, a sweep ends without waiting for an update of MLflow, which may take a minute."""
+    """Check that a second Ctrl-C ends a sweep without waiting for an update of MLflow, which may take a minute."""
     busy, answered = threading.Event(), threading.Event()
 
     class Slow:
