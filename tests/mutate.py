@@ -31,7 +31,9 @@ KILLED, SURVIVED, SAME, NOT_COMPILED = "killed", "survived", "same library", "do
 HEAD = """\
 # Mutation testing, measured
 
-A mutant is the sources with one small mistake; it is killed if a test fails (`make mutate`, tests/mutate.py). Targets
+This page shows how many small mistakes in the sources the tests detect. `make mutate` (tests/mutate.py) makes mutants:
+a *mutant* is the sources with one small mistake. It is *killed* if a test fails, and *survives* if all tests pass. Each
+section below is about one target, which is a set of sources and the tests that should detect mistakes in them. Targets
 are measured one by one, so their commits differ.
 """
 PATIENCE = 4  # a mutant is killed if its tests take more than this many times as long as without a mutant
