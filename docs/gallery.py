@@ -104,6 +104,7 @@ def _claim(verdict: Verdict) -> dict[str, Any]:
         "reach": claim.reach,
         "absence": claim.absence,
         "controls": controls,
+        "notes": list(verdict.notes),
         "shown": _shown(leading) if leading and verdict.outcome is not Outcome.OUT_OF_REACH else "",
         "parts": [_part(finding) for finding in verdict.findings],
     }
@@ -119,6 +120,7 @@ def _part(finding: Finding) -> dict[str, Any]:
         "repeats": finding.n,
         "mde": finding.mde,
         "margin": finding.margin,
+        "bound": finding.bound,
         "relative": finding.relative,
     }
 

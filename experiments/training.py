@@ -21,7 +21,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from fewbits.common.atomic import write_json, write_parquet
+from fewbits.common.atomic import write_parquet
 from fewbits.experiments import devices
 from fewbits.experiments.data.corpus import Corpus, describe
 from fewbits.experiments.data.load import load
@@ -33,6 +33,7 @@ from fewbits.experiments.evaluation.by_document import evaluate_documents, means
 from fewbits.experiments.evaluation.cloze import evaluate_cloze
 from fewbits.experiments.evaluation.harness import run_tasks
 from fewbits.experiments.evaluation.loss import evaluate_loss, window_count
+from fewbits.experiments.evaluation.tasks import shots
 from fewbits.experiments.identity import identity, possible_identities, provenance, segment, trial_id
 from fewbits.experiments.optimization.optimizers import (
     clip_gradients,
@@ -246,7 +247,9 @@ def _train(
         status = "done" if healthy else "diverged"
         result = {"id": folder.id, "name": trial.name, "status": status, "step": state.step} | _final(state)
         result |= policy.results() | evaluated
-        write_json(folder.path / "result.json", result)
+        if earlier := folder.earlier_result:
+            result = _merged(earlier, result)
+        folder.write_result(result)
         saved(folder)
     world.wait()
     return result
@@ -496,6 +499,8 @@ def with_evaluation(
     if not trial.evaluation.missing_from(result):
         return result
     check_evaluation(trial, corpus)
+    if requested := [*result.get("evaluated", {}).get("tasks", ()), *trial.evaluation.tasks]:
+        shots(requested)
     with folder.alone():
         result = folder.result() or result  # another process may have stored an evaluation meanwhile
         if not trial.evaluation.missing_from(result):
@@ -507,7 +512,7 @@ def with_evaluation(
         _load_weights(state.model, saved["model"], strict=True)
         state.step, state.origin = saved["step"], saved["origin"]
         result = _merged(result, final_evaluation(state, trial, corpus))
-        write_json(folder.path / "result.json", result)
+        folder.write_result(result)
     return result
 
 

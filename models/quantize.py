@@ -203,7 +203,7 @@ def keep(recipe: Recipe, layers: Sequence[BlockLinear], blocks: int) -> frozense
     k = recipe.keep
     if k.first + k.last >= blocks and (k.first or k.last):
         raise ValueError(
-            f"recipe {recipe.name} keeps the first {k.first} and last {k.last} of {blocks} blocks high: "
+            f"recipe {recipe.name} keeps the first {k.first} and last {k.last} of {blocks} blocks in high precision: "
             "no layer would be quantized; use a deeper model or keep fewer blocks"
         )
     selected = parts(k.parts)

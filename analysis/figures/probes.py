@@ -1,6 +1,7 @@
 """The figure of probes: how much quantizing an operand, a GEMM or a block of layers changes the gradient and the loss.
 
-It has two heat maps, of the gradient's error and of the loss's increase, each with two columns for every arm.
+It has two heat maps, of the gradient's error and of the loss's increase, with a row for each operand, GEMM and block.
+Each arm has two columns: only this part is quantized (`alone`), or everything except it (`all but it`).
 """
 
 from __future__ import annotations

@@ -94,7 +94,10 @@ class Runs:
 
     @cached_property
     def precision(self) -> pd.DataFrame:
-        """Counts of lost weight updates and of zero gradients by step and parameter or layer, in long form."""
+        """Counts of lost weight updates and of zero gradients by step and parameter or layer, in long form.
+
+        An update is lost if, because of rounding, it leaves the weight unchanged.
+        """
         return self.long("precision")
 
     @cached_property

@@ -36,7 +36,8 @@ GROUPS = {
     "mechanism": (
         "Mechanism claims",
         "These claims are about tensors of a trained network. They can be tested in any trained network that uses the "
-        "mechanism.",
+        "mechanism. If the paper reports what it saw in one model, the claim names this model's size, and only runs "
+        "with at least half of its parameters and tokens can contradict it.",
     ),
     "outcome": (
         "Training claims",
@@ -67,7 +68,7 @@ class FindingView:
     glyph: Markup | str = ""  # a small picture of the interval
     repeats: str = ""  # for example `3 seeds`
     mde: str = ""  # minimum detectable effect
-    margin: str = ""
+    margin: str = ""  # the margin, or the bounds of a test that has bounds instead
     weak: bool = False  # undecided, and the minimum detectable effect exceeds the margin
     p: str = ""
     reason: str = ""
@@ -171,7 +172,7 @@ def view(finding: Finding) -> FindingView:
         glyph(finding),
         plural(finding.n, finding.unit) if finding.n else "",
         size(finding.mde, finding.relative) if finding.mde is not None else "",
-        size(finding.margin, finding.relative) if finding.margin else "",
+        size(finding.margin, finding.relative) if finding.margin else finding.bound,
         finding.underpowered,
         f"{p_value(finding.p_for)}{p_own}" if finding.p_for is not None else "",
         finding.reason,
@@ -202,7 +203,7 @@ def glyph(finding: Finding) -> Markup:
     if finding.effect is None or finding.interval is None:
         return Markup()
     low, high = finding.interval.low, finding.interval.high
-    margin = finding.margin if finding.test not in OWN else None
+    margin = finding.margin
     if finding.test in OWN:
         first, last = min(0.0, low), max(1.0, high)
     else:

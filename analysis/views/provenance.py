@@ -16,6 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from markupsafe import Markup
 
 from fewbits import __version__
+from fewbits.analysis.engine.claims.seeds import shaping
 from fewbits.analysis.engine.results.alike import unlike_within_seeds
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.report.fingerprint import sources
@@ -60,16 +61,31 @@ class Provenance:
 
     @property
     def notices(self) -> list[str]:
-        """Warnings that today's code or today's definition of the sweep may give results other than those shown."""
+        """Warnings: another definition of the sweep, seeds that influenced the design, other code than today's."""
+        return [*filter(None, [self.changed]), *self._shaped, *self._other_sources]
+
+    @property
+    def _shaped(self) -> list[str]:
+        """A warning if seeds of the plan influenced its design (papers/planning/seeds.yaml)."""
+        study, seeds = self.results.plan.sweeps[0].study, {member.cell.seed for member in self.results.members}
+        shaped = shaping(study, self.results.scale_name, sorted(seeds))
+        listed = ", ".join(map(str, shaped))
+        reasons = "; ".join(dict.fromkeys(shaped.values()))
+        seen = f"this design was chosen after results of {plural(len(shaped), 'seed')} ({listed}) had been seen"
+        return [f"{seen}, so these verdicts are no independent test: {reasons}"] if shaped else []
+
+    @property
+    def _other_sources(self) -> list[str]:
+        """A warning if other sources than today's computed some trials."""
         other = [(planned, record) for planned, record in self.finished if not computed_by_todays_sources(record)]
         if not other:
-            return [self.changed] if self.changed else []
+            return []
         commits = sorted({str(record["git"])[:10] for _, record in other if record.get("git")})
         named = f" (commit{'s' if len(commits) > 1 else ''} {', '.join(commits)})" if commits else ""
         trials, were = plural(len(self.finished), "trial"), "was" if len(other) == 1 else "were"
         line = f"{len(other)} of {trials} {were} computed by code that differs from today's{named}"
         explain = f"to show the difference for one: `fewbits explain {other[0][0].id[:HASH]}`"
-        return [*([self.changed] if self.changed else []), f"{line}; {explain}"]
+        return [f"{line}; {explain}"]
 
     @property
     def mixed(self) -> list[str]:

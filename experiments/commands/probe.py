@@ -199,7 +199,10 @@ def _print_summary(result: Probe) -> None:
 def _print_layers(result: Probe) -> None:
     from fewbits.models.recipe import SLOTS
 
-    print("\nweight gradients, and the mean relative error of each operand, in percent")
+    print(
+        "\nby layer: the gradient of the weight, compared with the unquantized one, "
+        "and each operand's mean relative error in percent"
+    )
     rows = []
     for row in result.layers().to_dict("records"):
         slots = (_percent(row.get(slot, math.nan)) for slot in SLOTS)

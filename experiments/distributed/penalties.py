@@ -17,7 +17,10 @@ from fewbits.models.quantized_linear import QuantizedLinear
 
 
 class Penalties:
-    """The penalty's terms in one forward pass, collected layer by layer; none if the recipe has no penalty."""
+    """The terms of the penalty on learned bit widths, collected layer by layer in one forward pass.
+
+    There are none if the recipe has no penalty (`sampler.penalty` is 0).
+    """
 
     def __init__(self, quantization: Quantization) -> None:
         self._quantization = quantization

@@ -5,17 +5,18 @@ Chance is 25 %. The task tests whether the model uses the context, so nothing el
 
 * All choices are real text of the same split with the same number of tokens, so no choice is unusual in itself, and
   sums of log-likelihoods are comparable.
-* Where a wrong choice was cut from the text, the token before it is the last token of the context, such as a letter or
-  a space. Otherwise a choice could be recognised by whether it completes the context's last word. So a model has to use
+* In the text, the token before a wrong choice is the same as the last token of the context, for example a letter or a
+  space. Otherwise a choice could be recognised by whether it completes the context's last word. So a model has to use
   at least the last two tokens of the context; a model that knows only pairs of tokens is at chance.
-* 64 random positions of this kind are drawn. The wrong choices are the three texts whose probability, under a model of
-  token pairs, is closest to that of the true choice. With random wrong choices, differences in how common the words are
-  would outweigh what a small model can gain from the context, and the model would stay near chance for long.
+* 64 random positions that follow such a token are drawn. The wrong choices are the three texts whose probability, under
+  a model of token pairs, is closest to that of the true choice. With random wrong choices, differences in how common
+  the words are would outweigh what a small model can gain from the context, and the model would stay near chance for
+  long.
 * The wrong choices overlap neither the context nor the true choice, and all four choices differ.
 
 Continuations are short and mostly start inside a word, because models that read bytes learn these first. A model of
 1.9 M parameters that had read 2 MB of Python was right in 55 ± 2 % of items of eight bytes. With another design, whose
-choices were the first 16, 32 or 64 bytes of random lines with equal indentation, it was right in 27 to 29 ± 2 %.
+choices were the first 16, 32 or 64 bytes of random lines with equal indentation, the model was right in 27 to 29 ± 2 %.
 
 Items depend only on the text, the seed and the count (not on the random generator of a library), so every trial gets
 the same items. A larger count keeps the items of a smaller count and adds items after them.

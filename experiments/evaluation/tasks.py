@@ -94,7 +94,8 @@ TASK_GROUPS: Mapping[str, tuple[Task, ...]] = {
 def shots(names: Sequence[str]) -> dict[str, int | None]:
     """Return the number of few-shot examples (None: lm-eval's default) by lm-eval task.
 
-    names: our groups (keys of TASK_GROUPS), and names of lm-eval's tasks or groups.
+    names: our groups (keys of TASK_GROUPS), and names of lm-eval's tasks or groups. Raise ValueError if two of them
+    use one task with different numbers of examples: results are stored by task, so one would replace the other.
     """
     if not names:
         raise ValueError(f"no task is requested: valid tasks are {', '.join(TASK_GROUPS)} and lm-eval's tasks")
@@ -105,8 +106,9 @@ def shots(names: Sequence[str]) -> dict[str, int | None]:
             for each in task.names:
                 if wanted.setdefault(each, task.few_shot) != task.few_shot:
                     raise ValueError(
-                        f"tasks {', '.join(names)} need {each} with different numbers of examples"
-                        f" ({_count(wanted[each])} and {_count(task.few_shot)}): run them separately"
+                        f"{', '.join(names)}: lm-eval's task {each} is requested with different numbers of few-shot "
+                        f"examples ({_count(wanted[each])}, and {_count(task.few_shot)} by {name}); a run stores one "
+                        "result for each task: use `fewbits evaluate` for the other number"
                     )
     return wanted
 

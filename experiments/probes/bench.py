@@ -73,7 +73,10 @@ class Bench:
 
 
 def make_bench(trial: Trial, checkpoint: checkpoints.Checkpoint, device: torch.device, reference: torch.dtype) -> Bench:
-    """Load the model of a checkpoint, without the optimizer's state. reference: the dtype of the exact model."""
+    """Load the model of a checkpoint, without the optimizer's state.
+
+    reference: the dtype in which the unquantized model, the reference, computes.
+    """
     state = checkpoint.state
     saved = checkpoints.unflatten(checkpoint.tensors(device, under="model."), state["model"])
     widths = {name: tensor for name, tensor in saved.items() if name.endswith(_WIDTHS)}

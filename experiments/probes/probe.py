@@ -17,6 +17,8 @@ models needs many seeds. The result is four tables:
     sums        recipe, batch, seed,        `error` (relative) of the layer's forward product, if this accumulator
                 layer, accumulator          computed its sums (sum_errors.py); only with `accumulators`
 
+kernels/README.md (Statistics) defines flushed, saturated, capped and lost values.
+
 By default the reference computes in the trial's dtype. Then all differences come from the recipe, and a recipe that
 leaves all operands in high precision gives differences of exactly 0. With `reference="fp32"` the reference computes in
 FP32, so the differences also contain the error of BF16; for the recipe bf16, they contain nothing else.

@@ -70,7 +70,7 @@ def variants(parts: Sequence[str], quantization: Quantization) -> Iterator[Varia
 
 
 def _restricted(plan: Plan, slots: frozenset[str]) -> Plan:
-    """Return a plan in which only these slots are quantized; an executed GEMM without both its slots is emulated."""
+    """Return a plan in which only these slots are quantized; an executed GEMM that lacks a slot becomes emulated."""
     executed = frozenset(gemm for gemm in plan.executed if slots.issuperset(_slots(gemm)))
     return Plan(restricted(plan.operands, slots), executed)
 

@@ -178,7 +178,10 @@ def newest_first(*folders: Path) -> list[Path]:
 
 
 def steps(folder: Path) -> dict[int, Path]:
-    """Return the path of a folder's checkpoint by step, including damaged ones; of several editions, the latest."""
+    """Return the path of a folder's checkpoint by step, including damaged ones.
+
+    If a step was saved several times, as editions (see _NAME), it is the path of the latest edition.
+    """
     return {step: path for (step, _), path in _list(folder)}
 
 
@@ -372,7 +375,11 @@ def _sealed(content: dict[str, Any]) -> bytes:
 
 
 def _unsealed(path: Path) -> dict[str, Any]:
-    """Return the content of a state.json without its `seal`; raise DamagedCheckpoint if the seal does not fit."""
+    """Return the content of a state.json without its `seal`, the SHA-256 of that content.
+
+    Raise DamagedCheckpoint if the file is not JSON, if its seal is not the content's SHA-256, or if this version of
+    fewbits cannot read its format.
+    """
     try:
         content = json.loads(path.read_bytes())
         intact = content.pop("seal") == _seal(content)

@@ -30,6 +30,7 @@ from fewbits.experiments.trial import Trial
 # The end of a warning on file systems without locks.
 NO_LOCKS = "the leases of sweeps still work; but do not run the same trial in two `fewbits train` at the same time"
 TOKENIZER = "tokenizer.json"  # only in the folder of an imported run
+EARLIER = "earlier-result.json"  # only while a finished trial trains again (`RunFolder.reopen`)
 LOCK = ".lock"  # the file contains the id of the process that has locked it
 HASH = 8  # hexadecimal digits of the id in a folder's name
 LEAST = 4  # the smallest number of digits of an id that may be given to name a run
@@ -82,10 +83,10 @@ class RunFolder:
     def reopen(self, wanted: Collection[int]) -> None:
         """Make a finished trial train again, so that it keeps the checkpoints of the steps `wanted`.
 
-        The result is removed. If a wanted step is not in `kept`, the checkpoints after the first such step are removed
-        too, so that training resumes at or before this step.
+        The result becomes `earlier_result`. If a wanted step is not in `kept`, the checkpoints after the first such
+        step are removed, so that training resumes at or before this step.
         """
-        (self.path / "result.json").unlink()
+        (self.path / "result.json").replace(self.path / EARLIER)
         # If another process has kept all wanted checkpoints in the meantime, no checkpoint is removed.
         first = min(set(wanted) - set(steps(self.kept)), default=math.inf)
         for step, path in steps(self.checkpoints).items():
@@ -114,6 +115,16 @@ class RunFolder:
         ):
             raise ValueError(f"{path} is not this trial's result; remove this file and run the trial again")
         return result
+
+    @property
+    def earlier_result(self) -> dict[str, Any]:
+        """The result from before `reopen`, with evaluations that training does not repeat; empty if there is none."""
+        return checked_json(self.path / EARLIER) or {}
+
+    def write_result(self, result: Mapping[str, Any]) -> None:
+        """Write result.json, which ends the trial. Call it only inside `alone`."""
+        write_json(self.path / "result.json", result)
+        (self.path / EARLIER).unlink(missing_ok=True)
 
     def provenance(self) -> dict[str, Any] | None:
         """Return the content of provenance.json, or None if the trial has not started."""

@@ -181,8 +181,9 @@ def _cell_today(overrides: tuple[str, ...], cell: Cell) -> Cell:
 def _by_plan(plan: Plan, member: Member, cell: Cell) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the settings with which the trial was planned, and the settings that `cell` gives now.
 
-    Both have the keys `config`, `data` and `at`, and for each of the parents that both have the same keys with one more
-    prefix `parent.`. With the last prefix, the key `branches` tells whether there is a further parent.
+    Both have the keys `config`, `data` and `at`. If both have a parent, they also have these keys for the parent, with
+    the prefix `parent.`; for the parent's parent, with the prefix `parent.parent.`, and so on. For the last of these
+    trials, the key `branches` (with the same prefix) tells whether there is a further parent.
     """
     from fewbits.experiments.config import load_trial
     from fewbits.experiments.identity import all_settings

@@ -40,10 +40,10 @@ def require_kind(plan: Plan, like: str, machines: Sequence[Machine]) -> Machine:
 
 
 def find_unlike(plan: Plan, like: str, address: str | None) -> dict[str, str]:
-    """Return the ids of the trials that have to run again, each with the reason, without a connection to a cluster.
+    """Return the ids of the trials that `--like` has to run again, each with the reason; do not connect to a cluster.
 
-    If `address` or RAY_ADDRESS names a cluster, its machines are assumed to have this machine's version of torch.
-    Without a cluster, raise ValueError if this machine is not of the kind `like`.
+    If `address` or RAY_ADDRESS names a cluster, its machines are assumed to be of the kind `like` and to have this
+    machine's version of torch. Otherwise trials run on this machine: raise ValueError if it is not of that kind.
     """
     here = this_machine()
     if address or os.environ.get("RAY_ADDRESS"):
@@ -54,8 +54,9 @@ def find_unlike(plan: Plan, like: str, address: str | None) -> dict[str, str]:
 def reasons_to_rerun(plan: Plan, like: str, machine: Machine) -> dict[str, str]:
     """Return the ids of trials computed by another kind or version of torch than the machine's, and of their branches.
 
-    The result maps each id to the reason. like: the machine's kind. Trials without any computed step are not included,
-    nor are trials on CPUs if `like` is a GPU's kind, or trials on GPUs if it is a processor's.
+    The result maps each id to the reason why the trial has to run again. like: the machine's kind. Trials without any
+    computed step are not included, nor are trials on CPUs if `like` is a GPU's kind, or trials on GPUs if it is a
+    processor's.
     """
     reasons: dict[str, str] = {}
     for key, planned in plan.trials.items():  # a parent comes before its branches, which look it up in `reasons`

@@ -67,7 +67,7 @@ class Driver:
 
     plan: Plan
     backend: Backend
-    on_turn: Callable[[Driver], None] = lambda driver: None  # called every turn, to show the progress
+    on_turn: Callable[[Driver], None] = lambda driver: None  # called in every turn of the loop, to show the progress
     placement: Placement | None = None  # chooses each trial's kind of machine; None: any kind
     space: DiskSpace | None = None  # checks that the disk has room for checkpoints; None: not checked
     stopping: bool = False  # no further trial is started

@@ -31,10 +31,10 @@ Computed = tuple[tuple[str | None, ...], ...]
 
 
 def computed(folder: RunFolder) -> Computed:
-    """Return the different environments that computed a run's steps, in order, each as the values of LIKENESS.
+    """Return the different environments that computed a run's steps, in order.
 
-    The result is empty if the run has not started, if an old version of fewbits computed it, or if its
-    `provenance.json` is damaged.
+    An environment is the tuple of the values of LIKENESS: kind, backend, torch, limits. The result is empty if the run
+    has not started, if an old version of fewbits computed it, or if its `provenance.json` is damaged.
     """
     try:
         provenance = folder.provenance() or {}

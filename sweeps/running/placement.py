@@ -44,7 +44,7 @@ class Placement:
     _listed: bool = False  # the kinds were logged
 
     def refresh(self) -> None:
-        """Read from the backend which machines there are now. The driver calls it every turn."""
+        """Read from the backend which machines there are now. The driver calls it in every turn of its loop."""
         self._machines = self.backend.machines()
 
     def kind_for(self, planned: Planned) -> str | None:
@@ -76,7 +76,10 @@ class Placement:
         return self.kinds[seed]
 
     def waits(self, kind: str | None, resources: Resources) -> bool:
-        """Tell whether no present machine of this kind can run a trial with these resources; kind None: any kind."""
+        """Tell whether a trial with these resources has to wait, because no present machine of this kind can run it.
+
+        The result is False if `kind` is None (any kind).
+        """
         return kind is not None and kind not in room_by_kind(self._machines, resources)
 
     def is_lost(self, kind: str | None, resources: Resources) -> bool:
@@ -95,9 +98,9 @@ class Placement:
         self._load[kind] += self._missing_work(seed)
 
     def _kind_so_far(self, seed: Seed) -> str | None:
-        """Return the kind that computed a trial from which others of the seed branch, else most trials of the seed.
+        """Return the kind that computed a trial of the seed from which others branch.
 
-        Return None if no trial of the seed was computed yet.
+        If no such trial was computed yet, return the kind that computed most trials of the seed; None if none was.
         """
         trials = [planned for planned in self.plan.trials.values() if _seed(planned) == seed]
         parents = {planned.parent for planned in trials}
@@ -110,7 +113,7 @@ class Placement:
         return votes.most_common(1)[0][0] if votes else None
 
     def _emptiest(self, seed: Seed, room: dict[str, float]) -> str:
-        """Return the kind that would first finish this seed's trials, after those of the seeds that it already has.
+        """Return the kind that would be the first to finish this seed's trials, after those of the kind's other seeds.
 
         room: by kind, the number of trials that it can run at a time.
         """

@@ -19,7 +19,7 @@ WARM = 10.0  # seconds after which the time left is estimated from the speed of 
 
 
 class Display(Progress):
-    """The progress display of a sweep; the driver calls the object every turn."""
+    """The progress display of a sweep; the driver calls the object in every turn of its loop."""
 
     def __init__(self, speeds: Speeds, stream: TextIO | None = None) -> None:
         super().__init__(stream)

@@ -93,7 +93,7 @@ def store_plan(plan: Plan, overrides: Sequence[str]) -> None:
 def run_trials(plan: Plan, where: Where, mirror: Mirror, opened: Callable[[], Backend] | None = None) -> Driver | None:
     """Run the missing trials of a plan, and return the driver when they have ended; None if no trial is missing.
 
-    where: the options from which a backend is made; it is closed at the end. opened: if not None, a function that
+    where: the options from which a backend is made, which is closed at the end. opened: if not None, a function that
     returns the backend to use instead, which stays open for further calls. Warnings that are raised meanwhile are
     printed as lines of the progress display.
     """

@@ -139,7 +139,7 @@ def difference(values: Mapping[str, float]) -> float:
 
 
 def of_arm(arm: str) -> dict[str, tuple[str, str, str]]:
-    """Return the argument `arms` of `combined` for `difference`, name → (sweep, arm, metric): two losses of one arm."""
+    """Return the argument `arms` of `combined`, name → (sweep, arm, metric), for the two losses in `difference`."""
     return {"end": ("tiny", arm, "validation_loss"), "training": ("tiny", arm, "loss")}
 
 

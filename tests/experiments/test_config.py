@@ -325,8 +325,8 @@ MISTAKES = {  # arguments of `fewbits train`, and the parts of the message; … 
     "training.batch=5": "training.batch 5: not a multiple of training.micro_batch 2",
     "training.length=512": "training.length 512: model nemotron-nano has 256 positions",
     "training.length=512 model=gpt2-nano": "training.length 512: model gpt2-nano has 256 positions",
-    "recipe.keep.last=2": "recipe bf16 keeps the first 0 and last 2 of 2 blocks high",
-    "recipe.keep.first=1 recipe.keep.last=1": "keeps the first 1 and last 1 of 2 blocks high",
+    "recipe.keep.last=2": "recipe bf16 keeps the first 0 and last 2 of 2 blocks in high precision",
+    "recipe.keep.first=1 recipe.keep.last=1": "keeps the first 1 and last 1 of 2 blocks in high precision",
     "recipe.keep.names=[foo]": "keep.names: no layer matches 'foo'; the layers are blocks.0.",
     "recipe=gaussws recipe.sampler.parts=[in]": "sampler.parts ['in']:…the model has only the parts down, out, qkv, up",
     "recipe=mor/block model.width=128 model.heads=2 model.kv_heads=2 training.length=32": (

@@ -514,9 +514,9 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "all blocks kept": (
         gpt2,
         {"keep": {"first": 1, "last": 1}},
-        "recipe mine keeps the first 1 and last 1 of 2 blocks high: no layer would be quantized; use a deeper model",
+        "recipe mine keeps the first 1 and last 1 of 2 blocks in high precision: no layer would be quantized; use a",
     ),
-    "more blocks kept than there are": (gpt2, {"keep": {"last": 8}}, "keeps the first 0 and last 8 of 2 blocks high"),
+    "more blocks kept than there are": (gpt2, {"keep": {"last": 8}}, "keeps the first 0 and last 8 of 2 blocks in"),
     "a name that no layer has": (
         gpt2,
         {"keep": {"names": ["*.ffn.gate"]}},

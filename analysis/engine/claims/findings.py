@@ -51,6 +51,7 @@ class Finding:
     unit: str = "seed"  # the unit that n counts, for example "seed" or "trial"
     mde: float | None = None  # minimum detectable effect
     margin: float | None = None
+    bound: str = ""  # the bounds of the tests within, above and below, as text
     relative: bool = False  # effect, interval, mde and margin are fractions of the baseline's number
     p_for: float | None = None  # the p value of the test whose significant result supports the statement
     p_against: float | None = None  # the p value of the test whose significant result opposes the statement
@@ -126,12 +127,13 @@ class Verdict:
 
     @property
     def leading(self) -> Finding | None:
-        """The finding whose effect a summary shows: the one with the greatest p_for among findings with an effect.
+        """The finding whose effect a summary shows: the one with the greatest p_for among findings with an interval.
 
-        None if no finding has an effect. A finding without p_for counts as p = 1.
+        A finding without p_for counts as p = 1. Findings without an interval, for example of a single seed, are used
+        only if no finding has one. None if no finding has an effect.
         """
         measured = [finding for finding in self.findings if finding.effect is not None]
-        return max(measured, key=lambda one: one.p_for if one.p_for is not None else 1.0, default=None)
+        return max(measured, key=lambda one: (one.interval is not None, _p_for(one)), default=None)
 
     @property
     def underpowered(self) -> bool:
@@ -142,3 +144,7 @@ class Verdict:
     def __str__(self) -> str:
         at = f" at {self.scale}" if self.scale and self.outcome.decided else ""
         return f"{self.outcome}{at}: {self.reason}"
+
+
+def _p_for(finding: Finding) -> float:
+    return 1.0 if finding.p_for is None else finding.p_for

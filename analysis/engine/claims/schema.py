@@ -191,8 +191,8 @@ class Claim:
                 )
 
     def margin_of(self, part: Part) -> Margin | None:
-        """Return the part's own margin or, if it has none, the claim's margin."""
-        return part.margin or self.margin
+        """Return the part's own margin or, if it has none, the claim's; None for tests that use no margin."""
+        return (part.margin or self.margin) if part.test in (*DIRECTIONS, *NULLS) else None
 
     @property
     def out_of_reach(self) -> bool:
@@ -224,8 +224,27 @@ class StudyClaims:
         for claim in self.claims:
             for control in claim.control:
                 one_of(f"{claim.id}: control", control, names)
+            self._check_nulls(claim)
         for name in set(names) - {control for claim in self.claims for control in claim.control}:
             raise ValueError(f"control {name}: no claim lists it under the key control")
+
+    def _check_nulls(self, claim: Claim) -> None:
+        """Raise ValueError if no control shows that the runs detect a change of a null test's margin.
+
+        Without such a control, runs that detect nothing would support the claim, too.
+        """
+        shown = [part for name in claim.control for part in self.control(name).parts]
+        for part in claim.parts:
+            margin = claim.margin_of(part)
+            if claim.reach != "outcome" or part.test not in NULLS or margin is None:
+                continue
+            if not any(_exceeds(control, part, margin) for control in shown):
+                size = f"{margin.value:.3g}{' of the baseline' * margin.relative}"
+                raise ValueError(
+                    f"{claim.id}: the test {part.test} allows a change of {size}, but no control shows that these runs "
+                    f"detect a change of this size: a control needs a part with the test {' or '.join(DIRECTIONS)} and "
+                    "at least this margin, or with the test above and at least this bound"
+                )
 
     def claim(self, name: str) -> Claim:
         return named("claim", name, self.claims)
@@ -237,6 +256,15 @@ class StudyClaims:
 
     def control(self, name: str) -> ControlClaim:
         return named("control", name, self.controls)
+
+
+def _exceeds(control: Part, null: Part, margin: Margin) -> bool:
+    """Tell whether a part of a control is supported only if an effect is greater than the margin of a null test."""
+    if control.test in DIRECTIONS:
+        own = control.margin
+        return own is not None and own.relative == margin.relative and own.value >= margin.value
+    same = bool({*control.metrics} & {*null.metrics})
+    return control.test == "above" and same and control.than is not None and control.than >= margin.value
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,11 @@ HEAD = """\
 Numbers in square brackets are missing from the paper's text as we have it; we restored them.
 
 * *Reach* says where a claim can be decided: `any` (arithmetic, true at any scale), `mechanism` (about tensors of a
-  trained network) or `outcome` (about losses, with the number of parameters and tokens at which the paper saw them).
+  trained network) or `outcome` (about losses). A number of parameters and tokens follows if the paper reports what it
+  saw in a model of this size; then only runs with at least half of both numbers can contradict the claim. Sentences of
+  the paper about any network have no such numbers.
 * *Absence* says what follows if our runs show that there is no effect: this contradicts the claim, or the effect is
-  only "not seen at this scale". In both cases, only runs with at least half of the parameters and tokens that the
-  claim names contradict an outcome.
+  only "not seen at this scale".
 * *Control* names what the same runs have to show before they may decide the claim.
 """
 COLUMNS = ("claim", "the paper says", "we test", "reach", "absence", "control", "margin or bound, and its source")

@@ -39,6 +39,7 @@ def judge(comparison: Comparison, data: Measured) -> Finding:
         "",
         comparison.test,
         margin=comparison.margin.value if comparison.margin else None,
+        bound=comparison.part.bounds,
         absence=comparison.absence,
         alone=comparison.part.alone,
         title=comparison.title,

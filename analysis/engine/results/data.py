@@ -1,4 +1,4 @@
-"""The dataclasses of what is tested: differences of pairs, an arm's numbers, counts of events, or the lack of data."""
+"""Define the data that claims are tested on: differences of pairs, an arm's numbers, counts of events, or no data."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def pools_of(results: Results, scope: Results, metric: Metric, baseline: str, wh
 
 
 def treatments(members: Iterable[Member]) -> list[str]:
-    """Return the names that arms have in a pool, `SWEEP/ARM, AXIS VALUE`, for each of these places."""
+    """Return for each of these places the name that its arm has in a pool, `SWEEP/ARM, AXIS VALUE`."""
     return [f"{member.cell.sweep}/{treatment(member.cell.arm, member.cell.axes)}" for member in members]
 
 

@@ -116,7 +116,10 @@ def overhead(arms: Arms, optimizer: str, recipe: str) -> tuple[float, Interval |
 
 
 def _where(found: dict[str, Any]) -> str:
-    """Return a line that describes the machine, the number of turns and the load. found: the content of the file."""
+    """Return a line that describes the machine, the number of turns and the load.
+
+    found: the content of a file of timings.
+    """
     machine = found["machine"]
     processor = machine.get("processor") or machine.get("cpu") or ""
     device = str(machine["device"])

@@ -1,4 +1,4 @@
-"""Relative errors of weight gradients that quantization causes, as a table and as Figure B (for claim N7).
+"""Relative errors that quantization causes in weight gradients, as a table and as Figure B (for claim N7).
 
 Trials measure these errors during training (`metrics.gradient_errors`).
 """

@@ -1,5 +1,6 @@
 """Metrics of the primer's trials that claims compare: updates that are lost, gradients that are 0, errors of casts.
 
+An update is lost if, because of rounding, it leaves the stored weight unchanged.
 A metric is a number for each trial, by its id. Counts are read from precision.parquet and added over all measured
 updates of a trial. In this file, the slot `dy` has the gradients of linear layers' results, which FP16 training stores
 in FP16, and the slot `parameter` has the updates of weights. Errors of casts are read from numerics.parquet.

@@ -1,6 +1,6 @@
-"""Define Variant, the constants for which a CUDA kernel is compiled, and Launcher, the interface that launches it.
+"""Define Variant, a CUDA kernel with the constants for which it is compiled, and Launcher, which launches it.
 
-Spec mirrors the structure of csrc/spec.cuh field by field.
+Spec, the constants for one quantizer, has the same fields in the same order as the struct Spec in csrc/spec.cuh.
 """
 
 from collections.abc import Callable, Iterable

@@ -6,8 +6,17 @@ from pathlib import Path
 import pytest
 
 from fewbits.analysis.engine.claims.hooks import hooks_of, load_hooks
-from fewbits.analysis.engine.claims.schema import Claim, Part, load_claims, studies_with_claims
+from fewbits.analysis.engine.claims.schema import (
+    Claim,
+    ControlClaim,
+    Margin,
+    Part,
+    StudyClaims,
+    load_claims,
+    studies_with_claims,
+)
 from fewbits.analysis.engine.claims.table import claims_table
+from tests.messages import naming
 
 PAGE = Path(__file__).parents[3] / "docs" / "claims.md"
 TRAINED = ("mor", "nvfp4", "gaussws")
@@ -41,6 +50,50 @@ def test_a_bound_without_a_source_is_refused() -> None:
     part = Part("above", arms=("a",), metrics=("x",), than=1.0)
     with pytest.raises(ValueError, match="above needs a `reason`"):
         Claim("X1", "It is high.", (part,), place="p", sentence="s", reach="mechanism")
+
+
+HALF = Margin(0.005, relative=True, reason="r")
+EQUAL = Part("equivalent", arms=("a",), margin=HALF)
+CLOSE = Part("no_worse", arms=("a",), metrics=("distance",), relative=False, margin=Margin(0.02, False, "r"))
+
+
+@pytest.mark.parametrize(
+    ("null", "control"),
+    [
+        (EQUAL, Part("higher", arms=("b",), margin=HALF)),
+        (EQUAL, Part("lower", arms=("b",), margin=Margin(0.01, True, "r"))),
+        (CLOSE, Part("above", arms=("b",), metrics=("distance",), than=0.02)),
+    ],
+)
+def test_a_claim_of_no_effect_is_valid_with_a_control_that_exceeds_its_margin(null: Part, control: Part) -> None:
+    assert with_control(null, control).claims
+
+
+@pytest.mark.parametrize(
+    ("null", "control"),
+    [
+        (EQUAL, Part("higher", arms=("b",))),
+        (EQUAL, Part("higher", arms=("b",), margin=Margin(0.004, True, "r"))),
+        (EQUAL, Part("higher", arms=("b",), margin=Margin(0.005, False, "r"))),
+        (CLOSE, Part("above", arms=("b",), metrics=("distance",), than=0.019)),
+        (CLOSE, Part("above", arms=("b",), metrics=("another",), than=0.02)),
+        (CLOSE, Part("all_below", arms=("b",), metrics=("distance",), than=0.5)),
+    ],
+)
+def test_a_claim_of_no_effect_needs_a_control_that_exceeds_its_margin(null: Part, control: Part) -> None:
+    with pytest.raises(ValueError, match=naming("X1", null.test, "control")):
+        with_control(null, control)
+
+
+def with_control(null: Part, control: Part) -> StudyClaims:
+    claim = Claim("X1", "It is close.", (null,), reach="outcome", control=("works",), ours=True)
+    return StudyClaims("mor", (claim,), (ControlClaim("works", "It works", (control,)),))
+
+
+def test_only_tests_of_differences_have_the_margin_of_the_claim() -> None:
+    bounded = Part("above", name="bounded", arms=("a",), metrics=("x",), than=1.0)
+    claim = Claim("X1", "It is close.", (EQUAL, bounded), margin=HALF, ours=True)
+    assert [claim.margin_of(part) for part in claim.parts] == [HALF, None]
 
 
 def test_at_least_half_of_the_claims_are_data_alone() -> None:

@@ -106,6 +106,22 @@ def test_two_seeds_are_tested_and_one_is_only_shown(test: str) -> None:
     assert two.effect == pytest.approx(0.70005)
 
 
+@pytest.mark.parametrize(
+    ("test", "margin", "bound"), [("within", None, "0.4 to 0.6"), ("above", None, "0.5"), ("higher", MARGIN.value, "")]
+)
+def test_a_finding_names_its_margin_or_its_bound(test: str, margin: float | None, bound: str) -> None:
+    one = judge(part(test), Differences((0.7, 0.71)))
+    assert (one.margin, one.bound) == (margin, bound)
+
+
+def test_a_summary_shows_the_weakest_finding_that_has_an_interval() -> None:
+    strong, weak = (judge(part("higher"), Differences((mean, mean + 0.001))) for mean in (0.02, 0.001))
+    one_seed = judge(part("higher"), Differences((-3.15,)))
+    claim = Claim("X", "It is high.", (part("higher").part,), ours=True)
+    shown = [Verdict(claim, Outcome.INCONCLUSIVE, "", some).leading for some in ((strong, one_seed, weak), (one_seed,))]
+    assert shown == [weak, one_seed]
+
+
 @pytest.mark.parametrize(("test", "sign"), [("higher", 1), ("lower", -1), ("no_worse", -1), ("equivalent", 0)])
 def test_a_finding_with_a_pooled_spread_says_what_its_own_pairs_would(test: str, sign: int) -> None:
     values = tuple(0.01 * sign + noise for noise in (-0.0001, 0.0, 0.0002))

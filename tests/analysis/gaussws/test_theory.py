@@ -52,9 +52,8 @@ def test_a_kernel_that_draws_something_else_contradicts_g1(monkeypatch: pytest.M
 def test_lemma_1_on_the_grid_ends_in_a_single_tie(bits: int, magnitude: float) -> None:
     """Check Lemma 1 for weights on BF16's grid: noise of magnitude 2^τ survives the cast if b < m + 2 + τ.
 
-    b is the bit width, and m = 7 the number of mantissa bits.
-
-    At the bound itself, b = m + 2 + τ, exactly one case is lost: a tie, with noise of half a step and the weight 1.
+    b is the bit width, and m = 7 the number of mantissa bits. At the bound itself, b = m + 2 + τ, the cast removes the
+    noise in exactly one case: a tie, with noise of half a step and the weight 1.
     """
     assert theory.swallowed(bits - 0.01, magnitude).lost == 0
     assert theory.swallowed(bits, magnitude).lost == 1

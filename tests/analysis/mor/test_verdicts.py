@@ -16,7 +16,7 @@ from tests.analysis.mor.worlds import FLOOR, World, results
 REPRODUCED, IN_PART, CONTRADICTED = Outcome.REPRODUCED, Outcome.IN_PART, Outcome.CONTRADICTED
 NOT_SEEN, INCONCLUSIVE = Outcome.NOT_SEEN, Outcome.INCONCLUSIVE
 FIRST, LAST = 1, 4
-CONTROLS = {"bad-arm": 0.05, "e5m2": 0.009}
+CONTROLS = {"bad-arm": 0.05, "e5m2": 0.009, "e2m1": 0.03}
 LOSSES = ("M3", "M6", "M7", "M17", "M19")
 EFFECTS = ("M8", "M18")
 
@@ -144,7 +144,7 @@ def test_the_opposite_is_contradicted_in_runs_as_large_as_the_papers_and_not_see
 
 
 def test_an_underpowered_null_is_inconclusive_and_says_how_many_seeds_would_do(six: Plan) -> None:
-    found = judged(six, World(effect={"bad-arm": 5.0, "e5m2": 1.0}, noise=0.01), *LOSSES, *EFFECTS)
+    found = judged(six, World(effect={"bad-arm": 5.0, "e5m2": 1.0, "e2m1": 2.0}, noise=0.01), *LOSSES, *EFFECTS)
     for name in LOSSES:
         assert found[name].outcome is INCONCLUSIVE, name
         assert found[name].underpowered, name
@@ -156,6 +156,13 @@ def test_no_null_and_no_absence_is_decided_where_the_control_finds_nothing(six: 
     for name, one in judged(six, World(), *LOSSES, *EFFECTS).items():
         assert one.outcome is INCONCLUSIVE, name
         assert [control.id for control in one.controls if not control.passed][:1] == ["graded"], name
+
+
+def test_no_null_is_decided_where_no_arm_is_worse_by_its_margin(six: Plan) -> None:
+    """Check M3, whose margin is 0.5 %, in a world where even E2M1 costs 0.4 % only."""
+    one = judged(six, World(effect=CONTROLS | {"e2m1": 0.004}), "M3")["M3"]
+    assert one.outcome is INCONCLUSIVE
+    assert [control.id for control in one.controls if not control.passed] == ["coarse"]
 
 
 def test_arms_that_stay_in_bf16_do_not_show_that_quantizing_costs_nothing(six: Plan) -> None:

@@ -206,7 +206,7 @@ STRESSED |= {"rates/bad-arm": 0.05, "rates/nvfp4": 0.02}
 
 
 def test_stress_is_found_where_it_is(cpu: Plan) -> None:
-    """Check that the claims F2 and F3 are reproduced if the sweeps overfit and rates have the claimed effects."""
+    """Check that the claims F2 and F3 are reproduced if the sweeps `overfit` and `rates` have the claimed effects."""
     assert outcomes(judged(cpu, World(effect=STRESSED), *STRESS)) == dict.fromkeys(STRESS, REPRODUCED)
 
 
@@ -217,6 +217,6 @@ def test_what_the_format_costs_under_stress_is_no_effect_of_training(cpu: Plan) 
 
 
 def test_stress_without_a_control_is_inconclusive(cpu: Plan) -> None:
-    """Check that F2 and F3 are inconclusive if the bad arms, which are the controls, have no effect."""
+    """Check that F2 and F3 are inconclusive if the arms `bad-arm`, which are the controls, have no effect."""
     silent = World(effect=STRESSED | {"overfit/bad-arm": 0.0, "rates/bad-arm": 0.0})
     assert outcomes(judged(cpu, silent, *STRESS)) == dict.fromkeys(STRESS, INCONCLUSIVE)

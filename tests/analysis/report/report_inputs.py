@@ -26,7 +26,9 @@ USUAL = {"recipe.threshold": "0.045"}
 CLAIMS = """
 study: mor
 controls:
-  - {id: wild, title: a wild arm is found to be worse, parts: [{test: higher, arms: [wild], metrics: [loss]}]}
+  - id: wild
+    title: a wild arm is found to be worse
+    parts: [{test: higher, arms: [wild], metrics: [loss], margin: {value: 0.005, relative: true, reason: r}}]
 claims:
   - {id: M1, statement: No block saturates., place: section 2, sentence: "no <saturation>", parts: [{test: exact}]}
   - id: M3

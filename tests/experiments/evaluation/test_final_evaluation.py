@@ -11,10 +11,13 @@ import pytest
 from fewbits.experiments.config import load_trial
 from fewbits.experiments.data.config import DataConfig
 from fewbits.experiments.data.load import load
+from fewbits.experiments.evaluation.tasks import TASK_GROUPS, Task
 from fewbits.experiments.setup import text_tokenizer
+from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.training import run
 from tests.experiments.data.data_inputs import bin_folder, shared_cache
 from tests.experiments.evaluation.evaluation_inputs import toy_tasks
+from tests.messages import naming
 
 SUBWORDS = ["data.tokenizer=bpe:512", "data.size=200000"]
 TEXT = "def naïve(x):\n    return '<|endoftext|>' * x  # 日本\n"
@@ -93,6 +96,40 @@ def test_a_trial_in_subwords_ends_with_cloze_and_tasks(
         assert 0 <= result[f"{split}_cloze"]["accuracy"] <= 1
     assert result["tasks"]["toy"]["acc,none"] in (1 / 3, 2 / 3)
     assert json.loads((folder.path / "result.json").read_text()) == result
+
+
+def test_a_trial_that_trains_again_for_a_checkpoint_keeps_its_evaluations(
+    cache: Path, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    place = [*SUBWORDS, f"runtime.runs={tmp_path}", f"runtime.cache={cache}"]
+    folder, before = run(*load_trial(overrides(*place, "evaluation.tasks=[toy]", f"evaluation.tasks_path={tasks}")))
+    again, after = run(*load_trial(overrides(*place, "evaluation.cloze=8", "runtime.keep_steps=[1]")))
+    assert again == folder
+    assert 1 in checkpoints.steps(folder.kept)
+    assert after["tasks"] == before["tasks"]
+    assert after["evaluated"] == {"tasks": ["toy"], "cloze": 8}
+    assert folder.result() == after
+    assert not folder.earlier_result
+
+
+def test_one_task_with_another_number_of_examples_does_not_replace_a_stored_result(
+    cache: Path, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    for name, few_shot in (("without", 0), ("with", 1)):
+        monkeypatch.setitem(TASK_GROUPS, name, (Task("Toy", ("toy",), "acc,none", few_shot=few_shot),))
+    place = [*SUBWORDS, f"runtime.runs={tmp_path}", f"runtime.cache={cache}", f"evaluation.tasks_path={tasks}"]
+    folder, before = run(*load_trial(overrides(*place, "evaluation.tasks=[without]")))
+    with pytest.raises(ValueError, match=naming("toy", "0", "1", "with")):
+        run(*load_trial(overrides(*place, "evaluation.tasks=[with]")))
+    assert folder.result() == before
 
 
 @pytest.mark.parametrize(

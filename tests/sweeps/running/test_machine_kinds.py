@@ -42,9 +42,10 @@ AVX, AMX = machine("amd-avx2"), machine("intel-amx")
 
 
 class Machines:
-    """A simulated backend with these machines: each trial ends one turn after it starts, and records its kind.
+    """A simulated backend with these machines: each trial ends one turn of the driver's loop after it starts.
 
-    It runs one trial at a time on each kind. `started` lists pairs (trial id, kind); `killed` lists trial ids.
+    The run folder of an ended trial has a record of the kind that computed it. The backend runs one trial at a time on
+    each kind. `started` lists pairs (trial id, kind); `killed` lists trial ids.
     """
 
     def __init__(self, *machines: Machine, alone: bool = False) -> None:

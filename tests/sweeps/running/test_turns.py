@@ -35,7 +35,9 @@ BRANCHES = {
 
 
 class Pretended:
-    """A simulated backend: each trial ends one turn after it starts, with a result and all checkpoints of branches.
+    """A simulated backend: each trial ends one turn of the driver's loop after it starts, with a result.
+
+    It then also has all checkpoints from which branches start.
 
     befalls: called with the job after the trial has ended, to remove or change its files.
     """
@@ -245,9 +247,10 @@ def test_at_once_does_not_wait_for_mlflow(cache: Path, tmp_path: Path, monkeypat
 
 
 def test_a_stop_file_that_is_written_again_while_the_worker_ends_is_removed(cache: Path, tmp_path: Path) -> None:
-    """The driver removes a stop file that it wrote after the worker had removed one; it would stop the next attempt.
+    """A driver that is stopping may write a stop file again just after the worker has removed the first one.
 
-    The driver may write it so late since a worker still holds its lease for a moment after it has removed the file.
+    At that moment the worker still holds its lease, so the driver takes it for running. The driver removes the file
+    when the worker has ended, because the file would stop the next attempt.
     """
 
     class Hears(Pretended):

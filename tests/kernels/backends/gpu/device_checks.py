@@ -29,7 +29,7 @@ class Checks:
     place: Callable[[Tensor], Tensor]
 
     def quantizer(self, x: Tensor, q: Quantizer, axis: int, seed: int = 7, **parts: Any) -> None:
-        """Compare quantize() with each combination of outputs, encode() and decode() with the reference.
+        """Check quantize(), encode() and decode() against the reference, quantize() with each combination of outputs.
 
         parts: the arguments `partition` and `skip` of quantize().
         """

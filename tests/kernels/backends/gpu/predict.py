@@ -78,11 +78,11 @@ The kernel `measure` reads the matrix to find its scales, and `quantize` or `qua
 values. A CTA is a block of threads; a thread has 64 elements. Its instructions are those of the longest path without
 rare code.
 
-The column `limited by` names the slowest resource: `memory`; `issue` (a multiprocessor issues 128 instructions each
-clock); or operations that only a part of the multiprocessor executes, which are `integer and comparison` (64 each
-clock) or `conversion` (16). If a call launches several kernels, the last column has the speed of all of them together,
-in the row of the last one. A second read of the matrix is assumed to take as long as the first, although a cache may
-hold the data.
+The column `limited by` names the slowest resource: `memory`; `instruction issue` (a multiprocessor issues 128
+instructions each clock); or operations that only a part of the multiprocessor executes, which are `integer and
+comparison` (64 each clock) or `conversion` (16). If a call launches several kernels, the last column has the speed of
+all of them together, in the row of the last one. A second read of the matrix is assumed to take as long as the first,
+although a cache may hold the data.
 
 | class | kernel | registers/thread | CTAs/multiprocessor | instructions/element | limited by | speed relative to copy |
 |---|---|---|---|---|---|---|
@@ -132,7 +132,7 @@ def seconds(variant: Variant, path: Counter[str], rows: int, cached: bool = True
 
     times = {
         "memory": (width + writes) / COPY + again,
-        "issue": path.total() / 128 / rate,
+        "instruction issue": path.total() / 128 / rate,
         "integer and comparison": at(SIXTY_FOUR, 64),
         "conversion": at(SIXTEEN, 16),
     }

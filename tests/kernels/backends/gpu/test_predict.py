@@ -28,7 +28,7 @@ def close(expected: Any) -> Any:
 # and the seconds for one element.
 LIMITS = (
     ({"FADD": 10}, "memory", 4 * BYTE),
-    ({"FADD": 128}, "issue", CLOCK),
+    ({"FADD": 128}, "instruction issue", CLOCK),
     ({"FADD": 64, "LOP3.LUT": 64}, "integer and comparison", CLOCK),
     ({"LOP3.LUT": 128}, "integer and comparison", 2 * CLOCK),
     ({"FADD": 100, "MUFU.RCP": 16}, "conversion", CLOCK),
