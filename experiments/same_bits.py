@@ -77,6 +77,9 @@ OTHERS = {  # the trials besides one for each recipe: their overrides by name
     "penalty": ("recipe=gaussws", "recipe.sampler.penalty=0.01", "optimizer=adam-mini", "optimizer.bits_lr_ratio=10"),
     "switch": ("recipe=nvfp4", "recipe.keep.last=0", "recipe.switch.at=0.5"),
     "switch-backward": ("recipe=nvfp4", "recipe.keep.last=0", "recipe.switch.at=0.5", "recipe.switch.passes=backward"),
+    "executed": ("recipe=fp8", "recipe.block=tensor", "recipe.weights=tensor", "recipe.execute=fp8", *KEEPS_NOTHING),
+    "fp16": ("recipe=bf16", "precision=fp16"),
+    "stochastic-weights": ("recipe=bf16", "precision=bf16-weights-stochastic"),
     "long": ("recipe=bf16", "model.vocab=2048", "training.length=256", "model.context=1024", "schedule=constant"),
 }
 BRANCH = ("recipe=mxfp4", *KEEPS_NOTHING)

@@ -29,8 +29,13 @@ def remarks_html(verdicts: Mapping[str, Verdict]) -> Markup:
 
 
 def unreached(verdicts: Mapping[str, Verdict]) -> list[tuple[list[str], str]]:
-    """Return (claim ids, text) for the claims, or parts of claims, that no scale of ours can test, with the reason."""
-    return _merged(verdicts, _out_of_reach)
+    """Return (claim ids, text) for the claims, or parts of claims, that no scale or not this scale can test.
+
+    The text has the reason; the statement precedes it if the reason is that of one claim only.
+    """
+    reasons = _merged(verdicts, _out_of_reach)
+    alone = {text: verdicts[names[0]].claim.statement for names, text in reasons if len(names) == 1}
+    return [(names, " ".join(filter(None, (alone.get(text), text)))) for names, text in reasons]
 
 
 def not_printed(own: Paper) -> list[tuple[str, str]]:
@@ -97,10 +102,12 @@ def _underpowered(verdict: Verdict) -> Iterator[str]:
 
 
 def _out_of_reach(verdict: Verdict) -> Iterator[str]:
+    parts: dict[str, list[str]] = {}  # the headings of the findings by reason
     for part in verdict.findings:
         if part.status is Status.OUT_OF_REACH:
-            name = f"{part.heading}: " if len(verdict.findings) > 1 else ""
-            yield f"{verdict.claim.statement} {sentence(name + part.reason)}"
+            parts.setdefault(part.reason, []).append(part.heading)
+    for reason, headings in parts.items():
+        yield sentence(reason if len(headings) == len(verdict.findings) else f"{', '.join(headings)}: {reason}")
 
 
 KINDS: Mapping[str, Find] = {

@@ -110,9 +110,12 @@ def fallback_by_layer(results: Results) -> Picture:
     The first map has a row for each tensor of the linear layers, the second one for each block (layer) of the model.
     """
     found: dict[str, pd.DataFrame] = {}
-    for sweep in ("partitions", "ablations", "sub-tensor"):
-        part = sweep_places(results, sweep, ONE)
-        frame = decisions(part) if isinstance(part, Results) else pd.DataFrame(columns=["arm"])
+    places = [sweep_places(results, sweep, ONE) for sweep in ("partitions", "ablations", "sub-tensor")]
+    planned = [part for part in places if isinstance(part, Results)]
+    if not planned:
+        return not_planned(results)
+    for part in planned:
+        frame = decisions(part)
         for arm in arm_table("mor").lists["mixtures"]:
             if arm not in found and len(rows := frame[frame["arm"] == arm]):
                 found[arm] = rows.assign(kind=rows["slot"].str.split(".").str[1].map(KINDS))

@@ -63,6 +63,13 @@ def test_what_is_out_of_reach_is_listed_with_its_reason() -> None:
     assert "Statement of M4. Too large." in text
 
 
+def test_a_reason_that_several_claims_and_parts_share_is_listed_once() -> None:
+    one, other = (Finding(name, Status.OUT_OF_REACH, "other seeds") for name in ("first", "second"))
+    claims = {"M3": (one, other), "M5": (one,), "M8": (one, replace(FINDING, status=Status.SUPPORTED))}
+    listed = unreached({name: verdict(name, Outcome.OUT_OF_REACH, *parts) for name, parts in claims.items()})
+    assert listed == [(["M3", "M5"], "Other seeds."), (["M8"], "Statement of M8. First: other seeds.")]
+
+
 def test_numbers_show_what_their_error_allows() -> None:
     assert number(-0.00001, 2) == "0.00"
     assert number(1.0e12) == "1 × 10¹²"
