@@ -74,9 +74,9 @@ def publish(folder: Path) -> None:
 
 
 def for_readers(page: bytes) -> bytes:
-    """Return the page without the publisher's store in its commands and with a foot about the files that are published.
+    """Return the page without `--runs STORE` in its commands, and with FOOT in place of the sentence on its folder.
 
-    Readers do not have the store. The option `--runs again`, which names a new store, stays.
+    Readers do not have the publisher's store. `--runs again` stays, because it names a new store.
     """
     page = re.sub(rb"(<code>fewbits [^<]*?) --runs (?!again\b)[^ <]+", rb"\1", page)
     return re.sub(rb"The notebook <a href=\"[^\"]*\.ipynb\">.*?folder\.", FOOT, page, flags=re.DOTALL)
@@ -200,7 +200,10 @@ def _runs(record: Mapping[str, Any], folder: str = "") -> str:
 
 
 def _changed(record: Mapping[str, Any]) -> str:
-    """Return `, with …` and the overrides of the report's command besides study, scale and store; empty without any."""
+    """Return the overrides of the report's command except study, scale and store, as text that begins with `, with`.
+
+    Return an empty text if there are no such overrides.
+    """
     changed = [text for text in record["overrides"] if text.partition("=")[0] not in ("study", "scale", "runs")]
     return f", with {', '.join(f'`{text}`' for text in changed)}" if changed else ""
 

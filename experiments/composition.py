@@ -106,10 +106,10 @@ def _cached(
     values: Sequence[str],
     composed: Callable[[], DictConfig],
 ) -> DictConfig:
-    """Return the config from the cache, or compose it.
+    """Return the config from the cache, or call `composed`, which composes the config.
 
-    The cache's key covers only `file` and `included`. A file with a defaults list may include further files, so its
-    config is always composed.
+    Of all files, the cache's key covers only `file` and `included`. A file with a defaults list may include further
+    files, so its config is always composed.
     """
     texts = {path.relative_to(file.parent).as_posix(): path.read_text("utf-8") for path in (file, *included)}
     if any(re.search(r"^[\"']?defaults\b", text, re.MULTILINE) for text in texts.values()):

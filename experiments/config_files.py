@@ -43,8 +43,8 @@ _registered: dict[tuple[str, str], str] = {}  # the files that are registered wi
 class Folders:
     """The user's config folders, in the order of Hydra's search path.
 
-    state: path, modification time (ns) and size of each config file, so that a cached result for equal `Folders` is
-        valid only while no file changes.
+    state: path, modification time (ns) and size of each config file. If a file changes, `Folders` is not equal to the
+        one before, so results that are cached by `Folders` are never out of date.
     """
 
     paths: tuple[Path, ...] = ()
@@ -86,7 +86,10 @@ def is_search_path(override: str) -> bool:
 
 
 def with_config_dir(overrides: Sequence[str], directory: str | None) -> list[str]:
-    """Return the overrides, preceded by `hydra.searchpath=[DIR]` for the option `--config-dir DIR` (None: no DIR)."""
+    """Return the overrides, preceded by `hydra.searchpath=[DIR]` for the option `--config-dir DIR`.
+
+    directory: DIR; None: the option is not given, so return the overrides unchanged.
+    """
     if directory is None:
         return [*overrides]
     path = Path(directory).expanduser()

@@ -76,7 +76,10 @@ def gpu_kind(name: str) -> str:
 
 
 def likeness(environment: Environment) -> tuple[str | None, ...]:
-    """Return an environment's values of the keys `LIKENESS`; trials are comparable if these values are equal."""
+    """Return an environment's values of the keys LIKENESS: kind of machine, kernel backend, version of torch, limits.
+
+    The limits are the variables in `_LIMITS` that are set. Trials are comparable if their likeness is equal.
+    """
     return tuple(environment.get(key) for key in LIKENESS)
 
 

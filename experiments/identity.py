@@ -104,7 +104,9 @@ def meaning(identity: Mapping[str, Any]) -> str:
 
 
 def possible_identities(made_of: Mapping[str, Any]) -> Iterator[Identity]:
-    """Yield the identity, then a copy with each other source fingerprint that is proven to give the same bits.
+    """Yield the identity `made_of`, then a copy of it for each other source fingerprint that gives the same bits.
+
+    `fingerprint/equal_bits.json` lists the pairs of fingerprints that are proven to give the same bits.
 
     A proof on any instruction set counts. A trial that is stored under one of these identities need not be trained
     again if the proof holds on the instruction set that computed the trial (`computed_by_todays_sources`).
@@ -233,7 +235,8 @@ def segment(step: int, kind: str, device: torch.device) -> dict[str, Any]:
 def environments(provenance: Mapping[str, Any]) -> list[Mapping[str, str | None]]:
     """Return the environment of each segment whose steps are part of a run's result, in order.
 
-    A segment is omitted if a later process started at or before its first step, and so computed its steps again.
+    A segment is the steps that one process computed. It is omitted if a later process started at or before its first
+    step, and so computed its steps again. provenance: the content of provenance.json.
     """
     segments: list[Mapping[str, Any]] = []
     for part in provenance.get("segments", ()):

@@ -295,7 +295,8 @@ def _train(runs: Path, overrides: Sequence[str], interrupted: bool = False) -> N
 def _trace(files: Mapping[str, str], lines: dict[str, set[int]]) -> None:
     """Record in `lines` (file name → line numbers) the lines that this thread executes from now on.
 
-    files: the names of the files to record, by path. On a CPU, this thread also runs the backward passes.
+    files: the names of the files to record, by path. Lines of backward passes are recorded, too, because on a CPU they
+        run in the thread that calls them.
     """
 
     def trace_frame(frame: Any, event: str, _: object) -> Any:
@@ -376,7 +377,10 @@ def _contents(runs: Path) -> dict[str, Any]:
 
 
 def untried_statements(old: Version, new: Version, trials: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the version, place and text of each statement that only one version has and that it did not execute."""
+    """Return a line for each statement that only one version has and that this version's trials did not execute.
+
+    The line has the version (old or new), the file and line number, and the statement's text.
+    """
     of_old, of_new = (read_sources(version.description["files"], version.root) for version in (old, new))
     lines = []
     for name, version, own, other in (("old", old, of_old, of_new), ("new", new, of_new, of_old)):

@@ -156,7 +156,10 @@ class FewbitsConverter:
         self._step(0 if train_state is None else train_state.step)
 
     def _initialise_with(self, model: Any) -> None:
-        """Make the model's init_weights set `bit_scale` to 1, too: torchtitan allocates but does not initialise it."""
+        """Make the model's init_weights also set each sampler's parameter `bit_scale`, which sets the bit widths, to 1.
+
+        torchtitan allocates this parameter but does not initialise it.
+        """
         original = model.init_weights
 
         def init_weights(*args: Any, **kwargs: Any) -> None:

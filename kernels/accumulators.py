@@ -41,7 +41,7 @@ class Accumulator:
     kept: str = "fp32"  # the format of the sum; fused, grouped: fp32 or e8mY, to which each new sum is truncated
     length: int = 1  # the number of products that are added at once
     fraction: int = 0  # the number of bits after the binary point that an aligned product keeps
-    promote: int = 0  # after so many products the sum is added to a separate float32 sum and set to 0; 0: never
+    promote: int = 0  # the number of products after which the sum is moved to a separate float32 sum; 0: never
 
     @property
     def kept_bits(self) -> int:
@@ -79,7 +79,7 @@ def product(a: Tensor, b: Tensor, accumulator: str, *, scales: tuple[Tensor, Ten
     """Return a [M, K] · b [K, N] in float32, with the sums of the accumulator of this name.
 
     Valid dtypes of a and b are float8_e4m3fn, float8_e5m2, float16 and bfloat16, and also float32 if the accumulator is
-    a format. For `blackwell-fp4` they may have any dtype, but must contain only values of E2M1.
+    `fp32`, `fp16` or `bf16`. For `blackwell-fp4`, a and b may have any dtype, but must contain only values of E2M1.
 
     scales: only for `blackwell-fp4`: the block scales of a [M, K / B] and of b [K / B, N] in float8_e4m3fn or
         float8_e8m0fnu, for blocks of B = 16 or 32 elements along K; None: all scales are 1.

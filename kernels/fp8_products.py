@@ -31,7 +31,10 @@ VALID = "e4m3 with block tensor or channel and scaling amax"
 
 
 class Fp8Operand(NamedTuple):
-    """A matrix of E4M3 codes with one scale, one per row or one per column; element = (value of the code) · scale."""
+    """A matrix of E4M3 codes with its scales: a single scale, one for each row, or one for each column.
+
+    An element of the matrix is the value of its code, times its scale.
+    """
 
     codes: Tensor  # float8_e4m3fn
     scales: Tensor  # float32 [1, 1], [rows, 1] or [1, columns]
@@ -41,9 +44,10 @@ class Fp8Operand(NamedTuple):
 
 
 def is_executable(spec: Quantizer | Mixture | None) -> bool:
-    """Tell whether FP8 products can use this quantizer's codes: it is e4m3 by tensor or channel with scaling amax.
+    """Tell whether FP8 products can use the codes of this quantizer.
 
-    Return False for a mixture and for None.
+    They can if its format is e4m3, its block is tensor or channel, and its scaling is amax. The result is False for a
+    mixture and for None.
     """
     if not isinstance(spec, Quantizer):
         return False
@@ -51,7 +55,10 @@ def is_executable(spec: Quantizer | Mixture | None) -> bool:
 
 
 def encode_fp8(x: Tensor, spec: str, axis: int, seed: int) -> Fp8Operand:
-    """Return the codes and scales of x, quantized by `spec`: the string form of a quantizer that `is_executable`."""
+    """Return the codes and scales of x, quantized by `spec`.
+
+    spec: the string form of a quantizer for which `is_executable` is true. axis, seed: as for `encode`.
+    """
     codes, factors, _ = call(torch.ops.fewbits.encode, x, spec, axis, seed)
     return Fp8Operand(codes.view(torch.float8_e4m3fn), factors.reciprocal())
 

@@ -15,7 +15,7 @@ BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def gaussian_noise(count: int, seed: int, *, device: torch.device | str = "cpu") -> Tensor:
-    """Return `count` elements of R of GaussWS eq. 10, approximately round(N(0,1)/2), packed in a vector of int32.
+    """Return `count` elements of the noise R of GaussWS eq. 10, about round(N(0,1)/2), packed in a vector of int32.
 
     Each int32 contains eight elements of 4 bits (highest bit: sign; other bits: magnitude). Element i is nibble i mod 8
     of the int32 i div 8, and depends only on the seed and on i.
@@ -36,7 +36,10 @@ def unpack_noise(words: Tensor, count: int | None = None) -> Tensor:
 
 
 def uniform_noise(count: int, seed: int, *, device: torch.device | str = "cpu") -> Tensor:
-    """Return `count` values of DiffQ's R in bfloat16: uniform in (−½, ½); rounding to bfloat16 can also give ±½."""
+    """Return `count` values of DiffQ's noise R, uniform in (−½, ½), in bfloat16.
+
+    The rounding to bfloat16 can also give ±½.
+    """
     device = _check_arguments(count, seed, device)
     return backend_for(device.type).uniform_noise(count, seed, device)
 

@@ -72,8 +72,8 @@ def _overflows(number: float, f: Format) -> bool:
 def _neighbours(f: Format, value: float, magnitude: int) -> tuple[float | None, float | None]:
     """Return the next finite values below and above `value`; None where there is none.
 
-    magnitude: the code of `value` without its sign bit. Larger magnitudes have larger such codes, so the neighbours of
-    `value` have the codes magnitude ± 1.
+    magnitude: the code of `value` without its sign bit. Such codes number the absolute values of the format in
+    ascending order, so the neighbours of `value` have the codes magnitude ± 1.
     """
     if math.isnan(value):
         return None, None

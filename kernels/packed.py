@@ -19,8 +19,8 @@ class Packed:
         nibble of a byte is the code of an even column. Formats of 9 to 16 bits take two bytes per code.
     scales: one per block: float32 (amax), or uint8 codes of E8M0 (gam, e8m0, mx), E4M3 (nvfp4, fouroversix, eden) or
         UE5M3 (ue5m3); None for a naive cast.
-    group_scales: one float32 per group: gam's mantissa, or the tensor scale of nvfp4, ue5m3, fouroversix and eden; None
-        for the other scalings.
+    group_scales: one float32 for each group of blocks (see `Quantizer.group`): gam's mantissa, or the tensor scale of
+        nvfp4, ue5m3, fouroversix and eden; None for the other scalings.
     """
 
     codes: Tensor

@@ -21,7 +21,7 @@ HINT = f"or set execute: {EMULATE}"
 def executed_gemms(recipe: Recipe, operands: Operands) -> frozenset[str]:
     """Return the names of the GEMMs that read FP8 codes: those with a quantized operand; none in an emulated recipe.
 
-    operands: the recipe's operands before or after its switch, or those of its kept layers.
+    operands: the recipe's operands before or after its switch, or those of the layers that its `keep` selects.
     """
     if recipe.execute != FP8:
         return frozenset()
@@ -32,7 +32,7 @@ def check_execution(recipe: Recipe, layers: Iterable[tuple[str, nn.Linear]], kep
     """Raise ValueError if one of these layers (name, layer) cannot execute the recipe's GEMMs in FP8.
 
     Also raise it if no GEMM of any layer would be executed. An emulated recipe passes without checks.
-    kept: the names of the layers that get the recipe's `keep.by`.
+    kept: the names of the layers that the recipe's `keep` selects; these have `keep.by` as quantizer in every slot.
     """
     if recipe.execute != FP8:
         return

@@ -23,8 +23,8 @@ def layer_table(model: nn.Module) -> pd.DataFrame:
 
     Columns: `layer`, the module's name; `block`, the block's number from 0; `part` (qkv, out, up, down, in); `out` and
     `in`, the shape of the weight; `fprop.x` … `wgrad.x`, the slot's quantizer or mixture at the start of training, or
-    `high`; `sampler`, the kind of noise on the weight; `why`, the reason why a layer is in high precision or has the
-    recipe's `keep.by`.
+    `high` (unquantized); `sampler`, the kind of noise on the weight; `why`, the reason why a layer is in high precision
+    or has the recipe's `keep.by`.
 
     >>> quantize(model, load_recipe("nvfp4"))
     >>> print(layer_table(model))

@@ -4,9 +4,9 @@ The observer collects statistics over a window of steps. At the end of the windo
 slot, and one row for each layer's weight. If the recipe switches within the window, a slot has two rows: one for its
 quantizer before the switch and one for its quantizer after it. Statistics of mixtures are recorded for every
 micro-batch, because a mixture computes errors anyway. Statistics of plain quantizers and errors of weight gradients
-take extra time, so they are measured only every `every` and every `gradients_every` steps. During the window all values
-stay on the device, and at its end one copy brings them to the host, so that a training step does not wait for the
-device.
+take extra time, so the statistics are measured only every `every` steps, and the errors only every `gradients_every`
+steps. During the window all values stay on the device, and at the window's end one copy brings them to the host, so
+that a training step does not wait for the device.
 
 The errors of a mixture are the errors of its first quantizer in all blocks, whatever the mixture then chooses;
 `share_i` is the share of blocks (decisions) for which the mixture chose its i-th quantizer, counted from 0.
@@ -88,7 +88,7 @@ class Observer:
         """Record the statistics of one quantization of an operand.
 
         layer: the layer's index. counts: the kernel's counts (kernels/README.md). choice: the index of the quantizer
-        that a mixture chose for each block; None for a plain quantizer. switched: after the recipe's switch.
+        that a mixture chose for each block; None for a plain quantizer. switched: True after the recipe's switch.
         """
         self._pending.append((_key(layer, SLOTS.index(slot), switched), counts, choice))
         if len(self._pending) >= PENDING:

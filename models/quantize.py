@@ -96,7 +96,7 @@ class Quantization(Shared):
     def penalty(self) -> Tensor | None:
         """Return the penalty to add to the loss: λ · Σ over layers of mean |b_t − target| (GaussWS eq. 12).
 
-        λ is `sampler.penalty`. Return None if λ is 0 or no layer has a sampler.
+        λ is `sampler.penalty`; b_t are a layer's learned bit widths. Return None if λ is 0 or no layer has a sampler.
         """
         if not self.recipe.sampler.penalty:
             return None

@@ -270,7 +270,10 @@ def _spell(slot: Slot) -> str:
 
 
 def _rotation(spec: Quantizer | Mixture | None) -> tuple[int, object] | None:
-    """Return (size, signs) of the Hadamard transform of a quantizer or of a mixture's first quantizer; None if none."""
+    """Return (size, signs) of the Hadamard transform of a quantizer, or of a mixture's first quantizer.
+
+    Return None if there is no transform.
+    """
     q = spec.quantizers[0] if isinstance(spec, Mixture) else spec
     return (q.hadamard, q.signs) if q and q.hadamard else None
 

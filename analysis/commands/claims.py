@@ -38,8 +38,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--spreads",
         action="store_true",
-        help="print the standard deviations over seeds in finished runs, as rows for the file spreads.yaml, from which "
-        "`fewbits sweep --dry-run` computes minimum detectable effects",
+        help="print how much differences between arms vary over seeds in finished runs (standard deviations), as rows "
+        "for the file spreads.yaml, from which `fewbits sweep --dry-run` computes minimum detectable effects",
     )
     options = parser.parse_intermixed_args(argv)
     if options.table:

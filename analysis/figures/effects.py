@@ -36,7 +36,7 @@ class EffectsFigure:
     id: str
     title: str = "Effects of all arms, and the noise"
     margins: tuple[str, ...] = ()  # the ids of the claims whose margins are drawn
-    # By SWEEP/ARM, the key of the paper's number for the arm's change, in `numbers` of papers/STUDY.yaml.
+    # SWEEP/ARM → the key, in `numbers` of papers/STUDY.yaml, of the paper's number for the arm's change.
     paper: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -93,7 +93,10 @@ def effects_of(results: Results, study: str, of: EffectsFigure) -> list[Effect]:
 
 
 def effects_picture(results: Results, study: str, of: EffectsFigure) -> Picture:
-    """Return the figure of the arms that are run at this scale; NotPlanned or NoData if there is no effect."""
+    """Return the figure of the arms that are run at this scale.
+
+    Return NotPlanned if there is no such arm, and NoData if no pair of an arm's and its baseline's trials is finished.
+    """
     found = effects_of(results, study, of)
     if not found:
         return not_planned(results)

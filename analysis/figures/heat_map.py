@@ -133,7 +133,7 @@ def draw_heat_map(axes: Axes, of: HeatMap, *, labels: bool = True) -> None:
 def _mark_groups(axes: Axes, rows: Sequence[HeatRow], labels: bool) -> None:
     """Draw a line between groups of rows, and each group's name, rotated by 90 degrees, beside the group's rows.
 
-    If any name is longer than its group of rows is high, write all names horizontally, and only their last words.
+    If a rotated name would be longer than the height of its group, write only the last word of each name, horizontally.
     """
     starts = [i for i, row in enumerate(rows) if i == 0 or row.group != rows[i - 1].group]
     longest = max(len(row.label) for row in rows)

@@ -1,7 +1,8 @@
-"""Figures of losses on out-of-domain text, beside the paper's last task scores, in place of its figures of task scores.
+"""Figures of losses on out-of-domain text, which replace the paper's figures of task scores.
 
-Task scores need models of billions of parameters. Out-of-domain losses answer a part of the same question with small
-models: is an arm that is as good as its baseline on text like the training data also as good on other text?
+The paper's last scores are shown beside our losses. Task scores need models of billions of parameters. Out-of-domain
+losses answer a part of the same question with small models: if an arm is as good as its baseline on text like the
+training data, is it also as good on other text?
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ class OodFigure:
 
 
 def ood_figure(results: Results, study: str, of: OodFigure) -> Picture:
-    """Return the figure of the rows whose arms are run at this scale; the panels of other rows say "not run"."""
+    """Return the figure; the panels of a row whose arms are not run at this scale say so.
+
+    Return NotPlanned if no row is run at this scale, and NoData if no trial has recorded the out-of-domain loss.
+    """
     shown = {row.of.name: row for row in show_rows(results, study, of.rows)}
     if not shown:
         return not_planned(results)

@@ -55,7 +55,7 @@ def read_study(overrides: Sequence[str]) -> StudyReport:
 
 
 def report_of(found: FoundPlan, overrides: Sequence[str]) -> StudyReport:
-    """Return the report of a plan. overrides: the ones that selected it. Raise ValueError for an unknown study."""
+    """Return the report of a plan. overrides: those that selected the plan. Raise ValueError for an unknown study."""
     sweeps = found.plan.sweeps
     studies = sorted({sweep.study for sweep in sweeps})
     for study in studies:
@@ -73,7 +73,7 @@ class StudyReport:
     scale: str
     overrides: tuple[str, ...]  # the ones that selected the plan, as for `fewbits sweep`
     results: Results
-    changed: str = ""  # a line that says so if the sweep's definition has changed since the stored plan
+    changed: str = ""  # a line of text if the sweep's definition has changed since its plan was stored; else ""
     notes: tuple[str, ...] = ()  # lines about the plan that a command prints
     tables: dict[str, Table] = field(default_factory=dict)  # by id, the tables that have been shown
     figures: dict[str, Picture] = field(default_factory=dict)  # by id, the figures that have been shown
@@ -282,7 +282,7 @@ class StudyReport:
         return shown_frame(rows, "numbers that the paper does not print", html)
 
     def unreached(self) -> ShownFrame:
-        """Return a table with a row for each reason why no scale can test a claim, and the claims with this reason."""
+        """Return a table of the reasons why claims cannot be tested at this or any scale, each with its claims."""
         reasons = remarks.unreached(self.verdicts)
         html = render("remarks", sections=[("", reasons)] if reasons else [])
         rows = [{"claims": ", ".join(names), "reason": reason} for names, reason in reasons]
@@ -305,7 +305,7 @@ class StudyReport:
         yield from (claim.id for claim in self._claims() if claim.id not in self.shown_claims)
 
     def record(self) -> dict[str, object]:
-        """Return the contents of verdicts.json; its key `claims` has each Verdict as a dictionary, by claim."""
+        """Return the contents of verdicts.json; its key `claims` has each Verdict as a dictionary, by claim id."""
         return {
             "study": self.study,
             "scale": self.scale,

@@ -34,9 +34,9 @@ class ArmsTable:
 
     id: str
     title: str
-    sweeps: tuple[str, ...]  # the sweeps with the arms; arms are compared in the family of the first sweep
+    sweeps: tuple[str, ...]  # the sweeps with the arms; numbers are those of the first sweep's family (ArmTable.family)
     arms: tuple[str, ...] = ()  # if empty, all arms of the sweeps
-    needs: str = ""  # if this arm is not planned, the table is not shown; if empty: `losses`, or else bf16
+    needs: str = ""  # the table is shown only if this arm is planned; if empty, the arm in `losses`, or else bf16
     where: dict[str, str] = field(default_factory=dict)  # axis → value: show only trials with these axis values
     losses: str = ""  # the baseline of three columns with changes of LOSSES; if empty, there are no such columns
     losses_title: str = "{}"  # the titles of these three columns; {} is the name of the loss
@@ -54,7 +54,7 @@ class ArmsTable:
 
 
 def arms_table(results: Results, study: str, of: ArmsTable) -> Table:
-    """Return the table that `of` declares; NotPlanned if the scale lacks the arm that the table needs.
+    """Return the table that `of` declares; NotPlanned if the scale lacks the arm `of.needs`.
 
     If several arms have the same trials, only the first of them has a row. The baseline of losses has no row.
     """
@@ -81,7 +81,10 @@ def arms_table(results: Results, study: str, of: ArmsTable) -> Table:
 
 
 def _places(results: Results, table: ArmTable, of: ArmsTable) -> Iterator[tuple[str, Where]]:
-    """Yield (arm, axis values) for each row, in the order of `of.arms`; if it is empty, for all arms but trunks."""
+    """Yield (arm, axis values) for each row, in the order of `of.arms`.
+
+    If `of.arms` is empty, yield them for all arms of the sweeps except trunks.
+    """
     members = [m for sweep in of.sweeps for m in results.members if m.cell.sweep == sweep]
     there = dict.fromkeys((str(m.cell.arm), m.cell.axes) for m in members if set(of.where.items()) <= set(m.cell.axes))
     for arm in of.arms or dict.fromkeys(arm for arm, _ in there if arm not in table.trunks):

@@ -43,7 +43,10 @@ def change(
     paper: float | None = None,
     source: str = "",
 ) -> TableCell:
-    """Return the arm's mean change from the baseline over pairs of trials, in percent of the baseline."""
+    """Return the arm's mean change from the baseline in percent, over pairs of trials with equal seeds.
+
+    sweep: the sweep to compare in; if it is empty, the first sweep that has both arms.
+    """
     return cell(compare(results, metric, arm, baseline, where, sweep), PERCENT, paper, source)
 
 

@@ -1,7 +1,8 @@
-"""Compare an arm with its baseline for tables and figures, with the same pairs and pooled spreads as in verdicts.
+"""Compare an arm with its baseline for tables and figures.
 
-A metric is a column of `Results.trials` (`validation_loss`), the mean of a curve over its last steps (`loss@late`), or
-a mapping {trial id: number}.
+The pairs of trials are those of verdicts, and so are the pooled spreads (standard deviations over seeds that are
+estimated from several arms, results/pooling.py). A metric is a column of `Results.trials` (`validation_loss`), the
+mean of a curve over its last steps (`loss@late`), or a mapping {trial id: number}.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ def own_numbers(results: Results, metric: Metric, arm: str, where: Where = ANYWH
 
 
 def pools(results: Results, metric: Metric, baseline: str = BASELINE, where: Where = ANYWHERE) -> Pools | None:
-    """Return the pooled spread of pairs for each kind of arm (results/pooling.py).
+    """Return, for each kind of arm, the spread of the difference between two arms (results/pooling.py).
 
-    It is pooled over all arms that have the baseline's model, optimizer, schedule and trunk. Return None if the
+    The spread is pooled over all arms that have the baseline's model, optimizer, schedule and trunk. Return None if the
     baseline is not planned or nothing can be pooled.
     """
     scope = scope_of(results, (baseline,), where=where)

@@ -2,9 +2,9 @@
 
 Losses depend on data, tokenizer and model, so our losses and the paper's cannot be compared, and their difference is
 not shown. Changes from a baseline can be compared. So each loss has a second row with the change in percent; our change
-is computed from pairs of trials with equal seeds. Our small models cannot do question answering; stand-ins are the loss
-on text of another kind and, if the scale has it, a cloze task. Scores of the paper's tasks are shown for trials that
-`fewbits evaluate` has evaluated on them.
+is computed from pairs of trials with equal seeds. Our small models cannot answer the questions of the paper's
+tasks. In place of task scores, a table has the loss on text of another kind and, if the scale has it, the accuracy in a
+cloze task. Scores of the paper's tasks are shown for trials that `fewbits evaluate` has evaluated on them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ STAND_INS = {  # title of the row → our metric
     "Cloze": "validation_cloze.accuracy",
     "Cloze on other text": "ood_cloze.accuracy",
 }
-# The task with each title in a paper's table; titles are reduced to lower-case letters and digits.
+# Title in a paper's table, reduced to lower-case letters and digits → the task.
 PAPER_TASKS = {_letters(task.title): task for group in TASK_GROUPS.values() for task in reversed(group)}
 NOTES = (
     "Our models, data and numbers of tokens differ from the paper's, so only changes can be compared, not losses. A "
@@ -124,8 +124,8 @@ def loss_table(
 def _score(results: Results, column: LossColumn, row: Row, printed: Table) -> TableCell:
     """Return a cell with our score on one of the paper's tasks, in percent, beside the paper's score.
 
-    If no trial of the column was evaluated on the task, our score is `out of reach`; without a column of the paper, the
-    cell is then blank.
+    If no trial of the column was evaluated on the task, our score is shown as `out of reach`. If the paper has no such
+    column, either, the cell is blank.
     """
     part, source = column.part or results, row.source or printed.source
     value = printed.value(row.id, column.printed) if column.printed else None

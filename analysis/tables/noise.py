@@ -1,6 +1,7 @@
-"""Make the table of noise, which every study has: differences between arms that should be equal, and seed spreads.
+"""Make the table of noise: differences between arms that should be equal, and spreads of losses over seeds.
 
-The numbers are relative differences of losses in percent; pairs have the same seed.
+A spread is a standard deviation. All numbers are relative, in percent; a difference is that of two trials with the same
+seed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from fewbits.analysis.tables.comparing import compare, own_numbers, pools
 
 @dataclass(frozen=True)
 class NoiseRows:
-    """The rows of the table for one family of sweeps."""
+    """The rows of the table for one family of sweeps (ArmTable.family)."""
 
     sweep: str  # any sweep of the family
     name: str = ""  # the start of the titles of the family's rows
@@ -34,7 +35,8 @@ def noise_table(results: Results, study: str, of: Sequence[NoiseRows]) -> Table:
     """Return the table of noise of a study; it has a column for each loss (LOSSES).
 
     Each family in `of` has these rows: for each pair of arms that should be equal, the difference and its spread over
-    seeds; the spread of BF16's losses; and for each kind of arms, the pooled spread of a pair.
+    seeds; the spread of BF16's losses; and for each kind of arms (results/pooling.py), the spread of the difference
+    between two arms, estimated from all arms of this kind.
     """
     table, rows = arm_table(study), []
     left_out: list[str] = []

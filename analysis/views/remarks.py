@@ -29,9 +29,9 @@ def remarks_html(verdicts: Mapping[str, Verdict]) -> Markup:
 
 
 def unreached(verdicts: Mapping[str, Verdict]) -> list[tuple[list[str], str]]:
-    """Return (claim ids, text) for the claims, or parts of claims, that no scale or not this scale can test.
+    """Return (claim ids, text) for the claims, or parts of claims, that cannot be tested at this scale or at any scale.
 
-    The text has the reason; the statement precedes it if the reason is that of one claim only.
+    The text is the reason why. If only one claim has this reason, the claim's statement precedes the reason.
     """
     reasons = _merged(verdicts, _out_of_reach)
     alone = {text: verdicts[names[0]].claim.statement for names, text in reasons if len(names) == 1}
@@ -39,7 +39,10 @@ def unreached(verdicts: Mapping[str, Verdict]) -> list[tuple[list[str], str]]:
 
 
 def not_printed(own: Paper) -> list[tuple[str, str]]:
-    """Return (name, source of our value) for each table row, figure and number that the paper's text does not print."""
+    """Return (name, source) for each of the paper's table rows, figures and numbers that its text does not print.
+
+    The source says where our copy of the value is from instead, or that the value is not known.
+    """
     items = []
     for table in own.tables:
         for row in table.rows:

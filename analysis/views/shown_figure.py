@@ -52,7 +52,7 @@ def draw(result: FigureResult, light: Figure | None = None) -> Drawing:
 class ShownFigure(Figure):
     """A matplotlib Figure that Jupyter displays with the report's caption and notes."""
 
-    missing: str  # why there is no figure (it is then empty); "" if there is one
+    missing: str  # why the figure is empty; "" if it is not empty
     report_name: str  # for example `Figure 5`
     _card: Callable[[Drawing | None], Markup]  # see `shown_figure`
     _drawing: Callable[[Figure], Drawing]  # see `shown_figure`
@@ -63,7 +63,7 @@ class ShownFigure(Figure):
         return self._card(None if self.missing else self._drawing(self))
 
     def report_bundle(self) -> dict[str, str]:
-        """Return the output of a cell in the report's notebook: {MIME type: data}, with the drawing of the page."""
+        """Return the figure's output in the report's notebook, {MIME type: data}; the drawing is that of the page."""
         return self._repr_mimebundle_() if self.missing else self._bundle(self._drawing(self))
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:

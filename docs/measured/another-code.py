@@ -6,7 +6,7 @@
 TransformerEngine's file `reference_nvfp4.py` is plain torch code: a quantizer, and a product of FP4 codes block by
 block. The rest of the package needs a GPU, so this script loads only that file and two files that it imports, with
 replacements for its base classes. The reference rounds gradients to nearest; therefore fewbits does so here, too. All
-blocks of the model are quantized. Both codes use the same signs in the Hadamard transform.
+blocks of the model are quantized. fewbits uses the same signs in the Hadamard transform as TransformerEngine.
 
 The script first compares the operands and products of one layer, and then the losses of trainings. `te` is
 TransformerEngine's module `reference_nvfp4`, `theirs` its results, and `ours` those of fewbits.
@@ -90,9 +90,9 @@ def quantizers(te: Any) -> tuple[Any, Any]:
 
 
 def values(te: Any, codes: Tensor, scales: Tensor, amax: Tensor) -> Tensor:
-    """Return the values of FP4 codes in FP32: code × scale of its block of 16 × amax / (6 · 448).
+    """Return the values of FP4 codes in FP32: (value of the code) · (scale of its block) · amax / (6 · 448).
 
-    amax: the largest magnitude of the whole tensor.
+    A block has 16 codes. amax: the largest magnitude of the whole tensor.
     """
     return te.cast_from_fp4x2(codes, torch.float32) * scales.float().repeat_interleave(16, 1) * (amax / (6 * 448))
 
@@ -165,7 +165,10 @@ SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
 
 
 def rotated(x: Tensor) -> Tensor:
-    """Return the transpose of x with the Hadamard transform of each 16 rows (tokens), in the dtype of x (BF16)."""
+    """Apply the Hadamard transform to every 16 neighbouring rows (tokens) of x, and return the transpose.
+
+    The result has the dtype of x (BF16).
+    """
     h = torch.ones(1, 1)
     while len(h) < 16:
         h = torch.cat((torch.cat((h, h), 1), torch.cat((h, -h), 1)))
@@ -177,7 +180,7 @@ def rotated(x: Tensor) -> Tensor:
 
 
 def compare_layer(te: Any) -> None:
-    """Print how the quantized operands and the products of one linear layer differ between both codes."""
+    """Print how one linear layer's quantized operands and products differ between TransformerEngine and fewbits."""
     torch.set_num_threads(1)
     g = torch.Generator().manual_seed(0)
     x, dy = (torch.randn(512, n, generator=g).bfloat16() for n in (192, 384))

@@ -49,7 +49,7 @@ def command(model: str, changes: tuple[str, ...], recipe: str, runs: Path) -> li
         "runtime.threads=2",
         f"runtime.runs={runs}",
     )
-    # With two blocks, a model is too small to keep blocks in high precision, as the recipe does by default.
+    # With at most three blocks, a model is too small to keep blocks in high precision, as the recipe does by default.
     kept = ("recipe.keep.last=0",) if recipe == "nvfp4" and changes else ()
     return [sys.executable, "-m", "fewbits.cli", "train", *overrides, *kept, "schedule.warmup_fraction=0"]
 

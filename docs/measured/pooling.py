@@ -22,9 +22,10 @@ def t_tail(t: Array, df: Array | float) -> Array:
 
 
 def residual(x: Array, kept: NDArray[np.bool_]) -> tuple[Array, Array, Array]:
-    """Return the residual variance of the kept arms, its degrees of freedom, and the means of the seeds.
+    """Return the residual variance of the kept arms, its degrees of freedom, and the mean of these arms for each seed.
 
-    The residuals are those of the two-way layout arm + seed. x: repeats × arms × seeds. kept: repeats × arms.
+    The residuals are those of the two-way layout arm + seed. x: the data, an array repeats × arms × seeds. kept: a mask
+    of the arms to use, repeats × arms.
     """
     count = kept.sum(1)
     means = (x * kept[:, :, None]).sum(1) / count[:, None]
@@ -62,9 +63,10 @@ def pool(x: Array) -> tuple[Array, Array, NDArray[np.bool_]]:
 def rates(arms: int, seeds: int, factor: float, effect: float = 0.0) -> tuple[float, ...]:
     """Return, for each of three tests, the shares of comparisons that are significant at ALPHA (5 %) and at ALPHA / 10.
 
-    The tests use these spreads: pooled; by fewbits' rule, the larger of CAUTION · pooled and the pair's own; the pair's
-    own. If an arm of the pair is not in the pool, all three tests use the pair's own. effect: the true difference, in
-    standard deviations of a difference.
+    A comparison is of two arms. The three tests use different standard deviations of their difference: the pooled one;
+    by fewbits' rule, the larger of CAUTION · (pooled one) and the one from these two arms alone; the one from these two
+    arms alone. If one of the two arms is not pooled, all tests use the last one. factor: the first arm's standard
+    deviation divided by that of the others. effect: the true difference, in standard deviations of a difference.
     """
     generator = np.random.default_rng(arms * 100 + seeds)
     x = generator.standard_normal((REPEATS, arms, seeds))

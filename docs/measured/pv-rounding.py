@@ -7,12 +7,12 @@ output, Σ e^(score − largest score)·v. The backward pass computes the probab
 only in Σ y·dy. If several exponentials of a row are exactly 1, the rounding errors of the row have the same sign, and
 the gradient is biased.
 
-Here everything else is computed in FP32, so that the rounded sums cause all errors. RUN is a finished run. Each variant
-is compared with exact attention on the same weights and windows. With GaussWS, the variant and exact attention get the
-same noise on weights, which is new in each batch. `error` is the mean relative error of the attention layers' gradient
-of one batch. `bias` is the part of the error that all batches have in common, relative to the common part of the
-gradient: the square root of the mean product of neighbouring batches' errors, in which independent noise of the batches
-cancels.
+Here the sums, and the exponentials in the products e^(…)·v, are rounded to BF16; everything else is computed in FP32.
+RUN is a finished run. Each variant is compared with exact attention on the same weights and windows. With GaussWS, the
+variant and exact attention get the same noise on weights, which is new in each batch. `error` is the mean relative
+error of the attention layers' gradient of one batch. `bias` is the part of the error that all batches have in common,
+relative to the common part of the gradient: the square root of the mean product of neighbouring batches' errors, in
+which independent noise of the batches cancels.
 """
 
 import argparse

@@ -1,9 +1,9 @@
 """Time the training steps of this checkout and of another commit alternately (`fewbits bench train --against COMMIT`).
 
 The commit is unpacked into a temporary folder. In each round, each of the two checkouts runs `fewbits bench train` in a
-new process; the order of the two alternates from round to round. Because only the command line of the other commit is
-used, its modules may differ. Ratios of times are computed within a round, so a change in the machine's speed between
-rounds does not affect them.
+new process; the order of the two alternates from round to round. The other commit's Python modules may differ from this
+checkout's, because only the command line of the other commit is used. Ratios of times are computed within a round, so a
+change in the machine's speed between rounds does not affect them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Change:
 def compare(commit: str, arguments: Sequence[str], rounds: int = ROUNDS) -> list[Change]:
     """Run `fewbits bench train` with these arguments in this checkout and in `commit`, in alternating order.
 
-    Return the change of the step time of each model, variant and optimizer.
+    Return the change of the step time for each model, variant (a recipe or plain BF16) and optimizer.
     """
     times: list[tuple[dict[Key, float], dict[Key, float]]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -56,9 +56,9 @@ def compare(commit: str, arguments: Sequence[str], rounds: int = ROUNDS) -> list
 
 
 def changes(times: Sequence[tuple[dict[Key, float], dict[Key, float]]]) -> list[Change]:
-    """Return a Change for each model, variant and optimizer that both commits measured.
+    """Return a Change for each model, recipe and optimizer that was measured both here and in the other commit.
 
-    times: for each round, the milliseconds per step in this checkout and in the other commit.
+    times: for each round, the milliseconds per step in this checkout and those in the other commit.
     """
     result = []
     for key in times[0][0]:

@@ -1,4 +1,4 @@
-"""Run `fewbits bench kernels --generators`: time noise generators on matrices of several shapes (GaussWS's report)."""
+"""Run `fewbits bench kernels --generators`: time noise generators on several matrix shapes, for GaussWS's report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ examples:
   fewbits bench kernels --generators --shapes 2048x512,16384x16384
   fewbits bench kernels --generators --device cuda --store runs
 """
-SQUARE = 32  # sides of matrices are multiples of the side of the square blocks that share a bit width
+SQUARE = 32  # side of the square blocks that share a bit width; sides of matrices have to be multiples of it
 
 
 def main(argv: Sequence[str]) -> int:

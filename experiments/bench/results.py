@@ -28,7 +28,10 @@ def check_options(options: argparse.Namespace, command: str) -> None:
 
 
 def is_measured(options: argparse.Namespace, name: str) -> bool:
-    """Return True, and print the file, if `--once` is given and the store has results of the benchmark `name`."""
+    """Tell whether `--once` is given and the store has results of the benchmark `name`.
+
+    If so, print that nothing is measured, and the path of the results.
+    """
     if not options.once or not (file := _file(options.store, name)).exists():
         return False
     print(f"{file} exists, so nothing was measured; delete it to measure again")
@@ -36,7 +39,10 @@ def is_measured(options: argparse.Namespace, name: str) -> bool:
 
 
 def save(store: Path | None, name: str, machine: dict[str, Any], results: dict[str, Any]) -> None:
-    """Write results, machine and time to the file of the benchmark `name` in the store; None: write nothing."""
+    """Write the results, facts about the machine and the current time to the file of the benchmark `name`.
+
+    store: the store with this file; None: write nothing.
+    """
     import time
 
     from fewbits.common.atomic import write_json

@@ -33,7 +33,7 @@ class Step:
     ) -> None:
         """Build the model. batch: tokens [sequences, length + 1].
 
-        recipe: None: plain BF16. optimizer: adamw or adam-mini. observed: attach an observer to the quantizers.
+        recipe: None for plain BF16. optimizer: adamw or adam-mini. observed: attach an observer to the quantizers.
         """
         self.model = build(config, seed=0, device=batch.device)
         self.quantization: Quantization | None = None
@@ -60,14 +60,14 @@ class Step:
         self.number += 1
 
     def memory(self) -> int:
-        """Run one step; return the largest number of bytes of all tensors (parameters and states too) during it."""
+        """Run one step; return the peak number of bytes of all tensors, including parameters and optimizer states."""
         state = tree_leaves([*self.optimizer.state.values()])
         tensors = [*self.model.parameters(), *self.model.buffers(), *filter(torch.is_tensor, state)]
         return peak_bytes(self, tensors, self.inputs.device)
 
 
 class MemoryCounter(TorchDispatchMode):
-    """A context manager that counts the bytes of `tensors` and of all tensors that operations in its block return.
+    """Count the bytes of `tensors` and of all tensors that operations return inside a `with` block of this object.
 
     The attribute `now` is the number of bytes at present, and `peak` the largest number so far.
     """

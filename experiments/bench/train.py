@@ -143,7 +143,10 @@ def _speed(ours: list[float], theirs: list[float]) -> float:
 def _in_turns(
     calls: Sequence[Callable[[], None]], device: str, turns: int, others: OtherProcesses | None = None
 ) -> list[list[float]]:
-    """Time all calls once in each turn; return, for each call, a list with its seconds in every turn."""
+    """Time all calls once in each turn; return, for each call, a list with its seconds in every turn.
+
+    others: records the share of the processors' time that other processes use in each turn; None: do not record it.
+    """
 
     def timed(call: Callable[[], None], number: int) -> float:
         terminal.show(f"timing {number} of {len(calls)}")
@@ -157,7 +160,7 @@ def _in_turns(
 
 @contextmanager
 def _reference() -> Iterator[None]:
-    """Use the reference backend while the block runs."""
+    """Use the reference backend of the kernels while the `with` block runs."""
     before = os.environ.get("FEWBITS_BACKEND")
     os.environ["FEWBITS_BACKEND"] = "reference"
     try:

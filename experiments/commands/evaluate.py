@@ -28,7 +28,7 @@ Results are stored in RUN/evaluations, and a stored result is not computed again
 tasks (without --limit) with the recipe's operands (without --unquantized). lm-eval's own command line accepts runs as
 models: python -m fewbits.lm_eval run --model fewbits --model_args run=RUN --tasks piqa"""
 
-# By the name of a number: the name of its standard error, unless lm-eval's rule gives it (METRIC_stderr,FILTER).
+# Metric: the name of its standard error. For metrics that are not listed, it follows lm-eval's METRIC_stderr,FILTER.
 _ERRORS = {"accuracy": "error"}
 
 

@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
         notice(f"{options.source}: {note}")
     path, trial = imported.folder.path, imported.trial
     print(path)
-    count = f"{parameters(trial.model):,} parameters, {trial.model.vocab:,} tokens"
+    count = f"{parameters(trial.model):,} parameters, a vocabulary of {trial.model.vocab:,} tokens"
     print(f"{trial.model.name}: {count}{'' if imported.new else '; imported earlier'}")
     shown = shlex.quote(str(path))
     model = trial.model.name if MODELS.get(trial.model.name) == trial.model else shlex.quote(str(path / MODEL))

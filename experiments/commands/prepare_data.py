@@ -6,8 +6,9 @@ copies of a page are always in the same split. The out-of-domain text is the val
 
 The command writes to FOLDER.partial and renames it to FOLDER at the end. After every batch of documents it records its
 progress and its position in the collection. After an interruption the same command resumes from this position, does not
-read finished input files again, and removes tokens that were written after the last record. The first call chooses the
-commit of the collection on the Hub; later calls use the same commit, which the finished folder's meta.json records.
+read finished input files again, and removes tokens that were written after the last record. The first call chooses a
+commit of the collection on the Hugging Face Hub; later calls use the same commit, which the finished folder's meta.json
+records.
 """
 
 import argparse

@@ -29,8 +29,8 @@ examples:
 A recipe is a name from `fewbits recipes`; KEY=VALUE after the name changes a setting of this recipe. The table shows
 the loss increase over the unquantized model, with the standard error over batches. For the gradient of the loss it
 shows cosine, error and bias, compared with the unquantized gradient, and noise: the part of the error that changes with
-the seed. With --accumulators it also shows the relative error that forward products would have if this accumulator
-added them up, compared with exact sums of the same operands."""
+the seed. With --accumulators, a column for each accumulator shows the relative error that forward products would have
+if this accumulator computed their sums, compared with exact sums of the same operands."""
 FORMATS = (".parquet", ".csv")
 UNKNOWN = "–"
 _NUMBERS = ("cosine", "error %", "bias %", "noise %")

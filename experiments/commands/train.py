@@ -137,7 +137,7 @@ class Stop:
         self._training = True
 
     def asked(self) -> bool:
-        """Tell whether Ctrl-C was pressed; called after every step, on ranks without a progress line too."""
+        """Tell whether Ctrl-C was pressed. Training calls this after every step, on every rank."""
         self._training = True
         return self._asked
 

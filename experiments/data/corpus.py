@@ -62,7 +62,8 @@ class Corpus:
     def batch(self, split: str, first: int, count: int, length: int, seed: int) -> tuple[Tensor, Tensor]:
         """Return inputs and targets, int64 [count, length], of the windows first … first + count − 1.
 
-        The seed determines the order in which the infinite stream of windows runs through the split (`order.starts`).
+        Training reads the split again and again, each time in another order, which the seed determines. Windows are
+        numbered from 0 in the order in which training reads them (`order.starts`).
         """
         tokens = self._tokens(split)
         return _cut(tokens, order.starts(first, count, tokens.size, length, seed), length)

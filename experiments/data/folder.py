@@ -97,7 +97,7 @@ class TokenFolder:
     stamps: Mapping[str, Stamp]  # of each split's file, before it was surveyed
 
     def check_unchanged(self) -> None:
-        """Raise ValueError if a file was written to after its survey: then the fingerprint may no longer be true.
+        """Raise ValueError if a file was written to after its SHA-256 was computed: the fingerprint may then be wrong.
 
         A file that was replaced by a new file is no problem, because the memory map still shows the old content.
         """
@@ -184,7 +184,10 @@ def open_folder(folder: Path, survey_cache: Path | None = None) -> TokenFolder:
 
 
 def survey(path: Path, dtype: str, survey_cache: Path | None = None) -> Survey:
-    """Return a file's survey; read it from the folder `survey_cache` if the file is large and has not changed."""
+    """Return a file's SHA-256 and largest token.
+
+    They are read from the folder `survey_cache` if the file is large and has not changed since they were computed.
+    """
     status = path.stat()
     if survey_cache is None or status.st_size < REMEMBERED_FROM:
         return _read_through(path, dtype)
@@ -209,7 +212,7 @@ def _read_through(path: Path, dtype: str) -> Survey:
 
 
 def _stamp(path: Path) -> Stamp:
-    """Return a file's stamp; if the file was deleted, return zeros: its memory map stays valid."""
+    """Return a file's inode, size and modification time; zeros if it was deleted, as its memory map stays valid."""
     try:
         status = path.stat()
     except FileNotFoundError:

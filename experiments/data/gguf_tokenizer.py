@@ -1,6 +1,6 @@
 """Convert the tokenizer in a GGUF file (tokens and merges of byte-level BPE) into the content of a tokenizer.json.
 
-The file names the rule for splitting text into words before merging; `SPLITS` has the supported rules.
+Before merging, text is split into words. The GGUF file names the rule for this; `SPLITS` has the supported rules.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def _bytes(use_regex: bool = True) -> dict[str, Any]:
 _DIGITS = {"type": "Digits", "individual_digits": True}
 _LLAMA3_SPLIT = {"type": "Split", "pattern": {"Regex": _LLAMA3}, "behavior": "Isolated", "invert": False}
 
-# By rule: tokenizer.json's steps of splitting text into words, and whether a word that is a token skips the merges.
+# Name of a rule: the steps that split text into words, as tokenizer.json describes them, and whether a word that is
+# itself a token is used without merging.
 SPLITS: Final[Mapping[str, tuple[list[dict[str, Any]], bool]]] = {
     "gpt-2": ([_bytes()], False),
     "smollm": ([_DIGITS, _bytes()], False),
@@ -37,7 +38,7 @@ SPLITS: Final[Mapping[str, tuple[list[dict[str, Any]], bool]]] = {
 def gguf_tokenizer(path: Path) -> dict[str, Any]:
     """Return a GGUF file's tokenizer as the content of a tokenizer.json.
 
-    Raise ValueError if it is not byte-level BPE with a rule in `SPLITS`.
+    Raise ValueError if the tokenizer is not byte-level BPE, or if its rule for splitting text is not in `SPLITS`.
     """
     metadata = GgufFile.open(path).metadata
     kind, split = metadata.get(f"{PREFIX}model"), metadata.get(f"{PREFIX}pre")

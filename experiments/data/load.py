@@ -79,7 +79,11 @@ def _text_file(config: DataConfig, cache: Path) -> TokenFolder:
 
 KINDS = {
     "python": Kind("the Python standard library's sources, available without a network", ("tokenizer", "size"), _text),
-    "torch": Kind("torch's sources: larger, filtered, mostly annotated; same ood split", ("tokenizer", "size"), _text),
+    "torch": Kind(
+        "torch's sources: more text than python, filtered, mostly annotated; the out-of-domain text of python",
+        ("tokenizer", "size"),
+        _text,
+    ),
     "synthetic": Kind("a seeded source over bytes whose entropy is known exactly", ("size", "seed"), _synthetic),
     "text": Kind("one text file of your own; its last tenth is for validation", ("path", "tokenizer"), _text_file),
     "bin": Kind("a folder of tokens as nanoGPT writes them: train.bin and val.bin", ("path",), _tokens),

@@ -36,7 +36,10 @@ def windows_per_epoch(tokens: int, length: int) -> int:
 
 
 def starts(first: int, count: int, tokens: int, length: int, seed: int) -> Integers:
-    """Return the positions in a split of `tokens` tokens where the stream's windows first … first+count−1 begin."""
+    """Return the positions in a split where windows begin: windows first … first+count−1 in the order of training.
+
+    tokens: the number of tokens in the split. length: the number of inputs of a window.
+    """
     if first < 0 or count < 0:
         raise ValueError(f"windows from {first}, count {count}: both must be 0 or more")
     windows = windows_per_epoch(tokens, length)
@@ -60,7 +63,7 @@ def evenly_spread(count: int, tokens: int, length: int) -> Integers:
     windows = (tokens - 1) // length
     if count > windows:
         raise ValueError(
-            f"{count} windows of length {length} do not fit into {tokens} tokens, which have {max(windows, 0)} windows"
+            f"{count} windows of length {length} do not fit into {tokens} tokens: at most {max(windows, 0)} windows fit"
         )
     return length * (np.arange(count, dtype=np.int64) * windows // count)
 

@@ -137,8 +137,8 @@ def _codes(sources: Sources, foreign: set[str], lines: set[str], docstrings: dic
     """Yield the code, without docstrings, of each accepted file that is new.
 
     A file is not new if more than half of its text is lines in `lines`, which come from files before it, or if one of
-    its lines is in `foreign`. Add the lines of yielded code to `lines`, and the docstrings of every file to
-    `docstrings`.
+    its lines is in `foreign`, the lines of the out-of-domain text. Add the lines of yielded code to `lines`, and the
+    docstrings of every file to `docstrings`.
     """
     for text, tree in _parsed(sources):
         docstrings |= dict.fromkeys(map(inspect.cleandoc, _docstrings(tree)))

@@ -4,8 +4,8 @@ Tokens are bytes. Every byte belongs to one of 16 classes, and the classes of th
 permutations of the bytes. The next token is the r-th byte of this permutation with probability p_r, close to Zipf's
 r^-2. So this is a Markov source of order 2. Every context has the same probabilities in another order, so the entropy
 rate is −Σ p_r ln p_r, independent of the contexts' frequencies. The p_r are multiples of 2^-32, and tokens are drawn by
-comparing integers, so this entropy is exact. Only for a window's first target does a model read just one of the two
-tokens that determine the probabilities.
+comparing integers, so this entropy is exact. A model reads both tokens that determine the probabilities, except for a
+window's first target, where it reads only one of them.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,10 @@ _CHUNK = 1 << 20
 
 
 def weights() -> npt.NDArray[np.int64]:
-    """Return 2^32 · p_r for each rank r: whole numbers that sum to 2^32; the first one absorbs the rounding errors."""
+    """Return the probability p_r of each rank r, as a multiple of 2^-32.
+
+    The results are whole numbers that sum to 2^32; the first one absorbs the rounding errors.
+    """
     zipf = [1 / (rank + 1) ** EXPONENT for rank in range(VOCAB)]
     total = sum(zipf)
     whole = np.array([int(share / total * (1 << DRAWN_BITS)) for share in zipf], np.int64)

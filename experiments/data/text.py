@@ -65,6 +65,9 @@ def _write_subwords(in_bytes: TokenFolder, spelling: str, folder: Path) -> None:
 
 
 def content_key(*made_from: str) -> str:
-    """Return a hash for a folder's name: of `made_from`, the folder's inputs, and of the modules in this directory."""
+    """Return the hash in the name of a folder of tokens.
+
+    It is a hash of `made_from`, the inputs that determine the tokens, and of the modules' sources in this directory.
+    """
     code = [path.read_text("utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))]
     return hashlib.sha256("\0".join([*made_from, *code]).encode()).hexdigest()[:16]

@@ -7,7 +7,7 @@
     states        the optimizer's moments
     gathered      with several ranks: whole parameters and gradients of two blocks (the one that computes and the next
                   one) and of everything outside the blocks
-    quantized     weights that are kept quantized or cast: all blocks' with one rank, one block's with several
+    quantized     quantized or cast copies of weights: of all blocks with one rank, of one block with several ranks
     activations   tensors that the forward pass saves for the backward pass, measured by a run with fake tensors; with
                   training.recompute, the inputs of all blocks and all saved tensors of the largest block
 

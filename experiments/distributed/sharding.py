@@ -1,4 +1,4 @@
-"""Distribute a model over the ranks of a trial: torch's `fully_shard`, one unit per block.
+"""Distribute a model over the ranks of a trial by torch's `fully_shard`, which treats each block as one unit.
 
 Every rank stores a part of each parameter, and the same part of its gradient and optimizer state. A block's parameters
 are gathered before its forward and backward pass and freed afterwards; gradients are reduced to the mean over ranks.

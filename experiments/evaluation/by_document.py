@@ -10,8 +10,8 @@ The weights are evaluated twice, or four times if layers are sampled, on the sam
 * `loss_unquantized`: with all operands in the compute dtype (BF16 as a rule), which separates the effect of the
   recipe on training from its effect on the evaluation itself;
 * `loss_cast`: sampled layers with weights cast to the formats of their learned bit widths (GaussWS, Table C.1);
-* `loss_narrow`: sampled layers with all weights cast to the narrowest of these formats, which shows whether the loss
-  would notice a format that is too narrow.
+* `loss_narrow`: sampled layers with all weights cast to the narrowest of these formats, which shows whether a
+  format that is too narrow would change the loss.
 """
 
 from __future__ import annotations

@@ -146,7 +146,10 @@ class _Pool:
         return self.tokens[place : place + self.continuation]
 
     def choices(self, place: int, seed: int) -> list[int]:
-        """Return the positions where the choices of the item at `place` begin: the true one, then up to three wrong."""
+        """Return the positions where the choices of an item begin: the true one, then up to three wrong ones.
+
+        place: the position of the true choice, directly after the context.
+        """
         alike = self.alike[int(self.tokens[place - 1])]
         by_text = {self.text(place).tobytes(): place}
         for draw in range(DRAWS):

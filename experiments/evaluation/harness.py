@@ -128,7 +128,7 @@ def _complete(manager: "TaskManager", name: str) -> bool:
 def _check(manager: "TaskManager", wanted: Mapping[str, int | None], run_code: bool) -> None:
     """Raise ValueError if two wanted names mean the same task, or if a task runs code without `run_code`.
 
-    lm-eval would refuse both only after it has loaded the data.
+    lm-eval itself would report these two errors only after it has loaded the data.
     """
     requested: dict[str, str] = {}  # task -> the wanted name that means it
     for name in wanted:
@@ -148,7 +148,10 @@ def _check_once(task: str, name: str, requested: dict[str, str]) -> None:
 
 
 def _members(manager: "TaskManager", name: str) -> Iterator[str]:
-    """Yield the name of a task, or the names of the tasks in a group and in its groups. Members of tags are unknown."""
+    """Yield the name of a task, or the names of the tasks in a group and in the groups inside it.
+
+    For a tag of lm-eval, which stands for several tasks, yield the tag's name: the index does not list its tasks.
+    """
     members = _config(manager, name).get("task")
     if not isinstance(members, list):
         yield name

@@ -9,9 +9,9 @@ change. Swapping two statements is a change.
 
 A changed statement inside a function counts as tried if all its lines with code were executed. A declaration (a
 constant, a table, a signature, a line of C++ without code) is executed even if no trial uses what it declares, so the
-executed lines prove nothing. A changed declaration counts as tried only if it was merely renamed: the other version has
-an equal declaration, except that some names which only one version has are replaced by names which only the other
-version has. A changed import counts as tried unless the other version imports another object under the same name.
+executed lines prove nothing. A changed declaration counts as tried only if the other version has the same declaration
+with other names, and each of these names exists in only one of the two versions: then names were merely changed. A
+changed import counts as tried unless the other version imports another object under the same name.
 
 Executed lines are evidence, not proof: a statement was executed only with the values that occurred in these trials.
 """

@@ -11,7 +11,7 @@ from fewbits.experiments.fingerprint.numerics import ROOT
 
 
 def unpack(commit: str, folder: Path) -> None:
-    """Write the files of a commit into `folder`, which must not exist; raise ValueError if git does not know it."""
+    """Write the files of a commit into `folder`, which must not exist; raise ValueError if there is no such commit."""
     try:
         done = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True)
     except OSError as error:

@@ -1,8 +1,8 @@
 """Record which versions of the sources give the same bits, so that stored trials stay valid after a refactoring.
 
 `equal_bits.json`, which `same_bits.py` writes, lists pairs of numerics fingerprints. For each pair, a set of tiny
-trials gave the same bytes with both versions, on one kind of device and one instruction set. A pair is valid only
-there: on other devices and instruction sets, trials of the older version stay stale.
+trials gave the same bytes with both versions, on one kind of device and one instruction set. A pair is valid only for
+these: on other devices and instruction sets, trials of the older version stay stale.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def add_pairs(pairs: list[EqualPair], file: Path = FILE) -> None:
 
 
 def equal_fingerprints(fingerprint: str, device: str, instruction_set: str | None = None) -> list[str]:
-    """Return the fingerprint and all fingerprints that give the same bits, directly or through a chain of pairs.
+    """Return the fingerprint and all that `equal_bits.json` connects to it by a pair or by a chain of pairs.
 
     instruction_set: use only pairs that were tested with this one. None: use pairs of all instruction sets; the caller
     then has to check whether they include the instruction set that computed the trial.

@@ -186,7 +186,10 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, states: Mapping[str, 
     params = dict(_named_parameters(optimizer))
     alone = sorted(name for name in states.keys() ^ params.keys() if name.rpartition(".")[2] != BITS)
     if alone and states:
-        raise ValueError(f"only one of the saved optimizer and this optimizer has the parameters {', '.join(alone)}")
+        raise ValueError(
+            "the saved state and this optimizer have different parameters: only one of the two has the parameters "
+            f"{', '.join(alone)}"
+        )
     copies = {
         name: {
             key: value.clone() if key == "exp_avg_sq" and _is_by_part(optimizer, param) else copy_like(value, param)

@@ -140,7 +140,7 @@ class LossScaler:
         return {name: getattr(self, name) for name in _SCALER_STATE}
 
     def load_state(self, state: Mapping[str, float], *, branch: bool) -> None:
-        """Restore a state of `state()`. branch: it is the parent's state, of which only the scale is used."""
+        """Restore a state that `state()` returned. branch: it is the state of the parent trial: use only its scale."""
         for name in ("scale",) if branch else _SCALER_STATE:
             setattr(self, name, state[name])
 
@@ -179,7 +179,7 @@ class Policy:
         return loss if self.scaler is None else loss * self.scaler.scale
 
     def add_up(self) -> None:
-        """Round the sums of gradients to `accumulation`; to be called after each micro-batch's backward pass."""
+        """Round the sums of gradients to the format `accumulation`; called after each micro-batch's backward pass."""
         if self.config.accumulation != "fp32":
             for param in self.params.values():
                 if param.grad is not None:
@@ -269,7 +269,7 @@ class Policy:
     def results(self) -> dict[str, Any]:
         """Return the policy's entries of result.json.
 
-        With loss scaling: `skipped_updates`, their number, and `reason` if skipped updates have ended training.
+        With loss scaling: `skipped_updates`, how many updates were skipped, and `reason` if this has ended training.
         """
         skipped = {} if self.scaler is None else {"skipped_updates": self.scaler.skipped}
         return skipped if self.complaint is None else skipped | {"reason": self.complaint}

@@ -25,7 +25,7 @@ def batches(corpus: Corpus, trial: Trial, parent: Trial, position: int) -> Itera
     """Yield inputs and targets of each batch of a probe trial: int64 [training.micro_batch, training.length].
 
     parent: the trial whose checkpoint is probed. position: the number of sequences that the parent had read.
-    Raise ValueError if the group of documents of the trial's seed has too little text.
+    Raise ValueError if the group of documents that the trial's seed reads has too little text.
     """
     t = trial.training
     if trial.probe.split == "train":
@@ -37,9 +37,9 @@ def batches(corpus: Corpus, trial: Trial, parent: Trial, position: int) -> Itera
     count = t.steps * t.micro_batch
     if len(windows) < count:
         raise ValueError(
-            f"training.steps {t.steps} of a probe: {count} windows of {t.length} tokens are needed, but the sixth of "
-            f"the documents of split {trial.probe.split} that one seed reads has {len(windows)}: use fewer steps, a "
-            "smaller training.micro_batch, a shorter training.length, or more data"
+            f"training.steps {t.steps} of a probe: {count} windows of {t.length} tokens are needed, but there are only "
+            f"{len(windows)}, because each seed reads a sixth of the documents of split {trial.probe.split}: use fewer "
+            "steps, a smaller training.micro_batch, a shorter training.length, or more data"
         )
     for first in range(0, count, t.micro_batch):
         rows = torch.from_numpy(np.stack(windows[first : first + t.micro_batch]).astype(np.int64))

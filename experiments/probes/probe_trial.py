@@ -116,7 +116,7 @@ class _Source:
         )
         if differing := [f"model.{key} {ours[key]!r}, not {theirs[key]!r}" for key in ours if ours[key] != theirs[key]]:
             raise ValueError(
-                f"a probe of {parent.folder.path} must have its model, but this one has {'; '.join(differing)}"
+                f"a probe of {parent.folder.path} must have the model of that run, but has {'; '.join(differing)}"
             )
         state, length = parent.checkpoint.state, source.trial.training.length
         if trial.probe.split == "train" and state["position"] and trial.training.length != length:

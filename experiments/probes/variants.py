@@ -70,7 +70,10 @@ def variants(parts: Sequence[str], quantization: Quantization) -> Iterator[Varia
 
 
 def _restricted(plan: Plan, slots: frozenset[str]) -> Plan:
-    """Return a plan in which only these slots are quantized; an executed GEMM that lacks a slot becomes emulated."""
+    """Return the plan (operands and executed GEMMs) of a layer with only these slots quantized.
+
+    A GEMM that the plan executes in FP8 is emulated if one of its slots is no longer quantized.
+    """
     executed = frozenset(gemm for gemm in plan.executed if slots.issuperset(_slots(gemm)))
     return Plan(restricted(plan.operands, slots), executed)
 

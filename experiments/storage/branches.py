@@ -98,8 +98,9 @@ def _imported_run(model: str, runs: Path) -> Path:
 def find_parent(branch: Branch, runs: Path) -> Parent | None:
     """Return the parent of a branch; None if the trial has no branch.parent.
 
-    branch.parent is a name as for `find_run`, or `imported:MODEL` for the imported run of this model in the store
-    `runs`. Without branch.step, the branch starts from the parent's last checkpoint, so the parent must have finished.
+    branch.parent is a run's path, name or hash (see `find_run`), or `imported:MODEL` for the imported run of this model
+    in the store `runs`. Without branch.step, the branch starts from the parent's last checkpoint, so the parent must
+    have finished.
     """
     if branch.parent is None:
         if branch.step is not None:

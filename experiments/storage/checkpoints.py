@@ -156,7 +156,7 @@ def write_state(partial: Path, content: dict[str, Any]) -> None:
 
 
 def lacking(error: OSError, path: Path, size: int) -> OSError:
-    """Return a new error with the same number, whose message has the bytes that the file needs and the bytes free."""
+    """Return an error with the same errno, whose message says how many bytes the file needs and how many are free."""
     free = shutil.disk_usage(path.parent).free
     reason = f"checkpoint not written, {error.strerror}: {path} needs {size:,} bytes, {free:,} are free"
     return OSError(error.errno, reason)
@@ -270,7 +270,10 @@ def unflatten(tensors: Mapping[str, Tensor], state: Any) -> Any:
 
 
 def _list(folder: Path) -> list[tuple[tuple[int, int], Path]]:
-    """Return ((step, edition), path) of each checkpoint in a folder, including damaged ones, the lowest step first."""
+    """Return ((step, edition), path) of each checkpoint in a folder, including damaged ones, the lowest step first.
+
+    The edition is 1, or higher if the step was saved again while its folder existed already.
+    """
     if not folder.is_dir():
         return []
     matches = ((_NAME.fullmatch(path.name), path) for path in folder.iterdir())
@@ -294,7 +297,7 @@ def _joined(files: list[Any], name: str, rank: int, ranks: int) -> Tensor:
 def retain(newest: Path, keep: int) -> None:
     """Remove checkpoints of later steps, other editions of the newest step, and all but `keep` − 1 older checkpoints.
 
-    newest: the path of the checkpoint that has just been saved.
+    newest: the path of the checkpoint that has just been saved. An edition is a further checkpoint of the same step.
     """
     ((step, edition),) = [entry for entry, path in _list(newest.parent) if path == newest]
     others = [(at, path) for (at, number), path in _list(newest.parent) if (at, number) != (step, edition)]

@@ -39,7 +39,7 @@ from fewbits.models.importing.published import Published
 from fewbits.models.importing.sources import read_published
 
 MODEL = "model.yaml"
-LONGEST = 512  # the default training.length (tokens of a probe's sequences) is this or the model's context, if shorter
+LONGEST = 512  # default of training.length, the tokens of a probe's sequences; less if the model's context is shorter
 _NOT_OVERRIDDEN = ("model", "branch", "runtime")  # config groups that an import does not accept as overrides
 
 

@@ -122,7 +122,7 @@ class Patience:
 
     @contextmanager
     def guarding(self, consequence: str) -> Iterator[None]:
-        """Replace an exception in the `with` block by a warning, the first time, or else ignore it.
+        """Suppress an exception of the `with` block: the first one becomes a warning, later ones are ignored.
 
         consequence: the end of "MLflow was not updated, but …" in the warning.
         """

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 SPLITS = {"train": "training", "validation": "validation", "ood": "out of domain"}  # split: its context in MLflow
 ENVIRONMENT = {"device": "device", "kind": "machine"}  # key of the environment in provenance.json: name in the tag
-DIGEST = 8  # first characters of the SHA-256 that are a data set's digest in MLflow; its profile has all characters
+DIGEST = 8  # length of a data set's digest in MLflow, where the profile of the data set has the whole SHA-256
 COMMIT, SOURCE_TYPE = "mlflow.source.git.commit", "mlflow.source.type"
 
 

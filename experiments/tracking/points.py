@@ -49,7 +49,7 @@ class Point(NamedTuple):
 
 
 def step_points(folder: RunFolder, after: int) -> Iterator[tuple[int, list[Point]]]:
-    """Yield (step, points) for each step after the step `after`."""
+    """Yield (step, values of its metrics) for each step of the trial after the step `after`."""
     timing = {row["step"]: row for row in _rows(folder.path / "timing.parquet")}
     last = math.inf if folder.over else max(timing, default=-1)
     rows = [row for row in _rows(folder.path / "metrics.parquet") if after < row["step"] <= last]
@@ -135,7 +135,7 @@ def _summary(path: Path, after: int, metrics_by_step: Callable[[pd.DataFrame], S
 
 
 def _in_section(key: str) -> str:
-    """Return the name of a metric in MLflow, with its section if it has one."""
+    """Return a metric's name in MLflow: `section/name` if SECTIONS has the metric, else its own name."""
     return f"{SECTIONS[key]}/{key}" if key in SECTIONS else key
 
 

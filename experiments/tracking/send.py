@@ -145,7 +145,7 @@ def _groups(folder: RunFolder, sent: Sent, known: Collection[str]) -> Iterator[t
 
 
 def packed(groups: Iterable[tuple[Sequence[Point], T]]) -> Iterator[tuple[list[Point], T]]:
-    """Combine groups of points to batches for one request each.
+    """Combine groups of points into batches, each for one request.
 
     groups: pairs (points, value). Yield pairs (points of one or more groups, value of the last of these groups). A
     batch has at most BATCH points, or consists of one larger group.
@@ -190,7 +190,7 @@ def _send_artifacts(client: MlflowClient, run: Run, folder: RunFolder, sent: Sen
 
 
 def _has_place(run: Run) -> bool:
-    """Tell whether artifacts can be written: False if they belong into a store that does not exist any more."""
+    """Tell whether artifacts can be written: False if they go into a store that does not exist any more."""
     place = run.info.artifact_uri or ""
     if not place.startswith("file://"):
         return True

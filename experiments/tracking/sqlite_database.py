@@ -1,9 +1,9 @@
 """Create MLflow's SQLite database, once and faster than MLflow does.
 
 MLflow creates a database by migrations that take seconds, and fails if two processes do this at the same time. fewbits
-lets MLflow create one empty database for each version of MLflow, in fewbits' cache, and copies this file. In it, the
-experiment `Default` has an artifact folder in the working directory of the process that created the file. MLflow cannot
-change this folder, so it is changed in the copy by SQL.
+lets MLflow create one empty database for each version of MLflow, in fewbits' cache, and copies this file. In the file,
+the artifact folder of the experiment `Default` is in the working directory of the process that created the file. MLflow
+offers no way to change this folder, so fewbits changes it in the copy by SQL.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def _sample_until(ended: threading.Event, path: Path, interval: float) -> None:
 def _of_machine(psutil: ModuleType, before: Any, folder: Path) -> dict[str, float]:
     """Return the metrics of processor, memory, disk and network.
 
-    before: the network counters at the start of sampling. folder: on the disk that is measured.
+    before: the network counters at the start of sampling. folder: a folder on the disk that is measured.
     """
     memory, disk, network = psutil.virtual_memory(), psutil.disk_usage(str(folder)), psutil.net_io_counters()
     return {

@@ -138,7 +138,10 @@ BACKEND = Cpu()
 
 
 def box_muller(count: int, seed: int) -> Tensor:
-    """Return round(z / 2) of standard normal z, packed like `gaussian_noise`; for a comparison of their speeds."""
+    """Return round(z / 2) for standard normal numbers z, packed like the result of `gaussian_noise`.
+
+    The benchmarks compare the speed of this function with that of `gaussian_noise`.
+    """
     words = torch.empty((count + 7) // 8, dtype=torch.int32)
     library().fb_box_muller(words.numel(), seed, words.data_ptr(), threads(count))
     return words

@@ -82,7 +82,7 @@ class Backend(Protocol):
         *,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Return the values [rows, cols] of packed storage in `dtype`; what encode() packed gives quantize()'s values.
+        """Return the values [rows, cols] of packed storage in `dtype`; they equal those that quantize() returns.
 
         codes, scales, groups: as packing.py lays them out. q, axis: the arguments of encode(). out: the tensor to write
         the values to.
@@ -105,15 +105,18 @@ class Backend(Protocol):
     ) -> bool:
         """Choose entry `index` of a mixture for the undecided decision blocks that pass the test of this entry.
 
-        A block fails if the entry returns a non-finite value in it. Otherwise, let E be the error sum in counts. The
-        block passes with `extent`, if largest / smallest < limit; with `other`, if E = 0 or E < the error sum in other;
-        with neither, if E = 0 or E < limit · non-zeros.
+        A block fails if the entry returns a non-finite value in it. Otherwise the arguments determine the test, where E
+        is the error sum in `counts`:
+        - if `extent` is passed, the block passes if largest / smallest < limit;
+        - if `other` is passed, it passes if E = 0 or E < the error sum in `other`;
+        - if neither is passed, it passes if E = 0 or E < limit · (number of non-zero elements).
 
         counts: [..., 7] of the entry's values. other: the counts of the quantizer to compare with. extent: (largest,
         smallest) as `extent` returns them. choice (int8), decided (bool): one element per block, updated in place; for
         index 0 they are initialised. The choice of an undecided block is `last`.
 
-        Return False if no block is undecided; a backend that never waits returns True if there are any blocks.
+        Return whether any block is still undecided. A backend that never waits for its device cannot know this, and
+        returns True if there are any blocks.
         """
 
     def extent(self, x: Tensor, partition: Part) -> tuple[Tensor, Tensor]:

@@ -196,7 +196,8 @@ def _compare_one(work: Work, slow: bool, case: Case, tensors: _Tensors) -> Compa
 def _rows_for(work: Work, x: Tensor) -> int:
     """Return for how many rows of x the peer's function `work` takes at most about PEER_SECONDS.
 
-    All rows are halved while half of them are a multiple of PEER_UNIT. A call on few rows gives the time per row.
+    The result is the number of all rows, halved until the call is short enough or half would be no multiple of
+    PEER_UNIT. The time per row is measured by a call on few rows.
     """
     few = x[: max(PEER_UNIT, x.shape[0] // 16 // PEER_UNIT * PEER_UNIT)]
     work(few)

@@ -51,7 +51,10 @@ def fused_causal_attention(x_BTHE: Tensor, heads: int, turns: Tensor | None = No
 
 
 def rotate(x_BTHE: Tensor, turns: Tensor) -> Tensor:
-    """Rotate pairs of neighbouring dimensions in FP32; dimensions for which `turns` has no angle stay unchanged."""
+    """Rotate pairs of neighbouring dimensions in FP32; dimensions for which `turns` has no angle stay unchanged.
+
+    turns: the cosines and sines of the angles, as in `causal_attention`.
+    """
     rotated = 2 * turns.shape[1]
     turned, kept = x_BTHE.split((rotated, x_BTHE.shape[-1] - rotated), -1)
     angles = torch.view_as_complex(turns[: x_BTHE.shape[1], None].float())
@@ -109,7 +112,7 @@ def _readable(x: Tensor) -> Tensor:
 
 
 def _checked(turns: Tensor | None, q: Tensor) -> Tensor | None:
-    """Check the shape of `turns`, and return them as contiguous float32; None stays None."""
+    """Check the shape of `turns`, the cosines and sines of the angles, and return them as float32; None stays None."""
     if turns is None:
         return None
     tokens, size = q.shape[1], q.shape[-1]

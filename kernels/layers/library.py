@@ -46,7 +46,10 @@ def library() -> ctypes.CDLL:
 
 
 def takes(*tensors: Tensor) -> bool:
-    """Tell whether the operators accept all these tensors: BF16 or float32, on a CPU. Others are left to torch."""
+    """Tell whether our operators for layers accept all these tensors, that is, all are BF16 or float32 and on a CPU.
+
+    For other tensors, the layers use torch's functions.
+    """
     return all(x.device.type == "cpu" and x.dtype in DTYPES for x in tensors)
 
 

@@ -20,7 +20,7 @@ NAN_BITS = 0x7FFFFFFF  # NaN of the tensor cores
 def fused_sum(
     a: Tensor, b: Tensor, emin: tuple[int, int], length: int, fraction: int, kept: int, promote: int
 ) -> Tensor:
-    """Return a · b of a `fused` accumulator: `length` products at a time are aligned, truncated and added at once."""
+    """Return a · b, summed by a `fused` accumulator: it aligns, truncates and adds `length` products at a time."""
     c = outside = torch.zeros(a.shape[0], b.shape[1], device=a.device)
     for start in range(0, a.shape[1], length):
         block = slice(start, start + length)
@@ -42,7 +42,7 @@ def grouped_sum(
     fraction: int,
     kept: int,
 ) -> Tensor:
-    """Return a [M, K] · b [K, N] of a `grouped` accumulator, for E2M1 values with one scale per group along K.
+    """Return a [M, K] · b [K, N], summed by a `grouped` accumulator, for E2M1 values with a scale per group along K.
 
     The products of a group are added exactly. Their sum is aligned not by its own exponent, but by the sum of the
     exponents of the group's two scales. `length` is here the number of groups that are added at once.
@@ -62,7 +62,7 @@ def grouped_sum(
 
 
 def sum_in_format(a: Tensor, b: Tensor, f: Format) -> Tensor:
-    """Return a · b of a `format` accumulator: float32 products are added one by one; each sum is rounded once to f."""
+    """Return a · b, summed by a `format` accumulator: it adds float32 products one by one, and rounds each sum to f."""
     c = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64, device=a.device)
     for k in range(a.shape[1]):
         p = (a[:, k, None] * b[None, k]).double()  # rounds to nearest in float32

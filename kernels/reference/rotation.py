@@ -37,7 +37,10 @@ def hadamard(x: Tensor) -> Tensor:
 
 
 def rotate(x: Tensor, q: Quantizer, axis: int, inverse: bool = False) -> Tensor:
-    """Multiply chunks of q.hadamard values along the axis by S·H (NVFP4 eq. 6), or by its inverse H·S, in x's dtype."""
+    """Multiply chunks of q.hadamard values along the axis by S·H (NVFP4 eq. 6), or by its inverse H·S.
+
+    S is diagonal and has the random signs, H is the Hadamard matrix. The result has the dtype of x.
+    """
     if q.hadamard is None:
         return x
     lines = (x if axis == -1 else x.t()).float()

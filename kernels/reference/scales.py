@@ -24,7 +24,7 @@ class Scales:
     """The stored scales, from which encoding and decoding both compute their factors, so that the factors agree."""
 
     codes: Tensor  # int32, one per block
-    groups: Tensor  # float32: the mantissa of each group (gam), d (two-level scalings), or empty
+    groups: Tensor  # float32: the mantissa of each group (gam), d of README.md (two-level scalings), or empty
 
 
 def ideal(amax: Tensor, grid: Format) -> Tensor:

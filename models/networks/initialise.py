@@ -84,7 +84,10 @@ def initialise_positions(model: Decoder, device: torch.device) -> None:
 
 
 def _deviation(config: DecoderConfig, number: int, name: str, linear: Linear | QuantizedLinear) -> float:
-    """Return the standard deviation of a linear layer's weight. number: the block's; name: the layer's in the model."""
+    """Return the standard deviation of a linear layer's weight.
+
+    number: the number of the layer's block. name: the layer's name in the model.
+    """
     if config.init == "llama":
         scaled, terms = name.rpartition(".")[2] in ("out", "up", "down"), 2 * (number + 1)
     else:

@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 from fewbits.sweeps.planning.sweep import Resources
 
 JOIN = 60.0  # seconds that nodes of a new cluster may take to join; FEWBITS_JOIN_SECONDS overrides it
-POLL = 0.5  # seconds between two looks at the cluster
-JUDGED = 3  # the autoscaler's report on a demand counts once it has evaluated so many cluster states with the demand
-UNLISTED = 15.0  # seconds after which a demand is treated as known even if the cluster's state does not list it
+POLL = 0.5  # seconds between two checks of the cluster
+JUDGED = 3  # cluster states with a demand that the autoscaler has to evaluate before its report on the demand counts
+UNLISTED = 15.0  # seconds after which a demand is treated as part of the cluster's state even if it is not listed there
 SHOWN = 3  # the largest number of trials that a message names
 _EPSILON = 1e-9
 _READ_ONLY = re.compile(r"node_[0-9a-f]{56}")  # how Ray's v1 report names node types if there is no autoscaler

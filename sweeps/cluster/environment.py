@@ -65,7 +65,7 @@ def variables(environment: Mapping[str, str], named: Sequence[str] = ()) -> dict
 
 
 def worker_variables(environment: Mapping[str, str], named: Sequence[str] = ()) -> dict[str, str]:
-    """Return the variables of `variables` that a driver on a cluster has to pass to its workers.
+    """Return those variables, among the result of `variables`, that a driver on a cluster has to pass to its workers.
 
     If the driver runs inside a Ray job, the job's own variables are left out: Ray passes them to the workers itself,
     and raises an error if they are passed again.

@@ -35,8 +35,8 @@ from fewbits.sweeps.running.machine_kinds import Machine
 from fewbits.sweeps.running.store import plain
 from fewbits.sweeps.running.worker import Job, Outcome, work
 
-STARTS = 3  # attempts to start Ray on this machine: its own limit of 30 s for each is short on a busy machine
-QUEUED = 2  # trials started beyond the room of a cluster without an autoscaler: Ray starts them as soon as others end
+STARTS = 3  # attempts to start Ray on this machine: Ray's limit of 30 s for an attempt is short on a busy machine
+QUEUED = 2  # without an autoscaler: the number of trials that wait in Ray, so that they start as soon as others end
 LEADER = 5.0  # seconds for which the driver waits for rank 0's outcome after another rank has failed
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -200,7 +200,7 @@ class OnRay:
         """Wait up to LEADER seconds for rank 0's outcome, after another rank has failed; None if rank 0 failed too.
 
         If a trial stops at a checkpoint, rank 0 ends first, and the other ranks fail because they lose their connection
-        to it. Then rank 0's outcome is the trial's.
+        to rank 0. Then rank 0's outcome is the trial's. leader: Ray's reference to the task of rank 0.
         """
         with contextlib.suppress(Exception):
             outcome: Outcome = self._ray.get(leader, timeout=LEADER)

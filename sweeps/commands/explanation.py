@@ -98,9 +98,10 @@ def _overrides(path: Path) -> list[str]:
 
 
 def as_computed(path: Path) -> dict[str, Any]:
-    """Return the settings whose hash is a run's id, with the digest of each source file at that time (`numerics`).
+    """Return the settings whose hash is a run's id, by name.
 
-    The key `config` has all settings of the trial, and `parent` is written as NAME@STEP.
+    The key `numerics` has the digest of each source file at the time of the run, if the run has recorded them. The key
+    `config` has all settings of the trial, and `parent` is written as NAME@STEP.
     """
     from fewbits.experiments.identity import all_settings
     from fewbits.experiments.storage.run_folder import saved_trial
@@ -114,10 +115,10 @@ def as_computed(path: Path) -> dict[str, Any]:
 
 
 def compared_with_today(path: Path) -> list[str]:
-    """Return lines with the differences between a run and what its overrides and the current sources give now.
+    """Return lines with the differences between a run and the trial that the sweep file and the sources give now.
 
-    The overrides are those that the sweep file now has at the run's place in the newest stored plan that contains the
-    run. If no stored plan contains the run, only the sources are compared.
+    The newest stored plan that contains the run tells the run's place in its sweep; the run is compared with the trial
+    that the sweep file now has at this place. If no stored plan contains the run, only the sources are compared.
     """
     from fewbits.experiments.fingerprint.numerics import ROOT, source_digests
     from fewbits.experiments.identity import all_settings, computed_by_todays_sources
@@ -149,9 +150,10 @@ def _provenance(path: Path) -> dict[str, Any]:
 
 
 def _planned(path: Path, trial: str) -> tuple[Plan, Member, Cell] | None:
-    """Return the newest stored plan that contains the trial, the trial's member in it, and the cell now at its place.
+    """Return the newest stored plan that contains a trial, the trial's place in this plan, and the present cell there.
 
-    path: the trial's run folder. trial: its id. Return None if no stored plan contains the trial.
+    The present cell is the one that the sweep file now has at this place. path: the trial's run folder. trial: the
+    trial's id. Return None if no stored plan contains the trial.
     """
     from fewbits.sweeps.planning.stored_plans import stored_plans
 
@@ -165,7 +167,7 @@ def _planned(path: Path, trial: str) -> tuple[Plan, Member, Cell] | None:
 def _cell_today(overrides: tuple[str, ...], cell: Cell) -> Cell:
     """Return the cell that the sweep file now has at the place of `cell`; if there is none, return `cell`.
 
-    overrides: those of the stored plan, which select the sweep.
+    overrides: the overrides with which the plan was stored; they select the sweep.
     """
     from fewbits.sweeps.planning.expand import expand
     from fewbits.sweeps.planning.sweep import load_sweeps
@@ -179,11 +181,12 @@ def _cell_today(overrides: tuple[str, ...], cell: Cell) -> Cell:
 
 
 def _by_plan(plan: Plan, member: Member, cell: Cell) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the settings with which the trial was planned, and the settings that `cell` gives now.
+    """Return two mappings: the settings with which the trial was planned, and the settings that `cell` gives now.
 
-    Both have the keys `config`, `data` and `at`. If both have a parent, they also have these keys for the parent, with
-    the prefix `parent.`; for the parent's parent, with the prefix `parent.parent.`, and so on. For the last of these
-    trials, the key `branches` (with the same prefix) tells whether there is a further parent.
+    Each mapping has the keys `config`, `data` and `at` (where the trial starts in its parent). If the planned
+    trial and the present one both branch from a parent, each mapping also has these keys for the parent, with the
+    prefix `parent.`; then for the parent's parent, with the prefix `parent.parent.`, and so on. For the last of these
+    trials, the key `branches` (with the same prefix) tells whether this trial branches from a parent, too.
     """
     from fewbits.experiments.config import load_trial
     from fewbits.experiments.identity import all_settings

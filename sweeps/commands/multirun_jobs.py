@@ -46,7 +46,7 @@ class _Multirun:
 
     name: str
     fixed: set[str]  # keys with the same value in all trials
-    always: tuple[str, ...]  # overrides of every trial that Hydra does not pass to jobs
+    always: tuple[str, ...]  # overrides that apply to every trial, but that Hydra does not pass to jobs
     where: Where
     open: contextlib.ExitStack  # closes the backend at the end
     argv: list[str]  # the command's own arguments; Hydra replaces sys.argv

@@ -33,7 +33,7 @@ The page shows the MLflow database that MLFLOW_TRACKING_URI names or, without th
 To open it from another machine: ssh -L 5000:127.0.0.1:5000 HOST. There is no log-in: with --host 0.0.0.0, everybody who
 can reach this machine can read, change and delete the runs.
 """
-LIGHT = {  # with these, the server has two processes and about 380 MB, instead of 15 processes and 1.8 GB
+LIGHT = {  # with these settings, the server has two processes and about 380 MB, instead of 15 processes and 1.8 GB
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_DISABLE_AGENT_HINT": "true",

@@ -33,7 +33,7 @@ def arm_rows(plan: Plan, corpus_tokens: Mapping[str, int | None]) -> Iterator[tu
     """
     speeds = Speeds(plan.store)
     arms: dict[Hashable, list[Member]] = {}
-    first: dict[str, Member] = {}  # by trial id: the first member with this trial, in whose arm it is counted
+    first: dict[str, Member] = {}  # by trial id: the first place of the trial, in whose arm the trial is counted
     for member in plan.members:
         planned = plan.trials[member.id]
         trial = planned.trial
@@ -73,7 +73,7 @@ def _sum(times: list[float | None], parts: int = 1) -> str:
 def _count(members: list[Member]) -> str:
     """Return an arm's number of trials as text: `2 x 3 seeds` for two combinations of axis values with three seeds.
 
-    If some of these trials are excluded, return only the number of trials.
+    If the sweep excludes some of these combinations, return only the number of trials. members: the arm's places.
     """
     seeds = len({member.cell.seed for member in members})
     places = len({member.cell.axes for member in members})

@@ -78,8 +78,8 @@ def missing_data(plan: Plan) -> dict[Path, list[Planned]]:
 def corpus_tokens(plan: Plan, missing: Missing) -> dict[str, int | None]:
     """Return by trial id the number of tokens in the trial's training split; None if unknown.
 
-    For a missing collection, it is the number of tokens that the command from `preparations` would prepare. If data are
-    missing, raise ValueError if a trial would read its data more often than `data.repeat` allows.
+    For a missing collection, it is the number of tokens that the command from `preparations` would prepare. If any data
+    are missing, also raise ValueError if one of the trials would read its data more often than `data.repeat` allows.
     """
     tokens = {key: training_tokens(planned.trial.data, planned.runtime.cache) for key, planned in plan.trials.items()}
     for readers in missing.values():
@@ -102,7 +102,7 @@ def setting_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
     Settings that the paper does not state are marked with MARK.
     """
     assumed = {(sweep.name, sweep.scale): sweep.assumed for sweep in plan.sweeps}
-    # One member for each place without its seed: the one with the first seed, which overwrites the others.
+    # For each arm and combination of axis values, the member with the first seed: it overwrites those of other seeds.
     places = {(m.cell.sweep, m.cell.arm, m.cell.axes): m for m in reversed(plan.members)}
     for member in reversed(places.values()):
         cell, trial = member.cell, plan.trials[member.id].trial

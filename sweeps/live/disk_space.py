@@ -34,7 +34,7 @@ def estimate(missing: Sequence[Planned], store: Path) -> str:
 
 @dataclass
 class DiskSpace:
-    """The check of a store's free disk space, which a driver makes before it starts a trial, and every turn."""
+    """The check of a store's free disk space, which a driver makes before each start of a trial, and in each turn."""
 
     store: Path
     log: Callable[[str], None]  # prints a line
@@ -42,7 +42,10 @@ class DiskSpace:
     paused: bool = False  # at the last check, the space was too small to start a trial
 
     def admits(self, planned: Planned, running: Sequence[Planned]) -> bool:
-        """Tell whether the disk has room to start a trial beside the running ones. Log a line if this has changed."""
+        """Tell whether the disk has room to start a trial beside the running ones.
+
+        Log a line if the answer differs from that of the last call.
+        """
         need, free = _still_to_write(planned), self.free(self.store)
         room = free - sum(map(_still_to_write, running)) - MARGIN
         if need <= room and self.paused:

@@ -16,7 +16,7 @@ examples:
   fewbits logs runs/RUN --lines 20       the last 20 lines
 
 Only trials of sweeps have logs; `fewbits train` prints to its own terminal."""
-POLL = 0.3  # seconds between two looks at the file
+POLL = 0.3  # seconds between two reads of the log
 
 
 def main(argv: Sequence[str]) -> int:

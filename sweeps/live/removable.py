@@ -27,7 +27,7 @@ class Item:
 
     kind: str  # a key of KINDS in prune.py
     path: Path
-    run: RunFolder | None = None  # the run that contains it or that it is; None: it belongs to no run of the store
+    run: RunFolder | None = None  # the run that contains `path`, or whose folder `path` is; None: no run of the store
 
     @property
     def bytes(self) -> int:

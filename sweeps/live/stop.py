@@ -27,7 +27,7 @@ own terminal stops all its trials. A trial of `fewbits train` on this machine is
 
 Exit status: 0 all have stopped (with --no-wait: all were asked to); 1 one was not running, or did not stop in time."""
 PATIENCE = 300.0  # seconds to wait until the trials have stopped: for a step and a checkpoint
-POLL = 0.2  # seconds between two looks at the trials
+POLL = 0.2  # seconds between two checks of the trials
 
 
 def main(argv: Sequence[str]) -> int:

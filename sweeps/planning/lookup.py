@@ -77,7 +77,7 @@ def _multirun(name: str, overrides: Sequence[str]) -> FoundPlan:
         valid = [stored.overrides[0] for stored in stored_plans(runs) if is_multirun(stored)]
         raise ValueError(
             f"no sweep {name!r}: expected study=NAME, a file NAME.yaml, or the name of a multirun in {runs}: "
-            f"{nearest_first(name, valid) or 'it has no multirun'}"
+            f"{nearest_first(name, valid) or 'this store has no multirun'}"
         )
     return FoundPlan(stored.plan, notes=tuple(notes))
 

@@ -24,8 +24,8 @@ DEFAULT_SCALE = f"scale={Sweep('').scale}"  # the scale of a study's sweeps if n
 def normalised(overrides: Sequence[str]) -> tuple[str, ...]:
     """Return the overrides that select trials: sorted, each key once, and equal values written in the same way.
 
-    Overrides of paths are left out, and if a study is selected, an override that sets the default scale. The path of a
-    sweep file is replaced by the file's name, since the file is in another folder on a cluster.
+    Overrides of paths are left out. If a study is selected, an override that sets the default scale is left out, too.
+    The path of a sweep file is replaced by the file's name, since the file is in another folder on a cluster.
     """
     chosen = {_key(override): _canonical(override) for override in overrides}
     selection = {override for key, override in chosen.items() if key not in LOCATIONS}

@@ -91,7 +91,7 @@ def stored_plans(runs: Path, unusable: Callable[[UnusablePlan], None] = lambda _
 
 
 def earlier_runs(plan: Plan) -> dict[Place, str]:
-    """Return the names of run folders that stored plans have at places where this plan has a different trial, by place.
+    """Return, by place, the name of the run folder that a stored plan has where this plan has a different trial.
 
     The two trials of a place differ in their config or in the version of the code. Only existing folders and plans of
     the same study and scale count. If several stored plans have such a folder, the newest plan's folder is returned.
@@ -243,7 +243,8 @@ def _decoded(data: Mapping[str, Any], runs: Path) -> Plan:
 def _folders(data: Mapping[str, Any] | None) -> Iterator[tuple[Member, str]]:
     """Yield pairs (member, name of its run folder) of a plan file's content, without decoding the trials.
 
-    Therefore it also works for plan files whose trials this version of fewbits cannot decode.
+    A member is a place of the plan with the id of its trial. Because trials are not decoded, the function also works
+    for plan files whose trials this version of fewbits cannot decode.
     """
     if data is not None and data["format"] == FORMAT:
         folders = {row["id"]: row["folder"] for row in data["trials"]}

@@ -96,7 +96,7 @@ class Driver:
         self.on_turn(self)
 
     def stop(self) -> None:
-        """Make `run` stop all running trials at a checkpoint, and return when they have ended or after PATIENCE."""
+        """Make `run` stop all running trials at a checkpoint; `run` returns when they have ended, or after PATIENCE."""
         self.stopping = True
         self._stop_by = time.monotonic() + PATIENCE
 

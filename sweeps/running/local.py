@@ -97,7 +97,7 @@ class Local:
         self._running[job.id] = _Running(processes, ours, _cpus(resources), gpus, served)
 
     def _fork(self, job: Job, answer: Connection | None) -> ForkServerProcess:
-        """Start a worker process; with another attempt if the fork server is gone.
+        """Start a worker process, and try again if the fork server is gone.
 
         The kernel may have killed the fork server for lack of memory. Then this attempt fails, and on the next one
         multiprocessing starts a new fork server.
@@ -161,7 +161,8 @@ def _child(job: Job, answer: Connection | None, lifeline: Connection) -> None:
 def _die_with_parent() -> None:
     """Make the kernel kill this worker when the fork server ends.
 
-    The fork server tells the driver when a worker ends. If it ends first, the driver takes its workers for ended.
+    The fork server tells the driver when a worker ends. If the fork server itself ends, the driver assumes that all
+    workers have ended.
     """
     server = os.getppid()
     if sys.platform == "linux":
@@ -174,7 +175,8 @@ def _die_with_driver(lifeline: Connection) -> None:
     """Kill this process when the driver has ended. lifeline: a pipe whose other end is open only in the driver.
 
     Otherwise the trials of a killed driver would continue, and the next driver would wait for them. The fork server
-    would not end either, since every worker has the pipe that keeps it alive.
+    would not end either, since every worker has the pipe that keeps the fork
+    server alive.
     """
     with contextlib.suppress(EOFError, OSError):
         lifeline.recv_bytes()  # returns only when the driver's end is closed, since the driver sends nothing

@@ -96,7 +96,7 @@ class Machine:
     labels: Mapping[str, str] = field(default_factory=dict)  # the node's labels in Ray
 
     def kind(self, resources: Resources) -> str | None:
-        """Return the kind of a trial with these resources here: the GPU's if it uses GPUs, else the processor's."""
+        """Return this machine's kind for trials with these resources: the GPU's if they have GPUs, else the CPU's."""
         return self.gpu if resources.gpus else self.processor
 
     def slots(self, resources: Resources) -> float:

@@ -49,7 +49,7 @@ def state(folder: RunFolder) -> State:
     """Return the state of a trial from its run folder; BLOCKED is never returned.
 
     A trial with a lease and a `failure.json` is RUNNING, since the file of a failed attempt stays until a later attempt
-    ends. A trial with a damaged `result.json` is FAILED, since the user has to repair the file.
+    succeeds. A trial with a damaged `result.json` is FAILED, since the user has to repair the file.
     """
     try:
         result = folder.result()

@@ -263,7 +263,9 @@ class Mirror:
 def _skipping_damage(client: MlflowClient, group: SentSweep, folder: RunFolder, look: Look) -> Iterator[None]:
     """Warn if sending the trial in the `with` block raises ValueError because its files are damaged, and continue.
 
-    The trial's run in MLflow, which lacks data, gets the status of `look`; the next update sends the trial again.
+    The trial's run in MLflow then lacks data, but its status is set. The next update sends the trial again.
+
+    look: the trial's present state and files (see `look_at`).
     """
     try:
         yield

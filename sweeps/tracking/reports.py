@@ -34,7 +34,7 @@ def track_report(runs: Path, study: str, scale: str, folder: Path) -> None:
         client = connect(runs, uri)
         with locked(runs):
             sent = read_sent(runs, uri, owner)
-            alone = sent.database == look_at_database(uri)  # no other process has changed the database since
+            alone = sent.database == look_at_database(uri)  # False: another program has changed it since our last write
             try:
                 send_reports(client, runs, uri, owner, sent)
             finally:

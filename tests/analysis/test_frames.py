@@ -1,4 +1,7 @@
-"""Test the tables of trials, the pairing of trials and the pooling of spreads on the trained trials of conftest.py."""
+"""Test the tables of trials, the pairing of trials, and standard deviations over seeds that are pooled over arms.
+
+The trials are those that conftest.py trains.
+"""
 
 import json
 import math
@@ -85,6 +88,7 @@ def test_pairs_share_their_seed_and_a_baseline_without_the_axis_is_shared(planne
 
 
 def test_seeds_alone_replicate(planned: Planner) -> None:
+    """Check that pairs differ only in their seed: an axis without a chosen value is an error that lists the values."""
     results = Results(planned())
     with pytest.raises(ValueError, match=naming("arm mor", "recipe.threshold=0.0001")):
         paired(results, "validation_loss", "mor", "bf16")
@@ -97,6 +101,7 @@ def test_seeds_alone_replicate(planned: Planner) -> None:
 
 
 def test_numbers_of_ones_own_pair_by_id(planned: Planner) -> None:
+    """Check that `sample` and `paired` take numbers by trial id, and name seeds for which a number is missing."""
     results = Results(planned())
     numerics = results.numerics()
     share = numerics[numerics["arm"] == "mor"].groupby("id")["share_1"].mean()

@@ -136,6 +136,7 @@ def test_gaussws_tokens_are_those_of_its_steps() -> None:
 
 
 def test_what_is_lost_is_none() -> None:
+    """Check that a cell without a number has the value None."""
     table = paper("mor").table("Table 1")
     assert table.value("peak", "c1") is None
     assert table.value("batch", "c2") == 1536

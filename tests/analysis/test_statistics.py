@@ -206,6 +206,7 @@ def test_equivalence_is_wrongly_found_no_oftener_than_its_level(n: int) -> None:
 
 
 def test_three_of_three_beside_none_of_three_is_one_in_twenty() -> None:
+    """Compare the p value for more events in one sample, such as 3 of 3 against 0 of 3, with Fisher's exact test."""
     assert more_events(3, 3, 0, 3) == 1 / 20
     for counts in ((2, 5, 1, 4), (0, 3, 0, 3), (4, 4, 4, 4), (5, 6, 1, 9)):
         ours, of_ours, theirs, of_theirs = counts
@@ -220,9 +221,9 @@ def test_three_of_three_beside_none_of_three_is_one_in_twenty() -> None:
 def test_a_pooled_spread_is_widened_and_used_unless_the_values_spread_further(
     share: float, pooled_is_used: bool
 ) -> None:
-    """Check that the estimate uses 1.25 · pooled spread, or the spread of the values themselves if it is larger.
+    """Check that the estimate uses 1.25 times the standard deviation pooled over arms, or that of the values if larger.
 
-    share: pooled spread / spread of the values.
+    share: the pooled standard deviation / the standard deviation of the values.
     """
     own = standard.stdev(FEW)
     found = estimate(FEW, Spread(share * own, 20))
@@ -246,7 +247,10 @@ def test_the_minimum_detectable_effect_is_found_four_times_in_five(n: int) -> No
 
 
 def test_power_is_that_of_printed_tables() -> None:
-    """Check printed values: at 5 % (one-sided) and power 80 %, an effect of 0.5 sd needs 27 pairs, one of 1 sd 8."""
+    """Check numbers of pairs from printed tables: 27 for an effect of 0.5 standard deviations, 8 for an effect of 1.
+
+    These are for tests at 5 % (one-sided) with a power of 80 %.
+    """
     assert required_n(1.0, 0.5) == 27
     assert required_n(1.0, 1.0) == 8
     assert required_n(2.0, 1.0) == 27
@@ -280,7 +284,7 @@ def test_an_estimate_detects_what_its_spread_and_seeds_detect() -> None:
         found, sd = estimate(values), standard.stdev(values)
         assert found is not None
         assert detectable(found) == pytest.approx(minimum_detectable_effect(sd, len(values)))
-        assert seeds_needed(found, sd) == 8, "the value of printed tables for an effect of one spread"
+        assert seeds_needed(found, sd) == 8, "the number in printed tables for an effect of one standard deviation"
         assert seeds_needed(found, sd / 100) is None
     equal = estimate([0.1, 0.1, 0.1])
     assert equal is not None
@@ -354,6 +358,7 @@ def test_an_arm_that_spreads_more_than_chance_is_left_out_and_gains_nothing() ->
 
 
 def test_of_arms_that_spread_alike_one_is_left_out_as_often_as_is_said() -> None:
+    """Check that an arm is wrongly left out of the pool in 5 % of cases if all arms have equal noise."""
     generator = np.random.default_rng(8)
     drawn = ({f"arm {i}": row.tolist() for i, row in enumerate(generator.normal(0, 1, (4, 3)))} for _ in range(2000))
     found = [pooled(arms) for arms in drawn]
@@ -361,6 +366,7 @@ def test_of_arms_that_spread_alike_one_is_left_out_as_often_as_is_said() -> None
 
 
 def test_of_three_arms_one_that_spreads_more_leaves_the_pair() -> None:
+    """Check that an arm with far more noise is left out of the pool, which then has the other two arms."""
     arms = layout(2, 4, 1.0, np.random.default_rng(5))
     found = pooled(arms | {"wild": [0.0, 3000.0, -2000.0, 500.0]})
     assert found is not None
@@ -370,6 +376,7 @@ def test_of_three_arms_one_that_spreads_more_leaves_the_pair() -> None:
 
 
 def test_an_arm_that_is_another_one_counts_once() -> None:
+    """Check that an arm with the same values as another one does not change the pooled standard deviation."""
     arms = layout(4, 3, 1.0, np.random.default_rng(4))
     found, alone = pooled(arms | {"twin": arms["arm 0"]}), pooled(arms)
     assert found is not None
@@ -383,7 +390,10 @@ def kinds_of(arms: Mapping[str, object]) -> dict[str, str]:
 
 
 def quiet_and_loud(quiet: int, loud: int) -> dict[str, list[float]]:
-    """Return {arm: values by seed} for quiet and loud arms; the spread of loud arms is ten times as large."""
+    """Return {arm: values by seed}: a random level of each seed plus noise, which is ten times as large for loud arms.
+
+    quiet, loud: the number of arms of each kind.
+    """
     generator = np.random.default_rng(6)
     levels = generator.normal(0, 50, 4)
     sizes = {"quiet": (quiet, 1.0), "loud": (loud, 10.0)}
@@ -460,6 +470,7 @@ def test_which_arms_are_left_out_does_not_depend_on_the_unit(unit: float) -> Non
 
 
 def test_the_only_arm_of_its_kind_speaks_for_itself() -> None:
+    """Check that nothing is pooled for an arm that is the only one of its kind."""
     arms = quiet_and_loud(1, 5)
     found = pooled_by_kind(arms, kinds_of(arms))
     assert found is not None
@@ -527,7 +538,10 @@ def test_holm_takes_numbers_from_0_to_1(value: float) -> None:
 
 
 def test_a_test_of_events_says_the_least_p_that_it_can_reach() -> None:
-    """Check the least possible p values for one event in six trials: one of our 2 trials, or one of the other 4."""
+    """Check the least p values that one event in six trials can give.
+
+    Without an effect, the event is in one of our 2 trials with probability 2/6, and in one of the other 4 with 4/6.
+    """
     found = compare_events([Stratum("all", 1, 2, 0, 4)])
     assert (found.least_more, found.least_fewer) == (2 / 6, 4 / 6)
 
@@ -552,7 +566,7 @@ def test_the_interval_of_a_median_is_of_order_statistics_and_holds_it_as_often_a
 
 
 def test_a_planned_effect_is_detected_as_often_as_it_says() -> None:
-    """Check by simulation that a test of three pairs by the rule of `estimate` detects the planned effect in 80 %."""
+    """Check by simulation that a test of three pairs by `estimate` detects the planned effect in 80 % of cases."""
     effect = planned_effect(1.0, 20, 3)
     assert effect is not None
     values = effect + np.random.default_rng(0).standard_normal((10_000, 3))

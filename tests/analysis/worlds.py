@@ -50,11 +50,14 @@ class World:
     missing: frozenset[tuple[str, int]] = frozenset()  # (arm, seed) of trials without a run folder
 
     def numerics(self, of: Plan, member: Member) -> list[dict[str, Any]]:
-        """Return the rows of the trial's numerics.parquet: one for each window, layer and slot."""
+        """Return the rows for numerics.parquet of the trial at a place `member` of the plan `of`."""
         return []
 
     def further(self, of: Plan, member: Member, unquantized: float) -> dict[str, float]:
-        """Return further numbers for the trial's result.json. unquantized: its validation loss evaluated in BF16."""
+        """Return further numbers for result.json of the trial at a place `member` of the plan `of`.
+
+        unquantized: the trial's validation loss evaluated in BF16.
+        """
         return {}
 
 
@@ -65,9 +68,9 @@ def planned(study: str, folder: Path, cache_folder: Path, *words: str) -> Plan:
 
 
 def results(of: Plan, world: World) -> Results:
-    """Write the result files of all trials of the plan for this world, and return the results.
+    """Write the result files of all trials of the plan with the effects of `world`, and return the results.
 
-    Result files of an earlier world are replaced. If plan and world are those of the last call, return its results.
+    Result files of an earlier call are replaced. If plan and world are those of the last call, return its results.
     """
     if _LAST and _LAST[0][0] is of and _LAST[0][1] == world:
         return _LAST[0][2]

@@ -49,8 +49,9 @@ def test_a_model_that_is_ruined_by_its_last_update_has_diverged(cache: Path, tmp
 
 
 def test_a_diverging_trial_that_is_interrupted_gives_the_same_bytes(cache: Path, tmp_path: Path) -> None:
-    """The learning rate grows from step to step, so the trial diverges after some good steps.
+    """Interrupt a diverging trial just before it diverges; the resumed trial gives the same bytes.
 
+    The learning rate grows from step to step, so the trial diverges after some good steps.
     Twelve similar trials with other seeds and instruction sets diverged in steps 2 to 5, so the bounds below are safe.
     """
     growing = ("optimizer.lr=0.2", "schedule=linear", "schedule.warmup_steps=11", "optimizer.clip=null")

@@ -177,7 +177,10 @@ def test_out_of_domain_text_may_be_judged_by_fewer_windows(cache: Path, tmp_path
 
 
 def test_evaluation_is_of_each_split_with_the_operands_and_noise_of_its_step(cache: Path, tmp_path: Path) -> None:
-    """Losses are computed again from checkpoints before and after the recipe's switch, with training's batch size."""
+    """Compare the losses of each split with losses computed from checkpoints before and after the recipe's switch.
+
+    They are computed with training's batch size.
+    """
     asked = ["recipe=mor/tensor", "recipe.fprop.x=e4m3:tensor:amax:stochastic", "recipe.switch.at=0.75"]
     asked += ["recipe.switch.to=e2m1:tensor:amax:stochastic", "training.steps=4", "evaluation.every=2"]
     trial, _ = load_trial(overrides(cache, tmp_path, *asked))
@@ -265,11 +268,11 @@ def eager_and_compiled(cache: Path, runs: Path, *more: str) -> tuple[RunFolder, 
 def test_compiled_training_in_fp32_is_eager_training_but_for_the_order_of_sums(
     backend: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Eager and compiled training compute in FP32 (rounding error 6e-8) with the same casts and noise.
+    """Compare losses and gradient norms of eager and compiled training, in FP32 and with the same casts and noise.
 
-    So a code of an operand differs only if an error of this size crosses a rounding boundary of E2M1: about one code in
-    a million. Measured differences of losses were 1e-7. The backend inductor takes a minute, so only `make test-deep`
-    uses it; the graphs are the same with aot_eager.
+    The rounding error of FP32 is 6e-8. So a code of an operand differs only if an error of this size crosses a rounding
+    boundary of E2M1: about one code in a million. Measured differences of losses were 1e-7. The backend inductor takes
+    a minute, so only `make test-deep` uses it; the graphs are the same with aot_eager.
     """
     torch.compiler.reset()
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
@@ -279,7 +282,10 @@ def test_compiled_training_in_fp32_is_eager_training_but_for_the_order_of_sums(
 
 
 def test_flops_are_those_of_matrices_and_attention() -> None:
-    """The model nvfp4-1.2b has 1.0 B linear weights, a head of 2048 x 131072, and 20 attention blocks."""
+    """Check FLOPs per token of nvfp4-1.2b: 1.0 B linear weights, a head of 2048 x 131072, and 20 attention blocks.
+
+    In a hybrid with one attention block, check how many FLOPs a longer window adds.
+    """
 
     trial, _ = load_trial(["scale=paper/nvfp4-1.2b"])
     linear = 20 * (2048 * 4096 + 2048 * 2048 + 2 * 2048 * 6144)

@@ -55,7 +55,7 @@ def test_secrets_have_no_default_anywhere_and_the_rest_has_the_examples() -> Non
         assert rest == f":-{EXAMPLE[name]}"
     assert not EXAMPLE["POSTGRES_PASSWORD"]
     assert not EXAMPLE["S3_SECRET_KEY"]
-    assert not re.search(r"\$(?!\{)", TEXT), "a variable without braces is filled in too"
+    assert not re.search(r"\$(?!\{)", TEXT), "Docker Compose also replaces variables without braces"
 
 
 def test_git_ignores_the_secrets() -> None:
@@ -123,6 +123,7 @@ def test_the_parts_agree_on_names_ports_and_keys() -> None:
 
 
 def test_what_is_waited_for_can_be_told_to_be_ready() -> None:
+    """Check that each service that another one waits for has a health check, or ends without a restart."""
     for service in SERVICES.values():
         for name, wanted in service.get("depends_on", {}).items():
             assert name in SERVICES

@@ -64,6 +64,7 @@ def test_shellcheck_finds_nothing() -> None:
 
 
 def test_what_it_asks_of_slurm_lets_it_go_on_after_preemption() -> None:
+    """Check the options of sbatch: the job may be requeued, and gets SIGUSR1 a minute or more before its time is up."""
     asked = dict(
         line.removeprefix("#SBATCH --").partition("=")[::2]
         for line in SCRIPT.read_text().splitlines()

@@ -71,7 +71,10 @@ def _with_specials(x: Tensor, seed: int) -> Tensor:
 def test_compiled_sums_have_the_bits_of_the_reference(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check all operands, and again with NaN and infinities in a, and in b (if not DEEP, in one of the two only)."""
+    """Check all operands, and again with NaN and infinities in a, and with NaN and infinities in b.
+
+    Without FEWBITS_TESTS=deep, they are put into only one of a and b.
+    """
     for k in LENGTHS:
         for i, (a, b) in enumerate(_operands(dtype, k, k)):
             special = ((_with_specials(a, i), b), (a, _with_specials(b, i)))

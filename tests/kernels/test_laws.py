@@ -214,7 +214,7 @@ def test_negation_commutes_with_quantization(x: Tensor, element: str, scaling: s
 def test_statistics_do_not_depend_on_how_they_are_cut(text: str, name: str) -> None:
     """Check that the totals are the sums over blocks, and that `stats` does not change the values.
 
-    A run that is not deep checks each input and shape with one dtype.
+    Without FEWBITS_TESTS=deep, each input and shape is checked with one dtype.
     """
     for i, (shape, dtype) in enumerate(product(ODD, DTYPES)):
         if not DEEP and (i // len(DTYPES) + i + list(KINDS).index(name)) % len(DTYPES):

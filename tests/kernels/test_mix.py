@@ -116,7 +116,7 @@ def check(x: Tensor, text: str, axis: int = -1, seed: int = 5) -> Tensor:
 @pytest.mark.parametrize("text", MIXTURES)
 @pytest.mark.parametrize("axis", [-1, 0])
 def test_mixtures_decide_as_the_loop_does(text: str, axis: int) -> None:
-    """Compare each mixture on each input with `slowly`, along both axes (in a run that is not deep, along one)."""
+    """Compare each mixture on each input with `slowly`, along both axes (without FEWBITS_TESTS=deep, along one)."""
     for i, name in enumerate(KINDS):
         shape = ((40, 70), (66, 150), (33, 16))[i % 3]
         if DEEP or (i + axis + MIXTURES.index(text)) % 2:
@@ -125,7 +125,7 @@ def test_mixtures_decide_as_the_loop_does(text: str, axis: int) -> None:
 
 @pytest.mark.parametrize("text", MIXTURES)
 def test_reference_and_cpu_decide_alike(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compare the two backends for each mixture on each input in all dtypes (in a run that is not deep, in one)."""
+    """Compare the two backends for each mixture on each input in all dtypes (without FEWBITS_TESTS=deep, in one)."""
     before = torch.get_num_threads()
     for i, (name, dtype) in enumerate(product(KINDS, DTYPES)):
         if not DEEP and (i // len(DTYPES) + i + MIXTURES.index(text)) % len(DTYPES):
@@ -202,7 +202,7 @@ def test_two_and_three_ways_by_the_spread_of_a_block() -> None:
 def test_a_longer_list_takes_the_fewest_bits_that_pass() -> None:
     """Check the mixture that MoR's outlook proposes: FP4 for blocks where it suffices, else FP8, else BF16."""
     x = three_blocks()
-    x[:, :128] = torch.tensor([0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -6.0]).repeat(128, 16)  # E2M1's values up to a scale
+    x[:, :128] = torch.tensor([0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -6.0]).repeat(128, 16)  # E2M1 has all of these values
     x[:, 128:256] = torch.randn(128, 128, generator=generator(2))
     assert check(x, OUTLOOK).tolist() == [[0, 1, 2]]
 
@@ -224,6 +224,7 @@ LIMITS = [
 
 @pytest.mark.parametrize(("values", "text", "expected"), LIMITS)
 def test_limits_are_strict(backend: str, values: tuple[float, ...], text: str, expected: int) -> None:
+    """Check that an entry of a mixture is rejected if its error or spread equals the limit."""
     _, choice = mix(torch.tensor([values]), text)
     assert int(choice) == expected
 
@@ -240,6 +241,7 @@ def test_an_entry_and_its_yardstick_draw_alike(backend: str) -> None:
 
 @pytest.mark.parametrize("text", [TENSOR_LEVEL, TWO_WAY, THREE_WAY, "e4m3 @ error<1e-30 | e4m3 @ error<e5m2 | bf16"])
 def test_what_the_first_entry_holds_exactly_it_takes(backend: str, text: str) -> None:
+    """Check that the first entry of a mixture is chosen for blocks that it represents exactly."""
     for x in (torch.zeros(128, 128), -torch.zeros(128, 128), torch.full((128, 128), 1.75)):
         values, choice = mix(x, text)
         assert not choice.any()
@@ -299,6 +301,7 @@ def test_square_mixtures_commute_with_transposition() -> None:
 
 @pytest.mark.parametrize("text", MIXTURES)
 def test_nothing_mixes_to_nothing(backend: str, text: str) -> None:
+    """Check matrices without elements: the result has their shape, and its statistics are 0."""
     for shape in EMPTY:
         values, choice, stats = mix(torch.zeros(shape), text, seed=1, stats=True)
         assert values.shape == shape

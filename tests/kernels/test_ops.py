@@ -145,8 +145,8 @@ def flat(result: Any) -> list[Tensor]:
     return [result] if isinstance(result, Tensor) else list(result)
 
 
-# Inductor is slow, and only compiles the code around an operator. A run that is not deep uses it for one function with
-# other operations around ours, and for one that writes into `out`.
+# Inductor is slow, and only compiles the code around an operator. Without FEWBITS_TESTS=deep, it is used for one
+# function with other operations around ours, and for one that writes into `out`.
 FOR_INDUCTOR = ("between others", "statistics into out")
 # aot_eager compiles all others, except for two functions whose operators other functions also call.
 SHORT = {

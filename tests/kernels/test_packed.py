@@ -47,7 +47,7 @@ def codes_of(packed: Packed) -> Tensor:
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("scaling", SCALINGS)
 def test_what_decodes_is_what_the_fake_path_gives(name: str, scaling: str) -> None:
-    """Check each format and scaling with every shape along both axes (if not DEEP: along one axis only)."""
+    """Check each format and scaling with every shape along both axes (without FEWBITS_TESTS=deep: along one axis)."""
     for i, (shape, axis) in enumerate(product(ODD, (-1, 0)), start=FORMATS.index(name)):
         if not DEEP and (i + list(SCALINGS).index(scaling)) % 2:
             continue

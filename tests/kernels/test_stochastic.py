@@ -40,7 +40,7 @@ def z_of_share(hits: int, count: int, share: float) -> float:
 )
 @pytest.mark.parametrize("share", [0.5, 0.3, 0.99, 2**-4, 2**-8, 2**-13])
 def test_the_share_that_goes_up_is_the_distance_covered(name: str, low: float, step: float, share: float) -> None:
-    """Check that a share (x − low) / (high − low) of elements x between the grid values low and high becomes high."""
+    """Check that elements x between grid values low and high become high with probability (x − low) / (high − low)."""
     x = torch.tensor(low + share * step, dtype=torch.float32)
     share = (float(x) - low) / step  # the share for x as rounded to float32
     y = fake_quantize(x.expand(1024, MANY // 1024), f"{name}:stochastic", seed=11)
@@ -145,6 +145,7 @@ def test_an_elements_draw_is_a_function_of_the_seed_and_its_row_major_index(text
 
 
 def test_threads_have_no_part_in_a_draw() -> None:
+    """Check that the number of threads does not change the results of stochastic rounding."""
     x, before = torch.randn(512, 300, generator=generator(2)), torch.get_num_threads()
     try:
         results = []
@@ -158,6 +159,7 @@ def test_threads_have_no_part_in_a_draw() -> None:
 
 
 def test_a_value_on_the_grid_never_moves() -> None:
+    """Check that stochastic rounding does not change values that the format represents exactly."""
     for text in ("e4m3", "e2m1", "e5m2", "bf16"):
         x = fake_quantize(torch.randn(256, 256, generator=generator(8)), text)
         assert_same(fake_quantize(x, f"{text}:stochastic", seed=1), x, text)

@@ -32,7 +32,7 @@ def test_blocks_lie_along_the_dimension_that_the_gemm_sums_over() -> None:
 
 
 def test_same_is_the_slot_of_the_other_gemm_blocks_and_all() -> None:
-    """Check that `same` means the quantizer and the axis of the tensor's first slot."""
+    """Check that `same` gives a slot the quantizer and the axis of the tensor's other slot, in an earlier GEMM."""
     o = recipe("e4m3:1x128:amax", "e5m2:1x64:gam", "e4m3", "same", "same", "same").operands
     assert (o["dgrad.w"], o["wgrad.dy"], o["wgrad.x"]) == (o["fprop.w"], o["dgrad.dy"], o["fprop.x"])
     assert o["dgrad.w"].axis == -1
@@ -70,7 +70,7 @@ ALIKE = {
 
 @pytest.mark.parametrize("text", ALIKE)
 def test_squares_look_alike_from_both_sides(text: str) -> None:
-    """Check that slots with different axes are equal only for the specs marked True (claim G5).
+    """Check that slots with different axes are equal only for the entries of ALIKE that are True (claim G5).
 
     tests/models/test_quantized_linear.py checks that their values are then equal, too.
     """

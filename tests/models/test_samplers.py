@@ -71,7 +71,10 @@ def largest(w: Tensor, block: int) -> Tensor:
 @pytest.mark.parametrize("block", [16, 32])
 @pytest.mark.parametrize("kind", NOISE)
 def test_both_forward_and_dgrad_read_the_sampled_weight_of_the_step(kind: str, block: int, dtype: torch.dtype) -> None:
-    """Check that both GEMMs read the weight plus noise (GaussWS eq. 3), if `block` does not divide its sizes."""
+    """Check that fprop and dgrad read the weight plus noise (GaussWS eq. 3).
+
+    `block` does not divide the weight's sizes, so squares at two of its edges are incomplete.
+    """
     layer = sampled(40, 70, kind=kind, block=block, init=5, target=3)
     with torch.no_grad():
         scale_of(layer).copy_(normal(*scale_of(layer).shape, seed=4))

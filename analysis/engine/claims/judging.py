@@ -116,7 +116,7 @@ def formula_data(study: str, results: Results, part: Part) -> Measured:
 
 
 def resolve(study: str, results: Results, name: str) -> Numbers:
-    """Return the metric of this name: from the study's hook if it has one, else the built-in metric."""
+    """Return the metric of this name: the one that the study registers (hooks.py), or else the built-in metric."""
     hook = hooks_of(study).metrics.get(name)
     if hook is None:
         return built_in(results, name)
@@ -133,7 +133,7 @@ class Training:
 
     parameters: tuple[int, ...]  # the different model sizes, sorted
     tokens: int  # the number of tokens of the longest trial
-    quantized: float  # the greatest fraction, over the trials, of a trial's tokens that come after the branch
+    quantized: float  # the fraction of a trial's tokens that come after its branch; the greatest of all trials
 
     def __str__(self) -> str:
         return f"{enumeration(map(amount, self.parameters))} parameters, {amount(self.tokens)} tokens"

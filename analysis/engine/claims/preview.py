@@ -69,7 +69,7 @@ def measured_spreads() -> tuple[MeasuredSpread, ...]:
 
 
 def preview(study: str, results: Results) -> tuple[Preview, ...]:
-    """Return a preview of each comparison of the study's claims whose arms are all planned.
+    """Return the power (a Preview) of each comparison in the study's claims, if all arms of the comparison are planned.
 
     results: the results of the plan; no trial needs to have run.
     """

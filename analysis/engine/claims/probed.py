@@ -1,4 +1,4 @@
-"""Replace trained arms by probes of the trunk in parts of claims with `probed: true`.
+"""Compare probes of the trunk instead of trained arms, in parts of claims with `probed: true`.
 
 Probes measure all recipes on the same weights and batches. So a statement about tensors can be tested at one
 checkpoint, without training a model with each recipe. The probe of the arm ARM is the arm `probe-ARM` in the sweep

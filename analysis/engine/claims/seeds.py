@@ -1,6 +1,7 @@
 """Read papers/planning/seeds.yaml: the seeds of pilot runs whose results influenced a study's design.
 
-A study's claims must not be tested with these seeds, since they are no independent evidence.
+The design is, for example, the margins, the lengths of runs or the wording of claims. A study's claims must not be
+tested with these seeds, since they are no independent evidence.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def ledger() -> tuple[Design, ...]:
 
 
 def shaping(study: str, scale: str, seeds: Iterable[int]) -> dict[int, str]:
-    """Return the given seeds that influenced the design of this scale: seed → the run that used it."""
+    """Return {seed: description of its run} for those of the given seeds that influenced the design of this scale."""
     runs = {}
     for design in ledger():
         if design.study == study and scale in design.scales:

@@ -4,8 +4,9 @@ The tests, with the margin m of the comparison:
 
 * `higher`, `lower` (m may be 0): SUPPORTED if the effect is significantly greater than m in the stated direction,
   OPPOSED if it significantly has the opposite sign, ABSENT if it is significantly smaller than m.
-* `no_worse`, `equivalent` (m > 0): SUPPORTED if the effect is significantly smaller than m and the minimum detectable
-  effect is at most m; OPPOSED if the effect is significantly greater than m. These tests never give ABSENT.
+* `no_worse`, `equivalent` (m > 0): SUPPORTED if the effect (for `equivalent`, its size) is significantly smaller than m
+  and the minimum detectable effect is at most m; OPPOSED if it is significantly greater than m. These tests never give
+  ABSENT.
 * `within`, `above`, `below`: compare the arm's own numbers with one or two bounds. Shares are tested as arcsin √share.
 * `more`, `fewer`: an exact test, stratified for example by learning rate, of how often an event occurs in each arm.
 * `all_above`, `all_below`: check that each trial's number is beyond the bound, without a p value.

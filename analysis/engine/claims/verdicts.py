@@ -1,4 +1,4 @@
-"""Combine the findings of each claim's comparisons to a verdict; p values are corrected over all claims of a report.
+"""Combine the findings of each claim's comparisons into a verdict; p values are corrected over all claims of a report.
 
 * `reproduced` needs every comparison to be supported; `reproduced in part` needs some of them.
 * `contradicted` needs runs that are large and long enough compared with the paper's (`judging.covered`). In other runs,
@@ -55,8 +55,8 @@ class Evidence:
     def p_against(self) -> float | None:
         """The p value of the statement that at least one comparison is contradicted.
 
-        It is min(1, k · p), where p is the least of the k p values against single comparisons. None if the runs do not
-        cover the claim, or if no comparison has such a p value.
+        It is min(1, k · p), where p is the least of the k p values against single comparisons. None if the runs are too
+        small or short to contradict the claim (see `covered`), or if no comparison has such a p value.
         """
         if not self.covered:
             return None
@@ -65,7 +65,7 @@ class Evidence:
 
     @property
     def contradicting(self) -> tuple[Finding, ...]:
-        """The findings that contradict the claim, before correction; () if the runs do not cover the claim."""
+        """The findings that contradict the claim, before correction; () if the runs are too small (see `covered`)."""
         return tuple(finding for finding in self.findings if self.covered and _contradicts(finding))
 
     @property

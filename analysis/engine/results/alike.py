@@ -15,7 +15,7 @@ from fewbits.experiments.environment import LIKENESS
 from fewbits.sweeps.running.machine_kinds import UNKNOWN, Computed, alike, describe, is_mixed, kinds_of
 from fewbits.sweeps.running.store import OVER
 
-NAMES = {  # the plural names of the entries of LIKENESS
+NAMES = {  # the plural names of the properties of an environment (LIKENESS), for messages
     "kind": "kinds of machine",
     "backend": "backends",
     "torch": "versions of torch",
@@ -50,8 +50,8 @@ def usual_kind(rows: Iterable[Row]) -> str | None:
 def unlike_within_seeds(rows: Sequence[Row]) -> list[str]:
     """Return lines of text about differences in the environment between finished trials with the same seed.
 
-    There is a line for each property in LIKENESS that differs within a seed, with its values and the number of trials
-    with each value, and a line for each trial whose steps were computed in several environments.
+    There is a line for each property of the environment (LIKENESS) that differs within a seed, with its values and the
+    number of trials with each value, and a line for each trial whose steps were computed in several environments.
     """
     finished = {row["id"]: row for row in rows if row["state"] in OVER}
     usual = usual_kind(finished.values())
@@ -92,8 +92,9 @@ def _values(computed: Computed, at: int) -> set[str]:
 
 
 def _remedy(unlike: Sequence[Computed], usual: str | None) -> str:
-    """Return the command with which the user can make these runs comparable.
+    """Return the command with which the user can make runs comparable.
 
+    unlike: for each run, the environments that computed it. usual: the kind of machine that the command names.
     `fewbits sweep --like KIND` runs trials again on this kind of machine with the installed torch. It does not choose a
     backend. If the runs differ only in the backend or instruction limits, return an instruction without this option.
     """

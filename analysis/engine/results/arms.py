@@ -40,7 +40,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Group:
-    """A sweep whose arms appear in a report's table and figure of all effects."""
+    """A sweep whose arms appear in a report's figure of all effects."""
 
     sweep: str
     prefix: str = ""  # text before the arms' labels
@@ -87,7 +87,7 @@ class ArmTable:
         return self.arm(name).short
 
     def prefix(self, sweep: str) -> str:
-        """Return the prefix of the sweep's group that has no `where`; "" if there is none."""
+        """Return the text before the labels of this sweep's arms: the prefix of its group without `where`, or ""."""
         return next((group.prefix for group in self.groups if group.sweep == sweep and not group.where), "")
 
     def family(self, sweep: str) -> tuple[str, ...]:

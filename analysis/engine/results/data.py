@@ -53,7 +53,7 @@ class Exact:
 
 @dataclass(frozen=True)
 class NoData:
-    """The value in place of data if the arms are planned, but no number is available, with the reason."""
+    """The value in place of data if the arms are planned but no number is available; `reason` says why."""
 
     reason: str
     trials: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Compute the error of a validation loss that comes from the choice of documents, from losses of single documents.
+"""Estimate, from the losses of single documents, the error in a validation loss due to the choice of documents.
 
 All seeds are evaluated on the same documents, so more seeds do not reduce this error. A run folder may have the file
 `evaluation.parquet` with a row for each text and document: the number of tokens and the mean loss with the recipe's

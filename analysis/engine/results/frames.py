@@ -66,7 +66,7 @@ class Results:
     """
 
     plan: Plan
-    # Place → the run folder of another trial that an earlier plan had there (`earlier_runs` of stored_plans.py).
+    # Place → the run folder of a different trial at this place in an earlier plan (`earlier_runs` of stored_plans.py).
     earlier: Mapping[Place, str] = field(default_factory=dict)
     files: Files = field(default_factory=Files)  # shared with the Results of single sweeps and places
     computed: dict[str, Any] = field(default_factory=dict)  # the cache of `remembered`

@@ -1,7 +1,7 @@
 """Compute the differences between an arm and its baseline, one for each seed (`paired`), or get an arm's own numbers.
 
 A pair consists of two finished trials with the same seed that were computed in the same environment (alike.py). Pairs
-in which only one trial diverged are counted, without a difference. A note names every other pair that is missing.
+in which only one trial diverged are counted, without a difference. For other missing pairs, a note has the reason.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ def combined(
 
     arms: name → (sweep, arm, metric). combine: a function of {name: mean over the seeds}, which raises ValueError if it
     is undefined for these numbers. The returned values are the jackknife's pseudo-values of the seeds
-    (`pseudo_values`). A seed is used if its trials in all arms are done and were computed in the same environment; a
-    note says why another seed is not used. Raise ValueError if an arm has several trials with one seed, for different
-    axis values.
+    (`pseudo_values`). A seed that all arms have is used if each of its trials has a number and all were computed in the
+    same environment; otherwise a note says why it is not used. Raise ValueError if an arm has several trials with one
+    seed, for different axis values.
     """
     by_name = {name: _by_seed(results, sweep, arm) for name, (sweep, arm, _) in arms.items()}
     if not all(by_name.values()):

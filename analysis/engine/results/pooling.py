@@ -1,8 +1,8 @@
-"""Pool the spread over seeds of relative differences between arms, to estimate it from more data than one pair.
+"""Estimate the spread over seeds of relative differences between arms from many arms instead of a single pair.
 
-Only arms that start alike are pooled: arms with equal model, optimizer, schedule, number of steps, trunks and computing
-environment. They are pooled by kind, that is, by the precision of their forward passes (`kind`): random differences
-between runs are larger if the forward pass uses coarser formats.
+A spread is a standard deviation. It is pooled over arms that start alike: arms with equal model, optimizer, schedule,
+number of steps, trunks and computing environment. They are pooled by kind, that is, by the precision of their forward
+passes (`kind`): random differences between runs are larger if the forward pass uses coarser formats.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from fewbits.models.recipe import EMULATE, Recipe, Slot
 from fewbits.sweeps.planning.plan import Member
 from fewbits.sweeps.running.machine_kinds import is_mixed
 
-COARSE = 8  # arms whose forward passes use formats of fewer bits have greater spreads, and are pooled separately
+COARSE = 8  # arms whose forward passes use formats of fewer bits than this have greater spreads: a kind of their own
 OUTLIERS = ("bad-arm",)  # control arms that are worse on purpose; they are not pooled
 
 Start = tuple[object, ...]  # the properties that are equal for arms that start alike, as `_start` returns them
 
 
 def pools_of(results: Results, scope: Results, metric: Metric, baseline: str, where: Where) -> Pools | None:
-    """Return a pool for each kind of arm (see `kind`), from all arms in `results` that start like the baseline.
+    """Return a pool (arms with a common spread) for each kind of arm, from the arms that start like the baseline.
 
-    These arms have the model, optimizer, schedule, number of steps, trunk and environment of the baseline in `scope`.
-    where: axis values; only trials that have them are pooled. Return None if there are fewer than two seeds, or if no
-    kind has two arms.
+    These are the arms in `results` with the model, optimizer, schedule, number of steps, trunk and environment that the
+    baseline has in `scope`. where: axis values; only trials that have them are pooled. Return None if there are fewer
+    than two seeds, or if no kind has two arms.
     """
     key = metric if isinstance(metric, str) else str(sorted(metric.items()))
     starts = {_start(results, row) for row in scope.rows if row["arm"] == baseline}

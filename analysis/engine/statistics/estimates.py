@@ -165,7 +165,7 @@ class Pools:
         return frozenset().union(*(pool.unlike for pool in self.of_kinds.values()))
 
     def of(self, *arms: str) -> Spread | None:
-        """Return the spread of the difference between two arms of one or two kinds; None if one is in no pool."""
+        """Return the spread of the difference between two arms of one or two kinds; None if an arm is in no pool."""
         if not self.arms.issuperset(arms):
             return None
         pools = [pool for pool in self.of_kinds.values() if pool.arms.intersection(arms)]

@@ -79,8 +79,8 @@ def _convolve(a: Sequence[int], b: Sequence[int]) -> list[int]:
 def holm(p: Sequence[float], least: Sequence[float] | None = None, alpha: float = ALPHA) -> list[float]:
     """Return the p values after Holm's correction, in the order of p.
 
-    If corrected values up to alpha count as significant, one or more false positives among all tests have at most the
-    probability alpha.
+    If corrected values up to alpha count as significant, the probability of one or more false positives among all tests
+    is at most alpha.
     least: the least p value that is possible for each test. Tarone's rule takes the least k such that at most k tests
     have least <= alpha / k, and corrects only these tests; the corrected p of all other tests is 1. So an exact test of
     few events, which could never be significant, does not reduce the power of the other tests.

@@ -145,7 +145,10 @@ def _first(results: Results, name: str, read: Callable[[dict[str, Any]], Mapping
 
 
 def _checked(measured: Mapping[T, Arms]) -> Mapping[T, Arms]:
-    """Return the timings unchanged; raise ValueError if compared arms have different numbers of turns."""
+    """Return the timings unchanged.
+
+    Raise ValueError if there are no timings, or if compared arms have different numbers of turns.
+    """
     if not measured or not all(measured.values()):
         raise ValueError("the file has no timings")
     for arms in measured.values():

@@ -38,7 +38,7 @@ def weights(seed: int = 0, shape: tuple[int, int] = SHAPE) -> Tensor:
 def parted(w: Tensor, block: str, grid: str = INT4) -> int:
     """Return the number of elements in which Q(w) and Q(wᵀ)ᵀ differ.
 
-    Q quantizes to the format `grid` in blocks of this shape.
+    Q quantizes to the format `grid` in blocks of the shape `block`, for example 1x32.
     """
     there = fake_quantize(w, f"{grid}:{block}:amax")
     back = fake_quantize(w.T.contiguous(), f"{grid}:{block}:amax").T
@@ -90,10 +90,10 @@ def gradients(kind: str, seed: int = 5) -> Gradients:
 
 
 def _redrawn(w: Tensor, widths: Tensor, seed: int, kind: str) -> bool:
-    """Tell whether both passes use the same R. Five elements on each square's diagonal are tested.
+    """Tell whether the forward and the backward pass use the same noise R, by tests of five elements of each square.
 
-    If the gradient of ŵ is 1 in one element of a square and 0 elsewhere, the gradient of the square's bit width is
-    proportional to the R of this element.
+    The elements are on the square's diagonal. If the gradient of ŵ is 1 in one element of a square and 0 elsewhere, the
+    gradient of the square's bit width is proportional to the R of this element.
     """
     forward = noise(kind, w.numel(), seed).view(SHAPE)
     scale = _maxima(w) * torch.exp2(1 - widths.double())

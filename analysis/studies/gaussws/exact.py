@@ -39,9 +39,9 @@ def g1() -> Exact:
 
 @exact("gaussws", "G2")
 def g2() -> Exact:
-    """Check Lemma 1 for BF16: a cast loses noise at 9 bits, but not below 9 bits.
+    """Check Lemma 1 for BF16: a cast swallows some noise at a bit width of 9, but none at smaller widths.
 
-    Uniform noise of 4 bits is lost at 5 bits, but not below 5 bits.
+    For uniform noise of 4 bits, this limit is a bit width of 5.
     """
     below = [_lost(bits) for bits in (3, 4, 5, 6, 7, 8, 8.5, 8.99)]
     uniform = [_lost(bits, *theory.UNIFORM_4_BITS) for bits in (3, 4, 4.5, 4.99)]
@@ -61,7 +61,7 @@ def g2() -> Exact:
 
 
 def _lost(bits: float, *magnitudes: float) -> Swallowed:
-    """Return the counts of swallowed noise, summed over these magnitudes of R (by default 1 and 2)."""
+    """Return in how many cases a cast swallows the noise R, summed over these magnitudes of R (by default 1 and 2)."""
     found = [theory.swallowed(bits, magnitude) for magnitude in magnitudes or (1.0, 2.0)]
     return Swallowed(sum(one.lost for one in found), sum(one.cases for one in found))
 

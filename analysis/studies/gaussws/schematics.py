@@ -62,7 +62,10 @@ class Noisy:
 
 
 def noisy(kind: str) -> Noisy:
-    """Return a matrix with the kernel's noise (kind: gaussian or uniform), cast to INT4 with w's scales of blocks."""
+    """Return a random matrix w, w with the kernel's noise, and their casts to INT4 with the block scales of w.
+
+    kind: gaussian or uniform noise.
+    """
     w = weights(SEED, (SIDE, SIDE))
     bits = torch.full((SIDE // BLOCK, SIDE // BLOCK), BITS)
     drawn: Literal["gaussian", "uniform"] = "gaussian" if kind == "gaussian" else "uniform"

@@ -30,9 +30,11 @@ BF16_MANTISSA = 7
 SQUARE = 32
 PATTERNS = 1 << 16  # the patterns of the 16 random bits from which an element of R is computed
 UNIFORM_4_BITS = tuple(k / 16 for k in range(1, 9))  # the magnitudes of U(−½, ½) in 4 bits; the smallest is 2^τ, τ = −4
-MAXIMA = 128  # the most mantissas of blocks' maxima that are tried: all of BF16's
+MAXIMA = 128  # the largest number of mantissas that are tried for the maxima of blocks; BF16 has 128
 WIDTHS = range(3, 14)  # the bit widths of Table C.1
-BINADES = 4  # binades of weights, from the maximum's down; lower ones have finer steps and swallow no more noise
+# The number of binades of weights that are tried, from the maximum's down. Lower binades have finer steps, so that a
+# cast swallows no more noise there than in the binades above.
+BINADES = 4
 
 
 # -------------------------------------------------------------------------------- eq. 10
@@ -41,7 +43,7 @@ BINADES = 4  # binades of weights, from the maximum's down; lower ones have fine
 def equation_10() -> dict[int, Fraction]:
     """Return the probability of each value of the noise R according to the paper's eq. 10.
 
-    The formula of Pr(±1) contains Pr(±2); here it is the probability of both signs together.
+    The formula of Pr(±1) contains Pr(±2), which is read as the probability of both signs together.
     """
     two = Fraction(3, 4) / 2**9
     one = Fraction(3, 4) ** 2 / 4 * (1 - 2 * two)
@@ -138,7 +140,8 @@ def swallowed(
 
     bits: the bit width b. mantissa: the mantissa bits of the cast. The cases are all mantissas of the maximum and of
     the weight, in the upper BINADES, with both signs of R. beside_grid: also try weights at sixteenths of a step, as
-    FP32 master weights can have. ties: also try maxima that are powers of two.
+    FP32 master weights can have. ties: also try maxima that are powers of two. If the cast has more mantissa bits than
+    BF16, only MAXIMA evenly spaced mantissas of the maximum and the upper binade are tried.
     """
     steps = 1 << mantissa
     maxima = mantissas(MAXIMA, steps)[0 if ties else 1 :, None]
@@ -222,7 +225,7 @@ def exponent_bits(bits: int, *, after_noise: bool) -> int:
 
 
 def least_exponent_bits(bits: int, *, after_noise: bool) -> int:
-    """Search the fewest exponent bits with which a format covers a range: from the least step to the greatest value.
+    """Find the fewest exponent bits with which a format covers a range: from the least step to the greatest value.
 
     The greatest value is in the format's top binade. Proposition 3 gives the least step: for w, it is the cut-off; for
     ŵ (after_noise), it is the step of the noise. One value of the exponent field is for zero and subnormals, and one is
@@ -251,7 +254,10 @@ class Underflows:
 
 
 def underflows(bits: int) -> Underflows:
-    """Count the random weights, and their ŵ, that become zero. As Proposition 3 assumes, weights exceed the cut-off."""
+    """Count the random weights, and their ŵ, that become zero in formats with Proposition 3's exponent bits.
+
+    As the proposition assumes, the weights exceed Lemma 2's cut-off. bits: the bit width.
+    """
     found = by_kernel(bits, "gaussian", exponents=(cutoff(bits, 1.0) + 1, 1))
     counts = []
     for values, after_noise in ((found.w, False), (found.kernel, True)):

@@ -82,7 +82,10 @@ def _measured(arms: Arms, what: str, place: tuple[str, str]) -> Value | None:
 
 
 def _mean_overhead(found: Bench[str], place: tuple[str, str]) -> Value | None:
-    """Return 1 minus the geometric mean of the models' throughput ratios, as the paper computes it."""
+    """Return 1 minus the geometric mean over models of (throughput of an arm) / (throughput of plain BF16).
+
+    The paper computes the mean overhead in this way. place: the optimizer and the recipe of the arm.
+    """
     kept = [1 - lost[0] for arms in found.timed.values() if (lost := overhead(arms, *place)) is not None]
     return Value(1 - math.prod(kept) ** (1 / len(kept)), None, len(kept)).times(PERCENT) if kept else None
 

@@ -24,7 +24,8 @@ from fewbits.models.networks.decoder import DecoderConfig
 from fewbits.models.networks.layers import Linear
 from fewbits.models.networks.registry import on_meta
 
-# By branch or activation, the label of the operation before the last linear layer of a branch.
+# The label of the operation before the last linear layer of a block's branch (attention or feed-forward network), by
+# the branch's name or, for a feed-forward network, by its activation.
 BETWEEN = {"attention": "causal attention", "relu2": "squared ReLU", "gelu": "GELU", "swiglu": "SiLU × gate"}
 # The left edge of each column of tensors in points, its heading, and the tensor.
 TENSORS = ((184.0, "input x", INPUT), (257.0, "weight w", WEIGHT), (330.0, "gradient dy", GRADIENT))
@@ -35,12 +36,12 @@ CHIP = 68.0  # the width of a tensor's box
 
 @dataclass(frozen=True)
 class Layer:
-    """A step of a block, from top to bottom: a linear layer or another operation."""
+    """A step of a transformer block as the figure shows it: a linear layer or another operation."""
 
     words: str  # the label
     part: str | None = None  # for a linear layer only: the name of the part, such as qkv
     shape: str = ""  # for a linear layer only, for example "64 → 192"
-    joins: bool = False  # whether the step adds the output of a branch to the residual stream
+    joins: bool = False  # whether the step adds the output of attention or FFN to the residual stream
 
 
 @figure("mor", "Figure 1")

@@ -28,7 +28,7 @@ SHAPE = (192, 320)  # several blocks of each size, some of them ragged
 
 
 def hard_tensors() -> dict[str, Tensor]:
-    """Return the hard cases as float32 tensors of SHAPE; each key describes its tensor."""
+    """Return tensors that are hard cases for GAM's scales, in float32 and of SHAPE; each key describes its tensor."""
     g = torch.Generator().manual_seed(0)
     normal = torch.randn(SHAPE, generator=g)
     steps = torch.randint(0, 128, SHAPE, generator=g)  # every BF16 mantissa
@@ -64,7 +64,7 @@ class Quantized:
 
 @cache
 def quantized() -> list[Quantized]:
-    """Return all hard cases: every tensor with each of FORMATS and BLOCKS."""
+    """Return all hard cases: every tensor of `hard_tensors`, quantized with each of FORMATS and BLOCKS."""
     found = []
     for x, element, block in product(hard_tensors().values(), FORMATS, BLOCKS):
         quantizer, source = Quantizer(format=element, block=block, scaling="gam"), x.bfloat16()
@@ -78,7 +78,10 @@ def quantized() -> list[Quantized]:
 
 @dataclass(frozen=True)
 class Scaled:
-    """The quantities of claim M1 over all hard cases; scaled magnitudes are relative to the format's maximum."""
+    """The quantities of claim M1 over all cases of `quantized`.
+
+    Scaled magnitudes are relative to the format's maximum.
+    """
 
     cases: int
     blocks: int
@@ -116,7 +119,7 @@ def scaled() -> Scaled:
 
 @dataclass(frozen=True)
 class Metadata:
-    """The quantities of claim M2 over all hard cases."""
+    """The quantities of claim M2 over all cases of `quantized`."""
 
     cases: int
     blocks: int
@@ -202,7 +205,7 @@ GROUPINGS = (WHOLE, replace(WHOLE, group="row"))  # a mantissa for the whole ten
 def grouped(count: int = 24) -> Grouped:
     """Compare one mantissa for the tensor with one for each row of blocks, on `count` random heavy-tailed tensors.
 
-    In such tensors, an encoding scale that is too small flushes many values to zero.
+    Heavy tails are a hard case, because an encoding scale that is too small flushes many of the values to zero.
     """
     g = torch.Generator().manual_seed(1)
     sums, worse, bits = [0.0, 0.0], 0, [0.0, 0.0]

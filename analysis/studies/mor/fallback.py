@@ -36,7 +36,7 @@ KINDS = {"x": "input", "w": "weight", "dy": "grad"}  # by the last part of a slo
 
 
 def style(arm: str) -> Style:
-    """Return the style of an arm in all figures of the study."""
+    """Return the colour, dashes and marker that an arm's line has in all figures of the study."""
     place = arm_table("mor").arm(arm).style
     assert place is not None
     return STYLES[place]

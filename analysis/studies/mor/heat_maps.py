@@ -48,7 +48,7 @@ draw_histograms = partial(heat_map_figure, key=SHADES, threshold=LINE)
 
 @dataclass(frozen=True)
 class Kind:
-    """A tensor of a linear layer, or one direction of a tensor, with its operand slot."""
+    """A tensor of a linear layer, or one direction of a tensor (its rows or its columns), with its operand slot."""
 
     label: str
     slot: str
@@ -66,7 +66,7 @@ GRADIENTS_APART = (Kind("grad rows", "dgrad.dy"), Kind("grad columns", "wgrad.dy
 
 @dataclass(frozen=True)
 class ErrorMap:
-    """A figure of an arm's errors in the last window of training."""
+    """A figure that shows the errors of an arm's tensors in the last window of steps."""
 
     id: str
     arm: str

@@ -31,7 +31,7 @@ Points = dict[str, dict[int, dict[int, float]]]  # points[arm][number of paramet
 
 @figure("mor", "Figure D", "Recipes against the size of the model")
 def ladder(results: Results) -> Picture:
-    """Draw each measure at the ends of the trunks over the size of the model; notes give the measure's slope by arm."""
+    """Draw what probes measured at the ends of the trunks, over the size of the model; notes give the slopes by arm."""
     part = sweep_places(results, SWEEP)
     if not isinstance(part, Results):
         return not_planned(results)
@@ -67,7 +67,10 @@ def ladder(results: Results) -> Picture:
 
 
 def _points(part: Results, numbers: dict[str, float], arms: tuple[str, ...] = ARMS) -> Points:
-    """Return the numbers of the finished trials of these arms. numbers: by trial id."""
+    """Return the numbers of the finished trials of these arms, by arm, number of parameters and seed.
+
+    numbers: a number for each trial, by its id.
+    """
     points: Points = {}
     for row in part.rows:
         if row["arm"] in arms and row["state"] == State.DONE and row["id"] in numbers:

@@ -41,7 +41,7 @@ from fewbits.models.observer import ENTRIES
 
 FLOOR = math.log2(math.e) / 64  # E4M3's mean relative error for log-uniform magnitudes: 1/32 · 0.5 / ln 2
 LEAST = 0.0005  # added to each excess, so that two tensors near the floor (2.17 to 2.25 %) have a ratio near 1
-FLUSHED = (THRESHOLD - FLOOR) / (1 - FLOOR)  # the share of values flushed to zero that raises the floor to THRESHOLD
+FLUSHED = (THRESHOLD - FLOOR) / (1 - FLOOR)  # the share of flushed values that raises an error from FLOOR to THRESHOLD
 # M12: the paper's model has 32 blocks, and after the ninth block no tensor of the forward pass falls back.
 PAPERS_BLOCKS, NOTHING_AFTER = 32, 9
 FEW = 2  # the number of blocks in the paper's Figure 18: the first ones
@@ -52,7 +52,7 @@ Of = Callable[[Seen], float]
 
 
 def excess(error: float) -> float:
-    """Return how much a tensor's error exceeds the floor, plus LEAST; at least LEAST."""
+    """Return LEAST plus the amount by which a tensor's error exceeds FLOOR; an error below FLOOR counts as FLOOR."""
     return max(0.0, error - FLOOR) + LEAST
 
 
@@ -163,12 +163,12 @@ def _register(name: str, number: Of, column: str = "error", bounds: tuple[float,
 
 
 def _ratio(above: float, below: float) -> float:
-    """Return the ratio of the excesses of two errors."""
+    """Return the ratio of two errors' excesses over FLOOR (see `excess`)."""
     return excess(above) / excess(below)
 
 
 def early(seen: Seen) -> list[int]:
-    """Return the first 9/32 of our blocks, at least one.
+    """Return the first 9/32 of the model's blocks, at least one.
 
     In the paper, no tensor of the forward pass falls back after block 9 of 32.
     """
@@ -186,8 +186,8 @@ def _gradients(seen: Seen, block: int) -> float:
 def last_gradients(seen: Seen) -> float:
     """Return the excess of the last block's gradients divided by the greatest such excess of any other block.
 
-    The errors of a block's gradients are averaged first. Block 1 is left out, because the paper says that its gradients
-    have high errors, too.
+    An excess is the amount by which an error exceeds FLOOR (see `excess`). The errors of a block's gradients are
+    averaged first. Block 1 is left out, because the paper says that its gradients have high errors, too.
     """
     *others, end = seen.blocks
     return _ratio(_gradients(seen, end), max(_gradients(seen, block) for block in others[1:]))
@@ -196,7 +196,8 @@ def last_gradients(seen: Seen) -> float:
 def gradients_by_part(seen: Seen) -> float:
     """Return (mean excess of the gradients of qkv and FC1) / (mean excess of those of the output projection and FC2).
 
-    The last block is left out, because the paper says that all its gradients have high errors.
+    An excess is the amount by which an error exceeds FLOOR (see `excess`). The last block is left out, because the
+    paper says that all its gradients have high errors.
     """
     before = seen.blocks[:-1]
 
@@ -209,14 +210,18 @@ def gradients_by_part(seen: Seen) -> float:
 def directions(seen: Seen) -> float:
     """Return the excess of a gradient in its worse direction divided by the excess in its better direction.
 
-    The directions are rows and columns. The result is the geometric mean over the gradients of all blocks and parts.
+    An excess is the amount by which an error exceeds FLOOR (see `excess`). The directions are rows and columns. The
+    result is the geometric mean over the gradients of all blocks and parts.
     """
     pairs = [(seen.of(b, p, DY), seen.of(b, p, DY_COLUMNS)) for b, p in product(seen.blocks, PARTS)]
     return float(np.exp(np.mean([abs(math.log(_ratio(*pair))) for pair in pairs])))
 
 
 def fc2_directions(seen: Seen) -> float:
-    """Return (excess of FC2's input by rows) / (its excess by columns), the geometric mean over the first blocks."""
+    """Return (excess of FC2's input by rows) / (its excess by columns), the geometric mean over the first FEW blocks.
+
+    An excess is the amount by which an error exceeds FLOOR (see `excess`).
+    """
     pairs = [(seen.of(block, FC2, X), seen.of(block, FC2, X_COLUMNS)) for block in seen.blocks[:FEW]]
     return float(np.exp(np.mean([math.log(_ratio(*pair)) for pair in pairs])))
 
@@ -247,8 +252,9 @@ _register("fc2_input_least_fallback", lambda s: min(s.of(b, FC2, X) for b in s.b
 def _over_training(name: str, part: str, slot: str, blocks: Callable[[Seen], list[int]]) -> None:
     """Register the metric `name`: the growth of a tensor's excess in training, in the block where it grows least.
 
-    part, slot: the tensor. blocks: returns the blocks to compare. The growth is (excess in the trial's last window) /
-    (excess in the first window of training). A branch's training starts with its trunk.
+    The excess is the amount by which the tensor's error exceeds FLOOR (see `excess`). Its growth is (excess in the
+    trial's last window) / (excess in the first window of training); a branch's training starts with its trunk. part,
+    slot: the tensor. blocks: returns the blocks to compare.
     """
 
     def by_block(seen: Seen) -> dict[int, float]:

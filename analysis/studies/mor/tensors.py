@@ -67,7 +67,10 @@ def _observed(results: Results) -> pd.DataFrame:
 
 @cache
 def high(spelled: str) -> int | None:
-    """Return the index of the mixture's last quantizer, BF16, among the observer's shares; None if it is no mixture."""
+    """Return the index of a mixture's last quantizer, BF16, among the observer's shares.
+
+    spelled: the mixture as text. Return None if the text is not that of a mixture.
+    """
     return min(len(Mixture.parse(spelled).entries), ENTRIES) - 1 if "|" in spelled else None
 
 
@@ -205,5 +208,5 @@ def _seen(results: Results, column: str, window: Callable[[pd.DataFrame], pd.Dat
 
 
 def by_id(values: pd.Series) -> dict[str, float]:
-    """Return a series as a dictionary; its index has the trial ids."""
+    """Return a series, whose index has the trial ids, as a dictionary."""
     return {str(key): float(value) for key, value in values.items()}

@@ -1,8 +1,8 @@
 """Figure C: error and bias of a block's greatest value, computed with our kernels.
 
 The scale of a block is rounded, too: to E4M3 or to a power of two. If it is rounded up, the block does not use the top
-of E2M1's range. If it is rounded down, the block's greatest value is clipped to 6; only there has stochastic rounding a
-bias. The direction depends on the position of the greatest value between two powers of two.
+of E2M1's range. If it is rounded down, the block's greatest value is clipped to 6; only then is stochastic rounding
+biased. Whether a scale is rounded up or down depends on the position of the greatest value between two powers of two.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fewbits.analysis.report.registry import figure
 from fewbits.kernels.api import fake_quantize
 from fewbits.kernels.quantizer import Quantizer
 
-PLACES, BLOCKS = 128, 1024  # the number of greatest values between 1 and 2, and the number of blocks with each one
+PLACES, BLOCKS = 128, 1024  # the number of greatest values between 1 and 2, and the number of blocks with each of them
 SEED = 5
 
 
@@ -45,7 +45,7 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Maxima:
-    """Mean relative errors of the blocks' greatest values; element i is the mean over the blocks of position i."""
+    """Mean relative errors of blocks' greatest values; element i is over the blocks whose greatest is `places()[i]`."""
 
     error: Array  # the mean magnitude of the error of rounding to nearest
     bias: Array  # the mean error of stochastic rounding

@@ -130,7 +130,11 @@ def used(spec: str) -> Used:
 
 @exact("nvfp4", "N24")
 def n24() -> Exact:
-    """Check that errors of blocks' greatest values do not exceed E4M3's largest error in NVFP4, but do in MXFP4."""
+    """Check for NVFP4 that the errors of blocks' greatest values do not exceed E4M3's largest rounding error.
+
+    In MXFP4, some of these errors have to exceed it. Also check which values of E2M1 a block of each format uses in the
+    paper's example.
+    """
     least = paper("nvfp4").numbers["near-fp8"].value
     nv, mx, nv_used, mx_used = maxima(NVFP4), maxima(MXFP4), used(NVFP4), used(MXFP4)
     holds = (
@@ -199,7 +203,7 @@ def n25() -> Exact:
 
 @dataclass(frozen=True)
 class Bias:
-    """A mean relative error with its standard error; it is positive if magnitudes become larger."""
+    """A mean relative error, which is positive if magnitudes become larger, with its standard error."""
 
     mean: float
     error: float
@@ -221,7 +225,7 @@ class Biases:
 
 @cache
 def biases(spec: str) -> Biases:
-    """Return the biases of a quantizer on normal values, rounded as the text `spec` says."""
+    """Return the biases of the quantizer `spec` on normal values; its rounding may be to nearest or stochastic."""
     x, size = normal(), _cols(spec)
     y = fake_quantize(x, spec, seed=1 if "stochastic" in spec else None)
     blocks = x.reshape(-1, size)
@@ -265,7 +269,7 @@ class Turned:
 
 @cache
 def turned() -> Turned:
-    """Return the three quantities for a tensor of normal values, 1 % of which are multiplied by 20."""
+    """Return the quantities of `Turned` for NVFP4 on a tensor of normal values, 1 % of which are multiplied by 20."""
     x = normal(3)
     x = torch.where(torch.rand(x.shape, generator=torch.Generator().manual_seed(4)) < 0.01, 20 * x, x)
     plain, q = Quantizer.parse(NVFP4), Quantizer.parse(f"{NVFP4}:rht16")

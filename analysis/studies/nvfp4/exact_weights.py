@@ -113,10 +113,10 @@ def weights_read(recipe: Recipe, model: str = "nemotron-nano", *, autocast: bool
 
 @dataclass(frozen=True)
 class Consistency:
-    """Counts of how often the two passes of a layer read the same weight, over layers and micro-batches (`Read`)."""
+    """Counts of how often the forward and the backward pass of a layer read the same weight."""
 
-    reads: int
-    same: int  # reads with the same bits in both passes
+    reads: int  # the number of all comparisons (`Read`), one for each layer and micro-batch
+    same: int  # reads with the same bits in the forward and the backward pass
     quantized: int  # reads whose forward weight is the kernel's quantization of the master weight in BF16
     apart: float  # the greatest `Read.apart`
 

@@ -71,7 +71,8 @@ def errors_by_block(results: Results, part: str | None = None) -> dict[str, dict
 def loss_before_decay(results: Results) -> Mapping[str, float]:
     """Return the validation losses of the trunks before the learning rate decays, by trial.
 
-    For an NVFP4 trunk, it is the last loss; for a BF16 trunk, the loss at the tokens where its seed's NVFP4 trunk ends.
+    The loss of an NVFP4 trunk is its last one. The loss of a BF16 trunk is the one at the number of tokens at which the
+    NVFP4 trunk of the same seed ends.
     """
     curves = results.curves(LOSS).drop_duplicates(["id", "tokens"])
     ends = last_windows(curves[curves["arm"] == ARM])

@@ -77,9 +77,12 @@ def bits_per_element(quantizer: str, cols: int, tensor_scale: int = 0) -> float:
 def mx_scale(amax: float, emax: int, rule: str) -> int:
     """Return the exponent of the MX scale of a block with the largest magnitude amax.
 
-    emax: the exponent of the format's largest number. rule: floor, 001's first statement, ⌊log2 amax⌋ − emax; nearest,
-    001's second statement, the power of two nearest to amax / 2^emax (001 does not say nearest to which number); up,
-    the smallest scale with which nothing saturates in E2M1, whose largest number is 6.
+    emax: the exponent of the format's largest number. rule: one of these:
+
+    - floor, the first statement of the text 001: ⌊log2 amax⌋ − emax
+    - nearest, its second statement: the power of two nearest to amax / 2^emax, compared by logarithms (001 does not say
+      to which number the power is nearest)
+    - up: the smallest scale with which nothing saturates in E2M1, whose largest number is 6
     """
     exact = math.log2(amax) - emax
     if rule == "floor":

@@ -17,7 +17,10 @@ ACCUMULATED = ("fp16", "bf16", "hopper-fp8")
 
 @exact("primer", "B4")
 def b4() -> Exact:
-    """Check that errors of low-precision sums of K products grow with K; intervals of neighbouring K must be apart."""
+    """Check that errors of low-precision sums of K products grow with K, and that FP32 sums have negligible errors.
+
+    The 95 % intervals of the errors at neighbouring values of K must not overlap.
+    """
     grows = True
     for name in ACCUMULATED:
         found = [sums.errors(name, "uniform", k) for k in sums.LENGTHS]
@@ -42,7 +45,7 @@ def b4() -> Exact:
 
 @exact("primer", "C8")
 def c8() -> Exact:
-    """Check that the largest relative error of FP16 sums of 4096 products, the text's number, is at least 2 %."""
+    """Check that the largest relative error of FP16 sums of 4096 products is at least 2 %, the text's number."""
     k = sums.LENGTHS[-1]
     fp16 = {d: sums.largest("fp16", d, k) for d in ("uniform", "normal")}
     fp8 = {d: sums.largest("hopper-fp8", d, k) for d in ("uniform", "normal")}

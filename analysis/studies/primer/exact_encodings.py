@@ -24,7 +24,7 @@ SMALL = ("e2m1", "e2m3", "e3m2", "e4m3", "e5m2")
 def a11() -> Exact:
     """Check that half of the values of the exponent field are for powers of two up to 1, and half for greater ones.
 
-    The lowest and the highest field are counted like all others, although they have special meanings.
+    The field's lowest and highest value are counted like all others, although they have special meanings.
     """
     found = {}
     for name in (*SMALL, "fp16", "bf16"):

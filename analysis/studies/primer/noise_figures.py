@@ -120,7 +120,7 @@ POINT = (1.0, 2.0)  # the range of the inputs in the left panel: two steps of E2
 
 @figure("primer", "Figure N", title="Bias and variance of stochastic rounding")
 def stochastic(results: Results) -> Picture:
-    """Draw results of nearest and stochastic rounding over the number, and errors of the mean of n roundings over n."""
+    """Draw the results of nearest and stochastic rounding over the input, and errors of means of n roundings over n."""
     inputs = np.linspace(*POINT, 65)
     x = torch.tensor(inputs, dtype=torch.float32).repeat(DRAWS, 1)
     drawn = fake_quantize(x, "e2m1:stochastic", seed=1).double().numpy()
@@ -211,6 +211,6 @@ def accumulators(results: Results) -> Picture:
 
 
 def _growth(name: str) -> float:
-    """Return the p with which the error of sums of uniform numbers grows as K^p from the least K to the largest."""
+    """Return the exponent p with which errors of sums of uniform numbers grow as K^p, from the first K to the last."""
     first, last = (sums.errors(name, "uniform", k)[0] for k in (sums.LENGTHS[0], sums.LENGTHS[-1]))
     return math.log(last / first) / math.log(sums.LENGTHS[-1] / sums.LENGTHS[0])

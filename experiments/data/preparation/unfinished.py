@@ -1,4 +1,4 @@
-"""Write a folder of tokens, one batch of documents at a time, so that it can be continued after an interruption.
+"""Write a folder of tokens, one batch of documents at a time, so that writing can continue after an interruption.
 
 After every batch a progress record is written. On resuming, tokens that were written after the last record are removed.
 The folder gets its final name when it is complete.
@@ -62,7 +62,7 @@ class Unfinished:
     def open(folder: Path, request: Request, tokenizer: Tokenizer) -> "Unfinished":
         """Resume the folder that an earlier process began, or start a new one.
 
-        Raise ValueError if the earlier process had another request.
+        Raise ValueError if the request of the earlier process was not equal to `request`.
         """
         unfinished = Unfinished(folder, request, tokenizer)
         if (note := checked_json(folder / NOTE)) is None:

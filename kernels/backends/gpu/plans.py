@@ -54,7 +54,7 @@ REQUESTS = tuple(HEAD + Call.requests.offset + i * ctypes.sizeof(Request) for i 
 
 
 class Scratch(NamedTuple):
-    """Slices of a call's int64 scratch memory for one job's intermediate results, which a later pass reads."""
+    """Slices of a call's int64 scratch memory for one job's intermediate results, which a later kernel reads."""
 
     differences: slice  # Four Over Six: an int64 per block, the difference of the errors with its two candidate scales
     blocks: slice  # the amaxes of blocks, two in each int64

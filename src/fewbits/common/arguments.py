@@ -26,7 +26,7 @@ class CommandParser(argparse.ArgumentParser):
 def existing(runs: str | None) -> str | None:
     """Return the value of `--runs`, which may be None; raise ValueError if it names a folder that does not exist.
 
-    Commands that only read a store call it, so that a mistyped name does not create a new store.
+    Commands that only read a store call this function, so that a mistyped name does not create a new store.
     """
     if runs is not None and not store_folder(runs).is_dir():
         raise ValueError(f"--runs {runs}: no such folder")

@@ -1,7 +1,7 @@
 """Find the type of the file system that a path is on, from Linux's /proc/self/mountinfo.
 
-It is needed since SQLite databases must not be on network file systems, where file locks and memory mapping are missing
-or unreliable.
+fewbits needs the type because SQLite databases must not be on network file systems, where file locks and memory mapping
+are missing or unreliable.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Test formulas of claims over numbers of several arms."""
+"""Test the formulas of claims, such as (a - c) / (b - c), which compute one number from numbers of several arms."""
 
 import pytest
 

@@ -106,7 +106,10 @@ def test_runs_of_half_the_size_and_half_the_length_can_contradict_a_claim(
 
 
 def test_without_runs_only_a_claim_of_no_size_can_be_contradicted() -> None:
-    """Check `covered` without runs: True only for claims that name no model size and number of tokens."""
+    """Check `covered`, which tells whether runs are large enough to contradict a claim, if there are no runs.
+
+    Then it is True only for claims that name no model size and number of tokens.
+    """
     assert covered(BY_ARITHMETIC, None)
     assert not covered(STATED, None)
 

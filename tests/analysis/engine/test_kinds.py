@@ -23,7 +23,8 @@ from tests.messages import names
 
 MARGIN = Margin(0.005, True, "for tests")
 SUPPORTED, OPPOSED, ABSENT, UNDECIDED = Status.SUPPORTED, Status.OPPOSED, Status.ABSENT, Status.UNDECIDED
-FEW, MANY = 0.0005, 0.02  # spreads over seeds, with which tests detect an effect of the margin's size, or not
+# Standard deviations over seeds: with FEW, tests detect an effect of the margin's size, and with MANY they do not.
+FEW, MANY = 0.0005, 0.02
 
 
 def part(test: str, **more: object) -> Comparison:
@@ -73,10 +74,12 @@ def found(test: str, mean: float, spread: float, seeds: int = 5) -> Status:
     ],
 )
 def test_a_finding_is_what_the_world_is(test: str, mean: float, spread: float, status: Status) -> None:
+    """Check the status that each test gives differences with this mean and this standard deviation over five seeds."""
     assert found(test, mean, spread) is status
 
 
 def test_a_null_is_shown_only_by_a_design_that_detects_the_margin() -> None:
+    """Check that `no_worse` stays undecided if the minimum detectable effect exceeds the margin."""
     wide = judge(part("no_worse"), Differences((-0.07, -0.05, -0.03), relative=True))
     assert wide.mde is not None
     assert wide.mde > MARGIN.value
@@ -185,6 +188,7 @@ def test_shares_are_tested_and_shown_by_their_arcsines(values: tuple[float, ...]
 
 
 def test_a_share_that_rounding_moved_beyond_1_is_1() -> None:
+    """Check that a share above 1 by a rounding error is tested as if it were 1."""
     beyond, at = ((value, 0.9, 0.95) for value in (1 + 1e-15, 1.0))
     assert judge(part("above"), Differences(beyond, bounds=(0.0, 1.0))).p_for == pytest.approx(
         judge(part("above"), Differences(at, bounds=(0.0, 1.0))).p_for
@@ -294,6 +298,7 @@ def test_events_that_are_too_few_for_the_level_say_the_least_p() -> None:
 
 
 def test_all_or_no_event_says_nothing_and_is_left_out_of_the_family() -> None:
+    """Check events in all trials or in none: their test cannot be significant, so Holm's correction omits it."""
     nothing = compare_events([Stratum("all", 3, 3, 3, 3), Stratum("none", 0, 3, 0, 3)])
     assert (nothing.more, nothing.fewer, nothing.least_fewer) == (1.0, 1.0, 1.0)
     assert holm([0.04, 1.0], [0.0, 1.0]) == [0.04, 1.0], "a test that cannot be significant is not corrected for"
@@ -325,7 +330,10 @@ def test_at_the_margin_a_claim_is_supported_no_more_often_than_alpha(test: str, 
 @pytest.mark.parametrize("seeds", [3, 4, 6])
 @pytest.mark.parametrize("factor", [1.0, 2.0, 4.0])
 def test_a_pooled_spread_is_no_licence_for_an_arm_that_spreads_further(seeds: int, factor: float) -> None:
-    """Check that false positives are at most 6.5 % for an arm whose spread is `factor` times that of the other arms."""
+    """Check that at most 6.5 % of tests are false positives for an arm with `factor` times the noise of the other arms.
+
+    The tests use the standard deviation over seeds that is pooled over arms.
+    """
     generator = np.random.default_rng(int(10 * factor) + seeds)
     pooled = Spread(1.0, 12 * (seeds - 1))
     spread = np.sqrt((1 + factor**2) / 2)
@@ -497,6 +505,7 @@ def test_the_p_value_against_a_part_is_that_of_absence_where_absence_contradicts
 
 
 def test_arithmetic_decides_without_a_correction() -> None:
+    """Check that exact checks decide a claim among many others without a correction for multiple tests."""
     holds, fails = (Finding("", status, "2 of 2 codes", "exact") for status in (SUPPORTED, OPPOSED))
     for one, expected in ((holds, Outcome.REPRODUCED), (fails, Outcome.CONTRADICTED)):
         verdict = verdict_of(one, more=20)
@@ -525,6 +534,7 @@ def test_of_many_reasons_some_are_given_and_the_others_counted(parts: int, shown
 
 
 def test_parts_that_say_nothing_alone_are_named_beside_what_is_missing() -> None:
+    """Check the reason of a verdict if a part with `alone=False` is supported and the other is out of reach."""
     verdict = verdict_of(finding(SUPPORTED, "without noise", alone=False), finding(Status.OUT_OF_REACH, "other"))
     supported, _, missing = verdict.reason.partition("Not supported: ")
     assert (verdict.outcome, verdict.supported) == (Outcome.INCONCLUSIVE, ())

@@ -37,7 +37,10 @@ def test_the_ledger_names_scales_that_exist() -> None:
 
 @pytest.mark.parametrize(("seeds", "named"), [("20,24", "20"), ("24,25", "")])
 def test_a_report_of_seeds_that_shaped_its_design_has_a_warning(tmp_path: Path, seeds: str, named: str) -> None:
-    """Check the warning, because of which docs/gallery.py refuses to publish the report."""
+    """Check that a report has a warning if and only if some of its seeds influenced the design.
+
+    docs/gallery.py refuses to publish a report with this warning. named: the seeds that the warning must list.
+    """
     small = ("data=synthetic", "data.size=65536", "data.repeat=1000000000", "runtime.device=cpu")
     words = ("study=primer", "scale=cpu", f"seeds=[{seeds}]", f"runtime.runs={tmp_path}", *small)
     notices = Provenance(Results(plan(*load_sweeps(words))), words).notices

@@ -51,6 +51,7 @@ def test_every_table_is_made(made: Results, name: str) -> None:
 
 
 def test_what_widths_depend_on_is_told_where_it_is_run(made: Results, varied_widths: Plan) -> None:
+    """Check the table Widths: not planned at scale cpu; a row for each arm if the sweep `widths` has run."""
     assert isinstance(TABLES["Widths"](made), NotPlanned)
     found = TABLES["Widths"](results(varied_widths, World(effect={"widths/no-decay": 0.01}, bits={"widths": 4.5})))
     assert isinstance(found, TableResult)
@@ -105,7 +106,7 @@ def test_layers_count_by_their_parameters_and_tiers_are_shares_of_them(cpu: Plan
 def test_decay_alone_is_the_papers_own_arithmetic(cpu: Plan) -> None:
     """Check the bit width that weight decay alone would give: from 6 to 4.28, as for GPT-2 in Table E.1.
 
-    The paper's run has 600,000 steps with learning rate 6e-5; our branch decays by the same factor in fewer steps.
+    The paper's run has 600,000 steps with learning rate 6e-5. Ours decays the widths by the same factor in fewer steps.
     """
     trial = next(cpu.trials[m.id].trial for m in cpu.members if (m.cell.sweep, m.cell.arm) == ("gpt2", OURS))
     assert widths.by_decay_alone(trial) == pytest.approx(4.28, abs=0.03)

@@ -33,9 +33,9 @@ SEEN = {"parts/all": 0.01}  # the effect that this control needs to pass
 
 
 def judged(plan: Plan, world: World, *names: str, covered: bool = False) -> dict[str, Verdict]:
-    """Return the verdicts of the named claims in this world; without names, of all claims in TRAINED.
+    """Return the verdicts of the named claims for simulated results with the effects of `world`.
 
-    covered: treat the runs as being as large as the paper's.
+    Without names, return those of all claims in TRAINED. covered: treat the runs as being as large as the paper's.
     """
     return verdicts(results(plan, world), names or TRAINED, covered=covered)
 
@@ -89,7 +89,10 @@ def test_where_all_is_as_the_paper_says_every_claim_about_trials_is_reproduced(c
 
 
 def test_families_are_compared_where_gpt_2_has_no_penalty_either(compared: Plan, varied_widths: Plan) -> None:
-    """Check G15 with the sweep `widths`, which trains GPT-2 without a penalty, as Llama 2 is trained."""
+    """Check G15 (GPT-2 needs more bits than Llama 2) with the sweep `widths`, which trains GPT-2 without a penalty.
+
+    Llama 2 is trained without a penalty, too. The claim is reproduced, or not seen if GPT-2's mean width is smaller.
+    """
     both = joined(compared, varied_widths)
     assert judged(both, replace(PAPER, to_nine=0.998), "G15")["G15"].outcome is REPRODUCED
     narrower = judged(both, replace(PAPER, to_nine=0.998, bits={"widths": 4.5, "llama2": 5.0}), "G15")["G15"]
@@ -106,7 +109,10 @@ def test_widths_of_a_trial_that_diverged_are_not_those_of_its_end(compared: Plan
 
 
 def test_shares_that_say_nothing_alone_do_not_decide(compared: Plan) -> None:
-    """Check that parts with `alone: false` do not reproduce G15 if its main part is not run."""
+    """Check that G15 is inconclusive if its main part is not run, although its parts with `alone: false` are supported.
+
+    Such parts support a claim only together with other parts.
+    """
     one = judged(compared, replace(PAPER, to_nine=0.998), "G15")["G15"]
     assert {part.status for part in one.findings} == {Status.SUPPORTED, Status.NOT_RUN}
     assert one.outcome is INCONCLUSIVE

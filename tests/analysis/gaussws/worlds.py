@@ -52,7 +52,7 @@ class World(worlds.World):
         return rows
 
     def further(self, of: Plan, member: Member, unquantized: float) -> dict[str, float]:
-        """Return the losses with cast weights; {} for arms without a sampler."""
+        """Return the losses with weights cast to their learned formats and to three bits; {} without a sampler."""
         if of.trials[member.id].trial.recipe.sampler.kind == "none":
             return {}
         chance = 1 + 0.01 * (member.cell.seed % 3)

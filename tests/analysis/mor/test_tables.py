@@ -47,6 +47,7 @@ def test_each_number_of_the_paper_stands_in_its_cell(name: str, found: Results) 
 
 
 def test_changes_compare_and_levels_do_not(found: Results) -> None:
+    """Check that changes from BF16 are compared with the paper's, but losses are not."""
     made = table("Table 2", found)
     level, change = (
         cell(made, f"Validation loss{what}", "Configuration 1: Block") for what in ("", ", change from BF16")
@@ -67,6 +68,7 @@ def test_changes_compare_and_levels_do_not(found: Results) -> None:
 
 
 def test_what_cannot_be_had_is_said(found: Results) -> None:
+    """Check that the paper's task scores are shown beside OutOfReach in place of our numbers."""
     made = table("Table 2", found)
     assert isinstance(cell(made, "MMLU", "Configuration 1: Block").ours, OutOfReach)
     assert cell(made, "MMLU", "Configuration 1: Block").paper == 45.95

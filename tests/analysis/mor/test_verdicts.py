@@ -71,7 +71,10 @@ def six(plans: Callable[..., Plan]) -> Plan:
 
 
 def judged(plan: Plan, world: World, *names: str) -> Mapping[str, Verdict]:
-    """Return the verdicts of the named claims in this world; without names, of all claims of the study."""
+    """Return the verdicts of the named claims for simulated results with the effects of `world`.
+
+    Without names, return the verdicts of all claims of the study.
+    """
     found = results(plan, world)
     return worlds.verdicts("mor", found, names) if names else judge_study("mor", found)
 

@@ -287,7 +287,7 @@ def test_effects_are_those_that_verdicts_are_read_off(made: Results) -> None:
         assert found[label].data == pairs
         assert found[label].estimate.mean == pytest.approx(EFFECTS["recipe", arm], abs=1e-3)
     assert found["hybrid: MXFP4"].paper == 0.025
-    assert not any("1.25×" in label for label in found), "an arm that is trained for longer than its baseline"
+    assert not any("1.25×" in label for label in found), "arms that train for longer than their baseline are left out"
 
 
 def test_gradients_err_as_they_were_measured(made: Results, light: Draw) -> None:

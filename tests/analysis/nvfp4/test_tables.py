@@ -86,7 +86,9 @@ def test_every_arm_is_told_from_bf16_and_from_the_whole_recipe(found: Results) -
     assert mean(cell(nothing, "MXFP4", "Validation loss, from NVFP4")) == pytest.approx(
         100 * (1.02 / 1.012 - 1), rel=1e-2
     )
-    assert not isinstance(cell(nothing, "MXFP4", "Training loss, from BF16").ours, Value), "its length differs"
+    assert not isinstance(cell(nothing, "MXFP4", "Training loss, from BF16").ours, Value), (
+        "MXFP4 is trained for another length than BF16"
+    )
     assert isinstance(cell(nothing, "NVFP4, the whole recipe", "Training loss, from BF16").ours, Value)
     outlook = table("Outlook", found)
     assert {"MXFP4", "MXFP4, no random signs, nearest rounding"} <= {row.title for row in outlook.rows}
@@ -117,7 +119,7 @@ def test_arms_in_few_bits_and_arms_in_many_spread_by_themselves(cpu: Plan) -> No
     assert again.spread.sd < 1e-5 < 1e-4 < coarse.spread.sd
     assert both.spread is not None
     assert coarse.spread.sd / 2 < both.spread.sd < coarse.spread.sd, "one arm of the pair has hardly any noise"
-    assert long.spread not in (None, coarse.spread), "arms that branch from NVFP4 have a pool of their own"
+    assert long.spread not in (None, coarse.spread), "the spread of arms that branch from NVFP4 is pooled separately"
     spreads = {row.title: row.cells[1].ours for row in table("Noise", world).rows if "pair" in row.title}
     assert {title: found.text for title, found in spreads.items() if isinstance(found, Setting)} == {
         f"Spread of a pair, {kind}": f"{100 * spread.sd:.3f} (df {spread.df})"

@@ -44,9 +44,9 @@ NULL = World(
 
 
 def judged(plan: Plan, world: World, *names: str, covered: bool = False) -> dict[str, Verdict]:
-    """Return the verdicts of the named claims in this world; without names, of all claims in TRAINED.
+    """Return the verdicts of the named claims for simulated results with the effects of `world`.
 
-    covered: treat the runs as being as large as the paper's.
+    Without names, return those of all claims in TRAINED. covered: treat the runs as being as large as the paper's.
     """
     return verdicts(results(plan, world), names or TRAINED, covered=covered)
 

@@ -66,6 +66,7 @@ def test_promotion_bounds_the_error_of_long_sums() -> None:
 
 
 def test_walks_end_at_the_values_of_the_kernels() -> None:
+    """Check that the step-by-step quantizations of the primer end at the values that the kernels compute."""
     found = walks.walks()
     for name, quantizer, size in (
         ("MXFP8 (E4M3)", "e4m3:1x32:mx", 32),

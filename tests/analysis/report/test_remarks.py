@@ -1,4 +1,7 @@
-"""Test the rules that generate remarks: each kind of remark appears, and verdicts as stated give no remark."""
+"""Test the rules that generate a report's remarks on verdicts: each kind of remark appears where it applies.
+
+A claim that is reproduced gives no remark.
+"""
 
 from dataclasses import replace
 

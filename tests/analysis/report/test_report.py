@@ -397,7 +397,7 @@ def test_a_place_that_takes_no_report_is_found_before_one_is_made(tmp_path: Path
     (tmp_path / "thesis" / "chapter.txt").write_text("years")
     for folder, said in ((tmp_path / "file" / "mor-smoke", "--out .*file: "), (tmp_path / "thesis", "no report")):
         with pytest.raises(ValueError, match=said):
-            replace_folder(folder, lambda: pytest.fail("it was made"), "a")
+            replace_folder(folder, lambda: pytest.fail("the report was made before its folder was checked"), "a")
 
 
 def test_claims_are_listed_in_the_terminal_as_in_the_report(original: Made, capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,9 +48,10 @@ def test_what_is_kept_has_every_model_optimizer_and_recipe_with_each_turn(kept: 
 
 
 def test_adam_mini_takes_less_memory_and_a_sampled_weight_at_most_two_bytes_more(kept: dict[str, Any]) -> None:
-    """Compare the peak memory of optimizers and of plain BF16 with GaussWS and DiffQ.
+    """Compare the peak memory of Adam-mini with that of AdamW, and of GaussWS and DiffQ with that of plain BF16.
 
-    Plain BF16 keeps a BF16 cast of every weight, too. If it is part of the peak, samplers add less than two bytes.
+    A sampler keeps a sampled weight in BF16. Plain BF16 keeps a BF16 cast of every weight, too; if these casts are part
+    of its peak, samplers add less than two bytes per element.
     """
     # Bytes per element: the sampled weight in BF16, and 1/1024 of a bit width with its gradient and moments in FP32.
     sampled = 2 + 16 / 1024

@@ -62,7 +62,7 @@ def test_pages_become_splits_that_load(tmp_path: Path, cache: Path) -> None:
     corpus = load(DataConfig(kind="openwebtext", path=str(out)), cache)
     found = {split: [tokens.tobytes().decode() for tokens in corpus.documents(split)] for split in corpus.splits}
     assert sorted(found["train"] + found["validation"]) == sorted(documents)
-    assert [text for text in documents if text in set(found["train"])] == found["train"], "in the same order"
+    assert [text for text in documents if text in set(found["train"])] == found["train"], "documents keep their order"
     assert 15 < len(found["validation"]) < 80
     assert corpus.bytes_per_token("train") == corpus.bytes_per_token("ood") == 1.0
     code = load(DataConfig(), cache)
@@ -290,7 +290,7 @@ def test_the_commit_of_the_first_call_is_kept_by_later_ones(
         main([*command, "--revision", "c" * 40])
     assert main(command) == 0
     assert revision_of(tmp_path / "out") == "a" * 40
-    assert main(command) == 0, "prepared already"
+    assert main(command) == 0, "the folder is already prepared"
     assert hub.asked == [None], "one request for the newest commit"
     assert hub.read == ["a" * 40, "c" * 40, "a" * 40]
     with pytest.raises(ValueError, match=rf"{tmp_path / 'out'} .*choose another --out"):
@@ -305,7 +305,7 @@ def test_a_commit_is_the_collections_own_or_the_one_asked_for(hub: Hub, tmp_path
     ):
         assert main(["c4", "--out", str(tmp_path / name), *SMALL, *options]) == 0
         assert revision_of(tmp_path / name) == expected
-    assert hub.asked == ["main"], "a commit needs no request"
+    assert hub.asked == ["main"], "only the name of a branch needs a request"
 
 
 @pytest.mark.parametrize(

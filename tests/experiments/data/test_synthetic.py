@@ -36,7 +36,10 @@ def test_the_entropy_is_that_of_the_distribution_drawn_from(corpus: Corpus) -> N
 
 
 def test_every_frequent_context_shows_the_same_probabilities_in_its_own_order(corpus: Corpus) -> None:
-    """Check the shares of the four likeliest next bytes after each of the 20 most frequent pairs of bytes."""
+    """Check that the four likeliest next bytes after each of the 20 most frequent pairs of bytes have Zipf's shares.
+
+    The likeliest byte is not the same after all pairs.
+    """
     tokens = corpus.splits["train"].astype(np.int64)
     pairs = tokens[:-2] * 256 + tokens[1:-1]
     favourites = set()
@@ -50,9 +53,9 @@ def test_every_frequent_context_shows_the_same_probabilities_in_its_own_order(co
 
 
 def test_a_model_that_knows_the_source_has_the_entropy_as_its_loss(corpus: Corpus) -> None:
-    """Check the mean loss on validation of a model made from Zipf's probabilities.
+    """Check that a model made from Zipf's probabilities has the source's entropy as its mean validation loss.
 
-    It ranks the next bytes after each frequent pair of bytes by how often they follow this pair in train.
+    The model ranks the next bytes after each frequent pair of bytes by how often they follow this pair in train.
     """
     cost = [-log(p) for p in zipf()]
     costs = {}
@@ -68,7 +71,7 @@ def test_a_model_that_knows_the_source_has_the_entropy_as_its_loss(corpus: Corpu
 
 
 def fitted(corpus: Corpus, split: str) -> dict[tuple[int, int], list[int]]:
-    """Return, for each of the 30 most frequent pairs of bytes, all bytes in order of how often they followed it."""
+    """Return, for each of the 30 most frequent pairs of bytes, all bytes in order of how often they followed."""
     tokens = corpus.splits[split].astype(np.int64)
     pairs = tokens[:-2] * 256 + tokens[1:-1]
     orders = {}
@@ -102,6 +105,7 @@ def fitted_pairs(corpus: Corpus, split: str) -> set[int]:
 
 
 def test_a_seed_is_a_language(corpus: Corpus, tmp_path: Path) -> None:
+    """Check that the seed determines the synthetic text, and that another size only shortens or continues it."""
     again = load(DataConfig(kind="synthetic", size=SIZE, seed=4), tmp_path)
     assert again.fingerprint == corpus.fingerprint
     other = load(DataConfig(kind="synthetic", size=5000), tmp_path)

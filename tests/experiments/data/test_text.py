@@ -110,7 +110,7 @@ def test_provenance_names_the_versions_that_the_bytes_depend_on(torch_sources: C
 
 def test_the_second_time_nothing_is_made(python: Corpus, cache: Path) -> None:
     def times() -> dict[Path, int]:
-        """Return when each file of this corpus was written; other tests may write other corpora into the cache."""
+        """Return when each file of `python` was written; other tests may write other corpora into the cache."""
         return {path: path.stat().st_mtime_ns for path in cache.glob(f"{python.folder.path.name}*/*.bin")}
 
     before = times()

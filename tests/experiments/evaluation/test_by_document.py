@@ -1,4 +1,7 @@
-"""Test the last evaluation: losses by document, with the recipe's operands and others, on the windows of training."""
+"""Test the evaluation at the end of training: the losses by document, with the recipe's operands and in other formats.
+
+The windows of text are the same as in evaluations during training.
+"""
 
 import json
 from pathlib import Path

@@ -133,6 +133,7 @@ def test_items_lie_within_documents_and_need_not_be_text() -> None:
 
 
 def test_choices_that_read_like_the_truth_are_passed_over() -> None:
+    """Check that the four choices of an item are different texts, although many lines of the corpus are equal."""
     lines = ["same line\n"] * 60 + [f"{number} line of some length\n" for number in range(60)]
     random.Random(0).shuffle(lines)
     items = cloze_items(Text(ood=[BYTES.encode("".join(lines))]), "ood", count=200, context=16, continuation=9)

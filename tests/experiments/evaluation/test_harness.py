@@ -47,7 +47,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 class Request:
-    """A stand-in for lm-eval's Instance, with the only attribute that a model reads."""
+    """A replacement for lm-eval's Instance, with the only attribute that a model reads."""
 
     def __init__(self, *args: Any) -> None:
         self.args = args

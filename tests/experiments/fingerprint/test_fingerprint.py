@@ -80,6 +80,7 @@ OTHER = {
 
 @pytest.mark.parametrize("edit", SAME.values(), ids=SAME)
 def test_an_edit_for_people_leaves_a_modules_digest(edit: tuple[str, str]) -> None:
+    """Check edits that do not change what is computed, such as those of comments and messages."""
     edited = BASE.replace(*edit)
     assert edited != BASE
     assert module_digest(edited) == module_digest(BASE)
@@ -180,7 +181,10 @@ def changed_on(root: Path, before: dict[str, str]) -> set[str]:
 
 
 def with_another_statement(path: Path) -> str:
-    """Return the text of a source with an added statement: in its first function if it is Python and has one."""
+    """Return the text of a source file with an added statement.
+
+    The statement is in the first Python function that does not end with `raise`, or else at the end of the file.
+    """
     text = path.read_text("utf-8")
     if path.suffix == ".py":
         for node in ast.walk(ast.parse(text)):

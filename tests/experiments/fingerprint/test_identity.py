@@ -85,7 +85,7 @@ def _replaced(value: Any, path: tuple[str, ...], leaf: Any) -> Any:
 
 
 def test_every_other_setting_is_part_of_an_id() -> None:
-    """Check that each setting changes the id, except those of FREE, of the data and of the branch.
+    """Check that each setting changes the id, except the settings in FREE and those of the data and of the branch.
 
     For data and branches, the id contains the data's fingerprint and the parent's id instead of the settings.
     """
@@ -190,7 +190,10 @@ def test_provenance_says_what_an_id_is_made_of_and_where_each_part_was_computed(
 
 
 def test_a_part_that_was_computed_again_counts_where_it_was_computed_last() -> None:
-    """Check that a segment replaces earlier ones with a later start: c, from step 20 on, replaces b, from 40 on."""
+    """Check that a segment (steps computed in one environment) replaces earlier segments that start at a later step.
+
+    Here c starts at step 20 and replaces b, which starts at step 40.
+    """
     parts = [{"step": step, "environment": {"kind": kind}} for step, kind in ((0, "a"), (40, "b"), (20, "c"))]
     assert environments({"segments": parts}) == [{"kind": "a"}, {"kind": "c"}]
 
@@ -219,7 +222,10 @@ def test_an_instruction_set_is_the_widest_that_is_allowed(
 
 @pytest.fixture
 def other_sources(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that sets the current fingerprint, and pairs (old, new, instruction set) with equal bits."""
+    """Return a function that simulates other sources: it sets their fingerprint, and which fingerprints are equivalent.
+
+    A pair (old, new, instruction set) declares that two fingerprints give the same bits on this instruction set.
+    """
 
     def set_to(fingerprint: str, *pairs: tuple[str, str, str]) -> None:
         monkeypatch.setattr(identity_module, "numerics_fingerprint", lambda device: fingerprint)

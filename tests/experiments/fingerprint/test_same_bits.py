@@ -49,9 +49,10 @@ class Layer:
 
 @pytest.fixture
 def compared(tmp_path: Path) -> Callable[..., list[str]]:
-    """Return a function that compares two texts of a file and lists the new one's untried statements as FILE:LINE.
+    """Return a function that compares two texts of a file, and lists the changed statements that no trial executed.
 
-    executed: the lines of the new text that trials executed. executable: for C++, the lines that have compiled code.
+    Each is listed as FILE:LINE, with its line in the new text. executed: the lines of the new text that trials
+    executed. executable: for C++, the lines that have compiled code.
     """
 
     def compare(old: str, new: str, executed: list[int], file: str = "a.py", executable: object = None) -> list[str]:
@@ -99,7 +100,7 @@ def test_a_changed_statement_counts_as_tried_when_it_ran(
     assert compared(MODULE, new, executed) == left
 
 
-# Pairs of texts with a changed declaration, which is untried whether or not its lines were executed.
+# Pairs of texts with a changed declaration, which counts as untried even if its lines were executed.
 RAN_OR_NOT = [
     ("from fewbits.a import up as r", "from fewbits.a import down as r"),
     ("from math import ceil as r", "from math import floor as r"),

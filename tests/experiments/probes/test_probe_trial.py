@@ -99,7 +99,7 @@ def test_slots_that_share_their_values_are_one_variant(parent: Path, tmp_path: P
 def test_a_rotated_operand_has_a_rotated_partner_in_high_precision(parent: Path, tmp_path: Path) -> None:
     settings = ("recipe=nvfp4", "recipe.keep.last=0", "recipe.stochastic=[]", "probe.parts=[slots]")
     error = errors(probed(parent, tmp_path, *settings))
-    # Without the partner's rotation, the weight gradient would be a product in two different bases.
+    # If the operand in high precision were not rotated too, the weight gradient would be a product in two bases.
     assert error["only wgrad.x"] < error["all"]
     assert 0 < error["only wgrad.dy"] < error["all"]
 

@@ -69,7 +69,8 @@ def test_a_branch_of_a_branch_goes_on_along_the_line(
 def test_a_branch_differs_in_its_recipe_alone(parent: RunFolder, longer: RunFolder, cache: Path, runs: Path) -> None:
     """Check that a branch with another recipe starts with the parent's weights and data.
 
-    If the recipe has no sampler, the bit scales are dropped; if only the branch has a sampler, they start at 1.
+    If the branch has no sampler, it drops the parent's bit scales, the parameters from which bit widths are computed.
+    If only the branch has a sampler, the bit scales start at 1.
     """
     asked = ("training.steps=2", f"branch.parent={parent.path}")
     high, _ = train(cache, runs, *asked)
@@ -196,7 +197,7 @@ def test_a_branchs_config_says_where_it_came_from(parent: RunFolder, cache: Path
 def test_a_trial_that_has_all_wanted_checkpoints_loses_none_when_it_is_opened_again(
     parent: RunFolder, tmp_path: Path
 ) -> None:
-    """Check `reopen` if another process has kept the wanted checkpoints in the meantime."""
+    """Check that `reopen` removes no checkpoint if another process has kept the wanted ones in the meantime."""
     shutil.copytree(parent.path, tmp_path / parent.path.name)
     folder = RunFolder(tmp_path / parent.path.name, parent.id)
     before = checkpoints.steps(folder.checkpoints)

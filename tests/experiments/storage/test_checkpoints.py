@@ -394,7 +394,10 @@ def test_a_damaged_newest_falls_back_to_the_one_before_with_one_warning(damage: 
 
 
 def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
-    """Flip a bit in every byte of both files; a change of white space in state.json may stay unnoticed."""
+    """Flip a bit in each byte of a checkpoint's two files, one at a time; loading must raise DamagedCheckpoint.
+
+    A change of white space in state.json may stay unnoticed.
+    """
     path = save(tmp_path, 1, {"w": torch.ones(3)}, {"a": [1, 2.5, "x"]})
     for name in (TENSORS, STATE):
         content = (path / name).read_bytes()

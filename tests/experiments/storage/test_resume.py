@@ -99,7 +99,7 @@ def test_a_trial_gives_the_same_bytes_twice(cache: Path, tmp_path: Path) -> None
 
 
 def test_final_evaluations_are_the_same_where_only_they_are_left(cache: Path, tmp_path: Path) -> None:
-    """Check a trial that is resumed after its last step, when only the final evaluations are missing."""
+    """Check that a trial whose result is lost after the last step gives the same bytes when it is run again."""
     trial = (*TRIALS["unobserved, stochastic forward, late switch"], "data=python", "data.size=65536")
     trial += ("evaluation.cloze=40", "training.steps=4")
     folder, result = train(cache, tmp_path, *trial)
@@ -294,6 +294,7 @@ def test_damaged_timing_costs_the_timing_alone(cache: Path, tmp_path: Path) -> N
 def test_what_says_of_a_folder_what_it_is_has_to_be_whole(
     name: str, content: bytes, message: str, cache: Path, tmp_path: Path
 ) -> None:
+    """Check that a trial is refused if result.json or provenance.json in its run folder is damaged."""
     folder, _ = train(cache, tmp_path, "training.steps=1", "model.layers=1")
     (folder.path / name).write_bytes(content)
     with pytest.raises(ValueError, match=re.escape(message)):

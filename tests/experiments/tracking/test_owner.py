@@ -61,7 +61,7 @@ def test_the_user_is_named_by_ours_then_mlflows_then_the_systems_variable(monkey
 
 
 def test_a_user_without_a_name_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check a user id without a name, as in a container that runs with `--user 12345`."""
+    """Check that a user id without a name is used as the name, as in a container that runs with `--user 12345`."""
 
     def unknown() -> str:
         raise KeyError("getpwuid(): uid not found")

@@ -262,7 +262,7 @@ def test_a_damaged_library_is_built_again(quick: Quick, damage: Callable[[Path],
 
 
 # The test above checks every kind of damage. In the next test each kind of damage needs a process that imports torch,
-# so a run that is not deep checks only one kind.
+# so a run without FEWBITS_TESTS=deep checks only one kind.
 @needs_gcc
 @pytest.mark.parametrize("damage", [cut_short, *(pytest.param(one, marks=pytest.mark.deep) for one in DAMAGES[1:])])
 def test_a_damaged_library_is_not_loaded_where_none_can_be_built(quick: Quick, damage: Callable[[Path], None]) -> None:

@@ -136,8 +136,8 @@ def check(
 def test_every_family_gives_the_references_bits(family: str, dtype: torch.dtype) -> None:
     """Check each shape and axis, with an input, variant and number of threads that change from case to case.
 
-    A few families together cover all inputs, variants and numbers of threads. A run that is not deep checks a quarter
-    of the shapes and axes for each dtype.
+    A few families together cover all inputs, variants and numbers of threads. Without FEWBITS_TESTS=deep, a quarter
+    of the shapes and axes is checked for each dtype.
     """
     start = FAMILIES.index(family) * 7 + DTYPES.index(dtype) * 3
     names, share = list(KINDS), 1 if DEEP else 4
@@ -167,6 +167,7 @@ def test_every_input_gives_the_references_bits(name: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_nothing_gives_nothing(family: str) -> None:
+    """Check matrices without elements."""
     for i, (shape, axis, dtype) in enumerate(product(EMPTY, (-1, 0), DTYPES)):
         threads = (1, 2, 3) if DEEP else ((i // 3 + i) % 3 + 1,)
         check(torch.zeros(shape, dtype=dtype), Quantizer.parse(family), axis, threads=threads)
@@ -231,6 +232,7 @@ def test_any_partition_with_any_parts_left_out(
 def test_both_axes_in_one_reading_are_two_calls(
     x: Tensor, row: Quantizer, column: Quantizer, seed: int, threads: int
 ) -> None:
+    """Compare quantization along both axes in one call with two separate calls."""
     torch.set_num_threads(threads)
     along, down = cpu.quantize_both(x, row, column, seed, seed // 2)
     assert_same(along, run(cpu, x, row, -1, seed)[0], f"{row} along, beside {column}")

@@ -215,6 +215,7 @@ def test_every_value_of_a_format_stays_and_zero_keeps_its_sign(name: str) -> Non
 
 @pytest.mark.parametrize("name", NARROW)
 def test_beyond_max_is_what_would_round_beyond_it(name: str) -> None:
+    """Check overflow next to the tie beyond a format's largest value: the tie itself overflows if its code is odd."""
     grid = TABLE[name]
     half_step = math.ldexp(1.0, grid.emax - grid.mantissa_bits - 1)
     tie = np.float32(grid.max + half_step)
@@ -356,7 +357,7 @@ def test_a_draw_is_below_the_distance_or_not_to_the_last_bit() -> None:
     ],
 )
 def test_stochastic_rounding_is_unbiased(exponent: int, samples: int, place: float) -> None:
-    """Check that a value p = 2^exponent steps above a grid value is rounded up with probability p, even if p is tiny.
+    """Check that a value that is p = 2^exponent steps above a grid value is rounded up with probability p.
 
     samples: log2 of the number of roundings. place: the grid value.
     """
@@ -712,7 +713,7 @@ def test_quantizing_with_rotation_is_quantizing_what_was_rotated() -> None:
 @pytest.mark.parametrize("text", [text for text in QUANTIZERS if Quantizer.parse(text).format.bits <= 16])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_is_decoded_is_what_quantize_returns(text: str, dtype: torch.dtype) -> None:
-    """Check each quantizer with every shape in all dtypes (if not DEEP: each shape in one of the dtypes)."""
+    """Check each quantizer with every shape in all dtypes (without FEWBITS_TESTS=deep: each in one dtype)."""
     q = Quantizer.parse(text)
     shapes = ((33, 50, 3), (7, 130, 25), (1, 1, 1), (64, 3, 1), (0, 4, 1), (4, 0, 1))
     for rows, cols, octaves in shapes if DEEP else shapes[(DTYPES.index(dtype) + QUANTIZERS.index(text)) % 3 :: 3]:

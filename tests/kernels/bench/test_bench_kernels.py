@@ -121,7 +121,7 @@ def test_peers_stand_beside_the_cases_they_implement(capsys: pytest.CaptureFixtu
     answer = json.loads(file.read_text())
     by_peer = {name: {e["case"] for e in answer["measured"] if name in e["peers"]} for name in answer["peers"]}
     stored = {e["case"] for e in answer["measured"] if e["case"].startswith(("encode", "decode"))}
-    assert len(stored) == 2, "which have no peers"
+    assert len(stored) == 2, "encode and decode, which have no peers"
     assert by_peer["torch eager"] == by_peer["torch.compile"] == {e["case"] for e in answer["measured"]} - stored
     assert "×eager" in table
     assert "×compile" in table
@@ -333,6 +333,7 @@ def test_on_a_gpu_the_limit_is_memory(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_turns_end_when_patience_does() -> None:
+    """Check that only one turn is measured if the time limit `patience` is 0."""
     assert len(bench_measure.take_turns([lambda: 1.0], runs=5, patience=0.0)[0]) == 1
     assert len(bench_measure.take_turns([lambda: 1.0], runs=5, patience=60.0)[0]) == 5
 
@@ -383,7 +384,7 @@ def test_what_has_no_out_writes_the_same_values_into_touched_memory(case: Case) 
 
 
 def test_a_machine_with_more_to_do_than_cores_is_busy() -> None:
-    assert bench_measure.busy(2.0, 2) is None, "what has just ended is in the load for a minute"
+    assert bench_measure.busy(2.0, 2) is None, "the load average includes processes that ended a minute ago"
     warning = bench_measure.busy(6.8, 2)
     assert warning is not None
     assert "load 6.8, cores 2" in warning

@@ -29,7 +29,9 @@ def test_mors_own_runs_are_listed_with_what_the_paper_states_and_what_is_assumed
         found[cells["sweep"], cells["place"]] = cells
     block = found["partitions", "arm=block configuration=2"]
     assert block["model"] == "nemotron3-8b, 8.54 B"
-    assert (block["tokens"], block["batch"], block["schedule"]) == ("1.000 T", "1,536", "cosine"), "the paper's"
+    assert (block["tokens"], block["batch"], block["schedule"]) == ("1.000 T", "1,536", "cosine"), (
+        "the values that the paper states"
+    )
     assert (block["length"], block["learning rate"], block["warm-up"]) == (
         f"4,096{MARK}",
         f"0.0003{MARK}",
@@ -37,13 +39,15 @@ def test_mors_own_runs_are_listed_with_what_the_paper_states_and_what_is_assumed
     )
     assert block["operands"] == "e4m3:128x128:gam @ error<0.045 | bf16"
     assert found["partitions", "arm=block configuration=1"]["batch"] == "1,024"
-    assert all(float(cells["FLOPs"]) == pytest.approx(5.14e22, rel=0.01) for cells in found.values()), "facts: 5.1e22"
+    assert all(float(cells["FLOPs"]) == pytest.approx(5.14e22, rel=0.01) for cells in found.values()), (
+        "about 6 · 8.54 B · 1 T"
+    )
     tables = {"bf16", "block", "tensor", "channel", "block-64", "threshold-5", "amax", "e8m0", "two-way", "three-way"}
     assert tables <= {place.split()[0].removeprefix("arm=") for _, place in found}
     assert any(row.startswith(f"{MARK} assumed") for row in rows)
     assert "16 trials: 16 planned" in rows
     assert any(row.endswith(": data/nemotron-4-sample, data/nemotron-h") for row in rows)
-    assert not list(tmp_path.iterdir()), "nothing is written"
+    assert not list(tmp_path.iterdir()), "a dry run writes nothing"
 
 
 def test_what_it_takes_is_of_each_trial_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,7 +68,7 @@ def test_data_that_are_prepared_into_the_cache_are_named_where_they_are_missing(
     assert any(row.endswith(f": {cache / 'openwebtext'}, {cache / 'c4'}") for row in rows)
     web, c4 = (row.partition("    #")[0] for row in rows if row.startswith("fewbits data prepare"))
     assert web == f"fewbits data prepare openwebtext --out {cache / 'openwebtext'}"
-    assert c4 == f"fewbits data prepare c4 --out {cache / 'c4'}", "all of it"
+    assert c4 == f"fewbits data prepare c4 --out {cache / 'c4'}", "the command prepares the whole data set"
     gaussws = next(row for row in rows if "arm=gaussws-8-6" in row and row.startswith("llama2"))
     assert "llama2-134m" in gaussws
     assert gaussws.endswith("high; gaussws noise on weights, 8 to 6 bits")
@@ -99,10 +103,12 @@ def test_a_study_on_a_gpu_says_what_each_arm_takes_before_its_data_are_there(
     rows = arms(text)
     assert {row["sweep"] for row in rows} <= {sweep.name for sweep in load_sweeps((f"study={study}", "scale=gpu"))[0]}
     for row in rows:
-        assert 0 < float(row["epochs"]) < 1, "text is read once"
+        assert 0 < float(row["epochs"]) < 1, "no trial reads its text more than once"
         assert row["trials"].endswith("3 seeds")
-        assert re.fullmatch(r"\d+:\d\d(:\d\d)?", row["time each"]), "less than a day"
-        assert ("in " in row["total time"]) == (row["disk"] == "-"), "a trial is counted once"
+        assert re.fullmatch(r"\d+:\d\d(:\d\d)?", row["time each"]), "each trial takes less than a day"
+        assert ("in " in row["total time"]) == (row["disk"] == "-"), (
+            "trials that another row counts add no time and no disk space"
+        )
     assert any(row["with trunk's"] != "-" for row in rows) == (study != "mor")
     days = re.search(r"^about (\d) days \d+ h, 1 at a time, .*assumed", text, re.MULTILINE)
     assert days

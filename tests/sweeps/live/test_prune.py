@@ -86,7 +86,7 @@ def test_stale_runs_go_only_by_name_and_unless_something_needs_them(
     branch = next(trial for trial in plan.trials.values() if trial.parent is not None)
     for folder in folders(plan):
         age(folder)
-    assert found(store, capsys, "stale") == [], "a stored plan has them"
+    assert found(store, capsys, "stale") == [], "runs in a stored plan are not listed as stale"
     shutil.rmtree(store / "plans")
     rows = found(store, capsys, "stale")
     parents = {plan.trials[trial.parent].folder.path.name for trial in plan.trials.values() if trial.parent}

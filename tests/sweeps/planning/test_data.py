@@ -24,7 +24,10 @@ LINE = {  # a trunk and its branch; an epoch of the data has 8 steps
 
 
 def test_a_line_of_trials_may_read_its_data_four_times(cache: Path, tmp_path: Path) -> None:
-    """Trunk and branch together train 16 + 16 = 32 steps, which is exactly four epochs, the most that is allowed."""
+    """Check a branch that starts at step 16 of its trunk and trains 16 steps.
+
+    Both together read data for 32 steps, which is exactly four epochs, the most that is allowed.
+    """
     assert len(planned(tiny_file(tmp_path, cache, LINE), f"runtime.runs={tmp_path / 'runs'}").trials) == 2
 
 
@@ -53,12 +56,14 @@ def test_a_grid_of_train_is_a_plan_too(
 
 
 def test_the_allowance_is_no_part_of_an_id(cache: Path, tmp_path: Path) -> None:
+    """Check that `data.repeat`, the number of epochs that is allowed, does not change the ids of trials."""
     file = tiny_file(tmp_path, cache, {"overrides": ["training.steps=2"]})
     runs = f"runtime.runs={tmp_path / 'runs'}"
     assert planned(file, runs).trials.keys() == planned(file, runs, "data.repeat=9").trials.keys()
 
 
 def test_a_trial_by_itself_may_overfit(cache: Path, tmp_path: Path) -> None:
+    """Check that `fewbits train`, unlike a sweep, trains more epochs than `data.repeat` allows."""
     overrides = (
         planned(
             tiny_file(tmp_path, cache, {"overrides": [*LINE["overrides"], "data.repeat=9", "training.steps=33"]}),

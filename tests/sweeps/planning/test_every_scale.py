@@ -56,7 +56,9 @@ def test_what_switches_in_nvfp4_trains_after_its_switch(scale: str) -> None:
         steps = trial.training.steps
         assert 0 < math.ceil(trial.recipe.switch.at * steps) < steps, arm
     if after is not None:
-        assert math.ceil(after.recipe.switch.at * after.training.steps) == after.training.steps, "evaluation alone"
+        assert math.ceil(after.recipe.switch.at * after.training.steps) == after.training.steps, (
+            "only the evaluation at the end is after the switch"
+        )
 
 
 @pytest.mark.parametrize(("study", "too_large"), [("mor", set()), ("nvfp4", set())])

@@ -89,6 +89,7 @@ def test_parents_come_before_their_branches(cache: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("at", "step"), [(0.5, 2), (0.8, 3), (3, 3), (1, 1), (None, 4)])
 def test_at_is_a_part_of_the_parents_steps_or_a_step(cache: Path, tmp_path: Path, at: Any, step: int) -> None:
+    """Check that `at` of a branch is a fraction of its parent's steps or the number of a step."""
     data = {"arms": {"t": {}, "b": {"parent": "t", "at": at, "overrides": ["recipe=nvfp4"]}}}
     found = planned(tiny_file(tmp_path, cache, data), "training.steps=4")
     assert of(found, arm="b").trial.branch.step == step
@@ -96,6 +97,7 @@ def test_at_is_a_part_of_the_parents_steps_or_a_step(cache: Path, tmp_path: Path
 
 
 def test_what_runs_it_is_no_part_of_an_id_but_ranks_are(cache: Path, tmp_path: Path) -> None:
+    """Check that requested resources do not change a trial's id, but that ranks and threads do."""
     file = tiny_file(tmp_path, cache, {})
     (first,) = planned(file).trials
     assert [first] == list(planned(file, "resources={cpus:2,hours:3,attempts:9}", "runtime.keep_every=2").trials)

@@ -139,7 +139,7 @@ def test_a_file_that_is_no_plan_is_told_in_a_line_and_not_used(
     stored.path.write_text(content)
     with pytest.raises(UnusablePlan, match=message):
         load_plan(stored.runs, stored.overrides)
-    assert parts(find_plan(stored.overrides).plan) == parts(stored.plan), "it is planned here"
+    assert parts(find_plan(stored.overrides).plan) == parts(stored.plan), "the sweep is planned again instead"
     assert cli.main(["status", *stored.overrides]) == 0
     err = capsys.readouterr().err
     assert err.count("\n") == 1
@@ -149,6 +149,7 @@ def test_a_file_that_is_no_plan_is_told_in_a_line_and_not_used(
 
 @pytest.mark.parametrize("key", ["trials", "members", "sweeps", "time", "checksum"])
 def test_half_a_plan_is_not_used(key: str, stored: Stored) -> None:
+    """Check that a stored plan without one of its keys raises UnusablePlan."""
     content = json.loads(stored.path.read_text())
     del content[key]
     stored.path.write_text(json.dumps(content))
@@ -211,7 +212,7 @@ def test_one_sweep_of_a_study_is_read_from_the_studys_plan(tmp_path: Path, cache
 def test_another_config_in_the_same_place_is_named_while_the_sweep_has_no_plan(stored: Stored) -> None:
     overrides = [*stored.overrides, "training.blow_up=2"]
     other = planned(*overrides)
-    assert earlier_runs(other) == {}, "nothing has begun"
+    assert earlier_runs(other) == {}, "no trial has begun"
     for trial in stored.plan.trials.values():
         trial.folder.path.mkdir(parents=True)
     found = find_plan(overrides)

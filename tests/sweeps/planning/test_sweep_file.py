@@ -71,6 +71,7 @@ def test_everything_that_a_file_may_say_is_read(tmp_path: Path) -> None:
 
 
 def test_values_are_what_words_and_sizes_refer_to_and_a_scale_may_give_them(tmp_path: Path) -> None:
+    """Check that overrides and `size` may refer to `values`, which the file of a scale or the command line sets."""
     text = (
         "size: ${values.small}\n"
         "arms: {a: {overrides: ['training.steps=${values.steps}']}, b: {overrides: '${values.whole}'}}"
@@ -120,6 +121,7 @@ def test_words_of_a_command_line_change_the_file_and_the_last_one_wins(tmp_path:
 
 
 def test_words_of_trials_are_told_from_those_of_the_sweep(tmp_path: Path) -> None:
+    """Check that a command line's overrides of the sweep are applied to it, and those of trials are returned."""
     path = sweep_file(tmp_path, {"seeds": [0]})
     (sweep,), extra = load_sweeps([str(path), "training.steps=5", "seeds=[1]", "recipe=mor/block", "+observer.x=1"])
     assert extra == ("training.steps=5", "recipe=mor/block", "+observer.x=1")

@@ -245,6 +245,7 @@ def test_a_file_system_that_is_away_for_a_moment_ends_no_lease(tmp_path: Path, m
 def test_who_has_lost_it_is_told_and_leaves_the_new_holder_alone(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Check that a holder notices that its lease is removed or taken over, and does not remove the new lease."""
     monkeypatch.setattr(lease, "HEARTBEAT", 0.02)
     with leased(tmp_path) as lost:
         if how == "removed":

@@ -82,7 +82,10 @@ class Machines:
 
 
 def leave(job: Job, *kinds: str, torch: str = "2.13.0") -> None:
-    """Write the run folder of a finished trial whose steps were computed on these kinds, one after the other."""
+    """Write the run folder of a finished trial whose steps were computed on these kinds, one after the other.
+
+    torch: the version of torch that computed all steps.
+    """
     for step in job.runtime.keep_steps:
         (job.folder.kept / f"step-{step:08d}").mkdir(parents=True, exist_ok=True)
     job.path.mkdir(parents=True, exist_ok=True)
@@ -110,7 +113,7 @@ def kinds(plan: Plan) -> Mapping[int, set[str | None]]:
 
 
 def run(plan: Plan, backend: Machines, like: str | None = None) -> list[str]:
-    """Run the plan on this backend, and return the lines that the placement logged."""
+    """Run the plan on this backend, and return the lines that the placement logged. like: as for --like."""
     logged: list[str] = []
     Driver(plan, backend, placement=Placement(plan, backend, like, logged.append)).run()
     return logged
@@ -152,7 +155,7 @@ def test_a_seed_goes_on_where_its_trunk_was_computed(plan: Plan) -> None:
     leave(driver.job(first["trunk"]), "intel-amx")
     run(plan, Machines(AVX, AMX))
     assert computed(first["branch"].folder)[0][0] == "intel-amx"
-    assert kinds(plan)[1] == {"amd-avx2"}, "the kind with less to do"
+    assert kinds(plan)[1] == {"amd-avx2"}, "seed 1 runs on the kind that has fewer trials to run"
 
 
 def test_a_kind_that_is_gone_is_waited_for_and_then_replaced(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +230,7 @@ def test_runs_are_alike_if_kind_backend_and_torch_are() -> None:
     assert alike(avx, avx)
     assert alike((), ()), "both unknown"
     assert not any(alike(avx, other) for other in (amx, newer, limited, ()))
-    assert not alike(avx + amx, avx + amx), "which steps were computed where differs"
+    assert not alike(avx + amx, avx + amx), "the runs may have changed machines at different steps"
     assert describe(avx, [amx]) == "amd-avx2"
     assert describe(avx, [newer]) == "amd-avx2 (torch 2.13)"
     assert describe(limited, [avx]) == "amd-avx2 (limits MKL_CBWR=AVX)"

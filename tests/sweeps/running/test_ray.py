@@ -90,8 +90,8 @@ def test_workers_and_the_driver_are_killed_and_the_same_command_finishes(
 
     first = command("first", "ray")
     try:
-        # By process id, since a zombie may be killed twice and has to count once: its run folder, and how many attempts
-        # were recorded there. A worker that is killed early has recorded none.
+        # Process id of a killed worker → its run folder, and how many attempts were recorded there. A worker that is
+        # killed early has recorded none. The process id is the key, since a zombie may be killed twice but counts once.
         killed: dict[int | None, tuple[RunFolder, int]] = {}
         while len(killed) < KILLS:
             first.until(lambda: any(steps_done(folder) for folder in running(plan)), INTERVAL)

@@ -37,7 +37,7 @@ BRANCHES = {
 class Pretended:
     """A simulated backend: each trial ends one turn of the driver's loop after it starts, with a result.
 
-    It then also has all checkpoints from which branches start.
+    An ended trial also has all checkpoints from which branches start.
 
     befalls: called with the job after the trial has ended, to remove or change its files.
     """
@@ -270,7 +270,7 @@ def test_a_stop_file_that_is_written_again_while_the_worker_ends_is_removed(cach
             if self.turns == 2:
                 (one.path / store.STOP).unlink()
                 return []
-            assert (one.path / store.STOP).exists(), "asked again"
+            assert (one.path / store.STOP).exists(), "the driver has written the stop file again"
             self.held.close()
             return [Ended(one.id, Outcome("stopped"))]
 

@@ -169,8 +169,9 @@ def undecided(q: Quantizer, axis: int, seed: int) -> Tensor:
     """Return a matrix of values whose stochastic rounding depends on the last 32 of the 48 bits of their draws.
 
     Block scales are powers of two. For Four Over Six, each block has one such value besides its maximum, and the
-    rounding of this value decides the block's scale. Its rounding depends on the last 32 bits with the scale that maps
-    the maximum to 6; in every second row of blocks, with the scale that maps the maximum to 4 instead.
+    rounding of this value decides whether the block's scale maps the maximum to 6 or to 4. In the first, third, … row
+    of blocks, the rounding with the scale for 6 depends on the last 32 bits; in the other rows, that with the scale
+    for 4.
     """
     n = 128
     down, place = axis == 0, torch.arange(n)

@@ -1,6 +1,6 @@
 """Measure the host's time for calls of the CUDA backend, and how often the observer makes the host wait; no GPU needed.
 
-The calls run on real CuPy and on a stand-in for NVIDIA's driver (stubbed.py), whose launches return at once. So the
+The calls run on real CuPy and on a replacement for NVIDIA's driver (stubbed.py), whose launches return at once. So the
 times include our code, torch and CuPy, but not the driver. The tensors are on the CPU, but operators go through torch's
 dispatcher, as they do for CUDA tensors. The time of a call is the mean in the fastest of many short bursts of calls,
 which other programs change little. It is also printed relative to the time of `torch.empty_like` of the same matrix.

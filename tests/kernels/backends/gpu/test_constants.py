@@ -1,7 +1,7 @@
 """Check on the emulator kernels that are compiled with the constants of their variant, as NVRTC compiles them.
 
 In other tests the emulator's kernels read these constants at run time, so code that the compiler evaluates from
-constants is not tested. A run that is not deep compiles a few classes of kernels; a deep run compiles more. It also
+constants is not tested. A few classes of kernels are compiled, and more with FEWBITS_TESTS=deep. Such a deep run also
 checks all classes, whose kernels then read the constants at run time, for undefined behaviour.
 """
 

@@ -47,7 +47,7 @@ def checks() -> Checks:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families_give_the_references_bits(checks: Checks, family: str, dtype: torch.dtype) -> None:
-    """Check each pair of shape and axis with each dtype; if not DEEP, with one dtype only."""
+    """Check each pair of shape and axis with each dtype; without FEWBITS_TESTS=deep, with one dtype only."""
     start = FAMILIES.index(family) * 7 + DTYPES.index(dtype) * 3
     names, share = list(KINDS), 1 if DEEP else 3
     cases = list(enumerate(product(SHAPES, (-1, 0)), start=start))
@@ -72,6 +72,7 @@ def test_the_last_bits_of_a_draw_decide_where_its_first_do_not(checks: Checks, t
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_nothing_gives_nothing(checks: Checks, family: str) -> None:
+    """Check matrices without elements."""
     for shape, axis in product(EMPTY, (-1, 0)):
         checks.quantizer(torch.zeros(shape, dtype=torch.bfloat16), Quantizer.parse(family), axis)
 
@@ -98,6 +99,7 @@ def test_any_partition_with_any_parts_left_out(
 def test_both_axes_in_one_reading_are_two_calls(
     checks: Checks, x: Tensor, row: Quantizer, column: Quantizer, seed: int
 ) -> None:
+    """Compare quantization along both axes in one call with two calls of the reference."""
     checks.both(x, row, column, seed)
 
 
@@ -111,7 +113,7 @@ def test_classes_of_blocks(checks: Checks, text: str, shape: tuple[int, int], ax
 
 @pytest.mark.parametrize("text", STORED)
 def test_any_bytes_are_read_as_the_reference_reads_them(checks: Checks, text: str) -> None:
-    """Decode random bytes for all shapes along both axes; if not DEEP, a third of these cases."""
+    """Decode random bytes for all shapes along both axes; without FEWBITS_TESTS=deep, a third of these cases."""
     q, share = Quantizer.parse(text), 1 if DEEP else 3
     cases = list(enumerate(product((*ODD, (34, 48), (130, 136)), (-1, 0)), start=STORED.index(text)))
     for i, (shape, axis) in cases[STORED.index(text) % share :: share]:
@@ -126,7 +128,7 @@ def test_every_pattern_is_converted_as_the_reference_does(checks: Checks, text: 
 
 @pytest.mark.parametrize("name", ["e1m1", "e2m1", "e2m3", "e3m2", "e2m4", "e4m3", "e5m2", "e4m7", "bf16"])
 def test_codes_of_every_width_and_those_that_the_processor_makes(checks: Checks, name: str) -> None:
-    """Check four quantizers with each number of columns; if not DEEP, every second of these pairs."""
+    """Check four quantizers with each number of columns; without FEWBITS_TESTS=deep, every second pair."""
     texts = (name, f"{name}:1x8:e8m0:stochastic", f"{name}:1x16:nvfp4", f"{name}:5x3:amax")
     for (i, cols), (j, text) in product(enumerate((128, 24, 131)), enumerate(texts)):
         if DEEP or (i + j + len(name)) % 2:

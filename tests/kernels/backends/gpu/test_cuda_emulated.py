@@ -38,7 +38,10 @@ def checks() -> Checks:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_gives_the_references_bits(checks: Checks, family: str, dtype: torch.dtype) -> None:
-    """Check half of the pairs of axis and shape (the next dtype gets the other half); if not DEEP, a tenth."""
+    """Check half of the pairs of axis and shape (the next dtype gets the other half).
+
+    Without FEWBITS_TESTS=deep, check a tenth.
+    """
     start = FAMILIES.index(family) * 7 + DTYPES.index(dtype) * 3
     names, share = list(KINDS), 2 if DEEP else 10
     cases = list(enumerate(product((-1, 0), ODD), start=start))  # every share contains both axes
@@ -49,7 +52,7 @@ def test_every_family_gives_the_references_bits(checks: Checks, family: str, dty
 
 @pytest.mark.parametrize("text", MS_EDEN)
 def test_ms_eden_gives_the_references_bits(checks: Checks, text: str) -> None:
-    """Check each rotation with every shape along both axes; if not DEEP, along one axis only."""
+    """Check each rotation with every shape along both axes; without FEWBITS_TESTS=deep, along one axis only."""
     names, start = list(KINDS), MS_EDEN.index(text) * 5
     for i, (shape, axis) in enumerate(product((*ODD, (34, 48)), (-1, 0)), start=start):
         if not DEEP and i % 2:
@@ -59,7 +62,10 @@ def test_ms_eden_gives_the_references_bits(checks: Checks, text: str) -> None:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_every_input_gives_the_references_bits(checks: Checks, name: str) -> None:
-    """Check matrices whose rows are whole vectors of 8 elements, as in most models; if not DEEP, every fifth case."""
+    """Check matrices whose rows are whole vectors of 8 elements, as in most models.
+
+    Without FEWBITS_TESTS=deep, check every fifth case.
+    """
     texts = ("e4m3:1x16:amax", "e4m3:32x32:gam", "e2m1:1x32:e8m0", "e2m1:1x32:mx", "e2m1:1x16:nvfp4", "e5m2", "bf16")
     for i, (text, rounding, dtype) in enumerate(
         product(texts, ("", ":stochastic"), DTYPES), start=2 * list(KINDS).index(name)
@@ -77,6 +83,7 @@ def test_the_last_bits_of_a_draw_decide_where_its_first_do_not(checks: Checks, t
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_nothing_gives_nothing(checks: Checks, family: str) -> None:
+    """Check matrices without elements."""
     for shape, axis in product(EMPTY, (-1, 0)):
         checks.quantizer(torch.zeros(shape, dtype=torch.bfloat16), Quantizer.parse(family), axis)
 
@@ -114,6 +121,7 @@ def test_calls_that_differ_only_in_their_parts(checks: Checks, text: str) -> Non
 def test_both_axes_in_one_reading_are_two_calls(
     checks: Checks, x: Tensor, row: Quantizer, column: Quantizer, seed: int
 ) -> None:
+    """Compare quantization along both axes in one call with two calls of the reference."""
     checks.both(x, row, column, seed)
 
 
@@ -340,6 +348,7 @@ def test_decisions_leave_what_is_beside_them(checks: Checks, blocks: int, index:
 
 @pytest.mark.parametrize(("values", "text", "expected"), LIMITS)
 def test_limits_are_strict(checks: Checks, values: tuple[float, ...], text: str, expected: int) -> None:
+    """Check that an entry of a mixture is rejected if its error or spread equals the limit."""
     _, choice, _, _ = mix_matrix(checks.backend, torch.tensor([values]), Mixture.parse(text), -1, 0)
     assert int(choice) == expected
 

@@ -1,8 +1,9 @@
 """Check without a GPU that every class of CUDA kernel compiles for current GPUs and does not spill registers to memory.
 
 A class is a call in CLASSES; its kernels are found by recording what the host code launches. `pytest -s` prints a table
-of their resources. A deep run compiles all classes for Hopper (sm_90), and those of OF_EACH_KIND for sm_80 and sm_100a;
-another run compiles only OF_EACH_KIND for Hopper. The compiler's logs are kept in the user's cache.
+of their resources. A deep run (FEWBITS_TESTS=deep) compiles all classes for Hopper (sm_90), and those of OF_EACH_KIND
+for sm_80 and sm_100a; another run compiles only OF_EACH_KIND for Hopper. The compiler's logs are kept in the user's
+cache.
 """
 
 import re

@@ -1,6 +1,6 @@
 """Check the disassembled machine code of kernels for Hopper: the instructions of a thread on a tile without edges.
 
-A deep run compiles all classes of kernels, another run only a few.
+With FEWBITS_TESTS=deep, all classes of kernels are compiled, otherwise only a few.
 """
 
 import ctypes
@@ -136,11 +136,13 @@ def test_machine_code(name: str) -> None:
         reads = sum(n for op, n in path.items() if op.startswith("LDG") and ".128" in op)
         assert reads >= 8 * len(variant.specs), "not every vector is loaded at once"
         if variant.kernel == "quantize_strip":
-            assert used.shared_bytes <= STATIC_SHARED, "too little is left for tiles"
+            assert used.shared_bytes <= STATIC_SHARED, "too little shared memory is left for tiles"
         if variant.kernel.startswith("quantize") and not variant.specs[0].encodes:
             assert sum(n for op, n in path.items() if op.startswith("STG") and ".128" in op) >= 8
         atomics = sum(n for op, n in path.items() if op.startswith(("RED", "ATOMG", "ATOM.")))
-        assert atomics <= 8 * (8 if name in MANY_PARTS else 1), "a thread hands in more than one part"
+        assert atomics <= 8 * (8 if name in MANY_PARTS else 1), (
+            "a thread adds its results to more than one part of the totals"
+        )
         if variant.dtypes[0] != "Fp32" and variant.kernel.startswith("quantize"):
             assert not any(op.startswith(("F2F.BF16", "F2F.F16")) for op in path), "elements are narrowed one at a time"
         if ceiling := CEILINGS.get((name, variant.kernel)):

@@ -1,6 +1,6 @@
 """Check the roofline model of predict.py, and that docs/measured/cuda-kernels-predicted.md shows its results.
 
-A deep run computes the rows of all classes again, another run those of a few classes.
+With FEWBITS_TESTS=deep, the rows of all classes of kernels are computed again, otherwise those of a few classes.
 """
 
 from collections import Counter

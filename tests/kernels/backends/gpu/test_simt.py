@@ -30,6 +30,7 @@ def test_a_missing_barrier_shows_once_threads_come_in_another_order(library: cty
 
 
 def test_no_block_finds_what_another_left_in_shared_memory(library: ctypes.CDLL) -> None:
+    """Check that the emulator fills shared memory with 0xA5 before each block (CTA) runs."""
     for _ in range(2):
         seen = (ctypes.c_int * 5)()
         library.leave(5, seen)
