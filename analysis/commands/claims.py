@@ -20,8 +20,8 @@ examples:
   fewbits claims study=mor scale=cpu --spreads    print rows for analysis/papers/planning/spreads.yaml
 """
 # The columns of the printed list. repeats: the number of seeds or trials; mde: the minimum detectable effect.
-HEADS = ("claim", "verdict", "effect", "90 % interval", "repeats", "mde", "margin", "statement")
-RIGHT = ("effect", "repeats", "mde", "margin")  # columns that are aligned to the right
+HEADS = ("claim", "verdict", "effect", "90 % interval", "repeats", "mde", "margin or bound", "statement")
+RIGHT = ("effect", "repeats", "mde", "margin or bound")  # columns that are aligned to the right
 
 
 def main(argv: Sequence[str]) -> int:
