@@ -138,7 +138,8 @@ def check_evaluation(trial: Trial, corpus: Corpus) -> None:
         if text_tokenizer(corpus) is None:
             raise ValueError(
                 "evaluation.tasks needs a tokenizer for the tasks' texts, but the tokenizer of "
-                f"data.kind={corpus.kind} is unknown"
+                f"data.kind={corpus.kind} is unknown: use data with a known tokenizer, such as data=python or "
+                "data=text, or set evaluation.tasks=[]"
             )
         check_tasks(e.tasks, e.tasks_path, e.run_code)
 

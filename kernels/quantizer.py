@@ -320,8 +320,9 @@ class Mixture:
         for other in others:
             if (other.hadamard, other.signs) != (first.hadamard, first.signs):
                 raise ValueError(
-                    f"{str(other)!r} and {str(first)!r} differ in hadamard or signs: values in different bases can be "
-                    "neither mixed nor compared, so use the same in every entry and test"
+                    f"{str(other)!r} and {str(first)!r} differ in their Hadamard transform (rhtN) or its signs: values "
+                    "in different bases can be neither mixed nor compared, so use the same transform and signs in "
+                    "every entry and test"
                 )
         object.__setattr__(self, "decision_block", self._decision_block())
         object.__setattr__(self, "spelling", self._spell())

@@ -38,8 +38,8 @@ gaussws.summary()
 # The paper trains 124 M to 1 B parameters on up to 295 B tokens, from scratch, and so do our runs at the paper's own
 # scale. At the other scales, models of the same two families branch from a common trunk that was trained in BF16, one
 # for each seed and optimizer, and the learning rate decays to zero, so that only the noise differs between arms.
-# Validation is without noise. At scale `pretrained`, nothing is trained: noise is added to the weights of a published
-# model of another architecture.
+# Validation is without noise. At scale `pretrained`, nothing is trained: noise is added to the weights of SmolLM2, a
+# published model with the same kinds of layers as Llama 2.
 
 # %%
 gaussws.show("Figure 1", "G7", "G8", "G9")

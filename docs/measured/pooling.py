@@ -63,10 +63,13 @@ def pool(x: Array) -> tuple[Array, Array, NDArray[np.bool_]]:
 def rates(arms: int, seeds: int, factor: float, effect: float = 0.0) -> tuple[float, ...]:
     """Return, for each of three tests, the shares of comparisons that are significant at ALPHA (5 %) and at ALPHA / 10.
 
-    A comparison is of two arms. The three tests use different standard deviations of their difference: the pooled one;
-    by fewbits' rule, the larger of CAUTION · (pooled one) and the one from these two arms alone; the one from these two
-    arms alone. If one of the two arms is not pooled, all tests use the last one. factor: the first arm's standard
-    deviation divided by that of the others. effect: the true difference, in standard deviations of a difference.
+    A comparison is of two arms. Each test uses another standard deviation of the difference between the two arms:
+    1. the pooled standard deviation;
+    2. by fewbits' rule, CAUTION · (pooled standard deviation) or, if it is larger, the standard deviation of test 3;
+    3. the standard deviation from these two arms alone.
+    If one of the two arms is not pooled, all tests use the standard deviation of test 3. factor: the first arm's
+    standard deviation divided by that of the others. effect: the true difference, in standard deviations of a
+    difference.
     """
     generator = np.random.default_rng(arms * 100 + seeds)
     x = generator.standard_normal((REPEATS, arms, seeds))

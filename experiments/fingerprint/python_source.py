@@ -30,7 +30,11 @@ def module_digest(source: str | bytes, config_classes: Collection[str] = ()) -> 
 
 
 def serialised(node: ast.AST, config_classes: Collection[str] = ()) -> str:
-    """Return a syntax tree as text; empty fields of nodes are omitted, and messages are replaced by `message`."""
+    """Return a syntax tree as text, without statements that compute nothing, empty fields and the fields SKIPPED.
+
+    The texts of raised errors, assertions, warnings and log calls are replaced by `message`. config_classes: as for
+    `module_digest`.
+    """
     if isinstance(node, ast.Raise | ast.Assert) or _is_message(node):
         return _fields(node, config_classes, silent=True)
     return _fields(node, config_classes, silent=False)

@@ -50,7 +50,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def prepare(options: argparse.Namespace) -> None:
-    """Set torch's number of threads; raise ValueError if the device or the JSON file cannot be used."""
+    """Set torch's number of threads, and check the options --device and --json.
+
+    Raise ValueError if the device is not available, or if --json, the file for the results, names a folder or a file in
+    a folder that does not exist.
+    """
     import torch
 
     from fewbits.kernels.backends.gpu import cuda

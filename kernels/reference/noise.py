@@ -39,15 +39,18 @@ def philox(index: Tensor, stream: int, seed: int) -> Tensor:
 
 
 def words(count: int, stream: int, seed: int, device: Device) -> Tensor:
-    """Return 32 random bits for each of `count` elements: word i mod 4 of the output for counter i div 4."""
+    """Return 32 random bits for each of `count` elements.
+
+    Element i gets word i mod 4 of Philox's output for the counter i div 4.
+    """
     return philox(torch.arange(-(-count // 4), device=device), stream, seed).flatten()[:count]
 
 
 def halves(count: int, stream: int, seed: int, device: Device) -> Tensor:
     """Return 16 random bits for each of `count` elements.
 
-    They are half of word (i div 2) mod 4 of the output for counter i div 8: the low half for even i, the high half for
-    odd i.
+    Element i gets a half of word (i div 2) mod 4 of Philox's output for the counter i div 8: the low half if i is even,
+    the high half if i is odd.
     """
     word = philox(torch.arange(-(-count // 8), device=device), stream, seed)
     return torch.stack((word & 0xFFFF, word >> 16), dim=-1).flatten()[:count]

@@ -95,7 +95,7 @@ def _serve(host: str, port: int, runs: Path, uri: str, hosts: AllowedHosts) -> N
     except Exception as error:  # any error of MLflow, for example if another version of MLflow made the database
         advice = "" if os.environ.get("MLFLOW_TRACKING_URI") else "; move it away, and `fewbits sync` makes a new one"
         reason = redacted(" ".join(str(error).split()))[:300]
-        raise ValueError(f"ui: MLflow cannot open {redacted(uri)}{advice}: {reason}") from None
+        raise ValueError(f"ui: MLflow cannot open {redacted(uri)}: {reason}{advice}") from None
     arguments = ["--artifacts-destination", str(runs.resolve() / ARTIFACTS), *hosts.options(port)]
     arguments += ["--host", host, "--port", str(port), "--workers", "1", "--uvicorn-opts", "--log-level warning"]
     log = runs.resolve() / LOG

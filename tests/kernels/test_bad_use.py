@@ -100,7 +100,7 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "mixture without a last": (lambda: mix(X, "e4m3 @ error<0.1"), "'e4m3 @ error<0.1'"),
     "mixture without a test": (lambda: mix(X, "e4m3 | bf16"), "error<NUMBER, error<QUANTIZER, spread<normal"),
     "unknown per": (lambda: mix(X, f"{MIX} ; per=row"), "valid values are block, tensor, channel or RxC"),
-    "mixed bases": (lambda: mix(X, "e4m3:rht16 @ error<0.1 | bf16"), "use the same in every entry and test"),
+    "mixed bases": (lambda: mix(X, "e4m3:rht16 @ error<0.1 | bf16"), "'bf16' and 'e4m3:rht16' differ"),
     "integers": (lambda: fake_quantize(X.int(), "e4m3"), DTYPE),
     "complex numbers": (lambda: fake_quantize(X.to(torch.complex64), "e4m3"), DTYPE),
     "fp8 itself": (lambda: fake_quantize(X.to(torch.float8_e4m3fn), "e4m3"), DTYPE),

@@ -313,10 +313,10 @@ def test_a_mixture_needs_a_seed_if_any_of_its_quantizers_or_yardsticks_does() ->
             "e4m3 @ error<0.1 | bf16 ; per=block",
             "per='block', but no quantizer of the mixture has blocks: valid values are tensor",
         ),
-        ("e4m3:rht16 @ error<0.1 | bf16", "'bf16' and 'e4m3:rht16' differ in hadamard or signs"),
-        ("e4m3:rht16 @ error<0.1 | bf16:rht16:signs=3", "differ in hadamard or signs"),
-        ("e4m3:rht16 @ error<0.1 | bf16:rht16:signs=each", "differ in hadamard or signs"),
-        ("e4m3 @ error<e5m2:rht16 | bf16", "'e5m2:rht16' and 'e4m3' differ in hadamard or signs"),
+        ("e4m3:rht16 @ error<0.1 | bf16", "'bf16' and 'e4m3:rht16' differ"),
+        ("e4m3:rht16 @ error<0.1 | bf16:rht16:signs=3", "'bf16:rht16:signs=3' and 'e4m3:rht16' differ"),
+        ("e4m3:rht16 @ error<0.1 | bf16:rht16:signs=each", "'bf16:rht16:signs=each' and 'e4m3:rht16' differ"),
+        ("e4m3 @ error<e5m2:rht16 | bf16", "'e5m2:rht16' and 'e4m3' differ"),
     ],
 )
 def test_a_bad_mixture_is_told_what_where_and_what_would_be_right(text: str, message: str) -> None:

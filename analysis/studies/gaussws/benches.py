@@ -40,7 +40,7 @@ class Timed:
 
     @property
     def speed(self) -> float:
-        """Tokens or elements per second, in the median turn."""
+        """Return the tokens or elements per second, by the median time of a turn (one timing of each arm)."""
         return self.amount / median(self.seconds)
 
     @property

@@ -120,7 +120,7 @@ def _spread(grid: Tensor) -> Tensor:
 
 
 def _by_square(x: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return the result of `reduce` for each square of x."""
+    """Return the result of `reduce` for each block of SQUARE x SQUARE elements; those at an edge may be smaller."""
     return torch.stack([torch.stack([reduce(part) for part in band.split(SQUARE, 1)]) for band in x.split(SQUARE)])
 
 

@@ -57,9 +57,11 @@ def training(results: Results) -> Mapping[str, Measured]:
 def generators(results: Results) -> Mapping[str, Measured]:
     """Return the data of claim G18's parts: how much longer other generators take than the bitwise generator.
 
-    `box-muller`: (Box-Muller's time) / (bitwise time) − 1 in each turn. `torch`: (a third of torch's time) / (bitwise
-    time) − 1. On a GPU, the forward pass of eq. 3 is timed, as in the paper's figure. On a CPU, only the generation of
-    noise is timed, because no kernel there computes eq. 3 with Box-Muller.
+    There is a value for each turn (one timing of each arm) in which other processes used little of the machine: the
+    smallest value of all shapes. `box-muller`: (Box-Muller's time) / (bitwise time) − 1. `torch`: (torch's time) /
+    (3 · bitwise time) − 1, because by the claim torch takes at least three times as long. On a GPU, the forward pass of
+    eq. 3 is timed, as in the paper's figure. On a CPU, only the generation of noise is timed, because no kernel there
+    computes eq. 3 with Box-Muller.
     """
     found = benches.generators(results)
     if found is None:

@@ -81,7 +81,10 @@ def longer(results: Results) -> Longer | NoData | NotPlanned:
 
 
 def crossing(times: Sequence[float], changes: Sequence[float]) -> float | None:
-    """Return the first of `times` at which the changes, interpolated linearly, fall to zero; None if they never do."""
+    """Return the time at which the changes first fall from above zero to zero; None if they never do.
+
+    The changes are interpolated linearly between `times`.
+    """
     for (t, a), (u, b) in pairwise(zip(times, changes, strict=True)):
         if a > 0 >= b:
             return t + (u - t) * a / (a - b)

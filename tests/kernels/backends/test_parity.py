@@ -301,7 +301,10 @@ STORED = (
 
 @pytest.mark.parametrize("text", STORED)
 def test_any_bytes_are_read_as_the_reference_reads_them(text: str) -> None:
-    """Check arbitrary codes and scales, also those that `encode` never stores: NaN, zeros, signs and overflows."""
+    """Check that random codes and scales are decoded as by the reference, also those that `encode` never stores.
+
+    For example, a scale can be negative, or so large that values exceed the range of the dtype.
+    """
     q = Quantizer.parse(text)
     for i, (shape, axis) in enumerate(product((*ODD, (40, 1040)), (-1, 0)), start=STORED.index(text)):
         torch.set_num_threads(i % 3 + 1)

@@ -148,7 +148,7 @@ def test_an_error_of_a_sweeper_without_a_message_names_its_place(
 ) -> None:
     """If a sweeper fails with an error without a message, the source line that raised it is named.
 
-    With SQLAlchemy 2, Optuna 2.10 fails at such an assertion.
+    With SQLAlchemy 2, Optuna 2.10 fails at an assertion without a message.
     """
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper.optuna_sweeper")
     monkeypatch.chdir(tmp_path)

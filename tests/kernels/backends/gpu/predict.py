@@ -75,8 +75,9 @@ operations and idle multiprocessors are not modelled.
 In the table, a *class* is a set of settings for which kernels are compiled: its name has the quantizer, `down` for
 blocks along columns, and `rht…` for a Hadamard transform and its size. Matrices are BF16, and too large for any cache.
 The kernel `measure` reads the matrix to find its scales, and `quantize` or `quantize_strip` writes the quantized
-values. A CTA is a block of threads; a thread has 64 elements. Its instructions are those of the longest path without
-rare code.
+values. A CTA is a block of threads; a thread has 64 elements. The column `instructions/element` has the number of
+instructions that a thread executes for each of its elements, on the longest path through the kernel that avoids the
+code for rare cases: ragged edges, misaligned matrices and rare values.
 
 The column `limited by` names the slowest resource: `memory`; `instruction issue` (a multiprocessor issues 128
 instructions each clock); or operations that only a part of the multiprocessor executes, which are `integer and

@@ -111,7 +111,10 @@ def stand_ins() -> tuple[ctypes.CDLL, ctypes.CDLL]:
 
 @contextmanager
 def stubbed(patch: pytest.MonkeyPatch, cache_folder: Path) -> Iterator[Stub]:
-    """Use the stand-ins while the `with` block runs, with cubins cached in this folder and with a new launcher."""
+    """Use the stand-ins for NVIDIA's driver, for NVRTC and for torch.cuda while the `with` block runs; yield them.
+
+    cache_folder: the folder in which compiled kernels (cubins) are cached. Each call makes a new CupyLauncher.
+    """
     driver, nvrtc = stand_ins()
     packages = str(Path(nvrtc._name).parents[2])
     patch.setenv("FEWBITS_CACHE", str(cache_folder))
