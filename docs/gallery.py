@@ -42,8 +42,10 @@ HEAD = """\
 This page has a table for each study, with the verdict of each claim at each scale, and links to the published reports.
 `fewbits report` wrote the reports; the commit at which a report was published is in parentheses, and
 [measured](../measured) names the commits of the runs. The number below a verdict is the effect, with its 90 %
-interval, of the claim's comparison that has the weakest support. Statements are those of [claims.md](../claims.md);
-a page has the statements, tests and controls of its commit. `docs/gallery.py` writes this file.
+interval, of the claim's comparison that has the weakest support (among those with an interval). Statements are those of
+[claims.md](../claims.md); a page has the statements, tests, controls and seeds of its commit. The controls of M3, M6,
+M7, M17, M19, N9, N22, G9 and G12 were weaker on the pages of the scales `cpu` and `cpu-full`.
+`docs/gallery.py` writes this file.
 """
 
 

@@ -110,10 +110,10 @@ class Provenance:
         """Yield the rows of the table of origins: (name, value, whether to show the value as code)."""
         trials, members = self.results.plan.trials, self.results.members
         overrides = " ".join(filter(None, map(_as_typed, self.overrides)))
-        commits = self.values("git")
-        if commits:
-            yield "Reproduce with", f"git checkout {commits.most_common(1)[0][0][:10]}", True
-        yield "" if commits else "Reproduce with", f"fewbits sweep {overrides}", True
+        commits = list(self.values("git"))
+        if len(commits) == 1:  # if there are several, none of them may plan all trials
+            yield "Reproduce with", f"git checkout {commits[0][:10]}", True
+        yield "" if len(commits) == 1 else "Reproduce with", f"fewbits sweep {overrides}", True
         yield "", f"fewbits report {overrides}", True
         elsewhere = " ".join(_as_typed(text) for text in self.overrides if not text.startswith("runtime.runs="))
         yield "One place again", f"fewbits sweep {elsewhere} sweep=SWEEP only=[ARM] seeds=[SEED] --runs again", True

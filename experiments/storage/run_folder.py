@@ -5,7 +5,7 @@
 
 A trial's folder is found by `hash8`, the first 8 digits of the trial's id, so that equal trials with different names
 use the same folder. Only one process at a time may write to a folder. `result.json` is written last: if it exists, the
-trial has ended, with the status `done` or `diverged`.
+trial has ended, with the status `done` or `diverged`. `earlier-result.json` exists while a finished trial trains again.
 """
 
 from __future__ import annotations
@@ -118,8 +118,10 @@ class RunFolder:
 
     @property
     def earlier_result(self) -> dict[str, Any]:
-        """The result from before `reopen`, with evaluations that training does not repeat; empty if there is none."""
-        return checked_json(self.path / EARLIER) or {}
+        """The evaluations in the result from before `reopen`, which training does not repeat; empty if there are none."""
+        earlier = checked_json(self.path / EARLIER) or {}
+        kept = {key: value for key, value in earlier.items() if key.endswith("_cloze") or key in ("tasks", "evaluated")}
+        return kept if earlier.get("id") == self.id and "evaluated" in kept else {}
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Write result.json, which ends the trial. Call it only inside `alone`."""

@@ -229,9 +229,9 @@ class StudyClaims:
             raise ValueError(f"control {name}: no claim lists it under the key control")
 
     def _check_nulls(self, claim: Claim) -> None:
-        """Raise ValueError if no control shows that the runs detect a change of a null test's margin.
+        """Raise ValueError if no control has an effect that exceeds a null test's margin.
 
-        Without such a control, runs that detect nothing would support the claim, too.
+        Without such a control, runs in which nothing changes the numbers would support the claim, too.
         """
         shown = [part for name in claim.control for part in self.control(name).parts]
         for part in claim.parts:
@@ -241,9 +241,9 @@ class StudyClaims:
             if not any(_exceeds(control, part, margin) for control in shown):
                 size = f"{margin.value:.3g}{' of the baseline' * margin.relative}"
                 raise ValueError(
-                    f"{claim.id}: the test {part.test} allows a change of {size}, but no control shows that these runs "
-                    f"detect a change of this size: a control needs a part with the test {' or '.join(DIRECTIONS)} and "
-                    "at least this margin, or with the test above and at least this bound"
+                    f"{claim.id}: the test {part.test} allows a change of {size}, but no control has to exceed this: a "
+                    f"control needs a part with the test {' or '.join(DIRECTIONS)} and at least this margin, or with "
+                    "the test above and at least this bound, on the same kind of number"
                 )
 
     def claim(self, name: str) -> Claim:
@@ -260,11 +260,14 @@ class StudyClaims:
 
 def _exceeds(control: Part, null: Part, margin: Margin) -> bool:
     """Tell whether a part of a control is supported only if an effect is greater than the margin of a null test."""
+    same = any(one == other or ("loss" in one and "loss" in other) for one in control.metrics for other in null.metrics)
     if control.test in DIRECTIONS:
         own = control.margin
-        return own is not None and own.relative == margin.relative and own.value >= margin.value
-    same = bool({*control.metrics} & {*null.metrics})
-    return control.test == "above" and same and control.than is not None and control.than >= margin.value
+        alike = same and own is not None and own.relative == margin.relative and control.relative == null.relative
+        return alike and own is not None and own.value >= margin.value
+    # The test above compares a number itself. It is a relative change only if a formula makes it one.
+    change = bool(control.formula) if margin.relative else {*control.metrics} == {*null.metrics}
+    return control.test == "above" and change and control.than is not None and control.than >= margin.value
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from fewbits.sweeps.planning.plan import Member
 from fewbits.sweeps.running.machine_kinds import is_mixed
 
 COARSE = 8  # arms whose forward passes use formats of fewer bits than this have greater spreads: a kind of their own
-OUTLIERS = ("bad-arm",)  # control arms that are worse on purpose; they are not pooled
+OUTLIERS = ("bad-arm", "e2m1")  # control arms that are worse on purpose; they are not pooled
 
 Start = tuple[object, ...]  # the properties that are equal for arms that start alike, as `_start` returns them
 

@@ -201,7 +201,13 @@ def test_a_trial_that_has_all_wanted_checkpoints_loses_none_when_it_is_opened_ag
     shutil.copytree(parent.path, tmp_path / parent.path.name)
     folder = RunFolder(tmp_path / parent.path.name, parent.id)
     before = checkpoints.steps(folder.checkpoints)
+    result = {**(folder.result() or {}), "tasks": {"toy": {"acc,none": 0.5}}, "evaluated": {"cloze": 0, "tasks": ["toy"]}}
+    folder.write_result(result)
     folder.reopen((4, 8))
     assert not folder.over
+    assert folder.earlier_result == {key: result[key] for key in ("tasks", "evaluated")}
+    folder.write_result(result)
+    assert not folder.earlier_result
+    folder.reopen((4, 8))
     assert before
     assert checkpoints.steps(folder.checkpoints) == before
