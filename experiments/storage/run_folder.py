@@ -118,7 +118,7 @@ class RunFolder:
 
     @property
     def earlier_result(self) -> dict[str, Any]:
-        """The evaluations in the result from before `reopen`, which training does not repeat; empty if there are none."""
+        """The evaluations in the result from before `reopen`, which training does not repeat; empty without any."""
         earlier = checked_json(self.path / EARLIER) or {}
         kept = {key: value for key, value in earlier.items() if key.endswith("_cloze") or key in ("tasks", "evaluated")}
         return kept if earlier.get("id") == self.id and "evaluated" in kept else {}

@@ -201,7 +201,11 @@ def test_a_trial_that_has_all_wanted_checkpoints_loses_none_when_it_is_opened_ag
     shutil.copytree(parent.path, tmp_path / parent.path.name)
     folder = RunFolder(tmp_path / parent.path.name, parent.id)
     before = checkpoints.steps(folder.checkpoints)
-    result = {**(folder.result() or {}), "tasks": {"toy": {"acc,none": 0.5}}, "evaluated": {"cloze": 0, "tasks": ["toy"]}}
+    result = {
+        **(folder.result() or {}),
+        "tasks": {"toy": {"acc,none": 0.5}},
+        "evaluated": {"cloze": 0, "tasks": ["toy"]},
+    }
     folder.write_result(result)
     folder.reopen((4, 8))
     assert not folder.over
