@@ -151,11 +151,13 @@ def run(
                 return folder, {}
             return folder, _train(trial, runtime, world, corpus, folder, parent, say, stop, saved, tell)
         with folder.alone():
-            if (done := folder.result()) is not None:  # another process has finished this trial meanwhile
-                if folder.has(runtime.keep_steps) and not trial.evaluation.missing_from(done):
-                    world.agree(True)
-                    tell(DONE)
-                    return folder, done
+            done = folder.result()  # another process may have finished this trial meanwhile
+            if done is not None and folder.has(runtime.keep_steps) and not trial.evaluation.missing_from(done):
+                world.agree(True)
+                tell(DONE)
+                return folder, done
+            _check_examples(done or folder.earlier_result, trial)
+            if done is not None:
                 folder.reopen(runtime.keep_steps)
             origin = {"data": describe(corpus), "parent": parent and str(parent.folder.path)}
             facts = origin | {"products": trial.recipe.execute}
@@ -247,7 +249,7 @@ def _train(
         status = "done" if healthy else "diverged"
         result = {"id": folder.id, "name": trial.name, "status": status, "step": state.step} | _final(state)
         result |= policy.results() | evaluated
-        if earlier := folder.earlier_result:
+        if healthy and (earlier := folder.earlier_result):
             result = _merged(earlier, result)
         folder.write_result(result)
         saved(folder)
@@ -499,12 +501,11 @@ def with_evaluation(
     if not trial.evaluation.missing_from(result):
         return result
     check_evaluation(trial, corpus)
-    if requested := [*result.get("evaluated", {}).get("tasks", ()), *trial.evaluation.tasks]:
-        shots(requested)
     with folder.alone():
         result = folder.result() or result  # another process may have stored an evaluation meanwhile
         if not trial.evaluation.missing_from(result):
             return result
+        _check_examples(result, trial)
         checkpoint = folder.checkpoint(result["step"])
         tell(f"evaluating {folder.path}, which is trained already")
         state = set_up(trial, world.device)
@@ -514,6 +515,12 @@ def with_evaluation(
         result = _merged(result, final_evaluation(state, trial, corpus))
         folder.write_result(result)
     return result
+
+
+def _check_examples(result: dict[str, Any], trial: Trial) -> None:
+    """Raise ValueError if the trial requests a task of this result with another number of few-shot examples."""
+    if trial.evaluation.tasks:
+        shots([*result.get("evaluated", {}).get("tasks", ()), *trial.evaluation.tasks])
 
 
 def _merged(result: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:

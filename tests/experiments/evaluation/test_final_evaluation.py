@@ -127,9 +127,13 @@ def test_one_task_with_another_number_of_examples_does_not_replace_a_stored_resu
         monkeypatch.setitem(TASK_GROUPS, name, (Task("Toy", ("toy",), "acc,none", few_shot=few_shot),))
     place = [*SUBWORDS, f"runtime.runs={tmp_path}", f"runtime.cache={cache}", f"evaluation.tasks_path={tasks}"]
     folder, before = run(*load_trial(overrides(*place, "evaluation.tasks=[without]")))
+    for more in ([], ["runtime.keep_steps=[1]"]):
+        with pytest.raises(ValueError, match=naming("toy", "0", "1", "with")):
+            run(*load_trial(overrides(*place, "evaluation.tasks=[with]", *more)))
+        assert folder.result() == before
+    folder.reopen([1])
     with pytest.raises(ValueError, match=naming("toy", "0", "1", "with")):
         run(*load_trial(overrides(*place, "evaluation.tasks=[with]")))
-    assert folder.result() == before
 
 
 @pytest.mark.parametrize(
