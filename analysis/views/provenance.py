@@ -110,11 +110,11 @@ class Provenance:
         """Yield the rows of the table of origins: (name, value, whether to show the value as code)."""
         trials, members = self.results.plan.trials, self.results.members
         overrides = " ".join(filter(None, map(_as_typed, self.overrides)))
-        commits = list(self.values("git"))
+        commands, commits = [f"fewbits sweep {overrides}", f"fewbits report {overrides}"], list(self.values("git"))
         if len(commits) == 1:  # if there are several, none of them may plan all trials
-            yield "Reproduce with", f"git checkout {commits[0][:10]}", True
-        yield "" if len(commits) == 1 else "Reproduce with", f"fewbits sweep {overrides}", True
-        yield "", f"fewbits report {overrides}", True
+            commands.insert(0, f"git checkout {commits[0][:10]}")
+        for place, command in enumerate(commands):
+            yield "Reproduce with" if place == 0 else "", command, True
         elsewhere = " ".join(_as_typed(text) for text in self.overrides if not text.startswith("runtime.runs="))
         yield "One place again", f"fewbits sweep {elsewhere} sweep=SWEEP only=[ARM] seeds=[SEED] --runs again", True
         sweeps = ", ".join(dict.fromkeys(member.cell.sweep for member in members))

@@ -261,10 +261,10 @@ class StudyClaims:
 def _exceeds(control: Part, null: Part, margin: Margin) -> bool:
     """Tell whether a part of a control is supported only if an effect is greater than the margin of a null test."""
     same = any(one == other or ("loss" in one and "loss" in other) for one in control.metrics for other in null.metrics)
-    if control.test in DIRECTIONS:
-        own = control.margin
-        alike = same and own is not None and own.relative == margin.relative and control.relative == null.relative
-        return alike and own is not None and own.value >= margin.value
+    own = control.margin
+    if control.test in DIRECTIONS and own is not None:
+        alike = same and own.relative == margin.relative and control.relative == null.relative
+        return alike and own.value >= margin.value
     # The test above compares a number itself. It is a relative change only if a formula makes it one.
     change = bool(control.formula) if margin.relative else {*control.metrics} == {*null.metrics}
     return control.test == "above" and change and control.than is not None and control.than >= margin.value
