@@ -67,7 +67,7 @@ def load_or_compose(digest: str, overrides: Sequence[str], compose: Callable[[],
 def _config(data: Any) -> DictConfig:
     """Return a mapping as a config that raises an error for unknown keys, like a config composed by Hydra."""
     if not isinstance(data, dict):
-        raise ValueError("a mapping is expected")
+        raise ValueError("the cached config is not a mapping")
     config = OmegaConf.create(data)
     OmegaConf.set_struct(config, True)
     return config

@@ -54,7 +54,7 @@ def compose(folder: Path, root: str, overrides: Sequence[str]) -> DictConfig:
 
 @cache
 def _initialised(folder: Path) -> Any:
-    """Return Hydra's state after `initialize_config_dir`, cached because each such call searches for Hydra plugins."""
+    """Return Hydra's state for a config folder; cached, because each initialisation searches for Hydra plugins."""
     outer = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
@@ -108,8 +108,8 @@ def _cached(
 ) -> DictConfig:
     """Return the config from the cache, or call `composed`, which composes the config.
 
-    Of all files, the cache's key covers only `file` and `included`. A file with a defaults list may include further
-    files, so its config is always composed.
+    The cache's key contains the texts of `file` and `included`. If one of these files has a defaults list, it may
+    include further files, whose changes the key would miss, so the cache is not used.
     """
     texts = {path.relative_to(file.parent).as_posix(): path.read_text("utf-8") for path in (file, *included)}
     if any(re.search(r"^[\"']?defaults\b", text, re.MULTILINE) for text in texts.values()):

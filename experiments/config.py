@@ -79,9 +79,10 @@ def recipe_from_overrides(name: str, changes: Sequence[str]) -> Recipe:
 def resolved(overrides: Sequence[str]) -> dict[str, Any]:
     """Return the composed config as nested plain values, with interpolations `${…}` resolved.
 
-    Hydra needs tens of milliseconds to compose a config, and a sweep has hundreds of trials. So Hydra composes only one
-    config for each combination of overrides that choose groups (such as recipe=nvfp4). The overrides that set values
-    are applied to a copy of this config. Trials that differ only in their seed share this copy, too.
+    Hydra needs tens of milliseconds to compose a config, and a sweep has hundreds of trials. So the results of two
+    steps are cached. Hydra composes one config for each combination of overrides that choose a group's config, such as
+    recipe=nvfp4. Then the overrides that set values are applied to a copy of this config; this is done once for all
+    trials that differ only in their seed.
     """
     own = folders(overrides)
     parsed = _parsed_with(overrides, own)
@@ -99,7 +100,10 @@ def resolved(overrides: Sequence[str]) -> dict[str, Any]:
 
 @cache
 def _reads_seed(groups: tuple[str, ...], own: Folders) -> bool:
-    """Tell whether an interpolation `${…}` in the config composed of these groups may read the setting `seed`."""
+    """Tell whether an interpolation `${…}` may read the setting `seed` in the config that these overrides choose.
+
+    If so, trials that differ only in their seed cannot share a resolved config.
+    """
     return re.search(r"\$\{[^}]*\bseed\b", str(OmegaConf.to_container(_composed(groups, own)))) is not None
 
 

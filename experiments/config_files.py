@@ -43,8 +43,8 @@ _registered: dict[tuple[str, str], str] = {}  # the files that are registered wi
 class Folders:
     """The user's config folders, in the order of Hydra's search path.
 
-    state: path, modification time (ns) and size of each config file. If a file changes, `Folders` is not equal to the
-        one before, so results that are cached by `Folders` are never out of date.
+    state: path, modification time (ns) and size of each config file. If a file changes, the next `Folders`
+        differs from the earlier one, so a cache whose keys are `Folders` never returns an outdated result.
     """
 
     paths: tuple[Path, ...] = ()

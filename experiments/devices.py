@@ -102,7 +102,10 @@ def check_device(kind: str) -> None:
 
 
 def check_products(recipe: Recipe, device: torch.device) -> None:
-    """Raise ValueError if the recipe executes FP8 products and this GPU has none. On a CPU, torch emulates them."""
+    """Raise ValueError if the recipe executes FP8 products and this GPU does not support them.
+
+    On a CPU nothing is checked, because torch emulates FP8 products there.
+    """
     if recipe.execute == EMULATE or device.type == "cpu":
         return
     capability = torch.cuda.get_device_capability(device)
@@ -120,7 +123,7 @@ def leave(world: World) -> None:
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """Return the peak FLOP/s of the device, or None if it is not a known GPU."""
+    """Return the device's peak FLOP/s for dense BF16 products, or None if it is not a known GPU."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)

@@ -1,8 +1,8 @@
 """Describe the environment of a trial: processor, GPU, torch, compiler. The environment is not in the trial's id.
 
-Two environments with the same `likeness` (kind of processor or GPU, kernel backend, version of torch, variables in
-`_LIMITS`) give the same bits. Other environments may round sums differently, so compare trials only if their likeness
-is the same.
+Two environments give the same bits if they have the same `likeness`: kind of processor or GPU, kernel backend, version
+of torch, and environment variables that change the order of sums, such as MKL_CBWR. Other environments may round sums
+differently, so compare trials only if their likeness is the same.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def processor_kind() -> str:
 
 
 def cpu_limits() -> str | None:
-    """Return the variables in `_LIMITS` that are set, as NAME=VALUE separated by spaces; None if none is set.
+    """Return the environment variables of `_LIMITS` that are set, as NAME=VALUE separated by spaces, or None.
 
-    They change how sums are rounded on the same kind of CPU.
+    These variables, such as MKL_CBWR, change how sums are rounded on the same kind of CPU.
     """
     return " ".join(f"{name}={os.environ[name]}" for name in _LIMITS if os.environ.get(name)) or None
 
@@ -78,7 +78,8 @@ def gpu_kind(name: str) -> str:
 def likeness(environment: Environment) -> tuple[str | None, ...]:
     """Return an environment's values of the keys LIKENESS: kind of machine, kernel backend, version of torch, limits.
 
-    The limits are the variables in `_LIMITS` that are set. Trials are comparable if their likeness is equal.
+    The limits are environment variables that change how sums are rounded (`cpu_limits`). Trials are comparable if
+    their environments have the same likeness.
     """
     return tuple(environment.get(key) for key in LIKENESS)
 

@@ -6,7 +6,8 @@ ranks and threads, the parent of a branch, and a fingerprint of the sources that
 cover names, intervals between checkpoints, or evaluation other than the loss. The environment (torch, processor, GPU,
 compiler) and the git commit are not in the id: they are recorded as provenance.
 
-Defaults are not hashed, so a new setting with a default changes no id. For the same reason a default must never change.
+Settings that have their defaults are not hashed, so a new setting with a default changes no id. But a default must
+never change: trials would keep their ids although their numbers change.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ Identity = dict[str, Any]
 
 @dataclass(frozen=True)
 class ParentPoint:
-    """The checkpoint that a branch starts from, for the branch's identity."""
+    """The checkpoint that a branch starts from, as described by the values that the branch's id hashes."""
 
     meaning: str  # hash of the parent's identity without source fingerprints (see the function `meaning`)
     step: int
@@ -88,7 +89,10 @@ def identity(
 
 
 def imported_identity(trial: Trial, data_fingerprint: str, weights: str) -> Identity:
-    """Return the identity of an imported checkpoint: settings, data and the hash `weights`, but no sources."""
+    """Return the identity of an imported checkpoint, which no sources of ours have computed.
+
+    So it contains the hash of the weights, `weights`, in place of source fingerprints.
+    """
     made_of = identity(trial, data_fingerprint, "cpu")
     return {**made_of, "numerics": [], IMPORTED: weights}
 
@@ -106,10 +110,10 @@ def meaning(identity: Mapping[str, Any]) -> str:
 def possible_identities(made_of: Mapping[str, Any]) -> Iterator[Identity]:
     """Yield the identity `made_of`, then a copy of it for each other source fingerprint that gives the same bits.
 
-    `fingerprint/equal_bits.json` lists the pairs of fingerprints that are proven to give the same bits.
-
-    A proof on any instruction set counts. A trial that is stored under one of these identities need not be trained
-    again if the proof holds on the instruction set that computed the trial (`computed_by_todays_sources`).
+    A trial that is stored under one of these identities may not need training again.
+    `fingerprint/equal_bits.json` lists the pairs of fingerprints that are proven to give the same bits, each on one
+    instruction set. Pairs of all instruction sets are used here. So the caller has to check, by
+    `computed_by_todays_sources`, whether the proof holds on the instruction set that computed the stored trial.
     """
     own, *parents = made_of["numerics"]
     for fingerprint in equal_fingerprints(own, made_of["device"]):
@@ -117,10 +121,11 @@ def possible_identities(made_of: Mapping[str, Any]) -> Iterator[Identity]:
 
 
 def computed_by_todays_sources(provenance: Mapping[str, Any]) -> bool:
-    """Tell whether the current sources would compute a run's numbers again; if not, the run is stale.
+    """Tell whether the current sources would give the same bits as the sources that computed a run.
 
-    They do if each fingerprint that computed the run is the current one, or is proven to give the same bits on the
-    instruction set where the run was computed. provenance: the content of the run's provenance.json.
+    If not, the run is stale. The bits are the same if each source fingerprint of the run is the current one, or is
+    proven to give the same bits on the instruction set where the run was computed. A probe also needs the current probe
+    fingerprint. An imported checkpoint is never stale. provenance: the content of the run's provenance.json.
     """
     if "identity" not in provenance:
         return False
@@ -156,9 +161,9 @@ def changed_settings(trial: Trial) -> dict[str, Any]:
 
 
 def all_settings(trial: Trial) -> dict[str, Any]:
-    """Return all settings that affect results, also those that have their defaults, for people to compare.
+    """Return all settings that affect results, including those that have their defaults, nested as in the config.
 
-    The sections `data` and `branch` are not included.
+    Explanations of the differences between two trials use them. The sections `data` and `branch` are not included.
     """
     return {key: value for key, value in _settings(trial, "").items() if key not in _BY_CONTENT}
 
@@ -220,7 +225,7 @@ def machine() -> dict[str, Any]:
 def segment(step: int, kind: str, device: torch.device) -> dict[str, Any]:
     """Return a description, for provenance.json, of a segment: the steps of a trial that this process computes.
 
-    kind: the kind of device that the trial requests, cpu or cuda.
+    step: the number of steps that were done before. kind: the kind of device that the trial requests, cpu or cuda.
     """
     return {
         "step": step,

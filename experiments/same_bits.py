@@ -113,7 +113,7 @@ def main(argv: Sequence[str]) -> int:
         old = Path(folder, "old")
         unpack(options.against, old)
         if not (old / "experiments" / "same_bits.py").is_file():
-            raise ValueError(f"--against {options.against}: that version has no same_bits.py, so it cannot be compared")
+            raise ValueError(f"--against {options.against}: this commit has no same_bits.py; choose a later commit")
         versions = Version(old, Path(folder, "of-old")), Version(ROOT, Path(folder, "of-new"))
         return prove(*versions, commit_name(options.against), reviewed=options.reviewed)
 
@@ -168,9 +168,10 @@ class Version:
 def prove(
     old: Version, new: Version, commit: str, trials: Mapping[str, Sequence[str]] | None = None, reviewed: str = ""
 ) -> int:
-    """Compare two versions; if their bits are equal, add their fingerprints to the new version's equal_bits.json.
+    """Compare two versions; if they are proven to give the same bits, add their fingerprints to equal_bits.json.
 
-    Otherwise print why not. Return the exit status.
+    Write to the file of the new version. Without a proof, print the reason and write nothing. Return the exit status: 1
+    without a proof, else 0.
 
     commit: the name of the older version, for the record. trials: overrides by name; None: all trials. reviewed: the
     reason for accepting changed statements that no trial executed; empty: do not accept them.
@@ -231,7 +232,7 @@ def recipes_of_both(old: Version, new: Version) -> list[str]:
 
 
 def description() -> dict[str, Any]:
-    """Return this version's fingerprint and computing files, and this machine's instruction set and torch."""
+    """Return this version's fingerprint, the files that it covers, the instruction set, and the version of torch."""
     import torch
 
     from fewbits.kernels.backends.processor import instruction_set
@@ -320,7 +321,10 @@ def _trace(files: Mapping[str, str], lines: dict[str, set[int]]) -> None:
 
 
 def _build_with_counters(folder: Path) -> None:
-    """Compile the CPU kernels with gcov's counters of executed lines, and use them from a cache in `folder`."""
+    """Compile the CPU kernels with gcov's counters of executed lines, and make this process load them.
+
+    The compiled library is in a cache folder inside `folder`.
+    """
     from fewbits.kernels.backends import build, compilation
 
     os.environ["FEWBITS_CACHE"] = str(folder / "cache")

@@ -33,8 +33,8 @@ SHORTEST_CLOZE = 2 * CLOZE_CONTINUATION  # the shortest training.length with whi
 def corpus_model(trial: Trial, corpus: Corpus) -> Trial:
     """Return the trial with a vocabulary that is large enough for its data.
 
-    A model.vocab that is too small is enlarged to a multiple of ROUND if the model is a nano preset with its default
-    vocabulary. For every other model, raise ValueError.
+    If model.vocab is too small, enlarge it to a multiple of ROUND. This is done only for presets named `…-nano` with
+    their default vocabulary; for other models, raise ValueError.
     """
     if trial.model.vocab >= corpus.vocab:
         return trial

@@ -134,7 +134,7 @@ class FewbitsConverter:
                     layer.register_forward_hook(self._penalise)
 
     def post_optimizer_hook(self, model: nn.Module | list[nn.Module]) -> None:
-        """Switch operands and noise to the next step."""
+        """Begin the next step, because noise depends on the step, and a recipe may switch quantizers at a step."""
         self._step(self.quantization.context.step + 1)
 
     def _step(self, step: int) -> None:
@@ -151,7 +151,7 @@ class FewbitsConverter:
         self.quantization.begin(step, micro_batch, rank=self.rank, progress=progress)
 
     def _load(self, model: nn.Module, state: Mapping[str, Any], *_: object) -> None:
-        """Set the step to the one in the loaded checkpoint; without a train state start at step 0, as in torchtitan."""
+        """Set the step to that of the loaded checkpoint, or to 0, as torchtitan does, if it has no train state."""
         train_state = state.get("train_state")
         self._step(0 if train_state is None else train_state.step)
 
@@ -182,7 +182,10 @@ class FewbitsConverter:
         return _AddedToLoss.apply(y, term)
 
     def _observer(self) -> Observer | None:
-        """Return an observer if the model's train spec logs its numbers (uses `build_metrics_processor`), else None."""
+        """Return an observer if the model's train spec logs quantization errors, else None.
+
+        A train spec logs them if it uses `build_metrics_processor`.
+        """
         spec = get_train_spec(self.config.model.name)
         if spec.build_metrics_processor_fn is not build_metrics_processor:
             return None

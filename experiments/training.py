@@ -353,9 +353,9 @@ def resume(
     parent: Parent | None,
     world: devices.World,
 ) -> None:
-    """Load the trial's newest intact checkpoint, if any, into `state`; else load a branch's parent's checkpoint.
+    """Load the trial's newest intact checkpoint into `state`; if there is none, load the checkpoint of its parent.
 
-    Without any checkpoint, the state stays as it is.
+    Only a branch has a parent. If there is no checkpoint to load, leave the state unchanged.
     """
     own = saving.newest(world, folder.checkpoints, folder.kept)
     checkpoint = own or (parent.checkpoint if parent else None)
@@ -410,7 +410,7 @@ def write_tables(state: State, timing: Sequence[Mapping[str, float]], folder: Pa
 
 
 def read_timing(folder: Path, step: int) -> list[dict[str, float]]:
-    """Return the rows of timing.parquet before this step; rows of an interrupted trial may be missing."""
+    """Return the rows of timing.parquet for the steps before `step`; an interruption may have lost some of them."""
     path = folder / "timing.parquet"
     if not step or not path.is_file():
         return []
@@ -448,8 +448,9 @@ def evaluated_windows(trial: Trial, corpus: Corpus) -> dict[str, int]:
 def evaluate_last(state: State, trial: Trial, corpus: Corpus, folder: Path | None) -> dict[str, float]:
     """Evaluate the final weights document by document, and write evaluation.parquet into `folder` (None: nowhere).
 
-    Return the means over each split of the losses with unquantized operands and with cast weights, by names such as
-    `validation_loss_unquantized`. The plain loss is omitted, because `evaluate` returns it.
+    Return mean losses by name, such as `validation_loss_unquantized`: for each split, the loss with unquantized
+    operands and, if layers are sampled, the losses with weights cast to the formats of their learned bit widths. The
+    loss with the recipe's operands is omitted, because `evaluate` returns it.
     """
     t = trial.training
     _begin_evaluation(state, trial)
@@ -461,7 +462,7 @@ def evaluate_last(state: State, trial: Trial, corpus: Corpus, folder: Path | Non
 
 
 def final_evaluation(state: State, trial: Trial, corpus: Corpus) -> dict[str, Any]:
-    """Return the results of the cloze items and tasks that the trial requests, with their keys in result.json.
+    """Return the results of the cloze items and tasks that the trial requests, by their keys in result.json.
 
     The key `evaluated` lists what was evaluated; without cloze items and tasks, the dictionary is empty.
     """
@@ -518,13 +519,13 @@ def with_evaluation(
 
 
 def _check_examples(result: dict[str, Any], trial: Trial) -> None:
-    """Raise ValueError if the trial requests a task of this result with another number of few-shot examples."""
+    """Raise ValueError if `result` has one of the trial's tasks, but with another number of few-shot examples."""
     if trial.evaluation.tasks:
         shots([*result.get("evaluated", {}).get("tasks", ()), *trial.evaluation.tasks])
 
 
 def _merged(result: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
-    """Return `result`, updated with the result of a later evaluation; results of earlier tasks are kept."""
+    """Return `result` updated with `later`, the result of a later evaluation; tasks that only `result` has are kept."""
     before, now = (part.get("evaluated") or {} for part in (result, later))
     evaluated = {
         "cloze": now.get("cloze") or before.get("cloze", 0),
@@ -537,7 +538,10 @@ def _merged(result: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
 
 
 def _begin_evaluation(state: State, trial: Trial) -> None:
-    """Give an evaluation the operands and noise of the next update, so that they depend only on the step."""
+    """Set the operands and noise of an evaluation to those of the next update.
+
+    So they depend only on the step, not on how often the trial was evaluated before.
+    """
     state.quantization.begin(state.origin + state.step, progress=state.step / trial.training.steps)
 
 
@@ -556,11 +560,13 @@ def _load_weights(model: nn.Module, saved: dict[str, Tensor], *, strict: bool) -
         fill(own[name], saved[name])
     wrong = [name for name in (*sorted(missing), *sorted(unexpected)) if strict or not name.endswith(".bit_scale")]
     if wrong:
-        raise ValueError(f"the checkpoint belongs to another model: only one of the two has {', '.join(wrong[:5])}")
+        raise ValueError(
+            f"the checkpoint belongs to another model: only the checkpoint or only the model has {', '.join(wrong[:5])}"
+        )
 
 
 def _columns(rows: list[dict[str, float]]) -> dict[str, Tensor]:
-    """Return a table's rows as a tensor per column: in a checkpoint's JSON, rows could be larger than the model."""
+    """Return a table's rows as one tensor per column: written as JSON, many rows could be larger than the model."""
     frame = pd.DataFrame(rows, dtype="float64")
     return {str(name): torch.from_numpy(frame[name].to_numpy(copy=True)) for name in frame}
 

@@ -1,9 +1,9 @@
-"""Multiply matrices with the sums of hardware whose accumulators keep few bits (README.md, "Accumulators").
+"""Multiply matrices on any device, and round the sums as hardware does whose accumulators keep few bits.
 
-    product(a, b, "hopper-fp8")      a [M, K] · b [K, N], in float32, with the sums of Hopper's FP8 tensor cores
+    product(a, b, "hopper-fp8")      a [M, K] · b [K, N], in float32, summed as in Hopper's FP8 tensor cores
 
-An accumulator is a row of `ACCUMULATORS`. The constants of the tensor cores were measured on devices by the authors of
-MMA-Sim (arXiv 2511.10909).
+The table `ACCUMULATORS` has a row for each accumulator; README.md ("Accumulators") defines the arithmetic. The
+constants of the tensor cores were measured on devices by the authors of MMA-Sim (arXiv 2511.10909).
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ class Accumulator:
     """A rule for computing a sum of K products. The field `kind` has one of three values.
 
     format: one product after the other is added, and each sum is rounded to nearest in the format `kept`.
-    fused: `length` products at a time are aligned with the sum, truncated, and added at once.
-    grouped: like fused, but each term is the exact sum of 16 products (a group), times the group's scales in a and b.
+    fused: `length` products and the sum so far are aligned to one exponent, truncated, and added at once.
+    grouped: like fused, but each term is the exact sum of 16 products (a group), times the scales that the two operands
+        have for the group.
     """
 
     name: str
@@ -76,13 +77,15 @@ _E2M1 = tuple(sorted(set(TABLE["e2m1"].values())))
 
 
 def product(a: Tensor, b: Tensor, accumulator: str, *, scales: tuple[Tensor, Tensor] | None = None) -> Tensor:
-    """Return a [M, K] · b [K, N] in float32, with the sums of the accumulator of this name.
+    """Return a [M, K] · b [K, N] in float32, summed by the row of `ACCUMULATORS` with the name `accumulator`.
 
     Valid dtypes of a and b are float8_e4m3fn, float8_e5m2, float16 and bfloat16, and also float32 if the accumulator is
     `fp32`, `fp16` or `bf16`. For `blackwell-fp4`, a and b may have any dtype, but must contain only values of E2M1.
 
     scales: only for `blackwell-fp4`: the block scales of a [M, K / B] and of b [K / B, N] in float8_e4m3fn or
         float8_e8m0fnu, for blocks of B = 16 or 32 elements along K; None: all scales are 1.
+
+    In FP16 a sum of ones stops at 2048, because 2049 is not a value of FP16:
 
     >>> product(torch.ones(1, 4096, dtype=torch.float16), torch.ones(4096, 1, dtype=torch.float16), "fp16")
     tensor([[2048.]])
@@ -99,7 +102,7 @@ def product(a: Tensor, b: Tensor, accumulator: str, *, scales: tuple[Tensor, Ten
     if chosen.kind == "grouped":
         return _grouped(a, b, chosen, scales)
     if scales is not None:
-        raise ValueError(f"scales with accumulator {accumulator}: only blackwell-fp4 takes block scales")
+        raise ValueError(f"scales with accumulator {accumulator}: remove scales=; only blackwell-fp4 takes them")
     valid = (*_EMIN, torch.float32) if chosen.kind == "format" else tuple(_EMIN)
     for operand in (a, b):
         if operand.dtype not in valid:

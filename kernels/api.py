@@ -49,7 +49,7 @@ class QuantStats:
 
     @property
     def saturated(self) -> Tensor:
-        """The number of elements that rounding moved beyond the format's maximum (see `Quantizer.overflow`)."""
+        """The number of elements that round beyond the format's maximum, and become what `Quantizer.overflow` says."""
         return self.counts[..., SATURATED]
 
     @property
@@ -116,9 +116,9 @@ def fake_quantize(
     out: Tensor | None = None,
     stats: bool | Literal["block"] = False,
 ) -> Tensor | tuple[Tensor, QuantStats]:
-    """Quantize and de-quantize a tensor: return values on q's grid in x's dtype and shape.
+    """Quantize and de-quantize a tensor: return the rounded values in x's dtype and shape.
 
-    If q has a Hadamard transform, the returned values stay rotated.
+    If q has a Hadamard transform, the returned values stay rotated: the inverse transform is not applied.
 
     axis: -1 for blocks along the last dimension; 0 for blocks down the columns of x.view(-1, x.shape[-1]).
     seed: an integer from 0 to 2^63 − 1, required for stochastic rounding. The random bits of an element depend only on
@@ -161,7 +161,8 @@ def fake_quantize_both(
 ) -> tuple[Tensor, Tensor]:
     """Return x quantized along the last dimension by `row`, and x quantized along axis 0 by `column`.
 
-    x is read only once. A linear layer needs both copies if two of its GEMMs sum over different axes of the operand.
+    Both results come from the same reads of x, which saves memory traffic. A linear layer needs both results if two of
+    its GEMMs sum over different axes of the operand.
 
     row_seed, column_seed: the seeds of stochastic rounding, required as in `fake_quantize`.
     out: two tensors that receive the results instead of new ones. They must overlap neither x nor each other.

@@ -2,7 +2,8 @@
 
 A format ExMy splits a code into a sign, x exponent bits and y mantissa bits. Exponent field 0 holds zero and the
 subnormals. The format's `specials` says what the highest codes mean. The named formats are those of OCP OFP8 v1.0
-(e4m3, e5m2), OCP MX v1.0 (e2m1, e3m2, e2m3, e8m0) and IEEE 754 (fp16, fp32; bf16 and e3m4 follow its rules).
+(e4m3, e5m2), OCP MX v1.0 (e2m1, e3m2, e2m3, e8m0), CUDA (ue5m3) and IEEE 754 (fp16, fp32; bf16 and e3m4 follow
+IEEE 754's rules).
 
 All values are exact, because a Python float can hold every value of every format. `code_of` is the slow, readable
 rounding against which the fast kernels are tested.
@@ -27,7 +28,7 @@ _BEYOND_LIMITS = {(8, 23, "ieee", True), (8, 0, "nan", False)}  # fp32 and e8m0
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A number grid, obtained by `Format.parse("e4m3")`; two names of the same format give the same object."""
+    """A number format; `Format.parse("e4m3")` returns it, and returns one object for all names of a format."""
 
     name: str
     exponent_bits: int
@@ -59,8 +60,8 @@ class Format:
 
         A suffix says what the highest codes mean. `ieee`: infinities and NaN. `fn`: no infinity, and NaN in the last
         code; with fewer than 8 bits no NaN either, as in the float4_e2m1fn of other libraries. `finite`: every code is
-        a number. An eXmY without a suffix that is not in the table is finite with fewer than 8 bits and ieee with 8 or
-        more.
+        a number. If a name eXmY has no suffix and is not in the table, the format is `finite` if it has fewer than 8
+        bits, else `ieee`.
         """
         return _parse(name)
 
@@ -135,7 +136,7 @@ class Format:
 
     @property
     def spread(self) -> float:
-        """The ratio max / min_normal: the largest ratio between magnitudes that are all normal (MoR eq. 4)."""
+        """The ratio max / min_normal: the largest ratio between the magnitudes of two normal values (MoR eq. 4)."""
         return self.max / self.min_normal
 
     @property

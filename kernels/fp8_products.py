@@ -64,10 +64,10 @@ def encode_fp8(x: Tensor, spec: str, axis: int, seed: int) -> Fp8Operand:
 
 
 def scaled_product(a: Fp8Operand, b: Fp8Operand, dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:
-    """Return a · b + bias in dtype, rounded once after the sum, the scales and the bias.
+    """Return a · b + bias in dtype; the result is rounded once, after scales and bias are applied to the sum.
 
-    a has one scale or one per row, b has one scale or one per column. On a GPU, codes are first copied unless a is
-    contiguous along its rows and b along its columns.
+    a has one scale or one per row, b has one scale or one per column. A GPU multiplies without a copy if the codes of a
+    are contiguous along rows, and those of b along columns; other layouts are copied first.
     """
     rows, inner, cols = *a.codes.shape, b.codes.shape[1]
     if inner % MULTIPLE or cols % MULTIPLE:

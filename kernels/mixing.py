@@ -18,9 +18,10 @@ from fewbits.kernels.quantizer import Entry, ErrorBelow, ErrorBelowOther, Mixtur
 def mix_matrix(
     backend: Backend, x: Tensor, mixture: Mixture, axis: int, seed: int, out: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return (values, choice, counts, amax); the last three have one element per decision block.
+    """Quantize x by a mixture, and return (values, choice, counts, amax).
 
-    `choice` is the int8 index of the chosen entry. `counts` [..., 7] and `amax` are the statistics of the first entry.
+    The last three have one element per decision block. `choice` is the int8 index of the chosen entry. `counts`
+    [..., 7] and `amax` are the statistics of the first entry, even where another entry is chosen.
 
     out: the tensor to write the values to; it must not overlap x.
     """

@@ -15,10 +15,10 @@ BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def gaussian_noise(count: int, seed: int, *, device: torch.device | str = "cpu") -> Tensor:
-    """Return `count` elements of the noise R of GaussWS eq. 10, about round(N(0,1)/2), packed in a vector of int32.
+    """Return `count` elements of GaussWS's noise R (eq. 10), which approximates round(N(0,1)/2), packed in int32.
 
-    Each int32 contains eight elements of 4 bits (highest bit: sign; other bits: magnitude). Element i is nibble i mod 8
-    of the int32 i div 8, and depends only on the seed and on i.
+    Each int32 contains eight elements of 4 bits (highest bit: sign; other bits: magnitude). Element i has the four bits
+    from bit 4 · (i mod 8) of the int32 number i div 8, and depends only on the seed and on i.
     """
     device = _check_arguments(count, seed, device)
     return backend_for(device.type).gaussian_noise(count, seed, device)

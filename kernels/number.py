@@ -16,7 +16,10 @@ INTEGERS = {"int8": (8, 1.0), "int4": (4, 1.0), "mxint8": (8, 1 / 64)}  # bits, 
 
 @dataclass(frozen=True, slots=True)
 class Rounded:
-    """A number rounded to one format; `below` and `above` are None if there is no such value, or if `value` is NaN."""
+    """A number rounded to one format.
+
+    `below` or `above` is None if the format has no finite value on that side of `value`, or if `value` is NaN.
+    """
 
     format: str
     bits: str  # the code in binary: sign, exponent and mantissa separated by blanks; for integer formats without blanks
@@ -72,8 +75,8 @@ def _overflows(number: float, f: Format) -> bool:
 def _neighbours(f: Format, value: float, magnitude: int) -> tuple[float | None, float | None]:
     """Return the next finite values below and above `value`; None where there is none.
 
-    magnitude: the code of `value` without its sign bit. Such codes number the absolute values of the format in
-    ascending order, so the neighbours of `value` have the codes magnitude ± 1.
+    magnitude: the code of `value` without its sign bit. Without sign bits, the ascending order of codes is that of the
+    absolute values, so the neighbours of `value` have the codes magnitude ± 1.
     """
     if math.isnan(value):
         return None, None

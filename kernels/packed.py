@@ -18,7 +18,7 @@ class Packed:
     codes: uint8 [rows, bytes]; a row's codes are stored one after the other from the lowest bit up, so in E2M1 the low
         nibble of a byte is the code of an even column. Formats of 9 to 16 bits take two bytes per code.
     scales: one per block: float32 (amax), or uint8 codes of E8M0 (gam, e8m0, mx), E4M3 (nvfp4, fouroversix, eden) or
-        UE5M3 (ue5m3); None for a naive cast.
+        UE5M3 (ue5m3); None if the quantizer has no scaling.
     group_scales: one float32 for each group of blocks (see `Quantizer.group`): gam's mantissa, or the tensor scale of
         nvfp4, ue5m3, fouroversix and eden; None for the other scalings.
     """
@@ -50,7 +50,9 @@ torch.serialization.add_safe_globals([Packed, Quantizer, Format, Block])
 
 
 def encode(x: Tensor, q: Quantizer | str, *, axis: int = -1, seed: int | None = None) -> Packed:
-    """Return x packed in q's format; `decode` of it equals `fake_quantize` with the same arguments bit for bit.
+    """Return x quantized by q, as packed codes and scales.
+
+    `decode` restores, bit for bit, the values that `fake_quantize` returns for x, q, axis and seed.
 
     >>> packed = encode(x, "e2m1:1x16:nvfp4")
     >>> packed.codes.shape, packed.bits_per_element

@@ -1,4 +1,4 @@
-"""Define the layout of packed storage (README.md, "Packed storage"): codes from the lowest bit up, and scales.
+"""Define how packed storage lays out codes and scales in memory (README.md, "Packed storage").
 
 All backends use `layout` and `allocate`. Only reference.py uses the other functions, which are written for clarity, not
 speed.
@@ -54,7 +54,7 @@ def unpack(data: Tensor, bits: int, cols: int) -> Tensor:
 
 
 def stored_scales(codes: Tensor, q: Quantizer) -> Tensor:
-    """Convert int32 codes of block scales to stored scales: float32 for amax, empty for a naive cast, else bytes."""
+    """Convert int32 codes of block scales to their stored form: float32 (amax), empty (no scaling) or uint8."""
     if q.scaling == "none":
         return codes.new_empty((0, 0), dtype=torch.uint8)
     return codes.view(torch.float32) if q.traits.kind == "float" else codes.to(torch.uint8)

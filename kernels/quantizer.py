@@ -72,7 +72,7 @@ class Block:
         return Block(int(match[1]), int(match[2]))
 
     def resolve(self, shape: Sequence[int], axis: int = -1) -> tuple[int, int]:
-        """Return the rows and columns of a block in a matrix of this shape; axis=0 transposes, so 1x16 has 16 rows."""
+        """Return (rows, columns) of a block in a matrix of this shape; axis=0 swaps them, so that 1x16 has 16 rows."""
         if axis not in (-1, 0):
             raise ValueError(f"axis {axis!r}: valid values are -1 (along the rows) and 0 (down the columns)")
         rows, cols = shape
@@ -95,9 +95,9 @@ class Quantizer:
 
     scaling: the name of a record in `scalings.py`; `none` is the naive cast.
     hadamard: the size of the random Hadamard transform along the axis, or None.
-    signs: the random signs of the transform: `te` (TransformerEngine's vector, for size 16, where it is the default),
-        `none`, a seed (0 is the default for the other sizes), or `each` (the caller draws a new seed for every GEMM
-        and inserts it by `with_signs`).
+    signs: the random signs of the transform: `te` (TransformerEngine's 16 signs; valid and the default only for size
+        16), `none` (no signs), a seed (the default for other sizes is 0), or `each` (the caller draws a new seed for
+        every GEMM and inserts it by `with_signs`).
     overflow: what a value beyond the format's maximum becomes: `saturate` (±maximum), `nan` or `inf`.
     group: the set of blocks that share a second-level value, such as a tensor scale: `tensor` (all blocks), or, only
         with the scaling gam, `row` (one row of blocks).
@@ -339,9 +339,9 @@ class Mixture:
         """Parse the string form `QUANTIZER @ TEST | … | QUANTIZER ; per=…`; the result is cached.
 
         per: the part of a tensor for which one entry is chosen: tensor (the default), block, channel or RxC.
-        Tests: error<NUMBER compares the mean relative error with a number; error<QUANTIZER compares it with the error
-        of another quantizer. spread<NUMBER compares (largest / smallest non-zero magnitude) with a number;
-        spread<normal compares it with the same ratio of the normal numbers of the entry's own format.
+        Tests: error<NUMBER passes if the mean relative error is below the number, error<QUANTIZER if it is below the
+        error of another quantizer. spread<NUMBER passes if (largest / smallest non-zero magnitude) is below the number,
+        spread<normal if it is below (largest / smallest normal value) of the entry's own format.
 
         >>> Mixture.parse("e4m3:128x128:gam @ error<0.045 | bf16 ; per=tensor")
         """
@@ -415,7 +415,7 @@ def _parse_quantizer(text: str) -> Quantizer:
                 raise ValueError(f"unknown option {part!r}: valid options are {_OPTIONS}")
             field, value = option
             if field in fields:
-                raise ValueError(f"{part!r} sets {field} a second time")
+                raise ValueError(f"{part!r} sets {field} a second time: remove one of the two")
             fields[field] = value
         return Quantizer(name, **fields)  # type: ignore[arg-type]  # the constructor checks every value
 

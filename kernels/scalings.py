@@ -1,8 +1,8 @@
 """Define the scalings as one table: how blocks get their scales, what is stored, and which quantizers may use them.
 
-The reference, the C++ kernels, the parser and the table in README.md all read these records. A new
-scaling needs only a record here if its kind's arithmetic supports the fields that the record sets; README.md defines
-the arithmetic of each kind.
+The reference, the C++ kernels and the parser read these records, and README.md shows them as a table. To add a scaling,
+it is enough to add a record here, if the arithmetic of the scaling's kind supports the fields that the record sets.
+README.md defines the arithmetic of each kind.
 """
 
 from __future__ import annotations

@@ -53,7 +53,9 @@ def cast(weight: Tensor, bits: Tensor, block: int) -> Tensor:
 
 @contextmanager
 def weights_cast(quantization: Quantization, width: int | None = None) -> Iterator[None]:
-    """Replace the weights that have a sampler by their casts until the `with` block ends, for evaluation.
+    """Cast the weights that have a sampler to the formats of their bit widths, for evaluation in a `with` block.
+
+    The weights are restored when the block ends.
 
     width: one bit width for all weights; None: each square block of weights gets the width that it has learned.
     """

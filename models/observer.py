@@ -119,7 +119,7 @@ class Observer:
         self._pending = []
 
     def settle(self, values: Sequence[Tensor] = ()) -> list[float]:
-        """Copy all observations and the given scalars from the device at once; return the scalars.
+        """Copy all pending observations and the scalars `values` from the device in one transfer; return the scalars.
 
         The observations are added to the statistics of the window.
         """
@@ -212,7 +212,7 @@ class Observer:
         return {name: torch.from_numpy(getattr(self, f"_{name}").copy()) for name in arrays}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Restore a state that `state()` returned for equal layers; raise ValueError if its shapes do not fit."""
+        """Restore a state that `state()` returned; raise ValueError if it is of another number of layers."""
         expected, actual = ({name: tuple(values.shape) for name, values in s.items()} for s in (self.state(), state))
         if actual != expected:
             raise ValueError(f"the observer's state has shapes {actual}: these {self.layers} layers need {expected}")
@@ -221,7 +221,7 @@ class Observer:
 
 
 def _key(layer: int, slot: int, switched: bool) -> int:
-    """Return the row of the statistics' arrays for a layer and slot (indices), before or after the switch."""
+    """Return the row index, in the arrays of statistics, of a layer's slot before or after the recipe's switch."""
     return (layer * len(SLOTS) + slot) * 2 + switched
 
 

@@ -59,7 +59,7 @@ class OperandPair:
     def quantize_one(
         self, which: int, x: Tensor, seed: Seed, statistics: list[Statistics] | None = None, *, watch: bool = False
     ) -> Operand:
-        """Return only the tensor for the GEMM of the first slot (which=0) or of the second slot (which=1)."""
+        """Return x quantized for only one GEMM: that of the first slot (which=0) or of the second slot (which=1)."""
         slot, name = (self.first, self.second)[which], self.names[0 if self.shared else which]
         spec = slot.spec
         if spec is None:

@@ -109,7 +109,7 @@ class Quantization(Shared):
         return None if bits is None else (bits - self.recipe.sampler.target).abs().mean()
 
     def weighted(self, terms: list[Tensor]) -> Tensor | None:
-        """Return `sampler.penalty` (λ) times the sum of these terms of layers; None if the list is empty."""
+        """Return `sampler.penalty` (λ) times the sum of the layers' penalty terms; None if the list is empty."""
         return self.recipe.sampler.penalty * torch.stack(terms).sum() if terms else None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def quantize(
     """Replace the linear layers of the model's blocks, in place, by quantized ones with the same parameters.
 
     Create optimizers afterwards, because a sampler adds a parameter `bit_scale` to every layer with noise.
-    seed: the rounding seed, from which the seeds of stochastic rounding, noise and drawn signs are derived.
+    seed: the rounding seed, from which the seeds of stochastic rounding, noise and rotation signs are derived.
     observer: collects statistics of the quantized operands.
     keep_weights: True quantizes and casts each weight once per update and keeps the result; False does so in every
         forward and backward pass, to save memory.
@@ -229,7 +229,7 @@ def _plans(recipe: Recipe, before: Operands, after: Operands) -> tuple[Plan, Pla
 
 
 def _check_parts(recipe: Recipe, layers: Sequence[BlockLinear]) -> None:
-    """Raise ValueError if the recipe selects by part and a part is unknown, or if its sampler would select no layer."""
+    """Raise ValueError if the recipe selects layers by part and a part is unknown, or if a sampler selects no layer."""
     selected = parts(recipe.keep.parts) | recipe.sampled_parts
     unknown = [layer.name for layer in layers if layer.part is None]
     if selected and unknown:

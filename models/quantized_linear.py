@@ -261,7 +261,7 @@ class QuantizedLinear(nn.Linear):
         return values
 
     def _recomputes(self) -> bool:
-        """Tell whether this forward pass is a repetition by activation checkpointing, during the backward pass.
+        """Tell whether activation checkpointing repeats this forward pass, during the backward pass.
 
         The statistics were recorded in the first forward pass and must not be recorded again.
         """
@@ -281,8 +281,8 @@ class QuantizedLinear(nn.Linear):
     ) -> tuple[Operand, Operand]:
         """Return w quantized for fprop and w quantized for dgrad, from the cache if w has not changed.
 
-        sampled: add the sampler's noise. training: record the statistics of w, once for each quantization; evaluation
-        passes False, so that it adds nothing to them.
+        sampled: add the sampler's noise. training: record the statistics of w, once for each quantization; False in
+        evaluation, which must not change the statistics of training.
         """
         w, draws_signs = self.weight, self.plans[context.switched].w.draws_signs
         key = (
@@ -301,7 +301,9 @@ class QuantizedLinear(nn.Linear):
     def _uncached_weight(
         self, context: StepContext, dtype: torch.dtype, sampled: bool, training: bool
     ) -> tuple[Operand, None]:
-        """Quantize w for fprop without caching it; return it, and None in place of w for dgrad.
+        """Return w quantized for fprop, without caching it, and None in place of w for dgrad.
+
+        The backward pass quantizes w for dgrad, so that no whole sharded weight is kept between the two passes.
 
         The statistics are recorded as often as those of a cached weight: in the first micro-batch of a step, or in
         every micro-batch if rotation signs are drawn.

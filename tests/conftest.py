@@ -103,7 +103,7 @@ def pytest_configure() -> None:
 
 
 class ByFile(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
-    """A scheduler that gives each worker whole files, and all files of a group to the same worker."""
+    """A scheduler of pytest-xdist that runs all tests of a file, and all files of a group, in the same worker."""
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
@@ -125,7 +125,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def turn(item: pytest.Item) -> int:
-    """Return the sort key of a test: files that start clusters first, since they wait most; then LONG; then others."""
+    """Return the sort key of a test; tests with lower keys start first.
+
+    Files of STARTS_A_CLUSTER come first, since their tests wait most; then the files of LONG in their order; then all
+    others.
+    """
     path = item.path.as_posix()
     if path.endswith(STARTS_A_CLUSTER):
         return -1

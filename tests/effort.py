@@ -2,8 +2,8 @@
 
 `make test-deep` sets FEWBITS_TESTS=deep, which makes DEEP true. It also runs the tests marked `deep`: further scenarios
 of a mechanism that another test covers, and slow checks that have rarely found errors. Where a law holds for all
-combinations of properties, such as format, scaling and axis, a short run covers all pairs of values, and a deep run all
-combinations.
+combinations of properties, such as format, scaling and axis, `make test` covers all pairs of values, and
+`make test-deep` all combinations.
 """
 
 import os
@@ -15,7 +15,7 @@ SHARE, LEAST = 10, 10  # `make test` tries 1 / SHARE of the examples, but at lea
 
 
 def examples(full: int) -> settings:
-    """Return hypothesis settings with `full` random examples in a deep run, and fewer in `make test`.
+    """Return hypothesis settings: `full` random examples in `make test-deep`, and fewer in `make test`.
 
     Each run draws new examples.
     """
@@ -23,7 +23,7 @@ def examples(full: int) -> settings:
 
 
 def load_profile() -> None:
-    """Set hypothesis's defaults for all tests: 100 examples in a deep run; a failure prints how to reproduce it."""
+    """Set hypothesis's defaults for all tests: `examples(100)`; a failure prints code that reproduces it."""
     # There is no deadline, since the time of an example depends on the load of the machine.
     settings.register_profile("fewbits", examples(100), deadline=None, derandomize=False, print_blob=True)
     settings.load_profile("fewbits")

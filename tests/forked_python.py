@@ -83,7 +83,7 @@ class WarmPython:
         )
 
     def run(self, programs: Sequence[Program]) -> "list[subprocess.CompletedProcess[str]]":
-        """Run the programs at the same time; return the exit status and the output of each, in the same order."""
+        """Run the programs at the same time; return exit status and output of each, in the order of `programs`."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         with tempfile.TemporaryDirectory() as name:

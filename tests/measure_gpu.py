@@ -3,13 +3,16 @@
     make measure-gpu
     .venv/bin/python -m tests.measure_gpu bench trial    # only these parts, even if they passed before
 
-Each part is a command with a time limit. The parts are: compilation of the kernels of the parity tests, these tests,
-compute-sanitizer, benchmarks, training at scale gpu, training with executed and with emulated FP8 products, and
-torchtitan. While a part runs, its output is written to FOLDER/PART.log. When it ends, its result is written to
-FOLDER/PART.json, and the table in docs/measured/cuda-kernels.md is written again.
+Each part is a command with a time limit. The parts are: compilation of the kernels that the GPU tests need, the GPU
+tests, a part of them under compute-sanitizer, benchmarks, training at scale gpu, training with emulated and with
+executed FP8 products, and training with torchtitan.
 
-A part that passed on this GPU with this commit and these uncommitted changes is not run again, so the same command
-continues after an interruption. The exit status is 2 without a GPU, and 1 if a part failed or exceeded its time limit.
+While a part runs, its output is written to FOLDER/PART.log. When it ends, its result is written to FOLDER/PART.json,
+and the table in docs/measured/cuda-kernels.md is written again.
+
+A part that has passed is not run again with the same GPU, commit and uncommitted changes. So after an interruption,
+the same command runs only the other parts. The exit status is 2 without a GPU, and 1 if a part failed or exceeded its
+time limit.
 """
 
 from __future__ import annotations
@@ -60,9 +63,10 @@ class Part:
     """A command that tests or measures one thing.
 
     lacks: why the command cannot run on this machine; empty if it can.
-    shows: the page shows the last line of the output that contains this text; empty: the last line.
+    shows: a text; docs/measured/cuda-kernels.md shows the last line of the output that contains it. Empty: the last
+        line.
     target: the file or folder that the command writes. It is deleted before the part runs, since a trial with a result
-        would not be trained again, and rows of an earlier benchmark would look like those of this one.
+        would not be trained again, and rows of an earlier benchmark would look like new ones.
     """
 
     name: str
@@ -97,7 +101,7 @@ class Result:
 def parts(folder: Path, capability: tuple[int, int] = FP8_SINCE) -> tuple[Part, ...]:
     """Return all parts in the order in which they run; their time limits add up to at most MINUTES.
 
-    folder: where they write. capability: the compute capability of the GPU.
+    folder: the folder into which the parts write. capability: the compute capability of the GPU.
     """
     python, fewbits = sys.executable, (sys.executable, "-m", "fewbits.cli")
     tests = (python, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider")
@@ -312,7 +316,7 @@ def measured(folder: Path) -> str:
 
 
 def predictions(page: Path = PREDICTED) -> dict[str, str]:
-    """Return class of kernels → predicted speed, as a share of the speed of a copy, from the table in `page`."""
+    """Return kernel class → predicted speed as a share of a memory copy's speed, from the table in `page`."""
     shares = {}
     for line in page.read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -322,7 +326,7 @@ def predictions(page: Path = PREDICTED) -> dict[str, str]:
 
 
 def _beside_predictions(bench: Mapping[str, object], shares: Mapping[str, str]) -> list[str]:
-    """Return the lines of a table with the predicted speed, if there is one, and the measured speed of each case.
+    """Return the lines of a table with the measured speed of each case and, if there is one, its predicted speed.
 
     bench: the content of BENCH. shares: as `predictions` returns them.
     """

@@ -1,8 +1,8 @@
 """Make the mutants of a C++ or Python source: copies of it with one small mistake, which tests should notice.
 
 The mistakes are: another operator or comparison; an integer changed by one, or another number doubled; min in place of
-max or the reverse; true in place of false or the reverse. No mistakes are made where no test could notice them: in
-comments, strings, preprocessor lines, static assertions and type annotations.
+max or the reverse; true in place of false or the reverse. Tests cannot notice changes of comments, strings,
+preprocessor lines, static assertions and type annotations, so these stay unchanged.
 """
 
 import ast

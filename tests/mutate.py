@@ -86,7 +86,10 @@ TARGETS = {
 
 
 class Checkout:
-    """A copy of the checkout, for making mutants. `seconds`: how long compilation and tests take without a mutant."""
+    """A copy of the repository's checkout, in which mutants are made and tested.
+
+    seconds: how long compilation and tests take without a mutant.
+    """
 
     def __init__(self, folder: Path, target: Target) -> None:
         self.root, self.cache, self.target = folder / "root", folder / "cache", target
@@ -102,11 +105,14 @@ class Checkout:
         self.library = self.compiled()
         outcome = self._tests(limit=None)
         if self.library is None or outcome.returncode:
-            raise SystemExit(f"the tests have to pass without a mutant:\n{outcome.stdout}")
+            raise SystemExit(f"the sources do not compile or tests fail without a mutant; fix them:\n{outcome.stdout}")
         self.seconds = time.monotonic() - start
 
     def outcome(self, mutant: Mutant) -> str:
-        """Make a mutant, run the tests, and undo it; return KILLED, SURVIVED, SAME or NOT_COMPILED."""
+        """Make a mutant, run the tests, and undo the mutant; return KILLED, SURVIVED, SAME or NOT_COMPILED.
+
+        SAME: the library is the same as without the mutant, so no test can notice the mutant.
+        """
         path = self.root / mutant.file
         text = path.read_text()
         path.write_text(mutant.of(text))
@@ -170,7 +176,7 @@ def measure(name: str, target: Target, sample: int, seed: int) -> list[str]:
     files = sorted({path for pattern in target.files for path in ROOT.glob(pattern)})
     found = [mutant for file in files for mutant in mutants(file.relative_to(ROOT).as_posix(), file.read_text())]
     if not found:
-        raise SystemExit(f"{name}: no mutants in {' '.join(target.files)}")
+        raise SystemExit(f"{name}: no mutants can be made in {' '.join(target.files)}; choose other --files")
     chosen = found if sample in (0, len(found)) else random.Random(seed).sample(found, min(sample, len(found)))
     outcomes: dict[Mutant, str] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -230,7 +236,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def with_section(page: str, name: str, section: list[str]) -> str:
-    """Return the page with `section` in place of its section called `name`; if there is none, at the end."""
+    """Return the page with `section` in place of its section `name`, or at the end if the page has no such section."""
     before, *sections = page.split("\n## ")
     kept = {text.partition("\n")[0]: text.rstrip() for text in sections}
     kept[name] = "\n".join(section).removeprefix("## ").rstrip()

@@ -57,12 +57,14 @@ def ray_head(
     nodes: Sequence[Mapping[str, str]] = (),
     grows_by: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Iterator[Head]:
-    """Start a head without CPUs, as on a real cluster, and worker nodes, all on this machine, for a `with` block.
+    """Start a Ray head and worker nodes on this machine, and yield the head; end all their processes after the block.
 
-    nodes: for each worker node, its environment variables. A node has one CPU, reports one GPU, and may join only after
-        the block has begun (`Head.wait_for_nodes`).
-    grows_by: node types → resources; an autoscaler starts at most one node of each type. Such a head has no dashboard,
-        whose ten processes take longer to start than all other processes.
+    The head has no CPUs, as on a real cluster.
+
+    nodes: for each worker node, its environment variables. A node has one CPU and reports one GPU. It may still be
+        joining when the block begins; `Head.wait_for_nodes` waits until all have joined.
+    grows_by: node types → resources; an autoscaler starts at most one node of each type. A head with an autoscaler has
+        no dashboard, whose ten processes take longer to start than all other processes.
     """
     with marked_environment() as environment, short_folder() as folder:
         token_file = folder / "token"
@@ -284,7 +286,7 @@ def client_environment(head: Head) -> Mapping[str, str]:
 
 @contextmanager
 def joining(head: Head) -> Iterator[None]:
-    """Set this process's environment so that drivers in the `with` block can join the cluster and send its token."""
+    """Set this process's environment so that `ray.init` in the `with` block can join the cluster with its token."""
     from ray._private.authentication_test_utils import reset_auth_token_state
 
     with pytest.MonkeyPatch.context() as patch:

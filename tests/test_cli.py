@@ -81,7 +81,7 @@ def test_wrong_input_is_one_line_and_status_2(words: list[str], named: list[str]
 
 @pytest.fixture
 def command_that(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], int]], None]:
-    """Return a function `install(run)`, after which the command `fewbits made-up` calls `run`."""
+    """Return a function `install(run)` that makes the command `fewbits made-up` call `run`."""
 
     def install(run: Callable[[], int]) -> None:
         module = ModuleType("made_up")
@@ -165,9 +165,10 @@ def test_a_pipe_whose_reader_has_gone_is_silent(words: list[str]) -> None:
 
 
 def test_doctor_takes_no_longer_than_some_starts_of_python() -> None:
-    """`fewbits doctor` takes at most 25 times as long as an empty Python program; importing torch takes over 50 times.
+    """`fewbits doctor` takes at most 25 times as long as an empty Python program, so it does not import torch.
 
-    The kernels are built before, since otherwise doctor also tests the compiler.
+    An import of torch takes over 50 times as long. The kernels are built before the measurement, since otherwise doctor
+    also tests the compiler.
     """
     if build.compiler():
         build.build()
@@ -194,7 +195,7 @@ def test_the_command_line_imports_no_heavy_library(words: list[str]) -> None:
 
 
 def test_help_of_a_command_imports_no_heavy_library() -> None:
-    """No `--help` imports a library of HEAVY.
+    """No command with `--help` imports a library that is slow to import, such as torch (see HEAVY).
 
     One process runs all commands with --help, and prints after each the libraries of HEAVY that are imported by then.
     """

@@ -73,7 +73,7 @@ def test_sums_of_few_bits_err_and_promoted_ones_do_not(capsys: pytest.CaptureFix
 
 
 def test_a_recipe_is_swept_compared_in_mlflow_and_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """own_recipe.py trains and compares the runs, and then own_claim.py checks two claims about them.
+    """own_recipe.py trains and compares runs, and then own_claim.py checks two claims about these runs.
 
     The first script runs in its own process, since it sets MLflow's tracking URI.
     """

@@ -1,4 +1,4 @@
-"""Test docs/gallery.py: it copies reports' pages and verdicts, and the tables of verdicts agree with the gallery."""
+"""Test docs/gallery.py, which publishes reports in docs/gallery and writes tables of their verdicts into READMEs."""
 
 import importlib.util
 import json

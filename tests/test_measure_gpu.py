@@ -40,7 +40,10 @@ def run(folder: Path, page: Path, *parts: Part, gpu: str = GPU, **how: float) ->
 
 
 def test_each_result_is_written_when_its_part_ends_and_the_page_with_it(tmp_path: Path, page: Path) -> None:
-    """The second part checks that the first part's result and page exist; later parts fail or lack a tool."""
+    """A part's result and the page are written when the part ends, and not only when all parts have ended.
+
+    The second part checks that the first part's result and page exist; the third part fails, and the last lacks a tool.
+    """
     folder = tmp_path / "results"
     reads = (
         f"import json, pathlib; r = json.loads(pathlib.Path({str(folder / 'one.json')!r}).read_text()); "
@@ -200,7 +203,7 @@ def test_kernels_are_compiled_before_the_tests_that_need_them(tmp_path: Path) ->
 
 
 def test_kernels_of_parity_are_compiled_in_time_by_ten_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The part `warm` has time for all kernels on ten cores, since a kernel takes at most a second of a core."""
+    """The time limit of `warm`, the part that compiles kernels, suffices on ten cores if each kernel takes a second."""
     monkeypatch.setattr(test_cuda, "DEEP", False)
     needed = len(warm_parity.kernels(warm_parity.fixed_cases()))
     assert 1000 < needed < 10 * measure_gpu.parts(tmp_path)[0].seconds
@@ -209,7 +212,7 @@ def test_kernels_of_parity_are_compiled_in_time_by_ten_cores(monkeypatch: pytest
 def test_a_trial_that_finished_earlier_trains_again(tmp_path: Path, page: Path) -> None:
     """The store of a part that trains is deleted first, since `fewbits train` does nothing if the result exists.
 
-    The command here behaves in the same way.
+    The command in this test also trains only if its result does not exist.
     """
     store = tmp_path / "results" / "runs" / "trial"
     code = (
@@ -238,7 +241,7 @@ def test_errors_that_a_sanitizer_reports_are_a_failure(
 ) -> None:
     """A part fails if the sanitizer reports errors although the tests pass.
 
-    The replacement here, like NVIDIA's sanitizer, returns the tests' status unless --error-exitcode is set.
+    Like NVIDIA's sanitizer, the script that replaces it here fails after such errors only if --error-exitcode is set.
     """
     tool = tmp_path / "compute-sanitizer"
     tool.write_text(

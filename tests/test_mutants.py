@@ -1,4 +1,4 @@
-"""Test that mutants change operators and constants of sources, and nothing that cannot change results."""
+"""Test that mutants change operators and constants of sources, but not comments, strings and type annotations."""
 
 import pytest
 

@@ -185,7 +185,7 @@ def reproduced(folder: Path, study: str, swept: int, reported: int, *words: str)
     """Run `make reproduce-STUDY` with a replacement for `fewbits`, which records its arguments.
 
     Return make's exit status, its stderr, and the arguments of each call of `fewbits`. swept: the replacement's exit
-    status for `fewbits sweep`. reported: its exit status for other commands except `bench`.
+    status for `fewbits sweep`. reported: its exit status for `fewbits report`. words: further arguments of make.
     """
     command = folder / "bin" / "fewbits"
     command.parent.mkdir()
@@ -251,7 +251,10 @@ def test_every_make_target_that_a_page_names_exists() -> None:
 
 
 def test_every_line_of_a_block_of_commands_is_one_command() -> None:
-    """Find blocks that a formatter has wrapped like prose: their lines begin in the middle of a command or comment."""
+    """In the README's blocks of commands, each line that is not indented begins with the name of a program.
+
+    A block that a formatter has wrapped like prose has lines that begin in the middle of a command or comment.
+    """
     programs = {"fewbits", "make", "torchrun", "python", "pip", "eval", "papermill", "jupytext"}
     blocks = re.findall(r"^```(\w*)\n(.*?)^```", PAGES[0].read_text("utf-8"), re.DOTALL | re.MULTILINE)
     commands = [block.splitlines() for language, block in blocks if not language and block.split()[0] in programs]

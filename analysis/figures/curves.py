@@ -43,7 +43,7 @@ WEIGHTS = {"quiet": 0.8, "text": 1.0, "line": 1.0}  # widths of reference lines 
 
 @dataclass(frozen=True)
 class Line:
-    """A series in a panel."""
+    """A series of numbers that is drawn as one line in a panel."""
 
     x: Array
     y: Array
@@ -82,7 +82,7 @@ class PaperMark:
 
 @dataclass(frozen=True)
 class Panel:
-    """The contents of one panel."""
+    """The contents of one panel: its lines, its reference lines, the paper's numbers, and its axes."""
 
     title: str = ""
     lines: tuple[Line, ...] = ()

@@ -93,9 +93,9 @@ def effects_of(results: Results, study: str, of: EffectsFigure) -> list[Effect]:
 
 
 def effects_picture(results: Results, study: str, of: EffectsFigure) -> Picture:
-    """Return the figure of the arms that are run at this scale.
+    """Return the figure of effects, with a row for each arm that `effects_of` returns.
 
-    Return NotPlanned if there is no such arm, and NoData if no pair of an arm's and its baseline's trials is finished.
+    Return NotPlanned if there is no such arm. Return NoData if no arm has a pair of finished trials with its baseline.
     """
     found = effects_of(results, study, of)
     if not found:
@@ -153,9 +153,10 @@ def _margin(study: str, name: str) -> float:
 
 
 def _usual(rows: Sequence[Estimate]) -> list[float]:
-    """Return the sizes that the axis has to include: those of effects up to FAR times the median size.
+    """Return the absolute values that the axis has to include, so that a few very large effects do not determine it.
 
-    The ends of these effects' intervals are included if they are at most twice this limit.
+    They are the effects up to a limit, FAR times the median effect, and the ends of these effects' intervals, if an end
+    is at most twice the limit.
     """
     sizes = [abs(row.mean) for row in rows if row.mean is not None]
     most = FAR * float(np.median(sizes))

@@ -1,4 +1,4 @@
-"""Draw heat maps: tables of shaded cells with numbers, or histograms, one in each row, with a line at a threshold."""
+"""Draw heat maps: tables of shaded cells. The cells of a row show single numbers or the bins of a histogram."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class HeatRow:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """The contents of one panel."""
+    """One heat map, which fills one panel: its rows, the labels of its columns, and how they are drawn."""
 
     rows: tuple[HeatRow, ...]
     columns: tuple[str, ...]  # labels; a column with an empty label has no tick
@@ -53,14 +53,14 @@ class HeatMap:
 
 
 def histogram_row(label: str, counts: Array, group: str = "") -> HeatRow:
-    """Return a histogram as a row: each count divided by the sum of all counts."""
+    """Return the row of a heat map that shows a histogram: each count divided by the sum of all counts."""
     return HeatRow(label, counts / max(counts.sum(), 1), group)
 
 
 def heat_map_figure(
     maps: Sequence[HeatMap], *, key: str = "", threshold: str = "", beside: bool = False, room: float = 0.0
 ) -> Figure:
-    """Draw heat maps below each other or, if `beside`, side by side; then only the first one has labels of rows.
+    """Draw heat maps below each other; if `beside`, draw them side by side, with labels of rows only at the first map.
 
     key: the meaning of the shades; if given, a colour bar from 0 to 1 is drawn. threshold: the legend's text for the
     upright line. room: additional height in inches.

@@ -43,7 +43,7 @@ class OodFigure:
 
 
 def ood_figure(results: Results, study: str, of: OodFigure) -> Picture:
-    """Return the figure; the panels of a row whose arms are not run at this scale say so.
+    """Return the figure. If this scale does not run the arms of a row, the row's panels say that they are not run.
 
     Return NotPlanned if no row is run at this scale, and NoData if no trial has recorded the out-of-domain loss.
     """

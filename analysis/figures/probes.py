@@ -1,7 +1,8 @@
 """The figure of probes: how much quantizing an operand, a GEMM or a block of layers changes the gradient and the loss.
 
 It has two heat maps, of the gradient's error and of the loss's increase, with a row for each operand, GEMM and block.
-Each arm has two columns: only this part is quantized (`alone`), or everything except it (`all but it`).
+Each arm has two columns: only the operand, GEMM or block of the row is quantized (`alone`), or everything except it
+(`all but it`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ KINDS = {"only": "alone", "without": "all but it"}
 
 @dataclass(frozen=True)
 class ProbesFigure:
-    """The figure of these arms of a sweep of probes, as figures.yaml declares it."""
+    """A figure of some arms of a sweep of probes, as figures.yaml declares it."""
 
     id: str
     title: str = "Which operands change the gradient and the loss"

@@ -1,7 +1,7 @@
-"""Series of arms over training: means over seeds with bands, and paired changes from a baseline.
+"""Compute curves of arms over training: the mean over seeds with a band, or the paired change from a baseline.
 
-A series has only the steps that all of the arm's seeds have, because a mean would jump where a seed is missing. Seeds
-that diverged are left out, unless all of them diverged. The notes of figures name the diverged seeds.
+A curve has only the steps that all of the arm's seeds have, because a mean would jump where a seed is missing. Seeds
+that diverged are left out; if all seeds diverged, they are all kept. The notes of figures name the diverged seeds.
 """
 
 from __future__ import annotations
@@ -170,7 +170,8 @@ def trials_of(frame: pd.DataFrame, arm: str) -> tuple[str, ...]:
 def _tokens_by_seeds(frame: pd.DataFrame, arm: str) -> pd.DataFrame:
     """Return an arm's values with a row for each number of tokens and a column for each seed.
 
-    Diverged seeds are dropped if another seed did not diverge; then, numbers of tokens that a seed lacks are dropped.
+    Diverged seeds are left out; if all seeds diverged, they are all kept. Then rows are left out that lack a value for
+    one of the seeds.
     """
     rows = frame[frame["arm"] == arm]
     whole = rows[rows["state"] != str(State.DIVERGED)]

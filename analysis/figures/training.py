@@ -198,7 +198,7 @@ class Shown:
 
 
 def training_figure(results: Results, study: str, of: TrainingFigure) -> Picture:
-    """Return the figure of the rows whose arms are run at this scale; the notes name the rows that are not.
+    """Return the figure with the rows whose arms are run at this scale; a note names the rows that are left out.
 
     Return NotPlanned if no row is run at this scale, and NoData if no row has data.
     """
@@ -216,9 +216,9 @@ def training_figure(results: Results, study: str, of: TrainingFigure) -> Picture
 
 
 def show_rows(results: Results, study: str, rows: Sequence[ArmCurves]) -> list[Shown]:
-    """Return the data of each row of panels: one for each metric of each entry in `rows` that this scale runs.
+    """Return the data of all rows of panels; each entry of `rows` gives a row of panels for each of its metrics.
 
-    Arms with the same label have the same style.
+    Entries whose arms are not run at this scale are left out. Arms with the same label have the same style.
     """
     table, found = arm_table(study), []
     styles = assign_styles(table, rows)
@@ -262,10 +262,10 @@ def assign_styles(table: ArmTable, rows: Sequence[ArmCurves]) -> dict[str, Style
 
 
 def noise_places(results: Results, table: ArmTable, row: ArmCurves) -> Results | None:
-    """Return the results of the first sweep of the row's family (the same model) that has A/A trials.
+    """Return the results with the A/A trials for this row: those of the first sweep in its family that has such trials.
 
-    Only places with the row's axis values are returned. Return None if no sweep has A/A trials or the row does not show
-    them.
+    A family is a group of sweeps of one model (ArmTable.family). Only places with the row's axis values are returned.
+    Return None if no sweep of the family has A/A trials, or if the row does not show them (`row.noise`).
     """
     for sweep in table.family(row.sweep) if row.noise else ():
         part = sweep_places(results, sweep, row.where)

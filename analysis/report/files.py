@@ -98,8 +98,8 @@ def check_place(reports: Path) -> None:
 def replace_folder(folder: Path, make: Callable[[], Mapping[str, str | bytes]], made_of: str) -> None:
     """Replace a report's folder by a new one with the files that `make` returns.
 
-    make: returns the contents of the files by their paths in the folder. It can take minutes, so the folder is checked
-    before the call: ValueError is raised if the folder has files but no index.html, or cannot be written. made_of: the
+    make: returns the contents of the files by their paths in the folder. `make` can take minutes, so the folder is
+    checked first. Raise ValueError if the folder has files but no index.html, or if it cannot be written. made_of: the
     digest of the report's inputs (`fingerprint.made_of`), which is stored in made-of.json.
     """
     if folder.exists() and any(folder.iterdir()) and not (folder / INDEX).is_file():

@@ -47,9 +47,9 @@ class Value:
 
     @staticmethod
     def of(data: Differences | NoData) -> Value | NoData:
-        """Return the mean of an arm's own numbers or of paired differences; NoData if every pair diverged.
+        """Return the mean of an arm's own numbers or of paired differences.
 
-        data: if it is NoData, it is returned unchanged.
+        Return NoData if each pair has a trial that diverged. If `data` is NoData, return it unchanged.
         """
         if isinstance(data, NoData):
             return data
@@ -78,7 +78,8 @@ Ours = Value | Setting | Missing
 def why_missing(ours: Missing) -> str:
     """Return the text that a cell shows instead of a missing number.
 
-    It is the reason, after "out of reach" or "no data", or the reason alone if the number is not planned.
+    The text is "out of reach: " or "no data: ", followed by the reason. For a number that the scale does not plan, it
+    is the reason alone.
     """
     if isinstance(ours, NotPlanned):
         return ours.reason

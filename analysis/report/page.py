@@ -1,7 +1,7 @@
 """Turn an executed notebook into one self-contained HTML page, without external scripts, fonts or images.
 
-The page has the notebook's prose and results, without the code of its cells. A table with a control
-(`TableResult.control`) has an inline script; browsers that run no scripts show this table, too.
+The page has the notebook's prose and results, without the code of its cells. A table with an input field for
+the reader (`TableResult.control`) has an inline script; a browser that runs no scripts shows all cells of the table.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class StudyRegistry:
 
     def _check(self, entries: dict[str, Entry[M]], name: str) -> None:
         if name in entries:
-            raise ValueError(f"{self.study}: {name} is registered twice")
+            raise ValueError(f"{self.study}: {name} is registered twice; give each table and figure an id of its own")
 
 
 _REGISTRIES: dict[str, StudyRegistry] = {}

@@ -113,8 +113,8 @@ class StudyReport:
     def size(self) -> str:
         """Return the amount of training, and how much of it used the quantized recipes, as text.
 
-        A run that branches from a trunk trains only the tokens after the trunk with its own recipe. The text gives the
-        greatest share of such tokens among the tokens of one quantized run, including its trunk.
+        A run that branches from a trunk trains only the tokens after the branch with its own recipe. The text gives the
+        share of these tokens among all tokens of the run and its trunk, for the quantized run with the greatest share.
         """
         total = training_of(self.results, self.results.plan.trials)
         if total is None:
@@ -126,7 +126,7 @@ class StudyReport:
         return f"{total}; {share}"
 
     def _quantized(self) -> Iterator[str]:
-        """Yield the ids of the trials that quantize an operand or use a sampler, without trunks."""
+        """Yield the ids of the trials that quantize an operand or use a sampler; trunks are left out."""
         trunks = {planned.parent for planned in self.results.plan.trials.values()}
         for trial, planned in self.results.plan.trials.items():
             recipe = planned.trial.recipe
@@ -155,7 +155,8 @@ class StudyReport:
     def summary(self) -> ShownFrame:
         """Return a table with a row for each claim: its statement, verdict, reason, and the numbers of one comparison.
 
-        In the report, the claims are grouped (exact, mechanism, training), after the rules for verdicts.
+        This comparison is the one with the greatest p value (`Verdict.leading`). In the report, the rules for verdicts
+        come first, then the claims in three groups: exact, mechanism and training.
         """
         html = claims.rules() + claims.summary(self.verdicts)
         return shown_frame(map(verdict_row, self.verdicts.values()), "summary of the verdicts", html)
@@ -275,14 +276,14 @@ class StudyReport:
         return shown_frame(rows, "remarks", remarks.remarks_html(self.verdicts))
 
     def not_printed(self) -> ShownFrame:
-        """Return a table of the paper's numbers and figures that its text does not print, with the source of each."""
+        """Return a table of numbers and figures that the paper's text does not print, and the sources of our copies."""
         numbers = remarks.not_printed(self.paper)
         html = render("list", items=[f"{number}: {source}" for number, source in numbers] or ["Nothing."])
         rows = [{"number": number, "source": source} for number, source in numbers]
         return shown_frame(rows, "numbers that the paper does not print", html)
 
     def unreached(self) -> ShownFrame:
-        """Return a table of the reasons why claims cannot be tested at this or any scale, each with its claims."""
+        """Return a table of reasons why claims cannot be tested, at this scale or at any, each with the claims' ids."""
         reasons = remarks.unreached(self.verdicts)
         html = render("remarks", sections=[("", reasons)] if reasons else [])
         rows = [{"claims": ", ".join(names), "reason": reason} for names, reason in reasons]

@@ -1,8 +1,8 @@
 """Compare an arm with its baseline for tables and figures.
 
-The pairs of trials are those of verdicts, and so are the pooled spreads (standard deviations over seeds that are
-estimated from several arms, results/pooling.py). A metric is a column of `Results.trials` (`validation_loss`), the
-mean of a curve over its last steps (`loss@late`), or a mapping {trial id: number}.
+Pairs of trials and pooled spreads are the same as in the tests of claims. A pooled spread is a standard deviation over
+seeds that is estimated from several arms (results/pooling.py). A metric is a column of `Results.trials`
+(`validation_loss`), the mean of a curve over its last steps (`loss@late`), or a mapping {trial id: number}.
 """
 
 from __future__ import annotations

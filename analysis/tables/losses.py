@@ -96,8 +96,8 @@ def loss_table(
 ) -> TableResult:
     """Return a table of the paper's losses and scores beside ours, for these columns.
 
-    printed: the paper's table. baseline: the baseline's name in the titles of rows. stand_ins: our metrics in place of
-    question answering: title of the row → metric.
+    printed: the paper's table. baseline: the baseline's name in the titles of rows. stand_ins: title of a row → the
+    metric of ours that the row shows in place of scores in question answering.
     """
     metrics = {"loss": "loss@late", "validation_loss": "validation_loss"}
     rows: list[TableRow] = []
@@ -124,8 +124,8 @@ def loss_table(
 def _score(results: Results, column: LossColumn, row: Row, printed: Table) -> TableCell:
     """Return a cell with our score on one of the paper's tasks, in percent, beside the paper's score.
 
-    If no trial of the column was evaluated on the task, our score is shown as `out of reach`. If the paper has no such
-    column, either, the cell is blank.
+    If no trial of the column's arm was evaluated on the task, our score is shown as `out of reach`; if, in addition,
+    the paper's table does not show this arm, the cell is blank.
     """
     part, source = column.part or results, row.source or printed.source
     value = printed.value(row.id, column.printed) if column.printed else None
@@ -149,7 +149,7 @@ def _scores(results: Results, task: Task) -> dict[str, float]:
 def _stand_in(
     results: Results, title: str, metric: str, columns: Sequence[LossColumn], baseline: str
 ) -> Iterator[TableRow]:
-    """Yield two rows (means and changes) of a metric that only we have; no rows if no trial of the scale has it."""
+    """Yield two rows (means and changes) of a metric that the paper lacks; no rows if no trial of the scale has it."""
     if metric in results.metrics():
         unit = "nats" if "loss" in metric else "of 1"
         levels = tuple(column.level(results, metric) for column in columns)

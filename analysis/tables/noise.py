@@ -1,6 +1,6 @@
 """Make the table of noise: differences between arms that should be equal, and spreads of losses over seeds.
 
-A spread is a standard deviation. All numbers are relative, in percent; a difference is that of two trials with the same
+A spread is a standard deviation. All numbers are relative, in percent. A difference is between two trials with the same
 seed.
 """
 

@@ -19,7 +19,7 @@ from fewbits.sweeps.planning.cost import tokens_of, work_of
 
 @dataclass(frozen=True)
 class Lineage:
-    """The trials that lead to a result: its trunks from first to last, if there are any, then the arm's own trial."""
+    """The trials that lead to an arm's result: its trunks from first to last, if there are any, and its own trial."""
 
     trials: tuple[Trial, ...]
 
@@ -68,7 +68,8 @@ def settings_table(
     """Return a table of the paper's settings beside ours.
 
     printed: the paper's table; its row ids are keys of SETTINGS. columns: one for each column of the paper's table.
-    unstated: further rows of settings that the paper does not state: title of the row → function.
+    unstated: for more rows, of settings that the paper does not state: title of the row → function that returns our
+    setting as text.
     """
     rows = [TableRow("Model", tuple(column.cell(model, column.model, printed.source) for column in columns))]
     for row in printed.rows:

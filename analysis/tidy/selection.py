@@ -45,7 +45,7 @@ def selection(sweep: PathLike, overrides: Sequence[str], scale: str | None, runs
 def whole_store(runs: PathLike | None) -> Path:
     """Return the absolute path of a store; raise ValueError if it does not exist.
 
-    runs: the store's folder. If it is None or "", use the nearest store at or above the working directory.
+    runs: the store's folder. If it is None or "", use the nearest store in or above the working directory.
     """
     if not runs:
         if (nearest := _nearest_store(())) is None:
@@ -55,15 +55,16 @@ def whole_store(runs: PathLike | None) -> Path:
         return nearest
     store = store_folder(os.fspath(runs)).absolute()
     if not store.is_dir():
-        raise ValueError(f"no store {store}: no such folder")
+        raise ValueError(f"{store}: no such folder; name the folder of the store, for example runs")
     return store
 
 
 def notebook_parameters(overrides: Sequence[str], scale: str, store: Path) -> dict[str, Any]:
     """Return the parameters of a report's notebook, which select the same results in any working directory.
 
-    The keys are study (a study, the absolute path of a sweep file, or a multirun), scale ("" without a study), runs
-    (the store) and overrides (the other overrides as one line of shell words).
+    The keys are `study`, `scale`, `runs` and `overrides`. The value of `study` is a study, the absolute path of a sweep
+    file, or a multirun; if it is not a study, `scale` is "". `runs` is the store. `overrides` has all other overrides,
+    as one line of shell words.
     """
     own = folders(overrides).overrides
     rest = [text for text in overrides if text.partition("=")[0] != RUNS and not is_search_path(text)]
@@ -98,7 +99,10 @@ def _names_store(overrides: Sequence[str]) -> bool:
 
 
 def _nearest_store(overrides: Sequence[str]) -> Path | None:
-    """Return the nearest store at or above the working directory, or else at or above a given sweep file, or None."""
+    """Return the nearest store in or above the working directory; if there is none, in or above a sweep file's folder.
+
+    overrides: those that may name sweep files. Return None if there is no store in these places, either.
+    """
     return next(filter(_is_store, _candidates(overrides)), None)
 
 

@@ -69,13 +69,15 @@ def changes(times: Sequence[tuple[dict[Key, float], dict[Key, float]]]) -> list[
 
 
 def _milliseconds(root: Path, arguments: Sequence[str]) -> dict[Key, float]:
-    """Run `fewbits bench train` in the checkout `root`; return the milliseconds per step."""
+    """Run `fewbits bench train` in the checkout `root`; return the milliseconds per step of each measured `Key`."""
     command = [sys.executable, "-m", "fewbits.cli", "bench", "train", *arguments, "--json"]
     environment = {**os.environ, "PYTHONPATH": str(root / "src")}
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
     if done.returncode:
         version = "this checkout" if root == ROOT else "the other commit"
-        raise ValueError(f"--against: {version} failed: {done.stderr.strip().rpartition(chr(10))[2]}")
+        raise ValueError(
+            f"--against: fewbits bench train failed in {version}: {done.stderr.strip().rpartition(chr(10))[2]}"
+        )
     return {
         (one["model"], row["variant"], row["optimizer"]): row["milliseconds"]
         for one in json.loads(done.stdout)

@@ -101,7 +101,7 @@ def _compare(
     gemms: LinearProducts,
     settings: Settings,
 ) -> tuple[list[float], list[Row]]:
-    """Time all variants with one optimizer; return the seconds of the products `gemms` in each turn, and the rows."""
+    """Time all variants with one optimizer; return the seconds of `gemms` in each turn, and a row per variant."""
     variants: dict[str, Recipe | None] = {PLAIN: None, **recipes}
     steps = {name: Step(config, recipe, optimizer, batch) for name, recipe in variants.items()}
     observed: dict[str, Step] = {}

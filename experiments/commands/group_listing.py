@@ -63,7 +63,7 @@ def _file(group: str, name: str, own: Folders) -> Path:
 def _settings(group: str, name: str, searched: Sequence[str], own: Folders) -> dict[str, Any]:
     """Return a config's settings: the value of each, by the key of its override, such as `optimizer.lr`.
 
-    For a scale, these are only the settings and choices of other groups in the scale's own file.
+    For a scale, return only what the scale's own file sets: settings, and choices of other groups' configs.
     searched: the overrides that set the search path of config folders. own: the user's config folders.
     """
     if group != GLOBAL:

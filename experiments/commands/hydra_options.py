@@ -35,16 +35,16 @@ def add_hydra_options(parser: CommandParser) -> None:
 
 
 class _Refuse(argparse.Action):
-    """An option of Hydra that fewbits refuses: it raises ValueError with what to use instead, the option's `const`."""
+    """An option of Hydra that fewbits refuses: using it raises ValueError with advice what to use instead (`const`)."""
 
     def __call__(self, parser: object, namespace: object, values: object, option_string: str | None = None) -> None:
         raise ValueError(f"train: {option_string}: {self.const}")
 
 
 def show(options: argparse.Namespace, overrides: Sequence[str]) -> bool:
-    """Let Hydra print what its options, such as --cfg or --info, request; return whether there were such options.
+    """Let Hydra print what options such as --cfg or --info request; return whether one of them was given.
 
-    If so, the command has to end without training.
+    If one was given, the command has to end without training.
     """
     if options.shell_completion:
         from fewbits.experiments.commands.completion import complete

@@ -11,9 +11,10 @@ from fewbits.models.recipe import HIGH, SLOTS
 
 
 def print_layers(trial: Trial) -> None:
-    """Print a table of the linear layers, then the quantizers of the six operand slots for each number in the table.
+    """Print a table of the linear layers, then the quantizers of the six operand slots, once for each kind of layer.
 
-    Layers with the same quantizers and sampler have the same number, such as [1]; unquantized layers have no number.
+    Layers of one kind have the same quantizers and sampler. The table shows the kind as a number, such as [1], and
+    shows unquantized layers as `high`.
     """
     model = on_meta(trial.model)
     quantize(model, trial.recipe)

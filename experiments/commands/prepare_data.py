@@ -48,7 +48,10 @@ def main(argv: Sequence[str]) -> int:
             "package:smollm2, hub:NAME"
         )
     if source and options.revision:
-        raise ValueError(f"data prepare: --revision {options.revision} with --source: local files have no revision")
+        raise ValueError(
+            f"data prepare: --revision {options.revision} with --source: local files have no revision; use only one of "
+            "the two options"
+        )
     tokenizer = ready_tokenizer(spelling)
     request = Request(
         options.collection,
@@ -126,7 +129,7 @@ def _fraction(text: str) -> float:
 
 
 def _revision(out: Path, collection: Collection, requested: str | None) -> str:
-    """Return the commit to read: of the revision `requested`, else an earlier call's, else the collection's default."""
+    """Return the commit to read: that of `requested`, else the commit of an earlier call, else the default one."""
     return resolved_revision(collection, requested or _earlier_revision(out) or collection.revision)
 
 

@@ -42,8 +42,8 @@ GEMMS = {"fprop": ("x", "w"), "dgrad": ("dy", "w"), "wgrad": ("dy", "x")}
 def print_recipes(name: str | None, directory: str | None, as_json: bool) -> None:
     """Print all recipes, or the recipe `name` with its settings and fields.
 
-    directory: a further config folder of the user. If recipes cannot be read, print the others, then raise ValueError
-    with a message about each recipe that cannot be read.
+    directory: a further config folder of the user. If some recipes cannot be read, print the other recipes, then raise
+    ValueError with a message about each recipe that cannot be read.
     """
     searched = with_config_dir([], directory)
     chosen = names("recipe", folders(searched)) if name is None else [name]

@@ -112,13 +112,13 @@ class TokenFolder:
     def documents(self, split: str) -> Iterator[Tokens]:
         """Yield the split's documents in order, without separators; raise ValueError if the separator is unknown."""
         if self.meta.separator is None:
-            raise ValueError(f"the documents cannot be separated: {META} names no separator")
+            raise ValueError(f"the documents cannot be separated: {META} lacks `separator`, the token after a document")
         return _separated(self.splits[split], self.meta.separator)
 
     def document_ends(self, split: str) -> npt.NDArray[np.int64]:
         """Return the positions of the split's separators; raise ValueError if the separator is unknown."""
         if self.meta.separator is None:
-            raise ValueError(f"the documents cannot be separated: {META} names no separator")
+            raise ValueError(f"the documents cannot be separated: {META} lacks `separator`, the token after a document")
         return separator_positions(self.splits[split], self.meta.separator)
 
     def texts(self, split: str) -> list[str]:
@@ -212,7 +212,10 @@ def _read_through(path: Path, dtype: str) -> Survey:
 
 
 def _stamp(path: Path) -> Stamp:
-    """Return a file's inode, size and modification time; zeros if it was deleted, as its memory map stays valid."""
+    """Return a file's inode, size and modification time; zeros if it was deleted.
+
+    Deletion is no problem, because the file's memory map stays valid.
+    """
     try:
         status = path.stat()
     except FileNotFoundError:

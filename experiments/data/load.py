@@ -17,7 +17,7 @@ from fewbits.experiments.data.text import content_key, text_folder
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of data."""
+    """A kind of data that `data.kind` can choose, such as `python` or `bin`."""
 
     summary: str  # a description for `fewbits data`
     takes: tuple[str, ...]  # the settings of DataConfig that apply to this kind, besides `kind` and `repeat`
@@ -25,7 +25,7 @@ class Kind:
 
 
 def load(config: DataConfig, cache: Path) -> Corpus:
-    """Return the corpus of a data config, made earlier or now in the folder `cache`.
+    """Return the corpus of a data config; if its tokens have to be made first, make them in the folder `cache`.
 
     Raise ValueError for settings that are invalid or that the kind of data does not take.
     """

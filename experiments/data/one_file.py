@@ -35,7 +35,7 @@ _OTHER = (".json", ".jsonl", ".parquet", ".gz", ".zip", ".zst")  # suffixes of f
 
 
 def text_file_folder(path: Path, tokenizer: str, cache: Path) -> TokenFolder:
-    """Return the tokens of a text file, made earlier or now in the folder `cache`.
+    """Return the tokens of a text file; make them in the folder `cache` if they are not there yet.
 
     Raise ValueError if the file cannot be read or is too short.
     """
@@ -109,7 +109,7 @@ def _continuous(text: str, tokenizer: Tokenizer) -> Tokens:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Yield the text in pieces of whole lines, which a tokenizer encodes one after the other or several at once."""
+    """Yield the text in pieces of whole lines, so that a tokenizer need not encode the whole text as one string."""
     begin = 0
     while begin < len(text):
         end = text.find("\n", begin + _PIECE) + 1 or len(text)

@@ -1,17 +1,17 @@
 """Collect text that needs no network: the sources of the Python standard library, and those of torch.
 
-`python` is the standard library without its tests. `torch` takes the place of the higher-quality data in MoR's second
-configuration. It has nearly three times as much text, in the one style that torch's linters enforce, and is filtered
-like collections of code: no generated files; no tables (a file's lines have at most 1000 characters, and at most 100 on
-average; at least a quarter of its bytes are letters or digits); at least half of a file's functions are annotated. Both
-corpora are deduplicated: a file is omitted if most of its text consists of lines that occur in files read before it.
-So validation text does not occur in train.
+`python` is the standard library without its tests. `torch` stands in for the higher-quality data of MoR's second
+training configuration: it has nearly three times as much text, in the one style that torch's linters enforce. It is
+filtered like collections of code, so these files are omitted: generated files; tables of data (a line of more than 1000
+characters, more than 100 characters per line on average, or less than a quarter of the bytes letters or digits); and
+files in which less than half of the functions annotate their result. Both corpora are deduplicated: a file is omitted
+if most of its text consists of lines that occur in files read before it. So validation text does not occur in train.
 
 Files are ordered by the SHA-256 of their names, which mixes packages. The first files are for validation, the next ones
 for training, cut to a fixed size. All docstrings are removed from them. The out-of-domain text of both corpora is the
 standard library's docstrings: English prose as opposed to code. Each docstring is used once; docstrings with doctests,
-or with a line of code from either corpus, are omitted. The text, and so the fingerprint, depends on the versions of
-Python and torch.
+or with a line of the standard library's code, are omitted. Files of torch that contain a line of this prose are also
+omitted. The text, and so the fingerprint, depends on the versions of Python and torch.
 """
 
 import ast
@@ -112,7 +112,7 @@ def stamp(sources: Sources) -> str:
 def collect(sources: Sources, size: int, prose: Sequence[str] | None = None) -> Texts:
     """Return the documents of the splits validation, train (`size` bytes) and ood.
 
-    prose: the documents of ood; None: the docstrings of these sources that are prose, which do not depend on `size`.
+    prose: the documents of ood; None: use those docstrings of these sources that are prose, whatever `size` is.
     Raise ValueError if there is too little text.
     """
     lines, docstrings = set[str](), dict[str, None]()

@@ -1,7 +1,8 @@
 """Make and cache the built-in text corpora `python` and `torch`, as bytes or as subword tokens.
 
 The name of a folder of bytes identifies the source files; the name of a folder of subword tokens identifies these bytes
-and the tokenizer. Both names also depend on the code in this folder of modules.
+and the tokenizer. Both names also depend on the sources of the modules beside this one, so that the corpora are made
+again if this code changes.
 """
 
 import hashlib
@@ -23,7 +24,7 @@ SOURCES = {sources.name: sources for sources in (python_sources.PYTHON, python_s
 
 
 def text_folder(kind: str, size: int | None, tokenizer: str, cache: Path) -> TokenFolder:
-    """Return the tokens of the corpus `kind` (python or torch), made earlier or now in the folder `cache`.
+    """Return the tokens of the corpus `kind` (python or torch); make them in the folder `cache` if they are not there.
 
     size: bytes of text in train; None: the corpus's default. tokenizer: a name such as `bytes` or `bpe:4096`.
     """

@@ -215,7 +215,10 @@ def _saved_by_forward(config: DecoderConfig, recipe: Recipe, dtype: torch.dtype,
 
 
 def _kind(block: Block) -> tuple[object, ...]:
-    """Return what determines how many bytes a block keeps for the backward pass: residual branches and quantization."""
+    """Return a key for caching the number of bytes that a block saves for the backward pass.
+
+    Two blocks save equally many bytes if their keys are equal and the keys of the blocks before them are equal.
+    """
     layers = [module for module in block.modules() if isinstance(module, QuantizedLinear)]
     return block.branches, *((id(layer.plans), layer.sampler is None) for layer in layers)
 

@@ -30,9 +30,10 @@ OF_RANK = ("observer.", "rng")  # beginnings of the names of tensors that are di
 
 
 def local_tree(tree: Any, addresses: set[int]) -> Any:
-    """Return nested dictionaries in which this rank's rows replace each sharded tensor.
+    """Return a copy of the nested dictionaries `tree` in which this rank's rows replace each sharded tensor.
 
-    The addresses of these rows are added to `addresses`, so that they can be recognised later.
+    Add the memory addresses of these rows to `addresses`, by which `save` tells rows of sharded tensors from whole
+    tensors.
     """
     if isinstance(tree, Mapping):
         return {key: local_tree(value, addresses) for key, value in tree.items()}

@@ -62,7 +62,7 @@ def evaluate_documents(
 
 
 def means(frame: pd.DataFrame) -> dict[str, float]:
-    """Return the means over each split of the losses `loss_…`, by names such as `ood_loss_unquantized`.
+    """Return the mean over the tokens of each split of each loss `loss_…`, by names such as `ood_loss_unquantized`.
 
     frame: the result of `evaluate_documents`.
     """

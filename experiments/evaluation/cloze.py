@@ -47,7 +47,7 @@ Tokens = np.ndarray[Any, np.dtype[np.int64]]
 class ClozeItems:
     """N cloze items, int64: contexts[N, tokens] and choices[N, 4, tokens]. Choice 0 is always the true one.
 
-    Scoring does not use the order of the choices.
+    This reveals nothing to a model, because the model scores each choice separately.
     """
 
     contexts: Tensor

@@ -267,8 +267,8 @@ def _run_tasks(
 def _texts(request: Request) -> dict[str, str]:
     """Return the contents of the requested text files, by the name that the results use for each text.
 
-    This is the file's name; if files of the same name have different contents, it is the file's name and a part of the
-    content's digest.
+    A text's name is its file's name. If files of the same name have different contents, a part of the content's digest
+    is appended to their names.
     """
     paths: dict[str, dict[str, str]] = {}  # contents by file name and digest
     for path in request.texts:

@@ -65,7 +65,7 @@ class FinishedRun:
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
-        """The tokenizer of the run's data; if it is `bytes`, the corpus is not opened. ValueError if it is unknown."""
+        """The tokenizer of the run's data; raises ValueError if it is unknown. For `bytes`, no corpus is opened."""
         if self.checkpoint.state["data"].get("tokenizer") == Bytes.spelling:
             return TextTokenizer(Bytes())
         tokenizer = text_tokenizer(self.corpus)

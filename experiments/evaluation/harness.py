@@ -126,7 +126,7 @@ def _complete(manager: "TaskManager", name: str) -> bool:
 
 
 def _check(manager: "TaskManager", wanted: Mapping[str, int | None], run_code: bool) -> None:
-    """Raise ValueError if two wanted names mean the same task, or if a task runs code without `run_code`.
+    """Raise ValueError if two wanted names mean the same task, or if a task runs code although `run_code` is false.
 
     lm-eval itself would report these two errors only after it has loaded the data.
     """

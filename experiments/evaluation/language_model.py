@@ -1,4 +1,4 @@
-"""Present a model of ours to lm-eval. Importing this needs lm-eval (extra `eval`), so `harness` imports it when used.
+"""Present a model of ours to lm-eval, which has to be installed (extra `eval`) before this module can be imported.
 
 Every request is scored in windows. A window consists of the tokens that the model reads, at most `length` of them, and
 of targets for its last positions: the tokens whose log-likelihood is requested. Windows are sorted by length and padded
@@ -158,7 +158,7 @@ class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
     def _score_windows(self, windows: Sequence[Window]) -> list[tuple[float, bool]]:
         """Return `_score` of each window. Windows with equal inputs share one forward pass.
 
-        This is frequent, because the choices of a question often differ only in their last token.
+        Equal inputs are frequent, because the choices of a question often differ only in their last token.
         """
         readers: dict[tuple[int, ...], list[int]] = {}
         for i, window in enumerate(windows):

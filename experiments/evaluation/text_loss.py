@@ -19,13 +19,14 @@ from fewbits.experiments.evaluation.protocols import Model
 def text_windows(tokens: Sequence[int], separator: int | None, length: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return inputs, targets, and a mask of the targets that count, each [windows, length].
 
-    A text of fewer than `length` tokens is one shorter window.
+    If the last window overlaps the window before it, its targets in the overlap do not count. A text of fewer than
+    `length` tokens is one shorter window.
     separator: the token that precedes a text in training; None: the text's first token is not predicted.
     """
     text = torch.tensor(tokens if separator is None else [separator, *tokens], dtype=torch.int64)
     count = len(text) - 1
     if count < 1:
-        raise ValueError("the text has no token to predict")
+        raise ValueError("the text has no token to predict; use a longer text")
     length = min(length, count)
     starts = torch.arange(0, count - length + 1, length)
     if rest := count % length:

@@ -113,7 +113,10 @@ def untried(
     executed: Mapping[str, Collection[int]],
     executable: Mapping[str, Collection[int]] | None = None,
 ) -> list[Statement]:
-    """Return the statements of `own` that `other` does not have and that the trials of `own` did not try.
+    """Return the statements that only `own` has and that a person has to review.
+
+    Statements that the trials executed, declarations whose names merely changed, and imports that give no name a new
+    meaning need no review.
 
     own, other: two versions of the sources. executed: for each file of `own`, the lines that its trials executed.
     executable: for each C++ file of `own`, the lines that the compiler translated to code.

@@ -1,8 +1,9 @@
 """List the modules that compute a trial's numbers, and the other modules that training imports.
 
-The numerics fingerprint, which is part of a trial's id, covers only the modules of COMPUTING. NOT_COMPUTING gives for
-each other module that training imports the reason why it does not affect a trial's numbers, or why the id contains its
-effect anyway. A test checks that every module which the training script imports is in one of the two lists.
+The numerics fingerprint, which is part of a trial's id, covers only the modules of COMPUTING. NOT_COMPUTING lists the
+other modules that training imports, each with the reason why the fingerprint need not cover it: it does not affect a
+trial's numbers, or the id contains its effect in another way. A test checks that every module which the training script
+imports is in one of the two lists.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Record which versions of the sources give the same bits, so that stored trials stay valid after a refactoring.
 
 `equal_bits.json`, which `same_bits.py` writes, lists pairs of numerics fingerprints. For each pair, a set of tiny
-trials gave the same bytes with both versions, on one kind of device and one instruction set. A pair is valid only for
-these: on other devices and instruction sets, trials of the older version stay stale.
+trials gave the same bytes with both versions, on one kind of device and one instruction set. On other
+kinds of device and instruction sets the pair is not valid: there, trials of the older version stay stale.
 """
 
 from __future__ import annotations

@@ -11,9 +11,10 @@ A partition divides a parameter into parts; fewbits.models.networks.partition re
     (64, 64, 1, …) the numbers of consecutive rows of each part; their sum is the number of rows. In this example 64
                    rows are an attention head, and 1 row is an output neuron.
 
-If a parameter is sharded, each rank has some rows of it, but all of its second moments v (with "element", only those of
-its rows). A rank computes the means of the parts that consist of its own rows. If a part of the parameter has rows on
-two ranks, every rank gathers the whole gradient first. In both cases the bits are the same as in one process.
+The rows of a sharded parameter are divided among the ranks (processes). Every rank stores the second moments v of all
+parts; with "element", only those of its own rows. Each rank computes the means of the parts whose rows it has, and
+receives the other means. If the rows of a part are on two ranks, every rank gathers the whole gradient instead. In both
+cases the bits are the same as in one process.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class _Run:
     count: int  # the number of parts
 
     def view(self, x: Tensor) -> Tensor:
-        """Return this run's rows of x (a parameter, its gradient or its m) with shape [parts, elements per part]."""
+        """Return the rows of these parts in x (a parameter, its gradient or its m), as [parts, elements per part]."""
         return x[self.rows].view(self.count, -1)
 
 
@@ -60,7 +61,7 @@ class AdamMini(UntracedOptimizer):
         self._runs = {p: _runs(partition[p], p.shape) for group in self.param_groups for p in group["params"]}
 
     def second_moment_shape(self, param: Tensor) -> tuple[int, ...]:
-        """Return the shape of a parameter's v (`exp_avg_sq`): [parts], or the parameter's shape for "element"."""
+        """Return the shape of a parameter's second moments: [number of parts], or its own shape for "element"."""
         runs = self._runs[param]
         return tuple(param.shape) if runs is None else (runs[-1].parts.stop,)
 
@@ -81,7 +82,10 @@ class AdamMini(UntracedOptimizer):
         return loss
 
     def _update(self, param: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
-        """Update a parameter by the operations of torch's AdamW, in the same order; "element" gives AdamW's bits."""
+        """Update a parameter by the operations of torch's AdamW, in AdamW's order.
+
+        With the partition "element", the result therefore has AdamW's bits.
+        """
         state, runs = self.state[param], self._runs[param]
         if not state:
             state["step"] = torch.zeros(())
@@ -136,7 +140,7 @@ def _sharded_means(grad: Tensor, runs: tuple[_Run, ...]) -> Tensor:
 
 
 def _is_cut(x: Tensor, run: _Run) -> bool:
-    """Tell whether a part of this run has rows on two ranks, because a rank's shard of x begins inside the part."""
+    """Tell whether a part in `run` has rows on two ranks, that is, whether a rank's rows of x begin inside the part."""
     ranks = x.device_mesh.size()  # type: ignore[attr-defined]  # of a DTensor
     chunk, size = -(-x.shape[0] // ranks), (run.rows.stop - run.rows.start) // run.count
     borders = range(chunk, x.shape[0], chunk)
@@ -151,7 +155,7 @@ def _by_row(values: Tensor, runs: tuple[_Run, ...]) -> Tensor:
 
 
 def _runs(partition: Partition, shape: torch.Size) -> tuple[_Run, ...] | None:
-    """Group consecutive parts of equal size, which are updated together; return None if every element is a part."""
+    """Group consecutive parts of equal size, so that one operation updates a group; None if every element is a part."""
     if partition == "element" or len(shape) == 0 or 0 in shape:
         return None
     sizes = (shape[0],) if partition == "tensor" else partition

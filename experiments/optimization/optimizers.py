@@ -3,7 +3,8 @@
 There are three groups of parameters:
 
     decay   matrices (two dimensions or more): weights, embeddings, convolutions; with weight decay
-    plain   norms, biases and other vectors, and the parameters of Mamba-2's recurrence; without weight decay
+    plain   norms, biases and other vectors, and the parameters of Mamba-2's recurrence; without weight decay. With
+            `decay_vectors`, these parameters are in `decay`
     bits    a sampler's learned bit widths (b_i of GaussWS eq. 11); always with weight decay, because it pulls the bit
             widths to the target. This group may have its own learning rate and weight decay.
 
@@ -11,8 +12,8 @@ The learning rate of an update is the group's `peak_lr` times the schedule's fac
 state by parameter name (`optimizer_state`), but no settings such as learning rates, which always come from the config.
 If a branch's recipe adds or drops a sampler, the state of all other parameters is still restored.
 
-Every optimizer made here increments the version counter of the parameters that it updates, which torch's fused kernels
-do not do, so that a cache of quantized weights can check `weight._version`.
+Torch's fused optimizers do not increment the version counter (`weight._version`) of the parameters that they update.
+Every optimizer made here does, so that a cache of quantized weights can detect the update.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from fewbits.models.networks.sharded import copy_like, is_sharded
 from fewbits.models.untraced import UntracedOptimizer
 
 BITS = "bit_scale"
-RECURRENCE = ("A_log", "D", "dt_bias")  # Mamba-2's parameters without weight decay, whatever their shape
+RECURRENCE = ("A_log", "D", "dt_bias")  # Mamba-2's parameters that count as vectors, whatever their shape
 KINDS = ("adamw", "adam-mini")
 
 
@@ -118,7 +119,10 @@ def _group_name(name: str, param: Tensor, config: OptimizerConfig) -> str:
 
 
 def _by_parameter(model: nn.Module, partition: Mapping[str, Partition] | None) -> dict[Tensor, Partition]:
-    """Return the partition by parameter instead of by name, with "tensor" for missing bit widths."""
+    """Return a dict from each parameter, instead of its name, to its partition.
+
+    A sampler's bit widths that `partition` does not contain get the partition "tensor".
+    """
     if partition is None:
         raise ValueError("adam-mini needs a partition, a dict from each parameter's name to its partition")
     params = {name: param for name, param in model.named_parameters() if param.requires_grad}
@@ -129,7 +133,7 @@ def _by_parameter(model: nn.Module, partition: Mapping[str, Partition] | None) -
 
 
 def _move_versions(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Increment the version counter of each parameter that the optimizer has updated (a hook after its step)."""
+    """Increment the version counter of each updated parameter, so that caches of quantized weights notice it."""
     torch.autograd.graph.increment_version(
         [param for _, param in _named_parameters(optimizer) if param.grad is not None]
     )
@@ -150,7 +154,7 @@ def clip_gradients(params: Iterable[Tensor], max_norm: float | None) -> Tensor:
     """Scale the gradients so that the norm over all of them is at most max_norm; return their norm before scaling.
 
     max_norm=None: do not scale. The norm is a tensor on the gradients' device, so that the call does not wait for the
-    device. A norm that is not finite makes all scaled gradients NaN, which the trial reports as divergence.
+    device. A norm of NaN makes all scaled gradients NaN; an infinite norm makes each of them 0 or NaN.
     """
     params = list(params)
     if any(map(is_sharded, params)):
@@ -162,7 +166,7 @@ def clip_gradients(params: Iterable[Tensor], max_norm: float | None) -> Tensor:
 
 
 def _is_by_part(optimizer: torch.optim.Optimizer, param: Tensor) -> bool:
-    """Tell whether a parameter has one second moment per part (Adam-mini); every rank then has all of them."""
+    """Tell whether Adam-mini has one second moment per part of this parameter; every rank then stores all of them."""
     return isinstance(optimizer, AdamMini) and not optimizer.is_by_element(param)
 
 

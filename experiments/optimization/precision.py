@@ -45,7 +45,7 @@ PATIENCE = 32  # a trial ends as diverged after this many skipped updates in a r
 
 @dataclass(frozen=True)
 class Precision:
-    """The settings of a trial's precision policy."""
+    """The settings of a trial's precision policy: the loss scale, and the formats of weights, states and gradients."""
 
     loss_scaling: str = "none"
     loss_scale: float = 65536.0  # the factor of the loss; with dynamic scaling, at the start of training
@@ -81,7 +81,7 @@ class Precision:
 
     @property
     def is_plain(self) -> bool:
-        """True for the default policy: FP32 weights, states and sums, no loss scaling, and no measurements."""
+        """True for the default policy: FP32 weights, states and sums of gradients, no loss scaling, no measurements."""
         return self == Precision(growth_interval=self.growth_interval)
 
     def check(self, dtype: str, sampler: str, compiled: bool) -> None:
@@ -125,7 +125,10 @@ class LossScaler:
         self.in_a_row = 0  # skipped updates since the last update that was not skipped
 
     def adjust(self, overflowed: bool) -> None:
-        """Count an update, and halve or double a dynamic scale if the update requires it."""
+        """Count an update; halve a dynamic scale if the update overflowed.
+
+        A dynamic scale is doubled after `growth_interval` updates without overflow.
+        """
         self.skipped += overflowed
         self.in_a_row = self.in_a_row + 1 if overflowed else 0
         self.clean = 0 if overflowed else self.clean + 1
@@ -140,7 +143,7 @@ class LossScaler:
         return {name: getattr(self, name) for name in _SCALER_STATE}
 
     def load_state(self, state: Mapping[str, float], *, branch: bool) -> None:
-        """Restore a state that `state()` returned. branch: it is the state of the parent trial: use only its scale."""
+        """Restore a state that `state()` returned. branch=True: it is the parent trial's, so restore only the scale."""
         for name in ("scale",) if branch else _SCALER_STATE:
             setattr(self, name, state[name])
 
@@ -149,12 +152,12 @@ _SCALER_STATE = ("scale", "clean", "skipped", "in_a_row")
 
 
 class Policy:
-    """Applies a precision policy to one model and its optimizer.
+    """Applies a precision policy (see `Precision`) to one model and its optimizer.
 
     A training loop calls, for each update: `begin`; `scaled` and `add_up` for every micro-batch, before and after its
     backward pass; then `finish`, `judge` and `update`.
 
-    seed: of stochastic rounding. steps: the number of updates of the trial.
+    seed: the seed of stochastic rounding. steps: the number of updates of the trial.
     """
 
     def __init__(
@@ -196,8 +199,8 @@ class Policy:
     def judge(self, row: dict[str, float]) -> dict[str, float]:
         """Return the update's metrics; with loss scaling, add `loss_scale`, and `skipped` (1.0 or 0.0).
 
-        row: the metrics, with the `gradient_norm`. If it is not finite, the gradients overflowed: the update is to be
-        skipped, and the result has no `gradient_norm`.
+        row: the metrics, including `gradient_norm`. With loss scaling, a `gradient_norm` that is not finite shows that
+            the gradients overflowed: `update` then skips the update, and the result has no `gradient_norm`.
         """
         if self.scaler is None:
             return row
@@ -258,7 +261,7 @@ class Policy:
 
     @property
     def complaint(self) -> str | None:
-        """The reason why training must end (PATIENCE updates in a row were skipped), or None if it can go on."""
+        """A message if training must end because too many updates in a row were skipped; None if it can go on."""
         if self.scaler is None or self.scaler.in_a_row < self.patience:
             return None
         return (
@@ -269,7 +272,8 @@ class Policy:
     def results(self) -> dict[str, Any]:
         """Return the policy's entries of result.json.
 
-        With loss scaling: `skipped_updates`, how many updates were skipped, and `reason` if this has ended training.
+        With loss scaling, these are `skipped_updates`, the number of skipped updates, and, if too many skipped updates
+        in a row have ended training, `reason`, a message that says so.
         """
         skipped = {} if self.scaler is None else {"skipped_updates": self.scaler.skipped}
         return skipped if self.complaint is None else skipped | {"reason": self.complaint}
@@ -287,7 +291,8 @@ class Policy:
         """Restore a state that `state()` returned; to be called after weights and optimizer were loaded.
 
         Weights and states are then rounded to this policy's formats.
-        branch: the state is the parent trial's, which may have another policy; only the loss scale is used.
+        branch: True if the state is the parent trial's; then only the loss scale is restored, because the parent may
+            have another policy.
         """
         if self.scaler is not None and "scaler" in state:
             self.scaler.load_state(state["scaler"], branch=branch)

@@ -27,7 +27,7 @@ _ZEROS, _NONFINITE, _VALUES = range(BINS, BINS + 3)  # indices of the counts tha
 
 
 class UpdateRecords:
-    """Collects the rows of precision.parquet at every `every`-th update: one per parameter and one per layer's dy."""
+    """Collects the rows of precision.parquet: at every `every`-th update, one per parameter and one per layer's dy."""
 
     def __init__(self, model: nn.Module, every: int) -> None:
         self.every, self.rows = every, list[dict[str, Any]]()
@@ -42,7 +42,7 @@ class UpdateRecords:
         return step % self.every == 0
 
     def begin(self, step: int, scale: float) -> None:
-        """Start update `step`; to be called before the update's first forward pass. scale: its loss scale."""
+        """Start update `step`; to be called before its first forward pass. scale: the loss scale of this update."""
         self._scale, self._dy = scale if self.due(step) else None, {}
 
     def _watch(self, name: str, y: Tensor) -> None:
@@ -82,7 +82,7 @@ class UpdateRecords:
     def add_updates(
         self, step: int, before: Mapping[str, Tensor], exact: Mapping[str, Tensor], stored: Mapping[str, Tensor]
     ) -> None:
-        """Add the counts of lost updates to the rows that update `step` has for parameters.
+        """Add the counts of lost updates to the rows of the parameters at update `step`.
 
         before, exact, stored: the weights by name: before the update, after it in FP32, and after it as rounded to the
         format in which the trial stores weights.
@@ -92,7 +92,7 @@ class UpdateRecords:
             row |= update_counts(before[name], exact[name], stored[name].detach())
 
     def state(self) -> dict[str, Any]:
-        """Return the rows for a checkpoint, with the histograms in one tensor."""
+        """Return the rows for a checkpoint: `histograms`, all histograms in one tensor, and `rows`, without these."""
         histograms = torch.tensor([row["histogram"] for row in self.rows], dtype=torch.int64).view(-1, BINS)
         rows = [{key: value for key, value in row.items() if key != "histogram"} for row in self.rows]
         return {"rows": rows, "histograms": histograms}
@@ -114,9 +114,9 @@ COUNTED = ("updates", "lost", *(f"lost_{name}" for name in FORMATS))
 
 @torch.no_grad()
 def gradient_counts(grad: Tensor, scale: float = 1.0) -> Tensor:
-    """Return the histogram of exponents ([BINS]), then the numbers of zeros, of infinities and NaN, and of all values.
+    """Return one tensor: the histogram of exponents, then the numbers of zeros, of non-finite and of all values.
 
-    scale: the loss scale of the gradient, a power of two; its exponent is subtracted.
+    scale: the loss scale, a power of two by which `grad` is multiplied. The exponents are those without this factor.
     """
     magnitude = grad.float().abs()
     zeros, nonfinite = (magnitude == 0).sum(), (~magnitude.isfinite()).sum()
@@ -130,7 +130,9 @@ def gradient_counts(grad: Tensor, scale: float = 1.0) -> Tensor:
 def update_counts(before: Tensor, exact: Tensor, stored: Tensor) -> dict[str, int]:
     """Return how many weights have an update other than 0 (`updates`), and how many of these updates are lost.
 
-    The arguments are as in `add_updates`. `lost`: in the trial's format; `lost_bf16`, `lost_fp16`: in that format.
+    An update is lost in a format if the weight, rounded to this format, does not change. `lost` counts the updates that
+    are lost in the format in which the trial stores weights, `lost_bf16` and `lost_fp16` those lost in BF16 and FP16.
+    The arguments are as in `add_updates`.
     """
     changed = exact != before
     lost = {"lost": changed & (stored == before)}

@@ -28,7 +28,7 @@ _WIDTHS = ".bit_scale"
 
 @dataclass(frozen=True, eq=False)
 class Bench:
-    """The models of a checkpoint; all have the same parameter tensors."""
+    """The models that a probe makes from a checkpoint; they share the same parameter tensors."""
 
     trial: Trial  # the trial that wrote the checkpoint
     model: Decoder  # unquantized, in the trial's dtype; copied for each recipe
@@ -38,13 +38,13 @@ class Bench:
     origin: int  # updates that the trial's ancestors made before the trial started; 0 if it is no branch
 
     def quantized(self, recipe: Recipe, batch: int, seed: int) -> tuple[Decoder, Quantization]:
-        """Return a model that has the checkpoint's parameters and is quantized by a recipe, ready for a forward pass.
+        """Return a model with the checkpoint's parameters, quantized by a recipe for a batch, and its Quantization.
 
-        batch: the batch's number, from 0, which determines the step and micro-batch of the seeds.
+        batch: the batch's number, from 0, which determines the step and the micro-batch on which random numbers depend.
         seed: selects the random numbers; 0: those that the trial itself would use next.
 
-        The recipe's sampler gets the bit widths that the trial learned if its init, target and block equal those of
-        the trial's sampler. Otherwise every bit width is the recipe's init.
+        If init, target and block of the recipe's sampler equal those of the trial's sampler, the model has the bit
+        widths that the trial learned. Otherwise every bit width is the recipe's `sampler.init`.
         """
         t, ours, own = self.trial.training, recipe.sampler, self.trial.recipe.sampler
         rounding = self.trial.seed if t.rounding_seed is None else t.rounding_seed
@@ -102,7 +102,10 @@ def backward(model: Decoder, inputs: Tensor, targets: Tensor) -> tuple[float, di
 
 
 def operand_pairs(quantization: Quantization, layer: QuantizedLinear) -> tuple[OperandPair, OperandPair, OperandPair]:
-    """Return the operand pairs of x, w and dy of a layer, before or after the recipe's switch as the step requires."""
+    """Return a layer's OperandPair (a tensor's quantizers for its two GEMMs) for each of x, w and dy.
+
+    If the recipe switches during training, the pairs are those that apply at the model's current step.
+    """
     plan = layer.plans[quantization.context.switched]
     return plan.x, plan.w, plan.dy
 

@@ -45,7 +45,10 @@ class GradientErrors:
         self._seeds.append(products)
 
     def measures(self, names: Sequence[str]) -> dict[str, float]:
-        """Return the measures (module's docstring) of the vector of all gradients of the parameters `names`."""
+        """Return the measures, by name, of one vector: the gradients of all parameters in `names`.
+
+        The module's docstring defines the measures.
+        """
         count = len(self._seeds)
         gg = _total(self._norms[name] for name in names)
         eg = [_total(products[name][0] for name in names) for products in self._seeds]

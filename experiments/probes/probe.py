@@ -89,7 +89,7 @@ def probe(
     split: train, validation or ood.
     reference: the dtype of the unquantized model, one of bf16, fp16 and fp32; None: the trial's dtype.
     accumulators: names of accumulators whose sums are compared with exact ones, such as hopper-fp8.
-    report: called after each forward and backward pass.
+    report: called after each forward and backward pass, with the number of passes done and the number of all passes.
 
     >>> result = probe(Path("runs/nemotron-nano-bf16-python-s0-1a2b3c4d"), ["bf16", "mor/block", "nvfp4"], seeds=4)
     >>> result.summary()
@@ -156,7 +156,11 @@ def probe(
 
 
 def _open_checkpoint(path: Path, step: int | None) -> tuple[run_folder.RunFolder, checkpoints.Checkpoint]:
-    """Return the run and the checkpoint at a path: a run folder, or the folder of a checkpoint (then step is None)."""
+    """Return the run folder and the checkpoint that a path names.
+
+    path: a run folder, whose checkpoint at `step` is returned (None: the newest), or the folder of a checkpoint, for
+        which `step` must be None.
+    """
     if not path.is_dir():
         raise ValueError(f"{path}: no such folder; a run folder or one of its checkpoints is expected")
     above = path.resolve().parent.parent
@@ -171,7 +175,7 @@ def _open_checkpoint(path: Path, step: int | None) -> tuple[run_folder.RunFolder
 
 
 def _checked_recipes(recipes: Sequence[str | Recipe], trial: Trial) -> list[Recipe]:
-    """Return the recipes, loaded by name. Raise ValueError for equal names, or if the trial cannot use a recipe."""
+    """Return the recipes, loading those given by name; raise ValueError for equal names or an unsuitable recipe."""
     checked = [load_recipe(recipe) if isinstance(recipe, str) else recipe for recipe in recipes]
     names = [recipe.name for recipe in checked]
     if not checked or len(set(names)) < len(names):
@@ -203,7 +207,7 @@ def _batches(
 def _gradient_rows(
     errors: GradientErrors, exact: Mapping[str, Tensor], quantization: Quantization
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row with the measures of each layer's weight gradient, and a row of the gradient of all parameters."""
+    """Yield a row of measures for each layer's weight gradient, and one for the gradient of all parameters."""
     for layer in quantization.layers:
         yield layer_labels(layer) | errors.measures([f"{layer.name}.weight"])
     yield {"layer": WHOLE, "block": None, "part": None} | errors.measures(list(exact))

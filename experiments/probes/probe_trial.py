@@ -136,7 +136,7 @@ def _measure(
     say: Say,
     stop: Callable[[], bool],
 ) -> dict[str, Any]:
-    """Measure the batches whose files do not exist yet; write the tables and result.json; return the result."""
+    """Measure all batches that are not stored yet; write the tables and result.json; return the result."""
     checkpoint, t = source.parent.checkpoint, trial.training
     own = replace(source.trial, training=replace(source.trial.training, dtype=t.dtype))
     bench = make_bench(own, checkpoint, device, DTYPES[t.dtype])
@@ -164,7 +164,7 @@ def _measure(
 def _write(trial: Trial, step: int, folder: run_folder.RunFolder, count: int) -> dict[str, Any]:
     """Write the tables of all batches and the result, and remove the files of single batches.
 
-    step: of the checkpoint. count: the number of batches.
+    step: the checkpoint's step. count: the number of batches.
     """
     stored = [checked_json(_file(folder.path, number)) or {} for number in range(count)]
     table = pd.DataFrame([row for batch in stored for row in batch["rows"]])
@@ -181,8 +181,9 @@ def _write(trial: Trial, step: int, folder: run_folder.RunFolder, count: int) ->
 
 
 class _Probe:
-    """Measures batches with a trial's recipe at a checkpoint; remembers the gradients of the batch measured last.
+    """Measures batches with a trial's recipe at a checkpoint.
 
+    It keeps the gradients of the batch measured last, whose products with the next batch's gradients it returns.
     read: inputs and targets of each batch.
     """
 
@@ -251,12 +252,14 @@ class _Probe:
         return inputs.to(self._device), targets.to(self._device)
 
     def _across(self, exact: Vector, mean: Vector) -> dict[str, float]:
-        """Return scalar products of this batch with the batch before; an empty dict for the first batch.
+        """Return scalar products of this batch's gradients and the previous batch's; an empty dict for the first batch.
 
-        `cross_gradient` is the product of the two exact gradients, `cross_error` the product of the two errors (`mean`:
-        the recipe's gradient minus the exact one, averaged over seeds). The noise of two batches is independent, so the
-        mean of `cross_error` over pairs of batches is an unbiased estimate of the squared norm of the error that
-        averaging over batches and seeds does not remove.
+        exact: this batch's exact gradient. mean: its error, that is, the recipe's gradient minus the exact one,
+            averaged over seeds.
+
+        `cross_gradient` is the product of the two exact gradients, `cross_error` the product of the two errors. The
+        noise of two batches is independent. The mean of `cross_error` over pairs of batches is therefore an unbiased
+        estimate of the squared norm of the error that averaging over batches and seeds does not remove.
         """
         if self._last is None:
             return {}
@@ -267,7 +270,8 @@ class _Probe:
         """Return how much the optimizer's next update decreases the unquantized loss.
 
         The keys are `decrease_PLACE_GRADIENT`. PLACE: the loss is computed on this batch (`own`) or on the next one
-        (`next`). GRADIENT: the update uses the `exact` or the `quantized` gradient of this batch.
+        (`next`). GRADIENT: the update uses the `exact` or the `quantized` gradient of this batch. The result is empty
+        if `probe.update` is false or the checkpoint has no optimizer state.
         """
         if not (self._trial.probe.update and self._effect.known):
             return {}

@@ -1,8 +1,9 @@
 """Measure the error of matrix products whose sums have few bits, as in tensor cores (`fewbits probe --accumulators`).
 
-The operands are those of the forward products of a recipe's quantized layers at a checkpoint; only some rows of them
-are used. They are first rounded to the accumulator's input dtype, for FP8 with one scale for each operand. The product
-is compared with the exact product of these rounded operands, so that the error comes from the summation alone.
+An accumulator (fewbits.kernels.accumulators) is a rule by which hardware adds up products, such as `hopper-fp8`. The
+operands are those of the forward products of a recipe's quantized layers at a checkpoint; only some of their rows are
+used. They are first rounded to the accumulator's input dtype, for FP8 with one scale for each operand. The product is
+compared with the exact product of these rounded operands, so that the error comes from the summation alone.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ def check(accumulators: Sequence[str]) -> None:
 
 @torch.no_grad()
 def sum_error(x: Tensor, w: Tensor, accumulator: str) -> float:
-    """Return ‖p − e‖ / ‖e‖ for p = x · wᵀ, summed with this accumulator, and e, the exact product."""
+    """Return the relative error ‖p − e‖ / ‖e‖ of x · wᵀ, where p is summed by the accumulator and e is exact.
+
+    Only some rows of x and w are used, rounded to the accumulator's input dtype.
+    """
     a, b = (_rounded(_sample(operand), accumulator) for operand in (x, w))
     exact = a.double() @ b.double().T
     off = product(a, b.T.contiguous(), accumulator).double() - exact
@@ -45,9 +49,9 @@ def sum_error(x: Tensor, w: Tensor, accumulator: str) -> float:
 
 @contextmanager
 def measured(quantization: Quantization, accumulators: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
-    """Measure the forward product of each layer in the forward passes inside a `with` block.
+    """Measure the error of sums in each layer's forward product, in the forward passes inside a `with` block.
 
-    Yield a list. It gets a row for each product and accumulator: layer, block, part, accumulator and error.
+    Yield a list, to which each product adds a row for each accumulator: layer, block, part, accumulator and error.
     """
     rows: list[dict[str, Any]] = []
 

@@ -53,7 +53,9 @@ def summarize(table: pd.DataFrame) -> dict[str, float | None]:
 def numerics_table(rows: Sequence[dict[str, Any]], step: int) -> pd.DataFrame:
     """Return numerics.parquet: a row for each operand, with its statistics over all batches and seeds.
 
-    rows: the statistics of single batches and seeds. step: the checkpoint's step; the column `step` has step − 1.
+    rows: the statistics of single batches and seeds.
+    step: the checkpoint's step, the number of updates before it. The column `step` has the number of the last of these
+        updates, step − 1.
     """
     frame = pd.DataFrame(rows)
     if frame.empty:

@@ -1,4 +1,4 @@
-"""Define the result of a probe: its tables (columns: probe.py), and summaries of them."""
+"""Define `Probe`, the result of a probe: four tables, whose columns probe.py describes, and summaries of them."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Probe:
     def summary(self) -> pd.DataFrame:
         """Return a row for each recipe with means over batches.
 
-        Columns: `recipe`; `seeds`, their number; `increase` of the loss in nats per token; the measures of the whole
-        gradient (gradient_errors.py); `worst_layer`, the layer whose weight gradient has the largest mean error, and
-        `worst_error`, this error; `sum_error_NAME` for each accumulator. `increase_se` and `bias_se` are standard
-        errors, NaN for one batch.
+        Columns: `recipe`; `seeds`, the number of seeds; `increase` of the loss in nats per token; the measures of the
+        whole gradient (gradient_errors.py); `worst_layer`, the layer whose weight gradient has the largest `error`
+        (mean over batches), and `worst_error`, this `error`; `sum_error_NAME`, the error of sums with the accumulator
+        NAME. `increase_se` and `bias_se` are standard errors over batches, NaN for one batch.
         """
         rows = []
         for recipe, losses in self.loss.groupby("recipe", sort=False):

@@ -29,7 +29,7 @@ OPTIMIZER = "optimizer."
 
 
 class UpdateEffect:
-    """The parent's next optimizer update, which `applied` applies to the weights and then undoes."""
+    """The next optimizer update of the checkpoint's trial, which `applied` applies to the weights and then undoes."""
 
     def __init__(self, parent: Trial, checkpoint: Checkpoint, model: Decoder) -> None:
         """Read the optimizer's state. parent: the checkpoint's trial. model: the unquantized model with its weights."""

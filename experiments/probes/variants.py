@@ -22,14 +22,14 @@ ALL = "all"  # the name of the variant that is the recipe itself
 
 @dataclass(frozen=True)
 class Variant:
-    """The slots and the blocks of a model that a variant of a recipe quantizes."""
+    """A variant of a recipe, which quantizes only some slots or only some blocks of a model."""
 
     name: str
     slots: frozenset[str] = frozenset(SLOTS)
     blocks: frozenset[int] | None = None  # block numbers; None: all blocks
 
     def apply(self, quantization: Quantization) -> None:
-        """Change a quantized model, so that the operands of all other slots and blocks are in high precision."""
+        """Change a quantized model so that only this variant's slots and blocks are quantized."""
         plans: dict[tuple[int, bool], tuple[Plan, Plan]] = {}
         for layer in quantization.layers:
             quantizes = self.blocks is None or layer.block in self.blocks

@@ -40,7 +40,7 @@ class Parent:
 
     @cached_property
     def checkpoint(self) -> checkpoints.Checkpoint:
-        """The checkpoint, loaded and verified at first access (a branch with checkpoints of its own needs none)."""
+        """The parent's checkpoint, loaded and verified at first access; a branch that resumes does not need it."""
         return self.folder.checkpoint(self.step)
 
     def check(self, trial: Trial, corpus: Corpus) -> None:

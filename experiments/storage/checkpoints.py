@@ -86,11 +86,11 @@ class Checkpoint:
     def tensors(
         self, device: str | torch.device = "cpu", *, under: str = "", part: tuple[int, int] = (0, 1)
     ) -> dict[str, Tensor]:
-        """Return the tensors whose names begin with `under`: for example, `model.` reads no optimizer states.
+        """Return the tensors whose names begin with `under`, by name; `model.`, for example, skips optimizer states.
 
-        part: (rank, ranks), the rank that reads. A split tensor is read with only this rank's rows, any other tensor
-            with this rank's own value. The number of ranks may differ from when the checkpoint was saved; then the
-            tensors that are not split have the values of the first file.
+        part: (the rank that reads, the number of ranks). A split tensor is read with only this rank's rows, any other
+            tensor with this rank's own value. The number of ranks may differ from when the checkpoint was saved; then
+            the tensors that are not split have the values of the first file.
         """
         rank, ranks = part
         with ExitStack() as stack:
@@ -107,7 +107,7 @@ class Checkpoint:
 
 
 def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], *, keep: int = 2) -> Path:
-    """Write the checkpoint of a step, then remove all checkpoints of the folder but the newest `keep`; return its path.
+    """Write the checkpoint of a step and return its path; keep only this one and `keep` − 1 of earlier steps.
 
     tensors, state: the results of `flatten`; `state` must be plain JSON. A tensor is copied in memory only if it is not
     contiguous. A tensor with several names is saved several times; `flatten` gives it only one name. If writing fails,
@@ -156,7 +156,7 @@ def write_state(partial: Path, content: dict[str, Any]) -> None:
 
 
 def lacking(error: OSError, path: Path, size: int) -> OSError:
-    """Return an error with the same errno, whose message says how many bytes the file needs and how many are free."""
+    """Return an OSError with the errno of `error`; its message says how many bytes are needed and how many are free."""
     free = shutil.disk_usage(path.parent).free
     reason = f"checkpoint not written, {error.strerror}: {path} needs {size:,} bytes, {free:,} are free"
     return OSError(error.errno, reason)
@@ -178,9 +178,9 @@ def newest_first(*folders: Path) -> list[Path]:
 
 
 def steps(folder: Path) -> dict[int, Path]:
-    """Return the path of a folder's checkpoint by step, including damaged ones.
+    """Return a dict from the step of each checkpoint in a folder to its path, including damaged checkpoints.
 
-    If a step was saved several times, as editions (see _NAME), it is the path of the latest edition.
+    If a step was saved several times, as editions (see _NAME), the path is that of the latest edition.
     """
     return {step: path for (step, _), path in _list(folder)}
 
@@ -295,9 +295,9 @@ def _joined(files: list[Any], name: str, rank: int, ranks: int) -> Tensor:
 
 
 def retain(newest: Path, keep: int) -> None:
-    """Remove checkpoints of later steps, other editions of the newest step, and all but `keep` − 1 older checkpoints.
+    """Remove the checkpoints of later steps than the one just saved, and all but `keep` − 1 of earlier steps.
 
-    newest: the path of the checkpoint that has just been saved. An edition is a further checkpoint of the same step.
+    Other checkpoints of the saved step (editions) are removed, too. newest: the path of the checkpoint just saved.
     """
     ((step, edition),) = [entry for entry, path in _list(newest.parent) if path == newest]
     others = [(at, path) for (at, number), path in _list(newest.parent) if (at, number) != (step, edition)]

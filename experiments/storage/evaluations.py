@@ -40,7 +40,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The results of one task, nested in dictionaries as in result.json, so that the two can be merged."""
+    """An evaluation: the results of one task, nested as in result.json, so that they can be merged into its content."""
 
     key: Key
     results: dict[str, Any]
@@ -81,7 +81,7 @@ def with_stored(run: Path, result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge nested mappings; if both have a value that is no mapping, use the value of `above`."""
+    """Merge nested mappings. If both have a key, use the value of `above`, but merge two values that are mappings."""
     both = {**below, **above}
     for key in below.keys() & above.keys():
         if isinstance(below[key], Mapping) and isinstance(above[key], Mapping):
@@ -90,7 +90,7 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 
 
 def numbers(results: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float | None]]:
-    """Yield the name and the value of each number in nested results; a name is the path, as `tasks.piqa.acc,none`.
+    """Yield (name, value) of each number in nested results; a name is a path of keys, such as `tasks.piqa.acc,none`.
 
     The value is None for a number that was not finite, because it was stored as null.
     """

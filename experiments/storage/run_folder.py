@@ -81,10 +81,10 @@ class RunFolder:
         return all(step in available or step >= end for step in wanted)
 
     def reopen(self, wanted: Collection[int]) -> None:
-        """Make a finished trial train again, so that it keeps the checkpoints of the steps `wanted`.
+        """Make a finished trial train again, so that it saves the checkpoints of the steps `wanted` in `kept`.
 
-        The result becomes `earlier_result`. If a wanted step is not in `kept`, the checkpoints after the first such
-        step are removed, so that training resumes at or before this step.
+        The file result.json is renamed to earlier-result.json. If a wanted step is not in `kept`, the checkpoints after
+        the first such step are removed, so that training resumes at or before this step.
         """
         (self.path / "result.json").replace(self.path / EARLIER)
         # If another process has kept all wanted checkpoints in the meantime, no checkpoint is removed.
@@ -118,7 +118,10 @@ class RunFolder:
 
     @property
     def earlier_result(self) -> dict[str, Any]:
-        """The evaluations in the result from before `reopen`, which training does not repeat; empty without any."""
+        """The evaluations in the result that `reopen` has renamed, so that training need not repeat them.
+
+        The dict is empty if there is no such result or it has no evaluations.
+        """
         earlier = checked_json(self.path / EARLIER) or {}
         kept = {key: value for key, value in earlier.items() if key.endswith("_cloze") or key in ("tasks", "evaluated")}
         return kept if earlier.get("id") == self.id and "evaluated" in kept else {}
@@ -135,7 +138,8 @@ class RunFolder:
     def begin(self, trial: Trial, provenance: Mapping[str, Any]) -> None:
         """Write config.yaml and provenance.json, before the trial trains. Call it only inside `alone`.
 
-        The segments of an existing provenance.json are kept. Unfinished temporary files of the folder are removed.
+        The segments in an existing provenance.json, which describe how earlier steps were computed, are kept.
+        Temporary files that a killed process has left in the folder are removed.
         """
         for folder in (self.path, self.checkpoints, self.kept):
             if folder.is_dir():
@@ -171,12 +175,14 @@ class RunFolder:
 def find(runs: Path, slug: str, made_of: Mapping[str, Any], expected: str | None = None) -> RunFolder:
     """Return the folder where a trial is stored, or where it will be stored if it has not started.
 
-    A folder that older sources computed is returned too, if these sources are proven to give the same bits as the
-    current ones (equal_bits.json), on the kind of device and instruction set that computed it.
+    The id depends on the sources that compute. The file equal_bits.json lists older sources that are proven to give the
+    same bits as the current ones, so a trial has several possible ids. A folder with one of these ids is returned if
+    the proof holds for the instruction set that computed the folder.
 
-    runs: the store. slug: the trial's name, for a new folder. made_of: the trial's identity, which its id hashes.
-    expected: the id with which the trial was planned. If it is one of the possible ids of this identity, only the
-        folder with this id is returned.
+    runs: the store. slug: the trial's name, for a new folder.
+    made_of: the trial's identity, that is, the values from which its id is computed as a hash.
+    expected: the id with which the trial was planned. If it is one of the possible ids, only the folder with this id is
+        returned.
     """
     ids = [trial_id(identity) for identity in possible_identities(made_of)]
     for number, possible in enumerate([expected] if expected in ids else ids):
@@ -208,7 +214,7 @@ def opened(path: Path) -> RunFolder:
     if provenance is None:
         raise ValueError(f"{path} is no run folder: it has no provenance.json")
     if not isinstance(provenance.get("id"), str):
-        raise ValueError(f"{path / 'provenance.json'} has no id, so the run cannot be identified")
+        raise ValueError(f"{path / 'provenance.json'} has no trial id: restore the file, or run the trial again")
     return RunFolder(path, provenance["id"])
 
 

@@ -1,4 +1,4 @@
-"""Train fewbits' models in torchtitan 0.2.2: define the train spec `fewbits`, with one flavor for each of the models.
+"""Train fewbits' models in torchtitan 0.2.2: define a train spec, from which torchtitan's config selects a model.
 
     [model]
     name = "fewbits"
@@ -115,7 +115,7 @@ def problems(job_config: Any) -> Iterator[str]:
 
 
 def train_spec(build_metrics_processor: Any) -> TrainSpec:
-    """Return torchtitan's train spec `fewbits`. build_metrics_processor: returns torchtitan's metrics processor."""
+    """Return torchtitan's train spec `fewbits`. build_metrics_processor: makes its metrics processor."""
     return TrainSpec(
         model_cls=TitanDecoder,  # it lacks a method of torchtitan's interface that only other kinds of attention need
         model_args={name: DecoderArgs(flavor=name, config=config) for name, config in MODELS.items()},

@@ -16,7 +16,7 @@ PREFIX = "fewbits"
 
 
 class LoggedSteps(Observer):
-    """An observer that measures plain quantizers in the steps that torchtitan logs: the first, and each interval-th."""
+    """An observer that measures plain quantizers in steps that torchtitan logs: the first and every `interval`-th."""
 
     def __init__(self, interval: int) -> None:
         super().__init__(ObserverConfig(every=interval, gradients_every=0))

@@ -29,8 +29,8 @@ def fitted(flavor: str, tokens: int, length: int) -> DecoderConfig:
 
     flavor: the model's name. tokens: the number of tokens of the tokenizer. length: the sequence length.
 
-    A longer context is possible unless positions are learned, and a larger vocabulary only for nano models; otherwise
-    raise ValueError.
+    Raise ValueError if the context is too short and positions are learned, or if the vocabulary is too small and the
+    model is not a nano model.
     """
     config = MODELS[flavor]
     if length > config.context:
@@ -103,7 +103,10 @@ def _copy(module: nn.Module, own: dict[str, nn.Parameter], prefix: str) -> None:
 
 
 def shard(model: Decoder, mesh: Any, *, reshard_after_forward: bool) -> None:
-    """Shard each block, and the parameters outside the blocks, over the mesh. Gradients are summed, not averaged."""
+    """Shard each block, and the parameters outside the blocks, over the mesh.
+
+    Gradients are summed over ranks, not averaged, because torchtitan has divided the loss by the tokens of all ranks.
+    """
     for module in model.modules():
         if isinstance(module, Linear):
             module.keeps_cast = False  # a cached cast would keep a whole weight in memory after the shards are freed

@@ -1,7 +1,7 @@
-"""Add the shares of a mixture's decisions, averaged over a whole trial, to result.json under the key `decisions`.
+"""Add to result.json, under the key `decisions`, the share of each format in a mixture's choices over a whole trial.
 
-They are computed from numerics.parquet after training. If a trial is killed after its result was written and before
-they are added, a later command adds them.
+The shares are computed from numerics.parquet after training. If a trial is killed after its result was written and
+before the shares are added, a later command adds them.
 """
 
 from __future__ import annotations

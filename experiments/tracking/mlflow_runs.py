@@ -17,7 +17,7 @@ TRIAL, FOLDER = "fewbits.trial", "fewbits.folder"  # tags of an MLflow run: the 
 
 
 def search(client: MlflowClient, experiment_id: str, key: Mapping[str, str]) -> list[Run]:
-    """Return all runs of an experiment that have these tags (name: value), the oldest first."""
+    """Return all MLflow runs of an experiment that have the tags `key` (name: value), the oldest first."""
     query = " and ".join(f"tags.`{tag}` = '{value}'" for tag, value in key.items())
     order = ["attributes.start_time ASC", "attributes.run_id ASC"]
     runs: list[Run] = []
@@ -31,21 +31,24 @@ def search(client: MlflowClient, experiment_id: str, key: Mapping[str, str]) -> 
 
 @dataclass(frozen=True)
 class OwnedRuns:
-    """The runs of one owner in one MLflow experiment. Runs of other owners are neither returned nor changed."""
+    """The MLflow runs of one owner in one experiment. Runs of other owners are neither returned nor changed."""
 
     client: MlflowClient
     experiment: str  # the experiment's id
     owner: Owner
 
     def search(self, key: Mapping[str, str]) -> list[Run]:
-        """Return the owner's runs in the experiment that have the tags `key` (name: value), the oldest first."""
+        """Return the owner's MLflow runs that have the tags `key` (name: value), the oldest first."""
         return search(self.client, self.experiment, {**key, **self.owner.key})
 
     def one(self, key: Mapping[str, str], name: str, tags: Mapping[str, str], began: float) -> Run:
-        """Return the owner's run with the tags in `key`; create it if there is none.
+        """Return the owner's MLflow run with the tags `key` (name: value); create it if there is none.
 
-        name, tags, began: of a new run: its name, further tags, and its start in seconds since 1970. If several runs
-        exist, because processes created them at the same time, the oldest is returned and the others are deleted.
+        If several runs exist, because processes created them at the same time, the oldest is returned and the others
+        are deleted.
+
+        name: the name of a new run. tags: the tags of a new run besides `key` and the owner's. began: the start of a
+        new run, in seconds since 1970.
         """
         if not (runs := self.search(key)):
             self.new(key, name, tags, began)
@@ -56,11 +59,11 @@ class OwnedRuns:
         return first
 
     def new(self, key: Mapping[str, str], name: str, tags: Mapping[str, str], began: float) -> Run:
-        """Create a run without searching for an existing one. The arguments are as in `one`."""
+        """Create an MLflow run without searching for an existing one. The arguments are as in `one`."""
         return self.client.create_run(self.experiment, round(1000 * began), {**key, **self.owner.tags, **tags}, name)
 
     def adopt(self, store: Path, key: Mapping[str, str]) -> list[Run]:
-        """Add the owner's tags to runs with the tags in `key` that earlier versions of fewbits created without owner.
+        """Add the owner's tags to MLflow runs that have the tags `key` but no owner, from earlier versions of fewbits.
 
         Only runs whose run folder is in `store` are changed. Return the changed runs.
         """
@@ -74,6 +77,6 @@ class OwnedRuns:
 
 
 def take(client: MlflowClient, run: Run, owner: Owner) -> None:
-    """Set the owner's tags on a run."""
+    """Set the owner's tags on an MLflow run, which then belongs to this owner."""
     for tag, value in owner.tags.items():
         client.set_tag(run.info.run_id, tag, value)

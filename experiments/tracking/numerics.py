@@ -93,7 +93,7 @@ def _decisions(rows: pd.DataFrame) -> Iterator[Value]:
 
 
 def _shares(rows: pd.DataFrame) -> pd.DataFrame | None:
-    """Return a row for each window, layer and slot with decisions; None if there are none.
+    """Return the shares of formats in a mixture's decisions: a row for each window, layer and slot; None without any.
 
     Columns: `step`, `slot`, and for each format of any mixture its share, 0 if the slot's mixture does not have it.
     """

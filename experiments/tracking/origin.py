@@ -20,8 +20,8 @@ COMMIT, SOURCE_TYPE = "mlflow.source.git.commit", "mlflow.source.type"
 def origin_tags(folder: RunFolder) -> dict[str, str | None]:
     """Return tags for the commit, the command and the environment that computed the trial's newest steps.
 
-    A tag is `provenance.NAME`, except MLflow's own tags for the commit and the type of source. None: there is no value.
-    The result is empty if the trial has no provenance.json.
+    The tags are named `provenance.NAME`, except MLflow's own tags for the commit and the type of source. The commit's
+    tag has the value None if the commit is unknown. The result is empty if the trial has no provenance.json.
     """
     origin = folder.provenance()
     if origin is None:

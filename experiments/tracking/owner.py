@@ -25,19 +25,19 @@ STORE, USER, MLFLOW_USER = "fewbits.store", "fewbits.user", "mlflow.user"  # nam
 
 @dataclass(frozen=True)
 class Owner:
-    """The owner of runs in MLflow: a user together with a store."""
+    """The owner of MLflow runs: a user together with a store."""
 
     store: str  # the store's id
     user: str
 
     @property
     def key(self) -> dict[str, str]:
-        """The tags, by name, that identify this owner's runs in a search."""
+        """The tags, by name, that identify this owner's MLflow runs in a search."""
         return {STORE: self.store, USER: self.user}
 
     @property
     def tags(self) -> dict[str, str]:
-        """The tags, by name, that a new run of this owner gets: those of `key`, and MLflow's own tag for the user."""
+        """The tags, by name, of a new MLflow run of this owner: those of `key`, and MLflow's own tag for the user."""
         return {**self.key, MLFLOW_USER: self.user}
 
     @property
@@ -47,7 +47,7 @@ class Owner:
         return f"{re.sub(r'[^A-Za-z0-9_.-]', '-', self.user)[:20]}-{digest[:8]}"
 
     def owns(self, tags: Mapping[str, str]) -> bool:
-        """Tell whether a run with these tags belongs to this owner."""
+        """Tell whether an MLflow run with these tags (name: value) belongs to this owner."""
         return self.key.items() <= tags.items()
 
     def cache_key(self, uri: str) -> str:

@@ -49,7 +49,7 @@ class Point(NamedTuple):
 
 
 def step_points(folder: RunFolder, after: int) -> Iterator[tuple[int, list[Point]]]:
-    """Yield (step, values of its metrics) for each step of the trial after the step `after`."""
+    """Yield (step, points) for each step after the step `after`; the points are the values of the step's metrics."""
     timing = {row["step"]: row for row in _rows(folder.path / "timing.parquet")}
     last = math.inf if folder.over else max(timing, default=-1)
     rows = [row for row in _rows(folder.path / "metrics.parquet") if after < row["step"] <= last]
@@ -129,7 +129,7 @@ def _rows(path: Path) -> list[dict[str, float]]:
 
 
 def _summary(path: Path, after: int, metrics_by_step: Callable[[pd.DataFrame], Summary]) -> Summary:
-    """Return the metrics that a function computes from the rows of a table after the step `after`."""
+    """Return what `metrics_by_step` computes from a table's rows after the step `after`; empty if there is no table."""
     frame = table(path)
     return {} if frame is None else metrics_by_step(frame[frame["step"] > after])
 

@@ -60,7 +60,7 @@ class Sent:
 
     @classmethod
     def of(cls, tags: Mapping[str, str]) -> Sent:
-        """Return what the tags of an MLflow run record; nothing was sent if the tag is missing or invalid."""
+        """Return the record in the tags of an MLflow run; if it is missing or invalid, return that nothing was sent."""
         try:
             return cls(**json.loads(tags.get(SENT, "{}")))
         except (ValueError, TypeError):  # a user has edited the tag: send everything again
@@ -117,7 +117,7 @@ def _new_tags(run: Run, tags: Mapping[str, str | None]) -> list[RunTag]:
 def _send_data(
     client: MlflowClient, run: Run, folder: RunFolder, params: Sequence[Param], tags: Sequence[RunTag]
 ) -> Sent:
-    """Send parameters, tags and new points in as few requests as possible; return what has been sent afterwards."""
+    """Send parameters, tags and new points in as few requests as possible; return the record of all points sent."""
     from mlflow.entities import Metric
 
     sent = before = Sent.of(run.data.tags)

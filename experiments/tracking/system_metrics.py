@@ -27,7 +27,7 @@ DEFAULT_INTERVAL = 10.0  # seconds, as in MLflow
 
 @contextmanager
 def sampled(folder: Path) -> Iterator[None]:
-    """Append samples to the file in a run folder while the `with` block runs, if sampling is enabled."""
+    """Append samples to system.jsonl in a run folder while the `with` block runs, if the environment enables it."""
     ended = threading.Event()
     thread = None
     if os.environ.get(ENABLE, "").strip().lower() in ("true", "1"):

@@ -67,9 +67,9 @@ def library_path() -> Path:
 
 
 def is_whole(library: Path) -> bool:
-    """Tell whether the file is complete, that is, whether its last 32 bytes are the hash of all others.
+    """Tell whether the file is complete: whether its last 32 bytes are the SHA-256 hash of the bytes before them.
 
-    The dynamic loader ignores these bytes.
+    The dynamic loader ignores the hash at the end of a library.
     """
     try:
         content = library.read_bytes()

@@ -150,7 +150,7 @@ class Compiled(ABC):
 
     @abstractmethod
     def _run(self, x: Tensor, *jobs: Job) -> None:
-        """Compute one or two jobs while reading x once; x may be empty."""
+        """Compute one or two jobs in one call, so that two jobs share the reads of x; x may be empty."""
 
     @abstractmethod
     def _decode(self, stored: Stored, q: Quantizer, axis: int, out: Tensor) -> None: ...

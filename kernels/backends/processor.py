@@ -67,8 +67,8 @@ def _cpuinfo(key: str) -> str | None:
 def has_fast_bf16_products() -> bool:
     """Tell whether torch multiplies BF16 matrices on this processor at the speed of its vector units.
 
-    Below AVX-512 torch falls back to scalar loops: on one Zen 3 core `dy @ w` of a nano model's layers runs at 1
-    GFLOP/s in BF16 and at 64 in FP32. Processors other than x86 are assumed to be fast.
+    Below AVX-512 torch falls back to scalar loops: on one Zen 3 core, dgrad's product `dy @ w` in a small model
+    runs at 1 GFLOP/s in BF16 and at 64 in FP32. Processors other than x86 are assumed to be fast.
     """
     level = instruction_set()
     return level not in LEVELS or LEVELS.index(level) >= LEVELS.index("avx512")

@@ -1,6 +1,6 @@
 """Check the kernels on this machine, because kernels that were compiled wrongly must not be used for training.
 
-Such errors can remain unnoticed: in another library, stochastic rounding returned only zeros on one kind of device.
+Wrong results can remain unnoticed: in another library, stochastic rounding returned only zeros on one kind of device.
 `run` returns a list of (rule, whether the rule holds on this machine, measured value).
 """
 

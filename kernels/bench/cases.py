@@ -90,8 +90,8 @@ def both_axes(spec: str) -> Case:
 def mix(name: str, spec: str) -> Case:
     """Return the case that applies the mixture `spec`.
 
-    On the benchmark's data, every decision block takes the first entry. A perfect kernel needs no further read of the
-    input for decisions per block.
+    On the benchmark's data, every decision block takes the first entry. The case counts no further read of the input
+    for the decisions, because a perfect kernel needs none.
     """
     mixture = Mixture.parse(spec)
     return Case(

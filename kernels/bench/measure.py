@@ -104,7 +104,10 @@ class OtherProcesses:
         self._share: float | None = None
 
     def measured(self) -> bool:
-        """Update the share if `SHORTEST` seconds have passed. Return True if there is a share or no /proc/stat."""
+        """Update the share if `SHORTEST` seconds have passed since the last update.
+
+        Return True if a share exists, or if /proc/stat is missing.
+        """
         now = _processor_seconds()
         if now is None or self._last is None:
             return True
@@ -184,8 +187,9 @@ def seconds_per_element(small: float, double: float, elements: int, in_memory: f
 class TouchedMemory(TorchFunctionMode):
     """A torch mode in which torch.empty and torch.empty_like return memory that was written before.
 
-    Each time the mode is entered, the same tensors are returned again, so a call that allocates its results can be
-    timed like a call with out=. A result is valid only until the mode is entered again.
+    New memory would be slower, because the system provides it only at the first write. Each time the mode is entered,
+    calls get the tensors of the last time again, so a call that allocates its results can be timed like a call with
+    out=. A result is valid only until the mode is entered again.
     """
 
     def __init__(self) -> None:

@@ -135,7 +135,7 @@ def randn() -> Work:
 
 
 def box_muller() -> Work:
-    """Return our C++ version of the noise that GaussWS approximates: round(N(0, 1) / 2), packed like gaussian_noise."""
+    """Return a function that draws round(N(0, 1) / 2) in C++, the noise that GaussWS's generator approximates."""
     return in_touched_memory(lambda x: cpu.box_muller(x.numel(), SEED))
 
 

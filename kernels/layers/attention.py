@@ -1,8 +1,9 @@
 """Compute causal attention with rotary positions, for training.
 
-On a CPU one operator rotates, multiplies and normalises in BF16, block by block, and computes the scores again in the
-backward pass. If q, k and v are parts of one fused tensor, their gradient is one tensor, too. FP16 on a CPU uses the
-operator's reference, because torch's own products may sum in FP16. All other tensors are left to torch.
+For BF16 on a CPU, one operator rotates, multiplies and normalises block by block. To save memory it does not store the
+scores, but computes them again in the backward pass. If q, k and v are parts of one fused tensor, their gradient is one
+tensor, too. FP16 on a CPU uses the operator's reference, because torch's own products may sum in FP16. For all other
+tensors, torch computes attention.
 
 Shape suffixes: B batch, T token, H query head, K key and value head, E dimension of a head.
 """

@@ -49,7 +49,7 @@ def norm(
 def add_norm(
     x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None = None, *, eps: float, centered: bool, offset: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Return (s, norm(s)) with s = x + y, rounded to the dtype of x and y; the other arguments are those of `norm`."""
+    """Return (s, norm(s)), where s is x + y rounded to their dtype; the other arguments are those of `norm`."""
     if _takes(x, weight, bias) and x.dtype == y.dtype and x.shape == y.shape:
         s, n, *_ = _add_norm_of(x, y, weight, bias, offset, eps, centered)
         return s, n

@@ -1,9 +1,9 @@
 """Define products with a chosen accumulator, in plain torch and exact float64 arithmetic.
 
 Every step below is exact in float64 (at most 53 bits are needed) except where a comment says that it rounds. Common
-arguments: `emin` has the exponent of the smallest normal value of a's format, and the same for b's format (grouped: for
-the formats of their scales); `length`, `fraction`, `kept` (fraction bits of the sum) and `promote` are fields of
-Accumulator (accumulators.py).
+arguments: `emin` is a pair, the exponents of the smallest normal values of the formats of a and b (in `grouped_sum`: of
+the formats of their scales); `length`, `fraction`, `promote`, and `kept` (there `kept_bits`, the fraction bits of the
+sum) are attributes of Accumulator (kernels/accumulators.py).
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _sum_to_odd(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _nearest(v: Tensor, f: Format) -> Tensor:
-    """Round to the format, ties to even; a result beyond its largest value becomes ±inf."""
+    """Round v to the format, ties to even; a result beyond the format's largest value becomes ±inf."""
     step = torch.frexp(v)[1].sub(1).clamp(min=f.emin).sub(f.mantissa_bits)
     rounded = _scaled(torch.round(_scaled(v, -step)), step)
     return torch.where(rounded.abs() > f.max, torch.copysign(torch.full_like(v, torch.inf), v), rounded)

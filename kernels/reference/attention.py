@@ -41,7 +41,9 @@ def rotate(x_BTHE: Tensor, turns: Tensor | None, direction: int = 1) -> Tensor:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, turns: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return softmax(q·kᵀ/√E)·v over the same and earlier tokens, [B, T, H, E], and log Σ e^score, [B, H, T].
+    """Return softmax(q·kᵀ/√E)·v, [B, T, H, E], and log Σ e^score of each head and query, [B, H, T].
+
+    Each token attends to itself and to earlier tokens.
 
     turns: the rotation of q and k, as in `rotate`.
     """

@@ -1,4 +1,4 @@
-"""Define elements: the bits of floats, rounding to a grid, codes and their values (README.md, "Elements").
+"""Define the arithmetic of single elements: bits of floats, rounding to a grid, and codes (README.md, "Elements").
 
 Rounding happens in float64, where dividing a float32 by a power of two, and subtracting the nearest integer, are
 exact. Powers of two and exponents are built from bits, because exp2, log2 and ldexp do not guarantee the last bit.
@@ -29,7 +29,7 @@ def divide(dividend: float, x: Tensor) -> Tensor:
 
 
 def round_to_grid(v: Tensor, grid: Format, draws: Tensor | None = None) -> Tensor:
-    """Return v rounded to the grid in float64, without the format's upper limit.
+    """Return v rounded to the grid in float64, as if the format had no largest value.
 
     draws: for stochastic rounding, a uniform number in [0, 1) for each element; None: round to nearest, ties to even.
     """
@@ -44,9 +44,9 @@ def round_to_grid(v: Tensor, grid: Format, draws: Tensor | None = None) -> Tenso
 
 
 def codes_of(values: Tensor, grid: Format) -> Tensor:
-    """Return the codes of grid values: the sign bit, and below it the number of grid steps from zero.
+    """Return the codes of grid values: the sign bit, and below it the number of smaller magnitudes in the grid.
 
-    The codes equal those of Format.code_of, except that NaN has no sign.
+    The codes equal those of Format.code_of, except that NaN has no sign. The grid must have a zero, unlike e8m0.
     """
     magnitude = torch.where(values.isfinite(), values.abs(), 0)
     exponent = split(magnitude)[1].clamp(min=grid.emin)

@@ -2,6 +2,8 @@
 
 source ──largest──> amax per block ──choose_scales──> Scales ──encode_factors──> s
 source · s ──round_to_grid──> grid values, from which `restore` computes values, and `codes_of` codes
+
+The source is the matrix after its rotation, if there is one. Each arrow names the function that takes the step.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Define the order of float32 sums of the layers' operators, so that every backend gives the same bits."""
+"""Define the order in which the operators of layers add float32 numbers, so that all backends give the same bits."""
 
 import torch
 import torch.nn.functional as F
@@ -11,8 +11,8 @@ BLOCKS = 64  # the largest number of blocks of rows, and the smallest number of 
 def along_rows(x: Tensor) -> Tensor:
     """Return the sums over the last dimension.
 
-    Element i is added to lane i mod 16, in ascending order of i. Then lanes i and i + 8 are added, then i and i + 4,
-    i and i + 2, and i and i + 1.
+    There are 16 partial sums, called lanes. Element i is added to lane i mod 16, in ascending order of i. Then lanes i
+    and i + 8 are added, then i and i + 4, i and i + 2, and i and i + 1.
     """
     lanes = F.pad(x, (0, -x.shape[-1] % LANES)).unflatten(-1, (-1, LANES))
     sums = torch.zeros_like(lanes[..., 0, :])

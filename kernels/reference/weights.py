@@ -37,7 +37,10 @@ def noise_like(w: Tensor, seed: int, noise: Noise) -> Tensor:
 
 
 def sample_weight(w: Tensor, bits: Tensor, seed: int, noise: Noise, block: int, dtype: torch.dtype) -> Tensor:
-    """Return w + R · 2^(1 − b) · max|w| in `dtype` (GaussWS eq. 3), with noise R, and b and max|w| of each square."""
+    """Return w + R · 2^(1 − b) · max|w| in `dtype`, where R is the noise (GaussWS eq. 3).
+
+    Each square of `block` rows and columns of w has its own bit width b and maximum max|w|.
+    """
     scale = spread(noise_scale(w, bits, block), (block, block), w.shape)
     return (w.float() + noise_like(w, seed, noise) * scale).to(dtype)
 

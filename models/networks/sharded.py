@@ -17,7 +17,7 @@ def is_sharded(x: Tensor) -> bool:
 
 
 def whole(x: Tensor) -> Tensor:
-    """Return all rows of a tensor. All ranks must gather the same sharded tensors in the same order."""
+    """Return all rows of a tensor. For a sharded tensor, all ranks must call this, in the same order of tensors."""
     return x.full_tensor() if hasattr(x, "full_tensor") else x
 
 
@@ -49,7 +49,10 @@ def fill(x: Tensor, values: Tensor) -> None:
 
 
 def copy_like(values: Tensor, x: Tensor) -> Tensor:
-    """Return a copy of `values`. It is sharded like x if x is sharded and `fill` could copy `values` into x."""
+    """Return a copy of `values`.
+
+    If x is sharded, and `values` has the shape of x or of this process's rows of x, the copy is sharded like x.
+    """
     if not is_sharded(x) or values.shape not in (x.shape, local(x).shape):
         return values.clone()
     copy = torch.zeros_like(x.detach(), dtype=values.dtype)

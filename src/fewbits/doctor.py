@@ -271,7 +271,7 @@ def _cupy(gpu: Fact) -> Fact:
 def _backend(compiler: Fact, library: Fact, gpu: Fact, cupy: Fact) -> Fact:
     """Return the kernel backend for CPU tensors, or the backend that FEWBITS_BACKEND forces, with the reason.
 
-    The rules are those of kernels/backends/choice.py, which needs torch.
+    The rules repeat those of kernels/backends/choice.py, which is not imported here, because it imports torch.
     """
     forced = os.environ.get("FEWBITS_BACKEND")
     can_run = library.value is not None or compiler.value is not None

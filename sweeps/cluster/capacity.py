@@ -27,7 +27,7 @@ from fewbits.sweeps.planning.sweep import Resources
 
 JOIN = 60.0  # seconds that nodes of a new cluster may take to join; FEWBITS_JOIN_SECONDS overrides it
 POLL = 0.5  # seconds between two checks of the cluster
-JUDGED = 3  # cluster states with a demand that the autoscaler has to evaluate before its report on the demand counts
+JUDGED = 3  # the autoscaler's report on a demand counts after it has evaluated this many cluster states with the demand
 UNLISTED = 15.0  # seconds after which a demand is treated as part of the cluster's state even if it is not listed there
 SHOWN = 3  # the largest number of trials that a message names
 _EPSILON = 1e-9
@@ -51,7 +51,10 @@ class Demand:
 
 
 class Autoscaler(NamedTuple):
-    """A cluster's report about its autoscaler. Ray numbers the cluster's states; each request creates a new state."""
+    """A cluster's report about its autoscaler.
+
+    Ray numbers the states of a cluster: each request for the state gets a new number.
+    """
 
     exists: bool | None  # None: not reported
     infeasible: tuple[dict[str, float], ...] | None = None  # bundles that no node type can hold; None: not reported

@@ -31,8 +31,8 @@ _JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray sets it in a job's processes;
 def check_name(text: str) -> str:
     """Return the argument of `--env` if it is the name of a variable that is set, else raise ArgumentTypeError.
 
-    ValueError would not do: argparse would print the whole argument, which contains a secret if the user typed
-    NAME=VALUE.
+    The error is not ValueError, because argparse would then print the whole argument, and if the user typed NAME=VALUE,
+    VALUE may be a secret.
     """
     name, equals, _ = text.partition("=")
     if equals:

@@ -1,4 +1,4 @@
-"""Run trials as plain Ray tasks: on this machine, where Ray is started for it, or on an existing cluster.
+"""Run trials as plain Ray tasks, either on this machine, with a Ray that fewbits starts, or on an existing cluster.
 
 A task is one trial, or one rank of it. The ranks of a trial share a placement group. They find each other through a TCP
 store, which an actor serves on the node of rank 0 as long as the trial runs, so that no other program can take the
@@ -209,7 +209,7 @@ class OnRay:
         return None
 
     def _end(self, running: _Running) -> None:
-        """Cancel the trial's tasks, but only unfinished ones: Ray (2.60) may abort if a task ends just then."""
+        """Cancel the trial's unfinished tasks, and no others: Ray (2.60) may abort if told to cancel an ended task."""
         _, unfinished = self._ray.wait(running.tasks, num_returns=len(running.tasks), timeout=0)
         for task in unfinished:
             with contextlib.suppress(Exception):

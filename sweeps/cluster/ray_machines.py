@@ -1,4 +1,6 @@
-"""Find out the kind of processor or GPU of each node of a Ray cluster, by a task on each node, without resources.
+"""Find out the kind of processor or GPU of each node of a Ray cluster.
+
+A task on each node reports the kind. The task requests no resources, so it also starts while trials occupy the node.
 
 If the nodes of a kind have a label whose values no other node has, trials of this kind select nodes by the label. Then
 they also run on nodes that join later or that an autoscaler starts. Otherwise they select nodes by the nodes' ids.
@@ -23,7 +25,7 @@ _NAMED = ("CPU", "GPU", "memory")
 
 
 class RayMachines:
-    """The nodes of the connected cluster whose kinds are known. Calling the object returns them as machines."""
+    """The nodes of the connected cluster whose kinds are known. A call of the object returns a `Machine` for each."""
 
     def __init__(self, alone: bool) -> None:
         """Start with no known node. alone: Ray runs on this machine only, so no tasks are needed to learn its kind."""
@@ -98,9 +100,10 @@ class RayMachines:
 
 
 def selector(machines: Sequence[Machine], like: str | None, resources: Resources) -> Mapping[str, str] | None:
-    """Return Ray's label selector for the nodes of the kind `like`; None if no selector is needed or possible.
+    """Return Ray's label selector for the nodes of the kind `like`, or None to use all nodes.
 
-    None is needed if `like` is None or all machines are of this kind; none is possible if no machine is.
+    The result is None in three cases: `like` is None; all machines are of this kind, so no selector is needed; or no
+    machine is of this kind, so no selector is possible.
     """
     alike = [machine for machine in machines if machine.kind(resources) == like]
     others = [machine for machine in machines if machine.kind(resources) != like]

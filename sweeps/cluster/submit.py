@@ -1,9 +1,9 @@
 """Run a sweep as a Ray job: `fewbits sweep … --address http://head:8265` runs the same command on the cluster.
 
-The sources of this machine are shipped (shipment.py). The job's log is printed as it grows, and the job's exit status
-is returned. The job does not depend on this process: it continues if the terminal is closed or the connection is lost.
-Ctrl-C stops the job like a local sweep: its trials end at checkpoints, and the same command resumes them. After a
-second Ctrl-C, this process does not wait for the trials.
+The sources of fewbits on this machine are sent to the cluster, so that the job runs the same version (shipment.py). The
+job's log is printed as it grows, and the job's exit status is returned. The job does not depend on this process: it
+continues if the terminal is closed or the connection is lost. Ctrl-C stops the job like a local sweep: its trials end
+at checkpoints, and the same command resumes them. After a second Ctrl-C, this process does not wait for the trials.
 
 A request that fails is repeated, since a new cluster may answer the first ones with HTTP 500. This process chooses the
 job's name, so a repeated submit cannot start the job twice. To print the log, one request reads the whole log every
@@ -141,7 +141,7 @@ def job_variables(environment: Mapping[str, str], named: Sequence[str] = ()) -> 
 
 
 def token(environment: Mapping[str, str]) -> str | None:
-    """Return the token for the cluster, or None if there is none.
+    """Return the token for the cluster, or None if there is none or RAY_AUTH_MODE is `disabled`.
 
     It is the first of these: the value of RAY_AUTH_TOKEN; the content of the file that RAY_AUTH_TOKEN_PATH names; the
     content of ~/.ray/auth_token. Ray's own client looks there only if RAY_AUTH_MODE=token, but `ray start` requires the

@@ -6,41 +6,17 @@ machine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fewbits.common.differences import differences
 from fewbits.sweeps.planning.overrides import is_location
 
 if TYPE_CHECKING:
     from fewbits.experiments.trial import Trial
     from fewbits.sweeps.planning.expand import Cell
     from fewbits.sweeps.planning.plan import Member, Plan
-
-SHOWN = 12  # the number of hexadecimal digits printed of a digest
-MISSING = "(none)"  # printed for the value of a field that one side lacks
-ALIKE = 2  # fields share a line if their keys begin with the same 2 parts, such as config.recipe, and change alike
-
-
-def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    """Return a line `KEY: A → B` for each field that differs between the nested mappings `a` and `b`.
-
-    Fields with the same change share a line if the first ALIKE parts of their dotted keys are equal.
-    """
-    left, right = dict(_flat(a)), dict(_flat(b))
-    changes: dict[tuple[str, str], list[str]] = {}
-    for key in [*left, *(key for key in right if key not in left)]:
-        was, now = left.get(key, MISSING), right.get(key, MISSING)
-        if was != now:
-            node = ".".join(key.split(".")[:ALIKE])
-            changes.setdefault((node, f"{_shown(was)} → {_shown(now)}"), []).append(key)
-    return [f"{_joined(node, keys)}: {change}" for (node, change), keys in changes.items()]
-
-
-def _joined(node: str, keys: list[str]) -> str:
-    """Return dotted keys that begin with `node` as text with the node only once: `config.recipe.fprop.x, fprop.w`."""
-    return ", ".join([keys[0], *(key.removeprefix(f"{node}.") for key in keys[1:])])
 
 
 def recipe_differences(a: Path, b: Path) -> list[str]:
@@ -183,10 +159,11 @@ def _cell_today(overrides: tuple[str, ...], cell: Cell) -> Cell:
 def _by_plan(plan: Plan, member: Member, cell: Cell) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return two mappings: the settings with which the trial was planned, and the settings that `cell` gives now.
 
-    Each mapping has the keys `config`, `data` and `at` (where the trial starts in its parent). If the planned
-    trial and the present one both branch from a parent, each mapping also has these keys for the parent, with the
-    prefix `parent.`; then for the parent's parent, with the prefix `parent.parent.`, and so on. For the last of these
-    trials, the key `branches` (with the same prefix) tells whether this trial branches from a parent, too.
+    Each mapping has the keys `config`, `data` and `at` (where the trial starts in its parent). If the planned trial and
+    the present one both branch from a parent, each mapping also has these keys for the parent, with the prefix
+    `parent.`; then for the parent's parent, with the prefix `parent.parent.`, and so on. This ends at a trial that has
+    no parent in the stored plan or no parent now. For this trial, each mapping also has the key `branches`, with the
+    same prefix: whether the trial has a parent in the stored plan, or has one now.
     """
     from fewbits.experiments.config import load_trial
     from fewbits.experiments.identity import all_settings
@@ -216,17 +193,3 @@ def _with_vocabulary(current: Trial, planned: Trial, cell: Cell) -> Trial:
     ):
         return current
     return replace(current, model=replace(current.model, vocab=planned.model.vocab))
-
-
-def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and value:
-        for key, item in value.items():
-            yield from _flat(item, f"{path}.{key}" if path else str(key))
-    else:
-        yield path, list(value) if isinstance(value, tuple) else value
-
-
-def _shown(value: Any) -> str:
-    text = str(value)
-    digest = len(text) >= 64 and all(c in "0123456789abcdef" for c in text[:64])
-    return text[:SHOWN] + text[64:] if digest else text

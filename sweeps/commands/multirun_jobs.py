@@ -138,7 +138,7 @@ def _sweeper(overrides: Sequence[str]) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Return an error's type and message; if it has no message, as a bare assertion, the source line that raised it."""
+    """Return an error's type and message, or, if it has no message (like a bare `assert`), the line that raised it."""
     text = " ".join(str(error).split())
     if not text:
         at = traceback.extract_tb(error.__traceback__)[-1]

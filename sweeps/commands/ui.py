@@ -129,7 +129,7 @@ def _show_until_ended(server: subprocess.Popen[bytes], host: str, port: int, vie
     before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         base = f"http://{address_of(host)}:{port}"
-        if _answers(server, base):
+        if _answers(server, base, log):
             print(f"{base}   (Ctrl-C ends it)")
             if host in ANY:
                 print(f"http://{socket.gethostname()}:{port}   (from other machines)")
@@ -146,17 +146,17 @@ def _show_until_ended(server: subprocess.Popen[bytes], host: str, port: int, vie
             signal.signal(number, handler)
 
 
-def _answers(server: subprocess.Popen[bytes], base: str) -> bool:
+def _answers(server: subprocess.Popen[bytes], base: str, log: Path) -> bool:
     """Wait until the server answers at the URL `base`, and return True; return False if the server ends before.
 
-    Raise ValueError if it has not answered after START seconds.
+    Raise ValueError if it has not answered after START seconds. log: the file with the server's output.
     """
     until = time.monotonic() + START
     while server.poll() is None:
         with contextlib.suppress(OSError), urllib.request.urlopen(f"{base}/health", timeout=5):
             return True
         if time.monotonic() > until:
-            raise ValueError(f"ui: MLflow's server has not answered for {START:.0f} s")
+            raise ValueError(f"ui: MLflow's server has not answered for {START:.0f} s; its log is {log}")
         time.sleep(0.2)
     return False
 

@@ -27,7 +27,7 @@ COLUMNS = (
 
 
 def arm_rows(plan: Plan, corpus_tokens: Mapping[str, int | None]) -> Iterator[tuple[str, ...]]:
-    """Yield a row with the values of COLUMNS for each arm; several if the models, tokens or data of its trials differ.
+    """Yield a row with the values of COLUMNS for each arm; several rows if its trials differ in model, tokens or data.
 
     corpus_tokens: by trial id, the number of tokens in the trial's training split; None: unknown.
     """

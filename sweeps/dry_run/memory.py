@@ -1,4 +1,4 @@
-"""Tabulate for the dry run the memory that a rank of each arm needs on a GPU, and name the arms that do not fit."""
+"""Tabulate for the dry run how much GPU memory one rank of each arm needs, and name the arms that need too much."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class ArmMemory:
-    """The estimated memory of a rank of an arm, from the arm's first trial."""
+    """The estimated GPU memory of one rank of an arm's trials, computed for the arm's first trial with this model."""
 
     sweep: str
     arm: str
@@ -45,7 +45,7 @@ class ArmMemory:
 
 
 def memory_of_arms(plan: Plan) -> Iterator[ArmMemory]:
-    """Yield the estimated memory of each arm whose trials use GPUs, one for each of its models."""
+    """Yield an estimate for each arm whose trials use GPUs; several estimates if the arm's trials differ in model."""
     seen = set()
     for member in plan.members:
         planned, cell = plan.trials[member.id], member.cell

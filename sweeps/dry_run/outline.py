@@ -1,8 +1,8 @@
 """Describe in the dry run a sweep whose data are not on this machine: its settings, and commands that prepare the data.
 
 Trial ids contain a fingerprint of the data. Therefore, without the data, there is only a plan with placeholders for the
-ids; but the settings of the trials follow from the overrides alone. For a missing collection of web text, its published
-size is used.
+ids; but the settings of the trials follow from the overrides alone. Numbers of tokens in a missing collection of web
+text are computed from its published size.
 """
 
 from __future__ import annotations
@@ -78,8 +78,10 @@ def missing_data(plan: Plan) -> dict[Path, list[Planned]]:
 def corpus_tokens(plan: Plan, missing: Missing) -> dict[str, int | None]:
     """Return by trial id the number of tokens in the trial's training split; None if unknown.
 
-    For a missing collection, it is the number of tokens that the command from `preparations` would prepare. If any data
-    are missing, also raise ValueError if one of the trials would read its data more often than `data.repeat` allows.
+    For a missing collection of web text, it is the number of tokens that the command from `preparations` would prepare.
+
+    If any data are missing, the plan was made without a check of how often trials read their data. Then this function
+    makes the check: it raises ValueError if a trial would read its data more often than `data.repeat` allows.
     """
     tokens = {key: training_tokens(planned.trial.data, planned.runtime.cache) for key, planned in plan.trials.items()}
     for readers in missing.values():
@@ -120,8 +122,8 @@ def _needed(readers: Sequence[Planned]) -> int:
 def _prepared(collection: Collection, tokens: int) -> tuple[int | None, int]:
     """Return how many documents to prepare for a trial that reads `tokens` tokens, and how many tokens they have.
 
-    The number of documents is DOCUMENTS, doubled until they have the trial's tokens and a share of SPARE more; None
-    means the whole collection. Because of these large steps, studies that share a collection usually need equally many.
+    The number of documents is DOCUMENTS, doubled until the documents have (1 + SPARE) times the trial's tokens; None
+    means the whole collection. Because the number only doubles, studies that share a collection usually get the same.
     """
     documents = DOCUMENTS
     while documents * collection.tokens < tokens * collection.documents * (1 + SPARE):

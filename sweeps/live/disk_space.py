@@ -17,7 +17,7 @@ from fewbits.sweeps.planning.plan import Planned
 
 MARGIN = 256 << 20  # bytes that have to stay free when a trial starts, for tables, logs and MLflow's database
 HINT = "`fewbits prune` lists what can be removed; the sweep continues when there is room"
-RESERVE = 64 << 20  # running trials are stopped if less is free than this number of bytes and a checkpoint of each
+RESERVE = 64 << 20  # running trials stop if less is free than these bytes plus one checkpoint of each of them
 
 
 def free_bytes(store: Path) -> int:
@@ -60,9 +60,9 @@ class DiskSpace:
         return not self.paused
 
     def is_low(self, running: Sequence[Planned]) -> bool:
-        """Tell whether running trials have to stop: less is free than RESERVE and a checkpoint of each of them.
+        """Tell whether running trials have to stop: less is free than RESERVE plus one checkpoint of each of them.
 
-        Log a line when this begins.
+        Log a line when the answer becomes True.
         """
         free = self.free(self.store)
         low = bool(running) and free < RESERVE + sum(checkpoint_bytes(planned.trial) for planned in running)

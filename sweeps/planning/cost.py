@@ -1,7 +1,8 @@
 """Estimate how long trials take and how much disk space their checkpoints need.
 
-Times are computed from speeds of earlier trials in the same store. If none of them ran on the trial's device, the time
-on GPUs is computed from FLOPs and an assumed share of an H100's peak, and marked as assumed; on CPUs it is unknown.
+Times are computed from speeds of earlier trials in the same store. If none of them ran on the trial's device, there are
+two cases. For a trial on GPUs, the time is computed from its FLOPs and an assumed share of an H100's peak speed, and
+marked as assumed. For a trial on a CPU, the time is unknown.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class Cell:
 
     @property
     def place(self) -> dict[str, str]:
-        """The keys `arm` (if it has a name), each axis, and `seed`, with their values: they identify the cell."""
+        """The values of `arm` (if the arm has a name), each axis and `seed`, which identify the cell in its sweep."""
         return ({ARM: self.arm} if self.arm else {}) | dict(self.axes) | {SEED: str(self.seed)}
 
     @property

@@ -1,7 +1,8 @@
-"""Make the sweep of a multirun (`fewbits train --multirun`): its name, and its cells from the jobs of Hydra's sweeper.
+"""Make the sweep of a multirun (`fewbits train --multirun`): its name, and a cell for each job of Hydra's sweeper.
 
-Hydra's own sweeper makes all jobs at once, as a grid. Other sweepers, such as Optuna's, make a few jobs at a time and
-choose them by earlier results. In both cases all jobs are one sweep with one name, which is stored as one plan.
+A job is Hydra's word for the overrides of one trial. Hydra's own sweeper makes all jobs at once, as a grid. Other
+sweepers, such as Optuna's, make a few jobs at a time and choose them by earlier results. In both cases all jobs are one
+sweep with one name, which is stored as one plan.
 """
 
 from __future__ import annotations
@@ -33,12 +34,17 @@ def multirun_name(overrides: Sequence[str]) -> str:
 
 
 def fixed_keys(overrides: Sequence[str]) -> set[str]:
-    """Return the keys of the overrides that have only one value, such as `seed=1`; `seed=0,1` has two."""
+    """Return the keys that these overrides set to a single value: they are equal in all trials, so they are no axes.
+
+    For example, `seed=1` has a single value, and `seed=0,1` has two.
+    """
     return {text.partition("=")[0].lstrip("+") for text in overrides if "=" in text and len(override_values(text)) == 1}
 
 
 def cells(name: str, jobs: Sequence[Sequence[str]], fixed: set[str], always: Sequence[str] = ()) -> list[Cell]:
-    """Return a cell for each of Hydra's jobs, in their order; its axes are the job's keys that are not in `fixed`.
+    """Return a cell for each of Hydra's jobs, in the order of the jobs.
+
+    The axes of a cell are those keys of its job that are neither `seed` nor in `fixed`.
 
     name: the multirun's name. jobs: each job's overrides. fixed: keys with the same value in all jobs. always: further
     overrides of every trial, which Hydra does not pass to jobs.

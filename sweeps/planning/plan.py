@@ -151,9 +151,10 @@ def _on_a_device(runtime: Runtime, resources: Resources) -> tuple[Runtime, Resou
 
 
 def _branch_step(cell: Cell, parent: Trial) -> int:
-    """Return the step of `parent` at which the branch `cell` starts: `cell.at`, or its fraction of the parent's steps.
+    """Return the step of `parent` at which the trial of `cell` starts.
 
-    Without `cell.at`, it is the parent's last step. Raise ValueError if the parent has no such step.
+    It follows from `cell.at`: a value of 1 or more is the step itself, a value below 1 is a fraction of the parent's
+    steps, and None means the parent's last step. Raise ValueError if the parent has no such step.
     """
     steps = parent.training.steps
     at = 1.0 if cell.at is None else cell.at

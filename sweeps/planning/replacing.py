@@ -40,7 +40,7 @@ def require_kind(plan: Plan, like: str, machines: Sequence[Machine]) -> Machine:
 
 
 def find_unlike(plan: Plan, like: str, address: str | None) -> dict[str, str]:
-    """Return the ids of the trials that `--like` has to run again, each with the reason; do not connect to a cluster.
+    """Return the ids of the trials that `--like` has to run again, each with the reason, without asking a cluster.
 
     If `address` or RAY_ADDRESS names a cluster, its machines are assumed to be of the kind `like` and to have this
     machine's version of torch. Otherwise trials run on this machine: raise ValueError if it is not of that kind.
@@ -54,9 +54,11 @@ def find_unlike(plan: Plan, like: str, address: str | None) -> dict[str, str]:
 def reasons_to_rerun(plan: Plan, like: str, machine: Machine) -> dict[str, str]:
     """Return the ids of trials computed by another kind or version of torch than the machine's, and of their branches.
 
-    The result maps each id to the reason why the trial has to run again. like: the machine's kind. Trials without any
-    computed step are not included, nor are trials on CPUs if `like` is a GPU's kind, or trials on GPUs if it is a
-    processor's.
+    The result maps each id to the reason why the trial has to run again. Left out are trials without any computed step,
+    and trials to which the kind does not apply: if `like` is a GPU's kind, trials on CPUs; if it is a processor's,
+    trials on GPUs.
+
+    like: the machine's kind.
     """
     reasons: dict[str, str] = {}
     for key, planned in plan.trials.items():  # a parent comes before its branches, which look it up in `reasons`
@@ -106,8 +108,8 @@ def _has_steps(planned: Planned) -> bool:
 
 
 def _likeness_now(part: tuple[str | None, ...], like: str, machine: Machine) -> tuple[str | None, ...]:
-    """Return the environment `part` with the kind replaced by `like` and the version of torch by the machine's.
+    """Return the environment in which the trial would run now: `part` with the kind `like` and the machine's torch.
 
-    part: the values of the keys LIKENESS (kind, backend, torch, limits), in this order.
+    part: the environment that computed the trial, as values of the keys LIKENESS (kind, backend, torch, limits).
     """
     return likeness(dict(zip(LIKENESS, part, strict=True)) | {"kind": like, "torch": machine.torch})

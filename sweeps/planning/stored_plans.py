@@ -69,7 +69,8 @@ def save_plan(plan: Plan, overrides: Sequence[str]) -> Path:
 def load_plan(runs: Path, overrides: Sequence[str]) -> StoredPlan | None:
     """Return the plan that the store `runs` contains for these overrides; None if it contains none.
 
-    Its paths are those of the store on this machine. Raise UnusablePlan if the plan file cannot be used.
+    The paths of its run folders are those on this machine, wherever the store was mounted when the plan was stored.
+    Raise UnusablePlan if the plan file cannot be used.
     """
     selection = normalised(overrides)
     paths = sorted(
@@ -91,10 +92,11 @@ def stored_plans(runs: Path, unusable: Callable[[UnusablePlan], None] = lambda _
 
 
 def earlier_runs(plan: Plan) -> dict[Place, str]:
-    """Return, by place, the name of the run folder that a stored plan has where this plan has a different trial.
+    """Return the earlier runs at places of this plan where a stored plan has a different trial.
 
-    The two trials of a place differ in their config or in the version of the code. Only existing folders and plans of
-    the same study and scale count. If several stored plans have such a folder, the newest plan's folder is returned.
+    The result maps the place to the name of the stored plan's run folder, so that commands can tell why this run is not
+    used: its config or its version of the code differs. Only existing folders and plans of the same study and scale
+    count; of several stored plans, the newest counts.
     """
     runs, planned = plan.store, {place_of(member): member for member in plan.members}
     earlier: dict[Place, str] = {}
@@ -115,7 +117,7 @@ def place_of(member: Member) -> Place:
 
 
 def definition(sweeps: Iterable[Sweep]) -> Any:
-    """Return the sweeps as plain lists and dicts, in the form in which JSON gives them, to compare definitions."""
+    """Return the sweeps as lists and dicts of JSON types, so that a definition can be compared with a stored one."""
     return json.loads(json.dumps([plain(asdict(sweep)) for sweep in sweeps], default=str))
 
 
@@ -187,7 +189,10 @@ def _trial(planned: Planned, runs: Path) -> dict[str, Any]:
 
 
 def _in_store(cell: Cell, store: str) -> Cell:
-    """Return the cell with the override `store` instead of `runtime.runs=…`, also in the cell's parents."""
+    """Return the cell with the override `store` in place of `runtime.runs=…`; replace it in all its parents, too.
+
+    A plan file contains no path of the store, since the store may be mounted elsewhere.
+    """
     overrides = tuple(store if text.startswith(STORE) else text for text in cell.overrides)
     return replace(cell, overrides=overrides, parent=cell.parent and _in_store(cell.parent, store))
 

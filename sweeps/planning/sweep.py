@@ -220,7 +220,7 @@ class Sweep:
 
     @property
     def _chosen(self) -> set[str]:
-        """The arms in `only` that this sweep has, and their parents, the parents of these, and so on."""
+        """The arms in `only` that this sweep has, and all arms from which they start, directly or through others."""
         chosen: set[str] = set()
         for name in self.only:
             above: str | None = name if name in self.arms else None

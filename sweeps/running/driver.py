@@ -107,7 +107,10 @@ class Driver:
     # -------------------------------------------------------------------------------------------- turns
 
     def _start_ready(self) -> None:
-        """Start ready trials as long as there is room, those with the most FLOPs first (see `_urgency`)."""
+        """Start ready trials as long as there is room, those with the largest `_urgency` first.
+
+        The urgency of a trial is its work and the work of the costliest chain of branches that starts from it.
+        """
         now = time.monotonic()
         full: set[str | None] = set()  # kinds of machines without free resources
         self._take_back_lost_tasks()
@@ -247,7 +250,10 @@ class Driver:
 
 
 def _urgency(plan: Plan) -> dict[str, float]:
-    """Return by trial id: the trial's FLOPs plus the FLOPs of the costliest chain of branches that starts from it."""
+    """Return, by trial id, the FLOPs of the trial and of the costliest chain of branches that starts from it.
+
+    Trials with the largest values are started first, so that no long chain is left for the end of the sweep.
+    """
     below = dict.fromkeys(plan.trials, 0.0)
     urgency = {}
     for key, planned in reversed(plan.trials.items()):  # branches first, since a plan lists parents before them
@@ -258,7 +264,10 @@ def _urgency(plan: Plan) -> dict[str, float]:
 
 
 def job(planned: Planned) -> Job:
-    """Return the job that trains a planned trial, keeps the checkpoints for branches, and does not use MLflow."""
+    """Return the job that trains a planned trial and keeps the checkpoints from which branches start.
+
+    The job does not use MLflow, since the driver's process sends the data of all trials.
+    """
     from fewbits.sweeps.running.worker import Job
 
     keep = tuple(sorted({*planned.runtime.keep_steps, *planned.keep}))

@@ -161,8 +161,8 @@ def _child(job: Job, answer: Connection | None, lifeline: Connection) -> None:
 def _die_with_parent() -> None:
     """Make the kernel kill this worker when the fork server ends.
 
-    The fork server tells the driver when a worker ends. If the fork server itself ends, the driver assumes that all
-    workers have ended.
+    The driver learns from the fork server that a worker has ended. If the fork server itself ends, the driver assumes
+    that all workers have ended; so none of them may continue.
     """
     server = os.getppid()
     if sys.platform == "linux":
@@ -172,11 +172,12 @@ def _die_with_parent() -> None:
 
 
 def _die_with_driver(lifeline: Connection) -> None:
-    """Kill this process when the driver has ended. lifeline: a pipe whose other end is open only in the driver.
+    """Kill this process when the driver has ended.
 
     Otherwise the trials of a killed driver would continue, and the next driver would wait for them. The fork server
-    would not end either, since every worker has the pipe that keeps the fork
-    server alive.
+    would not end either, since every worker has the pipe that keeps the fork server alive.
+
+    lifeline: a pipe whose other end is open only in the driver.
     """
     with contextlib.suppress(EOFError, OSError):
         lifeline.recv_bytes()  # returns only when the driver's end is closed, since the driver sends nothing

@@ -1,8 +1,9 @@
 """Determine the kind of processor or GPU of a machine, and the kind that computed a trial.
 
 The kind of a trial on a CPU is the processor's, for example `amd-avx2`; the kind of a trial on GPUs is the GPU's name.
-Trials round in the same way if their kind, kernel backend, version of torch and limits of instruction sets are equal.
-Reports compare trials of one seed only if all of these are equal.
+Trials round in the same way if four things are equal: their kind, kernel backend, version of torch and limits (the
+environment variables, such as MKL_CBWR, that change the order of sums). Reports compare trials of one seed only if all
+four are equal.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def is_mixed(one: Computed) -> bool:
 
 
 def alike(one: Computed, other: Computed) -> bool:
-    """Tell whether two runs can be compared: one environment computed all steps of both runs, or both are unknown."""
+    """Tell whether two runs can be compared: one environment computed all steps of both, or no environment is known."""
     return one == other and not is_mixed(one)
 
 
@@ -58,7 +59,7 @@ def kinds_of(one: Computed) -> tuple[str, ...]:
 
 
 def kind(folder: RunFolder) -> str | None:
-    """Return the kind that computed a run's steps; several as `A, then B`; None if it is unknown."""
+    """Return the kind of machine that computed a run: `A, then B` if several computed its steps; None if unknown."""
     return ", then ".join(kinds_of(computed(folder))) or None
 
 
@@ -105,7 +106,7 @@ class Machine:
 
 
 def room_by_kind(machines: Sequence[Machine], resources: Resources) -> dict[str, float]:
-    """Return by kind how many trials with these resources its machines can run at a time.
+    """Return, for each kind of machine, how many trials with these resources all machines of the kind run at a time.
 
     Kinds whose machines cannot hold all ranks of one trial are left out.
     """
@@ -117,7 +118,7 @@ def room_by_kind(machines: Sequence[Machine], resources: Resources) -> dict[str,
 
 
 def this_machine() -> Machine:
-    """Return this machine with its kinds, its version of torch, and the CPUs, GPUs and memory that this process has."""
+    """Return this machine with its kinds, version of torch, GPUs, memory, and the CPUs that this process may use."""
     gpus = _gpus()
     resources = {"CPU": float(len(os.sched_getaffinity(0))), "GPU": float(len(gpus))}
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -126,7 +127,10 @@ def this_machine() -> Machine:
 
 
 def _gpus() -> list[str]:
-    """Return the names of this machine's GPUs from `nvidia-smi`, since CUDA would use half a GiB of GPU memory."""
+    """Return the names of this machine's GPUs; empty if there are none.
+
+    They are read from `nvidia-smi`, since a request to CUDA would occupy half a GiB of GPU memory.
+    """
     command = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20)

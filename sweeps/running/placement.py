@@ -83,7 +83,7 @@ class Placement:
         return kind is not None and kind not in room_by_kind(self._machines, resources)
 
     def is_lost(self, kind: str | None, resources: Resources) -> bool:
-        """Tell whether trials no longer wait for this kind: it had no machine for WAIT seconds, or none can join."""
+        """Tell whether trials stop waiting for this kind: no machine of it joined within WAIT s, or none can."""
         if kind is None or not self._machines or not self.waits(kind, resources):
             return False
         patience = 0.0 if self.backend.alone else WAIT
@@ -113,7 +113,7 @@ class Placement:
         return votes.most_common(1)[0][0] if votes else None
 
     def _emptiest(self, seed: Seed, room: dict[str, float]) -> str:
-        """Return the kind that would be the first to finish this seed's trials, after those of the kind's other seeds.
+        """Return the kind that would finish this seed's trials first, after those of the seeds that it already has.
 
         room: by kind, the number of trials that it can run at a time.
         """

@@ -69,7 +69,7 @@ def run_sweep(
 
 @dataclass(frozen=True)
 class Where:
-    """The choice of the backend that runs the trials; the fields are arguments of `run_sweep`."""
+    """The choice of the backend and of the kind of machine for the trials; the fields are arguments of `run_sweep`."""
 
     backend: str = "ray"
     address: str | None = None
@@ -93,9 +93,10 @@ def store_plan(plan: Plan, overrides: Sequence[str]) -> None:
 def run_trials(plan: Plan, where: Where, mirror: Mirror, opened: Callable[[], Backend] | None = None) -> Driver | None:
     """Run the missing trials of a plan, and return the driver when they have ended; None if no trial is missing.
 
-    where: the options from which a backend is made, which is closed at the end. opened: if not None, a function that
-    returns the backend to use instead, which stays open for further calls. Warnings that are raised meanwhile are
-    printed as lines of the progress display.
+    Warnings that are raised while the trials run are printed as lines of the progress display.
+
+    where: the options of the backend, which this function starts, and closes at the end. opened: if not None, this
+    function is called to get a backend that is open already; that backend is used instead, and is not closed.
     """
     again = find_unlike(plan, where.like, where.address) if where.like else {}
     if not (missing := _missing(plan, again)):

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO
 
 from fewbits.common.atomic import remove_folder
+from fewbits.common.differences import differences
 from fewbits.common.environment import environment
 from fewbits.experiments.run_trial import run
 from fewbits.experiments.storage import checkpoints
@@ -30,7 +31,6 @@ from fewbits.experiments.tracking.decisions import add_decisions
 from fewbits.experiments.tracking.system_metrics import sampled
 from fewbits.experiments.training import OtherTrial, Progress
 from fewbits.experiments.trial import Runtime, Trial
-from fewbits.sweeps.commands.explanation import differences
 from fewbits.sweeps.running import lease
 from fewbits.sweeps.running.store import FAILURE, LOG, PROGRESS, STOP, Failure, last_lines, reached, write_failure
 
@@ -135,7 +135,8 @@ def _reopen(job: Job) -> Runtime:
     """Return runtime settings with which the trial will write every checkpoint that it has to keep (`keep_steps`).
 
     If one of these checkpoints is missing, remove the checkpoints of all later steps, so that the trial resumes before
-    the missing one. Then also add the steps of all permanent checkpoints, since some of them were removed.
+    the missing one. The returned `keep_steps` then also contain the steps of all checkpoints that were kept so far, so
+    that the trial writes the removed ones again.
     """
     folder, wanted = job.folder, job.runtime.keep_steps
     with folder.alone():

@@ -96,7 +96,8 @@ def _filter(sweep: Sweep, owner: Owner) -> str:
 def compared(sweep: Sweep, cell: Cell) -> str:
     """Return the name of a cell's row in the view, for example `mor threshold=0.03`: arm and axis values without seed.
 
-    Of an axis's name, only the last part is written if no other axis has the same last part.
+    An axis is named by the last part of its key, such as `threshold` of `recipe.threshold`; if another axis has the
+    same last part, by the whole key.
     """
     axes = [axis for group in sweep.groups for axis in group]
     last = [axis.rpartition(".")[2] for axis in axes]
@@ -142,8 +143,8 @@ def read_state(value: str) -> dict[str, Any]:
 def numerics_shown(recipes: Iterable[Recipe]) -> tuple[str, ...]:
     """Return the names of metrics, besides losses, with which to compare these recipes.
 
-    They are the shares of decisions if a recipe has mixtures, the error of weight gradients if it has quantizers, and
-    the mean bit width if it has a sampler.
+    If a recipe has mixtures, they include the share of each of a mixture's choices; if it has quantizers, the error of
+    weight gradients; and if it has a sampler, the mean bit width.
     """
     shown: dict[str, None] = {}
     for recipe in recipes:

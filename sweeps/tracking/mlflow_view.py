@@ -175,9 +175,10 @@ class Mirror:
         return sent + sum(self._reap(client, group, wanted.get(key)) for key, group in groups.items())
 
     def _ask(self, client: MlflowClient, owner: Owner, sweep: Sweep) -> SentSweep:
-        """Return a record of MLflow's runs of this owner's sweep; create its experiment and parent run if missing.
+        """Return a record of the runs that MLflow has of this owner's sweep.
 
-        Runs of older versions of fewbits without an owner are adopted, and a second run of the same trial is deleted.
+        If the experiment or the parent run is missing, create it. If older versions of fewbits sent runs of the sweep
+        from this store without an owner, tag these runs as this owner's. If a trial has two runs, delete one of them.
         """
         experiment = connection.experiment(client, sweep.study, self._runs, self.uri)
         key = {SWEEP: sweep.name, SCALE: sweep.scale}
@@ -248,7 +249,11 @@ class Mirror:
         return make(key, name, {**tags, CURRENT: "yes"}, began(folder))
 
     def _reap(self, client: MlflowClient, group: SentSweep, want: WantedSweep | None) -> int:
-        """Update runs that MLflow shows as running, but that do not run and are not in `want`; return their number."""
+        """Update the runs that MLflow still shows as running although their trials have stopped; return their number.
+
+        Trials of the current plan are left out, since `_update` sends them. want: the sweep in the current plan; None:
+        the plan does not have the sweep.
+        """
         orphans = group.orphans(want, self._runs)
         for folder in orphans:
             child = group.children[folder.id]

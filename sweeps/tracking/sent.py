@@ -77,10 +77,11 @@ class SentSweep:
     children: dict[str, SentTrial] = field(default_factory=dict)  # by trial id
 
     def orphans(self, want: WantedSweep | None, runs: Path) -> list[RunFolder]:
-        """Return the run folders of trials that MLflow shows as running, but that do not run and are not in `want`.
+        """Return the run folders of trials that MLflow still shows as running, but that have stopped.
 
-        runs: the store. Only the names of the recorded folders are used, since the store may have been mounted at
-        another path when they were recorded.
+        Trials of the current plan are left out, since `WantedSweep.unsent` finds them. want: the sweep in the current
+        plan; None: the plan does not have the sweep. runs: the store. Only the names of the recorded folders are used,
+        since the store may have been mounted at another path when they were recorded.
         """
         shown = [trial for trial, child in self.children.items() if child.look[0] == State.RUNNING]
         folders = [RunFolder(runs / Path(self.children[trial].folder).name, trial) for trial in shown]
@@ -104,7 +105,7 @@ class SentReport:
 
 @dataclass
 class SentStore:
-    """The records in the cache file for one MLflow and owner (store and user)."""
+    """The records in the cache file for one MLflow server or database and one owner (a store and a user)."""
 
     sweeps: dict[str, SentSweep] = field(default_factory=dict)  # by STUDY/NAME/SCALE
     reports: dict[str, SentReport] = field(default_factory=dict)  # by STUDY/SCALE
@@ -130,7 +131,7 @@ class WantedSweep:
     def unsent(self, sent: SentSweep) -> list[str]:
         """Return the ids of trials whose present state was not sent yet. sent: the record of what was sent.
 
-        A trial that has not started is not included, unless MLflow shows it as running.
+        Trials that have not started are left out, except those that MLflow shows as running.
         """
         trials = []
         for trial, cell in self.cells.items():
@@ -148,7 +149,7 @@ class WantedSweep:
 
 
 def read_sent(runs: Path, uri: str, owner: Owner) -> SentStore:
-    """Return what the cache file records for this MLflow and owner; an empty record if it is missing or damaged."""
+    """Return the cache file's record for the MLflow at `uri` and this owner; an empty one if missing or damaged."""
     cached = (read_json(runs / CACHE) or {}).get(owner.cache_key(uri))
     try:
         sent = from_dict(SentStore, cached or {})
@@ -159,7 +160,7 @@ def read_sent(runs: Path, uri: str, owner: Owner) -> SentStore:
 
 
 def write_sent(runs: Path, uri: str, owner: Owner, sent: SentStore) -> None:
-    """Write the record `sent` for this MLflow and owner into the cache file, and keep the records of others."""
+    """Write the record `sent` for the MLflow at `uri` and this owner into the cache file; keep those of others."""
     # Older versions used URIs as keys; their records are dropped.
     others = {key: value for key, value in (read_json(runs / CACHE) or {}).items() if "://" not in key}
     write_json(runs / CACHE, {**others, owner.cache_key(uri): asdict(sent)})

@@ -1,4 +1,4 @@
-"""Helpers that read tables and figures in tests: a table by id, its cells, and whether a figure exceeds its edges."""
+"""Helpers that read tables and figures in tests: a table by id, its cells, and whether a figure is cut at its edges."""
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure

@@ -21,7 +21,7 @@ USUAL = {"recipe.threshold": "0.045"}
 
 
 def recompute(plan: Plan, arm: str, seed: int, **environment: str) -> Path:
-    """Change a trial's provenance.json so that another environment computed its steps; return the run folder.
+    """Change a trial's provenance.json as if another environment had computed its steps; return the run folder.
 
     environment: property → value. A value `A|B` means that A computed the first part of the steps and B the next.
     """

@@ -88,7 +88,10 @@ def test_pairs_share_their_seed_and_a_baseline_without_the_axis_is_shared(planne
 
 
 def test_seeds_alone_replicate(planned: Planner) -> None:
-    """Check that pairs differ only in their seed: an axis without a chosen value is an error that lists the values."""
+    """Check that the pairs that `paired` returns differ from each other only in their seed.
+
+    If no value is chosen for an axis of the arm, an error lists the values.
+    """
     results = Results(planned())
     with pytest.raises(ValueError, match=naming("arm mor", "recipe.threshold=0.0001")):
         paired(results, "validation_loss", "mor", "bf16")

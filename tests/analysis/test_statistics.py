@@ -43,7 +43,10 @@ T_95_4 = 2.131846786
 
 
 def t_test(values: ArrayLike, against: float = 0.0, spread: Spread | None = None) -> float | None:
-    """Return the two-sided p value of a t test: twice the smaller of the two one-sided p values, at most 1."""
+    """Return the two-sided p value of a t test: twice the smaller of the two one-sided p values, at most 1.
+
+    Return None for fewer than two values. against: the mean under the null hypothesis.
+    """
     found = estimate(values, spread)
     return None if found is None else min(1.0, 2 * min(found.p(against, side) for side in Side))
 
@@ -79,7 +82,9 @@ def test_two_seeds_have_the_pseudo_values_of_the_whole_and_of_the_other_seed() -
 def test_the_interval_of_a_quotient_of_noisy_costs_covers_the_true_one_as_often_as_it_says(
     seeds: int, spread: float
 ) -> None:
-    """Check how often the 90 % interval of a quotient contains its true value, 0.36 % / 0.15 % = 2.4.
+    """The 90 % interval of a quotient of noisy costs contains the true quotient in 85 to 95 % of the simulations.
+
+    The true quotient is 0.36 % / 0.15 % = 2.4.
 
     spread: the standard deviation over seeds of numerator and denominator, in percent.
     """
@@ -193,9 +198,9 @@ def test_equivalence_at_a_level_is_an_interval_within_the_margin() -> None:
 
 @pytest.mark.parametrize("n", [2, 3, 6])
 def test_equivalence_is_wrongly_found_no_oftener_than_its_level(n: int) -> None:
-    """Check the rate of false positives if the true effect equals the margin, where they are most frequent.
+    """An equivalence test has 5 % false positives, its level, if the true effect equals the margin and noise is small.
 
-    With little noise the rate is the level of the test, 5 %; with much noise it may not exceed 5 %.
+    At the margin they are most frequent. With much noise, their rate does not exceed 5 %.
     """
     generator = np.random.default_rng(n)
     p = [equivalence(row, 1.0) for row in generator.normal(1.0, 0.05, (2000, n))]
@@ -206,7 +211,7 @@ def test_equivalence_is_wrongly_found_no_oftener_than_its_level(n: int) -> None:
 
 
 def test_three_of_three_beside_none_of_three_is_one_in_twenty() -> None:
-    """Compare the p value for more events in one sample, such as 3 of 3 against 0 of 3, with Fisher's exact test."""
+    """The p value for more events in one sample, such as 3 of 3 against 0 of 3, is that of Fisher's exact test."""
     assert more_events(3, 3, 0, 3) == 1 / 20
     for counts in ((2, 5, 1, 4), (0, 3, 0, 3), (4, 4, 4, 4), (5, 6, 1, 9)):
         ours, of_ours, theirs, of_theirs = counts
@@ -221,9 +226,9 @@ def test_three_of_three_beside_none_of_three_is_one_in_twenty() -> None:
 def test_a_pooled_spread_is_widened_and_used_unless_the_values_spread_further(
     share: float, pooled_is_used: bool
 ) -> None:
-    """Check that the estimate uses 1.25 times the standard deviation pooled over arms, or that of the values if larger.
+    """An estimate uses the larger of two standard deviations: that of its values, and 1.25 times the pooled one.
 
-    share: the pooled standard deviation / the standard deviation of the values.
+    share: the standard deviation pooled over arms, divided by that of the values.
     """
     own = standard.stdev(FEW)
     found = estimate(FEW, Spread(share * own, 20))
@@ -247,9 +252,10 @@ def test_the_minimum_detectable_effect_is_found_four_times_in_five(n: int) -> No
 
 
 def test_power_is_that_of_printed_tables() -> None:
-    """Check numbers of pairs from printed tables: 27 for an effect of 0.5 standard deviations, 8 for an effect of 1.
+    """The numbers of pairs that a test needs agree with printed tables.
 
-    These are for tests at 5 % (one-sided) with a power of 80 %.
+    For example, one-sided tests at a level of 5 % with a power of 80 % need 27 pairs for an effect of 0.5 standard
+    deviations, and 8 pairs for an effect of 1 standard deviation.
     """
     assert required_n(1.0, 0.5) == 27
     assert required_n(1.0, 1.0) == 8
@@ -358,7 +364,7 @@ def test_an_arm_that_spreads_more_than_chance_is_left_out_and_gains_nothing() ->
 
 
 def test_of_arms_that_spread_alike_one_is_left_out_as_often_as_is_said() -> None:
-    """Check that an arm is wrongly left out of the pool in 5 % of cases if all arms have equal noise."""
+    """If all arms have equal noise, an arm is wrongly left out of the pooled standard deviation in 5 % of cases."""
     generator = np.random.default_rng(8)
     drawn = ({f"arm {i}": row.tolist() for i, row in enumerate(generator.normal(0, 1, (4, 3)))} for _ in range(2000))
     found = [pooled(arms) for arms in drawn]
@@ -366,7 +372,7 @@ def test_of_arms_that_spread_alike_one_is_left_out_as_often_as_is_said() -> None
 
 
 def test_of_three_arms_one_that_spreads_more_leaves_the_pair() -> None:
-    """Check that an arm with far more noise is left out of the pool, which then has the other two arms."""
+    """An arm with far more noise is left out; the standard deviation is then pooled over the other two arms."""
     arms = layout(2, 4, 1.0, np.random.default_rng(5))
     found = pooled(arms | {"wild": [0.0, 3000.0, -2000.0, 500.0]})
     assert found is not None
@@ -470,7 +476,7 @@ def test_which_arms_are_left_out_does_not_depend_on_the_unit(unit: float) -> Non
 
 
 def test_the_only_arm_of_its_kind_speaks_for_itself() -> None:
-    """Check that nothing is pooled for an arm that is the only one of its kind."""
+    """There is no pooled standard deviation for an arm that is the only one of its kind, here the only quiet arm."""
     arms = quiet_and_loud(1, 5)
     found = pooled_by_kind(arms, kinds_of(arms))
     assert found is not None
@@ -482,10 +488,11 @@ def test_the_only_arm_of_its_kind_speaks_for_itself() -> None:
 
 @pytest.mark.parametrize("moved", [0.0, 0.5, 2.0])
 def test_tests_across_kinds_and_within_them_err_no_more_often_than_they_say(moved: float) -> None:
-    """Check the rates of false positives of tests between two arms of one kind, and between arms of different kinds.
+    """Tests between two arms of one kind, or of different kinds, have at most 5 % false positives, within a tolerance.
 
-    Coarse arms have five times the noise of fine arms. moved: the standard deviation over seeds of a random shift that
-    all coarse arms share.
+    The kinds are fine and coarse; coarse arms have five times the noise of fine arms.
+
+    moved: the standard deviation over seeds of a random shift that all coarse arms share.
     """
     generator, wrong = np.random.default_rng(7), {"fine 0": 0, "coarse 1": 0}
     for _ in range(1000):
@@ -538,9 +545,10 @@ def test_holm_takes_numbers_from_0_to_1(value: float) -> None:
 
 
 def test_a_test_of_events_says_the_least_p_that_it_can_reach() -> None:
-    """Check the least p values that one event in six trials can give.
+    """The comparison of events gives the least p values that it could reach, here with one event in six trials.
 
-    Without an effect, the event is in one of our 2 trials with probability 2/6, and in one of the other 4 with 4/6.
+    Two of the six trials are ours. Without an effect, the event is in one of them with probability 2/6, and in one of
+    the other four with probability 4/6.
     """
     found = compare_events([Stratum("all", 1, 2, 0, 4)])
     assert (found.least_more, found.least_fewer) == (2 / 6, 4 / 6)

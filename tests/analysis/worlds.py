@@ -37,7 +37,7 @@ QUIET = ("bf16", "watched")  # baselines, which have no noise
 
 @dataclass
 class World:
-    """The true effects in simulated results. Keys are arms, as ARM, ARM@VALUE (a value of an axis) or SWEEP/ARM."""
+    """The true effects in simulated results. A key names an arm: ARM, ARM@VALUE (a value of an axis) or SWEEP/ARM."""
 
     effect: Mapping[str, float] = field(default_factory=dict)  # relative change of all losses without an own entry
     elsewhere: Mapping[str, float] = field(default_factory=dict)  # relative change of ood_loss
@@ -145,7 +145,7 @@ def _is_new(path: Path, content: object) -> bool:
 
 
 def _begun(of: Plan, trial: str) -> int:
-    """Return the number of steps that the trial's parents have trained before its branch."""
+    """Return after how many steps of its parents' training the trial branches; 0 if it has no parent."""
     planned = of.trials[trial]
     return 0 if planned.parent is None else _begun(of, planned.parent) + (planned.trial.branch.step or 0)
 

@@ -1,4 +1,4 @@
-"""Test file locks between processes, the warning without locks, types of file systems, and URLs as names of stores."""
+"""Test locks between processes, the warning on file systems without locks, kinds of file systems, and store paths."""
 
 import errno
 import fcntl

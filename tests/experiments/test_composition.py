@@ -61,7 +61,7 @@ def test_values_are_set_as_hydra_would(overrides: str) -> None:
 
 
 def split(overrides: str) -> list[str]:
-    """Split at spaces that are not inside quotes."""
+    """Split the text at each space that is not inside quotes."""
     parts, quote = [""], ""
     for letter in overrides:
         if letter == " " and not quote:

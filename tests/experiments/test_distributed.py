@@ -85,7 +85,7 @@ def test_a_killed_trial_over_two_processes_gives_the_same_bytes(whole: Path, cac
 
 
 def test_ranks_draw_noise_of_their_own_and_are_part_of_the_id(whole: Path, cache: Path, tmp_path: Path) -> None:
-    """Compare with the same trial in one process: other id and other noise, but the same batches."""
+    """Check that a trial on two ranks has the batches of a trial in one process, but another id and rounding noise."""
     alone, _ = train(cache, tmp_path, *NOISY)
     assert alone.path.name != whole.name
     assert metric(alone, "tokens") == metric(whole, "tokens")
@@ -114,7 +114,10 @@ def test_a_batch_that_two_processes_cannot_share_is_refused_by_both(cache: Path,
 
 
 def test_three_ranks_stop_together_when_one_is_asked_and_resume_to_the_same_bytes(cache: Path, tmp_path: Path) -> None:
-    """Ctrl-C on one rank stops all ranks. With three ranks, the last one has no rows of some small parameters."""
+    """Check that Ctrl-C on one rank stops all ranks, and that the resumed trial has the bytes of an uninterrupted one.
+
+    The test uses three ranks because then the last one has no rows of some small parameters.
+    """
     asked = (
         *NOISY,
         "model=hybrid-nano",
@@ -134,7 +137,10 @@ def test_three_ranks_stop_together_when_one_is_asked_and_resume_to_the_same_byte
 def test_a_branch_of_another_number_of_ranks_starts_from_its_parents_weights(
     whole: Path, cache: Path, tmp_path: Path
 ) -> None:
-    """Branch from two ranks to one, and from one to two. A learning rate near 0 leaves the loaded weights unchanged."""
+    """Check that a branch on one rank loads the weights of a parent that ran on two, and vice versa.
+
+    The learning rate is near 0, so the branch's checkpoint still has the weights that it loaded.
+    """
     still = ("optimizer.lr=1e-30", "optimizer.weight_decay=0", "training.steps=1", *NOISY[1:3])
     down, _ = train(cache, tmp_path / "one", *still, "recipe=nvfp4", f"branch.parent={whole}")
     parent = opened(whole).checkpoint().tensors(under="model.")

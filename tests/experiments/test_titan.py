@@ -52,7 +52,7 @@ def recipe(name: str, *settings: str, more: Sequence[str] = (), by_hand: int = 0
 
 @dataclass
 class Titan:
-    """The folder and the process in which jobs run."""
+    """A runner of torchtitan jobs: the folder of their data and output, and the process from which they are forked."""
 
     folder: Path
     python: WarmPython  # has imported titan_on_cpu
@@ -98,7 +98,7 @@ class Titan:
         return results
 
     def keep_only(self, step: int, dump: str, copy: str) -> None:
-        """Copy one checkpoint of a dump folder, as if training was killed before the next checkpoint."""
+        """Copy only this step's checkpoint from folder `dump` to `copy`, as if training had been killed soon after."""
         name = f"checkpoint/step-{step}"
         shutil.copytree(self.folder / dump / name, self.folder / copy / name)
 
@@ -246,7 +246,10 @@ def test_recipe_bf16_is_torchtitan_without_fewbits(alone: Results) -> None:
 
 @pytest.mark.parametrize("name", deep("mor", "nvfp4", "noisy", "file"))
 def test_a_recipe_trains_as_quantize_does_by_hand_to_the_bit(alone: Results, name: str) -> None:
-    """Check jobs with rounding noise, samplers and their penalty, and gradients summed over micro-batches."""
+    """Check that torchtitan's trainer with a recipe gives the losses of a plain loop with `quantize`, bit for bit.
+
+    The jobs have rounding noise, a sampler with a penalty, and gradients that are summed over micro-batches.
+    """
     assert losses(alone[name]) == losses(alone[f"{name} by hand"])
     assert not set(losses(alone[name])) & set(losses(alone["bf16"]))
     assert losses(alone[name])[-1] < losses(alone[name])[0]
@@ -286,7 +289,10 @@ def test_a_sharded_run_resumes_to_the_bit_with_activations_recomputed_or_not(tog
 
 
 def test_a_model_of_ours_resumes_to_the_bit_and_logs_numerics_also_recomputed(together: Results) -> None:
-    """A Mamba-2 hybrid, sharded over two ranks, in NVFP4; the resumed run recomputes its blocks."""
+    """Check that a resumed run of a Mamba-2 hybrid logs the losses and quantization errors of an uninterrupted run.
+
+    The model is in NVFP4 and sharded over two ranks. Only the resumed run uses activation checkpointing.
+    """
     assert together["hybrid, resumed"]["rows"] == together["hybrid"]["rows"][SAVED:]
     last = together["hybrid"]["rows"][-1]
     for slot in ("fprop.x", "fprop.w", "dgrad.dy", "wgrad.dy", "wgrad.x"):

@@ -177,9 +177,10 @@ def test_out_of_domain_text_may_be_judged_by_fewer_windows(cache: Path, tmp_path
 
 
 def test_evaluation_is_of_each_split_with_the_operands_and_noise_of_its_step(cache: Path, tmp_path: Path) -> None:
-    """Compare the losses of each split with losses computed from checkpoints before and after the recipe's switch.
+    """Check that the losses on validation and out-of-domain text are those of the checkpoint of the same step.
 
-    They are computed with training's batch size.
+    The test computes them again from a checkpoint before and one after the recipe's switch, with the operands and noise
+    of the checkpoint's step, and with training's micro-batch size.
     """
     asked = ["recipe=mor/tensor", "recipe.fprop.x=e4m3:tensor:amax:stochastic", "recipe.switch.at=0.75"]
     asked += ["recipe.switch.to=e2m1:tensor:amax:stochastic", "training.steps=4", "evaluation.every=2"]
@@ -200,7 +201,11 @@ def test_evaluation_is_of_each_split_with_the_operands_and_noise_of_its_step(cac
 
 
 def test_the_samplers_penalty_is_part_of_what_is_minimised(cache: Path, tmp_path: Path) -> None:
-    """Check the first gradient, ∂(λ Σ mean |b_t − target|)/∂b_i = λ (init − target) / squares, as b_t = init then."""
+    """Check the norm of the first gradient, which is almost only that of the penalty, and that bit widths then fall.
+
+    The penalty is λ · Σ over layers of mean |b_t − target|. All bit widths b_t start at init, so the gradient of each
+    parameter b_i is then λ (init − target) / (the number of squares in its layer).
+    """
     penalty = 1e6  # so large that the loss's own gradient is negligible
     asked = ("recipe=gaussws", f"recipe.sampler.penalty={penalty}", "training.steps=6", "observer.window=1")
     folder, _ = train(cache, tmp_path, *asked)
@@ -282,7 +287,7 @@ def test_compiled_training_in_fp32_is_eager_training_but_for_the_order_of_sums(
 
 
 def test_flops_are_those_of_matrices_and_attention() -> None:
-    """Check FLOPs per token of nvfp4-1.2b: 1.0 B linear weights, a head of 2048 x 131072, and 20 attention blocks.
+    """Check FLOPs per token of nvfp4-1.2b: 0.76 B linear weights, a head of 2048 x 131072, and 20 attention blocks.
 
     In a hybrid with one attention block, check how many FLOPs a longer window adds.
     """

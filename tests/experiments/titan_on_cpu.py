@@ -4,7 +4,7 @@ torchtitan is made for GPUs. This module replaces the device's name, the queries
 not installed (none of its kernels runs), and FSDP's mean of gradients, because gloo has only a sum.
 
 A job is a command line of torchtitan. `by_hand` does the same training without torchtitan's trainer and without our
-converter: with torchtitan's model, `quantize`, and a plain loop, with all ranks in one process.
+converter: with the same model, `quantize`, and a plain loop, with all ranks in one process.
 """
 
 import copy

@@ -88,7 +88,10 @@ def train_until(step: int, cache: Path, runs: Path, *more: str) -> None:
 
 
 def left(folder: Path) -> dict[str, bytes]:
-    """Return the bytes, by file name, that must be equal whenever a trial is run: tables, result, last checkpoint."""
+    """Return, by name, the bytes of the files that are equal each time a trial is run, also if it was interrupted.
+
+    They are the tables, the result and the files of the last checkpoint.
+    """
     tables = {path.name: path.read_bytes() for path in folder.glob("precision.parquet")}  # only some trials have it
     newest = _newest(folder)
     shards = {name: (newest.path / name).read_bytes() for name in newest.files}

@@ -21,9 +21,9 @@ EXAMPLE = dict(
 
 
 def variables(text: str) -> dict[str, str]:
-    """Return each variable that Docker Compose replaces in the text, with what follows its name in `${NAME…}`.
+    """Return variable → text after its name, for each variable `${NAME…}` that Docker Compose replaces in the text.
 
-    That is `:?` for a required variable, or `:-` and the default value.
+    The text after the name is `:?` for a required variable, or `:-` and the default value.
     """
     return dict(re.findall(r"\$\{(\w+)([^}]*)\}", text))
 
@@ -123,7 +123,7 @@ def test_the_parts_agree_on_names_ports_and_keys() -> None:
 
 
 def test_what_is_waited_for_can_be_told_to_be_ready() -> None:
-    """Check that each service that another one waits for has a health check, or ends without a restart."""
+    """Check that a service for which another one waits has a health check, or runs once and is not restarted."""
     for service in SERVICES.values():
         for name, wanted in service.get("depends_on", {}).items():
             assert name in SERVICES

@@ -1,4 +1,7 @@
-"""Provide the versions in constraints.txt, with which the files of infra/ have to agree, and paths."""
+"""Provide the package versions that constraints.txt requires, and the paths of the repository and of infra/.
+
+The files in infra/ have to name the same versions.
+"""
 
 import re
 from pathlib import Path

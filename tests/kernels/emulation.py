@@ -15,9 +15,10 @@ TILES = Path(__file__).parent / "emulated_tiles.h"
 
 
 def library_with_tiles(source: str) -> ctypes.CDLL:
-    """Compile a source file of kernels/csrc with emulated tiles, and load it; skip the test without a CPU library.
+    """Compile a source file of kernels/csrc with emulated AMX tiles, and load the library.
 
-    The result is kept in the user's cache under a name with a hash of the CPU library's sources and of the emulation.
+    If there is no C++ compiler or no compiled CPU library, skip the test. The result is kept in the user's cache, under
+    a name with a hash of the sources and of the emulation, so that it is compiled again only when these change.
     """
     command = build.compiler()
     if command is None or not is_compiled():

@@ -66,13 +66,17 @@ def _lognormal(r: int, c: int, _: torch.dtype, g: Generator) -> Tensor:
 
 
 def _squared_relu(r: int, c: int, _: torch.dtype, g: Generator) -> Tensor:
-    """Return the squared ReLU of a t(3) variable, like the input of the second MLP layer in MoR."""
+    """Return the squared ReLU of Student-t values (3 degrees of freedom), like the input of FC2 in MoR."""
     chi_square = torch.randn(3, r, c, generator=g).square().sum(0)
     return (torch.randn(r, c, generator=g) * (3 / chi_square).sqrt()).relu().square()
 
 
 def _ties(r: int, c: int, _: torch.dtype, g: Generator) -> Tensor:
-    """Return midpoints of many grids; every eighth value is a format's largest value, so scales are powers of two."""
+    """Return many values that are ties: halfway between two neighbouring values of a low-precision format.
+
+    In every eighth column, each row has the largest value of some format; then scales are often powers of two, which
+    keep ties.
+    """
     x = torch.randint(-64, 65, (r, c), generator=g) * 0.125 * 2.0 ** torch.randint(-3, 4, (r, c), generator=g)
     top = torch.tensor(_TOPS)[torch.randint(len(_TOPS), (r, 1), generator=g)]
     x = x.clamp(-top, top)

@@ -1,4 +1,7 @@
-"""Check products with a chosen accumulator: the reference against fractions, the kernels against the reference."""
+"""Check products whose sums are rounded as in some hardware, for example in Hopper's FP8 tensor cores.
+
+The reference implementation is compared with sums in exact fractions, and the compiled kernels with the reference.
+"""
 
 from __future__ import annotations
 
@@ -71,9 +74,9 @@ def _with_specials(x: Tensor, seed: int) -> Tensor:
 def test_compiled_sums_have_the_bits_of_the_reference(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check all operands, and again with NaN and infinities in a, and with NaN and infinities in b.
+    """Check finite operands, and the same operands with NaN and infinities in the left or in the right one.
 
-    Without FEWBITS_TESTS=deep, they are put into only one of a and b.
+    Without FEWBITS_TESTS=deep, each pair of operands gets NaN and infinities on only one of the two sides.
     """
     for k in LENGTHS:
         for i, (a, b) in enumerate(_operands(dtype, k, k)):
@@ -109,7 +112,10 @@ def _exponent(v: Fraction, emin: int) -> int:
 
 
 def _fused(a: list[float], b: list[float], emin: int, row: Accumulator) -> float:
-    """Return the sum of products of a fused accumulator; if a partial sum exceeds float32, return inf."""
+    """Return Σ a·b as the fused accumulator `row` computes it, from exact fractions; inf if a sum exceeds float32.
+
+    emin: the smallest exponent of a normal number in the operands' format.
+    """
     c = outside = Fraction(0)
     for start in range(0, len(a), row.length):
         pairs = zip(a[start : start + row.length], b[start : start + row.length], strict=True)

@@ -81,7 +81,7 @@ def test_each_block_takes_the_scale_that_errs_less_and_6_where_neither_does() ->
 def by_hand(block: Tensor, g: np.float32, target: int) -> tuple[list[float], float]:
     """Return the values of a block whose maximum is mapped to `target` (6 or 4), and the exact squared error.
 
-    Every operation is rounded to float32. g: the tensor's encode factor (README.md).
+    Every operation is rounded to float32. g: the reciprocal of the tensor scale, 6 · 256 / (amax of the tensor).
     """
     f = np.float32
     x, d = block.numpy(), f(1) / g
@@ -147,9 +147,10 @@ def turned_back(x: Tensor, text: str, axis: int = -1) -> Tensor:
 
 
 def test_a_scale_is_corrected_by_its_block_and_drawn_by_its_blocks_number() -> None:
-    """Check MS-EDEN's block scales: corrected as in algorithm 1, then rounded by the random bits of the block's number.
+    """Check that MS-EDEN corrects a block's scale as in the paper's algorithm 1, and then rounds it stochastically.
 
-    The tensor scale is 1, so a block scale is amax / 6.07 before the correction; all other operations are exact.
+    The random bits are those of the element whose index is the block's number. The tensor scale is 1, so a block scale
+    is amax / 6.07 before the correction; all other operations are exact.
     """
     text, top = "e2m1:1x16:eden:rht16:signs=none", torch.tensor(96 / 15.81)
     turned = torch.zeros(400, 16)
@@ -199,7 +200,7 @@ def test_its_mean_over_rotations_is_the_value_where_that_of_nearest_rounding_is_
 
 
 def test_its_error_is_the_papers_and_half_that_of_stochastic_rounding() -> None:
-    """Check the mean squared error: 9.4e-3 as in the paper's table 1, and about half of stochastic rounding's error.
+    """Check MS-EDEN's mean squared error: 9.4e-3 as in its paper's table 1, and about half that of stochastic rounding.
 
     The table has 23.5e-3 for stochastic rounding without clipping; our NVFP4 clips some values, so its error differs.
     """

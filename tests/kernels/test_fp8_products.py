@@ -1,4 +1,4 @@
-"""Test FP8 products: exact for integers; otherwise near the products of decoded values, within the rounding to BF16."""
+"""Test FP8 products: exact for small integers, otherwise products of the decoded operands up to rounding errors."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_products_of_small_integers_are_exact(block: str, dtype: torch.dtype) ->
 
 
 def test_operands_may_lie_in_memory_by_rows_or_by_columns() -> None:
-    """Check operands that are transposed in memory, as in wgrad, which sums over the rows of both of its operands."""
+    """Check that operands which are transposed in memory, as in wgrad, give the same bits as contiguous copies."""
     dy, x = normal(64, 32, seed=0).bfloat16(), normal(64, 48, seed=1).bfloat16()
     q = amax("channel")
     direct = scaled_product(encode_fp8(dy, q, 0, 0).t(), encode_fp8(x, q, 0, 0), torch.float32)

@@ -44,7 +44,7 @@ def sample(name: str) -> Tensor:
 
 
 def ratio(numerator: Tensor, denominator: Tensor) -> tuple[float, float]:
-    """Return Σ numerator / Σ denominator and the ratio's standard error; bands of 16 rows count as independent."""
+    """Return Σ numerator / Σ denominator, and its standard error; bands of 16 rows count as independent samples."""
     a, b = (t.double().view(-1, 16 * t.shape[-1]).sum(1) for t in (numerator, denominator))
     r = float(a.sum() / b.sum())
     return r, float((a - r * b).std() / b.mean() / math.sqrt(len(a)))
@@ -154,10 +154,11 @@ def test_light_tails_give_the_same_error_under_every_partition(name: str, block:
     [("lognormal", (0.040, 0.031, 0.026, 0.023)), ("squared relu", (0.073, 0.054, 0.042, 0.032))],
 )
 def test_heavy_tails_are_why_partitions_matter(name: str, golden: tuple[float, ...]) -> None:
-    """Check that errors fall in the order tensor, 128x128, 64x64, channel of 1024, 1x128.
+    """Check that the error falls with the size of blocks: tensor, 128x128, 64x64, channel of 1024 values, 1x128.
 
-    The data are lognormal (σ = 2), or the squared ReLU of t(3). `golden` are the errors of all these blocks except
-    `tensor`, whose error depends on a single value, the largest, so that only its place in the order is checked.
+    The data are lognormal (σ = 2), or the squared ReLU of t(3). `golden` has the expected errors of all blocks but
+    `tensor`. The error of `tensor` depends on a single value, the largest; so the test checks only that this error is
+    more than twice that of 128x128.
     """
     shape = (2048, 1024)
     lognormal = (2 * torch.randn(shape, generator=generator(0))).exp()
@@ -175,7 +176,7 @@ def test_heavy_tails_are_why_partitions_matter(name: str, golden: tuple[float, .
 
 
 def at_maxima(x: Tensor, y: Tensor, block: int) -> Tensor:
-    """Return (y − x) / x of the largest value of each block."""
+    """Return the relative error (y − x) / x of the element with the largest magnitude in each block of x."""
     x, y = (t.view(-1, block).double() for t in (x, y))
     index = x.abs().argmax(1, keepdim=True)
     return (y / x - 1).gather(1, index)
@@ -194,7 +195,10 @@ def test_block_maxima_are_nearly_fp8_in_nvfp4_and_not_in_mxfp4(
 
 
 def test_stochastic_rounding_is_biased_at_the_block_maxima_of_nvfp4_alone() -> None:
-    """Check the mean relative error −1.1 % of block maxima, which are clipped to 6 if E4M3 rounds their scale down."""
+    """Check that NVFP4's stochastic rounding has a bias at block maxima, −1.1 % on average, but not at smaller values.
+
+    A maximum is clipped to 6 if rounding to E4M3 made the scale of its block too small.
+    """
     x = sample("normal")
     y = fake_quantize(x, "e2m1:1x16:nvfp4:stochastic", seed=1)
     assert float(at_maxima(x, y, 16).mean()) == pytest.approx(-0.0114, abs=5e-4)
@@ -204,9 +208,10 @@ def test_stochastic_rounding_is_biased_at_the_block_maxima_of_nvfp4_alone() -> N
 
 
 def test_a_rotation_trades_zeros_for_error() -> None:
-    """Check data in which one value in a hundred is 20 times as large: a rotation halves the share of zeros.
+    """Check that a rotation of data with outliers halves the share of values that become zero, but raises the error.
 
-    It also raises the squared error, so the squared error is the wrong measure of a rotation's success.
+    So the squared error is the wrong measure of a rotation's success. In the data, one value in a hundred has 20 times
+    the standard deviation of the others.
     """
     g = generator(0)
     outlier = torch.rand(SHAPE, generator=g) < 0.01

@@ -50,9 +50,10 @@ def amax_of(x: Tensor, block: str) -> Tensor:
 @examples(400)
 @given(finite(), elements, blocks)
 def test_these_scalings_saturate_nothing(scaling: str, x: Tensor, element: str, block: str) -> None:
-    """Check that nothing saturates when rounding to nearest.
+    """Check that rounding to nearest saturates nothing with the scalings amax, gam and e8m0.
 
-    Even if a block's largest value times the scale is one ulp too large, it rounds to the format's largest value.
+    The product of a block's largest value and its scale may be one ulp too large, but even then it is rounded to the
+    format's largest value.
     """
     values, stats = fake_quantize(x, f"{element}:{block}:{scaling}", stats=True)
     assert int(stats.saturated) == 0
@@ -62,9 +63,10 @@ def test_these_scalings_saturate_nothing(scaling: str, x: Tensor, element: str, 
 @examples(400)
 @given(finite(), elements, blocks, st.integers(0, 2**63 - 1))
 def test_e8m0_saturates_nothing_when_rounding_stochastically(x: Tensor, element: str, block: str, seed: int) -> None:
-    """Check that nothing saturates: products with powers of two are exact, so scaled values are within the range.
+    """Check that stochastic rounding saturates nothing if scales are powers of two.
 
-    Both grid neighbours of such a value are within the range, too.
+    Products with powers of two are exact, so scaled values are within the format's range. So are the two neighbouring
+    values of the format, to one of which a scaled value is rounded.
     """
     _, stats = fake_quantize(x, f"{element}:{block}:e8m0:stochastic", seed=seed, stats=True)
     assert int(stats.saturated) == 0
@@ -75,10 +77,11 @@ def test_e8m0_saturates_nothing_when_rounding_stochastically(x: Tensor, element:
 def test_gam_uses_more_than_half_of_the_range_and_all_of_it_where_the_groups_largest_is(
     x: Tensor, element: str, block: str, group: str
 ) -> None:
-    """Check MoR's algorithm 1: amax · scale / max is in (½, 1], up to one ulp from the rounding of the division.
+    """Check MoR's algorithm 1: a block's amax times its scale is in (max / 2, max], up to one ulp.
 
-    Excluded are amaxes below max / FLT_MAX: their ideal scale exceeds float32, so the scale is limited and uses less of
-    the range. The largest value of each group keeps its magnitude.
+    max is the format's largest value; the ulp is from the rounding of a division. The largest value of each group (the
+    blocks that share a mantissa) keeps its magnitude. Tensors are excluded if max / amax of a block is 2^127 or more:
+    float32's range limits the scale of such a block, so the block uses less of the format's range.
     """
     packed, top = encode(x, f"{element}:{block}:gam{group}"), Format.parse(element).max
     amax = amax_of(x, block)
@@ -123,9 +126,10 @@ def test_square_blocks_commute_with_transposition(scaling: str, x: Tensor, eleme
 
 
 def test_blocks_along_a_row_do_not_commute_with_transposition() -> None:
-    """Check that the copies of a weight quantized along axes -1 and 0 differ by 13 % of its norm, but not for 16x16.
+    """Check that quantizing a weight along axis -1 or 0 gives different values with 1x16 blocks, but not with 16x16.
 
-    A layer needs both copies for its GEMMs, so NVFP4's recipe quantizes weights in squares.
+    The difference is 13 % of the weight's norm. A layer multiplies by both quantized weights, so NVFP4's recipe
+    quantizes weights in squares, for which they are equal.
     """
     w = torch.randn(1024, 1024, generator=generator(0))
     along, down = (fake_quantize(w, "e2m1:1x16:nvfp4", axis=axis) for axis in (-1, 0))
@@ -166,10 +170,11 @@ def test_quantizing_again_changes_nothing(rounding: str, x: Tensor, element: str
 def test_quantizing_again_changes_nothing_with_scales_that_are_quotients(
     x: Tensor, element: str, block: str, scaling: str
 ) -> None:
-    """Check idempotence for amax and gam: in float32, max / (max / (max / a)) = max / a, although max / (max / a) ≠ a.
+    """Check that with the scalings amax and gam, quantizing a result again does not change it.
 
-    It need not hold in fp16: a result that is subnormal in fp16 is rounded again, which may change amax and gam's
-    exponent.
+    Let a be a block's amax and max the format's largest value. In float32, max / (max / a) may differ from a, but
+    max / (max / (max / a)) = max / a, so the scale stays the same. This need not hold in fp16: a result that is
+    subnormal in fp16 is rounded again, which may change amax and gam's exponent.
     """
     q = f"{element}:{block}:{scaling}"
     once = fake_quantize(x, q)
@@ -177,7 +182,7 @@ def test_quantizing_again_changes_nothing_with_scales_that_are_quotients(
 
 
 def test_nvfp4_is_not_idempotent_and_we_say_so() -> None:
-    """Check 3.3 · 2^-9, which becomes 3 · 2^-9 and then 0, because the second E4M3 scale is a tie that rounds to 0."""
+    """Check that NVFP4 quantizes 3.3 · 2^-9 to 3 · 2^-9, but 3 · 2^-9 to 0, because then the E4M3 scale rounds to 0."""
     x = torch.zeros(2, 16)
     x[0] = 6 * 448.0
     x[1] = 3.3 * 2.0**-9
@@ -212,7 +217,7 @@ def test_negation_commutes_with_quantization(x: Tensor, element: str, scaling: s
 )
 @pytest.mark.parametrize("name", KINDS)
 def test_statistics_do_not_depend_on_how_they_are_cut(text: str, name: str) -> None:
-    """Check that the totals are the sums over blocks, and that `stats` does not change the values.
+    """Check that a tensor's counts are the sums of its blocks' counts, and that `stats` does not change the values.
 
     Without FEWBITS_TESTS=deep, each input and shape is checked with one dtype.
     """
@@ -273,7 +278,10 @@ def test_statistics_are_called_what_they_are() -> None:
 
 @pytest.mark.parametrize(("size", "signs"), [*product(HADAMARD_SIZES, ("none", "0", "12345678901234567")), (16, "te")])
 def test_rotating_both_operands_leaves_products_as_they_are(size: int, signs: str) -> None:
-    """Check (A·S·H)·(B·S·H)ᵀ = A·Bᵀ (NVFP4 eq. 6), also for lengths that are no multiple of the transform's size."""
+    """Check that rotating both operands does not change their product: (A·S·H)·(B·S·H)ᵀ = A·Bᵀ (NVFP4 eq. 6).
+
+    S is the diagonal matrix of signs, H the Hadamard matrix. Lengths that are no multiple of H's size are tested, too.
+    """
     q = f"fp32:rht{size}:signs={signs}"
     for length in (1, 2, 3, size - 1, size, size + 1, 2 * size, 5 * size + size // 2 + 1, 333):
         a, b = make("normal", (9, length), seed=size), make("lognormal", (7, length), seed=length)
@@ -292,9 +300,9 @@ def crest(x: Tensor) -> Tensor:
 
 
 def test_signs_keep_a_constant_from_becoming_one_spike() -> None:
-    """Rotate 16 equal values: without signs, only the first result is not zero, and the crest (maximum / RMS) is √16.
+    """Check that signs keep a rotation from turning 16 equal values into one large value and 15 zeros.
 
-    With signs, the crest is 2.
+    So the crest (largest magnitude / root mean square) is √16 = 4 without signs, and 2 with signs.
     """
     ones = torch.ones(4, 64)
     assert_same(crest(fake_quantize(ones, "fp32:rht16:signs=none")), torch.full((16,), 4.0))

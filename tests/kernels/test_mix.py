@@ -74,7 +74,7 @@ def passes(entry: Entry, source: Tensor, values: Tensor, other: Tensor | None) -
 
 
 def slowly(x: Tensor, mixture: Mixture, axis: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Return the values and the choices of a mixture, computed by a loop over the decision blocks."""
+    """Return a mixture's values, and each decision block's choice (the index of its entry), computed by a slow loop."""
     rotation = mixture.entries[0].quantizer
     turned = f"fp32:rht{rotation.hadamard}:signs={rotation.signs}" if rotation.hadamard else "fp32"
     source = fake_quantize(x, turned, axis=axis)
@@ -144,7 +144,10 @@ def test_reference_and_cpu_decide_alike(text: str, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("undecided", [None, 0, 35_000, 69_999])
 def test_threads_agree_whether_a_block_is_undecided(undecided: int | None) -> None:
-    """Check 70,000 decision blocks, enough for several threads; none or one of the blocks is undecided."""
+    """Check that several threads report correctly whether any decision block still has no accepted entry.
+
+    None or one of the 70,000 blocks fails the test of the first entry; `undecided` is its index.
+    """
     counts = torch.zeros(70_000, 7, dtype=torch.int64)
     if undecided is not None:
         counts[undecided, ERROR] = 1
@@ -272,7 +275,10 @@ def test_a_block_that_is_not_finite_takes_the_last(backend: str, text: str, bad:
     ],
 )
 def test_a_finite_decision_block_stays_finite_beside_one_that_is_not(backend: str, value: float, text: str) -> None:
-    """Check that decision blocks get another entry if they share a block of the first entry with a NaN."""
+    """Check that a NaN does not change other decision blocks, although they share its scale in the first entry.
+
+    With that scale, the first entry would return NaN for them, so they get the second entry.
+    """
     x = torch.full((32, 32), value)
     x[0, 0] = math.nan
     assert_same(mix(x, text)[0], x)

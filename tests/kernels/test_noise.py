@@ -40,7 +40,11 @@ def maxima(w: Tensor, block: int) -> Tensor:
 
 
 def composed(w: Tensor, bits: Tensor, r: Tensor, block: int) -> Tensor:
-    """Return ŵ of GaussWS eq. 3, differentiable, with the maxima as constants (eq. 4)."""
+    """Return the sampled weight of GaussWS eq. 3: w + r · max|w| · 2^(1 − bits).
+
+    Each square has one maximum and one bit width. The result is differentiable in w and bits; the maxima count as
+    constants (eq. 4).
+    """
     scale = maxima(w, block) * torch.exp2(1 - bits)
     return w + r * per_element(scale, block, (w.shape[0], w.shape[1]))
 
@@ -104,9 +108,9 @@ def test_every_nibble_of_a_word_has_it(place: int) -> None:
 
 
 def test_uniform_noise_is_uniform() -> None:
-    """Check the mean, the standard deviation, and by χ² the shares of 64 cells, for 2^20 draws.
+    """Check the mean, the standard deviation and a histogram of 2^20 draws.
 
-    The expected shares are those of 65536 equally likely values, rounded to bf16.
+    The histogram has 64 bins and is compared by χ² with that of 65536 equally likely values, rounded to bf16.
     """
     r = uniform_noise(1 << 20, 3)
     equally = ((torch.arange(65536) + 0.5) / 65536 - 0.5).bfloat16()
@@ -152,10 +156,11 @@ def test_reference_and_cpu_sample_the_same(noise: Noise, dtype: torch.dtype, mon
 
 @needs_compiler
 def test_reference_and_cpu_scale_noise_alike_to_the_last_bit() -> None:
-    """Check 2^(1 − b) of a million bit widths, from overflow to underflow, because errors of a polynomial are rare.
+    """Check that the reference and the CPU backend compute the same bits of 2^(1 − b) for a million bit widths b.
 
-    The test reads 2^(1 − b) from the gradient of the bit widths, for squares of one element: unlike a sampled weight,
-    the gradient is neither added to a weight nor rounded to a dtype.
+    The noise is multiplied by this factor. The widths reach from overflow to underflow. Many are needed, because 2^x is
+    computed by a polynomial, whose errors are rare. The test reads 2^(1 − b) from the gradient of the bit widths, for
+    squares of one element: unlike a sampled weight, the gradient is neither added to a weight nor rounded to a dtype.
     """
     ones = torch.ones(1024, 1024)
     bits = torch.empty_like(ones).uniform_(-130, 155, generator=generator(0))
@@ -180,7 +185,10 @@ def test_a_sampled_weight_is_equation_3(noise: Noise, block: int) -> None:
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("shape", [(70, 45), (64, 64), (5, 3), (1, 100)])
 def test_gradients_are_those_of_autograd_with_constant_maxima(noise: Noise, shape: tuple[int, int]) -> None:
-    """Check both gradients; the gradient of b requires that the backward pass draws the forward pass's noise again."""
+    """Compare the gradients of the weight and of the bit widths with autograd's for GaussWS eq. 3.
+
+    The gradient of the bit widths is right only if the backward pass draws the same noise as the forward pass.
+    """
     w = make("normal", shape).requires_grad_()
     bits = bits_for(w).requires_grad_()
     grad = torch.randn(shape, generator=generator(9))
@@ -197,7 +205,7 @@ def test_gradients_are_those_of_autograd_with_constant_maxima(noise: Noise, shap
 
 
 def test_a_gradient_by_differences_agrees() -> None:
-    """Compare the gradient of b with finite differences of ŵ, which need no derivation."""
+    """Compare the gradient of the bit widths with finite differences of the sampled weight, which need no formula."""
     w, step = make("normal", (40, 40)), 2.0**-8
     bits, grad = bits_for(w, high=5), torch.randn(40, 40, generator=generator(3)).double()
     parameter = bits.clone().requires_grad_()
@@ -258,7 +266,10 @@ def test_noise_below_nine_bits_survives_in_bf16(bits: float) -> None:
 
 
 def test_noise_of_nine_bits_ties_back_to_a_power_of_two() -> None:
-    """Check that 1 + 2^-8, halfway to the next bf16 value, rounds to 1, the even one; 1 − 2^-8 is a bf16 value."""
+    """Check that noise R of 9 bits on the weight 1 is lost in the cast to bf16 if R = 1, but not if R is −1 or 2.
+
+    1 + 2^-8 is halfway between two bf16 values and rounds to the even one, 1; 1 − 2^-8 and 1 + 2^-7 are bf16 values.
+    """
     w = torch.ones(256, 256)
     r = noise_of((256, 256), 3, "gaussian")
     changed = sample_weight(w, torch.full((8, 8), 9.0), 3) != 1

@@ -230,7 +230,7 @@ def test_a_gradient_passes_straight_through_rounding(dtype: torch.dtype) -> None
     "text", ["fp32:rht16", "e2m1:1x16:nvfp4:rht16", "e4m3:rht128:signs=7", "e5m2:8x8:mx:rht4:signs=none"]
 )
 def test_a_gradient_is_rotated_back(text: str, axis: int) -> None:
-    """Compare the gradient with a product by the transposed rotation matrix, which is the inverse rotation."""
+    """Check that the gradient of a rotated input is multiplied by the transposed rotation matrix, its inverse."""
     rotation = "fp32:rht" + text.split(":rht")[1]
     length = X.shape[axis]
     unit = torch.eye(length)
@@ -335,7 +335,7 @@ def test_out_receives_the_result_whatever_its_layout(dtype: torch.dtype) -> None
 
 
 def tensors_of(result: Any) -> list[Tensor]:
-    """Return the result of a public function as a list of tensors: values, choices, counts and amax."""
+    """Return the tensors in the result of a public function, as a list; of statistics, these are counts and amax."""
     parts = result if isinstance(result, tuple) else (result,)
     return [t for part in parts for t in ((part.counts, part.amax) if isinstance(part, QuantStats) else (part,))]
 

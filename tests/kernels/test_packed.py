@@ -47,7 +47,10 @@ def codes_of(packed: Packed) -> Tensor:
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("scaling", SCALINGS)
 def test_what_decodes_is_what_the_fake_path_gives(name: str, scaling: str) -> None:
-    """Check each format and scaling with every shape along both axes (without FEWBITS_TESTS=deep: along one axis)."""
+    """Check that decoding gives the bits of fake quantization, for each format and scaling and for many shapes.
+
+    Blocks lie along both axes; without FEWBITS_TESTS=deep, along one axis for each format and scaling.
+    """
     for i, (shape, axis) in enumerate(product(ODD, (-1, 0)), start=FORMATS.index(name)):
         if not DEEP and (i + list(SCALINGS).index(scaling)) % 2:
             continue
@@ -85,7 +88,10 @@ blocks = st.sampled_from(["tensor", "channel", "16x16", "1x16", "32x1"]) | st.bu
 def test_anything_with_a_scale_round_trips(
     name: str, dtype: torch.dtype, shape: tuple[int, int], grid: str, block: str, scaling: str, variant: str, axis: int
 ) -> None:
-    """Check inputs with NaN and infinities too: the stored scale of their block is NaN."""
+    """Check that decoding gives the bits of fake quantization for random formats, blocks and inputs.
+
+    Inputs may have NaN and infinities: then the stored scale of their block is NaN.
+    """
     grid, block, variant = _allowed(grid, block, scaling, variant)
     check(make(name, shape, dtype, seed=sum(shape)), spell(grid, block, scaling, variant), axis)
 
@@ -265,7 +271,10 @@ def test_a_naive_cast_to_a_format_without_nan_refuses_to_store_it(name: str) -> 
 
 
 def test_a_rotation_that_overflows_is_not_stored_as_zero() -> None:
-    """Check finite values whose rotation overflows: fake quantization gives NaN, for which e2m1 has no code."""
+    """Check that `encode` raises an error for finite values whose rotation overflows, instead of storing zeros.
+
+    Fake quantization returns NaN for them, but e2m1 has no code for NaN.
+    """
     x = torch.full((1, 16), 3e38)
     assert fake_quantize(x, "e2m1:rht16:signs=none").isnan().any()
     with pytest.raises(ValueError, match="no code for NaN"):

@@ -50,7 +50,10 @@ def pair(m: int, n: int, k: int, kind: str = "normal") -> tuple[Tensor, Tensor]:
 
 
 def assert_close(got: Tensor, a: Tensor, b: Tensor) -> None:
-    """Check the error bound of a sum of k products in FP32 in any order, γ(k) · Σ|a||b|; subnormals may become zero."""
+    """Check that `got` is a·b within γ(k) · Σ|a||b|, the error bound of a sum of k products in FP32 in any order.
+
+    γ(k) = k·2^-24 / (1 − k·2^-24). Subnormal numbers may count as zero.
+    """
     assert got.dtype == torch.float32
     k = a.shape[1]
     a64, b64 = a.double(), b.double()
@@ -72,7 +75,7 @@ def threads() -> Iterator[Callable[[int], None]]:
 
 @pytest.fixture(scope="module", params=["library", "tiles"])
 def implementation(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Run a test with the products of this processor, and with the products of emulated AMX tiles."""
+    """Run a test twice: with the library's code for this processor, and with its AMX code on emulated tiles."""
     if request.param == "library":
         yield request.param
         return

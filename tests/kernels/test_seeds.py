@@ -17,7 +17,10 @@ COUNT = 1 << 16
 
 
 def test_the_mixer_is_splitmix64() -> None:
-    """Check the first outputs of Vigna's splitmix64.c for the seed 1234567, whose state grows by the golden ratio."""
+    """Check that the function which mixes the parts of a seed gives the outputs of Vigna's splitmix64.c.
+
+    In splitmix64.c, the state starts at the seed, here 1234567, and grows by `golden` from output to output.
+    """
     golden = 0x9E3779B97F4A7C15
     outputs = [seeds._mix(1234567 + i * golden & (1 << 64) - 1) for i in range(3)]
     assert outputs == [6457827717110365317, 3203168211198807973, 9817491932198370423]
@@ -53,10 +56,10 @@ def test_neighbouring_parts_share_no_bits() -> None:
 
 
 def draws(seed: int) -> dict[str, dict[str, Tensor]]:
-    """Return results that depend on the seed's random bits, less their mean: use of the bits -> name -> vector.
+    """Return vectors with mean 0 that depend on the seed's random bits, as {use of the bits: {name: vector}}.
 
-    The uses are rounding, gaussian noise and uniform noise. The names are `of e2m1` (rounded values), and `value` and
-    `size` (magnitude) of noise.
+    For the use `rounding`, the vector `of e2m1` has +1 for each value that is rounded up, and −1 for each that is
+    rounded down. For `gaussian` and `uniform` noise, `value` is the noise, and `size` its magnitude minus the mean.
     """
     half = torch.full((COUNT,), 0.25)
     gaussian, uniform = unpack_noise(gaussian_noise(COUNT, seed)).float(), uniform_noise(COUNT, seed).float()
@@ -76,7 +79,7 @@ def assert_unrelated(one: dict[str, Tensor], other: dict[str, Tensor], what: str
 
 
 def test_rounding_and_noise_of_one_seed_do_not_know_of_each_other() -> None:
-    """Check that rounding and noise use different streams.
+    """Check that rounding and noise with the same seed are uncorrelated, because they use different random streams.
 
     Gaussian and uniform noise share a stream, because a weight has only one of the two.
     """

@@ -52,7 +52,10 @@ def test_the_share_that_goes_up_is_the_distance_covered(name: str, low: float, s
 @pytest.mark.parametrize("exponent", [-14, -17, -20])
 @pytest.mark.parametrize("text", ["e4m3:stochastic", "e2m1:stochastic"])
 def test_tiny_values_are_kept_on_average(text: str, exponent: int) -> None:
-    """Check values too small for 16 random bits: for example, 2^-20 steps become one step in one of 2^20 elements."""
+    """Check that a value far below the format's smallest step is rounded up to one step with the right probability.
+
+    For example, a value of 2^-20 steps becomes one step in one of 2^20 elements; 16 random bits would not suffice.
+    """
     step = 2.0**-9 if text.startswith("e4m3") else 0.5
     count = 1 << 24
     y = fake_quantize(torch.full((4096, count // 4096), step * 2.0**exponent), text, seed=3)
@@ -116,14 +119,17 @@ def moves(seed: int, count: int = MANY, text: str = "e2m1:stochastic") -> Tensor
 
 @pytest.mark.parametrize("lag", [1, 2, 3, 4, 5, 7, 8, 16, 31, 32, 64, 128, 1024])
 def test_neighbours_are_rounded_independently(lag: int) -> None:
-    """Check pairs of elements at several lags: within one output of Philox, and at the same position of two outputs."""
+    """Check that the roundings of elements `lag` positions apart are uncorrelated.
+
+    Some pairs get random bits from one output of the generator Philox, others from the same position in two outputs.
+    """
     up = moves(1).double()
     assert abs(float((up[lag:] * up[:-lag]).sum()) / math.sqrt(MANY - lag)) < SIGMAS
 
 
 @pytest.mark.parametrize("other", [0, 2, 3, 1 + (1 << 32), 1 + (1 << 62), (1 << 63) - 1])
 def test_seeds_are_independent(other: int) -> None:
-    """Check neighbouring seeds, and seeds that differ only in the key's high word."""
+    """Check that roundings are uncorrelated if their seeds are neighbours, or differ only in the upper 32 bits."""
     assert abs(float((moves(1) * moves(other)).double().sum()) / math.sqrt(MANY)) < SIGMAS
 
 

@@ -42,7 +42,10 @@ class Copies(TorchDispatchMode):
 
 
 class CountedObserver(Observer):
-    """An observer that counts copies in its own methods only; on a CPU, layers with mixtures copy, too."""
+    """An observer that counts, in `copies`, the operations in its own methods for which the host would wait.
+
+    Operations outside these methods are not counted, because layers with mixtures copy, too, but only on a CPU.
+    """
 
     def __init__(self, config: ObserverConfig) -> None:
         super().__init__(config)

@@ -93,7 +93,8 @@ def train(
 ) -> list[Tensor]:
     """Train and return, step by step, the loss of each micro-batch and then the gradients of all parameters.
 
-    evaluate: also evaluate the model before and after each pass. switch_from: added to the progress of training.
+    evaluate: also evaluate the model before each micro-batch and after each update. switch_from: a fraction to add to
+    the progress of training.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     seen: list[Tensor] = []

@@ -19,9 +19,9 @@ from tests.kernels.backends.gpu import stubbed
 
 @pytest.mark.parametrize("recipe", ["nvfp4", "mor/block", "mor/tensor", "gaussws"])
 def test_training_launches_only_kernels_that_were_listed(recipe: str) -> None:
-    """Check that `calls_of` lists all kernels of two steps, one with and one without statistics of plain quantizers.
+    """Check that `calls_of` lists all kernels of training steps with and without statistics for the observer.
 
-    The recorder launches no kernels, so all values are undefined.
+    Kernels are recorded instead of launched, so the values of all tensors are undefined.
     """
     name, tokens, recorder = "nemotron-nano", 64, Recorder()
     listed = kernels_of(calls_of(quantize(on_meta(model(name)), load_recipe(recipe)), tokens, torch.bfloat16))

@@ -1,4 +1,4 @@
-"""Test that sampled weights are cast to the formats of their learned bit widths, by square, and then restored."""
+"""Test that each square of a sampled weight is cast to the format of its learned bit width, and then restored."""
 
 import pytest
 import torch

@@ -123,7 +123,7 @@ def test_the_inputs_of_these_tests_differ_enough_to_be_told_apart() -> None:
 
 
 def test_what_came_back_as_nan_is_lost() -> None:
-    """Check that `lost` counts all elements of a block that the kernel returns as NaN, because one is infinite."""
+    """Check that if a block has an infinite element, `lost` counts all its elements, which are returned as NaN."""
     layer, quantization = one_layer(recipe(E4M3), 32, 64)
     quantization.observer = observer = Observer(ALWAYS)
     observer.bind(1)
@@ -203,7 +203,10 @@ def steps(
     micro_batches: int = 2,
     evaluate: bool = False,
 ) -> Rows:
-    """Train the steps `which` and return the observer's rows. evaluate: also evaluate the model around each pass."""
+    """Train the steps `which` and return the observer's rows.
+
+    evaluate: also evaluate the model before each micro-batch and after each update.
+    """
     rows: Rows = []
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     for step in which:

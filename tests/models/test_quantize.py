@@ -1,4 +1,4 @@
-"""Test `quantize` on fewbits' and other libraries' models: which layers it replaces and keeps, switches, and errors."""
+"""Test `quantize` on models of fewbits and of other libraries: layers that are quantized or kept, switches, errors."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class NanoGpt(nn.Module):
 
 
 class Titan(nn.Module):
-    """A model like torchtitan's, whose blocks are in an nn.ModuleDict by number.
+    """A model like torchtitan's, whose blocks are in an nn.ModuleDict with their numbers as keys.
 
     Blocks 0 and 1 are missing, as in a process that trains another stage of a pipeline.
     """
@@ -159,7 +159,7 @@ def test_the_layers_of_others_models_are_found_with_their_parts_and_heads_left_a
 
 
 def test_places_in_a_sequence_are_blocks_whatever_their_names() -> None:
-    """Check that the items of an nn.Sequential are numbered by position, including items without linear layers."""
+    """Check that each item of an nn.Sequential is a block, numbered by its position, even if it has no linear layer."""
     model = nn.Sequential(OrderedDict(first=nn.Linear(4, 4), act=nn.ReLU(), last=nn.Sequential(nn.Linear(4, 2))))
     assert named(model) == [("first", 0, None), ("last.0", 2, None)]
 
@@ -174,7 +174,7 @@ def test_a_module_without_blocks_is_one_block() -> None:
 
 
 def test_what_multihead_attention_multiplies_by_itself_is_not_called_quantized() -> None:
-    """Check that the layers of nn.MultiheadAttention, which uses their weights without calling them, are omitted."""
+    """Check that the layers of nn.MultiheadAttention are not quantized: it uses their weights without calling them."""
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 2, enable_nested_tensor=False)
     assert [name for name, _, _ in named(encoder)] == [f"layers.{block}.linear{n}" for block in (0, 1) for n in (1, 2)]
 
@@ -269,7 +269,7 @@ def test_a_recipe_switches_the_passes_it_names_at_its_time_and_nothing_before(pa
 
 
 def test_after_switching_to_bf16_both_ways_a_step_is_one_in_bf16() -> None:
-    """Check that after a switch of both passes to `high`, a step has the bits of an unquantized step."""
+    """Check that after a switch of both passes to `bf16`, a step has the bits of an unquantized step."""
     results = []
     for data in ({**NVFP4, "switch": {"at": 0.5, "to": "bf16"}}, {"wgrad": {"output": "fp32"}}):
         model = tiny("nemotron", layers=1)
@@ -278,7 +278,10 @@ def test_after_switching_to_bf16_both_ways_a_step_is_one_in_bf16() -> None:
 
 
 def test_forward_alone_switched_leaves_backward_with_the_quantized_original() -> None:
-    """Check `same` after only the forward pass is switched to `high`: dgrad and wgrad still read quantized w and x."""
+    """Check that dgrad and wgrad still read quantized w and x after only the forward pass is switched to `high`.
+
+    Their slots are `same`, which here means w and x quantized as for fprop before the switch.
+    """
     spec = recipe(E4M3, E4M3, "high", "same", "high", "same", switch={"at": 0.5, "passes": "forward"})
     layer, quantization = one_layer(spec, 32, 48)
     x, dy = normal(24, 32, seed=1, dtype=torch.bfloat16), normal(24, 48, seed=2, dtype=torch.bfloat16)

@@ -90,7 +90,8 @@ def by_hand(
 ) -> dict[str, Tensor]:
     """Return the values that each GEMM reads, by slot, computed with the public quantizers alone.
 
-    slots: the quantizer of each slot. shared: the tensors that are quantized once, separated by spaces.
+    slots: the quantizer of each slot. shared: the names, separated by spaces, of the tensors that are quantized
+    once for both of the GEMMs that read them.
     """
     tensors, first = {"x": x, "w": w, "dy": dy}, {"x": "fprop.x", "w": "fprop.w", "dy": "dgrad.dy"}
     operands: dict[str, Tensor] = {}
@@ -146,7 +147,10 @@ def test_the_three_gemms_read_what_the_recipe_says(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_where_backward_reads_the_same_codes_gradients_are_autograds_of_the_composition(dtype: torch.dtype) -> None:
-    """Compare gradients with autograd's, where the quantizers of x and w pass gradients straight through."""
+    """Check that a layer has autograd's gradients if its backward pass reads the x and w that its forward pass reads.
+
+    In autograd's computation, a product of quantized x and w, the quantizers pass gradients straight through.
+    """
     x, dy = noisy(48, 32, seed=1, dtype=dtype), noisy(48, 40, seed=2, dtype=dtype)
     layer, _ = one_layer(recipe(SR, MIXED, "high", "same", "high", "same", output="fp32"), 32, 40, seed=SEED)
     composed = x.clone().requires_grad_(), layer.weight.detach().clone().requires_grad_()
@@ -196,7 +200,7 @@ def test_the_output_of_wgrad_is_rounded_to_the_recipes_dtype() -> None:
 
 @pytest.mark.parametrize("shape", [(0, 32), (3, 0, 32), (32,), (1, 32)], ids=str)
 def test_no_tokens_and_one_token_are_tokens(shape: tuple[int, ...]) -> None:
-    """Check inputs without tokens, with one token, and with a single vector as input."""
+    """Check that a layer accepts inputs without tokens, inputs with one token, and a single vector."""
     layer, _ = one_layer(Recipe.from_dict(NVFP4), 32, 48)
     x = noisy(*shape, seed=1, dtype=torch.bfloat16).requires_grad_()
     y = layer(x)
@@ -562,7 +566,10 @@ def test_an_input_changed_in_place_is_quantized_anew() -> None:
 
 
 def seeds(ranks: int = 2) -> tuple[list[int], list[int]]:
-    """Return the seeds of stochastic rounding in two steps: those of x and dy, and those of w."""
+    """Return the seeds of stochastic rounding that two layers use in two steps: a list for x and dy, and a list for w.
+
+    In each step, each rank computes two micro-batches.
+    """
     model = nn.Sequential(linear(32, 48), linear(48, 40))
     quantization = quantize(model, recipe(SR), seed=SEED)
     with Calls() as calls:

@@ -22,9 +22,9 @@ def axes(operands: Operands) -> dict[str, int]:
 
 
 def test_blocks_lie_along_the_dimension_that_the_gemm_sums_over() -> None:
-    """Check the axis of each slot: x and dy are stored as tokens × features, w as out × in.
+    """Check that the axis of each slot is the dimension that its GEMM sums over.
 
-    fprop sums over in, dgrad over out, wgrad over tokens.
+    x and dy are stored as tokens × features, w as out × in. fprop sums over in, dgrad over out, wgrad over tokens.
     """
     expected = {"fprop.x": -1, "fprop.w": -1, "dgrad.dy": -1, "dgrad.w": 0, "wgrad.dy": 0, "wgrad.x": 0}
     assert axes(recipe(str(E4M3)).operands) == expected
@@ -70,9 +70,9 @@ ALIKE = {
 
 @pytest.mark.parametrize("text", ALIKE)
 def test_squares_look_alike_from_both_sides(text: str) -> None:
-    """Check that slots with different axes are equal only for the entries of ALIKE that are True (claim G5).
+    """Check which quantizers and mixtures give equal values along both axes of a tensor (claim G5: square blocks do).
 
-    tests/models/test_quantized_linear.py checks that their values are then equal, too.
+    ALIKE has the expected answers. This test compares slots; tests/models/test_quantized_linear.py compares values.
     """
     spec = Mixture.parse(text) if "|" in text else Quantizer.parse(text)
     assert Slot(spec, -1).equals(Slot(spec, 0)) == ALIKE[text]
@@ -118,7 +118,7 @@ def test_a_switch_takes_the_operands_of_its_passes(passes: str) -> None:
 
 
 def test_same_still_means_what_was_quantized_when_the_forward_alone_switches() -> None:
-    """Check that `same` keeps the first slot's quantizer from before a switch that changes only the forward pass."""
+    """Check that a slot with `same` keeps the quantizer that fprop had before a switch of only the forward pass."""
     spec = recipe(str(E4M3), str(E4M3), "high", "same", "high", "same", switch={"at": 0.5, "passes": "forward"})
     after = spec.switched
     assert (after["fprop.x"].spec, after["fprop.w"].spec) == (None, None)
@@ -132,7 +132,7 @@ def test_a_recipe_whose_switch_changes_nothing_does_not_switch() -> None:
 
 
 def test_what_is_kept_is_taken_by_one_spelling_everywhere() -> None:
-    """Check that layers selected by `keep` get `keep.by` in all six slots, along each slot's own axis."""
+    """Check that layers selected by `keep` get the quantizer `keep.by` in all six slots, along each slot's own axis."""
     spec = recipe(str(E4M3), keep={"first": 1, "by": "bf16"})
     assert set(specs(spec.kept).values()) == {"bf16"}
     assert axes(spec.kept) == axes(spec.operands)

@@ -95,10 +95,10 @@ def test_both_forward_and_dgrad_read_the_sampled_weight_of_the_step(kind: str, b
 
 @pytest.mark.parametrize("kind", NOISE)
 def test_the_gradient_of_bit_scale_is_autograds_with_the_maximum_detached(kind: str) -> None:
-    """Compare the gradients of b_i and of the weight with autograd's for the same formula (claim G6).
+    """Compare the gradients of the weight w and the parameter b_i with autograd's for the paper's formula (claim G6).
 
-    The formula is w + noise · largest · 2^(1 − b_t), with b_t = target + b_i·(init − target) of GaussWS eq. 11, where
-    `largest`, the maximum of a square, is a constant. The weight's gradient passes straight through.
+    The formula is w + noise · largest · 2^(1 − b_t), where b_t = target + b_i·(init − target) is the bit width (GaussWS
+    eq. 11). `largest`, the maximum of a square, counts as a constant, so w's gradient passes straight through.
     """
     layer = sampled(40, 70, kind=kind, init=5.5, target=3)
     with torch.no_grad():
@@ -132,7 +132,7 @@ def test_bits_learn_where_the_weight_is_frozen() -> None:
 
 
 def test_the_penalty_is_lambda_times_the_sum_over_layers_of_mean_distance() -> None:
-    """Check GaussWS eq. 12: penalty = λ · Σ over layers of mean |b_t − target|, and its gradient."""
+    """Check the penalty of GaussWS eq. 12, λ · Σ over layers of mean |bit width − target|, and its gradient."""
     model = tiny("gpt2", layers=1)
     sampler = {"kind": "gaussws", "penalty": 1e-2, "init": 6, "target": 4, "parts": ["od"]}
     quantization = quantize(model, recipe("high", sampler=sampler))

@@ -48,7 +48,7 @@ class Undisturbed:
     left: dict[str, dict[str, bytes]]  # name of the run folder → file name → content, for files with reproducible bits
 
     def of(self, plan: Plan) -> dict[str, dict[str, bytes]]:
-        """Return the part of `left` for the trials of `plan`."""
+        """Return the expected files of the trials of `plan`, in the form of `left`."""
         return {folder.path.name: self.left[folder.path.name] for folder in folders(plan)}
 
 

@@ -115,7 +115,7 @@ class Command:
     def until(self, there: Callable[[], T], interval: float = 0.01) -> T:
         """Call `there` every `interval` seconds until its result is true, and return this result.
 
-        Fail if the command ends before, or after PATIENCE seconds.
+        Fail if the command ends before that, or if PATIENCE seconds have passed.
         """
         give_up = time.monotonic() + PATIENCE
         while not (result := there()):

@@ -10,7 +10,7 @@ from fewbits.analysis.engine.statistics.estimates import Interval
 
 
 class Outcome(StrEnum):
-    """The verdict of a claim in one word or phrase; docs/glossary.md explains the terms."""
+    """The verdict of a claim as a word or phrase; the section Report of README.md explains each."""
 
     REPRODUCED = "reproduced"
     IN_PART = "reproduced in part"

@@ -23,7 +23,7 @@ _OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
 
 
 class NotANumber(ValueError):
-    """The error of a formula whose value is undefined for the given numbers, because a denominator is not positive."""
+    """The error for a formula that has no value for the given numbers, because a denominator is 0 or negative."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,10 @@ class Place:
 
     @classmethod
     def parse(cls, text: str, metric: str) -> Place:
-        """Return the place that is written `SWEEP/ARM` (with this metric) or `SWEEP/ARM METRIC`."""
+        """Return the sweep, arm and metric in a text of the form `SWEEP/ARM METRIC` or `SWEEP/ARM`.
+
+        metric: the metric for texts of the second form. Raise ValueError for other texts.
+        """
         place, _, own = text.partition(" ")
         sweep, slash, arm = place.partition("/")
         if not (sweep and slash and arm):
@@ -58,8 +61,8 @@ def check(formula: str, names: Mapping[str, object]) -> None:
 def evaluate(formula: str, values: Mapping[str, float], *, strict: bool = True) -> float:
     """Return the formula's value, with the given value for each name.
 
-    If strict, a division by 0 or by a negative number raises NotANumber. Otherwise such a division is computed, and
-    x / 0 gives 0.
+    If `strict`, a division by 0 or by a negative number raises NotANumber. If not, negative divisors are allowed and
+    x / 0 gives 0; so `check` can evaluate a formula with arbitrary numbers, to find errors in its syntax.
     """
 
     def value(node: ast.expr) -> float:
@@ -76,7 +79,8 @@ def evaluate(formula: str, values: Mapping[str, float], *, strict: bool = True) 
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
                 return _OPERATORS[type(op)](value(left), value(right))
         raise ValueError(
-            f"formula {formula}: {ast.unparse(node)} is not valid; a formula has keys of `of`, numbers and + - * /"
+            f"formula {formula}: {ast.unparse(node)} is not valid; a formula may contain only keys of `of`, numbers, "
+            "+ - * / and parentheses"
         )
 
     return value(ast.parse(formula, mode="eval").body)

@@ -81,9 +81,9 @@ def metric(study: str, name: str, bounds: tuple[float, float] | None = None) -> 
 
 
 def exact(study: str, claim: str) -> Callable[[F], F]:
-    """Return a decorator that registers the function that checks the claim with this id by arithmetic, without runs.
+    """Return a decorator for the function that checks the claim with this id by arithmetic, without runs.
 
-    The function returns one result, or {name of the finding: result}.
+    The decorator registers the function, which returns one result, or {name of the finding: result}.
     """
 
     def register(compute: F) -> F:
@@ -94,9 +94,10 @@ def exact(study: str, claim: str) -> Callable[[F], F]:
 
 
 def measure(study: str, claim: str) -> Callable[[F], F]:
-    """Return a decorator that registers a function that computes data for a claim's parts with the key `data`.
+    """Return a decorator for the function that computes the data of the claim's parts with the key `data`.
 
-    Such a function is needed if the data are not one number per trial or pair. It returns {value of `data`: data}.
+    The decorator registers the function, which returns {value of the key `data`: data}. Such a function is needed if
+    the data are not one number per trial or pair.
     """
 
     def register(compute: F) -> F:

@@ -1,8 +1,9 @@
 """Get the data of a claim's comparison: choose the sweep, resolve the metric, pair the trials, pool the spread.
 
 Arms are compared in the sweep that the part names. If it names none, they are compared in the first sweep that has both
-arms, or else over all sweeps. The spread is pooled over arms of all sweeps. Pooled arms start as the baseline does, and
-their forward passes have the precision of one of the two compared arms (results/pooling.py).
+arms, or else over all sweeps. The spread is pooled over arms of all sweeps. These arms have the baseline's model,
+optimizer, schedule and trunk, and their forward passes have the precision of one of the two compared arms
+(results/pooling.py).
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Numbers:
 
 
 def built_in(results: Results, name: str) -> Numbers:
-    """Return a metric that no study has to register.
+    """Return the metric of this name, for names that are known without a hook of the study (hooks.py).
 
     name: a column of `results.trials`; a metric with the suffix `@late`, for its mean over the last tenth of the steps;
     or `probe:VARIANT:MEASURE` (results/probes.py).
@@ -69,10 +70,11 @@ def _is_paired(scope: Results, arm: str, baseline: str, where: Where) -> bool:
 
 
 def data_of(results: Results, comparison: Comparison, numbers: Callable[[Results, str], Numbers]) -> Measured:
-    """Return the data with which a comparison of arms is tested: pairs with their differences and pooled spread.
+    """Return the data with which a comparison of arms is tested: the pairs' differences and their pooled spread.
 
-    If the arms are not planned or have no data, return NotPlanned or NoData with the reason. numbers: a function
-    (results, name of a metric) → the metric.
+    For a comparison without a baseline, return the arm's own numbers. If the arms are not planned, return NotPlanned;
+    if they have no data, return NoData; both have the reason. numbers: a function (results, name of a metric) → the
+    metric.
     """
     part, arm, baseline, where = comparison.part, comparison.arm, comparison.baseline, comparison.where
     base_where = part.baseline_where
@@ -108,9 +110,9 @@ def scope_of(
 ) -> Results | None:
     """Return the results of the sweep in which to compare these arms.
 
-    Without `sweep`, it is the first sweep that has all arms. If no single sweep has all of them, return the results of
-    all sweeps; return None if an arm is not planned (in `sweep`, if it is given). where: axis values that the first arm
-    needs; base: axis values that the other arms need.
+    If `sweep` is given, it is this sweep, or None if the sweep lacks an arm. If not, it is the first sweep that has all
+    arms. If no single sweep has all arms, return the results of all sweeps together, or None if the plan lacks an arm.
+    where: axis values that the first arm needs; base: axis values that the other arms need.
     """
     first, others = arms[0], arms[1:]
 

@@ -1,9 +1,11 @@
 """Compute what a planned study can show: the minimum detectable effect (MDE) of each comparison.
 
 MDEs follow from the number of planned seeds and from the spread over seeds in earlier runs
-(papers/planning/spreads.yaml). The planned seeds cannot decide a comparison in three cases: there are fewer than two
-seeds; the test is no_worse or equivalent, and MDE > margin; the test is higher or lower, and
-MDE > |paper's effect| - margin.
+(papers/planning/spreads.yaml). The planned seeds cannot decide a comparison in three cases:
+
+* there are fewer than two seeds;
+* the test has to show that the effect is smaller than the margin (`no_worse`, `equivalent`), and MDE > margin;
+* the test has to show that the effect exceeds the margin (`higher`, `lower`), and MDE > |the paper's effect| - margin.
 """
 
 from __future__ import annotations
@@ -97,7 +99,7 @@ def spreads_of(study: str, results: Results) -> tuple[MeasuredSpread, ...]:
             if _planned_seeds(results, comparison) is None:
                 continue
             data = data_of(results, comparison, lambda scope, name: resolve(study, scope, name))
-            spread = spread_of(data) if isinstance(data, Differences) else None
+            spread = (data.spread or spread_of(data)) if isinstance(data, Differences) else None
             if spread is not None and spread.sd:
                 by_metric.setdefault(comparison.metric, []).append((spread.sd, spread.df))
     return tuple(
@@ -113,7 +115,7 @@ def spreads_of(study: str, results: Results) -> tuple[MeasuredSpread, ...]:
 
 
 def _planned_seeds(results: Results, comparison: Comparison) -> int | None:
-    """Return the number of seeds that every arm of the comparison has in the plan; None if an arm is not planned.
+    """Return how many seeds all arms of the comparison share in the plan; None if an arm is not planned.
 
     Also return None for comparisons without arms, such as exact checks.
     """
@@ -190,10 +192,10 @@ def _shown(comparison: Comparison, value: float) -> str:
 
 
 def preview_lines(previews: Iterable[Preview]) -> list[str]:
-    """Return the previews as lines of text, below headings.
+    """Return the previews as lines of text in two parts, each below a heading.
 
-    First a line for each claim with a known MDE (the claim's largest MDE), then a line for each claim with a comparison
-    that the planned seeds cannot decide (the last such comparison).
+    The first part has a line for each claim with a known MDE, with the largest MDE of the claim's comparisons. The
+    second part has a line for each comparison that the planned seeds cannot decide.
     """
     previews = list(previews)
     lines = ["minimum detectable effect of each claim (power 80 %, one-sided at 5 %, before correction over claims):"]
@@ -210,8 +212,8 @@ def preview_lines(previews: Iterable[Preview]) -> list[str]:
             "minimum detectable effects are unknown, because analysis/papers/planning/spreads.yaml has no row for this "
             "study and scale; to print rows from finished runs: fewbits claims … --spreads"
         ]
-    undecidable = {one.claim: one for one in previews if one.undecidable}
+    undecidable = [one for one in previews if one.undecidable]
     if undecidable:
-        lines.append("claims with at least one comparison that the planned seeds cannot decide:")
-        lines += [f"  {name:4} {one.comparison.title}: {one.reason}" for name, one in undecidable.items()]
+        lines.append("comparisons that the planned seeds cannot decide:")
+        lines += [f"  {one.claim:4} {one.comparison.title}: {one.reason}" for one in undecidable]
     return lines

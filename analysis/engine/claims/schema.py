@@ -229,9 +229,10 @@ class StudyClaims:
             raise ValueError(f"control {name}: no claim lists it under the key control")
 
     def _check_nulls(self, claim: Claim) -> None:
-        """Raise ValueError if no control has an effect that exceeds a null test's margin.
+        """Raise ValueError if a test in NULLS allows a margin that no control of the claim has to exceed.
 
-        Without such a control, runs in which nothing changes the numbers would support the claim, too.
+        Only claims about losses (reach `outcome`) are checked. Without such a control, runs in which nothing changes
+        the numbers would support the claim, too.
         """
         shown = [part for name in claim.control for part in self.control(name).parts]
         for part in claim.parts:
@@ -241,16 +242,17 @@ class StudyClaims:
             if not any(_exceeds(control, part, margin) for control in shown):
                 size = f"{margin.value:.3g}{' of the baseline' * margin.relative}"
                 raise ValueError(
-                    f"{claim.id}: the test {part.test} allows a change of {size}, but no control has to exceed this: a "
-                    f"control needs a part with the test {' or '.join(DIRECTIONS)} and at least this margin, or with "
-                    "the test above and at least this bound, on the same kind of number"
+                    f"{claim.id}: the test {part.test} allows a change of {size}, but no control of the claim has to "
+                    "show a change of this size; one of the controls needs a part on the same kind of number with the "
+                    f"test {' or '.join(DIRECTIONS)} and at least this margin, or with the test above and at least "
+                    "this bound"
                 )
 
     def claim(self, name: str) -> Claim:
         return named("claim", name, self.claims)
 
     def unfit_at(self, scale: str, claim: Claim) -> str:
-        """Return why the trials of this scale cannot test the claim; "" if they can, or if its test needs no trials."""
+        """Return why the trials of this scale cannot test the claim; "" if they can, or if it needs no trials."""
         needs_trials = any(part.test != "exact" and not part.out_of_reach for part in claim.parts)
         return claim.unfit.get(scale, "") or (self.unfit.get(scale, "") if needs_trials else "")
 
@@ -259,7 +261,11 @@ class StudyClaims:
 
 
 def _exceeds(control: Part, null: Part, margin: Margin) -> bool:
-    """Tell whether a part of a control is supported only if an effect is greater than the margin of a null test."""
+    """Tell whether the control's part needs an effect of at least `margin` to be supported.
+
+    null: the claim's part that has this margin, with a test in NULLS. The control's part must measure the same kind of
+    number.
+    """
     same = any(one == other or ("loss" in one and "loss" in other) for one in control.metrics for other in null.metrics)
     own = control.margin
     if control.test in DIRECTIONS and own is not None:

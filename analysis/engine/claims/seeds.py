@@ -20,10 +20,10 @@ FILE = Path(__file__).parents[2] / "papers" / "planning" / "seeds.yaml"
 
 @dataclass(frozen=True)
 class Shaped:
-    """The seeds of one earlier run that influenced the design."""
+    """The seeds of one pilot whose results influenced a study's design."""
 
     seeds: tuple[int, ...]
-    by: str  # a description of that run
+    by: str  # a description of the pilot
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def ledger() -> tuple[Design, ...]:
 
 
 def shaping(study: str, scale: str, seeds: Iterable[int]) -> dict[int, str]:
-    """Return {seed: description of its run} for those of the given seeds that influenced the design of this scale."""
+    """Return {seed: description of the pilot} for those of `seeds` whose pilot influenced the design of this scale."""
     runs = {}
     for design in ledger():
         if design.study == study and scale in design.scales:

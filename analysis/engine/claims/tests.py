@@ -209,7 +209,7 @@ def _observed(empty: Finding, comparison: Comparison, data: Differences) -> Find
 
 
 def _transformed(data: Differences) -> list[float]:
-    """Return the values to test; shares as arcsin √share, so that the spread hardly depends on the share itself."""
+    """Return the values to test. Shares become arcsin √share, because then their spread hardly depends on the share."""
     return [_arcsine(value) for value in data.values] if _shares(data) else list(data.values)
 
 

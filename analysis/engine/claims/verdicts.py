@@ -1,8 +1,8 @@
 """Combine the findings of each claim's comparisons into a verdict; p values are corrected over all claims of a report.
 
 * `reproduced` needs every comparison to be supported; `reproduced in part` needs some of them.
-* `contradicted` needs runs that are large and long enough compared with the paper's (`judging.covered`). In other runs,
-  an effect that is shown to be absent gives `not seen at this scale`, which counts as undecided.
+* `contradicted` needs runs that are large and long enough compared with the paper's (`judging.covered`). If smaller or
+  shorter runs show that an effect is absent, the verdict is `not seen at this scale`, which counts as undecided.
 * A control that failed or has no data turns each of these verdicts into `inconclusive`.
 * A claim is `not run` if the scale plans none of its comparisons, or does not plan the arms of its controls.
 """
@@ -38,7 +38,7 @@ class Evidence:
 
     @property
     def p_for(self) -> float | None:
-        """The p value of the statement that the whole claim holds: the greatest `p_for` of the claim's findings.
+        """The p value of the test that supports the whole claim if p is small: the greatest `p_for` of its findings.
 
         None if a comparison is not run or out of reach, or if no finding has a p value.
         """
@@ -53,10 +53,10 @@ class Evidence:
 
     @property
     def p_against(self) -> float | None:
-        """The p value of the statement that at least one comparison is contradicted.
+        """The p value of the test that contradicts the claim if p is small.
 
-        It is min(1, k · p), where p is the least of the k p values against single comparisons. None if the runs are too
-        small or short to contradict the claim (see `covered`), or if no comparison has such a p value.
+        If k comparisons have a p value against the claim and p is the least of these, it is min(1, k · p). None if no
+        comparison has such a p value, or if the runs are too small or short to contradict the claim (see `covered`).
         """
         if not self.covered:
             return None
@@ -92,9 +92,9 @@ def _p_contradicts(finding: Finding) -> float | None:
 def conclude(evidence: Mapping[str, Evidence], alpha: float = ALPHA) -> dict[str, Verdict]:
     """Return the verdicts of a report, by claim id.
 
-    p values are corrected for multiple tests within three families: that whole claims hold, that claims are
-    contradicted, and that single comparisons hold (see FAMILIES). evidence: claim id → the findings on this claim.
-    alpha: the significance level after correction.
+    p values are corrected for multiple tests within three families of tests: those that support whole claims, those
+    that contradict claims, and those that support single comparisons (see FAMILIES). evidence: claim id → the findings
+    on this claim. alpha: the significance level after correction.
     """
     whole = {name: (p, one.least_p) for name, one in evidence.items() if (p := one.p_for) is not None}
     parts = {
@@ -223,9 +223,9 @@ def _headings(parts: Iterable[Finding]) -> str:
 def _controlled(verdict: Verdict, evidence: Evidence) -> Verdict:
     """Return the verdict, or a weaker one if it needs a control that did not pass.
 
-    Decided verdicts and `not seen at this scale` become `inconclusive` if a control failed or could not be tested, and
-    `not run` if the only reason is that the scale does not plan the controls' arms. `not seen at this scale` also
-    becomes `inconclusive` if the claim has no control.
+    Only decided verdicts and `not seen at this scale` can change. They become `inconclusive` if a control failed or
+    could not be tested. If the only reason is that the scale does not plan the controls' arms, they become `not run`.
+    `not seen at this scale` also becomes `inconclusive` if the claim has no control.
     """
     if not verdict.outcome.decided and verdict.outcome is not Outcome.NOT_SEEN:
         return verdict

@@ -1,7 +1,8 @@
 """Check that two trials were computed in the same environment; only then are they compared.
 
-The environment is the kind of machine, the kernel backend, the version of torch and limits of the instruction set. If
-it differs, sums are rounded in different orders, and this can look like a small effect of an arm.
+The environment is the kind of machine, the kernel backend, the version of torch, and the environment variables that
+change how sums are rounded. If one of these differs, rounding errors differ, too, which can look like a small effect of
+an arm.
 """
 
 from __future__ import annotations
@@ -50,8 +51,9 @@ def usual_kind(rows: Iterable[Row]) -> str | None:
 def unlike_within_seeds(rows: Sequence[Row]) -> list[str]:
     """Return lines of text about differences in the environment between finished trials with the same seed.
 
-    There is a line for each property of the environment (LIKENESS) that differs within a seed, with its values and the
-    number of trials with each value, and a line for each trial whose steps were computed in several environments.
+    There is a line for each property of the environment (LIKENESS) that differs within a seed. It has the property's
+    values and the number of trials with each value. There is also a line for each trial whose steps were computed in
+    several environments.
     """
     finished = {row["id"]: row for row in rows if row["state"] in OVER}
     usual = usual_kind(finished.values())

@@ -95,9 +95,10 @@ class ArmTable:
         return next((sweeps for sweeps in self.families.values() if sweep in sweeps), (sweep,))
 
     def column(self, table: str, arm: str, place: str = "") -> str:
-        """Return the id of the column of a paper's table that shows this arm with these axis values.
+        """Return the id of the column that shows this arm with these axis values in the paper's table `table`.
 
-        place: a key of `places`, or "". Return "" if the table does not show these axis values.
+        table: the table's id. place: the short name of the axis values (a key of `places`), or "" if they have none.
+        Return "" if the table shows only other axis values.
         """
         pattern = self.columns.get(table, "{arm}")
         if "{place}" not in pattern and place not in ("", *list(self.places)[:1]):

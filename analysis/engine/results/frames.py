@@ -188,7 +188,7 @@ class Results:
     def late(self, metric: str, part: float = 0.1) -> dict[str, float]:
         """Return {trial id: mean of the metric over the last steps}; the loss of a single step is noisy.
 
-        part: the fraction of the trial's steps that counts as the last steps, but at least LATE_STEPS steps.
+        part: the last steps are this fraction of the trial's steps, or LATE_STEPS steps if that is more.
         """
         return self.remembered(f"late {metric} {part}", lambda: self._late(metric, part))
 

@@ -140,7 +140,7 @@ def _by_seed(results: Results, sweep: str, arm: str) -> dict[int, Row]:
 
 
 def _unlike(results: Results, rows: Sequence[Row]) -> list[str]:
-    """Return the reasons why the first trial cannot be compared with other ones; [] if it can be compared with all."""
+    """Return the reasons why the first trial cannot be compared with one of the others; [] if there is no reason."""
     first, *others = rows
     names = [treatment(row["arm"], row["axes"]) for row in rows]
     pairs = zip(others, names[1:], strict=True)
@@ -164,8 +164,9 @@ def sample(results: Results, metric: Metric, arm: str, where: Where | None = Non
 def arm_rows(results: Results, arm: str, where: Where | None = None, *, shared: bool = False) -> list[Row]:
     """Return the rows of `results.trials` for an arm with these axis values; a trial in several places counts once.
 
-    Raise ValueError if there is no row, or if the rows have more than one combination of axis values. shared: do not
-    raise this error; used for baselines, whose trials are later matched with the arm's trials by axis values.
+    Raise ValueError if there is no row, or if the rows have more than one combination of axis values. shared: return
+    the rows of any number of combinations, or no rows, instead of an error. It is set for baselines, whose trials are
+    later matched with the arm's trials by axis values.
     """
     one_of("arm", arm, dict.fromkeys(member.cell.arm for member in results.members))
     chosen = set((where or {}).items())

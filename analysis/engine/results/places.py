@@ -33,7 +33,7 @@ def sweep_places(results: Results, sweep: str, where: Where = ANYWHERE) -> Resul
 
 
 def family_places(results: Results, table: ArmTable, sweep: str) -> Results:
-    """Return the results of all sweeps in the sweep's family (ArmTable.family), which may have no places."""
+    """Return the results of all places in the sweep's family of sweeps (ArmTable.family); there may be no place."""
     sweeps = table.family(sweep)
     return results.remembered(
         f"places of {', '.join(sweeps)}",

@@ -29,9 +29,9 @@ Start = tuple[object, ...]  # the properties that are equal for arms that start 
 def pools_of(results: Results, scope: Results, metric: Metric, baseline: str, where: Where) -> Pools | None:
     """Return a pool (arms with a common spread) for each kind of arm, from the arms that start like the baseline.
 
-    These are the arms in `results` with the model, optimizer, schedule, number of steps, trunk and environment that the
-    baseline has in `scope`. where: axis values; only trials that have them are pooled. Return None if there are fewer
-    than two seeds, or if no kind has two arms.
+    A trial in `results` is used if it has the seed, model, optimizer, schedule, number of steps, trunk and environment
+    of one of the baseline's trials in `scope`, and the axis values `where`. Return None if there are fewer than two
+    seeds, or if no kind has two arms.
     """
     key = metric if isinstance(metric, str) else str(sorted(metric.items()))
     starts = {_start(results, row) for row in scope.rows if row["arm"] == baseline}

@@ -138,7 +138,8 @@ def median_interval(values: ArrayLike, level: float = LEVEL) -> Interval | None:
 class Pooled:
     """A group of arms that are assumed to have equal spreads.
 
-    `spread` is that of the difference between any two of these arms over seeds, estimated from all of them together.
+    `spread` is the standard deviation over seeds of the difference between any two of these arms. It is estimated from
+    all arms of the group together.
     """
 
     spread: Spread
@@ -161,11 +162,14 @@ class Pools:
 
     @property
     def unlike(self) -> frozenset[str]:
-        """The names of the arms in no pool, because their spread is significantly greater than that of other arms."""
+        """The arms that are not in their kind's pool because their spread is significantly greater than the others'."""
         return frozenset().union(*(pool.unlike for pool in self.of_kinds.values()))
 
     def of(self, *arms: str) -> Spread | None:
-        """Return the spread of the difference between two arms of one or two kinds; None if an arm is in no pool."""
+        """Return the spread of the difference between two arms; None if one of them is in no pool.
+
+        The two arms may be of the same kind or of different kinds.
+        """
         if not self.arms.issuperset(arms):
             return None
         pools = [pool for pool in self.of_kinds.values() if pool.arms.intersection(arms)]
@@ -175,9 +179,9 @@ class Pools:
 def _across(one: Pooled, other: Pooled) -> Spread:
     """Return the spread of the difference between an arm of one kind and an arm of another kind.
 
-    The variance is the sum of three: the variance over seeds of the difference between the two kinds' means (a seed may
-    move all arms of a kind), and the variance of each of the two arms about the mean of its kind. The degrees of
-    freedom follow from Satterthwaite's formula.
+    Its variance is the sum of three variances: the variance over seeds of the difference between the two kinds' means,
+    and, for each of the two arms, the variance about the mean of its kind. The first one is needed because a seed may
+    change all arms of a kind. The degrees of freedom follow from Satterthwaite's formula.
     """
     between = differences(one.means, other.means)
     parts = [(float(between.var(ddof=1)), between.size - 1)]
@@ -202,12 +206,13 @@ def pooled_by_kind(arms: Mapping[str, Sequence[float]], kinds: Mapping[str, str]
 
 
 def pooled(arms: Mapping[str, Sequence[float]]) -> Pooled | None:
-    """Return the pool of these arms; its spread comes from the residuals of the two-way layout arms × seeds.
+    """Return the pool of these arms, which are assumed to have equal spreads.
 
-    arms: arm → its values, for the same seeds in the same order. The arms are assumed to have equal spreads. If there
-    are three or more arms, an arm whose spread is significantly greater than that of the others is excluded (F test
-    at 5 % in total, Bonferroni), and the test is repeated. Arms with equal values in every seed count once.
-    Return None if fewer than two arms or two seeds remain.
+    arms: arm → its values, for the same seeds in the same order. The pool's spread is computed from the residuals that
+    remain after subtraction of each arm's mean and each seed's mean. If there are three or more arms, an arm whose
+    spread is significantly greater than that of the others is excluded (F test at 5 % in total, Bonferroni). Then the
+    remaining arms are tested again. Arms with equal values in every seed count once. Return None if fewer than two arms
+    or two seeds remain.
     """
     sizes = {len(values) for values in arms.values()}
     if len(sizes) > 1:
@@ -236,10 +241,10 @@ def _residual(rows: Array) -> Spread:
 
 
 def _unlike(rows: Sequence[Sequence[float]], place: int) -> float:
-    """Return the p value of an F test that one row has a greater spread than the others.
+    """Return the p value of an F test; it is small if row number `place` has a greater spread than the other rows.
 
-    The row's spread is that of its differences from the mean of the other rows; it is compared with the residual spread
-    of the other rows. Return 1 if this residual spread is 0.
+    rows: the values of each arm. The test compares two spreads: that of the row's differences from the mean of the
+    other rows, and the residual spread of the other rows (`_residual`). Return 1 if the residual spread is 0.
     """
     others = np.array([row for i, row in enumerate(rows) if i != place])
     own = np.asarray(rows[place], np.float64) - others.mean(axis=0)
@@ -255,7 +260,7 @@ def _unlike(rows: Sequence[Sequence[float]], place: int) -> float:
 
 @dataclass(frozen=True)
 class Shared:
-    """A standard error that more seeds do not reduce, for example because all seeds use the same documents."""
+    """A standard error that more seeds do not reduce, for example because all are evaluated on the same documents."""
 
     error: float
     df: int  # its degrees of freedom

@@ -40,7 +40,7 @@ class Stratum:
 
 @dataclass(frozen=True)
 class EventTest:
-    """One-sided p values of an exact test of events."""
+    """One-sided p values of an exact test of how often an event occurs in our arm and in the baseline."""
 
     more: float  # p value for the alternative that the event is more frequent in our arm
     fewer: float  # p value for the alternative that the event is less frequent in our arm
@@ -49,10 +49,11 @@ class EventTest:
 
 
 def compare_events(strata: Sequence[Stratum]) -> EventTest:
-    """Return the p values of the exact test for a fixed number of events in each stratum.
+    """Return the p values of an exact test that compares how often the event occurs in our arm and in the baseline.
 
-    For one stratum, it is Fisher's exact test. The test statistic is the number of events in our arm, summed over the
-    strata. Strata in which all trials or no trials have the event do not change the p values.
+    The test statistic is the number of events in our arm, summed over the strata; the total number of events in each
+    stratum is taken as fixed. For one stratum, this is Fisher's exact test. Strata in which all trials or no trials
+    have the event do not change the p values.
     """
     ways = [1]
     for stratum in strata:
@@ -81,9 +82,11 @@ def holm(p: Sequence[float], least: Sequence[float] | None = None, alpha: float 
 
     If corrected values up to alpha count as significant, the probability of one or more false positives among all tests
     is at most alpha.
-    least: the least p value that is possible for each test. Tarone's rule takes the least k such that at most k tests
-    have least <= alpha / k, and corrects only these tests; the corrected p of all other tests is 1. So an exact test of
-    few events, which could never be significant, does not reduce the power of the other tests.
+
+    least: the least p value that is possible for each test. If it is given, Tarone's rule selects the tests to correct:
+    it takes the least k such that at most k tests have least <= alpha / k, and corrects only these tests. The corrected
+    p of all other tests is 1. So an exact test of few events, which could never be significant, does not reduce the
+    power of the other tests.
     """
     for place, value in enumerate(p):
         if not 0 <= value <= 1:

@@ -40,8 +40,8 @@ def minimum_detectable_effect(sd: float, n: int, df: int | None = None) -> float
 def required_n(sd: float, effect: float, most: int = 10_000, each: float = 1.0) -> int | None:
     """Return the least number of pairs that detects the effect with probability POWER; None if it exceeds `most`.
 
-    sd: the standard deviation of the pairs' differences. each: the degrees of freedom of the spread for n pairs are
-    each · (n - 1); `each` exceeds 1 if the spread is pooled over several arms.
+    sd: the standard deviation of the pairs' differences. each: the number of degrees of freedom that each pair after
+    the first one adds to the estimate of sd. It is more than 1 if sd is pooled over several arms.
     """
     positive("effect", effect)
 
@@ -75,8 +75,8 @@ def detectable(estimated: Estimate) -> float | None:
 def seeds_needed(estimated: Estimate, margin: float) -> int | None:
     """Return the least number of seeds that detects an effect of the margin's size with probability POWER.
 
-    The spread over seeds is that of the estimate. Return None if more than MOST_SEEDS are needed. If all values of the
-    estimate are equal, return its n.
+    The spread over seeds is taken from `estimated`. Return None if more than MOST_SEEDS seeds are needed. If all values
+    behind `estimated` are equal, there is no spread; then return their number.
     """
     if not estimated.error:
         return estimated.n
@@ -100,19 +100,22 @@ def planned_effect(sd: float, df: int, n: int) -> float | None:
 def _detected(effect: float, n: int, critical: Array, weight: Array) -> float:
     """Return the probability that a test of n pairs detects an effect.
 
-    effect: in units of the true standard deviation of the differences. critical: for each of several values of the
-    estimated spread, the smallest mean that is significant, in units of the mean's true standard error. weight: the
-    probabilities of these values. This sum replaces scipy's noncentral t, which gives NaN for few pairs and large
-    effects.
+    The probability is a weighted sum over possible values of the estimated spread. scipy's noncentral t distribution is
+    not used, because it gives NaN for few pairs and large effects.
+
+    effect: in units of the true standard deviation of the differences. critical: for each value of the estimated
+    spread, the smallest mean that is significant, in units of the mean's true standard error. weight: the probability
+    of each value of the estimated spread.
     """
     return float(weight @ special.ndtr(effect * math.sqrt(n) - critical))
 
 
 @cache
 def _chi(df: int) -> tuple[Array, Array]:
-    """Return possible estimates of a standard deviation of 1, and their probabilities.
+    """Return possible estimates of a standard deviation whose true value is 1, and the probability of each estimate.
 
-    The estimates are values of χ / √df at the nodes of a Gauss-Legendre quadrature.
+    df: the degrees of freedom of the estimates. Their distribution is that of χ / √df; the returned values are the
+    nodes of a Gauss-Legendre quadrature.
     """
     nodes, weights = np.polynomial.legendre.leggauss(200)
     low, high = stats.chi.ppf(1e-13, df), stats.chi.isf(1e-13, df)

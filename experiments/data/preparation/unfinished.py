@@ -25,7 +25,7 @@ _COUNTS = ("documents", "tokens", "text_bytes")
 
 @dataclass(frozen=True)
 class Request:
-    """The inputs of a preparation, which determine its result.
+    """The inputs of one `fewbits data prepare`, which determine the tokens that it writes.
 
     collection: the collection's name, such as c4. origin: its repository on the Hub, or the path of local files.
     tokenizer: the tokenizer's SHA-256, or its name `bytes`. limit: the number of documents at most; None: all.

@@ -1,11 +1,11 @@
-"""Compile CUDA kernels with NVRTC at first use, and cache each cubin in a file.
+"""Compile CUDA kernels with NVRTC at first use, and cache the machine code of each (a cubin) in a file.
 
 A kernel is compiled separately for each architecture and each variant, which is a set of constants (variants.py), so
 that its code is small and does not spill registers. The file's name contains a hash of the sources, constants, options
 and NVRTC's version. As with the CPU library (build.py), one process compiles at a time, under a lock; a file is renamed
 when it is complete; and it ends with the hash of its content.
 
-We compile ourselves because CuPy's compilation adds -ftz=true, which flushes subnormals. No GPU is needed.
+CuPy does not compile the kernels, because it adds -ftz=true, which flushes subnormals. Compilation needs no GPU.
 """
 
 import ctypes

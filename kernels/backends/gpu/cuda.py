@@ -67,7 +67,7 @@ def complaint() -> str | None:
 
 
 class CupyLauncher:
-    """A launcher that loads each cubin once per device and launches its kernel through CuPy's binding of the driver."""
+    """A launcher that loads each compiled kernel once per device, and launches it by CuPy's calls of the driver."""
 
     def __init__(self) -> None:
         self._kernels: dict[tuple[Variant, int], Kernel] = {}
@@ -168,7 +168,7 @@ def _context(index: int) -> int:
     status = library.cuInit(0) or library.cuDeviceGet(ctypes.byref(device), index)
     status = status or library.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
     if status or not context.value:
-        raise RuntimeError(f"the CUDA driver gives no context for device {index}: error {status}")
+        raise RuntimeError(f"the CUDA driver gives no context for device {index}: error {status}; check nvidia-smi")
     return context.value
 
 
@@ -179,7 +179,7 @@ def _shared_memory(index: int) -> int:
     status = library.cuInit(0) or library.cuDeviceGet(ctypes.byref(device), index)
     status = status or library.cuDeviceGetAttribute(ctypes.byref(most), MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, device)
     if status:
-        raise RuntimeError(f"the CUDA driver does not tell the shared memory of device {index}: error {status}")
+        raise RuntimeError(f"the CUDA driver does not report the shared memory of device {index}: error {status}")
     return most.value - STATIC_SHARED
 
 

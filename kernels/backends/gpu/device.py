@@ -131,7 +131,7 @@ class Device(Compiled):
         return plan
 
     def _launch(self, variant: Variant, blocks: int, call: ctypes.Structure, device: torch.device) -> None:
-        """Launch a kernel on `blocks` CTAs with the arguments `call`, without a Plan (which only `_run` uses)."""
+        """Launch a kernel on `blocks` CTAs with the arguments `call`; `_run` alone uses cached plans instead."""
         _queue(self._launcher.kernel(variant, device), blocks, call)
 
     def _decode(self, stored: Stored, q: Quantizer, axis: int, out: Tensor) -> None:

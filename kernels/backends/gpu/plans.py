@@ -1,7 +1,8 @@
 """Prepare the kernel launches of a call, for reuse by calls that differ only in addresses, seeds and signs.
 
-A Plan contains the kernels of a call, the number of CTAs, and the arguments without addresses, seeds and signs. Device
-(device.py) caches plans, so a repeated call only copies the arguments, writes these fields and launches the kernels.
+A Plan contains the kernels of a call, the number of CTAs (thread blocks), and the arguments without addresses, seeds
+and signs. Device (device.py) caches plans. So a repeated call only copies the arguments, adds addresses, seeds and
+signs, and launches the kernels.
 """
 
 import ctypes

@@ -62,10 +62,10 @@ def usual_shape(x: Tensor) -> Shape:
 def block_on_chip(q: Quantizer, axis: int, x: Tensor, shape: Shape) -> Part | None:
     """Return the rows and columns of a block in tiles of this shape, or None if a block does not fit in a tile.
 
-    A naive cast has no blocks, so eight neighbouring elements of a row count as a block. If a block covers a whole
-    dimension of the matrix, its size is a power of two that may exceed the matrix. Four Over Six compares two scales of
-    each block, which on chip only threads of the same warp can do, so its blocks must not have more rows than the
-    threads of a warp cover.
+    A quantizer without a scaling has no blocks, so eight neighbouring elements of a row count as a block. If a block
+    covers a whole dimension of the matrix, the returned size is a power of two that may exceed the matrix. For Four
+    Over Six, a block with more rows than one warp covers does not fit. The reason is that a warp has to compare the two
+    candidate scales of a block.
     """
     if q.scaling == "none":
         return (1, EDGE)
@@ -136,9 +136,10 @@ def tile_count(x: Tensor, shape: Shape) -> int:
 def parts_in(x: Tensor, part: Part, shape: Shape) -> tuple[int, Parts]:
     """Return (piece, Parts) for a matrix that is divided into parts of this size.
 
-    The piece (Piece in csrc/spec.cuh) is the largest of 0 tile, 1 patch of a thread, 2 vector and 3 element that always
-    lies within one part. Parts has the size of a part, the number of parts side by side (`across`), and how many
-    threads of a warp lie within one part: along a row (`lanes`), and down the rows (`groups`).
+    The piece is the largest piece of a tile that always lies within one part, as a number: 0 for the tile, 1 for the
+    patch of a thread, 2 for a row of such a patch (a vector), 3 for an element (Piece in csrc/spec.cuh). Parts has
+    the size of a part, the number of parts side by side (`across`), and how many threads of a warp lie within one part:
+    along a row (`lanes`), and down the rows (`groups`).
     """
     (rows, cols), (r, c) = x.shape, part
     all_rows, all_cols = r >= rows, c >= cols

@@ -30,7 +30,7 @@ ON_CHIP, LOOKUP, STRIP = range(3)  # the values of Source in csrc/spec.cuh, whic
 
 
 class Spec(NamedTuple):
-    """The constants of a kernel for one quantizer (csrc/spec.cuh); the defaults are a naive cast without statistics."""
+    """The constants of a kernel for one quantizer (csrc/spec.cuh); by default there are no blocks and no statistics."""
 
     grid: Grid
     scaling: Scaling

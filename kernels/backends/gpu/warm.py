@@ -1,6 +1,6 @@
-"""Find the kernels that calls need without running them, and compile the kernels in parallel, before a training run.
+"""Find the CUDA kernels that a training run will launch, and compile them in parallel before the run.
 
-No GPU is needed if the caller names the architecture. Compiling a kernel takes half a second of one core; a training
+Neither step launches a kernel, and neither needs a GPU. Compiling a kernel takes half a second of one core; a training
 run needs some dozens of kernels.
 """
 
@@ -17,7 +17,7 @@ from fewbits.kernels.backends.gpu.variants import Kernel, Variant
 
 
 class Recorder:
-    """A launcher that records the variants that would be launched, and runs nothing."""
+    """A launcher that only records which kernels a call would launch."""
 
     def __init__(self) -> None:
         self.variants: list[Variant] = []

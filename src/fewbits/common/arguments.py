@@ -14,7 +14,7 @@ WIDTH = 110  # characters of a line of help
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser of a command's options that raises ValueError for wrong options; `cli.py` prints it as one line."""
+    """A parser of a command's options. For wrong options it raises a ValueError, which `cli.py` prints as one line."""
 
     def __init__(self, command: str, about: str | None, examples: str | None = None) -> None:
         super().__init__(command, description=_wrapped(about), epilog=_wrapped(examples), formatter_class=_formatter)

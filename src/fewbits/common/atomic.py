@@ -58,7 +58,7 @@ def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], object]) 
 
 
 def create_once(path: Path, content: bytes) -> None:
-    """Create a file with this content, unless it exists already or another process creates it first."""
+    """Create a file with this content; do nothing if the file exists or another process creates it first."""
     partial = _beside(path)
     try:
         with synced_file(partial) as file:

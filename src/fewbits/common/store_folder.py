@@ -8,7 +8,10 @@ from pathlib import Path
 
 
 def store_folder(text: str) -> Path:
-    """Return the path of a store with `~` expanded; raise ValueError for a URL, as it would name a folder `s3:`."""
+    """Return the path of a store, with `~` expanded.
+
+    Raise ValueError for a URL such as `s3://bucket`, which would otherwise become a local folder with the name `s3:`.
+    """
     if scheme := re.match(r"([A-Za-z][\w+.-]*):/", text):
         path = re.sub(r"^file:/+", "/", text)
         mount = "mount it (for example with rclone or s3fs) and name that folder"

@@ -109,7 +109,10 @@ def test_at_least_half_of_the_claims_are_data_alone() -> None:
 
 
 def is_data(part: Part, hooks: Container[str]) -> bool:
-    """Tell whether the part needs no Python hook of its study: it is out of reach, or uses only built-in metrics."""
+    """Tell whether a part of a claim needs no Python code of its study.
+
+    Such a part is out of reach, or uses only built-in metrics.
+    """
     if part.out_of_reach:
         return True
     if part.test == "exact" or part.data:

@@ -380,9 +380,9 @@ def outcome(*findings: Finding, covered: bool = True, controls: Iterable[Status]
 
 
 def test_a_part_that_fails_only_the_correction_is_not_called_unsupported() -> None:
-    """Check a claim with two parts (p 0.04 and 0.045) that are significant only before Holm's correction.
+    """Check that a verdict does not call parts unsupported that only Holm's correction makes insignificant.
 
-    The verdict's reason must not list them under "Not supported".
+    Two of the claim's four parts (p 0.04 and 0.045) are significant before the correction, but not after it.
     """
     parts = (*(finding(SUPPORTED, f"part {p}", p) for p in (1e-6, 0.04, 0.045)), finding(UNDECIDED, "open"))
     verdict = conclude({"X": Evidence(claim(), parts, (), True)})["X"]
@@ -534,7 +534,11 @@ def test_of_many_reasons_some_are_given_and_the_others_counted(parts: int, shown
 
 
 def test_parts_that_say_nothing_alone_are_named_beside_what_is_missing() -> None:
-    """Check the reason of a verdict if a part with `alone=False` is supported and the other is out of reach."""
+    """Check a claim whose supported part has `alone=False`, so that it proves nothing without the other part.
+
+    The other part is out of reach. The verdict is inconclusive, and its reason names the one part as supported and the
+    other as not supported.
+    """
     verdict = verdict_of(finding(SUPPORTED, "without noise", alone=False), finding(Status.OUT_OF_REACH, "other"))
     supported, _, missing = verdict.reason.partition("Not supported: ")
     assert (verdict.outcome, verdict.supported) == (Outcome.INCONCLUSIVE, ())
@@ -547,9 +551,9 @@ def test_parts_that_say_nothing_alone_are_named_beside_what_is_missing() -> None
 
 
 def test_over_a_whole_report_a_false_verdict_is_no_likelier_than_alpha() -> None:
-    """Check that at most 5 % of simulated reports (9 % with tolerance) have a decided verdict.
+    """Check that at most 5 % of simulated reports have a wrong verdict, with a tolerance of 4 percentage points.
 
-    A report has twelve claims with two parts. True effects equal the margin, so every decided verdict is an error.
+    A report has twelve claims with two parts each. All true effects equal the margin, so any decided verdict is wrong.
     """
     generator = np.random.default_rng(1)
     comparison = part("higher")

@@ -1,4 +1,4 @@
-"""Test that titles of comparisons have the arms' labels for readers, while their names have the arms' names."""
+"""Test that the title of a comparison contains labels of arms for readers, and its name the names of the arms."""
 
 from collections.abc import Iterator
 

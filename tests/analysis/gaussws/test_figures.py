@@ -51,7 +51,7 @@ def test_every_table_is_made(made: Results, name: str) -> None:
 
 
 def test_what_widths_depend_on_is_told_where_it_is_run(made: Results, varied_widths: Plan) -> None:
-    """Check the table Widths: not planned at scale cpu; a row for each arm if the sweep `widths` has run."""
+    """Check that the table Widths has a row for each arm of the sweep `widths`, and is not planned at scale cpu."""
     assert isinstance(TABLES["Widths"](made), NotPlanned)
     found = TABLES["Widths"](results(varied_widths, World(effect={"widths/no-decay": 0.01}, bits={"widths": 4.5})))
     assert isinstance(found, TableResult)
@@ -104,7 +104,7 @@ def test_layers_count_by_their_parameters_and_tiers_are_shares_of_them(cpu: Plan
 
 
 def test_decay_alone_is_the_papers_own_arithmetic(cpu: Plan) -> None:
-    """Check the bit width that weight decay alone would give: from 6 to 4.28, as for GPT-2 in Table E.1.
+    """Check that weight decay alone would change the bit width from 6 to 4.28, as for GPT-2 in the paper's Table E.1.
 
     The paper's run has 600,000 steps with learning rate 6e-5. Ours decays the widths by the same factor in fewer steps.
     """

@@ -27,7 +27,7 @@ def test_they_are_drawn_in_both_themes(make: object) -> None:
 
 
 def test_only_vectors_part_forward_from_backward() -> None:
-    """Check in Figure D.1 that weights differ between forward and backward with blocks of vectors, not with squares."""
+    """Check that in Figure D.1 the forward and backward weights are equal with square blocks, but not with vectors."""
     picture = schematics.figure_d1(NOBODY)
     assert isinstance(picture, FigureResult)
     assert "squares of 2: 0 of 16" in picture.notes[0]

@@ -1,6 +1,6 @@
 """Test GaussWS's verdicts with simulated results whose true effects are known.
 
-The effects are as the paper states, opposite, absent, hidden by noise, or without controls that pass.
+In different tests, the effects are as the paper states, opposite or absent, or noise hides them, or controls fail.
 """
 
 import json
@@ -89,9 +89,10 @@ def test_where_all_is_as_the_paper_says_every_claim_about_trials_is_reproduced(c
 
 
 def test_families_are_compared_where_gpt_2_has_no_penalty_either(compared: Plan, varied_widths: Plan) -> None:
-    """Check G15 (GPT-2 needs more bits than Llama 2) with the sweep `widths`, which trains GPT-2 without a penalty.
+    """Check that the claim that GPT-2 needs more bits than Llama 2 (G15) is judged by the sweep `widths`.
 
-    Llama 2 is trained without a penalty, too. The claim is reproduced, or not seen if GPT-2's mean width is smaller.
+    There GPT-2 is trained without a penalty on bit widths, as Llama 2 is. The claim is reproduced, or not seen if
+    GPT-2's mean width is smaller.
     """
     both = joined(compared, varied_widths)
     assert judged(both, replace(PAPER, to_nine=0.998), "G15")["G15"].outcome is REPRODUCED
@@ -109,9 +110,10 @@ def test_widths_of_a_trial_that_diverged_are_not_those_of_its_end(compared: Plan
 
 
 def test_shares_that_say_nothing_alone_do_not_decide(compared: Plan) -> None:
-    """Check that G15 is inconclusive if its main part is not run, although its parts with `alone: false` are supported.
+    """Check that the claim that GPT-2 needs more bits than Llama 2 (G15) is inconclusive if the two were not compared.
 
-    Such parts support a claim only together with other parts.
+    Its other parts, about widths up to 9 bits, are supported. But they have `alone: false`, so they prove nothing
+    without the comparison.
     """
     one = judged(compared, replace(PAPER, to_nine=0.998), "G15")["G15"]
     assert {part.status for part in one.findings} == {Status.SUPPORTED, Status.NOT_RUN}
@@ -190,7 +192,10 @@ def test_one_control_that_finds_nothing_concerns_its_claims_alone(compared: Plan
 
 
 def test_casts_say_nothing_where_three_bits_would_do(compared: Plan) -> None:
-    """Check that G19 is inconclusive if even a cast to three bits hardly raises the loss (its control fails)."""
+    """Check that the claim that casts to the learned formats keep the loss (G19) is inconclusive if its control fails.
+
+    The control fails because even a cast to three bits hardly raises the loss.
+    """
     kept = judged(compared, replace(PAPER, narrow=0.002), "G9", "G19")
     assert outcomes(kept) == {"G9": REPRODUCED, "G19": INCONCLUSIVE}
     failed = [control.id for control in kept["G19"].controls if not control.passed]
@@ -271,7 +276,10 @@ def test_a_busy_machine_decides_nothing(timed: Plan) -> None:
 def test_exact_claims_are_decided_without_any_trial(
     compared: Plan, holds: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check the verdicts of exact claims with fixed results of the checks; test_theory.py tests the checks."""
+    """Check that exact claims are decided without trials: reproduced if their checks hold, and else contradicted.
+
+    Here, fixed results replace the checks, which test_theory.py tests.
+    """
     load_hooks("gaussws")
     assert set(hooks_of("gaussws").exact) == set(EXACT)
     for name in EXACT:

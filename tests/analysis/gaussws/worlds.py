@@ -95,11 +95,13 @@ def benches(
     torch: float = 12.0,
     others: float = 0.0,
 ) -> None:
-    """Write simulated files of timings to the plan's store.
+    """Write simulated timings of training steps and of noise generators to the plan's store.
 
-    A training step takes 1 s with plain BF16, `ours` s with GaussWS and `diffq` s with DiffQ, for each of `models`. The
-    bitwise generator takes 1 ms, the others `box_muller` and `torch` ms. kind: the device. others: the share of the
-    machine that other processes used in each turn.
+    For each of `models`, a training step takes 1 s with plain BF16, `ours` s with GaussWS and `diffq` s with DiffQ. The
+    bitwise generator takes 1 ms, the Box-Muller generator `box_muller` ms, and torch's generator `torch` ms.
+
+    kind: the kind of device. others: the share of the machine that other processes used in each turn; a turn is one
+    measurement of all variants.
     """
     folder = _folder(plan)
     folder.mkdir(parents=True, exist_ok=True)
@@ -123,7 +125,10 @@ def benches(
 
 
 def _turns(seconds: float, arm: str, others: float) -> dict[str, list[float]]:
-    """Return the times of an arm in each turn, with small differences around the given time, which is the median."""
+    """Return an arm's times ("seconds") and the machine's share that others used ("others"), one entry per turn.
+
+    The times differ slightly between turns; their median is the argument `seconds`.
+    """
     middle = TURNS // 2
     times = [seconds * (1 + 0.001 * (turn - middle) * len(arm)) for turn in range(TURNS)]
     return {"seconds": times, "others": [others] * TURNS}

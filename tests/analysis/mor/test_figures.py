@@ -133,6 +133,10 @@ def test_a_figure_of_which_a_scale_runs_only_the_baseline_or_only_arms_is_not_ru
     assert isinstance(FIGURES["Figure 5"].make(results), NoData)
 
 
+def test_the_maps_of_fallbacks_are_not_run_at_a_scale_without_their_sweeps(thresholds: Results) -> None:
+    assert FIGURES["Figure C"].make(thresholds) == NotPlanned("not run at this scale (questions)")
+
+
 def plan_has(plan: Plan, sweep: str, arm: str, configuration: str) -> bool:
     cells = (member.cell for member in plan.members)
     return any((c.sweep, c.arm, dict(c.axes)) == (sweep, arm, {"configuration": configuration}) for c in cells)

@@ -33,7 +33,10 @@ def test_without_probes_the_trained_arms_are_compared(plans: Callable[..., Plan]
 
 
 def test_probes_of_an_imported_model_move_nothing(cpu: Plan) -> None:
-    """Check that claims do not compare probes of an imported model, simulated by a plan that has only probes."""
+    """Check that claims about tensors do not compare probes of an imported model, whose architecture is another one.
+
+    A plan that contains only probes, and no trunk, simulates an imported model.
+    """
     probes = {key: one for key, one in cpu.trials.items() if one.trial.is_probe}
     members = tuple(member for member in cpu.members if member.id in probes)
     claim = CLAIMS.claim("M9")

@@ -174,7 +174,7 @@ def test_what_the_paper_left_open_has_its_tables(plans: Callable[..., Plan]) -> 
 
 
 def test_text_and_batch_of_configuration_2_have_rows_of_their_own(plans: Callable[..., Plan]) -> None:
-    """Check the rows of the arms that take only the text, or only the batch size, from configuration 2.
+    """Check that arms that take only the text, or only the batch size, from configuration 2 have rows of their own.
 
     The test has the same data for all texts, so trials with equal batch sizes are equal.
     """

@@ -1,6 +1,6 @@
 """Test MoR's verdicts with simulated results whose true effects are known.
 
-The effects are as the paper states, opposite, absent, hidden by noise, or without controls that pass.
+In different tests, the effects are as the paper states, opposite or absent, or noise hides them, or controls fail.
 """
 
 from collections.abc import Callable, Mapping
@@ -8,7 +8,11 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from fewbits.analysis.engine.claims.findings import Outcome, Status, Verdict
-from fewbits.analysis.engine.claims.judging import judge_study
+from fewbits.analysis.engine.claims.judging import judge_study, resolve
+from fewbits.analysis.engine.claims.pairs import data_of
+from fewbits.analysis.engine.claims.preview import spreads_of
+from fewbits.analysis.engine.claims.schema import comparisons, load_claims
+from fewbits.analysis.engine.results.data import Differences
 from fewbits.sweeps.planning.plan import Plan
 from tests.analysis import worlds
 from tests.analysis.mor.worlds import FLOOR, World, results
@@ -162,7 +166,10 @@ def test_no_null_and_no_absence_is_decided_where_the_control_finds_nothing(six: 
 
 
 def test_no_null_is_decided_where_no_arm_is_worse_by_its_margin(six: Plan) -> None:
-    """Check M3, whose margin is 0.5 %, in a world where even E2M1 costs 0.4 % only."""
+    """Check that M3 (losses are within 0.5 % of BF16's) is inconclusive if no arm costs 0.5 %.
+
+    Its control needs an arm that costs more than the margin; in these simulated results even E2M1 costs only 0.4 %.
+    """
     one = judged(six, World(effect=CONTROLS | {"e2m1": 0.004}), "M3")["M3"]
     assert one.outcome is INCONCLUSIVE
     assert [control.id for control in one.controls if not control.passed] == ["coarse"]
@@ -181,7 +188,7 @@ def test_errors_say_nothing_where_no_tensor_falls_back(six: Plan) -> None:
 
 
 def test_a_threshold_that_changes_no_decision_shows_no_null(six: Plan) -> None:
-    """Check that M7 is inconclusive if the thresholds 4.5 % and 5 % give equal fallback shares."""
+    """Check that M7 (a threshold of 5 % costs nothing) is inconclusive if it causes as many fallbacks as 4.5 %."""
     one = judged(six, World(effect=CONTROLS, fallback=lambda *place: 0.05), "M7")["M7"]
     assert one.outcome is INCONCLUSIVE
     assert [control.id for control in one.controls if not control.passed] == ["quantizes-more"]
@@ -194,10 +201,10 @@ def test_one_seed_decides_nothing_but_arithmetic(plans: Callable[..., Plan]) -> 
 
 
 def test_what_a_scale_leaves_out_is_not_run_and_the_rest_is_judged(plans: Callable[..., Plan]) -> None:
-    """Check scale cpu-full, which lacks some arms that claims and controls need.
+    """Check that parts and claims are not run if the scale cpu-full lacks their arms, and that the others are judged.
 
-    The scale has block partition under configuration 2 without the baseline BF16. It lacks tensor partition, which a
-    control of M3 needs.
+    The scale lacks BF16 under configuration 2, the baseline of some parts of M3, and tensor partition, which a control
+    of M3 needs. So M3 is not run.
     """
     found = judged(plans("scale=cpu-full"), TRUE, "M3", "M9", "M10", "M17")
     status = {part.name: part.status for part in found["M3"].findings}
@@ -205,3 +212,14 @@ def test_what_a_scale_leaves_out_is_not_run_and_the_rest_is_judged(plans: Callab
     assert Status.SUPPORTED in status.values()
     expected = {"M3": Outcome.NOT_RUN, "M9": REPRODUCED, "M10": REPRODUCED, "M17": IN_PART}
     assert {name: one.outcome for name, one in found.items()} == expected
+
+
+def test_spreads_for_planning_do_not_contain_the_factor_that_planning_applies(cpu: Plan) -> None:
+    """Check that rows for spreads.yaml have the pooled spread itself: planned_effect multiplies it by CAUTION."""
+    made = results(cpu, NULL)
+    printed = next(row for row in spreads_of("mor", made) if row.metric == "validation_loss")
+    block = next(one for one in comparisons(load_claims("mor").claim("M3")) if one.name.startswith("block"))
+    data = data_of(made, block, lambda scope, name: resolve("mor", scope, name))
+    assert isinstance(data, Differences)
+    assert data.spread is not None
+    assert printed.sd == pytest.approx(data.spread.sd, rel=0.1)

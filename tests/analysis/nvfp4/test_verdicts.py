@@ -1,6 +1,6 @@
 """Test NVFP4's verdicts with simulated results whose true effects are known.
 
-The effects are as the paper states, opposite, absent, hidden by noise, or without controls that pass.
+In different tests, the effects are as the paper states, opposite or absent, or noise hides them, or controls fail.
 """
 
 from collections.abc import Iterable, Mapping
@@ -186,7 +186,10 @@ def test_one_seed_decides_nothing(cpu: Plan) -> None:
 
 @pytest.mark.parametrize("holds", [True, False])
 def test_exact_claims_are_decided_without_any_trial(cpu: Plan, holds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check the verdicts of exact claims with fixed results of the checks; test_arithmetic.py tests the checks."""
+    """Check that exact claims are decided without trials: reproduced if their checks hold, and else contradicted.
+
+    Here, fixed results replace the checks, which test_arithmetic.py tests.
+    """
     load_hooks("nvfp4")
     assert set(hooks_of("nvfp4").exact) == set(EXACT)
     for name in EXACT:
@@ -206,17 +209,20 @@ STRESSED |= {"rates/bad-arm": 0.05, "rates/nvfp4": 0.02}
 
 
 def test_stress_is_found_where_it_is(cpu: Plan) -> None:
-    """Check that the claims F2 and F3 are reproduced if the sweeps `overfit` and `rates` have the claimed effects."""
+    """Check that the two claims about training under stress are reproduced if the simulated effects are as claimed.
+
+    F2 is about a text that is learned by heart (sweep `overfit`), F3 about raised learning rates (sweep `rates`).
+    """
     assert outcomes(judged(cpu, World(effect=STRESSED), *STRESS)) == dict.fromkeys(STRESS, REPRODUCED)
 
 
 def test_what_the_format_costs_under_stress_is_no_effect_of_training(cpu: Plan) -> None:
-    """Check that F2 and F3 are not reproduced if only the format of the evaluation raises the losses."""
+    """Check that the claims about training under stress are not reproduced if only the evaluation raises losses."""
     alike = World(effect=STRESSED | {"overfit/no-sr": 0.01}, unquantized={"rates/nvfp4": 0.0})
     assert REPRODUCED not in outcomes(judged(cpu, alike, *STRESS)).values()
 
 
 def test_stress_without_a_control_is_inconclusive(cpu: Plan) -> None:
-    """Check that F2 and F3 are inconclusive if the arms `bad-arm`, which are the controls, have no effect."""
+    """Check that the claims about training under stress are inconclusive if the controls (`bad-arm`) have no effect."""
     silent = World(effect=STRESSED | {"overfit/bad-arm": 0.0, "rates/bad-arm": 0.0})
     assert outcomes(judged(cpu, silent, *STRESS)) == dict.fromkeys(STRESS, INCONCLUSIVE)

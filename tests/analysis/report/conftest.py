@@ -1,4 +1,4 @@
-"""A fixture with a report of the tiny trials of ../conftest.py, whose sweep is given to the study MoR."""
+"""A fixture with a report of the tiny trials of ../conftest.py, which serve as trials of the study MoR."""
 
 import shutil
 from pathlib import Path
@@ -13,7 +13,10 @@ from tests.analysis.report.report_inputs import Made, stand_in
 
 @pytest.fixture(scope="session")
 def original(trained: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """Return the report of the tiny trials, with the small study of `stand_in` in place of MoR's; do not change it."""
+    """Return the report of the tiny trials, which tests must not change.
+
+    The tables, figures and claims of `stand_in` replace those of MoR.
+    """
     runs, cache = trained
     folder = tmp_path_factory.mktemp("report")
     where = f"overrides:\n  - runtime.cache={cache}\n  - runtime.device=cpu"

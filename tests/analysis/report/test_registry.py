@@ -1,4 +1,4 @@
-"""Test the registry of tables and figures (the paper's in the paper's order, then ours) and the data of items."""
+"""Test the registry of tables and figures (the paper's in the paper's order, then ours) and the classes of both."""
 
 import os
 from pathlib import Path

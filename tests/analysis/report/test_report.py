@@ -274,9 +274,9 @@ def test_results_of_other_code_are_shown_and_said_to_be_so(made: Made, capsys: p
 
 @pytest.mark.usefixtures("edited_kernel")
 def test_what_is_planned_with_an_edited_kernel_takes_no_result_of_the_kernel_before(made: Made) -> None:
-    """Check that a report with overrides that no stored plan has does not use results of the kernel before its edit.
+    """Check that a report with new overrides does not use results that were computed before a kernel was edited.
 
-    The report makes a new plan, in which these results are stale.
+    No stored plan has the overrides, so the report makes a new plan, in which these results are stale.
     """
     assert made.report("seeds=[1,0]") == 1
     words = made.page.words

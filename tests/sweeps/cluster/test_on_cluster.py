@@ -43,7 +43,7 @@ ARMS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def head() -> Iterator[Head]:
-    """Start the head, and the two nodes, which may still be joining when the tests begin; yield the head."""
+    """Start the head and two nodes, and yield the head; the nodes may still be joining when the tests begin."""
     with ray_head(nodes=(CLAIMS_CUDA, CLAIMS_CUDA | OF_OLD)) as started:
         yield started
 
@@ -101,7 +101,10 @@ os.kill(os.getpid(), 9)
 def test_each_line_comes_back_once_though_the_way_is_faulty_and_a_killed_command_has_the_status_of_its_signal(
     cluster: Head, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The log is printed completely and once, and the job runs once, although connections fail (faulty_way.py)."""
+    """If connections to the dashboard fail, the job still runs once, and its log is printed completely and once.
+
+    faulty_way.py simulates the failures. The exit status of a job that a signal killed is 128 + the signal's number.
+    """
     with faulty_way(cluster.address) as way:
         assert run_job(["python", "-c", KILLED], way.address) == 128 + signal.SIGKILL
     assert way.refused == 1
@@ -241,8 +244,8 @@ def test_a_sweep_runs_on_the_worker_nodes_and_outlives_one_of_them(
 ) -> None:
     """A sweep finishes although one of two nodes is killed; later, trials of the lost kind run on the other kind.
 
-    The trials are for CUDA (claims_cuda), which the head, where they are planned, does not have. At the end, --like
-    runs the trials again that the lost kind of machine computed.
+    The trials of the first sweep are for CUDA, which the worker nodes only seem to have (claims_cuda). At the end,
+    --like runs the trials again that the lost kind of machine computed.
     """
     runs = tmp_path / "runs"
     file = tiny_file(

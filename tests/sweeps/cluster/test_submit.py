@@ -1,4 +1,8 @@
-"""Test the submission of sweeps as Ray jobs: checks of the input, variables that are sent, and the report's copy."""
+"""Test the submission of sweeps as Ray jobs.
+
+The tests cover checks of the input, the environment variables that are sent, and the copy of the job's report to the
+user's machine.
+"""
 
 import json
 import re

@@ -8,7 +8,7 @@ from fewbits.sweeps.commands.allowed_hosts import AllowedHosts, address_of
 
 
 def accepted(hosts: AllowedHosts, host: str) -> bool:
-    """Return whether MLflow accepts this Host header; check that it treats the equal Origin header in the same way."""
+    """Return whether MLflow accepts this host in the Host header; check that the Origin header has the same effect."""
     from mlflow.server.security_utils import (
         get_default_allowed_hosts,
         is_allowed_host_header,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from fewbits import cli
+from fewbits.common.differences import differences
 from fewbits.experiments.storage.run_folder import RunFolder
-from fewbits.sweeps.commands.explanation import differences
 from fewbits.sweeps.running import store
 from fewbits.sweeps.running.lease import leased
 from tests.messages import names

@@ -35,7 +35,7 @@ def get(url: str, **headers: str) -> str:
 
 
 def understood(state: dict[str, Any]) -> set[str]:
-    """Return the fields of the view `state` that MLflow's page knows according to lists in its own scripts.
+    """Return the fields of the view `state` that MLflow's page knows, according to lists in the page's scripts.
 
     Also check that the scripts contain the other names that fewbits writes into views.
     """

@@ -1,4 +1,4 @@
-"""Test the dry run of a sweep whose data are missing: it prints the settings, FLOPs and costs of all arms."""
+"""Test the dry run of a sweep whose data are missing: it prints settings, FLOPs, time and disk space of all arms."""
 
 import json
 import re

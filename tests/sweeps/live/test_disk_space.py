@@ -76,7 +76,7 @@ def test_a_sweep_that_has_no_room_says_so_once_and_continues_when_there_is(two: 
 
 
 def test_running_trials_stop_at_a_checkpoint_before_the_disk_is_full_and_resume(two: Plan) -> None:
-    """Another program fills the disk while a trial runs, and later removes its files; then the trial resumes."""
+    """If another program fills the disk, a running trial stops at a checkpoint, and resumes when there is room."""
     first = next(iter(two.trials.values()))
     full = RESERVE + checkpoint_bytes(first.trial) - 1
     lines: list[str] = []

@@ -24,9 +24,9 @@ LINE = {  # a trunk and its branch; an epoch of the data has 8 steps
 
 
 def test_a_line_of_trials_may_read_its_data_four_times(cache: Path, tmp_path: Path) -> None:
-    """Check a branch that starts at step 16 of its trunk and trains 16 steps.
+    """Check that a branch is allowed if it and its trunk together read their data exactly four times, the limit.
 
-    Both together read data for 32 steps, which is exactly four epochs, the most that is allowed.
+    The branch starts at step 16 of its trunk and trains 16 steps; the data of these 32 steps are four epochs.
     """
     assert len(planned(tiny_file(tmp_path, cache, LINE), f"runtime.runs={tmp_path / 'runs'}").trials) == 2
 

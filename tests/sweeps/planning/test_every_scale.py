@@ -1,4 +1,8 @@
-"""Test the sweeps of all studies at all scales, without their data: repeats of data, switches and memory on GPUs."""
+"""Test the sweeps of all studies at all scales; the training data are not needed.
+
+Trials repeat their data only as often as allowed, arms that switch recipes train after the switch, and the papers'
+models fit on their GPUs.
+"""
 
 import math
 from functools import cache

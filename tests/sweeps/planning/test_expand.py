@@ -31,7 +31,10 @@ values = st.lists(st.integers(0, 9), min_size=1, max_size=3, unique=True)
 
 @given(first=values, second=values, pairs=st.integers(1, 3), seeds=values)
 def test_there_is_each_combination_once(first: list[int], second: list[int], pairs: int, seeds: list[int]) -> None:
-    """Check that a sweep has one cell for each combination of values of its axes, of its zipped axes, and of seeds."""
+    """Check that a sweep has one cell for each combination of values of its axes and seeds.
+
+    The axes `c` and `d` are zipped: they take their first values together, then their second values, and so on.
+    """
     zipped = {"c": list(range(pairs)), "d": list(range(10, 10 + pairs))}
     sweep = Sweep("s", axes={"a": first, "b": second}, zipped=(zipped,), seeds=tuple(seeds))
     cells = expand(sweep)
@@ -60,7 +63,7 @@ def test_later_words_win_so_that_hydra_sees_each_key_once() -> None:
 
 
 def test_a_bundle_is_called_by_its_name_and_brings_its_words() -> None:
-    """Check an axis whose values are names, each for several overrides."""
+    """Check that a value of an axis may be a name for several overrides: the place shows the name."""
     sweep = Sweep("s", size=(), axes={"data": {"small": ["data=python", "data.size=9"], "large": ["data=torch"]}})
     small, large = expand(sweep)
     assert (small.axes, small.overrides) == ((("data", "small"),), ("data=python", "data.size=9", "seed=0"))

@@ -80,7 +80,7 @@ def send(process: int, number: signal.Signals) -> bool:
 
 
 def halted_early(plan: Plan) -> dict[int, RunFolder]:
-    """Halt (SIGSTOP) all workers whose trials still have half of their steps to do; return them by process id."""
+    """Halt (SIGSTOP) workers whose trials still have half of their steps to do; return process id → run folder."""
     halted = {pid: folder for folder in running(plan) if (pid := holder_of(folder)) and send(pid, signal.SIGSTOP)}
     early = {pid: folder for pid, folder in halted.items() if store.reached(folder) <= 4 and folder.result() is None}
     for pid in halted.keys() - early.keys():
@@ -115,7 +115,10 @@ KILLS = 2 if DEEP else 1
 def test_workers_their_server_and_the_driver_are_killed_and_the_same_command_finishes(
     undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
-    """After kills, the results equal those of an uninterrupted sweep bit for bit; trials resume from checkpoints."""
+    """If workers, their fork server and the driver are killed, the repeated command finishes the sweep.
+
+    Trials resume from checkpoints, and the results equal those of an uninterrupted sweep bit for bit.
+    """
     runs, moments = tmp_path / "runs", random.Random()
     plan = plan_of(undisturbed.file, runs)
     command = started(tmp_path / "output", "sweep", undisturbed.file, "--runs", runs, *LOCAL, forks=not DEEP)

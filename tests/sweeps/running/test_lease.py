@@ -80,9 +80,10 @@ ROUNDS, CONTENDERS = 60, 6
 
 
 def _contend(root: Path, me: int, barrier: "multiprocessing.synchronize.Barrier") -> None:
-    """Try once in each round to get its lease; the winner creates `won-{me}` and holds the lease until all have tried.
+    """Try once in each round to get the lease of the round, and create the file `won-{me}` after a success.
 
-    The barrier makes the processes start each round at the same time.
+    The barrier makes the processes start each round at the same time, and the winner hold the lease until all processes
+    have tried.
     """
     for number in range(ROUNDS):
         folder = root / str(number)

@@ -113,7 +113,10 @@ def kinds(plan: Plan) -> Mapping[int, set[str | None]]:
 
 
 def run(plan: Plan, backend: Machines, like: str | None = None) -> list[str]:
-    """Run the plan on this backend, and return the lines that the placement logged. like: as for --like."""
+    """Run the plan on this backend; return the lines logged by `Placement`, which chooses kinds of machines for seeds.
+
+    like: the value of `--like`.
+    """
     logged: list[str] = []
     Driver(plan, backend, placement=Placement(plan, backend, like, logged.append)).run()
     return logged

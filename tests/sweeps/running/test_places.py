@@ -1,4 +1,7 @@
-"""Test where a store and its database may be: not at a URL, and the SQLite database not on a network file system."""
+"""Test where a store and its MLflow database are.
+
+A URL is refused as a store. If a store is on a network file system, its SQLite database is in the user's cache folder.
+"""
 
 import errno
 import fcntl
@@ -62,7 +65,7 @@ def test_results_of_a_store_that_does_not_exist_are_not_shown(
 
 @pytest.fixture
 def on_nfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a store on a simulated NFS (by a false mountinfo); the user's cache folder is on a local file system."""
+    """Return a store that a false list of mounts places on NFS; the user's cache folder is on a local file system."""
     runs = tmp_path / "shared" / "runs"
     runs.mkdir(parents=True)
     mounts = tmp_path / "mountinfo"

@@ -80,7 +80,10 @@ INTERVAL = 0.05  # seconds between two looks at a sweep; longer than elsewhere, 
 def test_workers_and_the_driver_are_killed_and_the_same_command_finishes(
     finishes_on: str, undisturbed: Undisturbed, tmp_path: Path, on_ray: dict[str, str]
 ) -> None:
-    """After kills, the results equal those of an uninterrupted sweep with the local backend, bit for bit."""
+    """If workers and the driver are killed, the repeated command gives the results of an uninterrupted sweep.
+
+    The results are equal bit for bit, although the uninterrupted sweep used the local backend.
+    """
     runs, moments = tmp_path / "runs", random.Random()
     plan = planned(undisturbed.file, f"runtime.runs={runs}", *SOME)
 
@@ -181,7 +184,10 @@ def test_a_ray_that_does_not_start_is_one_line_with_the_command_that_needs_none(
 
 
 def test_no_process_of_ray_stays_behind_a_driver_that_ended_or_was_killed(environments: list[dict[str, str]]) -> None:
-    """This has to be the file's last test: it waits until the Ray processes of all tests have ended, about a minute."""
+    """All Ray processes that the tests of this file started end, whether their driver has ended or was killed.
+
+    This has to be the file's last test. It waits about a minute.
+    """
     give_up = time.monotonic() + PATIENCE
     while (left := [marked(mark_of(each)) for each in environments]) != [[]] * len(environments):
         assert time.monotonic() < give_up, left

@@ -180,7 +180,7 @@ def test_files_that_are_seen_late_do_not_have_it_trained_twice(
 
 @pytest.mark.usefixtures("restless")
 def test_a_parent_whose_checkpoints_never_come_fails(cache: Path, family: dict[str, Planned], tmp_path: Path) -> None:
-    """After three attempts (`resources.attempts`) the parent fails; otherwise it would be trained again for ever."""
+    """A parent whose checkpoints never appear fails after three attempts; otherwise it would be trained for ever."""
     backend = Pretended(lambda job: shutil.rmtree(job.folder.kept, ignore_errors=True))
     one = Driver(plan_of(cache, tmp_path), backend)
     one.run()

@@ -1,4 +1,4 @@
-"""Test that a sweep's runs in MLflow are equal with SQLite, PostgreSQL and a server, also after a server was away."""
+"""Test that a sweep has equal runs in MLflow with SQLite, PostgreSQL and a server, even if the server was stopped."""
 
 import os
 import warnings
@@ -23,7 +23,7 @@ from tests.sweeps.tracking.test_mlflow_view import AT_ONCE, MANY, ONE, STEPS, co
 
 @dataclass(frozen=True)
 class Place:
-    """An MLflow to which tests send runs."""
+    """An MLflow server or database to which tests send runs."""
 
     kind: str  # `server` or `postgres`
     uri: str  # its tracking URI
@@ -92,7 +92,7 @@ def test_processes_at_once_lose_no_metric(place: Place, done: Plan, tmp_path: Pa
 def test_a_server_that_was_away_gets_everything_when_it_is_back(
     done: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server stops after it got one of two trials; started again, it gets the rest, and no run twice."""
+    """A server that stops after it got one of two trials has both of them after its restart, and no run twice."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setattr(connection, "SHARE", 0)
     member, _ = done.members

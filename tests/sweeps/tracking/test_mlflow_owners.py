@@ -137,7 +137,7 @@ def test_notes_of_two_users_lie_side_by_side(stores: Stores, tmp_path: Path, mon
 def test_only_ones_own_killed_trials_are_reaped(
     stores: Stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`reap` ends only runs of killed trials that belong to the caller's user and store.
+    """`reap`, which ends MLflow runs of killed trials, leaves runs of other users and stores unchanged.
 
     The runs are those of `fewbits train`: of two users of one store, and of another store with the same trial.
     """
@@ -198,7 +198,10 @@ def test_runs_without_an_owner_are_adopted_by_the_store_that_has_their_folder(
 def test_a_parent_with_children_of_another_store_is_not_adopted(
     stores: Stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An earlier version created one parent run for the same sweep of all stores; no store may take it for itself."""
+    """A store does not adopt a parent run that also has children of another store.
+
+    An earlier version of fewbits created one such parent run for the same sweep of all stores.
+    """
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     monkeypatch.setenv("FEWBITS_USER", "alice")
     for store in (stores.ours, stores.theirs):

@@ -53,9 +53,9 @@ def planned(where: Path, cache: Path, sweep: str = SWEEP) -> Plan:
 
 
 def overrides(where: Path, cache: Path, sweep: str = SWEEP) -> list[str]:
-    """Return the overrides of the sweep file `cost.yaml`, which is written here, with tiny trials of STEPS steps.
+    """Write the sweep file WHERE/cost.yaml for tiny trials of STEPS steps, and return the overrides that select it.
 
-    The trials write a checkpoint after every second step. The store is `runs` in the folder `where`.
+    The trials write a checkpoint after every second step. The store is WHERE/runs.
     """
     tiny = TINY | {"training.steps": STEPS, "training.checkpoint_every": 2, "evaluation.every": 2}
     tiny |= {"runtime.device": "cpu", "runtime.cache": cache, "runtime.runs": where / "runs"}
@@ -65,7 +65,7 @@ def overrides(where: Path, cache: Path, sweep: str = SWEEP) -> list[str]:
 
 
 def train(trial: Planned, until: int = STEPS) -> None:
-    """Train a trial. If `until` is not the last step, interrupt the training after it, before its checkpoint."""
+    """Train a trial; if `until` is less than STEPS, interrupt it after this step, before the step's checkpoint."""
 
     def say(progress: Any) -> None:
         if progress.step == until < STEPS:
@@ -87,7 +87,7 @@ def copied(folder: RunFolder, path: Path, trial: str) -> RunFolder:
 
 
 def seen(mirror: Mirror) -> dict[str, Any]:
-    """Return the MLflow runs of the mirror's owner: runs of trials by trial id, runs of sweeps by the sweep's name."""
+    """Return MLflow's runs of the mirror's user and store: runs of trials by trial id, runs of sweeps by sweep name."""
     client = connection.connect(mirror._runs, mirror.uri)
     found: dict[str, Any] = {}
     for study in client.search_experiments():
@@ -245,7 +245,10 @@ def test_a_database_that_is_deleted_while_a_sweep_runs_is_made_again(
 
 
 def test_a_run_says_whether_somebody_is_at_its_trial(one: tuple[Plan, Planned]) -> None:
-    """The status of a trial's run follows the trial: started, killed, resumed, finished; each step is there once."""
+    """A run in MLflow shows whether its trial is being trained, was killed, or has finished.
+
+    After a killed trial is resumed, it has the same MLflow run as before, with each step once.
+    """
     made, trial = one
     mirror = Mirror(made)
     mirror.sync()
@@ -274,7 +277,7 @@ HOLD += "with leased(Path(sys.argv[1])): print('held', flush=True); sys.stdin.re
 
 
 def test_the_run_of_a_killed_worker_does_not_stay_running(one: tuple[Plan, Planned], cache: Path) -> None:
-    """The run is set to KILLED by the next driver, even if that driver has another plan."""
+    """The next driver, even one with another plan, sets the MLflow run of a killed worker's trial to KILLED."""
     made, trial = one
     train(trial, until=3)
     worker = subprocess.Popen(
@@ -350,7 +353,7 @@ def test_a_failure_is_told_with_its_reason_until_the_trial_goes_on(one: tuple[Pl
 
 
 def test_of_trials_in_the_same_place_the_newest_plans_is_current(one: tuple[Plan, Planned]) -> None:
-    """After a change of the code and after its reversal, only the trial of the newest plan is marked as current."""
+    """If the code changes and changes back, only the trial of the newest plan is marked as current in MLflow."""
     made, trial = one
     train(trial)
     other = replace(trial, folder=copied(trial.folder, trial.folder.path.with_name("nemotron-other"), "f" * 64))
@@ -476,7 +479,7 @@ sys.exit(sum(os.wait()[1] != 0 for _ in folders))
 
 
 def test_processes_at_once_lose_no_metric(done: Plan, empty_database: Path, tmp_path: Path) -> None:
-    """Several processes that track at the same time into a new database all get their runs and points into it."""
+    """If several processes send trials to a new database at the same time, it has all their runs and metrics."""
     original = next(iter(done.trials.values())).folder
     named = ((tmp_path / "runs" / f"trial-{number:08x}", f"{number:064x}") for number in range(AT_ONCE))
     folders = [copied(original, path, trial).path for path, trial in named]

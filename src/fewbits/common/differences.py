@@ -1,0 +1,44 @@
+"""Compare two nested mappings field by field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+SHOWN = 12  # the number of hexadecimal digits printed of a digest
+MISSING = "(none)"  # printed for the value of a field that one side lacks
+ALIKE = 2  # fields share a line if their keys begin with the same 2 parts, such as config.recipe, and change alike
+
+
+def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    """Return a line `KEY: A → B` for each field that differs between the nested mappings `a` and `b`.
+
+    Fields with the same change share a line if the first ALIKE parts of their dotted keys are equal.
+    """
+    left, right = dict(_flat(a)), dict(_flat(b))
+    changes: dict[tuple[str, str], list[str]] = {}
+    for key in [*left, *(key for key in right if key not in left)]:
+        was, now = left.get(key, MISSING), right.get(key, MISSING)
+        if was != now:
+            node = ".".join(key.split(".")[:ALIKE])
+            changes.setdefault((node, f"{_shown(was)} → {_shown(now)}"), []).append(key)
+    return [f"{_joined(node, keys)}: {change}" for (node, change), keys in changes.items()]
+
+
+def _joined(node: str, keys: list[str]) -> str:
+    """Return dotted keys that begin with `node` as text with the node only once: `config.recipe.fprop.x, fprop.w`."""
+    return ", ".join([keys[0], *(key.removeprefix(f"{node}.") for key in keys[1:])])
+
+
+def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for key, item in value.items():
+            yield from _flat(item, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, list(value) if isinstance(value, tuple) else value
+
+
+def _shown(value: Any) -> str:
+    text = str(value)
+    digest = len(text) >= 64 and all(c in "0123456789abcdef" for c in text[:64])
+    return text[:SHOWN] + text[64:] if digest else text
