@@ -76,9 +76,10 @@ def publish(folder: Path) -> None:
 
 
 def for_readers(page: bytes) -> bytes:
-    """Return the page without `--runs STORE` in its commands, and with FOOT in place of the sentence on its folder.
+    """Return a report's page, changed for readers who have neither the publisher's store nor the report's folder.
 
-    Readers do not have the publisher's store. `--runs again` stays, because it names a new store.
+    `--runs STORE` is removed from commands, except `--runs again`, which names a new store. FOOT replaces the sentence
+    with links to files of the report's folder.
     """
     page = re.sub(rb"(<code>fewbits [^<]*?) --runs (?!again\b)[^ <]+", rb"\1", page)
     return re.sub(rb"The notebook <a href=\"[^\"]*\.ipynb\">.*?folder\.", FOOT, page, flags=re.DOTALL)
@@ -90,7 +91,7 @@ def stored(report: Mapping[str, Any], name: str) -> dict[str, Any]:
     report: the content of the report's own verdicts.json. name: the report's folder, for the message.
     """
     if warnings := [*report["flags"], *report["notices"]]:
-        raise SystemExit(f"{name}: not published, since it has {len(warnings)} warnings; the first: {warnings[0]}")
+        raise SystemExit(f"{name}: not published; resolve its warnings ({len(warnings)}; the first: {warnings[0]})")
     kept = {key: report[key] for key in ("study", "scale", "size", "overrides")}
     claims = {claim: _claim(restored(record)) for claim, record in report["claims"].items()}
     return {**kept, "commit": (commit() or "unknown")[:10], "claims": claims}
@@ -186,7 +187,7 @@ def with_table(text: str, made: str) -> str:
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise SystemExit(f"README.md needs the lines {BEGIN.strip()} and {END.strip()}, between which the table is put")
+        raise SystemExit(f"README.md lacks {BEGIN.strip()} or {END.strip()}: add both lines around the table")
     return before + BEGIN + made + END + after
 
 

@@ -25,7 +25,7 @@ RIGHT = ("effect", "repeats", "mde", "margin or bound")  # columns that are alig
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `fewbits claims` with these arguments, and return the exit status 0; raise ValueError for wrong ones."""
+    """Run `fewbits claims` with these arguments and return exit status 0; raise ValueError if an argument is wrong."""
     parser = CommandParser("fewbits claims", __doc__, EXAMPLES)
     parser.add_argument(
         "overrides", nargs="*", metavar="OVERRIDE", help="selects the study and scale, as for `fewbits sweep`"
@@ -85,10 +85,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _rows(verdict: Verdict) -> Iterator[tuple[str, ...]]:
-    """Yield the printed rows of one claim, whose cells are in the order of HEADS.
+    """Yield the rows that are printed for one claim; the cells of a row are in the order of HEADS.
 
-    The first row has the claim and its verdict. If the claim is not reproduced, the second row has the reason. If there
-    are several comparisons, each has a further row; the numbers of a single comparison are in the first row.
+    The first row has the claim and its verdict. If the claim is not reproduced, the second row has the reason. The
+    numbers of a single comparison are in the first row; if there are several comparisons, each has a further row.
     """
     from fewbits.analysis.engine.claims.findings import Outcome
     from fewbits.analysis.views.claims import view

@@ -22,7 +22,7 @@ def sentence(text: str) -> str:
 
 
 def decimals(value: float, error: float | None = None) -> int:
-    """Return the number of decimals that shows two digits of the error or, without an error, five of the value."""
+    """Return how many decimals show two significant digits of the error or, without an error, five of the value."""
     size, digits = (abs(error), 2) if error else (abs(value), 5)
     return max(0, min(8, digits - 1 - math.floor(math.log10(size)))) if size > 0 else 0
 
@@ -43,9 +43,10 @@ def number(value: float, places: int | None = None, *, sign: bool = False) -> st
 
 
 def effect(value: float, error: float | None, relative: bool, *, sign: bool = True) -> str:
-    """Return an effect as text, rounded to two digits of its error; in percent if it is relative.
+    """Return an effect as text, rounded to two significant digits of its error.
 
-    error: the half width of its interval, or None. sign: show a plus sign; False for levels such as shares.
+    error: the half width of the effect's interval; None shows three significant digits of the effect. relative: the
+    effect is a fraction and is shown in percent. sign: show a plus sign; False for levels such as shares.
     """
     factor = 100 if relative else 1
     places = decimals(value * factor, error * factor if error else abs(value * factor) / 10 or None)

@@ -61,12 +61,12 @@ class Provenance:
 
     @property
     def notices(self) -> list[str]:
-        """Warnings: another definition of the sweep, seeds that influenced the design, other code than today's."""
+        """Warnings that the sweep's definition or the code changed, or that known results influenced the design."""
         return [*filter(None, [self.changed]), *self._shaped, *self._other_sources]
 
     @property
     def _shaped(self) -> list[str]:
-        """A warning if seeds of the plan influenced its design (papers/planning/seeds.yaml)."""
+        """A warning if results of planned seeds were known when the sweep was designed (papers/planning/seeds.yaml)."""
         study, seeds = self.results.plan.sweeps[0].study, {member.cell.seed for member in self.results.members}
         shaped = shaping(study, self.results.scale_name, sorted(seeds))
         listed = ", ".join(map(str, shaped))
@@ -76,7 +76,7 @@ class Provenance:
 
     @property
     def _other_sources(self) -> list[str]:
-        """A warning if other sources than today's computed some trials."""
+        """A warning if code that differs from today's computed some of the trials."""
         other = [(planned, record) for planned, record in self.finished if not computed_by_todays_sources(record)]
         if not other:
             return []
@@ -142,7 +142,7 @@ class Provenance:
         yield "Packages of the analysis", ", ".join(f"{name} {version(name)}" for name in PACKAGES), False
 
     def table(self) -> Markup:
-        """Return the table of origins as HTML."""
+        """Return the table that says where the report's numbers come from (`rows`) as HTML."""
         return render("provenance", rows=self.rows())
 
     def flags(self) -> Markup:

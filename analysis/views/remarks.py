@@ -13,7 +13,7 @@ from fewbits.analysis.views.claims import view
 from fewbits.analysis.views.html import render
 from fewbits.analysis.views.numbers import sentence, size
 
-COLUMNS = ("kind", "claims", "remark")  # of the frame of remarks
+COLUMNS = ("kind", "claims", "remark")  # the columns of the DataFrame of remarks
 Find = Callable[[Verdict], Iterator[str]]  # yields the remarks of one kind on a verdict
 
 
@@ -39,7 +39,7 @@ def unreached(verdicts: Mapping[str, Verdict]) -> list[tuple[list[str], str]]:
 
 
 def not_printed(own: Paper) -> list[tuple[str, str]]:
-    """Return (name, source) for each of the paper's table rows, figures and numbers that its text does not print.
+    """Return (name, source) for each table row, figure and number that the paper's own text does not print.
 
     The source says where our copy of the value is from instead, or that the value is not known.
     """
@@ -58,7 +58,7 @@ def _sections(verdicts: Mapping[str, Verdict]) -> list[tuple[str, list[tuple[lis
 
 
 def _merged(verdicts: Mapping[str, Verdict], find: Find) -> list[tuple[list[str], str]]:
-    """Return (claim ids, text) for each different remark that `find` yields."""
+    """Return (claim ids, text) for each remark that `find` yields; claims with the same remark share one entry."""
     claims_by_text: dict[str, list[str]] = {}
     for name, verdict in verdicts.items():
         for text in find(verdict):

@@ -63,7 +63,10 @@ class ShownFigure(Figure):
         return self._card(None if self.missing else self._drawing(self))
 
     def report_bundle(self) -> dict[str, str]:
-        """Return the figure's output in the report's notebook, {MIME type: data}; the drawing is that of the page."""
+        """Return the figure's output in the report's notebook, {MIME type: data}.
+
+        The drawing is the one on the report's page.
+        """
         return self._repr_mimebundle_() if self.missing else self._bundle(self._drawing(self))
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:

@@ -46,7 +46,7 @@ def peak(ranks: int, overrides: tuple[str, ...]) -> int:
         ]
         ended = [os.wait4(process.pid, 0) for process in ranks_of_trial]
     if any(status for _, status, _ in ended):
-        raise RuntimeError(f"training failed: {' '.join(command)}")
+        raise RuntimeError(f"training failed; to see the error, run {' '.join(command)}")
     return max(usage.ru_maxrss for _, _, usage in ended) * 1024  # Linux reports ru_maxrss in KiB
 
 

@@ -100,7 +100,7 @@ def opened(run: Path) -> tuple[Bench, list[tuple[Tensor, Tensor]]]:
     trial, corpus = with_data(replace(trial, training=replace(trial.training, dtype="fp32")), Runtime())
     latest = checkpoints.newest(run / "checkpoints")
     if latest is None:
-        raise ValueError(f"{run} has no checkpoint, from which the weights could be read: name another run")
+        raise ValueError(f"{run} has no checkpoint to read the weights from: name a run that has one")
     inputs, targets = corpus.windows("validation", BATCHES * WINDOWS, LENGTH)
     windows = list(zip(inputs.split(WINDOWS), targets.split(WINDOWS), strict=True))
     return make_bench(trial, latest, torch.device("cpu"), torch.float32), windows

@@ -119,7 +119,7 @@ def _runs_and_tasks(arguments: Sequence[str], runs: Path) -> tuple[list[Path], l
                 raise
             tasks.append(argument)
     if not folders:
-        raise ValueError(f"{' '.join(arguments)}: the store {runs} has no run with one of these names; name a run")
+        raise ValueError(f"{' '.join(arguments)}: the store {runs} has no run with any of these names; name a run")
     return list(dict.fromkeys(folders)), tasks
 
 

@@ -95,7 +95,8 @@ def make_optimizer(
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
     """Return the groups `decay`, `plain` and `bits` that have parameters, as dicts for torch's optimizers.
 
-    A dict's `params` are pairs (name, parameter); `name` is the group's name, and `peak_lr` its peak learning rate.
+    In each dict, `name` is the group's name, `peak_lr` is its peak learning rate, and `params` is a list of pairs (the
+    parameter's name, the parameter).
     """
     members: dict[str, list[tuple[str, nn.Parameter]]] = {"decay": [], "plain": [], "bits": []}
     for name, param in model.named_parameters():

@@ -70,7 +70,7 @@ def _is_alive(process: int) -> bool:
 class Tracker:
     """Sends a trial's run folder to MLflow, if runtime.tracking is `mlflow`.
 
-    Training calls the object after each change of the folder, and `left` when training ends.
+    Training calls the object itself after each change of the folder, and its method `left` when training ends.
     """
 
     def __init__(self, runtime: Runtime) -> None:

@@ -194,7 +194,7 @@ def _compare_one(work: Work, slow: bool, case: Case, tensors: _Tensors) -> Compa
 
 
 def _rows_for(work: Work, x: Tensor) -> int:
-    """Return for how many rows of x the peer's function `work` takes at most about PEER_SECONDS.
+    """Return for how many rows of x `work` takes at most about PEER_SECONDS; `work` is another library's function.
 
     The result is the number of all rows, halved until the call is short enough or half would be no multiple of
     PEER_UNIT. The time per row is measured by a call on few rows.

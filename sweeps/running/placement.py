@@ -83,7 +83,11 @@ class Placement:
         return kind is not None and kind not in room_by_kind(self._machines, resources)
 
     def is_lost(self, kind: str | None, resources: Resources) -> bool:
-        """Tell whether trials stop waiting for this kind: no machine of it joined within WAIT s, or none can."""
+        """Tell whether trials stop waiting for a machine of this kind.
+
+        They wait for WAIT seconds from the first call for which no machine of the kind could run them. If the backend
+        has only one machine (`alone`), they do not wait, because no other machine can join.
+        """
         if kind is None or not self._machines or not self.waits(kind, resources):
             return False
         patience = 0.0 if self.backend.alone else WAIT

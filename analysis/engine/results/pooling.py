@@ -27,11 +27,11 @@ Start = tuple[object, ...]  # the properties that are equal for arms that start 
 
 
 def pools_of(results: Results, scope: Results, metric: Metric, baseline: str, where: Where) -> Pools | None:
-    """Return a pool (arms with a common spread) for each kind of arm, from the arms that start like the baseline.
+    """Return pools of arms whose trials differ from the baseline's only in the recipe; a pool's arms share one spread.
 
-    A trial in `results` is used if it has the seed, model, optimizer, schedule, number of steps, trunk and environment
-    of one of the baseline's trials in `scope`, and the axis values `where`. Return None if there are fewer than two
-    seeds, or if no kind has two arms.
+    Each pool has arms whose forward passes have the same precision (`kind`). A trial in `results` is used if it has the
+    seed, model, optimizer, schedule, number of steps, trunk and environment of one of the baseline's trials in `scope`,
+    and the axis values `where`. Return None if there are fewer than two seeds, or if no pool would have two arms.
     """
     key = metric if isinstance(metric, str) else str(sorted(metric.items()))
     starts = {_start(results, row) for row in scope.rows if row["arm"] == baseline}

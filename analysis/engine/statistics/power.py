@@ -76,7 +76,7 @@ def seeds_needed(estimated: Estimate, margin: float) -> int | None:
     """Return the least number of seeds that detects an effect of the margin's size with probability POWER.
 
     The spread over seeds is taken from `estimated`. Return None if more than MOST_SEEDS seeds are needed. If all values
-    behind `estimated` are equal, there is no spread; then return their number.
+    behind `estimated` are equal, there is no spread; then return the number of these values.
     """
     if not estimated.error:
         return estimated.n

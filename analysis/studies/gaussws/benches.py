@@ -1,10 +1,11 @@
-"""Read the timings of training and of noise generators that `fewbits bench` has stored, in a file for each device.
+"""Read the timings of training and of noise generators, which these two commands store in a file for each device.
 
     fewbits bench train --model gpt2-nano,llama2-nano --recipes gaussws,diffq --optimizers adamw,adam-mini --store runs
     fewbits bench kernels --generators --store runs
 
-Timings are made in turns. One turn times each arm once, so that other load on the machine affects all arms alike, and
-arms are compared within a turn. The spread over turns shows how precise a ratio is on this device, not on others.
+The commands time arms in turns. One turn times each arm once, so that other load on the machine affects all arms alike;
+therefore arms are compared within a turn. The spread over turns shows how precise a ratio is on this device, not on
+others.
 """
 
 from __future__ import annotations
@@ -50,7 +51,11 @@ class Timed:
         return tuple(share is not None and share <= QUIET for share in shares)
 
     def longer_than(self, other: Timed) -> tuple[float, ...]:
-        """Return for each turn (time of this arm) / (time of the other arm) − 1, both for the same amount."""
+        """Return for each turn (time of this arm) / (time of the other arm) − 1.
+
+        Each time is first divided by its arm's `amount`, because the arms may process different numbers of tokens or
+        elements.
+        """
         mine = (s / self.amount for s in self.seconds)
         return tuple(a / b - 1 for a, b in zip(mine, (s / other.amount for s in other.seconds), strict=True))
 
@@ -104,9 +109,9 @@ def lost(ours: Timed, plain: Timed) -> tuple[float, ...]:
 
 
 def overhead(arms: Arms, optimizer: str, recipe: str) -> tuple[float, Interval | None] | None:
-    """Return the median over turns of the share of plain BF16's throughput that the recipe loses, and its interval.
+    """Return the share of plain BF16's throughput that the recipe loses: the median over turns and its 95 % interval.
 
-    The interval has 95 % confidence. Return None for plain BF16 itself and if an arm has no timings.
+    Return None if the recipe is plain BF16, or if the recipe or plain BF16 has no timings with this optimizer.
     """
     ours, plain = arms.get((optimizer, recipe)), arms.get((optimizer, PLAIN))
     if recipe == PLAIN or ours is None or plain is None:

@@ -1,4 +1,4 @@
-"""Compute the numbers that claims G5, G6 and G17 need from our kernels of GaussWS.
+"""Compute with the kernels what three claims about GaussWS state: G5 (transpose), G6 (gradients) and G17 (memory).
 
 G5: is a weight quantized like its transpose? G6: do noise and gradients of the backward pass agree with the forward
 pass? G17: how many bytes do the tensors take that the paper counts?
@@ -61,8 +61,9 @@ class Gradients:
 
 
 def gradients(kind: str, seed: int = 5) -> Gradients:
-    """Compare the kernel's gradients with the gradients of eq. 3 in float64, for random weights and gradients of ŵ.
+    """Compare the kernel's gradients of weights and bit widths with those that torch computes in float64 from eq. 3.
 
+    Eq. 3 of the paper defines the sampled weight ŵ, a weight plus noise. The weights and the gradients of ŵ are random.
     kind: gaussian or uniform noise.
     """
     w = weights(seed).requires_grad_()
@@ -152,9 +153,10 @@ def bytes_each(shape: tuple[int, int] = (1024, 1024)) -> Bytes:
 
 
 def added(name: str, recipe: str, batch: int, length: int) -> float:
-    """Return the bytes that a recipe adds to the counted peak memory of a training step, per sampled parameter.
+    """Return the bytes that a recipe adds to the peak memory of a training step, per sampled parameter.
 
-    name: the preset of the model, of which one layer is trained. batch, length: sequences and tokens in a sequence.
+    Memory is the total size of all tensors. name: the preset of the model, of which one layer is trained. batch: the
+    number of sequences. length: the number of tokens in a sequence.
     """
     config = replace(model(name), layers=1)
     text = torch.zeros(batch, length + 1, dtype=torch.long)

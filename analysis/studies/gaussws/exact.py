@@ -1,4 +1,7 @@
-"""Check claims G1 to G6 and G17 with our kernels, each time a report is made; they need no training."""
+"""Check GaussWS's exact claims (G1 to G6 and G17) with our kernels, each time a report is made.
+
+The claims are about noise, casts, gradients and memory. The checks need no trials.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +42,10 @@ def g1() -> Exact:
 
 @exact("gaussws", "G2")
 def g2() -> Exact:
-    """Check Lemma 1 for BF16: a cast swallows some noise at a bit width of 9, but none at smaller widths.
+    """Check Lemma 1 for BF16: casts remove no noise at bit widths below 9, but remove some noise at 9.
 
-    For uniform noise of 4 bits, this limit is a bit width of 5.
+    The cast rounds a weight plus noise; it removes the noise if it returns the weight. For uniform noise of 4 bits, the
+    limit is a bit width of 5 instead of 9.
     """
     below = [_lost(bits) for bits in (3, 4, 5, 6, 7, 8, 8.5, 8.99)]
     uniform = [_lost(bits, *theory.UNIFORM_4_BITS) for bits in (3, 4, 4.5, 4.99)]
@@ -61,7 +65,7 @@ def g2() -> Exact:
 
 
 def _lost(bits: float, *magnitudes: float) -> Swallowed:
-    """Return in how many cases a cast swallows the noise R, summed over these magnitudes of R (by default 1 and 2)."""
+    """Return in how many cases a cast removes the noise R, summed over these magnitudes of R (by default 1 and 2)."""
     found = [theory.swallowed(bits, magnitude) for magnitude in magnitudes or (1.0, 2.0)]
     return Swallowed(sum(one.lost for one in found), sum(one.cases for one in found))
 
@@ -72,7 +76,7 @@ def _none(found: Sequence[Swallowed]) -> str:
 
 
 def _boundaries() -> tuple[str, ...]:
-    """Return notes on the bit width that Lemma 1 excludes (9), and on weights that BF16 cannot represent."""
+    """Return notes on noise that casts remove at 9 bits, and from weights that BF16 cannot represent."""
     at_nine, beside = theory.swallowed(9), {bits: theory.swallowed(bits, beside_grid=True) for bits in (8, 8.5, 8.99)}
     words = ", ".join(
         f"{one.share:.2%} at {bits:g}" if one.lost else f"none at {bits:g}" for bits, one in beside.items()

@@ -1,4 +1,4 @@
-"""Metrics of GaussWS's trials that claims compare: bit widths at the end of training, a number by trial id."""
+"""Compute metrics of GaussWS's trials for claims: statistics of the bit widths at the end of training, by trial id."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""The data of claims G16 and G18: ratios of timings, one for each turn in which each arm was timed once.
+"""Compute the data of claims G16 and G18: what sampling costs in training, and how long noise generators take.
 
-Only quiet turns count, in which other processes used little of the machine (benches.py). A claim about all models or
-shapes has to hold for each of them, so the value of a turn is the ratio that is least favourable to the claim. If other
-processes disturbed more than half of the turns, there are no data.
+The data are ratios of timings, one for each turn, in which each arm was timed once. Only quiet turns count, in which
+other processes used little of the machine (benches.py). A claim about all models or shapes has to hold for each of
+them, so the value of a turn is the ratio that is least favourable to the claim. If other processes disturbed more than
+half of the turns, there are no data.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ Turns = Callable[[Timed, Timed], Sequence[float]]  # returns a value for each tu
 
 @measure("gaussws", "G16")
 def training(results: Results) -> Mapping[str, Measured]:
-    """Return the data of claim G16's parts: the costs of sampling in training steps of Table 1's models on a GPU.
+    """Return the data of claim G16's parts: what GaussWS and DiffQ cost in training steps of Table 1's models on a GPU.
 
-    The keys are the values of `data` in the claim's parts. If no GPU was timed, each value is NotPlanned.
+    The keys are the values of `data` in the claim's parts. If none of these models was timed on a GPU, each value is
+    NotPlanned.
     """
     names = ("order-gaussws", "order-diffq", "gaussws-at-most", "diffq-at-least")
     found = benches.training(results)
@@ -77,10 +79,11 @@ def generators(results: Results) -> Mapping[str, Measured]:
 
 
 def _chosen(choose: Callable[[Iterable[float]], float], pairs: Iterable[Pair], turns: Turns) -> Measured:
-    """Return a value for each quiet turn: the minimum or maximum (`choose`) of the values of all pairs.
+    """Return a value for each quiet turn: the minimum or maximum (`choose`) over all pairs of an arm and its baseline.
 
-    Pairs were timed separately, so the i-th quiet turn of a pair is combined with the i-th quiet turns of all others.
-    Return NoData if an arm was not measured or too few turns were quiet.
+    turns: computes the values of one pair, one for each turn. Pairs were timed separately, so the i-th quiet turn of a
+    pair is combined with the i-th quiet turns of all others. Return NoData if an arm was not measured, or if fewer than
+    half of the turns of a pair were quiet.
     """
     kept: list[list[float]] = []
     for ours, other in pairs:

@@ -1,7 +1,8 @@
-"""Figures 2, D.1 and C: results of our kernels on small matrices from fixed seeds, computed when the figures are drawn.
+"""Draw what noise and casts do to small matrices (Figures 2, D.1 and C), with values that our kernels compute.
 
-The paper does not give the numbers of its matrices, but what the figures show does not depend on them. INT4 is the
-uniform grid of 0, ±1 … ±7 steps (E1M2); the scale maps a block's largest magnitude to 7.
+The values are computed from fixed seeds each time the figures are drawn. The paper does not give the numbers of its
+matrices, but what the figures show does not depend on them. INT4 is the uniform grid of 0, ±1 … ±7 steps (E1M2); the
+scale maps a block's largest magnitude to 7.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Noisy:
-    """One matrix before and after noise and cast."""
+    """A matrix w and the noise on it, before and after a cast Q."""
 
     w: Tensor
     noise: Tensor  # as the backward pass uses it
@@ -62,9 +63,9 @@ class Noisy:
 
 
 def noisy(kind: str) -> Noisy:
-    """Return a random matrix w, w with the kernel's noise, and their casts to INT4 with the block scales of w.
+    """Return a random matrix w, the kernel's noise for it, Q(w + noise), and the noise that is left after the cast Q.
 
-    kind: gaussian or uniform noise.
+    Q casts to INT4 with the block scales of w. kind: gaussian or uniform noise.
     """
     w = weights(SEED, (SIDE, SIDE))
     bits = torch.full((SIDE // BLOCK, SIDE // BLOCK), BITS)
@@ -148,7 +149,7 @@ SEEN = (WEIGHT - 0.2, WEIGHT + 0.2)  # the range of the axis of the sampled weig
 
 @figure("gaussws", "Figure C", "Values that sampling gives to a weight, and the values of FP6 (Figure 1, left)")
 def figure_c(results: Results) -> Picture:
-    """Draw histograms of the noise R that the kernels draw, and of ŵ for one weight over many draws."""
+    """Draw histograms of the noise R that the kernels draw, and of one weight plus scaled noise, over many draws."""
     values = {name: noise(kind, DRAWS, SEED).numpy() for name, kind in (("GaussWS", "gaussian"), ("DiffQ", "uniform"))}
     step = 2.0 ** (1 - WIDTH_BITS)
     form = Format.parse("e3m2")

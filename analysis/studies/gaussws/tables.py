@@ -1,4 +1,4 @@
-"""GaussWS's Tables B.1, C.1 and E.1. Table 1 is in timing.py."""
+"""Make GaussWS's tables B.1 (properties of methods), C.1 (needed bits) and E.1 (settings); Table 1 is in timing.py."""
 
 from __future__ import annotations
 
@@ -31,7 +31,11 @@ ARMS = {"bf16": BASELINE, "gaussws": OURS, "diffq": "diffq"}
 
 @table("gaussws", "Table B.1")
 def table_b1(results: Results) -> TableResult:
-    """Return the paper's table, whose cells are words, with our measurements of the same properties."""
+    """Return Table B.1: the paper rates methods in words such as `good`; our entries are measurements.
+
+    The rated properties are throughput, stability, accuracy and flexibility. Our entry for flexibility is a
+    description.
+    """
     printed = paper("gaussws").table("Table B.1")
     measure: dict[str, Callable[[Results, str], Ours]] = {
         "throughput": _throughput,
@@ -100,7 +104,10 @@ TIES = "Mantissa of ŵ that keeps ties, too (ours)"
 
 @table("gaussws", "Table C.1")
 def table_c1(results: Results) -> TableResult:
-    """Return the paper's table of needed bits, with the numbers of bits that a search with our kernels finds."""
+    """Return Table C.1: the exponent and mantissa bits that weights need at each bit width, and formats that have them.
+
+    Our numbers of bits, beside the paper's, are found by a search with our kernels.
+    """
     printed = paper("gaussws").table("Table C.1")
     found = theory.table_c1_rows()
     rows = [

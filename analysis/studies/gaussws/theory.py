@@ -1,8 +1,9 @@
-"""Compute what claims G1 to G4 need: GaussWS's theory of noise and casts, checked with our own kernels.
+"""Check GaussWS's theory of noise and casts with our own kernels; claims G1 to G4 use the results.
 
 Rounding depends on mantissas only, so all cases can be enumerated: every mantissa of a block's maximum with every
-mantissa of a weight, in all binades that matter. ŵ = cast(w + R · 2^(1−b) · max|w|) is computed by its definition for
-chosen R, and by the kernel for the R of a seed; for the same R, both have to give the same bits.
+mantissa of a weight, in all binades that matter. The sampled weight ŵ = cast(w + R · 2^(1−b) · max|w|), with the bit
+width b, is computed by this definition for chosen noise R, and by the kernel for the R that it draws from a seed. If R
+is the same, both have to give the same bits.
 
 Where the paper can be read in two ways, both are checked. In Lemma 1, weights may lie only on the grid of the cast, or
 also between its points. In Table C.1, maxima of blocks may be powers of two or not; if they are, noise is exactly half
@@ -106,7 +107,7 @@ def scales(bits: float, maxima: Tensor) -> Tensor:
 
 
 def mantissas(count: int, steps: int) -> Tensor:
-    """Return the numbers 1 + i / steps below 2, or `count` evenly spaced ones if there are more; 1 is included."""
+    """Return the numbers 1 + i / steps below 2; if there are more than `count`, `count` evenly spaced ones, from 1."""
     return 1 + torch.linspace(0, steps - 1, min(count, steps)).round() / steps
 
 
@@ -136,12 +137,13 @@ def swallowed(
     beside_grid: bool = False,
     ties: bool = True,
 ) -> Swallowed:
-    """Count the cases in which the cast swallows noise with |R| = magnitude: fp(ŵ) = fp(w).
+    """Count the cases in which noise with |R| = magnitude has no effect: the cast of w + noise equals the cast of w.
 
-    bits: the bit width b. mantissa: the mantissa bits of the cast. The cases are all mantissas of the maximum and of
-    the weight, in the upper BINADES, with both signs of R. beside_grid: also try weights at sixteenths of a step, as
-    FP32 master weights can have. ties: also try maxima that are powers of two. If the cast has more mantissa bits than
-    BF16, only MAXIMA evenly spaced mantissas of the maximum and the upper binade are tried.
+    bits: the bit width b. mantissa: the mantissa bits of the cast. The cases are all mantissas of the block's maximum
+    and of the weight w, with both signs of R, in the BINADES binades from the maximum's down. beside_grid: also try
+    weights at sixteenths of a step, as FP32 master weights can have. ties: also try maxima that are powers of two. If
+    the cast has more mantissa bits than BF16, only MAXIMA evenly spaced mantissas of the maximum and the upper binade
+    are tried.
     """
     steps = 1 << mantissa
     maxima = mantissas(MAXIMA, steps)[0 if ties else 1 :, None]
@@ -159,7 +161,7 @@ def swallowed(
 
 @dataclass(frozen=True)
 class Sampled:
-    """Weights in squares whose maxima have all mantissas of BF16, and the kernel's ŵ of these weights."""
+    """Weights and the sampled weights ŵ that the kernel returns; the squares' maxima have all mantissas of BF16."""
 
     w: Tensor
     scale: Tensor  # for each element, the factor of the noise in its square
@@ -220,7 +222,7 @@ def drowned(bits: float, above: int = 0, magnitude: float = 1.0) -> Swallowed:
 
 
 def exponent_bits(bits: int, *, after_noise: bool) -> int:
-    """Return the exponent bits that w needs by Proposition 3; with after_noise, those that ŵ needs."""
+    """Return the exponent bits that Proposition 3 requires for a weight or, with after_noise, for a sampled weight."""
     return math.ceil(math.log2(bits + (3 if after_noise else 1)))
 
 
@@ -236,7 +238,7 @@ def least_exponent_bits(bits: int, *, after_noise: bool) -> int:
         grid = _ieee(width)
         if math.ldexp(grid.min_subnormal, top - grid.emax) <= 2.0**least:
             return width
-    raise ValueError(f"bit width {bits}: no format with at most 8 exponent bits has the least step that is needed")
+    raise ValueError(f"bit width {bits}: it needs a smaller step than any format with at most 8 exponent bits has")
 
 
 def least_mantissa_bits(bits: int, *, ties: bool) -> int:
@@ -254,7 +256,7 @@ class Underflows:
 
 
 def underflows(bits: int) -> Underflows:
-    """Count the random weights, and their ŵ, that become zero in formats with Proposition 3's exponent bits.
+    """Count the random weights, and the sampled weights ŵ, that become zero with Proposition 3's exponent bits.
 
     As the proposition assumes, the weights exceed Lemma 2's cut-off. bits: the bit width.
     """
@@ -305,7 +307,10 @@ class Masked:
 
 
 def masked(bits: float) -> Masked:
-    """Count the weights below the cut-off that noise masks: ŵ is the same as for a weight of 0. bits: the bit width."""
+    """Count the weights below Lemma 2's cut-off that noise masks: ŵ is the same as for a weight of 0.
+
+    bits: the bit width.
+    """
     low = cutoff(bits, 1.0)
     found = by_kernel(bits, "gaussian", exponents=(low - 6, low - 1))
     small = found.w.abs() < torch.exp2(torch.tensor(float(low)))

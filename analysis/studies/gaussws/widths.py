@@ -98,7 +98,7 @@ def by_decay_alone(trial: Trial) -> float:
 
 
 def families(results: Results) -> dict[str, Results]:
-    """Return the results of a sweep for each family of models, by the family's name.
+    """Return the results of each model family's sweep, by the family's name (GPT-2, Llama 2).
 
     Families whose arm `gaussws` is not run at this scale are left out.
     """

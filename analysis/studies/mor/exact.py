@@ -1,9 +1,10 @@
 """Check claims M1, M2 and M21 about GAM's scales with our own kernels, each time a report is made.
 
-The tensors have BF16 values, as in MoR, and are hard cases: blocks whose ideal scale has a mantissa just below or above
-the mantissa of their group, so that a scale rounded in the wrong direction saturates; magnitudes at both ends of BF16's
-range; heavy tails; blocks of zeros; ragged edges. Numbers are compared to the bit in float64, which represents float32
-scales and BF16 values exactly.
+In GAM, the blocks of a group, by default a whole tensor, share the mantissa of their scales. The tensors have BF16
+values, as in MoR, and are hard cases: blocks whose ideal scale has a mantissa just below or above their group's, so
+that a scale rounded in the wrong direction saturates; magnitudes at both ends of BF16's range; heavy tails; blocks of
+zeros; incomplete blocks at the edges. Numbers are compared to the bit in float64, which represents float32 scales and
+BF16 values exactly.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from fewbits.kernels.quantizer import Quantizer
 FORMATS = ("e4m3", "e5m2")
 BLOCKS = ("tensor", "channel", "128x128", "64x64", "1x128")
 MANTISSA, ONE_TO_TWO = 0x7FFFFF, 0x3F800000  # a float32's fraction bits; the sign and exponent bits of [1, 2)
-SHAPE = (192, 320)  # several blocks of each size, some of them ragged
+SHAPE = (192, 320)  # several blocks of each size, some of them incomplete
 
 
 def hard_tensors() -> dict[str, Tensor]:
@@ -78,9 +79,9 @@ def quantized() -> list[Quantized]:
 
 @dataclass(frozen=True)
 class Scaled:
-    """The quantities of claim M1 over all cases of `quantized`.
+    """Numbers for claim M1 over all cases of `quantized`: how close scaled values come to the format's maximum.
 
-    Scaled magnitudes are relative to the format's maximum.
+    A scaled magnitude is an element's magnitude times the scale of its block, divided by the format's maximum.
     """
 
     cases: int
@@ -119,7 +120,7 @@ def scaled() -> Scaled:
 
 @dataclass(frozen=True)
 class Metadata:
-    """The quantities of claim M2 over all cases of `quantized`."""
+    """Numbers for claim M2 over all cases of `quantized`: the stored bits of the scales, and whether they suffice."""
 
     cases: int
     blocks: int

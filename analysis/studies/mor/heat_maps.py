@@ -230,7 +230,10 @@ def _last(results: Results, arm: str, where: Where) -> pd.DataFrame | NoData | N
 def _rows(
     frame: pd.DataFrame, layers: Iterable[int], kinds: Sequence[Kind], parts: Sequence[str] = ()
 ) -> list[HeatRow]:
-    """Return a histogram for each of these layers, parts and kinds of tensors. parts: if empty, all parts."""
+    """Return a histogram for each combination of these layers, parts and kinds of tensors.
+
+    parts: if empty, all parts.
+    """
     found = []
     for layer in layers:
         of = frame[frame["block"] == layer]

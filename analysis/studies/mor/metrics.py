@@ -158,7 +158,11 @@ def norm_distance(results: Results) -> Between:
 
 
 def _register(name: str, number: Of, column: str = "error", bounds: tuple[float, float] | None = None) -> None:
-    """Register the metric `name`: what `number` computes from this column of a trial's tensors in the last window."""
+    """Register the metric `name`, which `number` computes from one value for each of a trial's tensors.
+
+    The value is the mean of this column over the rows of the trial's last window of steps. bounds: the smallest and the
+    largest possible value of the metric, if there are such values.
+    """
     metric("mor", name, bounds)(lambda results: tensors.numbers(results, number, column))
 
 
@@ -168,7 +172,7 @@ def _ratio(above: float, below: float) -> float:
 
 
 def early(seen: Seen) -> list[int]:
-    """Return the first 9/32 of the model's blocks, at least one.
+    """Return the numbers of the first 9/32 of the model's blocks, which are counted from 1; there is at least one.
 
     In the paper, no tensor of the forward pass falls back after block 9 of 32.
     """
@@ -184,7 +188,7 @@ def _gradients(seen: Seen, block: int) -> float:
 
 
 def last_gradients(seen: Seen) -> float:
-    """Return the excess of the last block's gradients divided by the greatest such excess of any other block.
+    """Return the excess of the last block's gradients divided by the greatest excess of an earlier block's gradients.
 
     An excess is the amount by which an error exceeds FLOOR (see `excess`). The errors of a block's gradients are
     averaged first. Block 1 is left out, because the paper says that its gradients have high errors, too.
@@ -250,9 +254,9 @@ _register("fc2_input_least_fallback", lambda s: min(s.of(b, FC2, X) for b in s.b
 
 
 def _over_training(name: str, part: str, slot: str, blocks: Callable[[Seen], list[int]]) -> None:
-    """Register the metric `name`: the growth of a tensor's excess in training, in the block where it grows least.
+    """Register the metric `name`: the growth factor of a tensor's excess in training, in the block where it is least.
 
-    The excess is the amount by which the tensor's error exceeds FLOOR (see `excess`). Its growth is (excess in the
+    The excess is the amount by which the tensor's error exceeds FLOOR (see `excess`). The factor is (excess in the
     trial's last window) / (excess in the first window of training); a branch's training starts with its trunk. part,
     slot: the tensor. blocks: returns the blocks to compare.
     """

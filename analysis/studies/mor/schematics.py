@@ -1,7 +1,7 @@
-"""Figures 2 to 4: results of our kernels on small tensors from fixed seeds, computed when the figures are drawn.
+"""Draw how MoR scales, chooses formats and rounds (Figures 2 to 4), with our kernels on small random tensors.
 
-The tensors are random, not trained. Their magnitudes are log-normal (with heavy tails), because all decisions would be
-the same for normal values.
+The tensors come from fixed seeds; they are not trained. Their magnitudes are log-normal (with heavy tails), because all
+decisions would be the same for normal values.
 """
 
 from __future__ import annotations

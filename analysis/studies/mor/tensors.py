@@ -67,9 +67,10 @@ def _observed(results: Results) -> pd.DataFrame:
 
 @cache
 def high(spelled: str) -> int | None:
-    """Return the index of a mixture's last quantizer, BF16, among the observer's shares.
+    """Return the index of the share of decisions for BF16 among the shares that the observer records for a mixture.
 
-    spelled: the mixture as text. Return None if the text is not that of a mixture.
+    BF16 is the last quantizer of the mixture. spelled: the mixture as text. Return None if the text is not that of a
+    mixture.
     """
     return min(len(Mixture.parse(spelled).entries), ENTRIES) - 1 if "|" in spelled else None
 
@@ -184,10 +185,11 @@ def numbers(
     column: str = "error",
     window: Callable[[pd.DataFrame], pd.DataFrame] = last_windows,
 ) -> dict[str, T]:
-    """Return a number for each trial, which the function `number` computes from the trial's tensors.
+    """Return a number for each trial; the function `number` computes it from a quantity of each of the trial's tensors.
 
-    column: the column of `tensors` whose values the function gets, as means over the rows that the function `window`
-    chooses. Trials whose models lack a part or block that the function needs are left out.
+    column: the name of this quantity, a column of the table that the function `tensors` returns. The quantity is
+    averaged over the rows that `window` chooses. Trials whose models lack a part or block that `number` needs are left
+    out.
     """
     found = {}
     for trial, seen in results.remembered(f"seen {column} {window}", lambda: _seen(results, column, window)).items():

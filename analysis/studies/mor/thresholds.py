@@ -52,7 +52,10 @@ class Threshold:
         return replace(STYLES[like], colour=colour)
 
     def values(self, measure: Callable[[Where], Data]) -> Values:
-        """Return the numbers at each threshold that has data. measure: returns the data for values of the axes."""
+        """Return the numbers of all seeds at each threshold that has data.
+
+        measure: returns the data of an arm for given values of its axes.
+        """
         found = {x: measure({**dict(self.rest), AXIS: text}) for x, text in self.spelled.items()}
         return {x: data.values for x, data in found.items() if isinstance(data, Differences) and data.values}
 

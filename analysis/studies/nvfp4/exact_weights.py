@@ -1,4 +1,4 @@
-"""Check claim N19: with 2-D blocks, forward and backward pass multiply by the same quantized weights.
+"""Check claim N19: with square blocks, forward and backward pass multiply by the same quantized weights.
 
 A model is trained for some steps, while a torch dispatch mode records the second operand of every GEMM inside a
 quantized layer: wᵀ of y = x·wᵀ in the forward pass, and w of dx = dy·w in the backward pass. These are the tensors that
@@ -113,7 +113,7 @@ def weights_read(recipe: Recipe, model: str = "nemotron-nano", *, autocast: bool
 
 @dataclass(frozen=True)
 class Consistency:
-    """Counts of how often the forward and the backward pass of a layer read the same weight."""
+    """The result of comparing the weights that the forward and the backward pass of a layer read."""
 
     reads: int  # the number of all comparisons (`Read`), one for each layer and micro-batch
     same: int  # reads with the same bits in the forward and the backward pass

@@ -38,7 +38,7 @@ TOKENS = "tokens of MXFP4 (NVFP4 = 1)"
 class Longer:
     """Trainings in MXFP4 with several numbers of tokens, compared with one number of tokens in NVFP4.
 
-    All values are from seeds that are finished in all arms.
+    Losses and changes are those of the seeds that are finished in all arms.
     """
 
     times: tuple[float, ...]  # by MXFP4 arm, its number of tokens divided by NVFP4's, in ascending order
@@ -81,9 +81,11 @@ def longer(results: Results) -> Longer | NoData | NotPlanned:
 
 
 def crossing(times: Sequence[float], changes: Sequence[float]) -> float | None:
-    """Return the time at which the changes first fall from above zero to zero; None if they never do.
+    """Return the number of tokens at which the change of MXFP4's loss from NVFP4's first falls from above 0 to 0.
 
-    The changes are interpolated linearly between `times`.
+    times: MXFP4's numbers of tokens divided by NVFP4's, in ascending order; the result has this unit, too. changes: the
+    change of the loss at each of them; between them, it is interpolated linearly. Return None if the change never falls
+    from above 0 to 0.
     """
     for (t, a), (u, b) in pairwise(zip(times, changes, strict=True)):
         if a > 0 >= b:

@@ -155,10 +155,11 @@ def draws(seeds: int) -> Tensor:
 
 
 def stochastic(seeds: int = 64) -> dict[str, tuple[float, float]]:
-    """Return the bias and the standard deviation of rounding to E2M1 by mode: nearest and stochastic.
+    """Return (bias, standard deviation) of rounding to E2M1 by mode: nearest and stochastic.
 
-    bias² = E(mean over seeds − x)² − variance / seeds; the second term is the error that remains in a mean of few
-    seeds. The bias is divided by the root mean square of x, which is about 1; the deviation is not.
+    bias² is the mean of (mean over seeds − x)² minus variance / seeds. Without the second term, the random error of a
+    mean over few seeds would count as bias. The bias is divided by the root mean square of x, which is about 1; the
+    deviation is not.
     """
     x = samples()["normal"][:64]
     nearest = fake_quantize(x, "e2m1:1x16:e8m0").double()[None]
@@ -172,7 +173,10 @@ def stochastic(seeds: int = 64) -> dict[str, tuple[float, float]]:
 
 
 def error_of_mean(count: int) -> float:
-    """Return ‖y − x‖ / ‖x‖, where y is the mean of `count` stochastic roundings of x; for 0, x rounded to nearest."""
+    """Return ‖y − x‖ / ‖x‖, where y is the mean of `count` stochastic roundings of x.
+
+    If `count` is 0, y is x rounded to nearest.
+    """
     x = samples()["normal"][:64].double()
     y = draws(count).mean(0) if count else fake_quantize(x.float(), "e2m1:1x16:e8m0").double()
     return float((y - x).norm() / x.norm())

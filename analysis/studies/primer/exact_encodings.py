@@ -22,7 +22,7 @@ SMALL = ("e2m1", "e2m3", "e3m2", "e4m3", "e5m2")
 
 @exact("primer", "A11")
 def a11() -> Exact:
-    """Check that half of the values of the exponent field are for powers of two up to 1, and half for greater ones.
+    """Check that half of the values of the exponent field stand for exponents up to 0, and half for greater exponents.
 
     The field's lowest and highest value are counted like all others, although they have special meanings.
     """
@@ -78,7 +78,7 @@ def a14() -> Exact:
 
 @exact("primer", "A15")
 def a15() -> Exact:
-    """Check that every code is an integer times a power of two, and that MXFP4 has one E8M0 scale for 32 elements."""
+    """Check that every code stands for an integer times a power of two, and that 32 elements of MXFP4 share a scale."""
     wrong = count = 0
     for name in SMALL:
         f = TABLE[name]
@@ -100,9 +100,9 @@ def a15() -> Exact:
 
 @exact("primer", "A16")
 def a16() -> Exact:
-    """Check that Σ over blocks of s·t·Σ a·b equals the dot product of the decoded vectors exactly.
+    """Check that the sum of s·t·Σ a·b over all blocks is exactly the dot product of the decoded vectors.
 
-    a and b are the elements of two MX vectors, s and t the scales of their blocks.
+    a and b are the elements of a block of two MX vectors, s and t the scales of the block in the two vectors.
     """
     x, y = (blocks.samples()["normal"][i][None] for i in (0, 1))
     decoded = [fake_quantize(v, "e4m3:1x32:mx").double().view(-1, 32) for v in (x, y)]

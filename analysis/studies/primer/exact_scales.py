@@ -19,9 +19,10 @@ from fewbits.kernels.packed import encode
 
 @exact("primer", "A19")
 def a19() -> Exact:
-    """Check that one factor descales a whole product with a scale per tensor, but not with a scale per block.
+    """Check that a single factor descales a product if each tensor has one scale, but not if each block has its own.
 
-    One factor suffices if (true result) / (product of the elements without scales) is the same for all results.
+    Descaling corrects a product that was computed from elements without their scales. A single factor suffices if (true
+    result) / (result without scales) is the same for all results.
     """
     a, b = (blocks.samples()["outliers"][i * 16 : i * 16 + 16, :512] for i in (0, 1))
     spread = {}
@@ -86,7 +87,10 @@ def a21() -> Exact:
 
 @exact("primer", "A22")
 def a22() -> Exact:
-    """Check that H·Hᵀ = n·I for n = 1, 2, 4 … 256, and that transforms with random signs do not change products."""
+    """Check that H·Hᵀ = n·I for Hadamard matrices H of size n = 1 to 256, and that transforms do not change products.
+
+    n is a power of two. Both operands of a product are transformed, with the same random signs.
+    """
     orthogonal = True
     for k in range(9):
         h = blocks.hadamard(k)

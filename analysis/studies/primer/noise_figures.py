@@ -30,7 +30,7 @@ ROTATED_CASTS = {"one scale": "e2m1:tensor:amax", "NVFP4": "e2m1:1x16:nvfp4"}
 
 @figure("primer", "Figure R", title="A Hadamard transform of 16 values, and outliers")
 def rotation(results: Results) -> Picture:
-    """Draw histograms of magnitudes before and after the transform, and the casts' errors over the outliers' factor."""
+    """Draw histograms of magnitudes before and after a Hadamard transform, and cast errors by size of the outliers."""
     x = blocks.with_outliers(TYPICAL)
     looks = {"before": STYLES[1], "rotated": STYLES[0], "normal numbers": NOISE}
     shares = {
@@ -94,7 +94,7 @@ def rotation(results: Results) -> Picture:
 
 
 def _part(name: str, factor: float) -> torch.Tensor:
-    """Return normal numbers with outliers × factor; if the name is `rotated`, after the transform."""
+    """Return normal numbers, some multiplied by `factor`; if the name is `rotated`, after a Hadamard transform."""
     x = blocks.with_outliers(factor)
     return blocks.rotated(x).float() if name == "rotated" else x
 

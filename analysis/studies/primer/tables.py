@@ -55,7 +55,10 @@ def table_3(results: Results) -> TableResult:
 
 
 def _own(columns: tuple[str, ...], rows: dict[str, tuple[str, ...]], notes: tuple[str, ...] = ()) -> TableResult:
-    """Return a table of texts without numbers of the paper. rows: the texts of the cells, by the row's title."""
+    """Return a table whose cells are texts of our own, without numbers of the paper.
+
+    rows: the texts of the cells, by the row's title.
+    """
     made = tuple(
         TableRow(title, tuple(TableCell(Setting(text), "", "") for text in cells)) for title, cells in rows.items()
     )

@@ -16,7 +16,7 @@ NUMBER, LARGEST, BEYOND = 0.3, 2.6, 6.5  # the number, and the largest magnitude
 
 @dataclass(frozen=True)
 class Walk:
-    """The steps of one encoding."""
+    """The steps of encoding one number in one format, and the result."""
 
     steps: dict[str, str]  # the result of each step as text, by the step's name, in order
     value: float  # the decoded number
@@ -34,7 +34,7 @@ def tensor(size: int) -> torch.Tensor:
 
 
 def walks() -> dict[str, Walk]:
-    """Return the walk through each encoding, by the encoding's name."""
+    """Return the steps of encoding NUMBER in MXFP8, MXINT8 and NVFP4, by the encoding's name."""
     return {"MXFP8 (E4M3)": _mx("e4m3", 32), "MXINT8": _mx("mxint8", 32), "NVFP4": _nvfp4()}
 
 

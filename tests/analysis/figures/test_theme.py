@@ -1,4 +1,7 @@
-"""Test the style of figures: contrast in both themes, also for colour-blind readers; text as SVG text; equal bytes."""
+"""Test the style of figures: contrast in both themes, also for colour-blind readers, and text that stays SVG text.
+
+A figure that is drawn twice also has to give the same bytes.
+"""
 
 import re
 from itertools import combinations
