@@ -251,7 +251,7 @@ def test_every_make_target_that_a_page_names_exists() -> None:
 
 
 def test_every_line_of_a_block_of_commands_is_one_command() -> None:
-    """In the README's blocks of commands, each line that is not indented begins with the name of a program.
+    """Check that in the README's blocks of commands, each line that is not indented begins with a program's name.
 
     A block that a formatter has wrapped like prose has lines that begin in the middle of a command or comment.
     """

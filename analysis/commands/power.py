@@ -8,7 +8,7 @@ STUDY = "study="
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the smallest effect that the planned seeds can detect for each claim; nothing if the study has no claims.
+    """Print for each claim the smallest effect that the planned seeds can detect; print nothing if there are no claims.
 
     argv: the arguments of `fewbits sweep`.
     """

@@ -54,14 +54,20 @@ def effect(value: float, error: float | None, relative: bool, *, sign: bool = Tr
 
 
 def bounds(low: float, high: float, relative: bool, *, sign: bool = True) -> str:
-    """Return an interval as text, `[low, high]`; the numbers are in percent, without the unit, if it is relative."""
+    """Return an interval as the text `[low, high]`.
+
+    relative: the bounds are fractions and are shown in percent, without a percent sign. sign: show plus signs.
+    """
     factor = 100 if relative else 1
     places = decimals(0.0, (high - low) / 2 * factor)
     return f"[{number(low * factor, places, sign=sign)}, {number(high * factor, places, sign=sign)}]"
 
 
 def size(value: float, relative: bool) -> str:
-    """Return a margin or a minimum detectable effect as text with two significant digits; in percent if relative."""
+    """Return a margin or a minimum detectable effect as text with two significant digits.
+
+    relative: the value is a fraction and is shown in percent.
+    """
     factor = 100 if relative else 1
     return number(value * factor, decimals(0.0, value * factor)) + (f"{THIN}%" if relative else "")
 

@@ -107,7 +107,10 @@ class Provenance:
         return ", ".join(sorted(values)) or "unknown"
 
     def rows(self) -> Iterator[tuple[str, str, bool]]:
-        """Yield the rows of the table of origins: (name, value, whether to show the value as code)."""
+        """Yield the rows of the table that says where the report's numbers come from.
+
+        A row is (name, value, True to show the value as code).
+        """
         trials, members = self.results.plan.trials, self.results.members
         overrides = " ".join(filter(None, map(_as_typed, self.overrides)))
         commands, commits = [f"fewbits sweep {overrides}", f"fewbits report {overrides}"], list(self.values("git"))
@@ -146,7 +149,7 @@ class Provenance:
         return render("provenance", rows=self.rows())
 
     def flags(self) -> Markup:
-        """Return the warnings at the top of a report as HTML: missing results, other code, different environments."""
+        """Return the warnings at the top of a report as HTML: missing results, changed code, different environments."""
         return render(
             "flags",
             notices=self.notices,

@@ -48,7 +48,10 @@ class ShownFrame(pd.DataFrame):
 
 
 def shown_frame(rows: pd.DataFrame | Iterable[Mapping[str, Any]], name: str, html: Markup) -> ShownFrame:
-    """Return a frame with these rows that Jupyter displays as this HTML. name: its name in the report."""
+    """Return a DataFrame with these rows that Jupyter displays as this HTML.
+
+    name: the name of the table or claim in the report, for example `Table 2`.
+    """
     frame = ShownFrame(rows if isinstance(rows, pd.DataFrame) else list(rows))
     frame._name, frame._html = name, html
     return frame

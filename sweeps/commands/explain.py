@@ -33,12 +33,12 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_intermixed_args(argv)
     runs = store_folder(options.runs)
 
+    from fewbits.common.differences import differences
     from fewbits.experiments.storage.run_folder import find_run
     from fewbits.sweeps.commands.explanation import (
         as_computed,
         compared_with_today,
         data_differences,
-        differences,
         recipe_differences,
     )
 

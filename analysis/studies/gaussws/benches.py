@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Timed:
-    """The timings of one arm."""
+    """The timings of one arm: an optimizer with a recipe, or a generator in one of the timed operations."""
 
     amount: int  # the number of tokens or elements that the arm processes in a turn
     seconds: tuple[float, ...]  # by turn
@@ -37,7 +37,10 @@ class Timed:
 
     def __post_init__(self) -> None:
         if not (self.amount > 0 and self.seconds and all(s > 0 for s in self.seconds)):
-            raise ValueError(f"amount {self.amount}, seconds {list(self.seconds)}: all must be positive")
+            raise ValueError(
+                f"amount {self.amount}, seconds {list(self.seconds)}: expected a positive amount, and one or more "
+                "positive times"
+            )
 
     @property
     def speed(self) -> float:
@@ -135,7 +138,9 @@ def _where(found: dict[str, Any]) -> str:
 def _first(results: Results, name: str, read: Callable[[dict[str, Any]], Mapping[T, Arms]]) -> Bench[T] | None:
     """Return the timings in the file of the first device in DEVICES that has a file; None if there is no file.
 
-    name: the first part of the file's name. read: converts the content of the file.
+    name: `train` or `generators`, the first part of the file's name. read: converts the content of the file.
+
+    Raise Damaged if the file cannot be read or has invalid content.
     """
     stores = [planned.folder.path.parent for planned in results.plan.trials.values()]
     for path, kind in ((store / FOLDER / f"{name}-{kind}.json", kind) for store in stores[:1] for kind in DEVICES):
@@ -150,9 +155,10 @@ def _first(results: Results, name: str, read: Callable[[dict[str, Any]], Mapping
 
 
 def _checked(measured: Mapping[T, Arms]) -> Mapping[T, Arms]:
-    """Return the timings unchanged.
+    """Check that a file's timings can be compared turn by turn, and return them unchanged.
 
-    Raise ValueError if there are no timings, or if compared arms have different numbers of turns.
+    Raise ValueError if a model or shape has no timings. Raise it also if arms with the same optimizer, or with the same
+    timed operation, have different numbers of turns.
     """
     if not measured or not all(measured.values()):
         raise ValueError("the file has no timings")

@@ -1,7 +1,7 @@
 """Compute with the kernels what three claims about GaussWS state: G5 (transpose), G6 (gradients) and G17 (memory).
 
 G5: is a weight quantized like its transpose? G6: do noise and gradients of the backward pass agree with the forward
-pass? G17: how many bytes do the tensors take that the paper counts?
+pass? G17: how many bytes do the sampled weight and the noise take for each element of a weight?
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Bytes:
 
 
 def bytes_each(shape: tuple[int, int] = (1024, 1024)) -> Bytes:
-    """Return the bytes for each element of a weight of this shape."""
+    """Return how many bytes the sampled weight, noise and bit widths take per element of a weight of this shape."""
     w, count = torch.zeros(shape), math.prod(shape)
     widths = torch.full((shape[0] // SQUARE, shape[1] // SQUARE), 6.0)
     return Bytes(

@@ -76,7 +76,7 @@ def _none(found: Sequence[Swallowed]) -> str:
 
 
 def _boundaries() -> tuple[str, ...]:
-    """Return notes on noise that casts remove at 9 bits, and from weights that BF16 cannot represent."""
+    """Return two notes: the noise that casts remove at 9 bits, and at fewer bits if weights are not BF16 values."""
     at_nine, beside = theory.swallowed(9), {bits: theory.swallowed(bits, beside_grid=True) for bits in (8, 8.5, 8.99)}
     words = ", ".join(
         f"{one.share:.2%} at {bits:g}" if one.lost else f"none at {bits:g}" for bits, one in beside.items()

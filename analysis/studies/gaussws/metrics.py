@@ -1,4 +1,4 @@
-"""Compute metrics of GaussWS's trials for claims: statistics of the bit widths at the end of training, by trial id."""
+"""Compute metrics that GaussWS's claims compare: statistics of each trial's bit widths at the end of its training."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Compute the data of claims G16 and G18: what sampling costs in training, and how long noise generators take.
+"""Compute the data of claims G16 and G18: how much sampling slows training, and how long noise generators take.
 
-The data are ratios of timings, one for each turn, in which each arm was timed once. Only quiet turns count, in which
-other processes used little of the machine (benches.py). A claim about all models or shapes has to hold for each of
-them, so the value of a turn is the ratio that is least favourable to the claim. If other processes disturbed more than
-half of the turns, there are no data.
+Arms are timed in turns: one turn times each arm once. The data of a claim are numbers computed from ratios of these
+times, one number for each quiet turn. A turn is quiet if other processes used little of the machine (benches.py). A
+claim about all models or shapes has to hold for each of them, so the number of a turn is the one of the model or shape
+that is least favourable to the claim. If fewer than half of the turns were quiet, there are no data.
 """
 
 from __future__ import annotations
@@ -26,10 +26,16 @@ Turns = Callable[[Timed, Timed], Sequence[float]]  # returns a value for each tu
 
 @measure("gaussws", "G16")
 def training(results: Results) -> Mapping[str, Measured]:
-    """Return the data of claim G16's parts: what GaussWS and DiffQ cost in training steps of Table 1's models on a GPU.
+    """Return the data of claim G16's parts: how much GaussWS and DiffQ slow the training of Table 1's models on a GPU.
 
-    The keys are the values of `data` in the claim's parts. If none of these models was timed on a GPU, each value is
-    NotPlanned.
+    There is a number for each turn (one timing of each arm), from the model that is least favourable to the claim:
+
+    order-gaussws: (time of GaussWS) / (time of BF16) − 1.
+    order-diffq: (time of DiffQ) / (time of GaussWS) − 1.
+    gaussws-at-most: the share of BF16's throughput that GaussWS loses here, minus its greatest share in Table 1.
+    diffq-at-least: DiffQ's least share in Table 1, minus the share of BF16's throughput that DiffQ loses here.
+
+    If none of the models was timed on a GPU, each value is NotPlanned.
     """
     names = ("order-gaussws", "order-diffq", "gaussws-at-most", "diffq-at-least")
     found = benches.training(results)
@@ -59,11 +65,11 @@ def training(results: Results) -> Mapping[str, Measured]:
 def generators(results: Results) -> Mapping[str, Measured]:
     """Return the data of claim G18's parts: how much longer other generators take than the bitwise generator.
 
-    There is a value for each turn (one timing of each arm) in which other processes used little of the machine: the
-    smallest value of all shapes. `box-muller`: (Box-Muller's time) / (bitwise time) − 1. `torch`: (torch's time) /
-    (3 · bitwise time) − 1, because by the claim torch takes at least three times as long. On a GPU, the forward pass of
-    eq. 3 is timed, as in the paper's figure. On a CPU, only the generation of noise is timed, because no kernel there
-    computes eq. 3 with Box-Muller.
+    The bitwise generator is GaussWS's: it computes rounded normal noise with bit operations. There is a value for each
+    turn (one timing of each arm) in which other processes used little of the machine: the smallest value of all shapes.
+    `box-muller`: (Box-Muller's time) / (bitwise time) − 1. `torch`: (torch's time) / (3 · bitwise time) − 1, because by
+    the claim torch takes at least three times as long. On a GPU, the forward pass of eq. 3 is timed, as in the paper's
+    figure. On a CPU, only the generation of noise is timed, because no kernel there computes eq. 3 with Box-Muller.
     """
     found = benches.generators(results)
     if found is None:
@@ -105,6 +111,6 @@ def _chosen(choose: Callable[[Iterable[float]], float], pairs: Iterable[Pair], t
 
 
 def _printed(column: str) -> list[float]:
-    """Return the shares of throughput that models lose, from this column of the paper's Table 1, as fractions."""
+    """Return the share of throughput that each model loses by this column of the paper's Table 1, as a fraction."""
     printed = [paper("gaussws").table("Table 1").value(f"overhead-{size}", column) for size in MODELS]
     return [value / 100 for value in printed if value is not None]

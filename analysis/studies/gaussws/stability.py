@@ -1,9 +1,9 @@
-"""Table A, which the paper does not have: instability that we induce with a learning rate that is too high.
+"""Make Table A, which the paper does not have: how many trials become unstable if the learning rate is too high.
 
-The paper's BF16 run diverges after 30 G tokens, which is out of reach. Here arms start from a trunk's checkpoint and
-continue at 3, 10 and 30 times the trunk's learning rate (reasons: sweeps/config/gaussws/stability.yaml). The criterion
-was fixed before the first run: a trial *leaves the trunk's level* if it diverges, or if its training loss is more than
-10 % above the trunk's. Each loss is the mean over the last tenth of the run's steps.
+The paper's BF16 run diverges after 30 G tokens; we cannot train that long. Here arms start from a trunk's checkpoint
+and continue at 3, 10 and 30 times the trunk's learning rate (reasons: sweeps/config/gaussws/stability.yaml). The
+criterion was fixed before the first run: a trial *leaves the trunk's level* if it diverges, or if its training loss is
+more than 10 % above the trunk's. Each loss is the mean over the last tenth of the run's steps.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ INDUCED = "We induce this instability by raising the learning rate; it is no tes
 
 @dataclass(frozen=True)
 class Ended:
-    """The state in which the finished trials of an arm ended at one learning rate."""
+    """The results of an arm's finished trials at one learning rate: how many left the trunk's level, and loss changes.
+
+    A trial leaves the trunk's level if it diverges, or if its training loss is more than RISE above its trunk's.
+    """
 
     left: int  # the number of trials that left the trunk's level
     rises: tuple[float, ...]  # loss / the trunk's loss - 1, for each trial with a finite loss
@@ -51,7 +54,7 @@ class Ended:
 
 
 def ended(part: Results, arm: str, rate: str) -> Ended | None:
-    """Return how an arm's trials at a learning rate (one of RATES) ended; None if no trial is finished."""
+    """Return the results of an arm's finished and diverged trials at one of RATES; None if there are no such trials."""
     late, states = part.late("loss"), dict(zip(part.trials["id"], part.trials["state"], strict=True))
     left = 0
     rises: list[float] = []
@@ -70,7 +73,7 @@ def ended(part: Results, arm: str, rate: str) -> Ended | None:
 
 
 def all_ended(results: Results) -> dict[tuple[str, str], Ended]:
-    """Return how the trials of all arms in SWEEPS ended, by (arm, learning rate)."""
+    """Return the results of the arms in SWEEPS, for each pair (arm, learning rate) that has a finished trial."""
     found = {}
     for sweep, arms in SWEEPS.items():
         part = sweep_places(results, sweep)
@@ -86,7 +89,8 @@ def all_ended(results: Results) -> dict[tuple[str, str], Ended]:
 def table_a(results: Results) -> Table:
     """Return a table with two rows for each arm and a column for each learning rate.
 
-    The rows are the number of trials that left the trunk's level, and the mean of loss / the trunk's loss − 1.
+    The first row has the number of trials that diverged or whose loss is more than RISE above the trunk's. The second
+    row has the mean of (loss / the trunk's loss − 1) over the trials with a finite loss.
     """
     found = all_ended(results)
     if not found:

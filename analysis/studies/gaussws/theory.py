@@ -91,12 +91,12 @@ def noise(kind: str, count: int, seed: int) -> Tensor:
 
 
 def cast(x: Tensor, mantissa: int) -> Tensor:
-    """Cast to a format with this number of mantissa bits and BF16's exponents."""
+    """Return x rounded to a format with this number of mantissa bits and BF16's exponents."""
     return fake_quantize(x, f"e8m{mantissa}")
 
 
 def sampled(w: Tensor, r: Tensor | float, scale: Tensor, mantissa: int = BF16_MANTISSA) -> Tensor:
-    """Return cast(w + r · scale), which defines ŵ (eq. 3)."""
+    """Return the sampled weight ŵ by its definition in eq. 3: cast(w + r · scale)."""
     return cast(w + r * scale, mantissa)
 
 
@@ -107,7 +107,10 @@ def scales(bits: float, maxima: Tensor) -> Tensor:
 
 
 def mantissas(count: int, steps: int) -> Tensor:
-    """Return the numbers 1 + i / steps below 2; if there are more than `count`, `count` evenly spaced ones, from 1."""
+    """Return all numbers 1 + i / steps in [1, 2), for integers i; if there are more than `count`, return a selection.
+
+    The selection has `count` numbers, which are evenly spaced except for rounding, and begins with 1.
+    """
     return 1 + torch.linspace(0, steps - 1, min(count, steps)).round() / steps
 
 
@@ -200,15 +203,19 @@ def by_kernel(bits: float, kind: str, *, exponents: tuple[int, int] = (-12, 1), 
 
 
 def cutoff(bits: float, maximum: float) -> int:
-    """Return Lemma 2's cut-off (eq. 8): in a block with this maximum, weights with a greater exponent survive noise."""
+    """Return the exponent c of Lemma 2's cut-off (eq. 8): noise swallows no weight with a magnitude above 2^c.
+
+    bits: the bit width. maximum: the greatest magnitude in the weight's block.
+    """
     return math.floor(2 - bits + math.log2(maximum)) - BF16_MANTISSA
 
 
 def drowned(bits: float, above: int = 0, magnitude: float = 1.0) -> Swallowed:
     """Count the cases in which a small weight w has no effect: BF16 rounds noise + w and noise alone to the same value.
 
-    bits: the bit width. above: the number of binades by which the weights are above the cut-off. magnitude: |R|. The
-    cases are all mantissas of the small weight and of the maximum, with both signs of the noise.
+    bits: the bit width. above: the binade of the weights; 0 is the one that starts at Lemma 2's cut-off, −1 the one
+    below it. magnitude: |R|. The cases are all mantissas of the small weight and of the maximum, with both signs of the
+    noise.
     """
     maxima = mantissas(MAXIMA, 1 << BF16_MANTISSA)
     exponents = torch.tensor([float(cutoff(bits, float(m)) + above) for m in maxima])
@@ -297,7 +304,10 @@ def formats_for(exponent: int, mantissa: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Masked:
-    """Counts of weights below Lemma 2's cut-off, to which the kernel adds noise; each field says what it counts."""
+    """Counts of the weights below Lemma 2's cut-off, after the kernel has added noise to them.
+
+    The cut-off is the magnitude below which noise may swallow a weight. ŵ is the sampled weight, with the noise.
+    """
 
     weights: int  # all weights below the cut-off
     noisy: int  # weights whose R is not zero
@@ -321,7 +331,10 @@ def masked(bits: float) -> Masked:
 
 
 def table_c1_rows() -> dict[str, list[tuple[float | str, float | str]]]:
-    """Return the rows of Table C.1, by id: for each of WIDTHS, our value (found by search) and the paper's."""
+    """Return the rows of Table C.1 by id; a row has a pair for each of WIDTHS: our value and the paper's.
+
+    Our values are found by a search.
+    """
     mantissa = [least_mantissa_bits(bits, ties=False) for bits in WIDTHS]
     sampled = [least_exponent_bits(bits, after_noise=True) for bits in WIDTHS]
     ours: dict[str, list[float | str]] = {

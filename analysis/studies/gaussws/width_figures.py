@@ -1,4 +1,4 @@
-"""Figure 5, the bit widths of each layer at the end of training, and Figure D (ours), the widths over training."""
+"""Draw the learned bit widths: of each layer at the end of training (Figure 5), and over training (our Figure D)."""
 
 from __future__ import annotations
 
@@ -98,7 +98,10 @@ def _write_tiers(axes: Axes, part: Results) -> None:
 
 @figure("gaussws", "Figure D", "Bit widths over training, by part of a block")
 def figure_d(results: Results) -> Picture:
-    """Draw over steps the mean width of each part of a block, and the shares of parameters with few bits."""
+    """Draw how the mean bit width of each part of a block changes over the steps of training.
+
+    Beside it, draw how the shares of parameters with at most 5, 9 and 12 bits change.
+    """
     found = {name: _of_ours(recorded(part)) for name, part in families(results).items()}
     there = {name: rows for name, rows in found.items() if not rows.empty}
     if not there:

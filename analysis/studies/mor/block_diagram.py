@@ -1,4 +1,4 @@
-"""Figure 1: one transformer block of the trained model, with the format that the arm Block chose for each tensor."""
+"""Draw Figure 1: one block of the trained Transformer, with the format that the arm Block chose for each tensor."""
 
 from __future__ import annotations
 
@@ -46,9 +46,10 @@ class Layer:
 
 @figure("mor", "Figure 1")
 def figure_1(results: Results) -> Picture:
-    """Draw the transformer block (layer) with the most fallbacks: errors and decisions of its tensors.
+    """Draw the Transformer block with the largest share of fallbacks, with the error and decision of each tensor.
 
-    The numbers are from the last window of steps of the arm Block.
+    The numbers are from the last window of steps of the arm Block. If the arm has no numbers yet, the first block is
+    drawn without them.
     """
     part = sweep_places(results, "partitions", ONE)
     if isinstance(part, NotPlanned):

@@ -120,7 +120,10 @@ def scaled() -> Scaled:
 
 @dataclass(frozen=True)
 class Metadata:
-    """Numbers for claim M2 over all cases of `quantized`: the stored bits of the scales, and whether they suffice."""
+    """Numbers for claim M2 over all cases of `quantized`: how many bits store the scales, and whether these suffice.
+
+    The bits suffice if decoding with them gives the quantized values exactly.
+    """
 
     cases: int
     blocks: int

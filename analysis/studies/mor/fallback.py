@@ -1,4 +1,4 @@
-"""Figure 10, the share of tensors that fall back to BF16 over training, and Figure C, the share by tensor and layer."""
+"""Draw the share of tensors that fall back to BF16: over training (Figure 10), and by tensor and layer (Figure C)."""
 
 from __future__ import annotations
 

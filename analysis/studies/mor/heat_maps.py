@@ -1,10 +1,10 @@
-"""Figures 11 to 19: histograms of each tensor's mean relative error in E4M3, with one count for each mini-batch.
+"""Draw Figures 11 to 19: histograms of each tensor's mean relative error in E4M3, with a count for each mini-batch.
 
 A row of a map is the histogram of one tensor. Its label has the paper's names: the layer, counted from 1, then
-`linear_qkv`, `linear_proj`, `fc1` or `fc2`, then input, weight or gradient. If rows and columns of a tensor are
-quantized separately (Channel), the map has a row for each direction: "rows" are the vectors along which the first
-product with the tensor sums (Fprop for inputs and weights, Dgrad for gradients), and "columns" are the vectors along
-which the second product with it sums. Counts are summed over seeds.
+`linear_qkv`, `linear_proj`, `fc1` or `fc2`, then input, weight or gradient. The arm Channel quantizes the rows and the
+columns of a tensor separately, so its maps have a row for each direction. The label "rows" means the vectors along
+which fprop (inputs and weights) or dgrad (gradients) sums. The label "columns" means the vectors along which dgrad
+(weights) or wgrad (inputs and gradients) sums. Counts are summed over seeds.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ for _one in MAPS:
 
 @figure("mor", "Figure 11")
 def annotated(results: Results) -> Picture:
-    """Draw the rows of layer 1 in Figures 12 and 13 with annotations that explain heat maps."""
+    """Draw the rows of layer 1 in Figures 12 and 13, with annotations that explain how to read such heat maps."""
     frame = _last(results, "block", ONE)
     if not isinstance(frame, pd.DataFrame):
         return frame
@@ -214,7 +214,8 @@ def _map(rows: Sequence[HeatRow], title: str = "") -> HeatMap:
 def _last(results: Results, arm: str, where: Where) -> pd.DataFrame | NoData | NotPlanned:
     """Return the rows of `tensors.decisions` of an arm's finished trials, in their last window of steps.
 
-    Return NotPlanned if the arm is not run at this scale, and NoData if it has no such rows.
+    Return NotPlanned if the arm is not run at this scale, and NoData if none of its finished trials has recorded
+    errors.
     """
     part = sweep_places(results, "partitions", where)
     if isinstance(part, NotPlanned):
@@ -258,7 +259,7 @@ def _seeds(frame: pd.DataFrame) -> tuple[str, ...]:
 
 
 def _when(frame: pd.DataFrame, arm: str) -> str:
-    """Return a note that names the arm, the window, the number of mini-batches in a row, and the seeds."""
+    """Return a note with the arm, the number of seeds, and the number of mini-batches that a heat map's row counts."""
     batches = int(frame.groupby(["layer", "slot"])["batches"].sum().max())
     (seeds,) = _seeds(frame)
     return f"{arm_table('mor').label(arm)}, the last window: {batches} mini-batches per row. {seeds}"

@@ -1,4 +1,4 @@
-"""Figure D: each recipe's gradient error, increase of the loss, and decisions for BF16 over the size of the model."""
+"""Draw Figure D: how the gradient error, the loss and the fallbacks of recipes change with the size of the model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ Points = dict[str, dict[int, dict[int, float]]]  # points[arm][number of paramet
 
 @figure("mor", "Figure D", "Recipes against the size of the model")
 def ladder(results: Results) -> Picture:
-    """Draw what probes measured at the ends of the trunks, over the size of the model; notes give the slopes by arm."""
+    """Draw, by size of the model, each recipe's gradient error and increase of the loss, and MoR's decisions for BF16.
+
+    Probes measured these numbers at the end of a BF16 trunk of each size. Notes say how fast they change with the size.
+    """
     part = sweep_places(results, SWEEP)
     if not isinstance(part, Results):
         return not_planned(results)

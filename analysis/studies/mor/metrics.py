@@ -1,10 +1,10 @@
-"""Metrics of MoR's trials that claims compare: shares of fallbacks, errors of tensors, distances of parameter norms.
+"""Compute metrics that MoR's claims compare: shares of fallbacks, errors of tensors, distances of parameter norms.
 
-A metric is a number by trial id, or a function of two trials. Errors are the mean relative errors of tensors in E4M3,
-also of tensors that then stay in BF16. A scale cannot lower the error below a floor of about 2.25 %, the mean relative
-error of values that are all in E4M3's normal range. Metrics therefore compare excesses over the floor: a ratio of 3
-means that the error of one tensor is about three times as far above the floor as the error of the other. Blocks are
-counted from 1; `up` is the paper's FC1 and `down` its FC2.
+A metric is a number for each trial, by the trial's id, or a function of two trials. Errors are the mean relative
+errors of tensors in E4M3, also of tensors that then stay in BF16. A scale cannot lower the error below a floor of about
+2.25 %, the mean relative error of values that are all in E4M3's normal range. Metrics therefore compare excesses over
+the floor: a ratio of 3 means that the error of one tensor is about three times as far above the floor as the error of
+the other. Blocks of the model are counted from 1; `up` is the paper's FC1 and `down` its FC2.
 """
 
 from __future__ import annotations
@@ -172,9 +172,10 @@ def _ratio(above: float, below: float) -> float:
 
 
 def early(seen: Seen) -> list[int]:
-    """Return the numbers of the first 9/32 of the model's blocks, which are counted from 1; there is at least one.
+    """Return the numbers, counted from 1, of the blocks that correspond to the first 9 of the paper's 32 blocks.
 
-    In the paper, no tensor of the forward pass falls back after block 9 of 32.
+    These are the first 9/32 of the model's blocks, at least one. In the paper, no tensor of the forward pass falls back
+    after block 9.
     """
     return seen.blocks[: max(1, round(len(seen.blocks) * NOTHING_AFTER / PAPERS_BLOCKS))]
 
@@ -254,11 +255,12 @@ _register("fc2_input_least_fallback", lambda s: min(s.of(b, FC2, X) for b in s.b
 
 
 def _over_training(name: str, part: str, slot: str, blocks: Callable[[Seen], list[int]]) -> None:
-    """Register the metric `name`: the growth factor of a tensor's excess in training, in the block where it is least.
+    """Register the metric `name`: the factor by which a tensor's excess grows in training.
 
     The excess is the amount by which the tensor's error exceeds FLOOR (see `excess`). The factor is (excess in the
-    trial's last window) / (excess in the first window of training); a branch's training starts with its trunk. part,
-    slot: the tensor. blocks: returns the blocks to compare.
+    trial's last window) / (excess in the first window of training); a branch's training starts with its trunk. The
+    metric is the smallest factor of several blocks. part, slot: identify the tensor in a block. blocks: returns these
+    blocks.
     """
 
     def by_block(seen: Seen) -> dict[int, float]:

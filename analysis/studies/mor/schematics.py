@@ -223,10 +223,10 @@ def figure_4(results: Results) -> Picture:
 
 
 def flow(x: Tensor, spelling: str) -> Flow:
-    """Return the first three values of the second row of x at every step.
+    """Return the first three values of the second row of x at every step of fake quantization.
 
-    spelling: the quantizer, as text. The maximum of x has to be in another row; otherwise GAM's mantissa would be
-    computed from a value of this row.
+    spelling: the quantizer, as text. The maximum of x has to be in another row, so that GAM's mantissa is not computed
+    from a value of this row.
     """
     quantizer = Quantizer.parse(spelling)
     packed = encode(x, quantizer)

@@ -1,7 +1,8 @@
-"""MoR's Tables 1 to 4 with the paper's numbers and ours, and three tables that the paper does not have.
+"""Make MoR's Tables 1 to 4 with the paper's numbers and ours, and three tables that the paper does not have.
 
-These three tables show fallbacks, accepted errors, and the effect of rounding to BF16 after descaling. Changes are
-changes of the validation loss in percent of the baseline's loss, paired by seed.
+These three tables show fallbacks, accepted errors, and the effect of rounding to BF16 after quantized values are
+divided by their scale. A change is a difference between the validation losses of an arm and its baseline with the same
+seed, in percent of the baseline's loss.
 """
 
 from __future__ import annotations

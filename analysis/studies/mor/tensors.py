@@ -43,9 +43,11 @@ T = TypeVar("T")
 def observed(results: Results) -> pd.DataFrame:
     """Return a table with a row for each place, window of steps and tensor, and the columns COLUMNS and NUMBERS.
 
-    fallback: the share of decisions for BF16, the last quantizer of the mixture; sub-tensor arms decide for each block
-    of a tensor. limit: the error below which the mixture takes its first quantizer; NaN if the acceptance test has no
-    such limit. line_step: the number of steps since the start of the trunk. block: counted from 0.
+    error, error_max: the mean and the greatest relative error. flushed: the share of flushed values. share_0: the share
+    of decisions for the first quantizer of the mixture. fallback: the share of decisions for BF16, its last quantizer;
+    sub-tensor arms decide for each block of a tensor. limit: the error below which the mixture takes its first
+    quantizer; NaN if the acceptance test has no such limit. line_step: the number of steps since the start of the
+    trunk. block: the block of the model, counted from 0.
     """
     return results.remembered("observed", lambda: _observed(results))
 
@@ -67,10 +69,10 @@ def _observed(results: Results) -> pd.DataFrame:
 
 @cache
 def high(spelled: str) -> int | None:
-    """Return the index of the share of decisions for BF16 among the shares that the observer records for a mixture.
+    """Return the i for which the observer's column `share_i` is the share of decisions for BF16; None if there is none.
 
-    BF16 is the last quantizer of the mixture. spelled: the mixture as text. Return None if the text is not that of a
-    mixture.
+    BF16 is the last quantizer of a mixture. spelled: a quantizer or a mixture as text; the result is None for a
+    quantizer.
     """
     return min(len(Mixture.parse(spelled).entries), ENTRIES) - 1 if "|" in spelled else None
 

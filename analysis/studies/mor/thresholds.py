@@ -1,4 +1,4 @@
-"""Figure B: the share of fallbacks and the change of validation loss, as functions of the threshold."""
+"""Draw Figure B: the share of fallbacks and the change of the validation loss, as functions of the threshold."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Values = Mapping[float, Sequence[float]]  # by threshold, a number for each seed
 
 @dataclass(frozen=True)
 class Threshold:
-    """A line of the figure: one arm at several thresholds, with fixed values of its other axes."""
+    """A line of the figure: one arm at several acceptance thresholds, with fixed values of its other axes."""
 
     sweep: str
     arm: str
@@ -54,7 +54,7 @@ class Threshold:
     def values(self, measure: Callable[[Where], Data]) -> Values:
         """Return the numbers of all seeds at each threshold that has data.
 
-        measure: returns the data of an arm for given values of its axes.
+        measure: returns the data of this line's arm for given values of its axes.
         """
         found = {x: measure({**dict(self.rest), AXIS: text}) for x, text in self.spelled.items()}
         return {x: data.values for x, data in found.items() if isinstance(data, Differences) and data.values}
@@ -68,7 +68,7 @@ class Threshold:
 
 @figure("mor", "Figure B", "Thresholds: share of fallbacks and change of loss")
 def thresholds(results: Results) -> Picture:
-    """Draw the share of decisions for BF16 and the change of validation loss over thresholds, for each model."""
+    """Draw, for each model, how the share of decisions for BF16 and the validation loss depend on the threshold."""
     arms = _arms(results)
     if not arms:
         return not_planned(results)

@@ -45,14 +45,17 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Maxima:
-    """Mean relative errors of blocks' greatest values; element i is over the blocks whose greatest is `places()[i]`."""
+    """Mean relative errors of blocks' greatest values after quantization.
+
+    Element i is the mean over the blocks whose greatest value is `places()[i]`.
+    """
 
     error: Array  # the mean magnitude of the error of rounding to nearest
     bias: Array  # the mean error of stochastic rounding
 
 
 def places() -> Tensor:
-    """Return the PLACES greatest values, from 1 to 2, whose logarithms are evenly spaced."""
+    """Return the values that blocks get as their greatest: PLACES numbers from 1 to 2 with evenly spaced logarithms."""
     return torch.exp2((torch.arange(PLACES) + 0.5) / PLACES)
 
 

@@ -80,8 +80,8 @@ class Maxima:
 def maxima(spec: str) -> Maxima:
     """Return the errors of blocks' greatest values with a quantizer.
 
-    The greatest error is over normal values and over 128 further blocks, whose greatest values have all mantissas of
-    BF16.
+    The mean error is over blocks of normal values. The greatest error also covers 128 further blocks, whose greatest
+    values have each of the 128 mantissas of BF16 once.
     """
     size = _cols(spec)
     mantissas = 1 + torch.arange(128.0) / 128
@@ -118,7 +118,7 @@ class Used:
 
 @cache
 def used(spec: str) -> Used:
-    """Return the values of E2M1 that a quantizer uses in the paper's example: values from 0 to an amax of 3 + δ."""
+    """Return the values of E2M1 that a quantizer uses in the paper's example: blocks of values from 0 to 3 + δ."""
     size = _cols(spec)
     x = torch.linspace(0, 3.01, 8 * size).reshape(size, 8).t().contiguous()  # slightly different values in each row
     x[:, -1] = 3.01

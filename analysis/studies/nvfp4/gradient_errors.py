@@ -36,7 +36,7 @@ KINDS = {"All": None, "QKV": "qkv", "Projection": "out", "FC1": "up", "FC2": "do
 
 @table("nvfp4", "Gradient errors", "Relative error of weight gradients by block in plain NVFP4, 20 blocks (N7)")
 def errors_table(results: Results) -> Table:
-    """Return a table of mean errors with a row for each block and a column for each kind of linear layer."""
+    """Return a table of mean errors of weight gradients by block (rows) and kind of linear layer (columns)."""
     of, arm = family_places(results, arm_table("nvfp4"), "layers"), "nvfp4-base"
     if not of.has(arm):
         return not_planned(results)
@@ -104,7 +104,7 @@ class Errors:
 
 
 def errors_of(results: Results, shown: Shown) -> Errors | NoData | NotPlanned:
-    """Return the mean errors over an arm's finished trials, or the reason why there are none."""
+    """Return the mean errors of weight gradients over an arm's finished trials, or the reason why there are none."""
     of = family_places(results, arm_table("nvfp4"), shown.sweep)
     if not of.has(shown.arm):
         return not_planned(results)

@@ -46,7 +46,7 @@ def _log_ticks(axes: Axes, ticks: Sequence[float]) -> None:
 
 @figure("primer", "Figure S", title="Rules for the scale of a block, over distributions")
 def scale_rules(results: Results) -> Picture:
-    """Draw squared errors of E2M1 with three rules for a power of two as scale, and with E4M3 and E8M0 scales."""
+    """Draw E2M1's squared errors for three rules that choose a power of two as scale, and for E4M3 and E8M0 scales."""
     found = {name: blocks.mx_rules(name) for name in blocks.samples()}
     rules = {title: [found[name][rule][0] for name in found] for rule, title in RULES.items()}
     saturating = {title: [found[name][rule][1] for name in found] for rule, title in RULES.items()}

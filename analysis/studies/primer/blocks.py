@@ -125,7 +125,7 @@ def flushed_subnormals(quantizer: str) -> tuple[float, float]:
 def transpose_gap(quantizer: str, size: int | None = None) -> Tensor:
     """Return |Q(w) − Q(wᵀ)ᵀ| for a quantizer Q and a normal matrix w.
 
-    size: use only so many rows and columns of w.
+    size: the number of rows and columns of w; None: all rows and columns of a matrix of SHAPE.
     """
     w = samples()["normal"][:size, :size]
     return (fake_quantize(w, quantizer) - fake_quantize(w.T.contiguous(), quantizer).T).abs()
@@ -184,7 +184,10 @@ def error_of_mean(count: int) -> float:
 
 @cache
 def with_outliers(factor: float) -> Tensor:
-    """Return normal numbers, 0.1 % of which are multiplied by the factor. All factors have the same normal numbers."""
+    """Return normal numbers, 0.1 % of which are multiplied by `factor`.
+
+    The numbers before this multiplication are the same for every factor.
+    """
     drawn = torch.Generator().manual_seed(SEED)
     x = torch.randn((128, 1024), generator=drawn)
     return torch.where(torch.rand(x.shape, generator=drawn) < 0.001, factor * x, x)

@@ -72,9 +72,10 @@ def c18() -> Exact:
 
 @exact("primer", "C19")
 def c19() -> dict[str, Exact]:
-    """Check in two parts of the memory that BF16 with FP32 master weights needs fewer bytes than training in FP32.
+    """Check that training in BF16 with FP32 master weights needs less memory than training in FP32.
 
-    One part is activations; the other is parameters with gradients, optimizer states and low-precision copies.
+    There are two checks: one of activations, the other of parameters with gradients, optimizer states and low-precision
+    copies.
     """
     model = "gpt2-124m"
     bf16, fp32, size = training.memory(model), training.memory(model, PLAIN), training.size(model)

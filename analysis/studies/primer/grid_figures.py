@@ -147,7 +147,7 @@ def _staircase(magnitudes: Array) -> tuple[Array, Array]:
 
 
 def _relative(name: str) -> float:
-    """Return the largest step of a format's normal values relative to the value."""
+    """Return the maximum of (step to the next value) / value over a format's normal values."""
     normal = grids.grid(name).normal
     return float((np.diff(normal) / normal[:-1]).max())
 

@@ -45,7 +45,7 @@ class Grid:
 
 @cache
 def grid(name: str) -> Grid:
-    """Return the grid of a format of `TABLE`, or of int4 or int8 with a scale of 1."""
+    """Return the positive values of a format of `TABLE`, or of int4 or int8 with a scale of 1."""
     if name in INTEGERS:
         bits, step = INTEGERS[name]
         return Grid(np.empty(0), np.arange(1, 1 << bits - 1) * step, 1 << bits - 2)
@@ -87,7 +87,7 @@ def compared() -> list[tuple[str, str, str, str]]:
 def relative_errors(name: str, mode: str) -> float:
     """Return the largest rounding error of values in a format's normal range, in steps of the value's binade.
 
-    mode: nearest, or truncated (rounding down, as the construction in the text does).
+    mode: nearest, or truncated (rounding down, as the primer's text 001 does).
     """
     f = TABLE[name]
     points = torch.tensor(
@@ -119,7 +119,10 @@ def lost_updates(weight: float, name: str, updates: Tensor) -> Tensor:
 
 
 def integers(x: Tensor, bits: int) -> tuple[Tensor, Tensor, float]:
-    """Return codes = round(x · scale), as in 001, the decoded values, and scale = (2^(bits−1) − 1) / max|x|."""
+    """Return (codes, decoded values, scale) of integer quantization, as the primer's text 001 defines it.
+
+    scale = (2^(bits − 1) − 1) / max|x|, codes = round(x · scale), and the decoded values are codes / scale.
+    """
     scale = (2 ** (bits - 1) - 1) / float(x.abs().max())
     codes = torch.round(x * scale)
     return codes, codes / scale, scale

@@ -52,13 +52,13 @@ def lost_updates(results: Results) -> Numbers:
 
 @metric("primer", "lost_in_bf16", SHARE)
 def lost_in_bf16(results: Results) -> Numbers:
-    """Return the share of updates smaller than half of BF16's step at the weight, whatever the weight's dtype is."""
+    """Return the share of nonzero updates that BF16 weights would lose; the trial's weights may have another dtype."""
     return _shares(results, "parameter", "lost_bf16", "updates")
 
 
 @metric("primer", "lost_in_fp16", SHARE)
 def lost_in_fp16(results: Results) -> Numbers:
-    """Return the share of updates smaller than half of FP16's step at the weight, whatever the weight's dtype is."""
+    """Return the share of nonzero updates that FP16 weights would lose; the trial's weights may have another dtype."""
     return _shares(results, "parameter", "lost_fp16", "updates")
 
 
@@ -81,7 +81,8 @@ def below_fp16(results: Results) -> Numbers:
 def exponents(results: Results) -> dict[str, tuple[np.ndarray, float]]:
     """Return two values by trial: the shares of the gradients `dy` with each exponent, and the share of zeros.
 
-    Element i of the shares belongs to the exponent LOWEST + i; there are BINS elements.
+    Element i of the shares belongs to the exponent LOWEST + i; there are BINS elements. The first and the last element
+    also contain all lower and all higher exponents.
     """
     rows = results.table_of("precision.parquet")
     if rows.empty:

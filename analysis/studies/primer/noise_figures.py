@@ -120,7 +120,7 @@ POINT = (1.0, 2.0)  # the range of the inputs in the left panel: two steps of E2
 
 @figure("primer", "Figure N", title="Bias and variance of stochastic rounding")
 def stochastic(results: Results) -> Picture:
-    """Draw the results of nearest and stochastic rounding over the input, and errors of means of n roundings over n."""
+    """Draw rounded numbers against the numbers, and the error of the mean of n stochastic roundings against n."""
     inputs = np.linspace(*POINT, 65)
     x = torch.tensor(inputs, dtype=torch.float32).repeat(DRAWS, 1)
     drawn = fake_quantize(x, "e2m1:stochastic", seed=1).double().numpy()
@@ -176,7 +176,10 @@ def stochastic(results: Results) -> Picture:
 
 @figure("primer", "Figure K", title="The error of a sum of K products, by accumulator")
 def accumulators(results: Results) -> Picture:
-    """Draw errors of sums of K products over K on logarithmic axes, with 95 % intervals over rows of the product."""
+    """Draw the errors of sums of K products against K on logarithmic axes, with a line for each accumulator.
+
+    The 95 % intervals are of the mean over the rows of a matrix product.
+    """
     looks = dict(zip(sums.SUMS, (BASELINE, *STYLES), strict=False))
     lengths = np.array(sums.LENGTHS, float)
     shown = []
