@@ -161,7 +161,8 @@ def g6() -> Exact:
     found = {method: consistency.gradients(kind) for method, kind in KINDS.items()}
     holds = all(one.bits < ROUNDED and one.weights == 0 and one.redrawn for one in found.values())
     what = "; ".join(
-        f"{method}: ∂L/∂b is within {one.bits:.0e} of automatic differentiation on {one.squares} squares, some ragged"
+        f"{method}: ∂L/∂b is within {one.bits:.0e} of automatic differentiation on {one.squares} blocks, some of them "
+        "smaller than 32×32"
         for method, one in found.items()
     )
     off = max(one.weights for one in found.values())

@@ -23,6 +23,7 @@ from fewbits.experiments.config import load_recipe
 from fewbits.models.networks.decoder import DecoderConfig
 from fewbits.models.networks.layers import Linear
 from fewbits.models.networks.registry import on_meta
+from fewbits.sweeps.running.store import State
 
 # The label of the operation before the last linear layer of a block's branch (attention or feed-forward network), by
 # the branch's name or, for a feed-forward network, by its activation.
@@ -48,14 +49,14 @@ class Layer:
 def figure_1(results: Results) -> Picture:
     """Draw the Transformer block with the largest share of fallbacks, with the error and decision of each tensor.
 
-    The numbers are from the last window of steps of the arm Block. If the arm has no numbers yet, the first block is
-    drawn without them.
+    The numbers are from the last window of steps of the finished trials of the arm Block. If there are none, the first
+    block is drawn without numbers.
     """
     part = sweep_places(results, "partitions", ONE)
     if isinstance(part, NotPlanned):
         return part
     frame = decisions(part)
-    frame = last_windows(frame[frame["arm"] == "block"])
+    frame = last_windows(frame[(frame["arm"] == "block") & (frame["state"] == State.DONE)])
     layer = 0
     if not frame.empty:
         shares = share(frame, ["block"])
@@ -84,7 +85,11 @@ def figure_1(results: Results) -> Picture:
     notes = (
         f"Layer {layer + 1} of {model.name} with {recipe}: mean relative error in E4M3 and, if the decisions in "
         "mini-batches differ, the share of mini-batches in which the tensor stayed in BF16. "
-        + ("Last window of Block; the layer with most fallbacks." if len(of) else "No run has recorded decisions yet."),
+        + (
+            "Last window of Block; the layer with most fallbacks."
+            if len(of)
+            else "No finished run has recorded decisions."
+        ),
     )
     return FigureResult(draw, tuple(dict.fromkeys(of["id"])), notes)
 

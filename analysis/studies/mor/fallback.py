@@ -146,7 +146,8 @@ def fallback_by_layer(results: Results) -> Picture:
 
     notes = (
         "Share of decisions for BF16 in percent, mean over the branch and seeds; configuration 1. Empty cells: no "
-        "fallback. Two-way and Three-way decide for each block, the other arms for each tensor.",
+        "fallback, or no such tensor in the model. Two-way and Three-way decide for each block, the other arms for "
+        "each tensor.",
     )
     return FigureResult(draw, tuple(dict.fromkeys(i for rows in found.values() for i in rows["id"])), notes)
 

@@ -116,7 +116,7 @@ def errors_of(results: Results, shown: Shown) -> Errors | NoData | NotPlanned:
     means = rows.groupby(["part", "block"], as_index=False)[ERROR].mean()
     places = zip(means["part"].astype(str), means["block"].astype(int), strict=True)
     found = dict(zip(places, means[ERROR].astype(float), strict=True))
-    return Errors(found, tuple(dict.fromkeys(rows["id"])), trials["seed"].nunique())
+    return Errors(found, tuple(dict.fromkeys(rows["id"])), trials.loc[trials["id"].isin(rows["id"]), "seed"].nunique())
 
 
 @figure("nvfp4", "Figure B", "Where weight gradients err most")

@@ -76,7 +76,7 @@ def longer(results: Results) -> Longer | NoData | NotPlanned:
         tuple(x for x in where if x is not None),
         int((changes[arms[0]] <= 0).sum()),
         len(table),
-        tuple(done.loc[done["arm"].isin([NVFP4, *arms]), "id"]),
+        tuple(done.loc[done["arm"].isin([NVFP4, *arms]) & done["seed"].isin(table.index), "id"]),
     )
 
 

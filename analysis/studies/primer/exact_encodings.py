@@ -33,7 +33,11 @@ def a11() -> Exact:
         found[name] = sum(e <= 0 for e in exponents), sum(e > 0 for e in exponents)
     what = ", ".join(f"{name.upper()} {low} and {high}" for name, (low, high) in found.items())
     notes = ("the lowest field is for subnormals, and in IEEE formats the highest is for infinities and NaN",)
-    return Exact(all(low == high for low, high in found.values()), f"fields at or below 1 and above it: {what}", notes)
+    return Exact(
+        all(low == high for low, high in found.values()),
+        f"fields for exponents up to 0, and for greater ones: {what}",
+        notes,
+    )
 
 
 @exact("primer", "A12")

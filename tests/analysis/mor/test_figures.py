@@ -174,6 +174,14 @@ def test_one_seed_a_diverged_arm_and_a_missing_one_are_drawn_and_said(empty: Pla
     assert not any("A/A" in words for words in legend_of("Figure A", results)), "one seed has no interval to shade"
 
 
+def test_the_diagram_of_a_block_has_no_numbers_of_a_diverged_run(empty: Plan) -> None:
+    fill(empty, diverged=("block",))
+    picture = FIGURES["Figure 1"].make(Results(empty))
+    assert isinstance(picture, FigureResult)
+    assert picture.trials == ()
+    assert not any("%" in text.get_text() for text in drawn(FIGURES["Figure 1"], Results(empty)).axes[0].texts)
+
+
 def legend_of(name: str, results: Results) -> list[str]:
     return [text.get_text() for text in drawn(FIGURES[name], results).legends[0].get_texts()]
 

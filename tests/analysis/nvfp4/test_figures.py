@@ -266,6 +266,16 @@ def test_tokens_to_the_same_loss_are_read_between_runs(made: Results, light: Dra
     assert np.allclose(line(axes, 1)[:, 1], [one.mean for one in found.changes])
 
 
+def test_only_trials_of_seeds_that_all_arms_finished_are_compared(cpu: Plan) -> None:
+    """Check that a seed without the longest training in MXFP4 counts neither as a seed nor as trials of Figure 6."""
+    made = of_world(cpu, World(PAPER.effect, missing=frozenset({(mxfp4_tokens.MXFP4[-1], 0)})))
+    found = mxfp4_tokens.longer(made)
+    assert isinstance(found, mxfp4_tokens.Longer)
+    seeds = {m.cell.seed for m in cpu.members if m.id in found.trials}
+    assert seeds == {1, 2}
+    assert found.seeds == len(seeds)
+
+
 def test_a_loss_that_is_met_from_the_start_is_not_said_to_be_never_met(cpu: Plan) -> None:
     def said(effect: float) -> str:
         picture = FIGURES["Figure 6"].make(of_world(cpu, World({**PAPER.effect, "mxfp4-1.00": effect})))
