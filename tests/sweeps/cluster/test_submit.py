@@ -33,7 +33,7 @@ def test_a_dashboard_that_does_not_answer_is_named() -> None:
     began = time.monotonic()
     with pytest.raises(ValueError, match=naming("http://127.0.0.1:9")):
         run_job(["true"], "http://127.0.0.1:9")
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60, "the HTTP client gives up"
 
 
 @pytest.mark.parametrize(
