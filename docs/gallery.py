@@ -43,8 +43,9 @@ This page has a table for each study, with the verdict of each claim at each sca
 `fewbits report` wrote the reports; the commit at which a report was published is in parentheses, and
 [measured](../measured) names the commits of the runs. The number below a verdict is the effect, with its 90 %
 interval, of the claim's comparison that has the weakest support (among those with an interval). Statements are those of
-[claims.md](../claims.md); a page has the statements, tests, controls and seeds of its commit. The controls of M3, M6,
-M7, M17, M19, N9, N22, G9 and G12 were weaker on the pages of the scales `cpu` and `cpu-full`.
+[claims.md](../claims.md); a page has the statements, tests, controls and seeds of its commit. On some pages controls
+were weaker than now: those of M3, M17 and M19 on `cpu-full` of MoR, and those of N9, N22, G9 and G12 on `cpu` and
+`cpu-full` of NVFP4 and GaussWS.
 `docs/gallery.py` writes this file.
 """
 
