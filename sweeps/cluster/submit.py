@@ -14,11 +14,15 @@ import logging
 import os
 import secrets
 import shlex
+import signal
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -92,17 +96,39 @@ def watch_job(
     environment = job_variables(os.environ, named)
     client = _connect(address)
     job = f"fewbits-{secrets.token_hex(4)}"
-    log = _Log(client, job)
+    with _remembered_ctrl_c() as pressed:
+        log = _Log(client, job, pressed)
+        try:
+            _start(client, job, command, environment, files)
+            notice(
+                f"job {job} on {address}: Ctrl-C stops it at checkpoints; it continues if this terminal is closed "
+                f"(its log: ray job logs --follow {job} --address {address})"
+            )
+            return _exit_status(log.follow()), log.end
+        except KeyboardInterrupt:
+            pressed.clear()
+            _stop(log)
+            return INTERRUPTED, log.end
+
+
+@contextmanager
+def _remembered_ctrl_c() -> Iterator[threading.Event]:
+    """Yield an event that each Ctrl-C sets, in addition to raising KeyboardInterrupt.
+
+    Python drops an exception that is raised in a finalizer, for example while the connections of a request are closed.
+    The event remains set.
+    """
+    pressed = threading.Event()
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        pressed.set()
+        signal.default_int_handler(number, frame)
+
+    before = signal.signal(signal.SIGINT, remember)
     try:
-        _start(client, job, command, environment, files)
-        notice(
-            f"job {job} on {address}: Ctrl-C stops it at checkpoints; it continues if this terminal is closed "
-            f"(its log: ray job logs --follow {job} --address {address})"
-        )
-        return _exit_status(log.follow()), log.end
-    except KeyboardInterrupt:
-        _stop(log)
-        return INTERRUPTED, log.end
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def lasting_store(arguments: Sequence[str]) -> PurePosixPath:
@@ -221,18 +247,21 @@ def _is_known(client: "JobSubmissionClient", job: str) -> bool:
 class _Log:
     """The log of a job, which is printed on stdout as it grows."""
 
-    def __init__(self, client: "JobSubmissionClient", job: str) -> None:
-        self.client, self.job = client, job
+    def __init__(self, client: "JobSubmissionClient", job: str, pressed: threading.Event) -> None:
+        self.client, self.job, self.pressed = client, job, pressed
         self.shown = 0  # the number of characters printed so far
         self.end = ""  # the last END of these characters
 
     def follow(self) -> "JobDetails | None":
         """Print the log until the job has ended; return Ray's details of the ended job.
 
-        Return None if the cluster does not know the job any more, or was unreachable for PATIENCE seconds.
+        Return None if the cluster does not know the job any more, or was unreachable for PATIENCE seconds. Raise
+        KeyboardInterrupt if `pressed` is set.
         """
         answered = time.monotonic()
         while True:
+            if self.pressed.is_set():
+                raise KeyboardInterrupt
             began = time.monotonic()
             try:
                 # The details are read before the log: if the job has ended by then, the log is complete.

@@ -140,6 +140,31 @@ def test_ctrl_c_lets_the_job_come_to_its_end(cluster: Head, tmp_path: Path, capf
     assert "asked the job to stop" in shown.err
 
 
+class PressesCtrlC:
+    """An object in whose finalizer Ctrl-C arrives, so that Python drops the KeyboardInterrupt."""
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.1)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ctrl_c_stops_the_job_also_if_python_drops_the_interrupt(
+    cluster: Head, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    show, presses = submit_module._Log._show, [PressesCtrlC()]
+
+    def show_and_press_once(log: submit_module._Log, text: str) -> None:
+        show(log, text)
+        if "begun" in text:
+            presses.clear()
+
+    monkeypatch.setattr(submit_module._Log, "_show", show_and_press_once)
+    command = "import time; print('begun', flush=True); time.sleep(60)"
+    assert run_job(["python", "-c", command], cluster.address) == 130
+    assert "asked the job to stop" in capfd.readouterr().err
+
+
 def test_a_cluster_that_stays_out_of_reach_is_given_up_and_the_job_is_not(
     cluster: Head, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
