@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from fewbits.common.arguments import CommandParser, positive
+from fewbits.common.arguments import CommandParser, not_negative, positive
 from fewbits.common.tables import print_table
 from fewbits.experiments.bench import results
 
@@ -126,13 +126,13 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--layers", type=positive, help="time only this number of blocks, if a model is too large")
     parser.add_argument("--recipes", default=RECIPES, help="recipes, separated by commas (default: %(default)s)")
     parser.add_argument("--optimizers", default="adamw", help="adamw, adam-mini, or both, separated by a comma")
-    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help="default: %(default)s")
     parser.add_argument("--threads", type=positive, default=1, help="threads on a CPU (default: %(default)s)")
     parser.add_argument("--batch", type=positive, default=8, help="sequences in a batch (default: %(default)s)")
     parser.add_argument("--length", type=positive, default=256, help="tokens in a sequence (default: %(default)s)")
     parser.add_argument("--steps", type=positive, default=20, help="timed steps of each recipe (default: %(default)s)")
     parser.add_argument(
-        "--eager", type=int, default=2, metavar="TURNS", help="steps to time on the reference backend (0: none)"
+        "--eager", type=not_negative, default=2, metavar="TURNS", help="steps to time on the reference backend (0: none)"
     )
     parser.add_argument("--against", metavar="COMMIT", help="compare the step times with another commit's")
     parser.add_argument("--rounds", type=positive, default=5, help="how often --against measures both commits")

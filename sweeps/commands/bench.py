@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fewbits.common.arguments import CommandParser
+from fewbits.common.arguments import CommandParser, positive
 
 EXAMPLES = """\
 examples:
@@ -17,9 +17,11 @@ Run it on a machine that does nothing else: work of other programs counts as wor
 
 def main(argv: Sequence[str]) -> int:
     parser = CommandParser("fewbits bench sweep", __doc__, EXAMPLES)
-    parser.add_argument("--trials", type=int, default=20)
+    parser.add_argument("--trials", type=positive, default=20, help="trials of the sweep (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=30.0, help="seconds of training in each trial (default: 30)")
-    parser.add_argument("--backend", choices=("ray", "local"), default="ray")
+    parser.add_argument(
+        "--backend", choices=("ray", "local"), default="ray", help="what runs the trials (default: %(default)s)"
+    )
     options = parser.parse_args(argv)
 
     from fewbits.sweeps.commands.sweep_benchmark import measure

@@ -44,7 +44,7 @@ START = 120.0  # seconds that the server may take until it answers
 
 def main(argv: Sequence[str]) -> int:
     parser = CommandParser("fewbits ui", __doc__, EXAMPLES)
-    parser.add_argument("--port", type=int, default=5000)
+    parser.add_argument("--port", type=int, default=5000, help="the port to listen at (default: %(default)s)")
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen at (default: this machine only)")
     parser.add_argument("--runs", default="runs", metavar="DIR", help="the store (default: runs)")
     parser.add_argument(

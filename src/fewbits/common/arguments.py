@@ -35,8 +35,17 @@ def existing(runs: str | None) -> str | None:
 
 def positive(text: str) -> int:
     """Return an option's text as a whole number ≥ 1; raise ArgumentTypeError for any other text."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number ≥ 1")
+    return _at_least(1, text)
+
+
+def not_negative(text: str) -> int:
+    """Return an option's text as a whole number ≥ 0; raise ArgumentTypeError for any other text."""
+    return _at_least(0, text)
+
+
+def _at_least(lowest: int, text: str) -> int:
+    if not text.isdecimal() or int(text) < lowest:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number ≥ {lowest}")
     return int(text)
 
 
