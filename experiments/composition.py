@@ -152,7 +152,7 @@ def parse_override(text: str) -> Override:
     if override.is_sweep_override():
         raise ValueError(
             f"{text!r}: a trial takes one value: `fewbits train --multirun` takes several; write a list as {key}=[…] "
-            f"and a string as {key}='\"…\"'"
+            f"and a string that contains a comma as {key}='\"…\"'"
         )
     return override
 

@@ -132,7 +132,11 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--length", type=positive, default=256, help="tokens in a sequence (default: %(default)s)")
     parser.add_argument("--steps", type=positive, default=20, help="timed steps of each recipe (default: %(default)s)")
     parser.add_argument(
-        "--eager", type=not_negative, default=2, metavar="TURNS", help="steps to time on the reference backend (0: none)"
+        "--eager",
+        type=not_negative,
+        default=2,
+        metavar="TURNS",
+        help="steps to time on the reference backend (0: none)",
     )
     parser.add_argument("--against", metavar="COMMIT", help="compare the step times with another commit's")
     parser.add_argument("--rounds", type=positive, default=5, help="how often --against measures both commits")

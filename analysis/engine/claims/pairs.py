@@ -110,9 +110,9 @@ def scope_of(
 ) -> Results | None:
     """Return the results of the sweep in which to compare these arms.
 
-    If `sweep` is given, it is this sweep, or None if the sweep lacks an arm. If not, it is the first sweep that has all
-    arms. If no single sweep has all arms, return the results of all sweeps together, or None if the plan lacks an arm.
-    where: axis values that the first arm needs; base: axis values that the other arms need.
+    With `sweep`: the results of this sweep; None if it lacks an arm. Without `sweep`: the results of the first sweep
+    that has all arms; if no sweep has all arms, those of all sweeps together; None if the plan lacks an arm.
+    where: axis values that the first arm needs. base: axis values that the other arms need.
     """
     first, others = arms[0], arms[1:]
 

@@ -193,10 +193,10 @@ def _across(one: Pooled, other: Pooled) -> Spread:
 
 
 def pooled_by_kind(arms: Mapping[str, Sequence[float]], kinds: Mapping[str, str]) -> Pools | None:
-    """Return the pools of the arms of each kind (see `pooled`); None if no kind has a pool.
+    """Estimate a common spread for the arms of each kind (see `pooled`); return None if there is none for any kind.
 
     arms: arm → its values, for the same seeds in the same order. kinds: arm → its kind. A kind with only one arm has no
-    pool.
+    common spread.
     """
     by_kind: dict[str, dict[str, Sequence[float]]] = {}
     for name, values in arms.items():

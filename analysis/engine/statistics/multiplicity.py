@@ -23,7 +23,7 @@ class Stratum:
         if not (0 <= self.ours <= self.of_ours and 0 <= self.theirs <= self.of_theirs):
             raise ValueError(
                 f"stratum {self.name}: {self.ours} of {self.of_ours} and {self.theirs} of {self.of_theirs} trials have "
-                "the event, but the first number must be from 0 to the second"
+                "the event: of N trials, 0 to N can have it"
             )
 
     def ways(self) -> list[int]:

@@ -234,11 +234,11 @@ def exponent_bits(bits: int, *, after_noise: bool) -> int:
 
 
 def least_exponent_bits(bits: int, *, after_noise: bool) -> int:
-    """Find the fewest exponent bits with which a format covers a range: from the least step to the greatest value.
+    """Find the fewest exponent bits of a format for weights w or, with after_noise, for sampled weights ŵ.
 
-    The greatest value is in the format's top binade. Proposition 3 gives the least step: for w, it is the cut-off; for
-    ŵ (after_noise), it is the step of the noise. One value of the exponent field is for zero and subnormals, and one is
-    for infinities and NaN.
+    The greatest weight is in the format's top binade, and the format's smallest subnormal number must not exceed a
+    bound of Proposition 3: for w, the cut-off of Lemma 2; for ŵ, the distance between neighbouring values of the noise.
+    One value of the exponent field is for zero and subnormals, and one is for infinities and NaN. bits: the bit width.
     """
     top, least = (1, 1 - bits - BF16_MANTISSA) if after_noise else (0, cutoff(bits, 1.0))
     for width in range(2, 9):

@@ -83,7 +83,7 @@ for _place in range(ENTRIES):
 
 @metric("mor", "fallback_ratio")
 def fallback_ratio(results: Results) -> Between:
-    """Return a function of two trials: our trial's share of tensors in BF16 divided by the baseline's share.
+    """Return a function (trial, baseline) → the trial's share of tensors in BF16, divided by the baseline's share.
 
     The function returns None if a share is missing or the baseline's share is 0.
     """

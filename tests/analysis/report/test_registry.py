@@ -1,4 +1,7 @@
-"""Test the registry of tables and figures (the paper's in the paper's order, then ours) and the classes of both."""
+"""Test the registry of tables and figures, and the Python classes of tables and figures.
+
+The registry has the paper's tables and figures in the paper's order, then ours.
+"""
 
 import os
 from pathlib import Path
