@@ -33,7 +33,7 @@ Node = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def wrong_openings(source: str) -> Iterator[tuple[int, str]]:
-    """Yield (line, first word) of each docstring in the source that begins with a wrong word."""
+    """Yield (line, first word) of each docstring that begins with a fragment or, in a function, not with a verb."""
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, Node) or not (text := ast.get_docstring(node)):
             continue

@@ -111,7 +111,7 @@ class Runs:
         return self.long("timing")
 
     def long(self, *tables: str) -> pd.DataFrame:
-        """Return these tables as one frame in long form (one row per number); all of long.TABLES if none is given."""
+        """Return these tables as one frame in long form (one row per number); without arguments, all TABLES."""
         labels = self.trials[list(dict.fromkeys([*LABELS, *self.axes]))]
         return long_frame([place.folder for place in self.places], labels, tables or TABLES)
 

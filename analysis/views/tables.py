@@ -41,7 +41,7 @@ class CellView:
 
 @dataclass(frozen=True)
 class LineView:
-    """A line of a row in the displayed table."""
+    """One of the lines in which a row is displayed, such as the line of our numbers."""
 
     what: str  # one of LINES
     cells: tuple[CellView, ...]

@@ -3,7 +3,8 @@
 source ──largest──> amax per block ──choose_scales──> Scales ──encode_factors──> s
 source · s ──round_to_grid──> grid values, from which `restore` computes values, and `codes_of` codes
 
-The source is the matrix after its rotation, if there is one. Each arrow names the function that takes the step.
+The source is the matrix after its rotation, if there is one. Each arrow names the function that takes the step. The
+Scales are stored in encoded tensors; s are the encode factors, by which elements are multiplied before rounding.
 """
 
 import math

@@ -203,7 +203,9 @@ def by_kernel(bits: float, kind: str, *, exponents: tuple[int, int] = (-12, 1), 
 
 
 def cutoff(bits: float, maximum: float) -> int:
-    """Return the exponent c of Lemma 2's cut-off (eq. 8): noise swallows no weight with a magnitude above 2^c.
+    """Return the exponent c of Lemma 2's cut-off (eq. 8), the magnitude 2^c above which no weight is swallowed.
+
+    Noise swallows a weight if noise + weight is rounded to the same value as the noise alone.
 
     bits: the bit width. maximum: the greatest magnitude in the weight's block.
     """

@@ -34,7 +34,7 @@ SHAPES = (
 
 @pytest.fixture(scope="module", params=["library", "tiles"])
 def implementation(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Run a test with the compiled library, and with a library whose block products use emulated AMX tiles."""
+    """Run a test with the compiled library, and with one that emulates AMX tiles in its matrix products."""
     if request.param == "library":
         if not is_compiled():
             pytest.skip("compares the compiled library with the reference")
