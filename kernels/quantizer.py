@@ -484,7 +484,9 @@ def _quote_in_errors(what: str, text: str) -> Iterator[None]:
 def _element_format(value: Format | str) -> Format:
     named = Format.parse(str(value))
     if isinstance(value, Format) and named != value:
-        raise ValueError(f"{value!r} is not the format {named}, {named!r}: pass a format that Format.parse returns")
+        raise ValueError(
+            f"{value!r} has the name of {named!r} but differs from it: pass a format that Format.parse returns"
+        )
     if not named.signed:
         valid = ", ".join(name for name, row in TABLE.items() if row.signed)
         raise ValueError(f"{named} is a format for scales: valid formats of elements are {valid}, or any eXmY")

@@ -86,6 +86,9 @@ def _seed_for(spec: Quantizer | Mixture, name: str, seed: Seed) -> int:
 
 
 def _resolve_spelling(spec: Quantizer | Mixture, slot: str, seed: Seed) -> str:
-    """Return the string form of a quantizer or mixture, with the seed of its signs in place of `signs=each`."""
+    """Return the string form of a quantizer or mixture.
+
+    The option `signs=each` means new signs of the Hadamard transform in each call; it is replaced by the call's seed.
+    """
     gemm = slot.partition(".")[0]
     return with_signs(spec, seed(gemm)) if spec.draws_signs else spec.spelling

@@ -124,9 +124,10 @@ class OtherProcesses:
 
 
 def _processor_seconds() -> tuple[float, float, float] | None:
-    """Return (total, busy, own) seconds since the start, summed over all processors; None if /proc/stat is missing.
+    """Return (total, busy, own) in seconds, summed over all processors; None if /proc/stat is missing.
 
-    busy: the processor time of all processes; own: that of this process and of its children that have ended.
+    total: all time since the machine started, also idle time. busy: the processor time of all processes since then.
+    own: the processor time of this process and of its children that have ended.
     """
     try:
         ticks = [int(count) for count in Path("/proc/stat").read_text().partition("\n")[0].split()[1:9]]

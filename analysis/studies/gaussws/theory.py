@@ -64,7 +64,10 @@ def generated() -> dict[int, Fraction]:
 
 @dataclass(frozen=True)
 class Drawn:
-    """The R that the kernel draws, compared with the reference generator and with eq. 10."""
+    """The rounded noise R that the kernel draws, compared with the reference generator and the paper's eq. 10.
+
+    Eq. 10 gives the probability of each value of R.
+    """
 
     elements: int  # the number of drawn elements
     different: int  # the number of elements that differ from the reference generator's

@@ -1,6 +1,6 @@
-"""Draw the values of number formats, the steps between them, and casts without scales of the numbers that 002 prints.
+"""Draw the values of number formats, the steps between them, and casts without scales.
 
-002 is the second of the two texts (papers/primer.yaml).
+The casts are of the numbers that the second text prints (002 in papers/primer.yaml).
 """
 
 from __future__ import annotations
