@@ -197,7 +197,8 @@ def _decide(evidence: Evidence, family: Family, alpha: float) -> Verdict:
         return replace(verdict, outcome=Outcome.IN_PART, reason=reason)
     holding = [part for part in evidence.findings if part.alone and part.status is Status.SUPPORTED]
     if holding:
-        reason = f"supported before correction (p {holding[0].p_for or 0.0:.2g}), but not after correction"
+        p, several = max(part.p_for or 0.0 for part in holding), len(holding) > 1
+        reason = f"supported before correction (p {'at most ' if several else ''}{p:.2g}), but not after correction"
         if statuses == {Status.SUPPORTED}:
             reason += f" over {family.claims_for} claims (Holm: p {family.p_for:.2g})"
         return replace(verdict, reason=f"{reason}; {_reasons(tuple(holding))}", supported=())

@@ -4,6 +4,7 @@ The effects are as stated, opposite, absent, or too small for the number of seed
 seeds.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -399,6 +400,16 @@ def verdict_of(*findings: Finding, more: int = 0, covered: bool = True) -> Verdi
     """
     undecided = {str(i): Evidence(claim(str(i)), (finding(UNDECIDED),), covered=covered) for i in range(more)}
     return conclude(undecided | {"X": Evidence(claim(), findings)})["X"]
+
+
+def test_the_p_value_before_the_correction_is_that_of_the_weakest_part() -> None:
+    """Check that a claim that fails only the correction names the greatest p of its parts, and Holm's p follows from it.
+
+    The claim is one of ten, so that 0.04 becomes 0.4.
+    """
+    verdict = verdict_of(finding(SUPPORTED, "one", 0.03), finding(SUPPORTED, "other", 0.04), more=9)
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert re.findall(r"0\.\d+", verdict.reason) == ["0.04", "0.4"]
 
 
 NOT_RUN, OUT = finding(Status.NOT_RUN, "other"), finding(Status.OUT_OF_REACH, "other")
