@@ -19,9 +19,10 @@ HINT = f"or set execute: {EMULATE}"
 
 
 def executed_gemms(recipe: Recipe, operands: Operands) -> frozenset[str]:
-    """Return the names of the GEMMs that read FP8 codes: those with a quantized operand; none in an emulated recipe.
+    """Return the names of the GEMMs that read FP8 codes: those with a quantized operand; none without `execute: fp8`.
 
-    operands: the recipe's operands before or after its switch, or those of the layers that its `keep` selects.
+    operands: a layer's six operand slots: `recipe.operands`, `recipe.switched` (those after a change during training)
+    or `recipe.kept` (those of the layers that `recipe.keep` selects).
     """
     if recipe.execute != FP8:
         return frozenset()
@@ -29,9 +30,9 @@ def executed_gemms(recipe: Recipe, operands: Operands) -> frozenset[str]:
 
 
 def check_execution(recipe: Recipe, layers: Iterable[tuple[str, nn.Linear]], kept: Collection[str]) -> None:
-    """Raise ValueError if one of these layers (name, layer) cannot execute the recipe's GEMMs in FP8.
+    """Raise ValueError if a layer cannot execute the recipe's GEMMs in FP8, or if no layer would execute any GEMM.
 
-    Also raise it if no GEMM of any layer would be executed. An emulated recipe passes without checks.
+    A recipe with `execute: emulate` passes without checks. layers: pairs of a name and a layer.
     kept: the names of the layers that the recipe's `keep` selects; these have `keep.by` as quantizer in every slot.
     """
     if recipe.execute != FP8:

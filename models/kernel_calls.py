@@ -16,7 +16,7 @@ Call = Callable[[], object]
 def calls_of(quantization: Quantization, tokens: int, dtype: torch.dtype) -> Iterator[Call]:
     """Yield functions without arguments that together call each kernel of a training step, on tensors of each shape.
 
-    The caller finds out in this way which kernels to compile before training. The functions use uninitialised tensors.
+    The caller runs the functions to find out which kernels to compile before training. Their tensors are uninitialised.
     The layers may be on the meta device.
     tokens: the tokens of a micro-batch. dtype: the dtype in which the layers compute.
     """

@@ -21,10 +21,10 @@ COLUMNS = ("layer", "block", "part", "out", "in", *SLOTS, "sampler", "why")
 def layer_table(model: nn.Module) -> pd.DataFrame:
     """Return a table with a row for each linear layer of a model, quantized or not, in the order of `named_modules`.
 
-    Columns: `layer`, the module's name; `block`, the block's number from 0; `part` (qkv, out, up, down, in); `out` and
-    `in`, the shape of the weight; `fprop.x` … `wgrad.x`, the slot's quantizer or mixture at the start of training, or
-    `high` (unquantized); `sampler`, the kind of noise on the weight; `why`, the reason why a layer is in high precision
-    or has the recipe's `keep.by`.
+    Columns: `layer`, the module's name; `block`, the number of the model's block (such as a Transformer layer), from
+    0; `part` (qkv, out, up, down, in); `out` and `in`, the shape of the weight; `fprop.x` … `wgrad.x`, the slot's
+    quantizer or mixture at the start of training, or `high` (unquantized); `sampler`, the kind of noise on the weight;
+    `why`, the reason why a layer is in high precision or has the quantizer `keep.by` of the recipe.
 
     >>> quantize(model, load_recipe("nvfp4"))
     >>> print(layer_table(model))

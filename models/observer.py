@@ -77,7 +77,7 @@ class Observer:
     # ---- called by the layers
 
     def watches(self, step: int) -> bool:
-        """Tell whether the statistics of plain quantizers are measured in this step."""
+        """Tell whether the statistics of plain quantizers (slots without a mixture) are measured in this step."""
         return self.config.every > 0 and step % self.config.every == 0
 
     def watches_gradients(self, step: int) -> bool:
@@ -87,8 +87,9 @@ class Observer:
     def record(self, layer: int, slot: str, counts: Tensor, choice: Tensor | None, *, switched: bool = False) -> None:
         """Record the statistics of one quantization of an operand.
 
-        layer: the layer's index. counts: the kernel's counts (kernels/README.md). choice: the index of the quantizer
-        that a mixture chose for each block; None for a plain quantizer. switched: True after the recipe's switch.
+        layer: the layer's index. counts: the kernel's seven counts, such as the number of flushed values, of the tensor
+        or of each block (kernels/README.md, Statistics). choice: the index of the quantizer that a mixture chose for
+        each block; None for a plain quantizer. switched: True if the recipe's `switch` has changed the quantizers.
         """
         self._pending.append((_key(layer, SLOTS.index(slot), switched), counts, choice))
         if len(self._pending) >= PENDING:
@@ -107,7 +108,7 @@ class Observer:
         self._gradients.append((layer, torch.where(norm == 0, 0, measured)))  # an exact gradient of 0 is not counted
 
     def _compact(self) -> None:
-        """Stack the pending observations as the rows of one tensor, on the device."""
+        """Stack the pending observations, one for each call of `record`, as rows of one tensor on the device."""
         if not self._pending:
             return
         counts = torch.stack([counts.reshape(-1, COUNTS).sum(0) for _, counts, _ in self._pending])
@@ -119,9 +120,9 @@ class Observer:
         self._pending = []
 
     def settle(self, values: Sequence[Tensor] = ()) -> list[float]:
-        """Copy all pending observations and the scalars `values` from the device in one transfer; return the scalars.
+        """Copy all recorded observations and the scalars `values` from the device in one transfer; return the scalars.
 
-        The observations are added to the statistics of the window.
+        The observations, those of `record` and `record_weight_gradient`, are added to the statistics of the window.
         """
         self._compact()
         gradients = [values for _, values in self._gradients]
@@ -141,7 +142,11 @@ class Observer:
         return scalars
 
     def _add(self, keys: np.ndarray, counts: np.ndarray, choices: np.ndarray) -> None:
-        """Add observations, one per row, to the statistics of the window."""
+        """Add observations to the statistics of the window.
+
+        An observation is one element of `keys` (the result of `_key`), the same row of `counts`, and that of `choices`
+        (how often a mixture chose each of its quantizers).
+        """
         errors = counts[:, _ERROR] / ERROR_ONE / np.maximum(counts[:, _NONZERO], 1)
         np.add.at(self._counts, keys, counts)
         np.add.at(self._choices, keys, choices)
@@ -156,10 +161,10 @@ class Observer:
         return (step + 1) % self.config.window == 0
 
     def rows(self, step: int, layers: Sequence[QuantizedLinear], *, weights: bool = True) -> list[dict[str, Any]]:
-        """Return the rows of the window that ends with `step`, and start the next window.
+        """Return the statistics of the window that ends with `step` as table rows, and start the next window.
 
-        Call it before the gradients of `step` are cleared. weights=False omits the rows of the weights; to get these
-        rows, all ranks of a sharded model must call this method, because it gathers the weights.
+        Call this method before the gradients of `step` are cleared. weights=False omits the rows of the weights; to get
+        these rows, all ranks of a sharded model must call this method, because it gathers the weights.
         """
         measured = [_measure_weight(layer) if weights else {} for layer in layers]
         numbers = iter(self.settle([value for values in measured for value in values.values()]))
@@ -226,17 +231,18 @@ def _key(layer: int, slot: int, switched: bool) -> int:
 
 
 def _count_choices(choice: Tensor, entries: Tensor) -> Tensor:
-    """Return how often each index in `entries` was chosen; the last one counts all larger indices, too.
+    """Return how often each index in `entries` occurs in `choice`; larger indices are counted as the last one.
 
+    choice: the index of the quantizer that a mixture chose for each block.
     torch.bincount is not used, because it makes the host wait for the device.
     """
     return (choice.reshape(-1, 1).clamp(max=ENTRIES - 1) == entries).sum(0)
 
 
 def _measure_weight(layer: QuantizedLinear) -> dict[str, Tensor]:
-    """Return scalars on the device, by column: the norms of a weight and its gradient, and statistics of bit widths.
+    """Return scalars on the device, by column name: the norms of a weight and its gradient, statistics of bit widths.
 
-    `bits_to_T` is the share of bit widths that are at most T.
+    `bits_to_T` is the share of the learned bit widths that are at most T.
     """
     measured = {"weight_norm": whole(layer.weight.detach()).norm()}
     if layer.weight.grad is not None:

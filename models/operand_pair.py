@@ -88,7 +88,8 @@ def _seed_for(spec: Quantizer | Mixture, name: str, seed: Seed) -> int:
 def _resolve_spelling(spec: Quantizer | Mixture, slot: str, seed: Seed) -> str:
     """Return the string form of a quantizer or mixture.
 
-    The option `signs=each` means new signs of the Hadamard transform in each call; it is replaced by the call's seed.
+    The option `signs=each` requests new signs of the Hadamard transform in each call of an OperandPair. It is replaced
+    by the seed that `seed` returns for the slot's GEMM.
     """
     gemm = slot.partition(".")[0]
     return with_signs(spec, seed(gemm)) if spec.draws_signs else spec.spelling

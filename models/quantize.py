@@ -38,7 +38,7 @@ PART_OF_NAME = {
 
 @dataclass(repr=False)
 class Quantization(Shared):
-    """The quantized layers of one model, and the state that they share: the recipe, the step context, the observer.
+    """The quantized layers of one model, and the state that they share: recipe, position in training, observer.
 
     A training loop calls `begin(step, micro_batch)` before every forward pass. Seeds depend on step and micro-batch, so
     a repeated step gets the same noise. Alternatively, the loop calls `attach` once, which installs hooks that count
@@ -53,10 +53,11 @@ class Quantization(Shared):
         return f"<{self.recipe.name} on {len(self.layers)} linear layers, {len(self.kept)} of them kept high>"
 
     def begin(self, step: int, micro_batch: int = 0, *, rank: int = 0, progress: float = 0.0) -> None:
-        """Set the step context of the following forward passes.
+        """Set the step context (the position in training) of the following forward passes.
 
-        step, micro_batch, rank: numbers from 0, on which the seeds depend.
-        progress: the fraction of training that is done, 0 to 1; from `switch.at` on, the switched operands are used.
+        step, micro_batch, rank: numbers from 0, on which the seeds of random numbers depend.
+        progress: the fraction of training that is done, 0 to 1. From the recipe's `switch.at` on, its operands after
+            the switch are used.
         """
         switched = self.recipe.switches and progress >= self.recipe.switch.at
         self.context = StepContext(step, micro_batch, rank, switched)
@@ -96,7 +97,8 @@ class Quantization(Shared):
     def penalty(self) -> Tensor | None:
         """Return the penalty to add to the loss: λ · Σ over layers of mean |b_t − target| (GaussWS eq. 12).
 
-        λ is `sampler.penalty`; b_t are a layer's learned bit widths. Return None if λ is 0 or no layer has a sampler.
+        λ is the recipe's `sampler.penalty`, target its `sampler.target`; b_t are a layer's learned bit widths. Return
+        None if λ is 0 or no layer has a sampler.
         """
         if not self.recipe.sampler.penalty:
             return None
@@ -104,7 +106,10 @@ class Quantization(Shared):
         return self.weighted([term for term in terms if term is not None])
 
     def penalty_term(self, layer: QuantizedLinear) -> Tensor | None:
-        """Return the mean of |b_t − target| over a layer's bit widths b_t; None if the layer has no sampler."""
+        """Return the mean of |b_t − target| over a layer's bit widths b_t; None if the layer has no sampler.
+
+        target is the recipe's `sampler.target`.
+        """
         bits = layer.bits
         return None if bits is None else (bits - self.recipe.sampler.target).abs().mean()
 
@@ -223,7 +228,10 @@ def keep(recipe: Recipe, layers: Sequence[BlockLinear], blocks: int) -> frozense
 
 
 def _plans(recipe: Recipe, before: Operands, after: Operands) -> tuple[Plan, Plan]:
-    """Return the plans before and after the recipe's switch: the same object twice if the operands are equal."""
+    """Return the plans before and after the recipe's switch: the same object twice if the operands are equal.
+
+    before, after: a layer's six slots before and after the switch, a change of quantizers during training.
+    """
     first = Plan(before, executed_gemms(recipe, before))
     return first, first if after == before else Plan(after, executed_gemms(recipe, after))
 

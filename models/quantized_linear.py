@@ -138,8 +138,8 @@ class QuantizedLinear(nn.Linear):
     ) -> None:
         """Take over the parameters of `layer` without copying them.
 
-        index: the layer's position among the model's quantized layers. plans: before and after the recipe's switch.
-        sampler: the noise on the weight; None: no noise.
+        index: the layer's position among the model's quantized layers. plans: the six slots before and after the
+        recipe's switch, a change of quantizers during training. sampler: the noise on the weight; None: no noise.
         """
         nn.Module.__init__(self)
         linear = layer.linear
@@ -163,7 +163,7 @@ class QuantizedLinear(nn.Linear):
         return {**self.__dict__, "_weights": None}
 
     def use(self, before: Plan, after: Plan) -> None:
-        """Set the plans before and after the recipe's switch, and drop the weight that the old plans quantized."""
+        """Set the plans before and after the recipe's switch, and drop the cached quantized weight."""
         self.plans, self._weights = (before, after), None
 
     def extra_repr(self) -> str:

@@ -179,7 +179,10 @@ class Recipe:
 
     @cached_property
     def operands(self) -> Operands:
-        """The six slots of a layer that `keep` does not select, before the switch; `same` is resolved."""
+        """The six slots of a layer that `keep` does not select, before `switch` changes them.
+
+        A slot with the value `same` is replaced by the slot of the tensor's other GEMM.
+        """
         operands: dict[str, Slot] = {}
         for slot, axis in AXES.items():
             gemm, tensor = slot.split(".")
@@ -203,7 +206,7 @@ class Recipe:
 
     @property
     def sampled_parts(self) -> frozenset[str]:
-        """The parts whose weights get noise; empty without a sampler."""
+        """The parts of layers (such as `qkv`) whose weights get noise; empty without a sampler."""
         return frozenset() if self.sampler.kind == "none" else parts(self.sampler.parts)
 
     @property
@@ -218,8 +221,9 @@ class Recipe:
 
 
 def parts(names: tuple[str, ...], key: str = "parts") -> frozenset[str]:
-    """Return the parts with these names, with `all` replaced by all parts and `od` by `out` and `down`.
+    """Return the parts of layers (such as `qkv`) with these names.
 
+    The name `all` is replaced by all parts, and `od` by `out` and `down`.
     key: the setting that the message of a ValueError names if a name is unknown.
     """
     expanded: set[str] = set()
@@ -242,13 +246,17 @@ def parse_operand(text: str, key: str) -> Quantizer | Mixture | None:
 
 
 def _in_every_slot(text: str, key: str) -> dict[str, Slot]:
-    """Return six slots with this one quantizer or mixture."""
+    """Return a layer's six slots, each with the quantizer or mixture `text`. key: the setting for error messages."""
     spec = parse_operand(text, key)
     return _check_rotations({slot: Slot(spec, axis) for slot, axis in AXES.items()})
 
 
 def _check_rotations(operands: dict[str, Slot]) -> dict[str, Slot]:
-    """Return the operands unchanged; raise ValueError if the two operands of a GEMM do not have the same rotation."""
+    """Return the operands unchanged; raise ValueError if a GEMM's rotations (Hadamard transforms) would not cancel.
+
+    The two operands of a GEMM must have the same rotation, and a rotated operand must have a quantizer of its own, not
+    `same`.
+    """
     for gemm in GEMMS:
         slots = {name: slot for name, slot in operands.items() if name.startswith(gemm)}
         first, second = (_rotation(slot.spec) for slot in slots.values())

@@ -1,7 +1,7 @@
 """Draw estimates with their intervals, one in each row, or groups of upright bars.
 
-The first estimate is in the top row. The paper's number is a hollow mark in the row of our number. If a number is
-beyond the range of the axis, an arrow (ours) or a triangle (the paper's) at the edge stands for it.
+The first estimate is in the top row. A number that the study's paper reports is a hollow mark in the row of our number.
+If a number is beyond the range of the axis, an arrow (ours) or a triangle (the paper's) at the edge stands for it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DOTTED = (2, 2)
 
 @dataclass(frozen=True)
 class Estimate:
-    """A row of a figure: our number with its interval, and the paper's number."""
+    """A row of a figure: our number with its interval, and the number that the study's paper reports for it."""
 
     label: str
     mean: float | None  # ours; None if it is missing, and then `text` gives the reason
@@ -43,10 +43,10 @@ class Estimate:
 def effects_figure(
     rows: Sequence[Estimate], margins: Sequence[float], noise: Interval | None, label: str, reach: float
 ) -> Figure:
-    """Draw changes with their intervals, one in each row, on an axis from -reach to reach.
+    """Draw relative changes with their intervals, one in each row, on an axis from -reach to reach.
 
-    Vertical lines mark zero and ± each margin; a band marks the interval `noise` of the A/A comparison. label: the text
-    below the axis.
+    Vertical lines mark zero and ± each margin; a band marks the interval `noise` of the A/A comparison. All numbers
+    are fractions, which the axis shows in percent. label: the text below the axis.
     """
     figure, ((axes,),) = panels(1, 1, 1.15 + 0.21 * len(rows))
     axes.set(xlim=(-reach, reach), ylim=(len(rows) - 0.4, -0.6))
@@ -70,8 +70,8 @@ def effects_figure(
 def draw_estimate(axes: Axes, y: float, row: Estimate, reach: float | None = None) -> None:
     """Draw one row at height y: our mark is filled, the paper's is hollow.
 
-    For a number whose size exceeds `reach`, a mark at the edge points outwards: an arrow for ours, a triangle for the
-    paper's.
+    If the absolute value of a number exceeds `reach`, a mark at the edge points outwards instead: an arrow for our
+    number, a triangle for the paper's. If `reach` is None, the axis has no limits.
     """
     far = np.inf if reach is None else reach
     if row.paper is not None:
@@ -110,7 +110,7 @@ def bar_figure(
     """Draw panels of grouped bars below each other.
 
     groups: the labels below the groups of bars. panels_of[title][series]: the heights of the series' bars in the panel
-    with this title, one for each group; NaN draws no bar. styles: by series.
+    with this title, one for each group; NaN draws no bar. styles[series]: the style of the series' bars.
     """
     figure, grid = panels(len(panels_of), 1, 2.3 * len(panels_of), sharex=True)
     for (axes,), (title, found) in zip(grid, panels_of.items(), strict=True):

@@ -1,8 +1,9 @@
 """Draw curves: panels of lines over tokens, steps or any other number.
 
-A line is a mean over seeds with its band; if it has few points, each has a mark and an error bar. Points of several
-lines at the same x can be drawn side by side. The paper's final numbers are hollow marks to the right of a panel. If
-such a number would make the range of the y axis several times as large, it is an arrow at the edge instead.
+A line is usually a mean over seeds, with a band (a range or an interval). If a line has few points, each point has a
+mark and an error bar instead of the band. Points of several lines at the same x can be drawn side by side. Numbers that
+the study's paper reports for the end of training are hollow marks to the right of a panel. If such a number would make
+the range of the y axis several times as large, it is an arrow at the edge instead.
 """
 
 from __future__ import annotations
@@ -111,8 +112,8 @@ def curve_figure(
 ) -> Figure:
     """Draw a grid of panels (`rows`) under a common legend.
 
-    height: of the figure in inches. columns: the most columns of the legend. paper: the legend's text for the paper's
-    marks. options: keyword arguments of Figure.subplots, such as sharex.
+    height: the figure's height in inches. columns: the maximum number of columns of the legend. paper: the legend's
+    text for the paper's numbers (`Panel.paper`). options: keyword arguments of Figure.subplots, such as sharex.
     """
     height = 0.45 + ROW * len(rows) if height is None else height
     figure, grid = panels(len(rows), max(map(len, rows)), height, **options)
@@ -126,7 +127,10 @@ def curve_figure(
 
 
 def keys(shown: Sequence[Panel], paper: str = "the paper's last") -> list[Artist]:
-    """Return the legend's entries for these panels: each labelled line once, reference lines, and the paper's marks."""
+    """Return the legend's entries for these panels: each labelled line or reference line once, and the paper's marks.
+
+    The entry for the paper's marks is present only if a panel has numbers of the paper. paper: the text of this entry.
+    """
     lines = [line for panel in shown for line in panel.lines if line.label]
     lines.sort(key=lambda line: line.secondary)
     entries = dict.fromkeys((line.label, line.style, line.width) for line in lines)

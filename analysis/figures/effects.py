@@ -28,7 +28,7 @@ FAR = 4.0  # the axis does not extend to effects greater than FAR times the medi
 
 @dataclass(frozen=True)
 class EffectsFigure:
-    """The figure of all arms of a study, as figures.yaml declares it.
+    """The figure of the effects of all arms of a study, as figures.yaml declares it.
 
     The arms are those of the sweeps in the list `groups` of arms.yaml.
     """
@@ -133,9 +133,9 @@ def _arms(part: Results) -> list[str]:
 
 
 def _paper_change(table: ArmTable, of: EffectsFigure, group: Group, arm: str) -> float | None:
-    """Return the paper's change for an arm, as a fraction: the declared number, or else one from the paper's tables.
+    """Return the change of an arm's validation loss that the paper reports, as a fraction; None if it reports none.
 
-    Return None if the paper has neither.
+    The change is the number that figures.yaml names (`of.paper`), or else one that is computed from the paper's tables.
     """
     if (key := f"{group.sweep}/{arm}") in of.paper:
         return paper(table.study).numbers[of.paper[key]].value
@@ -153,10 +153,10 @@ def _margin(study: str, name: str) -> float:
 
 
 def _usual(rows: Sequence[Estimate]) -> list[float]:
-    """Return the absolute values that the axis has to include, so that a few very large effects do not determine it.
+    """Return the absolute values that the axis has to include; a few very large effects do not determine its range.
 
-    They are the effects up to a limit, FAR times the median effect, and the ends of these effects' intervals, if an end
-    is at most twice the limit.
+    The values are those of the effects up to a limit (FAR times the median effect), and the farther end of each of
+    these effects' intervals, if it is at most twice the limit.
     """
     sizes = [abs(row.mean) for row in rows if row.mean is not None]
     most = FAR * float(np.median(sizes))

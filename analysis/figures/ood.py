@@ -1,8 +1,8 @@
 """Figures of losses on out-of-domain text, which replace the paper's figures of task scores.
 
-The paper's last scores are shown beside our losses. Task scores need models of billions of parameters. Out-of-domain
-losses answer a part of the same question with small models: if an arm is as good as its baseline on text like the
-training data, is it also as good on other text?
+The scores that the study's paper reports for the end of training are shown beside our losses. Task scores need models
+of billions of parameters. Out-of-domain losses answer a part of the same question with small models: if an arm is as
+good as its baseline on text like the training data, is it also as good on other text?
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CLOZE = ("ood_cloze.accuracy", "validation_cloze.accuracy")
 class OodFigure:
     """A figure with a row of panels for each group of arms, as figures.yaml declares it.
 
-    The panels show the out-of-domain loss, the accuracy in our cloze task (if measured), and the paper's last score.
+    The panels show the out-of-domain loss, the accuracy in our cloze task (if measured), and the paper's final score.
     """
 
     id: str
@@ -43,9 +43,10 @@ class OodFigure:
 
 
 def ood_figure(results: Results, study: str, of: OodFigure) -> Picture:
-    """Return the figure. If this scale does not run the arms of a row, the row's panels say that they are not run.
+    """Return the figure that `of` declares, with a row of panels for each group of arms.
 
-    Return NotPlanned if no row is run at this scale, and NoData if no trial has recorded the out-of-domain loss.
+    If this scale does not run the arms of a row, the row's panels say so. Return NotPlanned if no row is run at this
+    scale, and NoData if no trial has recorded the out-of-domain loss.
     """
     shown = {row.of.name: row for row in show_rows(results, study, of.rows)}
     if not shown:
@@ -89,7 +90,7 @@ def ood_figure(results: Results, study: str, of: OodFigure) -> Picture:
 
 
 def _scores(study: str, of: OodFigure, row: ArmCurves) -> dict[str, float]:
-    """Return the paper's last scores of a row's arms as fractions, by arm; arms without a score are left out."""
+    """Return the paper's final scores of a row's arms as fractions, by arm; arms without a score are left out."""
     table, printed = arm_table(study), paper(study).table(row.table)
     values = {arm: printed.value(of.row, table.column(printed.id, arm, table.place(row.where))) for arm in row.all_arms}
     return {arm: value / 100 for arm, value in values.items() if value is not None}

@@ -48,7 +48,10 @@ def paper_key(label: str = "the paper's") -> Line2D:
 
 
 def legend(figure: Figure, keys: Sequence[Artist], columns: int = 3) -> None:
-    """Add a legend with these entries above all panels; without entries, add nothing. columns: the most columns."""
+    """Add a legend with these entries above all panels; without entries, add nothing.
+
+    columns: the maximum number of columns.
+    """
     if keys:
         figure.legend(handles=list(keys), loc="outside upper left", ncols=min(columns, len(keys)), borderpad=0.1)
 

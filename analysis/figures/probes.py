@@ -39,7 +39,7 @@ class ProbesFigure:
 
 
 def probes_figure(results: Results, study: str, of: ProbesFigure) -> Picture:
-    """Return the figure, with a row for each operand, GEMM and block of layers.
+    """Return the figure of probes that `of` declares, with a row for each operand, GEMM and block of layers.
 
     For each arm, a row has two cells: only this operand, GEMM or block is quantized, or everything except it. Return
     NotPlanned if no arm is run at this scale, and NoData if no probe is finished.

@@ -73,7 +73,10 @@ def curves(results: Results, metric: str) -> pd.DataFrame:
 
 
 def recorded(results: Results, metric: Metric) -> pd.DataFrame:
-    """Return the table of `curves`, averaged over steps if the metric has a value at every step; it is cached."""
+    """Return the table of `curves`, averaged over steps if the metric has a value at every step.
+
+    The table is cached in `results`.
+    """
 
     def read() -> pd.DataFrame:
         frame = curves(results, metric.name)
@@ -85,8 +88,8 @@ def recorded(results: Results, metric: Metric) -> pd.DataFrame:
 def smoothed(frame: pd.DataFrame, results: Results) -> pd.DataFrame:
     """Return the table with values averaged over windows of steps, so that a finished trial has about POINTS rows.
 
-    The row of a window has the labels, step and tokens of the window's last step. A trial that belongs to several arms
-    has rows for each arm.
+    In the row of a window, all columns except `value` are those of the window's last step. A trial that belongs to
+    several arms has rows for each arm.
     """
     parts = []
     for (trial, _), one in frame.drop_duplicates(["id", "arm", "step"]).groupby(["id", "arm"], sort=False):
@@ -98,7 +101,10 @@ def smoothed(frame: pd.DataFrame, results: Results) -> pd.DataFrame:
 
 
 def level(frame: pd.DataFrame, arm: str) -> Series | None:
-    """Return the curve of the arm's own numbers; None if the table has no rows of the arm."""
+    """Return the curve of the arm's own numbers, not of changes; None if there is no step that all of its seeds have.
+
+    frame: a table as `recorded` returns it.
+    """
     table = _tokens_by_seeds(frame, arm)
     if table.empty:
         return None
@@ -108,7 +114,10 @@ def level(frame: pd.DataFrame, arm: str) -> Series | None:
 
 
 def change(frame: pd.DataFrame, arm: str, baseline: str) -> Series | None:
-    """Return the curve of (arm - baseline) / |baseline|, paired by seed and number of tokens; None without a pair."""
+    """Return the curve of (arm - baseline) / |baseline|, paired by seed and number of tokens; None without a pair.
+
+    frame: a table as `curves` or `recorded` returns it.
+    """
     ours, theirs = _tokens_by_seeds(frame, arm), _tokens_by_seeds(frame, baseline)
     seeds = [seed for seed in ours.columns if seed in theirs.columns]
     steps = ours.index.intersection(theirs.index)

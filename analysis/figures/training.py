@@ -93,7 +93,7 @@ class Shown:
 
     @cached_property
     def levels(self) -> dict[str, Series]:
-        """The curves of the numbers of the arms and their trunks, by arm; arms without data are left out."""
+        """The curves of the metric's values for the arms and their trunks, by arm; arms without data are left out."""
         frame = series.recorded(self.part, self.metric)
         return _there({name: series.level(frame, name) for name in (*self.of.all_arms, *self.trunks)})
 

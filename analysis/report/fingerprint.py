@@ -43,7 +43,7 @@ def made_of(results: Results, overrides: tuple[str, ...]) -> str:
 
 
 def sources(folders: tuple[str, ...]) -> str:
-    """Return one digest of the names and contents of the files in these packages whose suffix is in CODE."""
+    """Return one digest of the names and contents of the files in these folders of fewbits whose suffix is in CODE."""
     total = hashlib.sha256()
     for name in folders:
         for path in sorted(path for path in (_ROOT / name).rglob("*") if path.suffix in CODE):

@@ -47,7 +47,7 @@ class Value:
 
     @staticmethod
     def of(data: Differences | NoData) -> Value | NoData:
-        """Return the mean of an arm's own numbers or of paired differences.
+        """Return the mean over seeds, of an arm's own numbers or of its differences from a baseline.
 
         Return NoData if each pair has a trial that diverged. If `data` is NoData, return it unchanged.
         """
@@ -78,8 +78,7 @@ Ours = Value | Setting | Missing
 def why_missing(ours: Missing) -> str:
     """Return the text that a cell shows instead of a missing number.
 
-    The text is "out of reach: " or "no data: ", followed by the reason. For a number that the scale does not plan, it
-    is the reason alone.
+    The text is "out of reach: " or "no data: ", followed by the reason. For NotPlanned, the text is the reason alone.
     """
     if isinstance(ours, NotPlanned):
         return ours.reason

@@ -106,9 +106,9 @@ def study_registry(study: str) -> StudyRegistry:
 
 
 def load(registry: StudyRegistry) -> None:
-    """Register a study's tables and figures: import its modules (see the decorators below), and read its YAML files.
+    """Register a study's tables and figures: import the study's modules, and read tables.yaml and figures.yaml.
 
-    A second call changes nothing.
+    The modules register functions with the decorators `@table` and `@figure`. A second call changes nothing.
     """
     from fewbits.analysis.report.declared import declared_figures, declared_tables
 

@@ -1,4 +1,4 @@
-"""The report of a study at one scale. Notebooks call its functions to show items: tables, figures and claims.
+"""The report of a study at one scale. Notebooks call its methods to show items: tables, figures and claims.
 
     mor = fewbits.read("mor", scale="cpu").report
     mor.table("Table 2")                # a DataFrame; in Jupyter it is shown as the table of the report
@@ -111,7 +111,7 @@ class StudyReport:
 
     @property
     def size(self) -> str:
-        """Return the amount of training, and how much of it used the quantized recipes, as text.
+        """The models' sizes, the longest run's tokens, and the share of training with quantized recipes, as text.
 
         A run that branches from a trunk trains only the tokens after the branch with its own recipe. The text gives the
         share of these tokens among all tokens of the run and its trunk, for the quantized run with the greatest share.

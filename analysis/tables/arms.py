@@ -20,7 +20,7 @@ LOSSES = {"Training loss": f"loss{LATE}", "Validation loss": "validation_loss", 
 
 @dataclass(frozen=True)
 class ArmsColumn:
-    """A column: with a baseline, each arm's change from it in percent; without one, each arm's own mean number."""
+    """A column: each arm's mean of a metric or, if the column has a baseline, each arm's change from it in percent."""
 
     title: str
     metric: str
@@ -56,7 +56,8 @@ class ArmsTable:
 def arms_table(results: Results, study: str, of: ArmsTable) -> Table:
     """Return the table that `of` declares; NotPlanned if the scale lacks the arm `of.needs`.
 
-    If several arms have the same trials, only the first of them has a row. The baseline of losses has no row.
+    If several arms have the same trials, only the first of them has a row. The arm `of.losses` has no row, because it
+    is the baseline of the columns of losses.
     """
     load_hooks(study)
     table, rows = arm_table(study), []

@@ -45,7 +45,7 @@ def change(
 ) -> TableCell:
     """Return the arm's mean change from the baseline in percent, over pairs of trials with equal seeds.
 
-    sweep: the sweep to compare in; if it is empty, the first sweep that has both arms.
+    sweep: the sweep to compare in; if empty, the first sweep that has both arms, or else all sweeps together.
     """
     return cell(compare(results, metric, arm, baseline, where, sweep), PERCENT, paper, source)
 
@@ -53,7 +53,7 @@ def change(
 def share(
     results: Results, shares: Mapping[str, float], arm: str, where: Where = ANYWHERE, paper: float | None = None
 ) -> TableCell:
-    """Return the arm's mean share in percent. shares: {trial id: share from 0 to 1}; paper: a percentage."""
+    """Return the mean of the arm's shares in percent. shares: {trial id: share from 0 to 1}; paper: a percentage."""
     return cell(own_numbers(results, shares, arm, where), PERCENT, paper, "inferred" if paper is not None else "")
 
 

@@ -21,10 +21,11 @@ from fewbits.analysis.engine.statistics.estimates import Pools
 def compare(
     results: Results, metric: Metric, arm: str, baseline: str = BASELINE, where: Where = ANYWHERE, sweep: str = ""
 ) -> Data | NotPlanned:
-    """Return the relative differences of pairs, arm minus baseline, with a spread pooled over similar arms.
+    """Return the relative differences, arm minus baseline, of the pairs of trials with equal seeds.
 
-    Similar arms have the same model, optimizer, schedule and trunk (results/pooling.py). where: axis values of the arm.
-    sweep: the sweep to compare in; if it is empty, the first sweep that has both arms.
+    They have a spread that is pooled over arms with the same model, optimizer, schedule and trunk (results/pooling.py).
+    where: axis values of the arm. sweep: the sweep to compare in; if empty, the first sweep that has both arms, or else
+    all sweeps together.
     """
     part = Part("lower", arms=(arm,), baseline=baseline, sweep=sweep, where=dict(where))
     name = metric if isinstance(metric, str) else "numbers"
@@ -36,7 +37,7 @@ def compare(
 
 
 def own_numbers(results: Results, metric: Metric, arm: str, where: Where = ANYWHERE) -> Data | NotPlanned:
-    """Return the arm's own numbers, one for each seed; where: axis values of the arm."""
+    """Return the metric's values in the arm's trials, one for each seed. where: axis values of the arm."""
     scope = scope_of(results, (arm,), where=where)
     if scope is None:
         return not_planned(results)
@@ -47,10 +48,11 @@ def own_numbers(results: Results, metric: Metric, arm: str, where: Where = ANYWH
 
 
 def pools(results: Results, metric: Metric, baseline: str = BASELINE, where: Where = ANYWHERE) -> Pools | None:
-    """Return, for each kind of arm, the spread of the difference between two arms (results/pooling.py).
+    """Return, for each kind of arms, the spread over seeds of the difference between two arms of this kind.
 
-    The spread is pooled over all arms that have the baseline's model, optimizer, schedule and trunk. Return None if the
-    baseline is not planned or nothing can be pooled.
+    One kind, for example, is all arms whose forward passes have formats of fewer than 8 bits (results/pooling.py). The
+    spread is pooled over all arms of a kind that have the baseline's model, optimizer, schedule and trunk. Return None
+    if the baseline is not planned or nothing can be pooled.
     """
     scope = scope_of(results, (baseline,), where=where)
     return None if scope is None else pools_of(results, scope, _values(results, metric), baseline, where)

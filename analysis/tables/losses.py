@@ -74,7 +74,7 @@ class LossColumn:
 def paper_losses(results: Results, study: str, name: str, notes: Sequence[str] = NOTES) -> TableResult:
     """Return the paper's table of losses with our numbers beside the paper's; ours are from the arms in arms.yaml.
 
-    name: the id of the paper's table. Raise ValueError if no arm in arms.yaml belongs to one of the columns.
+    name: the id of the paper's table. Raise ValueError if the table has a column to which no arm in arms.yaml belongs.
     """
     table, printed = arm_table(study), paper(study).table(name)
     columns = []
@@ -138,7 +138,10 @@ def _score(results: Results, column: LossColumn, row: Row, printed: Table) -> Ta
 
 
 def _scores(results: Results, task: Task) -> dict[str, float]:
-    """Return {trial id: score} for the trials that were evaluated on all subtasks; the score is their mean."""
+    """Return {trial id: score} for the trials that were evaluated on all subtasks of the task.
+
+    A trial's score is the mean of its scores on the subtasks.
+    """
     names = [f"tasks.{name}.{task.metric}" for name in task.names]
     if not set(names) <= set(results.metrics()):
         return {}

@@ -35,8 +35,9 @@ def noise_table(results: Results, study: str, of: Sequence[NoiseRows]) -> Table:
     """Return the table of noise of a study; it has a column for each loss (LOSSES).
 
     Each family in `of` has these rows: for each pair of arms that should be equal, the difference and its spread over
-    seeds; the spread of BF16's losses; and for each kind of arms (results/pooling.py), the spread of the difference
-    between two arms, estimated from all arms of this kind.
+    seeds; the spread of BF16's losses; and for each kind of arms, the spread of the difference between two arms,
+    estimated from all arms of this kind. One kind, for example, is all arms whose forward passes have formats of fewer
+    than 8 bits (results/pooling.py).
     """
     table, rows = arm_table(study), []
     left_out: list[str] = []

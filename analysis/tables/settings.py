@@ -57,7 +57,7 @@ class SettingsColumn:
 
 
 def _line(results: Results, trial: str) -> tuple[Trial, ...]:
-    """Return a trial's parents, from the first to the last, and then the trial itself. trial: its id."""
+    """Return a trial's ancestors (parent, its parent …), oldest first, and then the trial itself. trial: its id."""
     planned = results.plan.trials[trial]
     return (*(() if planned.parent is None else _line(results, planned.parent)), planned.trial)
 

@@ -24,8 +24,9 @@ FORMS = {"parquet": "parquet", "csv": "csv", "huggingface": "parquet"}  # value 
 def write_export(frames: Mapping[str, pd.DataFrame], folder: Path, form: str) -> Path:
     """Write each frame to FOLDER/NAME.parquet or .csv, write README.md, and return the folder's absolute path.
 
-    frames: name → frame. form: a key of FORMS. Raise ValueError if the folder exists and is not empty, or if the form
-    is unknown. The folder appears only when all files are complete.
+    frames: name → frame. form: `parquet`, `csv` or `huggingface` (Parquet files and a dataset card). Raise ValueError
+    if the folder exists and is not empty, or if the form is unknown. The folder appears only when all files are
+    complete.
     """
     one_of("form", form, FORMS)
     folder = folder.expanduser().absolute()

@@ -101,7 +101,8 @@ def _names_store(overrides: Sequence[str]) -> bool:
 def _nearest_store(overrides: Sequence[str]) -> Path | None:
     """Return the nearest store in or above the working directory; if there is none, in or above a sweep file's folder.
 
-    overrides: those that may name sweep files. Return None if there is no store in these places, either.
+    overrides: the arguments that select the sweep; those that end with .yaml or .yml may be paths of sweep files.
+    Return None if there is no store in any of these folders.
     """
     return next(filter(_is_store, _candidates(overrides)), None)
 

@@ -101,7 +101,10 @@ class Provenance:
         return lines + unlike_within_seeds(self.results.rows)
 
     def of_environments(self, key: str) -> str:
-        """Return the different values of one key of the environments that computed the trials, as text."""
+        """Return the different values of one key of the trials' environments as text.
+
+        An environment is a record of the machine and software that computed a trial, in its provenance.json.
+        """
         records = (environment for _, record in self.finished for environment in environments(record))
         values = {str(environment[key]) for environment in records if environment.get(key) is not None}
         return ", ".join(sorted(values)) or "unknown"
@@ -163,7 +166,7 @@ class Provenance:
 def _as_typed(override: str) -> str:
     """Return an override as a user would type it in a shell.
 
-    The override of the store becomes the option `--runs`, or "" for the default store `runs`.
+    The override `runtime.runs=STORE` becomes the option `--runs STORE`, or "" for the default store `runs`.
     """
     key, _, value = override.partition("=")
     if key != "runtime.runs":

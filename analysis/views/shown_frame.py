@@ -86,7 +86,10 @@ def outcome_rows(verdicts: Iterable[Verdict]) -> list[dict[str, Any]]:
 
 
 def verdict_row(verdict: Verdict) -> dict[str, Any]:
-    """Return the row of a claim: its verdict, the reason, and the NUMBERS of the finding `verdict.leading`."""
+    """Return the row of a claim: its verdict, the reason, and the effect, interval, p value … of one comparison.
+
+    The comparison is `verdict.leading`, the one with the greatest p value; NUMBERS lists the columns.
+    """
     return {
         "claim": verdict.claim.id,
         "statement": verdict.claim.statement,
@@ -99,7 +102,10 @@ def verdict_row(verdict: Verdict) -> dict[str, Any]:
 
 
 def finding_row(verdict: Verdict, finding: Finding) -> dict[str, Any]:
-    """Return the row of one comparison: the claim's id and verdict, the comparison's name and status, and NUMBERS."""
+    """Return the row of one comparison: the claim's id and verdict, the comparison's name and status, and its numbers.
+
+    NUMBERS lists the columns of the numbers.
+    """
     return {
         "claim": verdict.claim.id,
         "verdict": str(verdict.outcome),

@@ -1,6 +1,6 @@
-"""Convert a decoder to a model of transformers: its configuration, and its weights by transformers' names.
+"""Convert a decoder to a model of the library transformers: its config.json and its weights by transformers' names.
 
-| ours | class of transformers |
+| decoder of fewbits | class of transformers |
 |---|---|
 | GELU, LayerNorm, learned positions | GPT2LMHeadModel |
 | SwiGLU, RMSNorm, RoPE on whole heads | LlamaForCausalLM |
@@ -29,7 +29,7 @@ Weights = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Family:
-    """A class of transformers, the decoders that it can represent, and how to convert them.
+    """A model class of the library transformers, the decoders that it can represent, and how to convert them.
 
     activation, norm, positions: the values that these fields of DecoderConfig must have.
     """
@@ -50,7 +50,7 @@ class Family:
 
 
 def family_of(config: DecoderConfig) -> Family:
-    """Return the class of transformers that computes the decoder's function; raise ValueError if there is none."""
+    """Return the Family whose class of transformers computes the decoder's function; raise ValueError without one."""
     if "M" in config.pattern:
         raise ValueError(
             f"model {config.name} has Mamba-2 layers, which cannot be exported: transformers' Mamba-2 bounds the step "
@@ -214,7 +214,10 @@ def _halves(config: DecoderConfig, rows: Tensor | None) -> Tensor | None:
 
 
 def _renamed(state: Mapping[str, Tensor], ours: str, theirs: str) -> Weights:
-    """Return a layer's weight and, if there is one, its bias, by transformers' name of the layer."""
+    """Return a layer's weight and, if there is one, its bias, by transformers' name of the layer.
+
+    ours, theirs: the layer's name in `state` and in transformers.
+    """
     return {f"{theirs}.{part}": state[key] for part in ("weight", "bias") if (key := f"{ours}.{part}") in state}
 
 

@@ -141,7 +141,7 @@ class Rope(nn.Module):
         self.reset(torch.get_default_device())
 
     def reset(self, device: torch.device) -> None:
-        """Set `turns` to the cosines and sines, on this device; on the meta device only their shape is set."""
+        """Set `turns` to the angles' cosines and sines, on this device; on the meta device only their shape is set."""
         if device.type == "meta":
             self.turns = torch.empty(self.context, self.rotated // 2, 2, device=device)
         else:

@@ -67,9 +67,9 @@ class Mamba2(nn.Module):
 
 
 def ssd(x_BTHP: Tensor, dt_BTH: Tensor, a_H: Tensor, b_BTGN: Tensor, c_BTGN: Tensor, chunk: int = CHUNK) -> Tensor:
-    """Return y [B, T, H, P] of the recurrence from the state 0, without the term D·x, in FP32.
+    """Return y [B, T, H, P] of Mamba-2's recurrence (see the module) from the state 0, without the term D·x, in FP32.
 
-    dt_BTH: the step sizes Δ. chunk: tokens per chunk.
+    dt_BTH: the step sizes Δ. a_H: the decays a, which are negative. b_BTGN, c_BTGN: B and C. chunk: tokens per chunk.
 
     The algorithm is Mamba-2's state-space duality. Within a chunk, y_i = Σ_{j≤i} exp(s_i − s_j)·(C_i·B_j)·Δ_j x_j,
     where s is the running sum of Δ·a. This is attention with a decay instead of the softmax. Earlier chunks affect a
@@ -127,7 +127,8 @@ def sum_by_doubling(x: Tensor) -> Tensor:
 class _Decayed(Function):
     """Computes the decayed scores from the scores C_i·B_j: scores_ij·exp(s_i − s_j) for j ≤ i, and 0 for j > i.
 
-    The scores are the largest tensors of the model, so the code avoids every unnecessary pass over them.
+    s (`sums_BCGRQ`) is the running sum of Δ·a within a chunk. The scores are the largest tensors of the model, so the
+    code avoids every unnecessary pass over them.
     """
 
     @staticmethod

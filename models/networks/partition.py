@@ -62,7 +62,10 @@ def _partition_linear(model: nn.Module, path: str, linear: nn.Linear) -> Partiti
 
 
 def _heads(path: str, rows: int, head_dim: object) -> tuple[int, ...]:
-    """Return the partition of this many rows by heads; raise ValueError if head_dim is None or does not divide rows."""
+    """Return the partition of a weight's rows by heads; raise ValueError if head_dim is None or does not divide `rows`.
+
+    path: the layer's name, for the message. rows: the number of rows.
+    """
     if not isinstance(head_dim, int) or rows % head_dim:
         raise ValueError(
             f"{path} has {rows} rows and heads of dimension {head_dim}: expected an attention module whose head_dim "

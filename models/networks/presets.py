@@ -1,4 +1,4 @@
-"""List the models of the papers by name, and a small model of each family for CPUs.
+"""List the models of the papers (MoR, NVFP4, GaussWS) by name, and a small model of each family for CPUs.
 
 The `-nano` models have the same kinds of layers as their family, at the smallest size at which the quantization blocks
 `128x128`, `channel` and `tensor` still differ: width 256, so that every operand of every linear layer has at least 4

@@ -129,8 +129,8 @@ class Verdict:
     def leading(self) -> Finding | None:
         """The finding whose effect a summary shows: the one with the greatest p_for among findings with an interval.
 
-        A finding without p_for counts as p = 1. Findings without an interval, for example of a single seed, are used
-        only if no finding has one. None if no finding has an effect.
+        A finding without p_for counts as p_for = 1. Findings without an interval, for example of a single seed, are
+        used only if no finding has an interval. None if no finding has an effect.
         """
         measured = [finding for finding in self.findings if finding.effect is not None]
         return max(measured, key=lambda one: (one.interval is not None, _p_for(one)), default=None)

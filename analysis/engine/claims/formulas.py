@@ -38,7 +38,7 @@ class Place:
     def parse(cls, text: str, metric: str) -> Place:
         """Return the sweep, arm and metric in a text of the form `SWEEP/ARM METRIC` or `SWEEP/ARM`.
 
-        metric: the metric for texts of the second form. Raise ValueError for other texts.
+        metric: the metric if the text names none. Raise ValueError if the text has neither form.
         """
         place, _, own = text.partition(" ")
         sweep, slash, arm = place.partition("/")
@@ -50,7 +50,7 @@ class Place:
 def check(formula: str, names: Mapping[str, object]) -> None:
     """Raise ValueError if the formula is not valid.
 
-    A valid formula uses all of these names, no other names, and otherwise only numbers, + - * / and parentheses.
+    A valid formula uses every key of `names`, no other names, and otherwise only numbers, + - * / and parentheses.
     """
     evaluate(formula, dict.fromkeys(names, 1.0), strict=False)
     used = {node.id for node in ast.walk(ast.parse(formula, mode="eval")) if isinstance(node, ast.Name)}
@@ -59,10 +59,10 @@ def check(formula: str, names: Mapping[str, object]) -> None:
 
 
 def evaluate(formula: str, values: Mapping[str, float], *, strict: bool = True) -> float:
-    """Return the formula's value, with the given value for each name.
+    """Return the formula's value, with the number in `values` for each name.
 
-    If `strict`, a division by 0 or by a negative number raises NotANumber. If not, negative divisors are allowed and
-    x / 0 gives 0; so `check` can evaluate a formula with arbitrary numbers, to find errors in its syntax.
+    If `strict`, a division by 0 or by a negative number raises NotANumber. Without `strict`, negative divisors are
+    allowed and x / 0 gives 0; so `check` can evaluate a formula with arbitrary numbers, to find errors in its syntax.
     """
 
     def value(node: ast.expr) -> float:

@@ -94,9 +94,9 @@ def exact(study: str, claim: str) -> Callable[[F], F]:
 
 
 def measure(study: str, claim: str) -> Callable[[F], F]:
-    """Return a decorator for the function that computes the data of the claim's parts with the key `data`.
+    """Return a decorator that registers a function of Results, which computes data for the claim with this id.
 
-    The decorator registers the function, which returns {value of the key `data`: data}. Such a function is needed if
+    The function returns {key: data}; a part of the claim chooses its data by `data: KEY`. Such a function is needed if
     the data are not one number per trial or pair.
     """
 

@@ -33,7 +33,7 @@ def judge_study(study: str, results: Results) -> dict[str, Verdict]:
 
 
 def judge_claims(of: StudyClaims, results: Results) -> dict[str, Verdict]:
-    """Return the verdicts of these claims by claim id; their p values are corrected together."""
+    """Return the verdicts of these claims by claim id; all their p values are corrected together for multiple tests."""
     return conclude({claim.id: evidence_of(of.study, claim, results, of) for claim in of.claims})
 
 
@@ -68,7 +68,7 @@ def _unjudged(finding: Finding, reason: str) -> Finding:
 
 
 def _shaped(study: str, results: Results, trials: Iterable[str]) -> tuple[str, ...]:
-    """Return a warning for each seed of these trials that influenced the design (papers/planning/seeds.yaml)."""
+    """Return a warning for each seed of these trials whose earlier results influenced the study's design."""
     chosen = set(trials)
     seeds = sorted({member.cell.seed for member in results.members if member.id in chosen})
     shaped = shaping(study, results.scale_name, seeds)
@@ -162,8 +162,8 @@ def training_of(results: Results, trials: Iterable[str]) -> Training | None:
 def covered(claim: Claim, training: Training | None) -> bool:
     """Tell whether the runs are large and long enough to contradict the claim.
 
-    They need at least half (COVERED) of the parameters and of the tokens in `claim.stated`. If the claim has no
-    `stated`, all runs are large enough. training: None if the claim has no runs.
+    They need at least half (COVERED) of the paper's numbers of parameters and of tokens, which are in `claim.stated`.
+    If the claim has no `stated`, all runs are large enough. training: the size of the runs; None if there are no runs.
     """
     if claim.stated is None:
         return True

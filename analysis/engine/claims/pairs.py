@@ -136,7 +136,7 @@ def members_of(results: Results, arm: str, where: Where | None = None) -> tuple[
 
 
 def _documents(scope: Results, comparison: Comparison) -> Shared | None:
-    """Return the standard error that comes from the choice of evaluation documents.
+    """Return the standard error of the comparison's mean difference that comes from the choice of documents.
 
     Return None if the metric or the runs have no losses for single documents.
     """

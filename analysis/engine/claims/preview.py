@@ -89,7 +89,10 @@ def preview(study: str, results: Results) -> tuple[Preview, ...]:
 
 
 def spreads_of(study: str, results: Results) -> tuple[MeasuredSpread, ...]:
-    """Return rows for spreads.yaml: for each metric, the median spread and median df over the comparisons with data."""
+    """Return rows for spreads.yaml: for each metric, the median `sd` and `df` over the comparisons with data.
+
+    sd: the standard deviation over seeds of the difference between two arms. df: the degrees of freedom of sd.
+    """
     load_hooks(study)
     by_metric: dict[str, list[tuple[float, int]]] = {}
     for claim in load_claims(study).claims:
@@ -162,7 +165,7 @@ def _preview(study: str, claim: str, comparison: Comparison, seeds: int, spread:
 def printed_effect(study: str, comparison: Comparison) -> float | None:
     """Return the effect that the paper prints for a comparison; None if it prints none.
 
-    It is a fraction of the baseline's number if the comparison is relative, else it is in the metric's unit.
+    The effect is a fraction of the baseline's number if the comparison is relative, else it is in the metric's unit.
     """
     printed = comparison.part.printed
     if printed is None:

@@ -50,7 +50,7 @@ class Margin:
 
 @dataclass(frozen=True)
 class Printed:
-    """The source of the paper's own effect for a comparison: a table, a number in `numbers`, or `value` here.
+    """The source of the paper's own effect for a comparison: a table or number in papers/STUDY.yaml, or `value`.
 
     row, column, baseline and number may contain `{arm}`, `{baseline}`, `{metric}` and `{value}`, which are replaced by
     the comparison's arm, baseline, metric and value of the axis in `Part.each`.
@@ -229,10 +229,11 @@ class StudyClaims:
             raise ValueError(f"control {name}: no claim lists it under the key control")
 
     def _check_nulls(self, claim: Claim) -> None:
-        """Raise ValueError if a test in NULLS allows a margin that no control of the claim has to exceed.
+        """Raise ValueError if a test in NULLS has a margin, but no control of the claim has to show a change as large.
 
-        Only claims about losses (reach `outcome`) are checked. Without such a control, runs in which nothing changes
-        the numbers would support the claim, too.
+        Tests in NULLS have to show that an effect is smaller than the margin. Without such a control, runs in which
+        nothing changes the numbers would support the claim, too. Only claims about losses (reach `outcome`) are
+        checked.
         """
         shown = [part for name in claim.control for part in self.control(name).parts]
         for part in claim.parts:
@@ -263,8 +264,8 @@ class StudyClaims:
 def _exceeds(control: Part, null: Part, margin: Margin) -> bool:
     """Tell whether the control's part needs an effect of at least `margin` to be supported.
 
-    null: the claim's part that has this margin, with a test in NULLS. The control's part must measure the same kind of
-    number.
+    null: the claim's part that has this margin, with a test in NULLS (`no_worse`, `equivalent`). The effect must be of
+    the same kind of number as in this part, for example a relative change of a loss.
     """
     same = any(one == other or ("loss" in one and "loss" in other) for one in control.metrics for other in null.metrics)
     own = control.margin

@@ -189,8 +189,9 @@ def _bounds(empty: Finding, comparison: Comparison, data: Differences, estimated
 
 
 def _observed(empty: Finding, comparison: Comparison, data: Differences) -> Finding:
-    """Return SUPPORTED if every trial's number is above or below the bound, as the test says, else OPPOSED.
+    """Return the finding of the test `all_above` or `all_below`.
 
+    It is SUPPORTED if the number of each trial is beyond the bound, else OPPOSED; without any number, it is UNDECIDED.
     There is no p value: the result holds for these trials, not for other seeds.
     """
     than = comparison.part.than
@@ -268,6 +269,9 @@ def _events(
 
 
 def spread_of(data: Differences) -> Spread | None:
-    """Return the spread that a test of these data uses (the pairs' own, or CAUTION · pooled); None for < 2 values."""
+    """Return the spread (standard deviation) that a test of these data uses; None for fewer than two values.
+
+    It is the spread of the values or, if that is larger, the pooled spread times a factor of caution (see `estimate`).
+    """
     estimated = estimate(_transformed(data), data.spread, data.shared) if data.values else None
     return None if estimated is None else estimated.spread

@@ -55,8 +55,8 @@ class Evidence:
     def p_against(self) -> float | None:
         """The p value of the test that contradicts the claim if p is small.
 
-        If k comparisons have a p value against the claim and p is the least of these, it is min(1, k · p). None if no
-        comparison has such a p value, or if the runs are too small or short to contradict the claim (see `covered`).
+        If k comparisons have a p value against the claim and p is the least of these, the result is min(1, k · p). It
+        is None if k = 0, or if the runs are too small or short to contradict the claim (see `covered`).
         """
         if not self.covered:
             return None
@@ -124,7 +124,10 @@ K = TypeVar("K")
 
 
 def _corrected(family: Mapping[K, tuple[float, float]]) -> dict[K, float]:
-    """Return the corrected p value of each test. family: the p value of each test and the least p that it can have."""
+    """Return the p value of each test after Holm's correction over all tests of the family.
+
+    family: test → (its p value, the least p value that it can have).
+    """
     p = holm([p for p, _ in family.values()], [least for _, least in family.values()])
     return dict(zip(family, p, strict=True))
 
@@ -224,8 +227,9 @@ def _headings(parts: Iterable[Finding]) -> str:
 def _controlled(verdict: Verdict, evidence: Evidence) -> Verdict:
     """Return the verdict, or a weaker one if it needs a control that did not pass.
 
-    Only decided verdicts and `not seen at this scale` can change. They become `inconclusive` if a control failed or
-    could not be tested. If the only reason is that the scale does not plan the controls' arms, they become `not run`.
+    Only decided verdicts (`Outcome.decided`) and `not seen at this scale` can change. They become `inconclusive` if a
+    control failed or could not be tested. If the only reason is that the scale does not plan the controls' arms, they
+    become `not run`.
     `not seen at this scale` also becomes `inconclusive` if the claim has no control.
     """
     if not verdict.outcome.decided and verdict.outcome is not Outcome.NOT_SEEN:

@@ -40,7 +40,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Group:
-    """A sweep whose arms appear in a report's figure of all effects."""
+    """A sweep whose arms appear in the figure of a report that shows the effects of all arms on the loss."""
 
     sweep: str
     prefix: str = ""  # text before the arms' labels

@@ -1,9 +1,10 @@
 """Estimate, from the losses of single documents, the error in a validation loss due to the choice of documents.
 
 All seeds are evaluated on the same documents, so more seeds do not reduce this error. A run folder may have the file
-`evaluation.parquet` with a row for each text and document: the number of tokens and the mean loss with the recipe's
-formats (`loss`), unquantized (`loss_unquantized`), with weights cast to their learned bit widths (`loss_cast`) and with
-all weights cast to three bits (`loss_narrow`). For runs without this file, the error is not computed.
+`evaluation.parquet` with a row for each document of each text (a set of documents: `validation` or `ood`): the number
+of tokens and the mean loss with the recipe's formats (`loss`), unquantized (`loss_unquantized`), with weights cast to
+their learned bit widths (`loss_cast`) and with all weights cast to three bits (`loss_narrow`). For runs without this
+file, the error is not computed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ VALIDATION = "validation"  # the value of the column `text` for the documents th
 def documents(results: Results) -> pd.DataFrame:
     """Return a table with a row for each trial, text and document; it is empty if no run folder has evaluation.parquet.
 
-    The columns are LABELS and the losses of the document (`loss`, `loss_unquantized` …).
+    A text is a set of documents: `validation` or `ood`. The columns are trial, text, document, tokens, and the losses
+    of the document (`loss`, `loss_unquantized` …).
     """
     frame = results.table_of(FILE)
     if frame.empty:
@@ -44,9 +46,9 @@ def document_error(
 ) -> Shared | None:
     """Return the standard error of the mean difference, arm minus baseline, that comes from the choice of documents.
 
-    frame: as `documents` returns it. pairs: for each seed, the ids of our trial and of the baseline's trial. column:
-    the column with the loss. texts: the texts whose documents are used. relative: the difference is a fraction of the
-    baseline's loss.
+    frame: as `documents` returns it. pairs: for each seed, the ids of the arm's trial and of the baseline's trial.
+    column: the column with the loss. texts: the sets of documents that are used, such as `validation`. relative: the
+    difference is a fraction of the baseline's loss.
 
     All seeds share the documents, so each document's difference is first averaged over the seeds. The error is that of
     a ratio estimator (sum of losses / sum of tokens), with documents as clusters and texts as strata. Return None if a

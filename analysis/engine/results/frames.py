@@ -174,8 +174,8 @@ class Results:
     def curves(self, metric: str) -> pd.DataFrame:
         """Return a metric by training step: a row for each place and step.
 
-        The columns are LABELS, state, step, tokens and value. Unfinished trials have the rows that they have written so
-        far. Raise ValueError for an unknown metric.
+        The columns are LABELS (study, scale, sweep, arm, axes, seed, id), state, step, tokens and value. Unfinished
+        trials have the rows that they have written so far. Raise ValueError for an unknown metric.
         """
         frame = self.table_of("metrics.parquet")
         if frame.empty or (metric in EVALUATED and metric not in frame):

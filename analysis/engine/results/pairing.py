@@ -128,7 +128,10 @@ def combined(
 
 
 def _by_seed(results: Results, sweep: str, arm: str) -> dict[int, Row]:
-    """Return {seed: row} for an arm of a sweep; raise ValueError if the arm has several combinations of axis values."""
+    """Return {seed: row of `results.trials`} for an arm of a sweep.
+
+    Raise ValueError if the arm has several combinations of axis values.
+    """
     rows = [row for row in results.rows if (row["sweep"], row["arm"]) == (sweep, arm)]
     combinations = dict.fromkeys(row["axes"] for row in rows)
     if len(combinations) > 1:

@@ -172,7 +172,10 @@ def paper(study: str) -> Paper:
 
 
 def named(kind: str, name: str, items: Sequence[T]) -> T:
-    """Return the item with this id; otherwise raise ValueError with the valid ids. kind: the noun in the message."""
+    """Return the item whose id is `name`; if there is none, raise ValueError with the valid ids.
+
+    kind: a noun for the items in the error message, such as "table".
+    """
     one_of(kind, name, [item.id for item in items])
     return next(item for item in items if item.id == name)
 

@@ -33,7 +33,10 @@ def sweep_places(results: Results, sweep: str, where: Where = ANYWHERE) -> Resul
 
 
 def family_places(results: Results, table: ArmTable, sweep: str) -> Results:
-    """Return the results of all places in the sweep's family of sweeps (ArmTable.family); there may be no place."""
+    """Return the results of all places in the sweep's family; there may be no place.
+
+    A family is a group of sweeps of one model whose arms start from the same trunks (see `ArmTable`).
+    """
     sweeps = table.family(sweep)
     return results.remembered(
         f"places of {', '.join(sweeps)}",

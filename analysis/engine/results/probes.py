@@ -23,7 +23,8 @@ PREFIX = "probe:"
 def probe_numbers(results: Results, metric: str) -> dict[str, float]:
     """Return {trial id: number} for a metric with a name `probe:VARIANT:MEASURE`.
 
-    Trials without the variant are missing; for a ratio, so are trials whose denominator is missing or 0.
+    Trials without the variant have no entry. If VARIANT is a ratio of two variants, trials in which the second one is
+    missing or 0 have no entry, either.
     """
     _, variant, measure = metric.split(":")
     rows = whole_gradients(results)

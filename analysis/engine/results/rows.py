@@ -24,7 +24,10 @@ Row = Mapping[str, Any]
 
 
 def labels(member: Member) -> dict[str, Any]:
-    """Return the LABELS of a place, and a column for each axis with its value (unless a label has the axis's name)."""
+    """Return {column: value} of a place: study, scale, sweep, arm, axes, seed, id, and a column for each axis.
+
+    id: the id of the trial. An axis that has the name of one of the other columns gets no column.
+    """
     cell = member.cell
     columns = {
         "study": member.study,
@@ -39,7 +42,7 @@ def labels(member: Member) -> dict[str, Any]:
 
 
 def standing(folder: RunFolder, trial: Trial, old: str) -> dict[str, Any]:
-    """Return a dictionary with the columns STANDING of a trial and, if it is finished, all its measured numbers.
+    """Return {column: value} of a trial: the columns STANDING (state, step …) and, if finished, all measured numbers.
 
     The numbers are those of result.json and of later evaluations of the run. `note` says why there is no result, or
     that today's code may give another one. old: the name of the run folder of another trial that an earlier plan had at

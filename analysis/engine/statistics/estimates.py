@@ -195,8 +195,8 @@ def _across(one: Pooled, other: Pooled) -> Spread:
 def pooled_by_kind(arms: Mapping[str, Sequence[float]], kinds: Mapping[str, str]) -> Pools | None:
     """Estimate a common spread for the arms of each kind (see `pooled`); return None if there is none for any kind.
 
-    arms: arm → its values, for the same seeds in the same order. kinds: arm → its kind. A kind with only one arm has no
-    common spread.
+    arms: arm → its values, for the same seeds in the same order. kinds: arm → its kind, any name for the group of arms
+    whose spreads are assumed to be equal. A kind with only one arm has no common spread.
     """
     by_kind: dict[str, dict[str, Sequence[float]]] = {}
     for name, values in arms.items():
@@ -206,7 +206,7 @@ def pooled_by_kind(arms: Mapping[str, Sequence[float]], kinds: Mapping[str, str]
 
 
 def pooled(arms: Mapping[str, Sequence[float]]) -> Pooled | None:
-    """Return the pool of these arms, which are assumed to have equal spreads.
+    """Return the pool of these arms: the arms that are assumed to have equal spreads, and their common spread.
 
     arms: arm → its values, for the same seeds in the same order. The pool's spread is computed from the residuals that
     remain after subtraction of each arm's mean and each seed's mean. If there are three or more arms, an arm whose
@@ -298,10 +298,11 @@ class Estimate:
 def estimate(values: ArrayLike, pooled: Spread | None = None, shared: Shared | None = None) -> Estimate | None:
     """Return the mean of two or more values with its standard error; None for one value.
 
-    pooled: a spread that was estimated from more arms. The estimate uses CAUTION · pooled or, if it is larger, the
-    spread of the values themselves. Reason: an arm whose spread is twice that of the others often stays in the pool.
-    With the plain pooled spread, 8 to 11 % of this arm's comparisons would be significant by chance instead of 5 %
-    (docs/measured/pooling.md). shared: a standard error that more values do not reduce; its square is added.
+    pooled: a spread that was estimated from more arms. The estimate uses `pooled` times the factor CAUTION or, if it is
+    larger, the spread of the values themselves. Reason: an arm whose spread is twice that of the others often stays in
+    the pool. With the plain pooled spread, 8 to 11 % of this arm's comparisons would be significant by chance instead
+    of 5 % (docs/measured/pooling.md). shared: a standard error that more values do not reduce; its square is added to
+    the square of the values' standard error.
     """
     x = checked(values)
     if x.size < 2:

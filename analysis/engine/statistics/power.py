@@ -88,8 +88,8 @@ def planned_effect(sd: float, df: int, n: int) -> float | None:
     """Return the true effect that a one-sided test of n planned pairs detects with probability POWER; None if n < 2.
 
     sd, df: the pooled spread of earlier runs and its degrees of freedom. The test follows the rule of
-    `estimates.estimate`: it uses CAUTION · sd or, if the spread of the n pairs happens to be larger, that spread with
-    its n - 1 degrees of freedom.
+    `estimates.estimate`: it uses sd times the factor CAUTION or, if the spread of the n pairs happens to be larger, the
+    spread of these pairs with its n - 1 degrees of freedom.
     """
     return None if n < 2 else sd * _planned_in_spreads(n, max(df, n - 1))
 

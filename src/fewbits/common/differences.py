@@ -13,7 +13,7 @@ ALIKE = 2  # fields share a line if their keys begin with the same 2 parts, such
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     """Return a line `KEY: A → B` for each field that differs between the nested mappings `a` and `b`.
 
-    Fields with the same change share a line if the first ALIKE parts of their dotted keys are equal.
+    Fields with the same change share a line if the first two parts (ALIKE) of their dotted keys are equal.
     """
     left, right = dict(_flat(a)), dict(_flat(b))
     changes: dict[tuple[str, str], list[str]] = {}

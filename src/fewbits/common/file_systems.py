@@ -42,6 +42,6 @@ def kind_of(path: Path) -> str | None:
 
 
 def network_kind_of(path: Path) -> str | None:
-    """Return the type of the file system that a path is on if it is one of NETWORK, such as `nfs4`; else None."""
+    """Return the type of a path's file system, such as `nfs4`, if it is a network file system (NETWORK); else None."""
     kind = kind_of(path)
     return kind if kind in NETWORK else None
