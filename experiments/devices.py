@@ -87,7 +87,7 @@ def rank_count() -> int:
 
 
 def check_device(kind: str) -> None:
-    """Raise ValueError if this machine cannot train on this kind of device with our compiled kernels.
+    """Raise ValueError if this machine cannot train on this kind of device with fewbits' compiled kernels.
 
     With FEWBITS_BACKEND=reference, a GPU needs no compiled kernels: it uses the reference kernels, many times slower.
     """

@@ -89,9 +89,9 @@ def identity(
 
 
 def imported_identity(trial: Trial, data_fingerprint: str, weights: str) -> Identity:
-    """Return the identity of an imported checkpoint, which no sources of ours have computed.
+    """Return the identity of an imported checkpoint: the values whose hash is its trial's id.
 
-    So it contains the hash of the weights, `weights`, in place of source fingerprints.
+    fewbits has not computed the weights, so the identity has `weights`, their hash, in place of source fingerprints.
     """
     made_of = identity(trial, data_fingerprint, "cpu")
     return {**made_of, "numerics": [], IMPORTED: weights}

@@ -1,4 +1,4 @@
-"""Train with fewbits' recipes in torchtitan: a model converter, and the section `[fewbits]` of its config.
+"""Train with fewbits' recipes in torchtitan: a model converter, and the section `[fewbits]` of torchtitan's config.
 
     [job]
     custom_config_module = "fewbits.experiments.titan"
@@ -12,12 +12,13 @@ or, on torchtitan's command line: `--job.custom_config_module fewbits.experiment
 --fewbits.recipe nvfp4`. fewbits' own models are torchtitan's train spec `fewbits` (torchtitan/decoder.py).
 
 torchtitan builds the model without storage, lets converters change it, shards it, initialises its weights, and creates
-the optimizer last. So torchtitan's optimizer and checkpoints include the parameters that our samplers add.
+the optimizer last. So torchtitan's optimizer and checkpoints include the parameters that a recipe's sampler adds.
 
 Noise is derived from the seed (`debug.seed`), the step, the micro-batch, the data-parallel rank and the layer, so
-torchtitan's checkpoints need no state of ours. But a resumed run has to know its step. torchtitan passes its train
-state together with the weights to the model's `load_state_dict`, where our hook reads the step. torchtitan offers
-converters no other way to learn the step, which is one reason why this file supports only one version of torchtitan.
+torchtitan's checkpoints need no state of the noise. But a resumed run has to know its step. torchtitan passes its train
+state together with the weights to the model's `load_state_dict`, where a hook of the converter reads the step.
+torchtitan offers converters no other way to learn the step, which is one reason why this file supports only one version
+of torchtitan.
 """
 
 # No `from __future__ import annotations`: torchtitan reads the types of the dataclasses below.
@@ -171,7 +172,10 @@ class FewbitsConverter:
         model.init_weights = init_weights
 
     def _penalise(self, layer: QuantizedLinear, _: object, y: Tensor) -> Tensor:
-        """Add the gradient of the layer's penalty (GaussWS eq. 12), because torchtitan's loss cannot include it."""
+        """Make the backward pass of y also compute the gradient of the layer's penalty (GaussWS eq. 12); return y.
+
+        The penalty on learned bit widths belongs to the loss, but torchtitan's loss cannot include it.
+        """
         bits, sampler = layer.bits, layer.sampler
         if bits is None or sampler is None or not (layer.training and torch.is_grad_enabled()):
             return y
@@ -291,7 +295,7 @@ class NumericsProcessor(MetricsProcessor):  # type: ignore[misc]
 def build_metrics_processor(
     job_config: Any, parallel_dims: Any, model_args: Any = None, tag: str | None = None
 ) -> MetricsProcessor:
-    """Return a NumericsProcessor; this is the `build_metrics_processor_fn` of the train specs in `DENSE`."""
+    """Return a NumericsProcessor; the train specs that this module registers call this function."""
     section = getattr(job_config, NAME, None)
     if section is not None and section.recipe and NAME not in job_config.model.converters:
         raise ValueError(f"{NAME}.recipe {section.recipe}: this recipe is not applied; add {NAME} to model.converters")

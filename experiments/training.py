@@ -449,8 +449,8 @@ def evaluate_last(state: State, trial: Trial, corpus: Corpus, folder: Path | Non
     """Evaluate the final weights document by document, and write evaluation.parquet into `folder` (None: nowhere).
 
     Return mean losses by name, such as `validation_loss_unquantized`: for each split, the loss with unquantized
-    operands and, if layers are sampled, the losses with weights cast to the formats of their learned bit widths. The
-    loss with the recipe's operands is omitted, because `evaluate` returns it.
+    operands and, if layers are sampled, two losses with cast weights (evaluation/by_document.py). The loss with the
+    recipe's operands is omitted, because `evaluate` returns it.
     """
     t = trial.training
     _begin_evaluation(state, trial)

@@ -29,7 +29,10 @@ Key = tuple[str, str, str]  # model, recipe, optimizer
 
 @dataclass(frozen=True)
 class Change:
-    """The times of a training step in this checkout and in the other commit: medians over the rounds."""
+    """The times of a training step in this checkout and in the other commit, as medians over the rounds.
+
+    In a round, each of the two is timed once.
+    """
 
     model: str
     variant: str  # a recipe, or bf16
@@ -43,6 +46,7 @@ def compare(commit: str, arguments: Sequence[str], rounds: int = ROUNDS) -> list
     """Run `fewbits bench train` with these arguments in this checkout and in `commit`, in alternating order.
 
     Return the change of the step time for each model, variant (a recipe or plain BF16) and optimizer.
+    rounds: how often the command runs in each of the two.
     """
     times: list[tuple[dict[Key, float], dict[Key, float]]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -56,9 +60,10 @@ def compare(commit: str, arguments: Sequence[str], rounds: int = ROUNDS) -> list
 
 
 def changes(times: Sequence[tuple[dict[Key, float], dict[Key, float]]]) -> list[Change]:
-    """Return a Change for each model, recipe and optimizer that was measured both here and in the other commit.
+    """Return a Change for each model, recipe and optimizer that was measured in this checkout and in the other commit.
 
-    times: for each round, the milliseconds per step in this checkout and those in the other commit.
+    times: for each round, the milliseconds per step in this checkout and those in the other commit, each as a dict with
+        the keys (model, recipe, optimizer).
     """
     result = []
     for key in times[0][0]:
@@ -69,7 +74,10 @@ def changes(times: Sequence[tuple[dict[Key, float], dict[Key, float]]]) -> list[
 
 
 def _milliseconds(root: Path, arguments: Sequence[str]) -> dict[Key, float]:
-    """Run `fewbits bench train` in the checkout `root`; return the milliseconds per step of each measured `Key`."""
+    """Run `fewbits bench train` in the checkout `root`; return the milliseconds of a step by model, recipe, optimizer.
+
+    arguments: the arguments of the command.
+    """
     command = [sys.executable, "-m", "fewbits.cli", "bench", "train", *arguments, "--json"]
     environment = {**os.environ, "PYTHONPATH": str(root / "src")}
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)

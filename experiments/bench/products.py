@@ -14,9 +14,9 @@ from fewbits.models.networks.registry import on_meta
 
 
 class LinearProducts:
-    """A callable that runs the three products (fprop, dgrad, wgrad) of each linear layer and the head, in BF16.
+    """A callable that runs the three products (fprop, dgrad, wgrad) of each linear layer and the output head, in BF16.
 
-    The operands are random; layers of the same shape use the same operands.
+    The operands are random; layers of the same shape use the same operands. tokens: the number of rows of x and dy.
     """
 
     def __init__(self, config: DecoderConfig, tokens: int, device: torch.device) -> None:

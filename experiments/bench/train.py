@@ -101,7 +101,10 @@ def _compare(
     gemms: LinearProducts,
     settings: Settings,
 ) -> tuple[list[float], list[Row]]:
-    """Time all variants with one optimizer; return the seconds of `gemms` in each turn, and a row per variant."""
+    """Time plain BF16 and each recipe with one optimizer; return the seconds of `gemms` in each turn, and the Rows.
+
+    In a turn, `gemms` (the products of all linear layers) and a step of plain BF16 and of each recipe run once.
+    """
     variants: dict[str, Recipe | None] = {PLAIN: None, **recipes}
     steps = {name: Step(config, recipe, optimizer, batch) for name, recipe in variants.items()}
     observed: dict[str, Step] = {}
@@ -136,7 +139,10 @@ def _compare(
 
 
 def _speed(ours: list[float], theirs: list[float]) -> float:
-    """Return the median of (theirs / ours) over turns, which is the relative speed of `ours`; both are step times."""
+    """Return the speed of a variant divided by that of another one: the median of (theirs / ours) over turns.
+
+    ours, theirs: the step times of the variant and of the other one, in each turn.
+    """
     return Ratio.of(theirs, ours).median
 
 
@@ -145,6 +151,7 @@ def _in_turns(
 ) -> list[list[float]]:
     """Time all calls once in each turn; return, for each call, a list with its seconds in every turn.
 
+    turns: the number of timed turns; at least UNTIMED further turns run before them.
     others: records the share of the processors' time that other processes use in each turn; None: do not record it.
     """
 

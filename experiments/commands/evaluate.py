@@ -105,8 +105,8 @@ def _parser() -> CommandParser:
 def _runs_and_tasks(arguments: Sequence[str], runs: Path) -> tuple[list[Path], list[str]]:
     """Split the arguments into run folders and names of tasks.
 
-    An argument that names no run is the name of a task. But if it contains `/` or ends with a hash, a run was meant, so
-    raise ValueError; also raise ValueError if no argument names a run.
+    An argument that names no run in the store `runs` is the name of a task. But if it contains `/` or ends with a hash,
+    a run was meant, so raise ValueError; also raise ValueError if no argument names a run.
     """
     from fewbits.experiments.storage.run_folder import find_run
 

@@ -1,4 +1,4 @@
-"""Print the configs of a group with their descriptions, or one config's settings (groups.py has the commands)."""
+"""Print the configs of a Hydra group with their descriptions, or one config's settings (groups.py has the commands)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ def print_group(group: str, name: str | None, directory: str | None, as_json: bo
 
 
 def _about(group: str, name: str, own: Folders) -> str:
-    """Return a config's description: the comment at the head of its file, or the summary of a kind of data."""
+    """Return a config's description: the comment at the head of its file, or the summary of a kind of data.
+
+    own: the user's config folders.
+    """
     if group == "data" and name in KINDS:
         return KINDS[name].summary
     head = re.match(r"(?:#.*\n)*", _file(group, name, own).read_text("utf-8"))

@@ -1,4 +1,4 @@
-"""List the configs of a group (`fewbits scales`, `schedules`, `optimizers`, `precisions`, `data`)."""
+"""List the configs of a Hydra group (`fewbits scales`, `schedules`, `optimizers`, `precisions`, `data`)."""
 
 from __future__ import annotations
 

@@ -5,10 +5,10 @@ for large vocabularies). Whether a document is in the validation split depends o
 copies of a page are always in the same split. The out-of-domain text is the validation text of the corpus `python`.
 
 The command writes to FOLDER.partial and renames it to FOLDER at the end. After every batch of documents it records its
-progress and its position in the collection. After an interruption the same command resumes from this position, does not
-read finished input files again, and removes tokens that were written after the last record. The first call chooses a
-commit of the collection on the Hugging Face Hub; later calls use the same commit, which the finished folder's meta.json
-records.
+progress and its position in the collection of web text, such as openwebtext. After an interruption the same command
+resumes from this position, does not read finished input files again, and removes tokens that were written after the
+last record. The first call chooses a commit of the collection on the Hugging Face Hub; later calls use the same commit,
+which the finished folder's meta.json records.
 """
 
 import argparse
@@ -129,12 +129,19 @@ def _fraction(text: str) -> float:
 
 
 def _revision(out: Path, collection: Collection, requested: str | None) -> str:
-    """Return the commit to read: that of `requested`, else the commit of an earlier call, else the default one."""
+    """Return the collection's commit to read: that of `requested`, else that of an earlier call, else the default one.
+
+    requested: a commit, branch or tag, or None. out: the folder into which earlier calls have written, if there were
+        any.
+    """
     return resolved_revision(collection, requested or _earlier_revision(out) or collection.revision)
 
 
 def _earlier_revision(out: Path) -> str | None:
-    """Return the commit recorded in the finished folder or in its partial folder; None if none is recorded."""
+    """Return the collection's commit that earlier calls have recorded; None if none is recorded.
+
+    It is read from `out`, the finished folder, if this exists, else from the folder `out`.partial.
+    """
     begun = checked_json(out.with_name(f"{out.name}.partial") / NOTE) or {}
     made = read_meta(out).source.get("request") if out.is_dir() else begun.get("request")
     return made.get("revision") if isinstance(made, dict) else None

@@ -66,10 +66,11 @@ def print_recipes(name: str | None, directory: str | None, as_json: bool) -> Non
 
 
 def describe(name: str, recipe: Recipe, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recipe as JSON data.
+    """Return a recipe as JSON data, a dict.
 
-    operands: the quantizer of each operand slot. output: the dtype of weight gradients. settings: the keys in the
-    recipe's file that are not fields of Recipe. The other keys are fields of Recipe.
+    Its key `operands` has the quantizer of each operand slot, `output` the dtype of weight gradients, and `settings`
+    the argument `settings`: the keys in the recipe's file that are not fields of Recipe, with their values. The other
+    keys are fields of Recipe.
     """
     fields = recipe.to_dict()
     return {

@@ -97,9 +97,10 @@ class TokenFolder:
     stamps: Mapping[str, Stamp]  # of each split's file, before it was surveyed
 
     def check_unchanged(self) -> None:
-        """Raise ValueError if a file was written to after its SHA-256 was computed: the fingerprint may then be wrong.
+        """Raise ValueError if a .bin file was written to after the folder was opened.
 
-        A file that was replaced by a new file is no problem, because the memory map still shows the old content.
+        The corpus's fingerprint, which was computed from the files, may then be wrong. A file that was replaced by a
+        new file is no problem, because the memory map still shows the old content.
         """
         for name, stamp in self.stamps.items():
             now = _stamp(self.path / FILES[name])
@@ -158,7 +159,9 @@ def read_meta(folder: Path) -> Meta:
 
 
 def open_folder(folder: Path, survey_cache: Path | None = None) -> TokenFolder:
-    """Open a folder: memory-map and survey its splits. survey_cache: a folder for the surveys of large files.
+    """Open a folder: memory-map its splits, and compute the SHA-256 and the largest token of each split.
+
+    survey_cache: a folder where these two values are cached for large files; None: they are not cached.
 
     Raise FileNotFoundError if the folder does not exist, `Damaged` if train.bin or val.bin is missing or a file does
     not match meta.json, and ValueError if meta.json is invalid or a token is outside the vocabulary.

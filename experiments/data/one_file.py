@@ -37,7 +37,7 @@ _OTHER = (".json", ".jsonl", ".parquet", ".gz", ".zip", ".zst")  # suffixes of f
 def text_file_folder(path: Path, tokenizer: str, cache: Path) -> TokenFolder:
     """Return the tokens of a text file; make them in the folder `cache` if they are not there yet.
 
-    Raise ValueError if the file cannot be read or is too short.
+    tokenizer: a name such as `bytes` or `bpe:4096`. Raise ValueError if the file cannot be read or is too short.
     """
     vocab = bpe_size(tokenizer)
     ready = None if vocab else ready_tokenizer(tokenizer)  # reports an invalid name before any work
@@ -98,7 +98,10 @@ def _cut(path: Path, text: str) -> tuple[str, str]:
 
 
 def _documents(text: str) -> Iterator[str]:
-    """Yield the documents between the marks, without empty ones; NUL, the separator of `bytes`, is removed."""
+    """Yield the documents between the marks `<|endoftext|>`, without empty ones.
+
+    NUL, the separator of the tokenizer `bytes`, is removed.
+    """
     for document in text.split(_MARK):
         if stripped := document.replace("\0", "").strip("\n"):
             yield stripped

@@ -22,9 +22,10 @@ _PERMUTATION, _OFFSET = 1, 2  # purposes for which seeds are derived
 
 
 def windows_per_epoch(tokens: int, length: int) -> int:
-    """Return the number of windows in an epoch of a split: as many as fit for every offset from 0 to length − 1.
+    """Return the number of windows in an epoch: as many as fit into a split of `tokens` tokens in every epoch.
 
-    A window has `length` inputs, and one more token after them, the last target.
+    The first window of an epoch begins at an offset from 0 to length − 1, which is drawn for each epoch. A window has
+    `length` inputs, and one more token after them, the last target.
     """
     if length < 1:
         raise ValueError(f"length {length}: a window has at least 1 token")
@@ -54,7 +55,7 @@ def starts(first: int, count: int, tokens: int, length: int, seed: int) -> Integ
 
 
 def evenly_spread(count: int, tokens: int, length: int) -> Integers:
-    """Return the positions where `count` windows begin that are spread evenly over a split of `tokens` tokens.
+    """Return the positions where windows begin: `count` windows spread evenly over a split of `tokens` tokens.
 
     The windows do not overlap, and no seed affects them.
     """

@@ -112,7 +112,8 @@ def stamp(sources: Sources) -> str:
 def collect(sources: Sources, size: int, prose: Sequence[str] | None = None) -> Texts:
     """Return the documents of the splits validation, train (`size` bytes) and ood.
 
-    prose: the documents of ood; None: use those docstrings of these sources that are prose, whatever `size` is.
+    prose: the documents of ood; None: use those docstrings of these sources that are prose; they do not depend on
+        `size`.
     Raise ValueError if there is too little text.
     """
     lines, docstrings = set[str](), dict[str, None]()

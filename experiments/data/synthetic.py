@@ -27,9 +27,10 @@ _CHUNK = 1 << 20
 
 
 def weights() -> npt.NDArray[np.int64]:
-    """Return the probability p_r of each rank r, as a multiple of 2^-32.
+    """Return the probabilities of the 256 possible next tokens, from the largest to the smallest, times 2^32.
 
-    The results are whole numbers that sum to 2^32; the first one absorbs the rounding errors.
+    They are the same in every context, and close to Zipf's r^-2. The results are whole numbers that sum to 2^32; the
+    first one absorbs the rounding errors.
     """
     zipf = [1 / (rank + 1) ** EXPONENT for rank in range(VOCAB)]
     total = sum(zipf)
@@ -68,7 +69,10 @@ def _generate(seed: int, split: str, count: int) -> Iterator[bytes]:
 
 
 def _language(key: int) -> tuple[list[int], list[list[int]]]:
-    """Return the class of every byte, and the permutation of the bytes for every pair of classes."""
+    """Return the class of every byte, and a permutation of the bytes for every pair of classes.
+
+    The classes of the last two tokens select a permutation; its r-th byte is the next token with the r-th probability.
+    """
     bits = np.random.Philox(key=key)  # raw words of Philox are equal in every version of numpy
 
     def shuffled() -> npt.NDArray[np.int64]:

@@ -42,7 +42,7 @@ MOST_RANKS = 4096
 
 @dataclass(frozen=True)
 class Memory:
-    """Estimated bytes on one rank, the rank that has the most rows; this module's docstring explains the fields."""
+    """Estimated bytes on the rank that has the most rows of parameters; this module's docstring explains the fields."""
 
     weights: int
     gradients: int

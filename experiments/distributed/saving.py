@@ -1,4 +1,4 @@
-"""Save a trial of several ranks: each rank writes its shards, and the first one completes the checkpoint.
+"""Save a trial of several ranks: each rank writes its shards, and rank 0 completes the checkpoint.
 
 Every rank writes one safetensors file into a folder with a temporary name, and sends the file's size and SHA-256 to
 rank 0. Rank 0 writes these into the checkpoint's state file and renames the folder to its final name. If one rank

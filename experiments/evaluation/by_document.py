@@ -4,13 +4,14 @@ A claim compares the losses of two arms. Its confidence interval has to cover ot
 tokens of one document are not independent of each other. So losses are stored per document, and reports
 cluster them by document.
 
-The weights are evaluated twice, or four times if layers are sampled, on the same windows as during training:
+The weights are evaluated twice, or four times if layers are sampled, on the held-out windows that are also evaluated
+during training:
 
 * `loss`: with the recipe's own operands;
 * `loss_unquantized`: with all operands in the compute dtype (BF16 as a rule), which separates the effect of the
   recipe on training from its effect on the evaluation itself;
 * `loss_cast`: sampled layers with weights cast to the formats of their learned bit widths (GaussWS, Table C.1);
-* `loss_narrow`: sampled layers with all weights cast to the narrowest of these formats, which shows whether a
+* `loss_narrow`: sampled layers with all weights cast to the narrowest format of Table C.1, which shows whether a
   format that is too narrow would change the loss.
 """
 
@@ -37,11 +38,11 @@ COLUMNS = ("text", "document", "tokens")
 def evaluate_documents(
     model: Model, quantization: Quantization, corpus: Corpus, windows: Mapping[str, int], *, length: int, batch: int
 ) -> pd.DataFrame:
-    """Return a row for each document of each held-out split, with the content of evaluation.parquet.
+    """Return the content of evaluation.parquet: a row for each document of each held-out split.
 
-    The columns are `text` (the split), `document` (its number), `tokens` (the number of evaluated tokens), and the mean
-    of each loss over these tokens.
-    windows: the number of windows to evaluate, by split. batch: windows per forward pass.
+    The columns are `text` (the split), `document` (its number), `tokens` (the number of evaluated tokens) and, as means
+    over these tokens, `loss`, `loss_unquantized` and, if layers are sampled, `loss_cast` and `loss_narrow`.
+    windows: the number of windows to evaluate, by split. length: tokens per window. batch: windows per forward pass.
     """
     frames = []
     for split, count in windows.items():
@@ -62,9 +63,9 @@ def evaluate_documents(
 
 
 def means(frame: pd.DataFrame) -> dict[str, float]:
-    """Return the mean over the tokens of each split of each loss `loss_…`, by names such as `ood_loss_unquantized`.
+    """Return the mean losses of each split, over its evaluated tokens, by names such as `ood_loss_unquantized`.
 
-    frame: the result of `evaluate_documents`.
+    The column `loss`, with the recipe's operands, is omitted. frame: the result of `evaluate_documents`.
     """
     losses: dict[str, float] = {}
     for text, rows in frame.groupby("text", sort=False):

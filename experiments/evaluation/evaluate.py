@@ -49,7 +49,7 @@ Progress = Callable[[int], AbstractContextManager[None]]  # made by `_progress`
 class Request:
     """The evaluations to compute for each run.
 
-    tasks: loss, cloze, names of lm-eval's tasks and groups, or of our groups (mor, nvfp4).
+    tasks: loss, cloze, names of lm-eval's tasks and groups, or of fewbits' groups (mor, nvfp4: a paper's tasks).
     texts: text files on which the loss is also computed.
     items: number of cloze items of each held-out split.
     limit: number of questions of each lm-eval task; None: all.

@@ -65,7 +65,10 @@ class FinishedRun:
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
-        """The tokenizer of the run's data; raises ValueError if it is unknown. For `bytes`, no corpus is opened."""
+        """The tokenizer of the run's data; raises ValueError if it is unknown.
+
+        If it is the tokenizer `bytes`, the corpus is not opened.
+        """
         if self.checkpoint.state["data"].get("tokenizer") == Bytes.spelling:
             return TextTokenizer(Bytes())
         tokenizer = text_tokenizer(self.corpus)

@@ -1,4 +1,4 @@
-"""Run lm-eval tasks on a model of ours and return their metrics.
+"""Run lm-eval tasks on one of fewbits' models and return their metrics.
 
 The metrics are deterministic. lm-eval seeds the global random generators; their states are restored afterwards, so a
 trial that is evaluated during training continues unchanged. Tasks with local data (`dataset_path: json`) need no
@@ -40,8 +40,8 @@ def run_tasks(
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Return the metrics as requested name → lm-eval task or group → metric → value.
 
-    A requested group has an entry for the group, if lm-eval pools its metrics, and for each of its tasks. The keys of
-    metrics are lm-eval's, such as "acc,none".
+    A requested group has an entry for each of its tasks and, if lm-eval computes metrics of the whole group, one for
+    the group. The keys of metrics are lm-eval's, such as "acc,none".
 
     tasks: names of lm-eval's tasks or groups, of tasks in YAML files under `include_path`, or in `tasks.TASK_GROUPS`.
     length, batch, end: see `FewbitsLM`. limit: the number of questions of each task; None: all.

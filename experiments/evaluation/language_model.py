@@ -1,4 +1,4 @@
-"""Present a model of ours to lm-eval, which has to be installed (extra `eval`) before this module can be imported.
+"""Present fewbits' models to lm-eval, which has to be installed (extra `eval`) before this module can be imported.
 
 Every request is scored in windows. A window consists of the tokens that the model reads, at most `length` of them, and
 of targets for its last positions: the tokens whose log-likelihood is requested. Windows are sorted by length and padded
@@ -39,7 +39,7 @@ class Answer:
 
 
 class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
-    """An adapter that presents a model of ours to lm-eval.
+    """An adapter that presents one of fewbits' models to lm-eval.
 
     length: number of tokens of the longest input; of a longer context, only the last tokens are read.
     batch: number of inputs per forward pass.

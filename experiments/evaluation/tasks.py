@@ -1,4 +1,4 @@
-"""List the downstream tasks of the papers' tables as data: for every row, the lm-eval tasks that reproduce it.
+"""List the downstream tasks in MoR's and NVFP4's tables as data: for every row, the lm-eval tasks that reproduce it.
 
 Assumptions: if a paper gives no number of few-shot examples (`few_shot=None`), lm-eval's default is used. No paper
 names the metric: it is accuracy normalised by length where lm-eval has this metric, as is usual. If lm-eval does not
@@ -94,8 +94,8 @@ TASK_GROUPS: Mapping[str, tuple[Task, ...]] = {
 def shots(names: Sequence[str]) -> dict[str, int | None]:
     """Return the number of few-shot examples (None: lm-eval's default) by lm-eval task.
 
-    names: our groups (keys of TASK_GROUPS), and names of lm-eval's tasks or groups. Raise ValueError if two of them
-    use one task with different numbers of examples: results are stored by task, so one would replace the other.
+    names: keys of TASK_GROUPS, and names of lm-eval's tasks or groups. Raise ValueError if two of these names use one
+    task with different numbers of examples: results are stored by task, so one would replace the other.
     """
     if not names:
         raise ValueError(f"no task is requested: valid tasks are {', '.join(TASK_GROUPS)} and lm-eval's tasks")

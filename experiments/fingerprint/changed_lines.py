@@ -118,7 +118,7 @@ def untried(
     Statements that the trials executed, declarations whose names merely changed, and imports that give no name a new
     meaning need no review.
 
-    own, other: two versions of the sources. executed: for each file of `own`, the lines that its trials executed.
+    own, other: two versions of the sources. executed: for each file of `own`, the lines that the test trials executed.
     executable: for each C++ file of `own`, the lines that the compiler translated to code.
     """
     with_code = {**(executable or {}), **own.code_lines}
@@ -142,7 +142,10 @@ def untried(
 
 
 def _is_renamed(one: Statement, another: Statement, own: Sources, other: Sources) -> bool:
-    """Tell whether two statements are equal except for names, and each of these names exists in only one version."""
+    """Tell whether two statements differ only in names, and each differing name exists in only one version.
+
+    one, another: a statement of the version `own`, and a statement of the version `other`.
+    """
     if one.shape != another.shape or len(one.names) != len(another.names):
         return False
     return all(
@@ -175,7 +178,10 @@ def _bound(tree: ast.AST) -> Iterator[str]:
 def _of_body(
     file: str, body: list[ast.stmt], place: str, in_function: bool, is_config: bool, before: str = ""
 ) -> Iterator[Statement]:
-    """Yield the statements of a body, including nested ones. place: the enclosing functions and branches, as text."""
+    """Yield the statements of a body, including nested ones. place: the enclosing functions and branches, as text.
+
+    is_config: True for the body of a configuration class, whose fields are skipped.
+    """
     for node in statements(body, is_config):
         if isinstance(node, _SILENT):
             continue
@@ -204,7 +210,11 @@ def _of_import(file: str, node: ast.Import | ast.ImportFrom) -> Iterator[Stateme
 
 
 def _of_node(file: str, node: ast.AST, place: str, in_function: bool, before: str) -> Iterator[Statement]:
-    """Yield a statement for the syntax node without its nested statements, and then the nested statements."""
+    """Yield a statement for the syntax node without its nested statements, and then the nested statements.
+
+    place: the enclosing functions and branches, as text. before: the statement before the node, as text; "" for the
+        first statement of a body, and outside functions.
+    """
     nested = {name: value for name in _NESTED if isinstance(value := getattr(node, name, None), list)}
     starts = [line for part in nested.values() for child in part if (line := _first_line(child)) is not None]
     for name in nested:
@@ -241,7 +251,10 @@ def _statement(file: str, line: int, last: int, node: ast.AST) -> Statement:
 
 
 def _cpp(file: str, text: str) -> Iterator[Statement]:
-    """Yield a statement for each line of C++, except #include and lines of only brackets; some compile to no code."""
+    """Yield a statement for each line of C++, except #include and lines of only brackets, commas and semicolons.
+
+    Some of these lines, such as declarations, compile to no code.
+    """
     lines: dict[int, list[str]] = {}
     for line, token in tokens(text):
         if token != "end of directive":

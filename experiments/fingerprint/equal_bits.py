@@ -51,8 +51,9 @@ def add_pairs(pairs: list[EqualPair], file: Path = FILE) -> None:
 
 
 def equal_fingerprints(fingerprint: str, device: str, instruction_set: str | None = None) -> list[str]:
-    """Return the fingerprint and all that `equal_bits.json` connects to it by a pair or by a chain of pairs.
+    """Return the fingerprint and all others to which a pair, or a chain of pairs, in `equal_bits.json` connects it.
 
+    The sources of the two fingerprints of a pair gave the same bits. device: the kind of device, `cpu` or `cuda`.
     instruction_set: use only pairs that were tested with this one. None: use pairs of all instruction sets; the caller
     then has to check whether they include the instruction set that computed the trial.
     """

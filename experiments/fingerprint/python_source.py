@@ -30,10 +30,10 @@ def module_digest(source: str | bytes, config_classes: Collection[str] = ()) -> 
 
 
 def serialised(node: ast.AST, config_classes: Collection[str] = ()) -> str:
-    """Return a syntax tree as text, without statements that compute nothing, empty fields and the fields SKIPPED.
+    """Return a syntax tree as text, without statements that compute nothing, and without empty or SKIPPED node fields.
 
-    The texts of raised errors, assertions, warnings and log calls are replaced by `message`. config_classes: as for
-    `module_digest`.
+    The texts of raised errors, assertions, warnings and log calls are replaced by `message`. config_classes: names of
+    classes whose annotated fields are settings, which are not serialised.
     """
     if isinstance(node, ast.Raise | ast.Assert) or _is_message(node):
         return _fields(node, config_classes, silent=True)
@@ -43,7 +43,8 @@ def serialised(node: ast.AST, config_classes: Collection[str] = ()) -> str:
 def statements(body: list[ast.stmt], config_class: bool = False) -> Iterator[ast.stmt]:
     """Yield the statements of a body that compute something.
 
-    Docstrings, imports from `__future__`, `if TYPE_CHECKING` and, in a configuration class, its fields are skipped.
+    Docstrings, imports from `__future__`, `if TYPE_CHECKING` and, with config_class=True (the body is that of a
+    configuration class), annotated fields are skipped.
     """
     for statement in body:
         expression = statement.value if isinstance(statement, ast.Expr) else None

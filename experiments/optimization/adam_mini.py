@@ -46,7 +46,7 @@ class _Run:
 
 
 class AdamMini(UntracedOptimizer):
-    """The optimizer Adam-mini. partition: the partition of each parameter; the other arguments are those of AdamW."""
+    """The optimizer Adam-mini. partition: each parameter's division into parts; the other arguments are AdamW's."""
 
     def __init__(
         self,
@@ -155,7 +155,10 @@ def _by_row(values: Tensor, runs: tuple[_Run, ...]) -> Tensor:
 
 
 def _runs(partition: Partition, shape: torch.Size) -> tuple[_Run, ...] | None:
-    """Group consecutive parts of equal size, so that one operation updates a group; None if every element is a part."""
+    """Return groups of consecutive parts of equal size, so that one operation updates a group.
+
+    Return None if every element is a part.
+    """
     if partition == "element" or len(shape) == 0 or 0 in shape:
         return None
     sizes = (shape[0],) if partition == "tensor" else partition

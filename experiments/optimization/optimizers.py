@@ -78,8 +78,9 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """Return the optimizer of a model.
 
-    partition: for Adam-mini, the partition of each parameter by name. A sampler's bit widths may be missing: their
-        partition is then "tensor" (assumed), which the published code uses for every parameter that it does not know.
+    partition: for Adam-mini, the division of each parameter into parts that share a second moment, by parameter name. A
+        sampler's bit widths may be missing: their partition is then "tensor" (assumed), which Adam-mini's published
+        code uses for every parameter that it does not know.
     """
     groups = parameter_groups(model, config)
     settings: dict[str, Any] = {"lr": config.lr, "betas": (config.beta1, config.beta2), "eps": config.eps}
@@ -93,10 +94,11 @@ def make_optimizer(
 
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
-    """Return the groups `decay`, `plain` and `bits` that have parameters, as dicts for torch's optimizers.
+    """Return the parameter groups `decay`, `plain` and `bits`, without empty ones, as dicts for torch's optimizers.
 
-    In each dict, `name` is the group's name, `peak_lr` is its peak learning rate, and `params` is a list of pairs (the
-    parameter's name, the parameter).
+    `decay` has weight decay, `plain` has none, and `bits` consists of a sampler's learned bit widths. In each dict,
+    `name` is the group's name, `peak_lr` is its peak learning rate, and `params` is a list of pairs (the parameter's
+    name, the parameter).
     """
     members: dict[str, list[tuple[str, nn.Parameter]]] = {"decay": [], "plain": [], "bits": []}
     for name, param in model.named_parameters():
@@ -120,7 +122,7 @@ def _group_name(name: str, param: Tensor, config: OptimizerConfig) -> str:
 
 
 def _by_parameter(model: nn.Module, partition: Mapping[str, Partition] | None) -> dict[Tensor, Partition]:
-    """Return a dict from each parameter, instead of its name, to its partition.
+    """Return a dict from each parameter, instead of its name, to its partition (Adam-mini's division into parts).
 
     A sampler's bit widths that `partition` does not contain get the partition "tensor".
     """
@@ -167,7 +169,10 @@ def clip_gradients(params: Iterable[Tensor], max_norm: float | None) -> Tensor:
 
 
 def _is_by_part(optimizer: torch.optim.Optimizer, param: Tensor) -> bool:
-    """Tell whether Adam-mini has one second moment per part of this parameter; every rank then stores all of them."""
+    """Tell whether the optimizer is Adam-mini and has one second moment per part of this parameter, not per element.
+
+    Every rank then stores the second moments of all parts.
+    """
     return isinstance(optimizer, AdamMini) and not optimizer.is_by_element(param)
 
 

@@ -125,7 +125,7 @@ class LossScaler:
         self.in_a_row = 0  # skipped updates since the last update that was not skipped
 
     def adjust(self, overflowed: bool) -> None:
-        """Count an update; halve a dynamic scale if the update overflowed.
+        """Count an update; if its gradients overflowed, halve a dynamic scale.
 
         A dynamic scale is doubled after `growth_interval` updates without overflow.
         """
@@ -283,7 +283,10 @@ class Policy:
         return [] if self.records is None else self.records.rows
 
     def state(self) -> dict[str, Any]:
-        """Return the policy's state for a checkpoint: `scaler` with loss scaling, `records` with measurements."""
+        """Return the policy's state for a checkpoint.
+
+        It has the key `scaler` if the loss is scaled, and the key `records` if gradients and updates are measured.
+        """
         scaler = {} if self.scaler is None else {"scaler": self.scaler.state()}
         return scaler | ({} if self.records is None else {"records": self.records.state()})
 

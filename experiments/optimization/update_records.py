@@ -27,7 +27,10 @@ _ZEROS, _NONFINITE, _VALUES = range(BINS, BINS + 3)  # indices of the counts tha
 
 
 class UpdateRecords:
-    """Collects the rows of precision.parquet: at every `every`-th update, one per parameter and one per layer's dy."""
+    """Collects the rows of precision.parquet: at every `every`-th update, a row for each gradient that is measured.
+
+    These are the gradients of the parameters, and the gradient dy of each linear layer's result.
+    """
 
     def __init__(self, model: nn.Module, every: int) -> None:
         self.every, self.rows = every, list[dict[str, Any]]()
@@ -82,7 +85,7 @@ class UpdateRecords:
     def add_updates(
         self, step: int, before: Mapping[str, Tensor], exact: Mapping[str, Tensor], stored: Mapping[str, Tensor]
     ) -> None:
-        """Add the counts of lost updates to the rows of the parameters at update `step`.
+        """Add the counts of lost updates, which rounding undoes, to the rows of the parameters at update `step`.
 
         before, exact, stored: the weights by name: before the update, after it in FP32, and after it as rounded to the
         format in which the trial stores weights.
@@ -92,7 +95,7 @@ class UpdateRecords:
             row |= update_counts(before[name], exact[name], stored[name].detach())
 
     def state(self) -> dict[str, Any]:
-        """Return the rows for a checkpoint: `histograms`, all histograms in one tensor, and `rows`, without these."""
+        """Return the state for a checkpoint: `rows`, without histograms, and `histograms`, one tensor with all."""
         histograms = torch.tensor([row["histogram"] for row in self.rows], dtype=torch.int64).view(-1, BINS)
         rows = [{key: value for key, value in row.items() if key != "histogram"} for row in self.rows]
         return {"rows": rows, "histograms": histograms}
@@ -132,7 +135,9 @@ def update_counts(before: Tensor, exact: Tensor, stored: Tensor) -> dict[str, in
 
     An update is lost in a format if the weight, rounded to this format, does not change. `lost` counts the updates that
     are lost in the format in which the trial stores weights, `lost_bf16` and `lost_fp16` those lost in BF16 and FP16.
-    The arguments are as in `add_updates`.
+
+    before, exact, stored: the weights before the update, after it in FP32, and after it as rounded to the format in
+    which the trial stores weights.
     """
     changed = exact != before
     lost = {"lost": changed & (stored == before)}

@@ -175,7 +175,10 @@ def _open_checkpoint(path: Path, step: int | None) -> tuple[run_folder.RunFolder
 
 
 def _checked_recipes(recipes: Sequence[str | Recipe], trial: Trial) -> list[Recipe]:
-    """Return the recipes, loading those given by name; raise ValueError for equal names or an unsuitable recipe."""
+    """Return the recipes, loading those given by name.
+
+    Raise ValueError for equal names, or for a recipe that cannot be combined with the trial's other settings.
+    """
     checked = [load_recipe(recipe) if isinstance(recipe, str) else recipe for recipe in recipes]
     names = [recipe.name for recipe in checked]
     if not checked or len(set(names)) < len(names):

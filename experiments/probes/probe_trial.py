@@ -61,8 +61,11 @@ def run_probe(
 ) -> tuple[run_folder.RunFolder, dict[str, Any]]:
     """Run or continue a probe trial; return its folder and its result. A finished trial is not run again.
 
-    The arguments have the same meaning as those of `run` in training.py. `stop` is called after every batch; if it
-    returns True, the probe ends with KeyboardInterrupt.
+    say: called after every batch, with the progress.
+    stop: called after every batch; if it returns True before the last one, the probe ends with KeyboardInterrupt.
+    expected: the id that the trial was planned with. If the id on this machine differs, raise OtherTrial.
+    saved: called with the run folder, each time the config or the result was written there.
+    tell: called with a message if the trial is already done.
     """
     if devices.rank_count() > 1:
         raise ValueError("a probe (probe.seeds above 0) runs on one rank: remove resources.ranks")
@@ -183,7 +186,7 @@ def _write(trial: Trial, step: int, folder: run_folder.RunFolder, count: int) ->
 class _Probe:
     """Measures batches with a trial's recipe at a checkpoint.
 
-    It keeps the gradients of the batch measured last, whose products with the next batch's gradients it returns.
+    It keeps the gradients of the batch measured last, to return their scalar products with the next batch's gradients.
     read: inputs and targets of each batch.
     """
 

@@ -67,7 +67,7 @@ def stored(run: Path) -> list[Evaluation]:
 
 
 def with_stored(run: Path, result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `result` (of result.json), merged with the results of the run's stored evaluations at the same step.
+    """Return `result`, the content of result.json, merged with the results of stored evaluations at the same step.
 
     A value in `result` takes precedence, then the value of the newest evaluation. Evaluations of only some
     questions of a task (`limit`), or with unquantized operands (`unquantized`), are not included.

@@ -106,7 +106,11 @@ def import_run(
 
 
 def _trial(published: Published, source: str, overrides: Sequence[str]) -> Trial:
-    """Return the trial of the imported run: the source's model, and the data, batches and recipe from the config."""
+    """Return the trial of the imported run.
+
+    It has the model of `published`, which was read from `source`. The default config and the overrides determine its
+    data, batches and recipe; the default tokenizer is the source's.
+    """
     for override in overrides:
         if (key := override.lstrip("+~").partition("=")[0]).partition(".")[0] in _NOT_OVERRIDDEN:
             raise ValueError(

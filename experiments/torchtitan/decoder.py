@@ -115,7 +115,10 @@ def problems(job_config: Any) -> Iterator[str]:
 
 
 def train_spec(build_metrics_processor: Any) -> TrainSpec:
-    """Return torchtitan's train spec `fewbits`. build_metrics_processor: makes its metrics processor."""
+    """Return the train spec `fewbits` for torchtitan.
+
+    build_metrics_processor: the function that torchtitan calls to make its metrics processor.
+    """
     return TrainSpec(
         model_cls=TitanDecoder,  # it lacks a method of torchtitan's interface that only other kinds of attention need
         model_args={name: DecoderArgs(flavor=name, config=config) for name, config in MODELS.items()},

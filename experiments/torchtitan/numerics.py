@@ -16,7 +16,11 @@ PREFIX = "fewbits"
 
 
 class LoggedSteps(Observer):
-    """An observer that measures plain quantizers in steps that torchtitan logs: the first and every `interval`-th."""
+    """An observer that measures plain quantizers only in the steps that torchtitan logs.
+
+    These are the first step and every `interval`-th step. A plain quantizer is one outside a mixture; mixtures are
+    observed in every step.
+    """
 
     def __init__(self, interval: int) -> None:
         super().__init__(ObserverConfig(every=interval, gradients_every=0))
@@ -26,7 +30,7 @@ class LoggedSteps(Observer):
 
 
 def numerics(models: Sequence[nn.Module]) -> dict[str, float]:
-    """Return metrics of this rank's tokens since the last call, by name; empty if the model is not quantized.
+    """Return metrics of this rank's tokens since the last call, by name; empty if no quantized layer is observed.
 
     `fewbits/COLUMN/SLOT` is the mean over layers of a column of the observer's rows: relative error (`error`), shares
     of `flushed` and `saturated` values, and shares of a mixture's choices (`share_0` …). `fewbits/error_max/SLOT` is

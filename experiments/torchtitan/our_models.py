@@ -27,7 +27,7 @@ RECOMPUTED = "_checkpoint_wrapped_module."  # torch's activation checkpointing i
 def fitted(flavor: str, tokens: int, length: int) -> DecoderConfig:
     """Return the configuration of a model, with its context and vocabulary enlarged as needed.
 
-    flavor: the model's name. tokens: the number of tokens of the tokenizer. length: the sequence length.
+    flavor: the model's name. tokens: the size of the tokenizer's vocabulary. length: the sequence length.
 
     Raise ValueError if the context is too short and positions are learned, or if the vocabulary is too small and the
     model is not a nano model.
@@ -61,10 +61,11 @@ def flops_per_token(config: DecoderConfig, length: int) -> int:
 
 @torch.no_grad()
 def initialise(model: Decoder, buffer_device: torch.device | None = None) -> None:
-    """Fill the parameters, which may be sharded, with the same bits as `build` does for the seed that torchtitan set.
+    """Fill the parameters, which may be sharded, with the initial values for the seed that torchtitan set.
 
-    To save memory, only one unsharded block exists at a time. A tied head is tied to the embedding again, because
-    torchtitan has allocated new memory for each parameter.
+    The values have the same bits as those of `fewbits.models.networks.registry.build`. To save memory, only one
+    unsharded block exists at a time. A tied head is tied to the embedding again, because torchtitan has allocated new
+    memory for each parameter.
     buffer_device: the device of the rotary angles; None: the device of the parameters.
     """
     seed, device = torch.initial_seed() % (1 << 63), model.embed.weight.device

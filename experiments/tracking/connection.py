@@ -28,7 +28,10 @@ SHARE = 20  # after a failed attempt, the next one waits for at least this many 
 
 
 def tracking_uri(runs: Path) -> str:
-    """Return the environment variable MLFLOW_TRACKING_URI; if it is not set, the URI of the store's own database."""
+    """Return the environment variable MLFLOW_TRACKING_URI, or if it is not set, the URI of the store's own database.
+
+    runs: the store.
+    """
     return os.environ.get("MLFLOW_TRACKING_URI") or f"{sqlite_database.SCHEME}{default_database(runs)}"
 
 
@@ -60,7 +63,7 @@ def default_database(runs: Path) -> Path:
 def connect(runs: Path, uri: str) -> MlflowClient:
     """Return a client for an MLflow URI. An SQLite database is created first if it does not exist.
 
-    It is created under a lock, because MLflow fails if two processes create it at the same time.
+    It is created under the lock of the store `runs`, because MLflow fails if two processes create it at the same time.
     """
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")

@@ -59,7 +59,10 @@ class OwnedRuns:
         return first
 
     def new(self, key: Mapping[str, str], name: str, tags: Mapping[str, str], began: float) -> Run:
-        """Create an MLflow run without searching for an existing one. The arguments are as in `one`."""
+        """Create an MLflow run with the tags `key`, without searching for an existing one.
+
+        name: its name. tags: its tags besides `key` and the owner's. began: its start, in seconds since 1970.
+        """
         return self.client.create_run(self.experiment, round(1000 * began), {**key, **self.owner.tags, **tags}, name)
 
     def adopt(self, store: Path, key: Mapping[str, str]) -> list[Run]:

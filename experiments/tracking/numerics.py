@@ -93,7 +93,7 @@ def _decisions(rows: pd.DataFrame) -> Iterator[Value]:
 
 
 def _shares(rows: pd.DataFrame) -> pd.DataFrame | None:
-    """Return the shares of formats in a mixture's decisions: a row for each window, layer and slot; None without any.
+    """Return the shares of formats in mixtures' decisions, with a row for each window, layer and slot; None if empty.
 
     Columns: `step`, `slot`, and for each format of any mixture its share, 0 if the slot's mixture does not have it.
     """
@@ -111,7 +111,7 @@ def _shares(rows: pd.DataFrame) -> pd.DataFrame | None:
 
 
 def entry_names(mixture: str) -> list[str]:
-    """Return a name for each quantizer of a mixture: its format, or the whole quantizer if another has this format.
+    """Return a name for each quantizer of a mixture: its format, or its whole text if another one has the same format.
 
     >>> entry_names("e4m3:128x128:gam @ error<0.045 | bf16 ; per=block")
     ['e4m3', 'bf16']

@@ -98,7 +98,10 @@ def began(folder: RunFolder) -> float:
 
 
 def ended(folder: RunFolder) -> float:
-    """Return when the trial ended, in seconds since 1970; if it has not, when it last wrote timing.parquet."""
+    """Return when the trial ended, in seconds since 1970; if it has not ended, when it last wrote timing.parquet.
+
+    If it has not written this file, return the current time.
+    """
     files = [folder.path / name for name in ("result.json", "failure.json", "timing.parquet")]
     return next((file.stat().st_mtime for file in files if file.exists()), time.time())
 

@@ -19,7 +19,7 @@ LOST = ("lost", "lost_bf16", "lost_fp16")
 def metrics_by_step(rows: pd.DataFrame) -> dict[int, dict[str, float]]:
     """Return the metrics (name: value) of each measured update, by its step. rows: those of precision.parquet.
 
-    An update that was skipped has no metrics `precision/lost…`.
+    An update that was skipped, because its gradients overflowed, has no metrics `precision/lost…`.
     """
     counts = ["values", "zeros", "nonfinite", *(name for name in ("updates", *LOST) if name in rows)]
     sums = rows.groupby(["step", "slot"])[counts].sum()

@@ -60,7 +60,7 @@ class Sent:
 
     @classmethod
     def of(cls, tags: Mapping[str, str]) -> Sent:
-        """Return the record in the tags of an MLflow run; if it is missing or invalid, return that nothing was sent."""
+        """Return the record in the tags of an MLflow run, or if it is missing or invalid, a record of nothing sent."""
         try:
             return cls(**json.loads(tags.get(SENT, "{}")))
         except (ValueError, TypeError):  # a user has edited the tag: send everything again
@@ -130,7 +130,7 @@ def _send_data(
 
 
 def _groups(folder: RunFolder, sent: Sent, known: Collection[str]) -> Iterator[tuple[list[Point], Sent]]:
-    """Yield groups of new points that must be in one request, each with the `Sent` to record after the group is sent.
+    """Yield the new points in groups, each to be sent in one request, with the `Sent` to record after sending it.
 
     sent: what was sent before. known: the names of the metrics that the MLflow run has; a score is sent only if its
     name is not among them.

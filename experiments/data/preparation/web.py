@@ -1,8 +1,8 @@
 """Stream documents of OpenWebText and C4, from the Hugging Face Hub or from local files.
 
 A stream of documents reports its position and can be resumed there, so that an interrupted preparation does not read
-finished files again. A position (from the package datasets) consists of a file and a document in this file; on
-resuming, only this file is read again from its beginning.
+finished files again. A position, as the package `datasets` reports it, consists of a file and a document in this file;
+on resuming, only this file is read again from its beginning.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ class Collection:
     tokens: the approximate number of tokens that `tokenizer` makes of all documents.
     what: a description.
     revision: the commit that is read by default; None: the newest commit when `fewbits data prepare` starts.
-    assumed: the facts here that the paper does not state.
+    assumed: the facts here that are assumed, because the paper does not state them; empty: none.
     """
 
     repository: str
@@ -79,7 +79,7 @@ _READERS: dict[str, tuple[str, dict[str, str]]] = {
 
 
 def resolved_revision(collection: Collection, requested: str | None) -> str:
-    """Return the commit that the requested branch, tag or commit on the Hub means; None: the newest commit."""
+    """Return the commit on the Hub that `requested` means: a branch, a tag or a commit; None: the newest commit."""
     if requested is not None and len(requested) == 40 and set(requested) <= set("0123456789abcdef"):
         return requested
     try:
