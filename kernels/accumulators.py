@@ -158,10 +158,10 @@ def _grouped(a: Tensor, b: Tensor, chosen: Accumulator, scales: tuple[Tensor, Te
 
 
 def _of_groups(scales: Tensor, axis: int, shape: tuple[int, int]) -> Tensor:
-    """Return the absolute scales of an operand, one for every group of 16 values along K.
+    """Return the magnitudes of an operand's scales, one for every group of 16 values along K, laid out like `scales`.
 
-    scales: one scale for every 16 or 32 values. axis: the dimension of `scales` that lies along K. shape: the number of
-    vectors of the operand (rows of a, columns of b), and K.
+    scales: one scale for every 16 or 32 values along K. axis: the dimension of `scales` that lies along K. shape: the
+    number of vectors of the operand (rows of a, columns of b), and K.
     """
     lines, k = shape
     groups = -(-k // GROUP)

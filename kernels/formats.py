@@ -28,7 +28,7 @@ _BEYOND_LIMITS = {(8, 23, "ieee", True), (8, 0, "nan", False)}  # fp32 and e8m0
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A number format; `Format.parse("e4m3")` returns it, and returns one object for all names of a format."""
+    """A number format, such as e4m3; `Format.parse` returns the same object for all names of a format."""
 
     name: str
     exponent_bits: int

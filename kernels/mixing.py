@@ -20,8 +20,9 @@ def mix_matrix(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Quantize x by a mixture, and return (values, choice, counts, amax).
 
-    The last three have one element per decision block. `choice` is the int8 index of the chosen entry. `counts`
-    [..., 7] and `amax` are the statistics of the first entry, even where another entry is chosen.
+    The last three have one value per decision block (`counts` has seven). `choice` is the int8 index of the chosen
+    entry. `counts` has the statistics of counts.py for the first entry, even where another entry is chosen. `amax` is
+    the largest magnitude of x, after the Hadamard transform if there is one.
 
     out: the tensor to write the values to; it must not overlap x.
     """
@@ -53,7 +54,11 @@ def mix_matrix(
 def _compared(
     backend: Backend, x: Tensor, entry: Entry, axis: int, seed: int, partition: Part, skip: Tensor | None
 ) -> dict[str, Any]:
-    """Return the keyword arguments of Backend.decide for the entry's test: limit, other, or limit and extent."""
+    """Return the keyword arguments that Backend.decide needs for the entry's test.
+
+    They are `limit` (error below a number), `other` (error below that of another quantizer), or `limit` and `extent`
+    (spread). skip: True for each decision block that is already decided; None: no block is.
+    """
     if isinstance(entry.test, ErrorBelow):
         return {"limit": entry.test.threshold * ERROR_ONE}
     if isinstance(entry.test, ErrorBelowOther):

@@ -65,7 +65,7 @@ def _in_format(number: float, f: Format) -> Rounded:
 
 
 def _overflows(number: float, f: Format) -> bool:
-    """Tell whether the number would round beyond the largest value if codes had no upper limit."""
+    """Tell whether the number, rounded without an upper limit of the exponent, is beyond the format's largest value."""
     if f.has_nan:
         return f.code_of(number, f.overflows[-1]) != f.code_of(number)
     half = (f.max - f.decode(f.max_code - 1)) / 2
@@ -73,7 +73,7 @@ def _overflows(number: float, f: Format) -> bool:
 
 
 def _neighbours(f: Format, value: float, magnitude: int) -> tuple[float | None, float | None]:
-    """Return the next finite values below and above `value`; None where there is none.
+    """Return the next finite values of the format below and above `value`, one of its values; None where none exists.
 
     magnitude: the code of `value` without its sign bit. Without sign bits, the ascending order of codes is that of the
     absolute values, so the neighbours of `value` have the codes magnitude ± 1.

@@ -190,7 +190,10 @@ define("unrotate(Tensor grad, str spec, int axis) -> Tensor", _unrotate, lambda 
 
 
 def _rotate_back(grad: Tensor | None, spec: str, axis: int) -> Tensor | None:
-    """Return the straight-through gradient of the quantizer or mixture `spec`: `grad`, rotated back if spec rotates."""
+    """Return the straight-through gradient of the quantizer or mixture `spec`.
+
+    It is `grad`, to which the inverse Hadamard transform is applied if `spec` has a transform.
+    """
     if grad is None or "rht" not in spec:
         return grad
     q = Mixture.parse(spec).quantizers[0] if "|" in spec or ";" in spec else Quantizer.parse(spec)

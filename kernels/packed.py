@@ -79,7 +79,7 @@ def encode(x: Tensor, q: Quantizer | str, *, axis: int = -1, seed: int | None = 
 
 
 def decode(packed: Packed, *, out: Tensor | None = None) -> Tensor:
-    """Return the values that `fake_quantize` gives, in the dtype and shape of the tensor that was encoded.
+    """Return the values that `fake_quantize` gives for the encoded tensor, in the dtype and shape of that tensor.
 
     out: a tensor that receives the result instead of a new one; it has the encoded tensor's dtype and shape, and is on
         the device of the codes.

@@ -14,14 +14,20 @@ Layout = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 
 
 def layout(q: Quantizer, axis: int, rows: int, cols: int) -> Layout:
-    """Return the (shape, dtype) of the codes, block scales and group scales of a matrix; scales may be empty."""
+    """Return the (shape, dtype) of the codes, block scales and group scales of a matrix; scales may be empty.
+
+    A group is the set of blocks that share a second-level value, the group scale (`Quantizer.group`).
+    """
     grid = (0, 0) if q.scaling == "none" else parts_of((rows, cols), q.block.resolve((rows, cols), axis))
     scale = torch.float32 if q.traits.kind == "float" else torch.uint8
     return ((rows, q.format.row_bytes(cols)), torch.uint8), (grid, scale), ((q.groups(grid, axis),), torch.float32)
 
 
 def allocate(q: Quantizer, axis: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Allocate the codes, block scales and group scales for x; a group without blocks keeps the initial scale 1."""
+    """Allocate the codes, block scales and group scales for x; only the group scales are initialised, to 1.
+
+    The groups of an empty matrix have no blocks, so their scales stay 1.
+    """
     codes, scales, groups = (
         torch.empty(size, dtype=dtype, device=x.device) for size, dtype in layout(q, axis, *x.shape)
     )
@@ -54,7 +60,7 @@ def unpack(data: Tensor, bits: int, cols: int) -> Tensor:
 
 
 def stored_scales(codes: Tensor, q: Quantizer) -> Tensor:
-    """Convert int32 codes of block scales to their stored form: float32 (amax), empty (no scaling) or uint8."""
+    """Convert int32 codes of block scales to their stored form: float32 for `amax`, empty for `none`, else uint8."""
     if q.scaling == "none":
         return codes.new_empty((0, 0), dtype=torch.uint8)
     return codes.view(torch.float32) if q.traits.kind == "float" else codes.to(torch.uint8)

@@ -1,4 +1,4 @@
-"""Multiply low-precision matrices with FP32 sums; README.md states what the products guarantee."""
+"""Multiply low-precision matrices with FP32 sums; README.md ("Products") states what matmul_fp32 guarantees."""
 
 from typing import Any
 
@@ -39,8 +39,8 @@ def linear_of_cast(x: Tensor, w: Tensor, cast: Tensor) -> Tensor | None:
     """Return x · castᵀ, where `cast` is the weight w in x's dtype; the gradient goes to w, in w's dtype.
 
     Results and gradients equal those of `linear` on a cast weight, with fewer calls of torch. Return None if the caller
-    has to use `linear`: for operands that are widened, under autocast, if x is not contiguous, and for tensors that are
-    not plain CPU tensors.
+    has to use `linear`: if `linear` would widen the operands to FP32, under autocast, if x is not contiguous, and for
+    tensors that are not plain CPU tensors.
     """
     ordinary = can_skip_dispatcher((x, w, cast)) and x.is_contiguous() and not torch.is_autocast_enabled("cpu")
     return _LinearOfCast.apply(x, w, cast) if ordinary and not _is_widened(x) else None
@@ -64,7 +64,7 @@ class _LinearOfCast(Function):
 
 
 class _WidenedLinear(Function):
-    """The autograd function of `linear` for widened operands: computes in FP32, but saves operands in their dtype."""
+    """The autograd function of `linear` for operands that are widened to FP32, but saved in their own dtype."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:

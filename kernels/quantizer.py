@@ -210,7 +210,8 @@ class Quantizer:
     def groups(self, grid: tuple[int, int], axis: int) -> int:
         """Return the number of groups in a grid of (blocks down, blocks across); 0 if the scaling has no groups.
 
-        With group=row, a group is one row of blocks along the axis; for axis=0, one column of blocks.
+        A group is the set of blocks that share a second-level value, such as a tensor scale. With group=row, it is one
+        row of blocks along the axis; for axis=0, one column of blocks.
         """
         if not self.traits.groups:
             return 0

@@ -84,7 +84,9 @@ def _parser() -> argparse.ArgumentParser:
         default="train",
         help="train: the next batches of the trial (default); validation or ood: windows of that split",
     )
-    parser.add_argument("--reference", help="dtype of the unquantized model: bf16, fp16 or fp32 (default: the trial's own)")
+    parser.add_argument(
+        "--reference", help="dtype of the unquantized model: bf16, fp16 or fp32 (default: the trial's own)"
+    )
     parser.add_argument(
         "--accumulators",
         metavar="NAMES",

@@ -17,7 +17,7 @@ from fewbits.kernels.quantizer import Quantizer, parts_of
 
 
 class DecideCall(ctypes.Structure):
-    """The arguments of `decide`: the structure DecideCall of csrc/decisions.h."""
+    """The arguments of the C++ and CUDA functions that compute Backend.decide: DecideCall of csrc/decisions.h."""
 
     _fields_ = [
         *[(name, ctypes.c_void_p) for name in ("counts", "other", "largest", "smallest", "decided", "choice")],
@@ -150,7 +150,10 @@ class Compiled(ABC):
 
     @abstractmethod
     def _run(self, x: Tensor, *jobs: Job) -> None:
-        """Compute one or two jobs in one call, so that two jobs share the reads of x; x may be empty."""
+        """Compute one or two jobs (one per quantizer) in one call, so that two jobs share the reads of x.
+
+        x may be empty.
+        """
 
     @abstractmethod
     def _decode(self, stored: Stored, q: Quantizer, axis: int, out: Tensor) -> None: ...
@@ -160,12 +163,12 @@ class Compiled(ABC):
 
     @abstractmethod
     def _decide(self, call: DecideCall, device: torch.device) -> bool:
-        """Do what Backend.decide does; return False if every decision block is decided."""
+        """Do what Backend.decide does; return False if every decision block is known to be decided."""
 
     @abstractmethod
     def _draw(self, noise: Noise, out: Tensor, seed: int) -> None: ...
 
 
 def pointer(t: Tensor) -> int | None:
-    """Return a tensor's address; return None for the tensor ABSENT."""
+    """Return a tensor's address, or None for ABSENT, the tensor that stands for an unused argument or result."""
     return None if t is ABSENT else t.data_ptr()

@@ -71,7 +71,10 @@ def inf_code(f: Format) -> int:
 
 @lru_cache(maxsize=1024)  # with signs=each every GEMM may have new signs
 def sign_words(q: Quantizer) -> tuple[int, ...]:
-    """Return the signs of the rotation: bit i mod 32 of word i div 32 is 1 if element i of a chunk is negated."""
+    """Return the random signs of the quantizer's Hadamard transform, as 32-bit words.
+
+    Bit i mod 32 of word i div 32 is 1 if sign i is negative.
+    """
     signs = hadamard_signs(q, torch.device("cpu")).tolist() if q.hadamard else []
     negative = sum(1 << i for i, sign in enumerate(signs) if sign < 0)
     return tuple(negative >> 32 * k & 0xFFFFFFFF for k in range(SIGN_WORDS))

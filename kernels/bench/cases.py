@@ -107,7 +107,7 @@ def mix(name: str, spec: str) -> Case:
 def sample_weight(kind: Literal["gaussian", "uniform"]) -> Case:
     """Return the case that samples weights (`gaussian`: GaussWS, `uniform`: DiffQ) in the dtype of w.
 
-    One kernel writes the noise and another reads it, as in the paper, so the traffic counts the noise twice.
+    One kernel writes the noise and another reads it, as in the GaussWS paper, so the traffic counts the noise twice.
     """
     return Case(
         f"sample_weight {kind}",
@@ -191,7 +191,8 @@ _PREPARED: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 def _prepared(x: Tensor, name: str, make: Callable[[], T]) -> T:
     """Return an input that a case needs besides x, from a cache with the key (x, name).
 
-    `make` creates the input in the first turn, which is not timed. The cache keeps the input as long as x exists.
+    `make` creates the input at the first use, in a call that is not timed. The cache keeps the input as long as x
+    exists.
     """
     kept: dict[str, T] = _PREPARED.setdefault(x, {})
     if name not in kept:

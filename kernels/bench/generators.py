@@ -5,9 +5,10 @@
                  torch.compile on a GPU
     torch        normal numbers of torch without rounding, which is less work than the other two do
 
-For each shape two things are timed: the generator alone, and the whole of eq. 3, ŵ = w + R · 2^(1−b) · max|w| in BF16,
-which the paper's figure shows. With Box–Muller, eq. 3 is timed only on a GPU, where torch.compile fuses it. The
-generators take turns. (In eq. 3, `torch` is plain torch with rounded normal numbers.)
+For each shape two things are timed: the generator alone, and the whole of GaussWS's eq. 3, which the paper's figure
+shows: the weight sampled in BF16, ŵ = w + R · 2^(1−b) · max|w|, with noise R and bit width b. With Box–Muller, eq. 3 is
+timed only on a GPU, where torch.compile fuses it. The generators take turns. (In eq. 3, `torch` is plain torch with
+rounded normal numbers.)
 """
 
 import math

@@ -43,7 +43,10 @@ def busy(load: float, cores: int) -> str | None:
 
 @dataclass(frozen=True)
 class Ratio:
-    """The median, the minimum and the maximum of the ratios of all turns."""
+    """The median, the minimum and the maximum, over all turns, of the ratio of two measured times.
+
+    In a turn, each of the compared calls is made once.
+    """
 
     median: float
     low: float
@@ -91,7 +94,7 @@ def burst_seconds(call: Call) -> float:
 
 
 class OtherProcesses:
-    """The share of the machine's processor time that other processes used in each turn.
+    """The share of the machine's processor time that other processes used in each turn of the timed calls.
 
     Linux counts processor time in ticks of 10 ms, so the share is measured only over `SHORTEST` seconds or more. A
     shorter turn gets the latest share that was measured. The untimed turns at the start continue until a first share

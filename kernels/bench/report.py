@@ -1,4 +1,4 @@
-"""Print the benchmark's results: a table with notes on what is counted, and a line for each peer."""
+"""Print the benchmark's results: a table with notes, and a line for each peer (an implementation to compare with)."""
 
 from collections.abc import Iterable, Sequence
 from statistics import median

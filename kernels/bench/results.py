@@ -54,7 +54,10 @@ class Measured:
 
     @property
     def reached(self) -> float | None:
-        """The speed of our kernel as a share of the limit, or None if the limit is unknown."""
+        """The speed of our kernel as a share of the limit, the smaller of `memory` and `arithmetic`.
+
+        None if the limit is unknown, because `arithmetic` was not measured.
+        """
         return None if self.arithmetic is None else self.share.median / min(self.memory, self.arithmetic)
 
 

@@ -1,9 +1,9 @@
 """Compute causal attention with rotary positions, for training.
 
-For BF16 on a CPU, one operator rotates, multiplies and normalises block by block. To save memory it does not store the
-scores, but computes them again in the backward pass. If q, k and v are parts of one fused tensor, their gradient is one
-tensor, too. FP16 on a CPU uses the operator's reference, because torch's own products may sum in FP16. For all other
-tensors, torch computes attention.
+For BF16 on a CPU, one operator rotates, multiplies and normalises one block of tokens at a time. To save memory it does
+not store the scores, but computes them again in the backward pass. If q, k and v are parts of one fused tensor, their
+gradient is one tensor, too. FP16 on a CPU uses the operator's definition in plain torch (reference/attention.py),
+because torch's own products may sum in FP16. For all other tensors, torch computes attention.
 
 Shape suffixes: B batch, T token, H query head, K key and value head, E dimension of a head.
 """
@@ -41,7 +41,7 @@ def causal_attention(q_BTHE: Tensor, k_BTKE: Tensor, v_BTKE: Tensor, turns: Tens
 def fused_causal_attention(x_BTHE: Tensor, heads: int, turns: Tensor | None = None) -> Tensor:
     """Return `causal_attention` of a fused tensor: its first `heads` heads are q's, and then come k's and v's heads.
 
-    k and v have the same number of heads.
+    k and v have the same number of heads. turns: as in `causal_attention`.
     """
     kv_heads = (x_BTHE.shape[2] - heads) // 2
     if _takes(x_BTHE):
@@ -95,6 +95,7 @@ class _Call(ctypes.Structure):  # AttentionCall
 def _call(turns: Tensor | None, log_sums: Tensor, **tensors: Tensor) -> _Call:
     """Return the argument structure of the library's attention functions.
 
+    turns: as in `causal_attention`. log_sums: log Σ e^score for each head and query [B, H, T].
     tensors: q, k, v, results and gradients by the names of the structure's fields, each with a contiguous last
         dimension.
     """

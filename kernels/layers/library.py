@@ -1,6 +1,6 @@
 """Call the functions of the compiled CPU library that compute layers.
 
-They take BF16 and float32 tensors. The modules in kernels/reference/ define their results in plain torch.
+The functions take BF16 and float32 tensors. The modules in kernels/reference/ define the results in plain torch.
 """
 
 import ctypes

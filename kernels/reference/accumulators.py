@@ -20,7 +20,11 @@ NAN_BITS = 0x7FFFFFFF  # NaN of the tensor cores
 def fused_sum(
     a: Tensor, b: Tensor, emin: tuple[int, int], length: int, fraction: int, kept: int, promote: int
 ) -> Tensor:
-    """Return a · b, summed by a `fused` accumulator: it aligns, truncates and adds `length` products at a time."""
+    """Return a · b, summed by a `fused` accumulator: it aligns, truncates and adds `length` products at a time.
+
+    emin: the exponents of the smallest normal values of the formats of a and b. The other arguments are attributes of
+    Accumulator (kernels/accumulators.py); `kept` is its `kept_bits`.
+    """
     c = outside = torch.zeros(a.shape[0], b.shape[1], device=a.device)
     for start in range(0, a.shape[1], length):
         block = slice(start, start + length)
@@ -47,7 +51,8 @@ def grouped_sum(
     The products of a group are added exactly. Their sum is aligned not by its own exponent, but by the sum of the
     exponents of the group's two scales. `length` is here the number of groups that are added at once.
 
-    a_scales: [M, groups]. b_scales: [groups, N].
+    a_scales: [M, groups]. b_scales: [groups, N]. emin: the exponents of the smallest normal values of the two formats
+    of the scales. fraction, kept: the attributes `fraction` and `kept_bits` of Accumulator (kernels/accumulators.py).
     """
     m, n, groups = a.shape[0], b.shape[1], a_scales.shape[1]
     sums = torch.einsum("mgk,gkn->mng", a.view(m, groups, -1).double(), b.view(groups, -1, n).double())
@@ -85,8 +90,9 @@ def _scaled(x: Tensor, exponent: Tensor) -> Tensor:
 
 
 def _added(c: Tensor, significands: Tensor, exponents: Tensor, fraction: int, kept: int, plain: Tensor) -> Tensor:
-    """Return c plus the terms significand · 2^exponent along the last axis, aligned and truncated as README.md defines.
+    """Return c plus all terms significand · 2^exponent of the last axis, aligned and truncated (README.md).
 
+    fraction: the number of fraction bits that an aligned term keeps. kept: the number of fraction bits of the result.
     plain: the ordinary sum of the terms, used where it is infinite or NaN.
     """
     sc, ec = _parted(c, LOWEST)

@@ -1,4 +1,4 @@
-"""Define the cross entropy of rows of logits and its gradient, in FP32 and in the order of sums.py."""
+"""Define the cross entropy of rows of logits and its gradient, in FP32; sums.py defines the order of sums."""
 
 import torch
 from torch import Tensor
@@ -19,7 +19,10 @@ def cross_entropy(logits: Tensor, targets: Tensor, ignored: int) -> tuple[Tensor
 
 
 def cross_entropy_backward(logits: Tensor, targets: Tensor, log_sums: Tensor, grad: Tensor, ignored: int) -> Tensor:
-    """Return (softmax(logits) − one hot)·grad of each row, 0 for rows whose target is `ignored`."""
+    """Return (softmax(logits) − one hot)·grad of each row, 0 for rows whose target is `ignored`.
+
+    log_sums: the second result of `cross_entropy`. grad: the gradient of the first result, one number for each row.
+    """
     counted = targets != ignored
     columns = targets.where(counted, 0)[:, None]
     p = exponential(logits.float() - log_sums[:, None])

@@ -1,7 +1,8 @@
-"""Define the arithmetic of single elements: bits of floats, rounding to a grid, and codes (README.md, "Elements").
+"""Define the arithmetic of single elements: bits of floats, rounding to a format, and codes (README.md, "Elements").
 
-Rounding happens in float64, where dividing a float32 by a power of two, and subtracting the nearest integer, are
-exact. Powers of two and exponents are built from bits, because exp2, log2 and ldexp do not guarantee the last bit.
+The grid of a format is the set of its values; arguments named `grid` are the format itself. Rounding happens in
+float64, where dividing a float32 by a power of two, and subtracting the nearest integer, are exact. Powers of two and
+exponents are built from bits, because exp2, log2 and ldexp do not guarantee the last bit.
 """
 
 import math
@@ -29,7 +30,7 @@ def divide(dividend: float, x: Tensor) -> Tensor:
 
 
 def round_to_grid(v: Tensor, grid: Format, draws: Tensor | None = None) -> Tensor:
-    """Return v rounded to the grid in float64, as if the format had no largest value.
+    """Return v rounded to values of the format `grid`, in float64, as if the format had no largest value.
 
     draws: for stochastic rounding, a uniform number in [0, 1) for each element; None: round to nearest, ties to even.
     """
@@ -44,9 +45,10 @@ def round_to_grid(v: Tensor, grid: Format, draws: Tensor | None = None) -> Tenso
 
 
 def codes_of(values: Tensor, grid: Format) -> Tensor:
-    """Return the codes of grid values: the sign bit, and below it the number of smaller magnitudes in the grid.
+    """Return the codes of `values`, which are values of the format `grid`, as int32.
 
-    The codes equal those of Format.code_of, except that NaN has no sign. The grid must have a zero, unlike e8m0.
+    A code is the sign bit, and below it the number of smaller magnitudes in the format. The codes equal those of
+    Format.code_of, except that NaN has no sign. The format must have a zero, unlike e8m0.
     """
     magnitude = torch.where(values.isfinite(), values.abs(), 0)
     exponent = split(magnitude)[1].clamp(min=grid.emin)
@@ -61,7 +63,7 @@ def codes_of(values: Tensor, grid: Format) -> Tensor:
 
 
 def values_of(codes: Tensor, grid: Format) -> Tensor:
-    """Return the float32 values of codes."""
+    """Return the float32 values that the codes have in the format `grid`."""
     magnitude_bits = grid.exponent_bits + grid.mantissa_bits
     magnitude = codes.long() & (1 << magnitude_bits) - 1
     field, fraction = magnitude >> grid.mantissa_bits, magnitude & (1 << grid.mantissa_bits) - 1

@@ -34,7 +34,10 @@ def philox4x32(counter: Sequence[Tensor], key: tuple[int, int]) -> Tensor:
 
 
 def philox(index: Tensor, stream: int, seed: int) -> Tensor:
-    """Return the four output words [..., 4] for each counter (index, stream), with the seed as the key."""
+    """Return Philox's four output words [..., 4] for each counter (index, stream), with the seed as the key.
+
+    stream: the number of the seed's use, such as 2 for noise; different streams give independent bits.
+    """
     counter = (index & _WORD, index >> 32 & _WORD, torch.full_like(index, stream), torch.zeros_like(index))
     return philox4x32(counter, (seed & _WORD, seed >> 32 & _WORD))
 
@@ -42,7 +45,7 @@ def philox(index: Tensor, stream: int, seed: int) -> Tensor:
 def words(count: int, stream: int, seed: int, device: Device) -> Tensor:
     """Return 32 random bits for each of `count` elements.
 
-    Element i gets word i mod 4 of Philox's output for the counter i div 4.
+    Element i gets word i mod 4 of Philox's output for the counter (i div 4, stream), with the seed as the key.
     """
     return philox(torch.arange(-(-count // 4), device=device), stream, seed).flatten()[:count]
 
@@ -50,8 +53,8 @@ def words(count: int, stream: int, seed: int, device: Device) -> Tensor:
 def halves(count: int, stream: int, seed: int, device: Device) -> Tensor:
     """Return 16 random bits for each of `count` elements.
 
-    Element i gets a half of word (i div 2) mod 4 of Philox's output for the counter i div 8: the low half if i is even,
-    the high half if i is odd.
+    Element i gets a half of word (i div 2) mod 4 of Philox's output for the counter (i div 8, stream), with the seed as
+    the key: the low half if i is even, the high half if i is odd.
     """
     word = philox(torch.arange(-(-count // 8), device=device), stream, seed)
     return torch.stack((word & 0xFFFF, word >> 16), dim=-1).flatten()[:count]
@@ -85,7 +88,7 @@ def gaussian_noise(count: int, seed: int, device: Device) -> Tensor:
 
 
 def unpack_noise(packed: Tensor, count: int) -> Tensor:
-    """Return packed Gaussian noise as int8 values from −2 to 2."""
+    """Return the first `count` values of the result of `gaussian_noise`, as int8 from −2 to 2."""
     nibbles = packed.long()[:, None] >> torch.arange(0, 32, 4, device=packed.device) & 0xF
     magnitude, negative = nibbles & 7, nibbles >> 3
     return (magnitude * (1 - 2 * negative)).flatten()[:count].to(torch.int8)

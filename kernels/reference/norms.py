@@ -1,4 +1,4 @@
-"""Define layer norms and RMS norms, forward and backward, in FP32 and in the order of sums.py."""
+"""Define layer norms and RMS norms, forward and backward, in FP32; sums.py defines the order of sums."""
 
 import torch
 from torch import Tensor

@@ -1,10 +1,11 @@
-"""Define how a matrix is scaled block by block and rounded to a grid, for every scaling.
+"""Define how a matrix is scaled block by block and rounded to the values of a format, for every scaling.
 
 source ──largest──> amax per block ──choose_scales──> Scales ──encode_factors──> s
 source · s ──round_to_grid──> grid values, from which `restore` computes values, and `codes_of` codes
 
-The source is the matrix after its rotation, if there is one. Each arrow names the function that takes the step. The
-Scales are stored in encoded tensors; s are the encode factors, by which elements are multiplied before rounding.
+The source is the matrix after its rotation, if there is one. Each arrow contains the name of the function that computes
+its right side from its left side. The Scales are stored in encoded tensors; s are the encode factors, by which elements
+are multiplied before rounding. Grid values are values of the quantizer's format.
 """
 
 import math
@@ -23,11 +24,11 @@ from fewbits.kernels.reference.scales import Scales, choose_scales, encode_facto
 
 @dataclass(frozen=True)
 class Rounded:
-    """A matrix rounded to the grid, with its source and scales."""
+    """A matrix that was scaled and rounded to values of the quantizer's format, with its source and scales."""
 
     source: Tensor  # the rotated matrix in float32
     scales: Scales
-    values: Tensor  # grid values, float32: the source scaled and rounded
+    values: Tensor  # values of the format, in float32: the source scaled and rounded
     overflowed: Tensor  # True where rounding exceeded the format's maximum
 
 
@@ -66,7 +67,11 @@ def without_lost_blocks(values: Tensor, scales: Scales, q: Quantizer, axis: int)
 
 
 def four_over_six(source: Tensor, amax: Tensor, q: Quantizer, axis: int, draws: Tensor | None) -> Rounded:
-    """Quantize each block with its largest magnitude mapped to 6, or to 4 if this gives a smaller squared error."""
+    """Quantize each block with its largest magnitude mapped to 6, or to 4 if this gives a smaller squared error.
+
+    source: the matrix after its rotation. amax: the largest magnitude of each block. draws: a random number in [0, 1)
+    for each element, for stochastic rounding; None: round to nearest.
+    """
     expansions = (1.0, q.traits.expansion)
     six, four = (round_with(choose_scales(amax, q, axis, by), source, q, axis, draws) for by in expansions)
     better = squared_error(four, amax, q, axis) < squared_error(six, amax, q, axis)
@@ -100,7 +105,7 @@ def ms_eden(source: Tensor, amax: Tensor, q: Quantizer, axis: int, seed: int) ->
 
 
 def correction(rounded: Rounded, q: Quantizer, axis: int) -> Tensor:
-    """Return Σ v² / Σ v·g for each block: v is the scaled magnitude of an element, g the grid value to which v rounds.
+    """Return Σ v² / Σ v·g for each block: v is the scaled magnitude of an element, g is v rounded to the format.
 
     Each v is first rounded to a multiple of 2^-10, so that the sums are exact. If Σ v·g is 0, the result is 1.
     """

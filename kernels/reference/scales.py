@@ -28,12 +28,18 @@ class Scales:
 
 
 def ideal(amax: Tensor, grid: Format) -> Tensor:
-    """Return the factor that maps amax to the largest value of the grid, within normal float32 range; 1 for amax 0."""
+    """Return the factor that maps amax to the largest value of the format `grid`; 1 for amax 0.
+
+    The factor is limited to the range of normal float32 numbers.
+    """
     return torch.where(amax == 0, 1, divide(grid.max, amax).clamp(FLT_MIN, FLT_MAX))
 
 
 def group_amax(amax: Tensor, q: Quantizer, axis: int) -> Tensor:
-    """Return the largest amax of each group, 0 for a group without blocks, in a shape that broadcasts over blocks."""
+    """Return the largest amax of each group of blocks (`Quantizer.group`); 0 for a group without blocks.
+
+    amax: the largest magnitude of each block, [blocks down, blocks across]. The result broadcasts over this shape.
+    """
     if q.group == "tensor":
         return F.pad(amax, (0, 1, 0, 1)).amax((0, 1), keepdim=True)
     if axis == -1:
@@ -78,12 +84,12 @@ def choose_scales(amax: Tensor, q: Quantizer, axis: int, expansion: float = 1.0)
 
 
 def group_grid(scales: Scales, axis: int) -> Tensor:
-    """Return the group values (`Scales.groups`) in a shape that broadcasts over the grid of blocks."""
+    """Return the values of the groups of blocks (`Scales.groups`) in a shape that broadcasts over the blocks' codes."""
     return scales.groups.unsqueeze(1 if axis == -1 else 0)
 
 
 def stored_values(scales: Scales, q: Quantizer) -> Tensor:
-    """Return the float32 values of stored block scales; NaN for a NaN block."""
+    """Return the float32 values of stored block scales; NaN for a block that contains NaN or inf."""
     codes, stored = scales.codes, q.traits.stored
     if stored is None:
         return torch.ones_like(codes, dtype=torch.float32)
@@ -91,7 +97,7 @@ def stored_values(scales: Scales, q: Quantizer) -> Tensor:
 
 
 def encode_factors(scales: Scales, q: Quantizer, axis: int) -> Tensor:
-    """Return the factor s by which each block is multiplied before rounding; NaN for a NaN block."""
+    """Return the factor by which each block is multiplied before rounding; NaN for a block that contains NaN or inf."""
     block = stored_values(scales, q)
     match q.traits.kind:
         case "mantissa":
@@ -104,7 +110,10 @@ def encode_factors(scales: Scales, q: Quantizer, axis: int) -> Tensor:
 
 
 def restore(values: Tensor, scales: Scales, q: Quantizer, axis: int, dtype: torch.dtype) -> Tensor:
-    """Return grid values scaled back to the range of the source, limited to the dtype's range and rounded."""
+    """Return rounded values scaled back to the range of the source, limited to the range of `dtype` and cast to it.
+
+    values: values of the quantizer's format, to which the scaled source was rounded.
+    """
     block, shape = q.block.resolve(values.shape, axis), values.shape
     match q.traits.kind:
         case "none":

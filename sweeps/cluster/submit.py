@@ -84,7 +84,8 @@ def run_job(command: Sequence[str], address: str, files: Sequence[Path] = (), na
     """Run a command as a job on the cluster, print its log, and return its exit status.
 
     address: the URL of the dashboard. files: sweep files, other config files and config folders; the job's working
-    directory contains them and the sources of the running fewbits. named: as for `submit`.
+    directory contains them and the sources of the running fewbits. named: names of environment variables that the job
+    gets in addition to the usual ones (environment.py).
     """
     return watch_job(command, address, files, named)[0]
 
@@ -256,7 +257,7 @@ class _Log:
         """Print the log until the job has ended; return Ray's details of the ended job.
 
         Return None if the cluster does not know the job any more, or was unreachable for PATIENCE seconds. Raise
-        KeyboardInterrupt if `pressed` is set.
+        KeyboardInterrupt if the user has pressed Ctrl-C.
         """
         answered = time.monotonic()
         while True:

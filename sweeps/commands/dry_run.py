@@ -116,7 +116,9 @@ def totals(
 ) -> list[str]:
     """Return lines with the number of trials in each state, and the time and disk space that the missing trials need.
 
-    statuses: the status of each trial, by id. The other arguments are those of `print_plan`.
+    statuses: the status of each trial, by id. parallel: the number of trials that run at a time; None: estimated from
+    this machine's CPUs. backend: `ray` or `local`; the time includes its start. rerun: ids of trials that `--like` runs
+    again, each with the reason.
     """
     has_to_run = unfinished(plan, rerun)
     missing = [

@@ -1,6 +1,7 @@
-"""Run the jobs of Hydra's sweeper as the trials of one sweep, for the command in multirun.py.
+"""Run the jobs of Hydra's sweeper as the trials of one sweep, for the command `fewbits train --multirun`.
 
-Hydra's launcher `fewbits` calls `launch` in the command's process, once or, for some sweepers, several times.
+A job is Hydra's word for the overrides of one trial. Hydra's launcher `fewbits` calls `launch` in the command's
+process, once or, for some sweepers, several times.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ DEBUG = "`python -X dev -m fewbits.cli train …` shows where"
 
 @dataclass
 class _Multirun:
-    """The state of the running command. It is a global of the process, since Hydra cannot pass it to the launcher."""
+    """The state of the running `fewbits train --multirun`: a global, since Hydra cannot pass it to the launcher."""
 
     name: str
     fixed: set[str]  # keys with the same value in all trials

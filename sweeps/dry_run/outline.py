@@ -79,6 +79,7 @@ def corpus_tokens(plan: Plan, missing: Missing) -> dict[str, int | None]:
     """Return by trial id the number of tokens in the trial's training split; None if unknown.
 
     For a missing collection of web text, it is the number of tokens that the command from `preparations` would prepare.
+    missing: the result of `missing_data`.
 
     If any data are missing, the plan was made without a check of how often trials read their data. Then this function
     makes the check: it raises ValueError if a trial would read its data more often than `data.repeat` allows.
@@ -99,9 +100,9 @@ def corpus_tokens(plan: Plan, missing: Missing) -> dict[str, int | None]:
 
 
 def setting_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each arm and combination of axis values: sweep, place, then the columns of SETTINGS.
+    """Yield a row for each arm and combination of axis values: sweep, place without seed, then the settings as text.
 
-    Settings that the paper does not state are marked with MARK.
+    The settings are those of the table SETTINGS. MARK is appended to settings that the study's paper does not state.
     """
     assumed = {(sweep.name, sweep.scale): sweep.assumed for sweep in plan.sweeps}
     # For each arm and combination of axis values, the member with the first seed: it overwrites those of other seeds.
@@ -123,7 +124,8 @@ def _prepared(collection: Collection, tokens: int) -> tuple[int | None, int]:
     """Return how many documents to prepare for a trial that reads `tokens` tokens, and how many tokens they have.
 
     The number of documents is DOCUMENTS, doubled until the documents have (1 + SPARE) times the trial's tokens; None
-    means the whole collection. Because the number only doubles, studies that share a collection usually get the same.
+    means the whole collection. Because the number only doubles, studies that share a collection usually get the same
+    number.
     """
     documents = DOCUMENTS
     while documents * collection.tokens < tokens * collection.documents * (1 + SPARE):

@@ -57,7 +57,9 @@ def _show(display: Progress, plan: Plan, statuses: dict[str, TrialStatus]) -> No
 
 
 def _seconds_left(plan: Plan, statuses: dict[str, TrialStatus], reports: dict[str, dict[str, Any]]) -> float:
-    """Return the FLOPs that the unfinished trials still need, divided by the FLOPs per second of the running trials.
+    """Return an estimate of the seconds until all trials have ended.
+
+    It is the FLOPs that the unfinished trials still need, divided by the FLOPs per second of the running trials.
 
     reports: the progress of each running trial, by trial id.
     """

@@ -72,7 +72,7 @@ class Speeds:
         return self._speeds.get(f"start|{backend}|", 0.0)
 
     def seconds(self, planned: Planned) -> float | None:
-        """Return an estimate of the trial's seconds from measured speeds; None if nothing was measured on its device.
+        """Return how many seconds the trial takes, by measured speeds; None if nothing was measured on its device.
 
         The estimate uses the first of these speeds that was measured on the device: the speed of the same model and
         recipe; the mean speed of the same model over its recipes; the mean speed of all models.
@@ -87,14 +87,17 @@ class Speeds:
     def estimate(self, planned: Planned) -> tuple[float | None, str]:
         """Return the estimated seconds of the trial, and the source of the estimate as text: MEASURED or ASSUMED.
 
-        The seconds are None for a trial on a CPU if no speed was measured on this device.
+        The seconds are None for a trial on a CPU if no speed was measured on the trial's device.
         """
         measured = self.seconds(planned)
         return (_assumed_seconds(planned), ASSUMED) if measured is None else (measured, MEASURED)
 
 
 def _assumed_seconds(planned: Planned) -> float | None:
-    """Return the seconds of the trial on H100s (one for each rank) at the assumed speed; None if it uses no GPU."""
+    """Return the seconds that the trial takes on H100s, one for each rank; None if it uses no GPU.
+
+    The speed is assumed: ASSUMED_SHARE of the H100's peak, times the recipe's relative speed in ASSUMED_SPEED.
+    """
     if not planned.resources.gpus:
         return None
     speed = PEAK[ASSUMED_GPU] * ASSUMED_SHARE * ASSUMED_SPEED[_emulation(planned.trial.recipe)]
@@ -102,10 +105,11 @@ def _assumed_seconds(planned: Planned) -> float | None:
 
 
 def _emulation(recipe: Recipe) -> str:
-    """Return the key of ASSUMED_SPEED for the recipe.
+    """Return the recipe's key in ASSUMED_SPEED, the table of assumed speeds relative to plain BF16.
 
     It is `e2m1` if the recipe has a quantizer with a format of fewer than 5 bits, and `e4m3` if it has only other
-    quantizers. Without quantizers it is `sampler` if the recipe has a sampler, else `none`.
+    quantizers. Without quantizers it is `sampler` if the recipe has a sampler, else `none`. Quantizers with scaling
+    `none`, which are plain casts, do not count.
     """
     specs = [slot.spec for _, slot in recipe.operands.items()]
     quantizers = [q for spec in specs if isinstance(spec, Mixture) for q in spec.quantizers]

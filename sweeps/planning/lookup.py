@@ -42,9 +42,10 @@ class FoundPlan:
 
 
 def find_plan(overrides: Sequence[str]) -> FoundPlan:
-    """Return the stored plan of these overrides or, if there is none or the definition has changed, a new plan.
+    """Return the stored plan of these overrides; if there is none, or if the sweep has changed since, a new plan.
 
-    If a new plan cannot be made, return the stored one with a note; if there is no stored one either, raise ValueError.
+    The sweep has changed if its definition differs from the one in the stored plan. If a new plan cannot be made,
+    return the stored one with a note; if there is no stored one either, raise ValueError.
     overrides: as for `fewbits sweep`, or only the name of a multirun.
     """
     named = [override for override in overrides if not is_location(override)]

@@ -85,12 +85,15 @@ def plan(sweeps: Sequence[Sweep], extra: tuple[str, ...] = (), *, with_data: boo
 
 
 def plan_cells(sweep: Sweep, cells: Sequence[Cell], *, with_data: bool = True) -> Plan:
-    """Return the plan of these cells of one sweep, as `plan` does for whole sweeps."""
+    """Return the plan of these cells of one sweep. Raise ValueError, which names the cell, if a trial is invalid.
+
+    with_data: if False, the data are not read, and ids and folders are placeholders (see `plan`).
+    """
     trials: dict[str, Planned] = {}
     made: dict[Cell, Planned] = {}
 
     def planned(cell: Cell) -> Planned:
-        """Return the cell's trial. Plan its parent, then the trial itself, unless `trials` contains them already."""
+        """Return the cell's trial; first plan its parent and the trial, unless an earlier call has planned them."""
         if cell not in made:
             parent = None if cell.parent is None else planned(cell.parent)
             try:

@@ -189,7 +189,7 @@ def _trial(planned: Planned, runs: Path) -> dict[str, Any]:
 
 
 def _in_store(cell: Cell, store: str) -> Cell:
-    """Return the cell with the override `store` in place of `runtime.runs=…`; replace it in all its parents, too.
+    """Return the cell, and its chain of parents, with the override `store` in place of `runtime.runs=…`.
 
     A plan file contains no path of the store, since the store may be mounted elsewhere.
     """

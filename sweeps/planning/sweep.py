@@ -213,7 +213,11 @@ class Sweep:
         return groups
 
     def runs_at(self, arm: str) -> bool:
-        """Tell whether the arm is trained at this scale: `scales` and `only` do not exclude it."""
+        """Tell whether the arm is trained at the sweep's scale.
+
+        It is trained if the sweep's `scales` and the arm's own `scales` contain this scale, and `only` contains the arm
+        or an arm that starts from it; a key that is not set excludes nothing.
+        """
         return (not self.only or arm in self._chosen) and all(
             scales is None or self.scale in scales for scales in (self.scales, self.arms[arm].scales)
         )

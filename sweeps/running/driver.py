@@ -96,7 +96,10 @@ class Driver:
         self.on_turn(self)
 
     def stop(self) -> None:
-        """Make `run` stop all running trials at a checkpoint; `run` returns when they have ended, or after PATIENCE."""
+        """Make `run` stop all running trials at a checkpoint.
+
+        `run` then returns when they have ended, at the latest PATIENCE seconds after this call.
+        """
         self.stopping = True
         self._stop_by = time.monotonic() + PATIENCE
 
@@ -107,9 +110,9 @@ class Driver:
     # -------------------------------------------------------------------------------------------- turns
 
     def _start_ready(self) -> None:
-        """Start ready trials as long as there is room, those with the largest `_urgency` first.
+        """Start ready trials as long as the backend has free resources, those with the largest `_urgency` first.
 
-        The urgency of a trial is its work and the work of the costliest chain of branches that starts from it.
+        The urgency of a trial is its FLOPs plus those of the costliest chain of branches that starts from it.
         """
         now = time.monotonic()
         full: set[str | None] = set()  # kinds of machines without free resources
@@ -164,8 +167,8 @@ class Driver:
     def _run_again(self, task: Task) -> None:
         """Queue a finished trial to run again, because a checkpoint from which one of its branches starts is missing.
 
-        Someone removed the checkpoint, or a network file system does not show it on this machine yet. After as many
-        attempts as its resources allow, the trial counts as failed.
+        Someone removed the checkpoint, or a network file system does not show it on this machine yet. After
+        `resources.attempts` attempts, the trial counts as failed.
         """
         task.attempts += 1
         if task.attempts < task.planned.resources.attempts:

@@ -45,12 +45,16 @@ def computed(folder: RunFolder) -> Computed:
 
 
 def is_mixed(one: Computed) -> bool:
-    """Tell whether more than one environment computed the steps of this run."""
+    """Tell whether more than one environment computed a run's steps. one: the run's environments, from `computed`."""
     return len(one) > 1
 
 
 def alike(one: Computed, other: Computed) -> bool:
-    """Tell whether two runs can be compared: one environment computed all steps of both, or no environment is known."""
+    """Tell whether two runs can be compared: a single environment computed all their steps, or none is known.
+
+    one, other: the environments of the two runs, from `computed`. Two runs without any known environment can be
+    compared with each other, but not with other runs.
+    """
     return one == other and not is_mixed(one)
 
 
@@ -106,7 +110,7 @@ class Machine:
 
 
 def room_by_kind(machines: Sequence[Machine], resources: Resources) -> dict[str, float]:
-    """Return, for each kind of machine, how many trials with these resources all machines of the kind run at a time.
+    """Return, by kind of machine, how many trials with these resources fit at a time on all machines of that kind.
 
     Kinds whose machines cannot hold all ranks of one trial are left out.
     """

@@ -58,8 +58,8 @@ def run_sweep(
 
     backend: `ray` or `local`. address: a Ray cluster's address; None: start Ray on this machine. parallel: the largest
     number of trials at a time; None: as many as fit. variables: names of environment variables that a cluster's workers
-    get in addition to the usual ones. like: the kind of machine for all trials; trials that another kind
-    computed run again.
+    get in addition to the usual ones (environment.py). like: the kind of machine for all trials; trials that another
+    kind computed run again.
     """
     store_plan(plan, overrides)
     mirror = Mirror(plan)
@@ -69,13 +69,13 @@ def run_sweep(
 
 @dataclass(frozen=True)
 class Where:
-    """The choice of the backend and of the kind of machine for the trials; the fields are arguments of `run_sweep`."""
+    """The choice of the backend and of the kind of machine for the trials; `run_sweep` explains the fields."""
 
-    backend: str = "ray"
-    address: str | None = None
-    parallel: int | None = None
-    variables: tuple[str, ...] = ()
-    like: str | None = None
+    backend: str = "ray"  # or `local`
+    address: str | None = None  # of a Ray cluster
+    parallel: int | None = None  # the largest number of trials at a time
+    variables: tuple[str, ...] = ()  # names of further environment variables for a cluster's workers
+    like: str | None = None  # the kind of machine for all trials
 
     def open(self) -> Backend:
         """Start the backend and return it; the caller has to close it."""
@@ -95,8 +95,9 @@ def run_trials(plan: Plan, where: Where, mirror: Mirror, opened: Callable[[], Ba
 
     Warnings that are raised while the trials run are printed as lines of the progress display.
 
-    where: the options of the backend, which this function starts, and closes at the end. opened: if not None, this
-    function is called to get a backend that is open already; that backend is used instead, and is not closed.
+    where: the options of the backend, which `run_trials` starts, and closes at the end. mirror: the plan's copy in
+    MLflow, which is updated meanwhile. opened: if not None, `run_trials` calls it to get a backend that is open
+    already; it uses that backend instead, and does not close it.
     """
     again = find_unlike(plan, where.like, where.address) if where.like else {}
     if not (missing := _missing(plan, again)):
@@ -195,7 +196,9 @@ def _mirrored(mirror: Mirror) -> Iterator[None]:
 def make_backend(name: str, address: str | None, parallel: int | None, variables: Sequence[str] = ()) -> Backend:
     """Start the backend `local` or `ray`, and return it; the caller has to close it.
 
-    The arguments are those of `run_sweep`.
+    address: a Ray cluster's address; None: start Ray on this machine. parallel: the largest number of trials at a time
+    on Ray; for `local`, the number of CPU cores that all trials together use; None: as many as there are. variables:
+    names of environment variables that a cluster's workers get in addition to the usual ones (environment.py).
     """
     if name == "local":
         from fewbits.sweeps.running.local import Local

@@ -143,8 +143,8 @@ def read_state(value: str) -> dict[str, Any]:
 def numerics_shown(recipes: Iterable[Recipe]) -> tuple[str, ...]:
     """Return the names of metrics, besides losses, with which to compare these recipes.
 
-    If a recipe has mixtures, they include the share of each of a mixture's choices; if it has quantizers, the error of
-    weight gradients; and if it has a sampler, the mean bit width.
+    A recipe with mixtures adds the share of each of a mixture's choices; a recipe with quantizers or mixtures adds the
+    error of weight gradients; a recipe with a sampler adds the mean bit width.
     """
     shown: dict[str, None] = {}
     for recipe in recipes:

@@ -92,7 +92,7 @@ class Mirror:
         self._owner: Owner | None = None
 
     def sync(self, *, afresh: bool = False, last: bool = False) -> Synced:
-        """Send to MLflow what has changed since the last call, and return a summary of it.
+        """Send to MLflow what has changed since the last update, and return a summary of this update.
 
         last: True if no driver runs the plan any more. afresh: ask MLflow which runs it has, instead of reading the
         cache file of what was sent.

@@ -149,7 +149,10 @@ class WantedSweep:
 
 
 def read_sent(runs: Path, uri: str, owner: Owner) -> SentStore:
-    """Return the cache file's record for the MLflow at `uri` and this owner; an empty one if missing or damaged."""
+    """Return the cache file's record for the MLflow at `uri` and this owner (a store and a user).
+
+    If the record is missing or damaged, return an empty one.
+    """
     cached = (read_json(runs / CACHE) or {}).get(owner.cache_key(uri))
     try:
         sent = from_dict(SentStore, cached or {})
@@ -160,7 +163,10 @@ def read_sent(runs: Path, uri: str, owner: Owner) -> SentStore:
 
 
 def write_sent(runs: Path, uri: str, owner: Owner, sent: SentStore) -> None:
-    """Write the record `sent` for the MLflow at `uri` and this owner into the cache file; keep those of others."""
+    """Write the record `sent` for the MLflow at `uri` and this owner into the cache file.
+
+    Keep the records of other owners, and of other MLflow servers and databases.
+    """
     # Older versions used URIs as keys; their records are dropped.
     others = {key: value for key, value in (read_json(runs / CACHE) or {}).items() if "://" not in key}
     write_json(runs / CACHE, {**others, owner.cache_key(uri): asdict(sent)})

@@ -1,11 +1,11 @@
-"""Read the timings of training and of noise generators, which these two commands store in a file for each device.
+"""Read the timings of training and of noise generators that `fewbits bench` stores, in a file for each device.
 
     fewbits bench train --model gpt2-nano,llama2-nano --recipes gaussws,diffq --optimizers adamw,adam-mini --store runs
     fewbits bench kernels --generators --store runs
 
-The commands time arms in turns. One turn times each arm once, so that other load on the machine affects all arms alike;
-therefore arms are compared within a turn. The spread over turns shows how precise a ratio is on this device, not on
-others.
+An arm is an optimizer with a recipe, or a generator in an operation. The commands time arms in turns. One turn times
+each arm once, so that other load on the machine affects all arms alike; therefore arms are compared within a turn. The
+spread over turns shows how precise a ratio is on this device, not on others.
 """
 
 from __future__ import annotations
@@ -44,17 +44,20 @@ class Timed:
 
     @property
     def speed(self) -> float:
-        """Return the tokens or elements per second, by the median time of a turn (one timing of each arm)."""
+        """The tokens or elements per second, by the median time of a turn (one timing of each arm)."""
         return self.amount / median(self.seconds)
 
     @property
     def quiet(self) -> tuple[bool, ...]:
-        """Tell for each turn whether other processes used at most QUIET of the processors; False if not measured."""
+        """Tell for each turn (one timing of each arm) whether other processes used at most QUIET of the processors.
+
+        QUIET is a share. The value is False for turns in which the share was not measured.
+        """
         shares = self.others or (None,) * len(self.seconds)
         return tuple(share is not None and share <= QUIET for share in shares)
 
     def longer_than(self, other: Timed) -> tuple[float, ...]:
-        """Return for each turn (time of this arm) / (time of the other arm) − 1.
+        """Return for each turn (one timing of each arm) the number (time of this arm) / (time of the other arm) − 1.
 
         Each time is first divided by its arm's `amount`, because the arms may process different numbers of tokens or
         elements.
@@ -107,14 +110,18 @@ def _timed(row: dict[str, Any], amount: int, memory: int | None = None) -> Timed
 
 
 def lost(ours: Timed, plain: Timed) -> tuple[float, ...]:
-    """Return for each turn the share of the throughput of plain BF16 (`plain`) that our arm loses."""
+    """Return for each turn (one timing of each arm) the share of plain BF16's throughput that the arm `ours` loses.
+
+    plain: plain BF16, without quantization and noise.
+    """
     return tuple(1 - 1 / (1 + longer) for longer in ours.longer_than(plain))
 
 
 def overhead(arms: Arms, optimizer: str, recipe: str) -> tuple[float, Interval | None] | None:
     """Return the share of plain BF16's throughput that the recipe loses: the median over turns and its 95 % interval.
 
-    Return None if the recipe is plain BF16, or if the recipe or plain BF16 has no timings with this optimizer.
+    A turn is one timing of each arm. Return None if the recipe is plain BF16, or if the recipe or plain BF16 has no
+    timings with this optimizer.
     """
     ours, plain = arms.get((optimizer, recipe)), arms.get((optimizer, PLAIN))
     if recipe == PLAIN or ours is None or plain is None:
@@ -157,8 +164,8 @@ def _first(results: Results, name: str, read: Callable[[dict[str, Any]], Mapping
 def _checked(measured: Mapping[T, Arms]) -> Mapping[T, Arms]:
     """Check that a file's timings can be compared turn by turn, and return them unchanged.
 
-    Raise ValueError if a model or shape has no timings. Raise it also if arms with the same optimizer, or with the same
-    timed operation, have different numbers of turns.
+    Raise ValueError if a model or shape has no timings, or if arms with the same optimizer or the same timed operation
+    have different numbers of turns. A turn is one timing of each arm.
     """
     if not measured or not all(measured.values()):
         raise ValueError("the file has no timings")

@@ -93,8 +93,9 @@ def gradients(kind: str, seed: int = 5) -> Gradients:
 def _redrawn(w: Tensor, widths: Tensor, seed: int, kind: str) -> bool:
     """Tell whether the forward and the backward pass use the same noise R, by tests of five elements of each square.
 
-    The elements are on the square's diagonal. If the gradient of ŵ is 1 in one element of a square and 0 elsewhere, the
-    gradient of the square's bit width is proportional to the R of this element.
+    A square is a block of 32×32 weights, which has one bit width. The elements are on the square's diagonal. If the
+    gradient of ŵ is 1 in one element of a square and 0 elsewhere, the gradient of the square's bit width is
+    proportional to the R of this element.
     """
     forward = noise(kind, w.numel(), seed).view(SHAPE)
     scale = _maxima(w) * torch.exp2(1 - widths.double())
@@ -116,7 +117,10 @@ def _sampled(w: Tensor, widths: Tensor, seed: int, kind: str) -> Tensor:
 
 
 def _spread(grid: Tensor) -> Tensor:
-    """Return a matrix of SHAPE in which every element has the value of its square. grid: a value for each square."""
+    """Return a matrix of SHAPE in which every element has the value of its square, a block of 32×32 elements.
+
+    grid: a value for each square.
+    """
     return grid.repeat_interleave(SQUARE, 0)[: SHAPE[0]].repeat_interleave(SQUARE, 1)[:, : SHAPE[1]]
 
 

@@ -42,7 +42,7 @@ def g1() -> Exact:
 
 @exact("gaussws", "G2")
 def g2() -> Exact:
-    """Check Lemma 1 for BF16: casts remove no noise at bit widths below 9, but remove some noise at 9.
+    """Check GaussWS's Lemma 1 for BF16: casts remove no noise at bit widths below 9, but remove some noise at 9.
 
     The cast rounds a weight plus noise; it removes the noise if it returns the weight. For uniform noise of 4 bits, the
     limit is a bit width of 5 instead of 9.
@@ -76,7 +76,7 @@ def _none(found: Sequence[Swallowed]) -> str:
 
 
 def _boundaries() -> tuple[str, ...]:
-    """Return two notes: the noise that casts remove at 9 bits, and at fewer bits if weights are not BF16 values."""
+    """Return two notes on noise that casts remove: at a bit width of 9, and below 9 if weights are not BF16 values."""
     at_nine, beside = theory.swallowed(9), {bits: theory.swallowed(bits, beside_grid=True) for bits in (8, 8.5, 8.99)}
     words = ", ".join(
         f"{one.share:.2%} at {bits:g}" if one.lost else f"none at {bits:g}" for bits, one in beside.items()

@@ -1,4 +1,4 @@
-"""Make Table A, which the paper does not have: how many trials become unstable if the learning rate is too high.
+"""Make Table A, which the GaussWS paper does not have: how many trials become unstable at too high learning rates.
 
 The paper's BF16 run diverges after 30 G tokens; we cannot train that long. Here arms start from a trunk's checkpoint
 and continue at 3, 10 and 30 times the trunk's learning rate (reasons: sweeps/config/gaussws/stability.yaml). The
@@ -54,7 +54,10 @@ class Ended:
 
 
 def ended(part: Results, arm: str, rate: str) -> Ended | None:
-    """Return the results of an arm's finished and diverged trials at one of RATES; None if there are no such trials."""
+    """Return the results of an arm's finished and diverged trials at one learning rate; None if there are none.
+
+    rate: one of RATES, such as x3, which is 3 times the learning rate of the trunk.
+    """
     late, states = part.late("loss"), dict(zip(part.trials["id"], part.trials["state"], strict=True))
     left = 0
     rises: list[float] = []

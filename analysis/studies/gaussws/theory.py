@@ -2,12 +2,12 @@
 
 Rounding depends on mantissas only, so all cases can be enumerated: every mantissa of a block's maximum with every
 mantissa of a weight, in all binades that matter. The sampled weight ŵ = cast(w + R · 2^(1−b) · max|w|), with the bit
-width b, is computed by this definition for chosen noise R, and by the kernel for the R that it draws from a seed. If R
-is the same, both have to give the same bits.
+width b, is computed by this definition for chosen noise R, and by the kernel for the R that it draws from a seed. The
+definition and the kernel have to give the same bits for the same R.
 
-Where the paper can be read in two ways, both are checked. In Lemma 1, weights may lie only on the grid of the cast, or
-also between its points. In Table C.1, maxima of blocks may be powers of two or not; if they are, noise is exactly half
-a step, a tie.
+Where the GaussWS paper can be read in two ways, both readings are checked. In Lemma 1, weights may lie only on the grid
+of the cast, or also between its points. In Table C.1, the maximum of a block may be any number, or no power of two; if
+it is a power of two, noise is exactly half a step of the cast, a tie.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ BINADES = 4
 
 
 def equation_10() -> dict[int, Fraction]:
-    """Return the probability of each value of the noise R according to the paper's eq. 10.
+    """Return the probability of each value of the noise R according to eq. 10 of the GaussWS paper.
 
     The formula of Pr(±1) contains Pr(±2), which is read as the probability of both signs together.
     """
@@ -53,7 +53,10 @@ def equation_10() -> dict[int, Fraction]:
 
 @cache
 def generated() -> dict[int, Fraction]:
-    """Return the probability of each value of R from the generator, counted over all patterns of its 16 random bits."""
+    """Return the probability of each value of GaussWS's noise R, counted over all patterns of 16 random bits.
+
+    The reference generator computes one element of R from 16 random bits.
+    """
     number = torch.arange(PATTERNS)
     nibbles = reference_noise.gaussian_nibbles([number >> bit & 1 for bit in range(16)])
     values = reference_noise.unpack_noise(nibbles, 8 * PATTERNS)[
@@ -64,7 +67,7 @@ def generated() -> dict[int, Fraction]:
 
 @dataclass(frozen=True)
 class Drawn:
-    """The rounded noise R that the kernel draws, compared with the reference generator and the paper's eq. 10.
+    """The rounded noise R that the kernel draws, compared with the reference generator and GaussWS's eq. 10.
 
     Eq. 10 gives the probability of each value of R.
     """
@@ -75,7 +78,10 @@ class Drawn:
 
 
 def drawn(elements: int = 1 << 18, seed: int = 1) -> Drawn:
-    """Compare the R that the kernel draws for one seed with the reference generator and with eq. 10."""
+    """Compare the noise R that the kernel draws for one seed with the reference generator and with GaussWS's eq. 10.
+
+    elements: the number of drawn elements.
+    """
     found = noise("gaussian", elements, seed)
     expected = reference_noise.unpack_noise(reference_noise.gaussian_noise(elements, seed, "cpu"), elements)
     counts = torch.bincount(found.long() + 2, minlength=5).double()
@@ -99,12 +105,18 @@ def cast(x: Tensor, mantissa: int) -> Tensor:
 
 
 def sampled(w: Tensor, r: Tensor | float, scale: Tensor, mantissa: int = BF16_MANTISSA) -> Tensor:
-    """Return the sampled weight ŵ by its definition in eq. 3: cast(w + r · scale)."""
+    """Return the sampled weight ŵ by its definition in GaussWS's eq. 3: cast(w + r · scale).
+
+    r: the noise R. scale: the factor of the noise (see `scales`). mantissa: the mantissa bits of the cast.
+    """
     return cast(w + r * scale, mantissa)
 
 
 def scales(bits: float, maxima: Tensor) -> Tensor:
-    """Return the factors of the noise, 2^(1 − bits) · maxima, with `bits` rounded to float32, as in the kernel."""
+    """Return the factors of the noise, 2^(1 − bits) · maxima, with `bits` rounded to float32, as in the kernel.
+
+    bits: the bit width. maxima: the greatest magnitudes of blocks of weights.
+    """
     exact = 1 - torch.tensor(bits, dtype=torch.float32).double()
     return torch.exp2(exact).float() * maxima
 
@@ -119,14 +131,17 @@ def mantissas(count: int, steps: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Swallowed:
-    """The number of tried cases, and the number of cases in which the cast removes a term (noise, or a weight)."""
+    """The number of tried cases, and of those in which a term (noise, or weight) is lost in the cast of their sum."""
 
     lost: int  # cases in which the result is the same with and without the term
     cases: int  # all cases
 
     @staticmethod
     def of(same: Iterable[Tensor]) -> Swallowed:
-        """Count the cases. Each tensor in `same` has an element for each case, true if the term has no effect."""
+        """Count the cases in which a term (noise, or weight) has no effect on the cast of weight + noise.
+
+        Each tensor in `same` has an element for each case, true if the term has no effect.
+        """
         counts = [(int(one.sum()), one.numel()) for one in same]
         return Swallowed(sum(lost for lost, _ in counts), sum(cases for _, cases in counts))
 
@@ -146,10 +161,10 @@ def swallowed(
     """Count the cases in which noise with |R| = magnitude has no effect: the cast of w + noise equals the cast of w.
 
     bits: the bit width b. mantissa: the mantissa bits of the cast. The cases are all mantissas of the block's maximum
-    and of the weight w, with both signs of R, in the BINADES binades from the maximum's down. beside_grid: also try
-    weights at sixteenths of a step, as FP32 master weights can have. ties: also try maxima that are powers of two. If
-    the cast has more mantissa bits than BF16, only MAXIMA evenly spaced mantissas of the maximum and the upper binade
-    are tried.
+    with all weights w in the BINADES binades from the maximum's down, and with both signs of R. beside_grid: also try
+    weights between the values of the cast's format, at sixteenths of a step, as FP32 master weights can have. ties:
+    also try maxima that are powers of two. If the cast has more mantissa bits than BF16, only MAXIMA evenly spaced
+    mantissas of the maximum, and only weights in the maximum's binade are tried.
     """
     steps = 1 << mantissa
     maxima = mantissas(MAXIMA, steps)[0 if ties else 1 :, None]
@@ -167,7 +182,10 @@ def swallowed(
 
 @dataclass(frozen=True)
 class Sampled:
-    """Weights and the sampled weights ŵ that the kernel returns; the squares' maxima have all mantissas of BF16."""
+    """Weights w and the sampled weights ŵ that the kernel returns.
+
+    The maxima of the squares (blocks of 32×32 weights) have all mantissas of BF16.
+    """
 
     w: Tensor
     scale: Tensor  # for each element, the factor of the noise in its square
@@ -188,7 +206,8 @@ def by_kernel(bits: float, kind: str, *, exponents: tuple[int, int] = (-12, 1), 
     """Sample random BF16 weights with the kernel, which draws R from the seed.
 
     bits: the bit width. kind: gaussian or uniform noise. exponents: the first exponent of weights, and the end of the
-    range, which is excluded. The squares' maxima have exponent 0; weights above their square's maximum are halved.
+    range, which is excluded. The maxima of the squares (blocks of 32×32 weights) have exponent 0; weights above their
+    square's maximum are halved.
     """
     g = torch.Generator().manual_seed(seed)
     shape, steps = (SQUARE, SQUARE * MAXIMA), 1 << BF16_MANTISSA
@@ -206,7 +225,7 @@ def by_kernel(bits: float, kind: str, *, exponents: tuple[int, int] = (-12, 1), 
 
 
 def cutoff(bits: float, maximum: float) -> int:
-    """Return the exponent c of Lemma 2's cut-off (eq. 8), the magnitude 2^c above which no weight is swallowed.
+    """Return the exponent c of the cut-off in GaussWS's Lemma 2 (eq. 8): no weight above 2^c is swallowed.
 
     Noise swallows a weight if noise + weight is rounded to the same value as the noise alone.
 
@@ -218,9 +237,9 @@ def cutoff(bits: float, maximum: float) -> int:
 def drowned(bits: float, above: int = 0, magnitude: float = 1.0) -> Swallowed:
     """Count the cases in which a small weight w has no effect: BF16 rounds noise + w and noise alone to the same value.
 
-    bits: the bit width. above: the binade of the weights; 0 is the one that starts at Lemma 2's cut-off, −1 the one
-    below it. magnitude: |R|. The cases are all mantissas of the small weight and of the maximum, with both signs of the
-    noise.
+    bits: the bit width. above: the binade of the weights; 0 is the one that starts at the cut-off of GaussWS's Lemma 2
+    (see `cutoff`), −1 the one below. magnitude: |R|. The cases are all mantissas of the small weight and of the block's
+    maximum, with both signs of the noise.
     """
     maxima = mantissas(MAXIMA, 1 << BF16_MANTISSA)
     exponents = torch.tensor([float(cutoff(bits, float(m)) + above) for m in maxima])
@@ -234,16 +253,20 @@ def drowned(bits: float, above: int = 0, magnitude: float = 1.0) -> Swallowed:
 
 
 def exponent_bits(bits: int, *, after_noise: bool) -> int:
-    """Return the exponent bits that Proposition 3 requires for a weight or, with after_noise, for a sampled weight."""
+    """Return the exponent bits that GaussWS's Proposition 3 requires for a weight w or, with after_noise, for ŵ.
+
+    bits: the bit width. ŵ is the sampled weight, w plus noise.
+    """
     return math.ceil(math.log2(bits + (3 if after_noise else 1)))
 
 
 def least_exponent_bits(bits: int, *, after_noise: bool) -> int:
     """Find the fewest exponent bits of a format for weights w or, with after_noise, for sampled weights ŵ.
 
-    The greatest weight is in the format's top binade, and the format's smallest subnormal number must not exceed a
-    bound of Proposition 3: for w, the cut-off of Lemma 2; for ŵ, the distance between neighbouring values of the noise.
-    One value of the exponent field is for zero and subnormals, and one is for infinities and NaN. bits: the bit width.
+    bits: the bit width. The greatest value of w or ŵ is in the format's top binade, and the format's smallest subnormal
+    number must not exceed a bound from GaussWS's Proposition 3: for w, the cut-off of Lemma 2 (see `cutoff`); for ŵ,
+    BF16's step at the magnitude of the smallest nonzero noise. One value of the exponent field is for zero and
+    subnormals, and one is for infinities and NaN.
     """
     top, least = (1, 1 - bits - BF16_MANTISSA) if after_noise else (0, cutoff(bits, 1.0))
     for width in range(2, 9):
@@ -254,13 +277,16 @@ def least_exponent_bits(bits: int, *, after_noise: bool) -> int:
 
 
 def least_mantissa_bits(bits: int, *, ties: bool) -> int:
-    """Return the fewest mantissa bits with which casts lose no noise. ties: also test maxima that are powers of two."""
+    """Return the fewest mantissa bits with which the cast of weight + noise never loses the noise.
+
+    bits: the bit width. ties: also test blocks whose maximum is a power of two.
+    """
     return next(m for m in range(1, 24) if not swallowed(bits, mantissa=m, ties=ties).lost)
 
 
 @dataclass(frozen=True)
 class Underflows:
-    """The numbers of nonzero values that become zero in a format with Proposition 3's exponent bits."""
+    """The numbers of nonzero values that become zero in a format with the exponent bits of GaussWS's Proposition 3."""
 
     weights: int  # the number of weights that become zero
     sampled: int  # the number of values of ŵ that become zero
@@ -268,9 +294,9 @@ class Underflows:
 
 
 def underflows(bits: int) -> Underflows:
-    """Count the random weights, and the sampled weights ŵ, that become zero with Proposition 3's exponent bits.
+    """Count random weights, and sampled weights ŵ, that become zero with the exponent bits of GaussWS's Proposition 3.
 
-    As the proposition assumes, the weights exceed Lemma 2's cut-off. bits: the bit width.
+    As the proposition assumes, the weights exceed the cut-off of Lemma 2 (see `cutoff`). bits: the bit width.
     """
     found = by_kernel(bits, "gaussian", exponents=(cutoff(bits, 1.0) + 1, 1))
     counts = []
@@ -299,7 +325,10 @@ FORMATS = (
 
 
 def formats_for(exponent: int, mantissa: int) -> tuple[str, ...]:
-    """Return the narrowest of FORMATS with at least these exponent and mantissa bits, named as in Table C.1."""
+    """Return the narrowest of FORMATS with at least these exponent and mantissa bits.
+
+    They are named as in GaussWS's Table C.1, for example "FP8 E4M3" and "BF16".
+    """
     grids = map(Format.parse, FORMATS)
     fit = [grid for grid in grids if grid.exponent_bits >= exponent and grid.mantissa_bits >= mantissa]
     narrowest = min(grid.bits for grid in fit)
@@ -309,7 +338,7 @@ def formats_for(exponent: int, mantissa: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Masked:
-    """Counts of the weights below Lemma 2's cut-off, after the kernel has added noise to them.
+    """Counts of the weights below the cut-off of GaussWS's Lemma 2, after the kernel has added noise to them.
 
     The cut-off is the magnitude below which noise may swallow a weight. ŵ is the sampled weight, with the noise.
     """
@@ -322,9 +351,9 @@ class Masked:
 
 
 def masked(bits: float) -> Masked:
-    """Count the weights below Lemma 2's cut-off that noise masks: ŵ is the same as for a weight of 0.
+    """Count the weights below the cut-off of GaussWS's Lemma 2 that noise masks: ŵ is the same as for a weight of 0.
 
-    bits: the bit width.
+    bits: the bit width. ŵ is the sampled weight, with the noise.
     """
     low = cutoff(bits, 1.0)
     found = by_kernel(bits, "gaussian", exponents=(low - 6, low - 1))
@@ -336,9 +365,9 @@ def masked(bits: float) -> Masked:
 
 
 def table_c1_rows() -> dict[str, list[tuple[float | str, float | str]]]:
-    """Return the rows of Table C.1 by id; a row has a pair for each of WIDTHS: our value and the paper's.
+    """Return the rows of GaussWS's Table C.1 by id; a row has a pair for each of WIDTHS: our value and the paper's.
 
-    Our values are found by a search.
+    A value is a number of exponent or mantissa bits, or the names of formats. Our values are found by a search.
     """
     mantissa = [least_mantissa_bits(bits, ties=False) for bits in WIDTHS]
     sampled = [least_exponent_bits(bits, after_noise=True) for bits in WIDTHS]

@@ -1,4 +1,4 @@
-"""Make Table 1 (training steps) and Figure 6 (noise generators) from this store's timings.
+"""Make GaussWS's Table 1 (training steps) and Figure 6 (noise generators) from this store's timings.
 
 The paper's timings are of an A100.
 """
@@ -111,7 +111,7 @@ TITLES = {"generator": "noise alone", "forward": "w + R · 2^(1−b) · max|w|"}
 
 @figure("gaussws", "Figure 6")
 def figure_6(results: Results) -> Picture:
-    """Draw the number of elements per second that each generator computes, by shape of the matrix."""
+    """Draw the number of elements per second that each noise generator computes, by shape of the matrix."""
     found = benches.generators(results)
     if found is None:
         return NoData("not measured; run `fewbits bench kernels --generators --store`, or `make reproduce-gaussws`")

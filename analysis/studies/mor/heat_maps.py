@@ -1,4 +1,4 @@
-"""Draw Figures 11 to 19: histograms of each tensor's mean relative error in E4M3, with a count for each mini-batch.
+"""Draw MoR's Figures 11 to 19: histograms of each tensor's mean relative error in E4M3, one count per mini-batch.
 
 A row of a map is the histogram of one tensor. Its label has the paper's names: the layer, counted from 1, then
 `linear_qkv`, `linear_proj`, `fc1` or `fc2`, then input, weight or gradient. The arm Channel quantizes the rows and the
@@ -174,7 +174,7 @@ def over_steps(results: Results) -> Picture:
 def beside_block(results: Results) -> Picture:
     """Draw error histograms of up to eight layers with tensor partition (left) and block partition (right).
 
-    The tensors are the ones that the paper names: FC2's input and the gradients of QKV and FC1.
+    The tensors are the ones that the MoR paper names: FC2's input and the gradients of QKV and FC1.
     """
     frames = {arm: _last(results, arm, ONE) for arm in ("tensor", "block")}
     first = frames["tensor"]

@@ -33,7 +33,8 @@ Points = dict[str, dict[int, dict[int, float]]]  # points[arm][number of paramet
 def ladder(results: Results) -> Picture:
     """Draw, by size of the model, each recipe's gradient error and increase of the loss, and MoR's decisions for BF16.
 
-    Probes measured these numbers at the end of a BF16 trunk of each size. Notes say how fast they change with the size.
+    Probes measured these numbers at the end of a BF16 trunk of each size. The figure's notes state how fast the numbers
+    change with the size.
     """
     part = sweep_places(results, SWEEP)
     if not isinstance(part, Results):

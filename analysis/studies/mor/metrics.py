@@ -52,7 +52,11 @@ Of = Callable[[Seen], float]
 
 
 def excess(error: float) -> float:
-    """Return LEAST plus the amount by which a tensor's error exceeds FLOOR; an error below FLOOR counts as FLOOR."""
+    """Return LEAST plus the amount by which a tensor's error exceeds FLOOR; an error below FLOOR counts as FLOOR.
+
+    FLOOR, about 2.25 %, is the mean relative error of values in E4M3's normal range. LEAST is a small constant, so that
+    the ratio of two excesses is near 1 if both errors are near FLOOR.
+    """
     return max(0.0, error - FLOOR) + LEAST
 
 
@@ -111,8 +115,9 @@ def explained_by_flushing(results: Results) -> Numbers:
     """Return how often a tensor's share of flushed values predicts correctly whether its error exceeds THRESHOLD.
 
     A value that is flushed to zero has an error of 100 %, so a share FLUSHED of such values raises a tensor's error
-    from E4M3's floor to the threshold. The metric is the mean of two shares of correct predictions: among tensors whose
-    error exceeds the threshold, and among all others. A trial that lacks one of these two kinds of tensors is left out.
+    from about 2.25 %, E4M3's error without flushed values, to THRESHOLD. The metric is the mean of two shares of
+    correct predictions: among tensors whose error exceeds the threshold, and among all others. A trial that lacks one
+    of these two kinds of tensors is left out.
     """
     found = {}
     for trial, seen in tensors.tensors(results).dropna(subset=["flushed"]).groupby("id"):
@@ -160,22 +165,22 @@ def norm_distance(results: Results) -> Between:
 def _register(name: str, number: Of, column: str = "error", bounds: tuple[float, float] | None = None) -> None:
     """Register the metric `name`, which `number` computes from one value for each of a trial's tensors.
 
-    The value is the mean of this column over the rows of the trial's last window of steps. bounds: the smallest and the
-    largest possible value of the metric, if there are such values.
+    The value is the mean of the column `column` over the rows of the trial's last window of steps. bounds: the smallest
+    and the largest possible value of the metric, if there are such values.
     """
     metric("mor", name, bounds)(lambda results: tensors.numbers(results, number, column))
 
 
 def _ratio(above: float, below: float) -> float:
-    """Return the ratio of two errors' excesses over FLOOR (see `excess`)."""
+    """Return the ratio of two errors' excesses over E4M3's floor of about 2.25 % (see `excess`)."""
     return excess(above) / excess(below)
 
 
 def early(seen: Seen) -> list[int]:
     """Return the numbers, counted from 1, of the blocks that correspond to the first 9 of the paper's 32 blocks.
 
-    These are the first 9/32 of the model's blocks, at least one. In the paper, no tensor of the forward pass falls back
-    after block 9.
+    These are the first 9/32 of the model's blocks, at least one. In the MoR paper, no tensor of the forward pass falls
+    back after block 9.
     """
     return seen.blocks[: max(1, round(len(seen.blocks) * NOTHING_AFTER / PAPERS_BLOCKS))]
 
@@ -191,8 +196,9 @@ def _gradients(seen: Seen, block: int) -> float:
 def last_gradients(seen: Seen) -> float:
     """Return the excess of the last block's gradients divided by the greatest excess of an earlier block's gradients.
 
-    An excess is the amount by which an error exceeds FLOOR (see `excess`). The errors of a block's gradients are
-    averaged first. Block 1 is left out, because the paper says that its gradients have high errors, too.
+    An excess is the amount by which an error exceeds E4M3's floor of about 2.25 % (see `excess`). The errors of a
+    block's gradients are averaged first. Block 1 is left out, because the MoR paper says that its gradients have high
+    errors, too.
     """
     *others, end = seen.blocks
     return _ratio(_gradients(seen, end), max(_gradients(seen, block) for block in others[1:]))
@@ -201,8 +207,8 @@ def last_gradients(seen: Seen) -> float:
 def gradients_by_part(seen: Seen) -> float:
     """Return (mean excess of the gradients of qkv and FC1) / (mean excess of those of the output projection and FC2).
 
-    An excess is the amount by which an error exceeds FLOOR (see `excess`). The last block is left out, because the
-    paper says that all its gradients have high errors.
+    An excess is the amount by which an error exceeds E4M3's floor of about 2.25 % (see `excess`). The last block is
+    left out, because the MoR paper says that all its gradients have high errors.
     """
     before = seen.blocks[:-1]
 
@@ -215,8 +221,8 @@ def gradients_by_part(seen: Seen) -> float:
 def directions(seen: Seen) -> float:
     """Return the excess of a gradient in its worse direction divided by the excess in its better direction.
 
-    An excess is the amount by which an error exceeds FLOOR (see `excess`). The directions are rows and columns. The
-    result is the geometric mean over the gradients of all blocks and parts.
+    An excess is the amount by which an error exceeds E4M3's floor of about 2.25 % (see `excess`). The directions are
+    rows and columns. The result is the geometric mean over the gradients of all blocks and parts.
     """
     pairs = [(seen.of(b, p, DY), seen.of(b, p, DY_COLUMNS)) for b, p in product(seen.blocks, PARTS)]
     return float(np.exp(np.mean([abs(math.log(_ratio(*pair))) for pair in pairs])))
@@ -225,7 +231,8 @@ def directions(seen: Seen) -> float:
 def fc2_directions(seen: Seen) -> float:
     """Return (excess of FC2's input by rows) / (its excess by columns), the geometric mean over the first FEW blocks.
 
-    An excess is the amount by which an error exceeds FLOOR (see `excess`).
+    An excess is the amount by which an error exceeds E4M3's floor of about 2.25 % (see `excess`). FEW is the number of
+    blocks that MoR's Figure 18 shows.
     """
     pairs = [(seen.of(block, FC2, X), seen.of(block, FC2, X_COLUMNS)) for block in seen.blocks[:FEW]]
     return float(np.exp(np.mean([math.log(_ratio(*pair)) for pair in pairs])))
@@ -257,10 +264,10 @@ _register("fc2_input_least_fallback", lambda s: min(s.of(b, FC2, X) for b in s.b
 def _over_training(name: str, part: str, slot: str, blocks: Callable[[Seen], list[int]]) -> None:
     """Register the metric `name`: the factor by which a tensor's excess grows in training.
 
-    The excess is the amount by which the tensor's error exceeds FLOOR (see `excess`). The factor is (excess in the
-    trial's last window) / (excess in the first window of training); a branch's training starts with its trunk. The
-    metric is the smallest factor of several blocks. part, slot: identify the tensor in a block. blocks: returns these
-    blocks.
+    The excess is the amount by which the tensor's error exceeds E4M3's floor of about 2.25 % (see `excess`). The factor
+    is (excess in the trial's last window) / (excess in the first window of training); a branch's training starts with
+    its trunk. The metric is the smallest factor of several blocks. part, slot: identify the tensor in a block. blocks:
+    returns these blocks.
     """
 
     def by_block(seen: Seen) -> dict[int, float]:

@@ -180,7 +180,7 @@ class Flow:
     stations: tuple[tuple[str, ...], ...]  # by step and value, as text
 
     def moved(self, value: int) -> bool:
-        """Tell whether the second rounding to BF16 changed the value with this index."""
+        """Tell whether rounding to BF16 after the division by the scale changed the value with this index."""
         return self.stations[FP32][value] != self.stations[AGAIN][value]
 
 

@@ -73,7 +73,11 @@ CONFIGURATIONS: Mapping[str, Where] = {"configuration 1": ONE, "configuration 2"
 
 @table("mor", "Fallbacks", "Tensors in BF16 over whole runs (blocks in sub-tensor arms)")
 def fallbacks(results: Results) -> TableResult:
-    """Return a table of shares of tensors in BF16: a row for each arm and configuration, a column for each of KINDS."""
+    """Return a table of shares of tensors in BF16, with a row for each arm and training configuration (MoR's 1 and 2).
+
+    Each of KINDS has a column, such as the gradients' share. The last column has the share of all tensors in the first
+    window of steps. In sub-tensor arms, the shares are of blocks instead of tensors.
+    """
     rows = tensors(results)
     shares = {title: fallback_shares(rows[choose(rows)]) for title, choose in KINDS.items()}
     shares["All, first window"] = fallback_shares(first_windows(rows))
@@ -89,7 +93,7 @@ def fallbacks(results: Results) -> TableResult:
 
 @table("mor", "Errors and losses", "The largest error that an arm accepted, and its loss (M19)")
 def errors_and_losses(results: Results) -> TableResult:
-    """Return a table by arm: the largest error of a tensor that its mixture accepted, and the change of the loss.
+    """Return a table by arm: the largest error of a tensor that the arm's mixture accepted, and the change of the loss.
 
     If some error exceeded the threshold, the largest accepted error was not recorded, and the threshold is shown.
     """

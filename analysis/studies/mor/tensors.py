@@ -143,9 +143,10 @@ def fallback_shares(rows: pd.DataFrame) -> dict[str, float]:
 
 
 def below(rows: pd.DataFrame, threshold: float) -> dict[str, float]:
-    """Return the share of errors below the threshold, by trial; each row of the table has equal weight.
+    """Return by trial the share of tensors' relative errors, one for each mini-batch, that are below the threshold.
 
-    Raise ValueError if the threshold is not an edge of the histograms' bins.
+    rows: rows of the table `observed`; each of them has equal weight. Raise ValueError if the threshold is not an edge
+    of the histograms' bins.
     """
     edges = np.flatnonzero(np.isclose(BINS, threshold))
     if len(edges) != 1:

@@ -1,4 +1,4 @@
-"""Draw Figure B: the share of fallbacks and the change of the validation loss, as functions of the threshold."""
+"""Draw Figure B: the share of fallbacks and the change of the validation loss, by threshold of the acceptance test."""
 
 from __future__ import annotations
 
@@ -68,7 +68,10 @@ class Threshold:
 
 @figure("mor", "Figure B", "Thresholds: share of fallbacks and change of loss")
 def thresholds(results: Results) -> Picture:
-    """Draw, for each model, how the share of decisions for BF16 and the validation loss depend on the threshold."""
+    """Draw, for each model, how the share of decisions for BF16 and the validation loss depend on the threshold.
+
+    The threshold is the relative error below which a mixture accepts its first quantizer.
+    """
     arms = _arms(results)
     if not arms:
         return not_planned(results)
@@ -116,7 +119,7 @@ PAPERS = Rule(THRESHOLD, label="the paper's, 4.5 %", upright=True)
 
 
 def _arms(results: Results) -> list[Threshold]:
-    """Return the arms of all sweeps that vary the threshold, one for each combination of an arm's other axes."""
+    """Return the arms of all sweeps that vary the threshold, each once for every combination of its other axes."""
     found: dict[tuple[str, str, tuple[tuple[str, str], ...]], dict[str, str]] = {}
     for member in results.members:
         axes = dict(member.cell.axes)

@@ -83,7 +83,10 @@ def maxima(spelled: str) -> Maxima:
 
 @figure("nvfp4", "Figure C", "The greatest value of a block")
 def figure_c(results: Results) -> Picture:
-    """Draw a block's greatest value: its mean error with rounding to nearest, its bias with stochastic rounding."""
+    """Draw the mean error of a block's greatest value if it is rounded to nearest, and its bias if stochastically.
+
+    Both are drawn over this greatest value, which is between 1 and 2.
+    """
     found = {kind: maxima(kind.spelled) for kind in KINDS}
 
     def draw() -> Figure:

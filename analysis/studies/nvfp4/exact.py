@@ -159,10 +159,10 @@ def n24() -> Exact:
 def products() -> tuple[float, float, int]:
     """Return how much a product changes if both operands are rotated: two distances, and the number of tested cases.
 
-    A distance is the greatest ‖rotated product − product‖ / ‖product‖ over the cases: first for operands rotated in
-    FP64, then for operands that the training kernel rotates in FP32. Products are computed in FP64. The operands are
-    like those of Wgrad, which sums over tokens. The cases are all sizes of the transform, with and without random
-    signs.
+    To rotate means to apply a Hadamard transform. A distance is the greatest ‖rotated product − product‖ / ‖product‖
+    over the cases: first for operands rotated in FP64, then for operands that the training kernel rotates in FP32.
+    Products are computed in FP64. The operands are like those of Wgrad, which sums over tokens. The cases are all sizes
+    of the transform, with and without random signs.
     """
     dy, x = normal(1)[:256, :48].t(), normal(2)[:256, :64].t()
     plain = dy.double() @ x.double().t()
@@ -177,7 +177,7 @@ def products() -> tuple[float, float, int]:
 
 
 def _in_double(x: Tensor, q: Quantizer) -> Tensor:
-    """Return x rotated in FP64, by the same transform that the kernel computes in FP32."""
+    """Return x rotated in FP64 by the Hadamard transform of the quantizer q, which the kernel computes in FP32."""
     assert q.hadamard is not None
     signs = hadamard_signs(q, x.device)[: q.hadamard].double()
     return hadamard(x.double().unflatten(1, (-1, q.hadamard)) * signs).flatten(1)
@@ -189,7 +189,10 @@ def _apart(found: Tensor, expected: Tensor) -> float:
 
 @exact("nvfp4", "N25")
 def n25() -> Exact:
-    """Check that rotating both operands does not change a product except by a few rounding errors, in FP64 and FP32."""
+    """Check that a Hadamard transform of both operands changes a product only by a few rounding errors of FP64 or FP32.
+
+    The transform is computed in FP64, or by the kernel in FP32.
+    """
     double, single, cases = products()
     what = (
         f"in {cases} cases of sizes and signs the products differ by at most {double:.1e} of their norm in FP64, and "

@@ -29,7 +29,7 @@ class Kept:
 
 @cache
 def kept(model: str, first: int, last: int) -> Kept:
-    """Count the linear layers of a preset that the recipe keeps in BF16.
+    """Count the linear layers of a preset (`model`) that NVFP4's recipe keeps in BF16.
 
     first, last: how many blocks at the start and at the end of the model stay in BF16.
     """

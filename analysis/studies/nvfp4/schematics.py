@@ -1,4 +1,4 @@
-"""Figures 1 and 5: a matrix that `encode` has encoded in NVFP4, and the GEMMs of a linear layer with the recipe.
+"""Figures 1 and 5: a matrix that `encode` has encoded in NVFP4, and the GEMMs of a linear layer with NVFP4's recipe.
 
 The kernels and the recipe supply all numbers and descriptions each time the figures are drawn, so the figures agree
 with the code. The matrix is random, from a fixed seed.
@@ -124,7 +124,10 @@ def _head(drawing: Drawing, y: float, of: Matrix) -> None:
 
 
 def _code(drawing: Drawing, corner: tuple[float, float], code: int, value: float, *, framed: bool = False) -> None:
-    """Draw a code as a hexadecimal digit in a box, which is shaded by the magnitude of the code's value."""
+    """Draw an E2M1 code as a hexadecimal digit in a box, which is shaded by the magnitude of the code's value.
+
+    corner: the lower left corner of the box. framed: draw a frame, which marks the greatest value of a block.
+    """
     fill = shades()(abs(value) / 6)
     inset, edge = (0.7, "line") if framed else (0.0, "")
     x, y = corner
@@ -168,7 +171,7 @@ def _one_block(drawing: Drawing, y: float, of: Matrix) -> None:
 
 @figure("nvfp4", "Figure 5")
 def figure_5(results: Results) -> Picture:
-    """Draw the three products of a linear layer and how the recipe quantizes each operand."""
+    """Draw the three products of a linear layer and how NVFP4's recipe quantizes each operand."""
     recipe, dtype = recipe_of(results.plan)
     flow = products(recipe, dtype)
 

@@ -99,7 +99,10 @@ class CupyLauncher:
             return self._kernels[variant, index]
 
     def _load_module(self, variant: Variant, index: int) -> int:
-        """Load a cubin; if the driver rejects the cached one, compile it again, once."""
+        """Load a kernel's machine code on the device `index`, and return the driver's handle of the loaded module.
+
+        If the driver rejects the cached machine code, compile it again, once.
+        """
         source, architecture = variant.source(), architecture_of(index)
         try:
             module: int = _driver().moduleLoadData(cubins.cubin(source, architecture))

@@ -131,7 +131,10 @@ class Device(Compiled):
         return plan
 
     def _launch(self, variant: Variant, blocks: int, call: ctypes.Structure, device: torch.device) -> None:
-        """Launch a kernel on `blocks` CTAs with the arguments `call`; `_run` alone uses cached plans instead."""
+        """Launch a kernel on `blocks` CTAs (thread blocks) with the arguments `call`.
+
+        The methods `_run` and `_decide` do not use this method: they launch kernels that they have cached.
+        """
         _queue(self._launcher.kernel(variant, device), blocks, call)
 
     def _decode(self, stored: Stored, q: Quantizer, axis: int, out: Tensor) -> None:
@@ -222,9 +225,10 @@ def _decoding(q: Quantizer, axis: int) -> Spec:
 
 
 def _group_amaxes(job: Job, block_amax: Tensor, group_amax: Tensor) -> None:
-    """Write the amax of each group, computed from the finite amaxes of its blocks, into `group_amax`.
+    """Write the amax of each group of blocks, computed from the finite amaxes of its blocks, into `group_amax`.
 
-    Both tensors contain the bits of floats as integers, because positive floats and their bits have the same order.
+    The job's quantizer defines the groups (`Quantizer.group`). Both tensors contain the bits of floats as integers,
+    because positive floats and their bits have the same order.
     """
     finite = torch.where(block_amax < INFINITE, block_amax, 0)
     if job.q.group == "tensor":

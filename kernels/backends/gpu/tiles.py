@@ -118,12 +118,18 @@ def divides_into_strips(x: Tensor, q: Quantizer, axis: int) -> bool:
 
 
 def tiles_kept(x: Tensor, shape: Shape, room: int) -> int:
-    """Return how many tiles of a strip are kept in `room` bytes of shared memory; the last tile stays in registers."""
+    """Return how many tiles of a strip are kept in `room` bytes of shared memory; the last tile stays in registers.
+
+    A strip is a few whole columns of x, which one CTA processes tile by tile.
+    """
     return min(-(-x.shape[0] // shape.rows) - 1, room // shape.bytes(x.itemsize))
 
 
 def covers_columns(x: Tensor, part: Part, shape: Shape) -> bool:
-    """Tell whether parts are one column wide, and each column of a tile lies within one part (Piece COLUMNS)."""
+    """Tell whether parts of this size are one column wide, and each column of a tile lies within one part.
+
+    Kernels have a special case for such parts: the value COLUMNS of Piece in csrc/spec.cuh.
+    """
     rows, cols = part
     return cols == 1 and not shape.along and (rows >= x.shape[0] or rows % shape.rows == 0)
 
