@@ -14,7 +14,7 @@ Layout = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 
 
 def layout(q: Quantizer, axis: int, rows: int, cols: int) -> Layout:
-    """Return the (shape, dtype) of the codes, block scales and group scales of a matrix; scales may be empty.
+    """Return the (shape, dtype) of the codes, block scales and group scales of a matrix; scales that q lacks are empty.
 
     A group is the set of blocks that share a second-level value, the group scale (`Quantizer.group`).
     """

@@ -6,9 +6,9 @@ _MASK = (1 << 64) - 1
 def derive_seed(*parts: int) -> int:
     """Derive a seed below 2^63 from parts such as (trial seed, step, micro-batch, rank, layer, slot).
 
-    The result depends on the order and the number of the parts. Each part is combined with the state by SplitMix64's
-    finalizer, a bijection on 64 bits in which every output bit depends on every input bit. So neighbouring steps and
-    layers get unrelated seeds.
+    The result depends on the order and the number of the parts. One part after the other is combined with the result so
+    far by SplitMix64's finalizer, a bijection on 64 bits in which every output bit depends on every input bit. So
+    neighbouring steps and layers get unrelated seeds.
     """
     state = len(parts)
     for part in parts:

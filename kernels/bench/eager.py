@@ -82,7 +82,7 @@ def fake_quantize(x: Tensor, q: Quantizer, axis: int) -> Tensor:
 
 
 def _errors(x: Tensor, y: Tensor) -> Tensor:
-    """Return the relative errors, zero where x is zero."""
+    """Return the errors of y relative to the elements of x; zero where x is zero."""
     x, y = x.float(), y.float()
     return torch.where(x == 0, 0, (x - y).abs() / x.abs())
 

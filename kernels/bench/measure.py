@@ -107,7 +107,7 @@ class OtherProcesses:
         self._share: float | None = None
 
     def measured(self) -> bool:
-        """Update the share if `SHORTEST` seconds have passed since the last update.
+        """Update the share of processor time of other processes if `SHORTEST` seconds passed since the last update.
 
         Return True if a share exists, or if /proc/stat is missing.
         """
@@ -153,8 +153,8 @@ def take_turns(
     """Call all timers once in each turn. Return a list for each timer, with its seconds in each recorded turn.
 
     The first `untimed` turns are not recorded. If `others` is given, further turns are not recorded until it has
-    measured a share, for at most `LONGEST_WAIT` seconds. Then up to `runs` turns are recorded: after `patience` seconds
-    no further turn starts, but at least one turn is recorded.
+    measured the share of other processes, for at most `LONGEST_WAIT` seconds. Then up to `runs` turns are recorded:
+    after `patience` seconds no further turn starts, but at least one turn is recorded.
     """
     done, start = 0, time.perf_counter()
     while done < untimed or not (others is None or others.measured() or time.perf_counter() - start > LONGEST_WAIT):

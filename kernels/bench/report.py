@@ -83,7 +83,7 @@ def _gpu_cells(m: Measured) -> dict[str, str]:
 
 
 def _peer_lines(bench: Bench) -> list[str]:
-    """Return a line for each peer: version, temporary memory, and the number of cases timed on fewer rows than ours."""
+    """Return a line for each peer: version, temporary memory, and the number of cases timed on a part of the rows."""
     lines = []
     for name, version in bench.peers.items():
         compared = [m.peers[name] for m in bench.measured if name in m.peers]

@@ -18,7 +18,7 @@ from fewbits.kernels.bench.measure import Ratio
 
 @dataclass(frozen=True)
 class Compared:
-    """The comparison of a peer with our kernel, on the first `rows` rows of the tensor."""
+    """The comparison of a peer (another implementation) with our kernel, on the first `rows` rows of the tensor."""
 
     longer: Ratio  # the peer's time / our time
     rows: int
@@ -28,7 +28,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Measured:
-    """The result of a case.
+    """The result of one of the benchmark's cases, that is, of one call of our kernels that is timed.
 
     `share` is the kernel's speed relative to the copy (1: as fast as the copy); `memory` and `arithmetic` are its upper
     limits. report.py prints them and `allocating` in the columns `copy`, `mem`, `arith` and `new`.

@@ -34,7 +34,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def _of_one(name: str) -> Callable[[Tensor], Tensor]:
-    """Return a function that applies the activation `name` to a tensor, in the compiled library or the reference."""
+    """Return a function that computes the activation `name` by the compiled library or the reference in plain torch."""
 
     def run(x: Tensor) -> Tensor:
         if not is_compiled():

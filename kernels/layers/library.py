@@ -32,7 +32,7 @@ _SIGNATURES = {
 
 
 def is_compiled() -> bool:
-    """Tell whether layers on a CPU use the compiled library; if not, they use the reference."""
+    """Tell whether layers on a CPU use the compiled library; if not, they use the reference in plain torch."""
     return backend_for("cpu").name == "cpu"
 
 

@@ -90,10 +90,11 @@ def _scaled(x: Tensor, exponent: Tensor) -> Tensor:
 
 
 def _added(c: Tensor, significands: Tensor, exponents: Tensor, fraction: int, kept: int, plain: Tensor) -> Tensor:
-    """Return c plus all terms significand · 2^exponent of the last axis, aligned and truncated (README.md).
+    """Return c plus all terms significand · 2^exponent of the last axis, which are aligned and truncated first.
 
-    fraction: the number of fraction bits that an aligned term keeps. kept: the number of fraction bits of the result.
-    plain: the ordinary sum of the terms, used where it is infinite or NaN.
+    README.md ("Accumulators") defines these steps. fraction: the number of fraction bits that an aligned term keeps.
+    kept: the number of fraction bits of the result. plain: the ordinary sum of the terms; where plain + c is infinite
+    or NaN, it is the result.
     """
     sc, ec = _parted(c, LOWEST)
     s, e = torch.cat([significands, sc[..., None]], -1), torch.cat([exponents, ec[..., None]], -1)

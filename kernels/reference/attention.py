@@ -73,7 +73,7 @@ def attention_backward(
 
 
 def _operands(q: Tensor, k: Tensor, v: Tensor, turns: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the scaled queries, the keys and the values as FP32 [B, H, T, E], rounded to values of q's dtype."""
+    """Return rotated queries divided by √E, rotated keys, and values, all as FP32 [B, H, T, E] rounded to q's dtype."""
     queries = _rounded(_rounded(rotate(q, turns), q.dtype) * _scale(q), q.dtype)
     shared = q.shape[2] // k.shape[2]
     keys, values = (_rounded(x, q.dtype).repeat_interleave(shared, 2) for x in (rotate(k, turns), v))

@@ -55,7 +55,10 @@ REQUESTS = tuple(HEAD + Call.requests.offset + i * ctypes.sizeof(Request) for i 
 
 
 class Scratch(NamedTuple):
-    """Slices of a call's int64 scratch memory for one job's intermediate results, which a later kernel reads."""
+    """Slices of a call's int64 scratch memory for the intermediate results of one job (the work for one quantizer).
+
+    One kernel writes these results, and a later kernel of the call reads them.
+    """
 
     differences: slice  # Four Over Six: an int64 per block, the difference of the errors with its two candidate scales
     blocks: slice  # the amaxes of blocks, two in each int64
@@ -88,7 +91,7 @@ class Plan(NamedTuple):
 
 
 def prepare(launcher: Launcher, x: Tensor, jobs: tuple[Job, ...], aligned: bool) -> Plan:
-    """Return the plan of a call that computes one or two jobs on x.
+    """Return the plan (the prepared kernel launches) of a call that computes one or two jobs on x, one per quantizer.
 
     aligned: True if x and all output matrices start at addresses that are multiples of 16 bytes.
     """
@@ -173,7 +176,7 @@ def _spec_for(job: Job, x: Tensor, shape: Shape, in_strips: bool) -> Spec:
 
 
 def _fill(request: Request, x: Tensor, job: Job, shape: Shape) -> None:
-    """Write those fields of one job's request that do not change between calls with the same plan."""
+    """Write those fields of `request`, a kernel's arguments for one job, that all calls with one plan share."""
     _, request.parts = parts_in(x, job.partition or (MOST, MOST), shape)
     _, request.blocks = parts_in(x, _block(x, job), shape)
     if job.stored:

@@ -81,7 +81,7 @@ def block_on_chip(q: Quantizer, axis: int, x: Tensor, shape: Shape) -> Part | No
 
 
 def fitting_shape(x: Tensor, q: Quantizer, axis: int) -> Shape:
-    """Return a tile shape that contains whole blocks of q, even whole channels; if there is none, the default shape."""
+    """Return a tile shape that contains whole blocks of q, even whole rows or columns; if none does, `usual_shape`."""
     usual, (rows, cols) = usual_shape(x), x.shape
     if q.traits.compares or block_on_chip(q, axis, x, usual):
         return usual

@@ -32,7 +32,8 @@ class Recorder:
 def kernels_of(calls: Iterable[Callable[[], object]]) -> list[Variant]:
     """Return the kernels that these calls of public functions or operators would launch on a GPU, without duplicates.
 
-    The calls use tensors on the CPU; their results are undefined.
+    The calls must use tensors on the CPU. Kernels are only recorded and not run, so the results of the calls are
+    undefined.
     """
     recorder = Recorder()
     with replaced_by(Device(recorder)):
@@ -42,7 +43,7 @@ def kernels_of(calls: Iterable[Callable[[], object]]) -> list[Variant]:
 
 
 def compile_all(variants: Iterable[Variant], architecture: str) -> int:
-    """Compile the kernels that are not in the cache, one per core at a time; return the number of different kernels.
+    """Compile the kernels that are not cached, one at a time on each core; return the number of different kernels.
 
     The number includes the cached kernels. Raise BuildError if NVRTC is missing or fails.
     """
