@@ -131,6 +131,8 @@ def totals(
     if not missing:
         return [*lines, "nothing to run"]
     slots, speeds = parallel or _slots(missing), Speeds(plan.store)
+    if backend == "local":
+        slots = min(slots, _slots(missing))
     until: dict[str, float] = {}  # by trial id: its seconds and those of its chain of missing parents
     total, sources = 0.0, dict.fromkeys(speeds.estimate(planned)[1] for planned in missing)
     for planned in missing:

@@ -47,8 +47,9 @@ class Local:
 
     alone = True
 
-    def __init__(self, cpus: float | None = None) -> None:
-        self._cpus = cpus or len(os.sched_getaffinity(0))
+    def __init__(self, parallel: int | None = None) -> None:
+        """Start no process yet. parallel: the largest number of trials at a time; None: as many as the cores allow."""
+        self._parallel, self._cpus = parallel, len(os.sched_getaffinity(0))
         self._gpus = list(range(torch.cuda.device_count()))  # indices of the GPUs that no trial uses
         self._running: dict[str, _Running] = {}
         self._context = multiprocessing.get_context("forkserver")
@@ -70,14 +71,13 @@ class Local:
     def machines(self) -> Sequence[Machine]:
         """Return a list of this machine alone, with the CPUs and GPUs that trials may use."""
         if self._machine is None:
-            here = this_machine()
-            self._machine = replace(here, resources={**here.resources, "CPU": max(self._cpus, 1.0)})
+            self._machine = this_machine()
         return [self._machine]
 
     def room(self, resources: Resources, like: str | None = None) -> bool:
-        used = sum(running.cpus for running in self._running.values())
-        if _gpus(resources) > len(self._gpus):
+        if _gpus(resources) > len(self._gpus) or len(self._running) == self._parallel:
             return False
+        used = sum(running.cpus for running in self._running.values())
         return not self._running or used + _cpus(resources) <= self._cpus
 
     def start(self, job: Job, resources: Resources, like: str | None = None) -> None:

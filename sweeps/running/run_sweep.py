@@ -196,9 +196,9 @@ def _mirrored(mirror: Mirror) -> Iterator[None]:
 def make_backend(name: str, address: str | None, parallel: int | None, variables: Sequence[str] = ()) -> Backend:
     """Start the backend `local` or `ray`, and return it; the caller has to close it.
 
-    address: a Ray cluster's address; None: start Ray on this machine. parallel: the largest number of trials at a time
-    on Ray; for `local`, the number of CPU cores that all trials together use; None: as many as there are. variables:
-    names of environment variables that a cluster's workers get in addition to the usual ones (environment.py).
+    address: a Ray cluster's address; None: start Ray on this machine. parallel: the largest number of trials at a time;
+    None: as many as the resources allow. variables: names of environment variables that a cluster's workers get in
+    addition to the usual ones (environment.py).
     """
     if name == "local":
         from fewbits.sweeps.running.local import Local

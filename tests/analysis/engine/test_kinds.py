@@ -403,7 +403,7 @@ def verdict_of(*findings: Finding, more: int = 0, covered: bool = True) -> Verdi
 
 
 def test_the_p_value_before_the_correction_is_that_of_the_weakest_part() -> None:
-    """Check that a claim that fails only the correction names the greatest p of its parts, and Holm's p follows from it.
+    """Check that a claim that fails only the correction names the greatest p of its parts and the corrected p.
 
     The claim is one of ten, so that 0.04 becomes 0.4.
     """
