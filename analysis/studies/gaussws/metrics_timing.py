@@ -68,9 +68,9 @@ def generators(results: Results) -> Mapping[str, Measured]:
     The bitwise generator is GaussWS's: it computes rounded normal noise with bit operations. There is a value for each
     turn (one timing of each arm) in which other processes used little of the machine: the smallest value of all shapes.
     `box-muller`: (Box-Muller's time) / (bitwise time) − 1. `torch`: (torch's time) / (3 · bitwise time) − 1, because by
-    the claim torch takes at least three times as long. On a GPU, the computation of the sampled
-    weight (eq. 3 of the GaussWS paper) is timed, as in its Figure 6. On a CPU, only the generation of noise is timed,
-    because no kernel there computes eq. 3 with Box-Muller.
+    the claim torch takes at least three times as long. On a GPU, the computation of the sampled weight (eq. 3 of the
+    GaussWS paper) is timed, as in its Figure 6. On a CPU, only the generation of noise is timed, because no kernel
+    there computes eq. 3 with Box-Muller.
     """
     found = benches.generators(results)
     if found is None:
@@ -89,9 +89,9 @@ def _chosen(choose: Callable[[Iterable[float]], float], pairs: Iterable[Pair], t
     """Return a value for each quiet turn: the minimum or maximum (`choose`) over all pairs of an arm and its baseline.
 
     A turn is one timing of each arm; it is quiet if other processes used little of the machine. turns: computes the
-    values of one pair, one for each turn. Pairs were timed separately, so the i-th quiet turn of a
-    pair is combined with the i-th quiet turns of all others. Return NoData if an arm was not measured, or if fewer than
-    half of the turns of a pair were quiet.
+    values of one pair, one for each turn. Pairs were timed separately, so the i-th quiet turn of a pair is combined
+    with the i-th quiet turns of all others. Return NoData if an arm was not measured, or if fewer than half of the
+    turns of a pair were quiet.
     """
     kept: list[list[float]] = []
     for ours, other in pairs:

@@ -131,7 +131,7 @@ def mantissas(count: int, steps: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Swallowed:
-    """The number of tried cases, and of those in which a term (noise, or weight) is lost in the cast of their sum."""
+    """The number of tried cases, and of those in which the cast of weight + noise loses a term: noise, or weight."""
 
     lost: int  # cases in which the result is the same with and without the term
     cases: int  # all cases

@@ -83,9 +83,9 @@ def maxima(spelled: str) -> Maxima:
 
 @figure("nvfp4", "Figure C", "The greatest value of a block")
 def figure_c(results: Results) -> Picture:
-    """Draw the mean error of a block's greatest value if it is rounded to nearest, and its bias if stochastically.
+    """Draw the mean error of a block's greatest value with rounding to nearest, and its bias with stochastic rounding.
 
-    Both are drawn over this greatest value, which is between 1 and 2.
+    The error and the bias are drawn over the greatest value, which is between 1 and 2.
     """
     found = {kind: maxima(kind.spelled) for kind in KINDS}
 

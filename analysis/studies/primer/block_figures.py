@@ -121,7 +121,11 @@ def outliers(results: Results) -> Picture:
 
 
 def _unless_naive(name: str, cast: str, error: Callable[[str, str], float]) -> float:
-    """Return the error of a cast of the numbers with outliers; NaN for INT8 without a scale, which makes no sense."""
+    """Return the error of a cast of the numbers with outliers; NaN for INT8 without a scale, which makes no sense.
+
+    name: the format. cast: the block and scaling that are appended to it to spell a quantizer; empty: no scale. error:
+    returns the error, given the name of the distribution and the quantizer.
+    """
     return float("nan") if name != "e4m3" and not cast else error("outliers", f"{name}{cast}")
 
 

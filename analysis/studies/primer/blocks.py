@@ -51,7 +51,7 @@ def error(x: Tensor, quantizer: str, seed: int = 0) -> float:
 
 @cache
 def error_of(distribution: str, quantizer: str, seed: int = 0) -> float:
-    """Return the relative squared error of a quantizer on a tensor of `samples()`."""
+    """Return the relative squared error of a quantizer on the tensor of `samples()` with this distribution."""
     return error(samples()[distribution], quantizer, seed)
 
 
@@ -79,7 +79,7 @@ def mx_scale(amax: float, emax: int, rule: str) -> int:
 
     emax: the exponent of the format's largest number. rule: one of these:
 
-    - floor, the first statement of the text 001: ⌊log2 amax⌋ − emax
+    - floor, the first statement of the primer's text 001: ⌊log2 amax⌋ − emax
     - nearest, its second statement: the power of two nearest to amax / 2^emax, compared by logarithms (001 does not say
       to which number the power is nearest)
     - up: the smallest scale with which nothing saturates in E2M1, whose largest number is 6
@@ -112,7 +112,7 @@ def mx_rules(distribution: str) -> dict[str, tuple[float, float]]:
 def flushed_subnormals(quantizer: str) -> tuple[float, float]:
     """Return an MX quantizer's relative squared errors with subnormals, and with zeros in place of subnormals.
 
-    The text 001 maps values below the smallest normal number to zero.
+    The primer's text 001 maps values below the smallest normal number to zero.
     """
     x, f = samples()["normal"], TABLE[quantizer.partition(":")[0]]
     y = fake_quantize(x, quantizer)

@@ -1,6 +1,6 @@
-"""Check claims of the first text (001) about exponents, subnormals, steps and encodings, over all codes of formats.
+"""Check claims of the primer's first text (001) about exponents, subnormals, steps and encodings.
 
-The claims are in papers/claims/primer.yaml.
+Claims about formats are checked over all codes. The claims are in papers/claims/primer.yaml.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def a16() -> Exact:
 
 @exact("primer", "A17")
 def a17() -> Exact:
-    """Check that the kernels' MX scales are 2^(⌊log2 max|x|⌋ − ⌊log2 max of the format⌋), the text's formula."""
+    """Check that the kernels' MX scales are 2^(⌊log2 max|x|⌋ − ⌊log2 max of the format⌋), as 001 states."""
     wrong = count = 0
     for x in blocks.samples().values():
         for element in ("e2m1", "e4m3"):

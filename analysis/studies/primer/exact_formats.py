@@ -1,4 +1,4 @@
-"""Check claims of the primer's two texts about formats, casts and code, each time a report is made.
+"""Check claims of the primer's two texts (001, 002) about formats, casts and code, each time a report is made.
 
 The claims are in papers/claims/primer.yaml.
 """
@@ -97,7 +97,10 @@ def c3() -> Exact:
 
 @exact("primer", "C4")
 def c4() -> Exact:
-    """Check whether the printed training code runs; try each step on its own, so that all failures are reported."""
+    """Check whether the training code that the primer's text 002 prints runs.
+
+    Each step of the code is tried on its own, so that all failures are reported.
+    """
     model = torch.nn.Sequential(torch.nn.Linear(10, 20), torch.nn.ReLU(), torch.nn.Linear(20, 5)).half()
     master = [p.detach().clone().float().requires_grad_() for p in model.parameters()]
     failed = []

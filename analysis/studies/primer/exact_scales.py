@@ -1,6 +1,6 @@
-"""Check claims of the primer's two texts about where scales are applied, what they cost, and what they preserve.
+"""Check claims of the primer's two texts (001, 002) about scales: where they apply, their cost, what they preserve.
 
-The claims are in papers/claims/primer.yaml; 001 and 002 are the two texts.
+The claims are in papers/claims/primer.yaml.
 """
 
 from __future__ import annotations
@@ -112,9 +112,9 @@ def a22() -> Exact:
 
 @exact("primer", "C12")
 def c12() -> Exact:
-    """Check that the FP32 and BF16 products that the text prints differ by 0.16 %, as the text says.
+    """Check that the FP32 and BF16 dot products that the primer's text 002 prints differ by 0.16 %, as it says.
 
-    Report the quantiles of this difference for 2,000 random inputs.
+    Report quantiles of this difference for 2,000 random inputs.
     """
     fp32, bf16 = -0.4669240713119507, -0.46617451310157776
     printed = abs(fp32 - bf16) / abs(fp32)

@@ -1,4 +1,4 @@
-"""Check claims of the second text (002) about overflow, sums, memory and its code examples by running them.
+"""Check claims of the primer's second text (002) about overflow, sums, memory and its code examples.
 
 The claims are in papers/claims/primer.yaml.
 """
@@ -98,7 +98,10 @@ def c19() -> dict[str, Exact]:
 
 @exact("primer", "C20")
 def c20() -> Exact:
-    """Check that the code of the three printed tables runs. The package `tabulate`, which only prints, is left out."""
+    """Check that the code runs with which the primer's text 002 computes its three tables of casts.
+
+    The calls of the package `tabulate`, which only print, are left out.
+    """
     x = torch.tensor(grids.LOSS_OF_PRECISION["fp32"])[:, None]
     rows = [x.to(dtype).cpu().flatten().tolist() for dtype in (torch.bfloat16, torch.float16, torch.float8_e4m3fn)]
     holds = [len(row) for row in rows] == [4, 4, 4]
@@ -111,7 +114,7 @@ def c20() -> Exact:
 
 @exact("primer", "C21")
 def c21() -> Exact:
-    """Check that an FP16 product is summed in FP32 and rounded once; report whether autocast changes the product."""
+    """Check that a product of FP16 matrices is summed in FP32 and rounded once; report whether autocast changes it."""
     drawn = torch.Generator().manual_seed(0)
     a, b = (torch.randn(shape, generator=drawn).half() for shape in ((128, 512), (512, 64)))
     with warnings.catch_warnings():

@@ -1,6 +1,6 @@
 """Draw a histogram of the gradients' exponents with the range of FP16, as in the paper that introduced loss scaling.
 
-The second text (002) cites this paper.
+The primer's second text (002) cites this paper, "Mixed Precision Training".
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ SHOWN = (-44, 2)  # the range of exponents in the figure
 
 @figure("primer", "Figure E", title="Exponents of gradients, and the range of FP16")
 def gradient_exponents(results: Results) -> Picture:
-    """Draw for each arm a histogram of the exponents of the gradients `dy`; notes give the share of zeros."""
+    """Draw for each arm a histogram of the exponents of the gradients of linear layers' results.
+
+    The figure's notes give the share of gradients that are 0.
+    """
     found = exponents(results)
     by_arm = {
         arm: [found[m.id] for m in results.members if m.cell.arm == arm and m.id in found]

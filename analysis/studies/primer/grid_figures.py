@@ -139,7 +139,8 @@ def _draw_steps(axes: Axes, grid: grids.Grid, style: Style) -> None:
 def _staircase(magnitudes: Array) -> tuple[Array, Array]:
     """Return two arrays: the magnitudes at which the step changes, and the step from each of them on.
 
-    The last magnitude is the largest value of the format; its step is a copy of the step before.
+    The step is the distance between neighbouring values of a format, which are `magnitudes`. The last magnitude is the
+    largest value of the format; its step is a copy of the step before.
     """
     gaps = np.diff(magnitudes)
     changes = np.concatenate([[True], gaps[1:] != gaps[:-1]])
@@ -160,7 +161,10 @@ RESULT = Style(1, marker="o")
 
 @figure("primer", "Figure C", title="The three printed casts to E4M3: precision loss, overflow and underflow")
 def casts(results: Results) -> Picture:
-    """Draw the printed inputs, the values of E4M3, and the results of our casts, in a panel for each printed table."""
+    """Draw our casts to E4M3, with a panel for each of the three tables of casts in the primer's text 002.
+
+    A panel shows the inputs that the text prints, the values of E4M3, and the results of the casts.
+    """
 
     def draw() -> Figure:
         figure, grid = panels(3, 1, 5.0)

@@ -65,14 +65,14 @@ def cast(values: tuple[float, ...], name: str, overflow: str = "saturate") -> tu
 
 
 def as_printed(value: float) -> str:
-    """Return a number with six significant digits, as in the tables of the text."""
+    """Return a number as text with six significant digits, as in the tables of the primer's text 002."""
     return f"{value:.6g}"
 
 
 def compared() -> list[tuple[str, str, str, str]]:
-    """Return a tuple for each entry of the three printed tables: table, format, printed number, our number.
+    """Return (table, format, printed number, our number) for each entry of the primer's three tables of casts.
 
-    In the table of overflow, our casts give NaN beyond the range, as the text's casts do.
+    The text 002 prints these tables. In the table of overflow, our casts give NaN beyond the range, as its casts do.
     """
     rows = []
     for table, lines in TABLES.items():

@@ -26,7 +26,8 @@ Numbers = Mapping[str, float]
 def counts(results: Results, slot: str) -> pd.DataFrame:
     """Return a table with a row for each trial and a column for each of a slot's counts, added over steps and layers.
 
-    The table is empty if no trial has measured an update yet. slot: dy or parameter.
+    The table is empty if no trial has measured an update yet. slot: dy (gradients of linear layers' results) or
+    parameter (updates of weights). A count is, for example, the number of zeros or of lost updates.
     """
     rows = results.table_of("precision.parquet")
     if rows.empty:
@@ -52,13 +53,19 @@ def lost_updates(results: Results) -> Numbers:
 
 @metric("primer", "lost_in_bf16", SHARE)
 def lost_in_bf16(results: Results) -> Numbers:
-    """Return the share of nonzero updates that BF16 weights would lose; the trial's weights may have another dtype."""
+    """Return the share of nonzero updates that would leave BF16 weights unchanged, because of rounding.
+
+    The trial's weights may have another dtype.
+    """
     return _shares(results, "parameter", "lost_bf16", "updates")
 
 
 @metric("primer", "lost_in_fp16", SHARE)
 def lost_in_fp16(results: Results) -> Numbers:
-    """Return the share of nonzero updates that FP16 weights would lose; the trial's weights may have another dtype."""
+    """Return the share of nonzero updates that would leave FP16 weights unchanged, because of rounding.
+
+    The trial's weights may have another dtype.
+    """
     return _shares(results, "parameter", "lost_fp16", "updates")
 
 
@@ -79,7 +86,7 @@ def below_fp16(results: Results) -> Numbers:
 
 
 def exponents(results: Results) -> dict[str, tuple[np.ndarray, float]]:
-    """Return two values by trial: the shares of the gradients `dy` with each exponent, and the share of zeros.
+    """Return two values by trial: the shares of linear layers' result gradients by exponent, and the share of zeros.
 
     Element i of the shares belongs to the exponent LOWEST + i; there are BINS elements. The first and the last element
     also contain all lower and all higher exponents.

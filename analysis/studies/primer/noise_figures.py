@@ -30,7 +30,10 @@ ROTATED_CASTS = {"one scale": "e2m1:tensor:amax", "NVFP4": "e2m1:1x16:nvfp4"}
 
 @figure("primer", "Figure R", title="A Hadamard transform of 16 values, and outliers")
 def rotation(results: Results) -> Picture:
-    """Draw histograms of magnitudes before and after a Hadamard transform, and cast errors by size of the outliers."""
+    """Draw histograms of magnitudes before and after a Hadamard transform, and errors of casts to E2M1.
+
+    The errors are drawn over the factor by which the outliers are larger than normal numbers.
+    """
     x = blocks.with_outliers(TYPICAL)
     looks = {"before": STYLES[1], "rotated": STYLES[0], "normal numbers": NOISE}
     shares = {
@@ -120,7 +123,7 @@ POINT = (1.0, 2.0)  # the range of the inputs in the left panel: two steps of E2
 
 @figure("primer", "Figure N", title="Bias and variance of stochastic rounding")
 def stochastic(results: Results) -> Picture:
-    """Draw rounded numbers against the numbers, and the error of the mean of n stochastic roundings against n."""
+    """Draw rounded against unrounded numbers, and the error of the mean of n stochastic roundings against n."""
     inputs = np.linspace(*POINT, 65)
     x = torch.tensor(inputs, dtype=torch.float32).repeat(DRAWS, 1)
     drawn = fake_quantize(x, "e2m1:stochastic", seed=1).double().numpy()

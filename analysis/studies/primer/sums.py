@@ -37,7 +37,7 @@ def errors(accumulator: str, distribution: str, length: int) -> tuple[float, flo
 
 @cache
 def largest(accumulator: str, distribution: str, length: int) -> float:
-    """Return max |result - exact| / RMS(exact) over the elements of a product; arguments as in `errors`."""
+    """Return max |result - exact| / RMS(exact) over the elements of a product; the arguments are those of `errors`."""
     drawn = torch.Generator().manual_seed(length)
     dtype = OPERANDS.get(accumulator, torch.float8_e4m3fn)
     draw = torch.rand if distribution == "uniform" else torch.randn

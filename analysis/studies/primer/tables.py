@@ -21,7 +21,7 @@ FORMATS = ("e4m3", "e5m2", "e2m1", "e2m3", "e3m2", "e8m0", "bf16", "fp16")
 
 
 def _printed(name: str, kind: str) -> TableResult:
-    """Return a table that compares our casts of the text's inputs with the results that the text prints.
+    """Return a table that compares casts that the primer's text 002 prints with our casts of the same inputs.
 
     name: the table's id. kind: a key of `grids.TABLES`. In the table of overflow, casts beyond the range give NaN.
     """
@@ -101,7 +101,7 @@ def number(results: Results) -> TableResult:
 
 
 def number_formats() -> dict[str, dict[str, int | float | bool | None]]:
-    """Return the constants of each format, by its name, that the script in the page needs to encode a number."""
+    """Return the constants of each format, by its name, with which the script of the report's page encodes a number."""
     facts: dict[str, dict[str, int | float | bool | None]] = {
         name: {
             "integer": False,

@@ -51,9 +51,10 @@ TOKENS = 1024
 
 @cache
 def memory(model: str, *changes: str) -> Memory:
-    """Return the estimated memory of training a preset in BF16 on one device, with AdamW and one sequence of TOKENS.
+    """Return the estimated memory of training a preset in BF16 on one device with AdamW.
 
-    changes: overrides that change this training, for example `training.dtype=fp32`.
+    The batch is one sequence of TOKENS tokens. changes: overrides that change this training, for example
+    `training.dtype=fp32`.
     """
     training = ["training.batch=1", "training.micro_batch=1", f"training.length={TOKENS}"]
     trial, _ = load_trial([f"model={model}", "recipe=bf16", *training, *changes])
