@@ -5,6 +5,7 @@ both calls of a turn become slower, and the ratio stays.
 """
 
 import ctypes
+import dataclasses
 import os
 import sys
 import time
@@ -244,8 +245,11 @@ def peak_memory(call: Call) -> int | None:
 
 
 def _bytes(result: object) -> int:
+    """Return the bytes of all tensors in a result: a tensor, or a sequence or dataclass of results."""
     if isinstance(result, Tensor):
         return result.nbytes
+    if dataclasses.is_dataclass(result):
+        return sum(_bytes(getattr(result, field.name)) for field in dataclasses.fields(result))
     return sum(map(_bytes, result)) if isinstance(result, (tuple, list)) else 0
 
 

@@ -145,7 +145,7 @@ def _measure(case: Case, tensors: _Tensors, runs: int) -> Measured:
         memory=1 / case.traffic(tensors.x.itemsize),
         arithmetic=arithmetic,
         allocating=Ratio.of(timed["clone"], timed["fresh"]),
-        temporary=_temporary(lambda x: into(x, tensors.pairs[0][1]), tensors.x),
+        temporary=_temporary(case.fresh, tensors.x),
         copy_bytes_per_second=2 * tensors.x.nbytes / median(timed["copy"]),
         seconds_per_element=median(timed["into"]) / tensors.x.numel(),
         seconds=timed,
@@ -153,8 +153,11 @@ def _measure(case: Case, tensors: _Tensors, runs: int) -> Measured:
 
 
 def _temporary(call: Work, x: Tensor) -> float | None:
-    """Return the peak memory during a call, without x and the result, relative to the bytes of x; None on a GPU."""
-    extra = None if x.is_cuda else peak_memory(lambda: call(x))
+    """Return the peak memory during a call, without x and the new result, relative to the bytes of x; None on a GPU."""
+    if x.is_cuda:
+        return None
+    call(x)  # makes the further inputs of the case
+    extra = peak_memory(lambda: call(x))
     return None if extra is None else extra / x.nbytes
 
 

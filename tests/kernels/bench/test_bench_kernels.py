@@ -28,7 +28,7 @@ from fewbits.kernels.bench.cases import CASES, Case
 from fewbits.kernels.bench.measure import Ratio, TouchedMemory, peak_memory
 from fewbits.kernels.bench.report import show
 from fewbits.kernels.bench.results import Bench, Measured
-from fewbits.kernels.packed import Packed
+from fewbits.kernels.packed import Packed, encode
 
 LINUX = sys.platform == "linux"
 SMALL = ["--size", "256", "--runs", "1", "--threads", "1"]  # one thread, because threads wait on a busy machine
@@ -358,6 +358,15 @@ def test_peak_memory_is_what_a_call_holds_beyond_its_result() -> None:
     extra = peak_memory(call)
     assert extra is not None
     assert 40 * MIB < extra < 72 * MIB
+
+
+@pytest.mark.skipif(not LINUX, reason="peak memory is read from /proc")
+def test_encoding_needs_little_memory_beyond_its_codes_and_scales() -> None:
+    x = torch.zeros(4096, 4096, dtype=torch.bfloat16)
+    encode(x, "e4m3:128x128:gam")
+    extra = peak_memory(lambda: encode(x, "e4m3:128x128:gam"))
+    assert extra is not None
+    assert extra < 8 * MIB, "the codes alone have 16 MiB"
 
 
 def test_touched_memory_gives_a_call_the_memory_of_the_last_one() -> None:
