@@ -54,8 +54,8 @@ def equal_fingerprints(fingerprint: str, device: str, instruction_set: str | Non
     """Return the fingerprint and all others to which a pair, or a chain of pairs, in `equal_bits.json` connects it.
 
     The sources of the two fingerprints of a pair gave the same bits. device: the kind of device, `cpu` or `cuda`.
-    instruction_set: use only pairs that were tested with this one. None: use pairs of all instruction sets; the caller
-    then has to check whether they include the instruction set that computed the trial.
+    instruction_set: use only pairs that were tested with this one. None: use the pairs of all instruction sets; then
+    two fingerprints in the result may differ in bits on some processors.
     """
     equal = [fingerprint]
     for known in equal:  # the list grows during the loop

@@ -111,8 +111,9 @@ class _Tensors:
 
 
 def _into(case: Case, device: str) -> Callable[[Tensor, Tensor], object]:
-    """Return case.into; if it allocates its results on a CPU, wrap it so that every call gets the same memory for them.
+    """Return case.into, a function of (input, buffer) that is timed.
 
+    If it does not write into the buffer but allocates its results, wrap it so that every call gets the same memory.
     On a GPU this is not needed, because torch's allocator reuses memory.
     """
     return case.into if case.has_out or device == "cuda" else in_touched_memory(case.into)

@@ -84,7 +84,10 @@ def choose_scales(amax: Tensor, q: Quantizer, axis: int, expansion: float = 1.0)
 
 
 def group_grid(scales: Scales, axis: int) -> Tensor:
-    """Return the values of the groups of blocks (`Scales.groups`) in a shape that broadcasts over the blocks' codes."""
+    """Return the numbers that each group of blocks shares (`Scales.groups`), in a shape that broadcasts to all blocks.
+
+    axis: the dimension of the matrix along which the blocks lie.
+    """
     return scales.groups.unsqueeze(1 if axis == -1 else 0)
 
 

@@ -40,7 +40,10 @@ def pools_of(results: Results, scope: Results, metric: Metric, baseline: str, wh
 
 
 def treatments(members: Iterable[Member]) -> list[str]:
-    """Return for each of these places the name that its arm has in a pool, `SWEEP/ARM, AXIS VALUE`."""
+    """Return for each place the name of its arm in a pool (arms whose spread is estimated together).
+
+    The name is `SWEEP/ARM, AXIS VALUE`, because each value of an axis counts as an arm of its own.
+    """
     return [f"{member.cell.sweep}/{treatment(member.cell.arm, member.cell.axes)}" for member in members]
 
 
