@@ -126,8 +126,8 @@ def _grouped(a: Tensor, b: Tensor, chosen: Accumulator, scales: tuple[Tensor, Te
     for operand in (left, right):
         if not torch.isin(operand, grid).all():
             raise ValueError(
-                f"accumulator {chosen.name}: an operand has values that E2M1 does not have; valid magnitudes are 0 to "
-                f"{_E2M1[-1]:g} on the grid of E2M1"
+                f"accumulator {chosen.name}: an operand has values that E2M1 does not have: valid values are 0, ±0.5, "
+                "±1, ±1.5, ±2, ±3, ±4 and ±6; pass block scales separately, as scales="
             )
     k = a.shape[1]
     groups = -(-k // GROUP)
@@ -170,8 +170,8 @@ def _of_groups(scales: Tensor, axis: int, shape: tuple[int, int]) -> Tensor:
         if scales.shape == ((lines, blocks) if axis else (blocks, lines)):
             return scales.abs().repeat_interleave(per_scale, axis).narrow(axis, 0, groups).contiguous()
     raise ValueError(
-        f"scales of shape {list(scales.shape)} for {lines} vectors of {k} values: one scale for every 16 or 32 values "
-        "along K is expected"
+        f"scales of shape {list(scales.shape)} for {lines} {'rows of a' if axis else 'columns of b'} with {k} values "
+        "each: expected one scale for every 16 or 32 values along K"
     )
 
 

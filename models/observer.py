@@ -220,7 +220,10 @@ class Observer:
         """Restore a state that `state()` returned; raise ValueError if it is of another number of layers."""
         expected, actual = ({name: tuple(values.shape) for name, values in s.items()} for s in (self.state(), state))
         if actual != expected:
-            raise ValueError(f"the observer's state has shapes {actual}: these {self.layers} layers need {expected}")
+            raise ValueError(
+                f"the state to load into the observer has shapes {actual}, but an observer of {self.layers} layers "
+                f"needs {expected}: load the state of a model with as many layers"
+            )
         for name, values in state.items():
             setattr(self, f"_{name}", values.numpy().copy())
 

@@ -267,8 +267,8 @@ def _check_rotations(operands: dict[str, Slot]) -> dict[str, Slot]:
             )
         if first is not None and any(slot.axis != AXES[name] for name, slot in slots.items()):
             raise ValueError(
-                f"{gemm}: a rotated operand cannot be `same`, because it would be rotated along the dimension that the "
-                "other GEMM sums over: give the slot its own quantizer"
+                f"{gemm}: a rotated operand cannot be `same`, because its Hadamard transform (rhtN) would be along the "
+                "dimension that the other GEMM sums over: give the slot its own quantizer"
             )
     return operands
 

@@ -119,7 +119,10 @@ def _checked(turns: Tensor | None, q: Tensor) -> Tensor | None:
         return None
     tokens, size = q.shape[1], q.shape[-1]
     if turns.dim() != 3 or turns.shape[0] < tokens or 2 * turns.shape[1] > size or turns.shape[2] != 2:
-        raise ValueError(f"turns are {list(turns.shape)}: expected [{tokens} or more, at most {size // 2}, 2]")
+        raise ValueError(
+            f"turns are {list(turns.shape)}: expected [{tokens} or more, at most {size // 2}, 2], for tokens, rotated "
+            "pairs of dimensions, and (cosine, sine)"
+        )
     return turns.float().contiguous()
 
 

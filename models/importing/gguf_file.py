@@ -63,7 +63,8 @@ class GgufFile:
             return _parse(path, content)
         except Truncated:
             raise ValueError(
-                f"{path} is truncated: it has {len(content):,} bytes, fewer than its header describes"
+                f"{path} is truncated or damaged: its header cannot be read, or describes more than the file's "
+                f"{len(content):,} bytes: copy or download the file again"
             ) from None
 
     @property

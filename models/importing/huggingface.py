@@ -183,7 +183,7 @@ def _rope(fields: Fields, fraction: float) -> dict[str, Any]:
     """
     nested = fields.get("rope_parameters", fields.get("rope_scaling", {}))
     if not isinstance(nested, dict):
-        raise ValueError(f"{fields.origin}: rope_parameters {nested!r}: an object is expected")
+        raise ValueError(f"{fields.origin}: rope_parameters (or rope_scaling) {nested!r}: an object is expected")
     both = Fields(
         fields.origin, {**fields.values, **{key: value for key, value in nested.items() if value is not None}}
     )

@@ -20,4 +20,7 @@ def check_reachable(address: str) -> None:
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
         except OSError as error:
-            raise ValueError(f"no Ray at {address}: {error.strerror or error}") from None
+            raise ValueError(
+                f"no Ray at {address}: {error.strerror or error}: check that Ray runs there, and the address in "
+                "--address or RAY_ADDRESS"
+            ) from None

@@ -87,7 +87,9 @@ class OnRay:
             reason = " ".join(str(error).split())[:300]
             if self.alone:
                 raise ValueError(f"Ray did not start on this machine: {reason}; without Ray: {_local()}") from error
-            raise ValueError(f"no Ray at {address}: {reason}") from error
+            raise ValueError(
+                f"cannot connect to Ray at {address}, which --address or RAY_ADDRESS names: {reason}"
+            ) from error
         # Ray prints a paragraph on stdout for each worker that dies. It is discarded, since the driver reports the
         # death in one line on stderr.
         self._silenced = contextlib.ExitStack()

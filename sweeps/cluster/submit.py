@@ -142,8 +142,8 @@ def lasting_store(arguments: Sequence[str]) -> PurePosixPath:
     if path is None or not PurePosixPath(path).is_absolute():
         problem = "no store is named" if path is None else f"the store {path!r} is relative"
         raise ValueError(
-            f"{problem}, so it would be in the job's working directory, which Ray removes when the job ends: name an "
-            "absolute path that all nodes of the cluster share, as in runtime.runs=/mnt/fewbits/runs"
+            f"{problem}, so runs would be stored in the job's working directory, which Ray removes when the job ends: "
+            "name an absolute path that all nodes of the cluster share, as in runtime.runs=/mnt/fewbits/runs"
         )
     return PurePosixPath(path)
 

@@ -117,7 +117,8 @@ def _provenance(path: Path) -> dict[str, Any]:
     provenance = opened(path).provenance() or {}
     if not isinstance(provenance.get("identity"), dict):
         raise ValueError(
-            f"{path / 'provenance.json'} has no key `identity` with the settings whose hash is the run's id"
+            f"{path / 'provenance.json'} has no key `identity` with the settings whose hash is the run's id: restore "
+            "the file, or run the trial again"
         )
     return provenance
 

@@ -84,12 +84,21 @@ def _parent(sweep: Sweep, child: str, axes: Mapping[str, str], seed: int, extra:
     assert name is not None
     subject = f"sweep {sweep.name}: arm {child} starts from arm {name}, which"
     if not sweep.runs_at(name):
-        raise ValueError(f"{subject} is not trained at scale {sweep.scale}")
+        raise ValueError(
+            f"{subject} is not trained at scale {sweep.scale}: add it to arms.{name}.scales, or leave it out of "
+            f"arms.{child}.scales"
+        )
     own = {axis: value for axis, value in axes.items() if _has(sweep, name, axis)}
     if missing := [axis for combination in _combinations(sweep, name)[:1] for axis in combination if axis not in own]:
-        raise ValueError(f"{subject} has axes that arm {child} does not have: {', '.join(missing)}")
+        raise ValueError(
+            f"{subject} has axes that arm {child} does not have: {', '.join(missing)}: add them to arms.{child}.axes, "
+            f"or leave them out of arms.{name}.axes"
+        )
     if _excluded(sweep, name, own, seed):
-        raise ValueError(f"{subject} is excluded by `exclude` at {own | {SEED: seed}}")
+        raise ValueError(
+            f"{subject} is excluded by `exclude` at {own | {SEED: seed}}: also exclude arm {child} there, or do not "
+            f"exclude arm {name}"
+        )
     return _cell(sweep, name, own, seed, extra)
 
 

@@ -76,7 +76,10 @@ def plan(sweeps: Sequence[Sweep], extra: tuple[str, ...] = (), *, with_data: boo
     plans = [plan_cells(sweep, cells, with_data=with_data) for sweep in sweeps if (cells := expand(sweep, extra))]
     if not plans:
         names = ", ".join(f"{sweep.name} at scale {sweep.scale}" for sweep in sweeps)
-        raise ValueError(f"nothing to run: {names} has no trials")
+        raise ValueError(
+            f"nothing to run: {names} has no trials: choose another scale, or check the keys scales, only and exclude "
+            "of the sweep file"
+        )
     trials: dict[str, Planned] = {}
     for part in plans:
         for key, planned in part.trials.items():

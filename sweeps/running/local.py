@@ -65,7 +65,8 @@ class Local:
             if _gpus(wanted) > gpus or _cpus(wanted) > max(cores, wanted.ranks):
                 raise ValueError(
                     f"{demand.trial} asks for {wanted.ranks} × ({wanted.cpus:g} cpus, {wanted.gpus:g} gpus), but this "
-                    f"machine has {cores} cpus and {gpus} gpus: lower `resources`, or use --address with a cluster"
+                    f"machine has {cores} cpus and {gpus} gpus: lower `resources` (ranks × what each rank needs), or "
+                    "use --address with a cluster"
                 )
 
     def machines(self) -> Sequence[Machine]:

@@ -111,7 +111,7 @@ def _text(library: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
 
 def _check(library: ctypes.CDLL, status: int) -> None:
     if status:
-        raise BuildError(f"NVRTC: {_error(library, status)}")
+        raise BuildError(f"NVRTC, which compiles the CUDA kernels, failed: {_error(library, status)}")
 
 
 def _error(library: ctypes.CDLL, status: int) -> str:
