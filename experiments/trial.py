@@ -50,7 +50,9 @@ class Training:
         if self.rounding_seed is not None and not 0 <= self.rounding_seed < SEEDS:
             raise ValueError(f"training.rounding_seed {self.rounding_seed}: valid values are 0 to 2^63 - 1 and null")
         if self.batch % self.micro_batch:
-            raise ValueError(f"training.batch {self.batch}: not a multiple of training.micro_batch {self.micro_batch}")
+            raise ValueError(
+                f"training.batch {self.batch}: not a multiple of training.micro_batch {self.micro_batch}: change one"
+            )
 
 
 @dataclass(frozen=True)

@@ -120,10 +120,10 @@ class StudyReport:
         if total is None:
             return self.results.scale
         own = training_of(self.results, self._quantized())
-        share = (
-            f"up to {own.quantized:.0%} of a quantized run's tokens in its own recipe" if own else "no quantized run"
-        )
-        return f"{total}; {share}"
+        if own is None:
+            return f"{total}; no quantized run"
+        share = f"up to {own.quantized:.0%} of a quantized run's tokens in its own recipe"
+        return f"{total}; {share}" + (", the others in that of its trunk" if own.quantized < 1 else "")
 
     def _quantized(self) -> Iterator[str]:
         """Yield the ids of the trials that quantize an operand or use a sampler; trunks are left out."""

@@ -124,6 +124,7 @@ def _row(verdict: Verdict) -> dict[str, object]:
     return {
         "claim": verdict.claim,
         "badge": badge(verdict.outcome),
+        "shortfall": shortfall(verdict),
         "findings": findings if len(findings) <= FEW else [],
         "count": f"{supported} of {plural(len(verdict.findings), 'comparison')} supported"
         if len(findings) > FEW
@@ -132,6 +133,21 @@ def _row(verdict: Verdict) -> dict[str, object]:
         "weak": verdict.underpowered,
         "controls": [(one.title, control_state(one)) for one in verdict.controls],
     }
+
+
+def shortfall(verdict: Verdict) -> str:
+    """Return how many comparisons of a claim that is reproduced in part count against "reproduced", and why.
+
+    The text is empty for other verdicts.
+    """
+    if verdict.outcome is not Outcome.IN_PART:
+        return ""
+    missing = Counter(one.status for one in verdict.findings if one.name not in verdict.supported)
+    words = {
+        Status.SUPPORTED: "only before the correction for multiple tests",
+        Status.OPPOSED: "opposed, by runs too small to contradict the claim",
+    }
+    return "; ".join(f"{missing[status]} {words.get(status, status.value)}" for status in Status if missing[status])
 
 
 def card(verdict: Verdict, trials: Trials) -> Markup:

@@ -120,7 +120,7 @@ def require_capacity(demands: Sequence[Demand], log: Callable[[str], None], alon
     if autoscaler.infeasible is None and autoscaler.exists is not False:
         log(f"{reason}; the cluster does not report which nodes it can start, so these trials may wait for ever")
         return
-    no_type = ", and its autoscaler has no node type that fits" if autoscaler.exists else ""
+    no_type = ", and the cluster's autoscaler has no node type that fits" if autoscaler.exists else ""
     raise ValueError(f"{reason}{no_type}: lower `resources`, or use --address with a cluster that has larger nodes")
 
 

@@ -115,7 +115,9 @@ def _print_sweeps(runs: Path, as_json: bool) -> None:
         rows = [[textwrap.shorten(cell, WIDTH, placeholder=" …") for cell in sweep.values()] for sweep in sweeps]
         print_table(tuple(sweeps[0]), rows)
     else:
-        print(f"no sweep has run in {runs}")
+        single = sum(1 for _ in runs.glob("*/config.yaml"))
+        others = f"; it has {plural(single, 'single run')}, which `fewbits ui` shows" if single else ""
+        print(f"no sweep has run in {runs}{others}")
 
 
 def _progress(row: Row) -> str:

@@ -20,6 +20,7 @@ from fewbits.analysis.engine.results.data import Differences, Events
 from fewbits.analysis.engine.statistics.estimates import Shared, Side, Spread, estimate
 from fewbits.analysis.engine.statistics.multiplicity import Stratum, compare_events, holm
 from fewbits.analysis.engine.statistics.power import minimum_detectable_effect
+from fewbits.analysis.views.claims import shortfall
 from tests.messages import names
 
 MARGIN = Margin(0.005, True, "for tests")
@@ -400,6 +401,16 @@ def verdict_of(*findings: Finding, more: int = 0, covered: bool = True) -> Verdi
     """
     undecided = {str(i): Evidence(claim(str(i)), (finding(UNDECIDED),), covered=covered) for i in range(more)}
     return conclude(undecided | {"X": Evidence(claim(), findings)})["X"]
+
+
+def test_a_summary_says_why_a_claim_is_reproduced_only_in_part() -> None:
+    """Check that comparisons that fail the correction, and those that are not supported, are counted separately."""
+    parts = (*(finding(SUPPORTED, f"part {p}", p) for p in (1e-6, 0.04, 0.045)), finding(UNDECIDED, "open"), OUT)
+    verdict = conclude({"X": Evidence(claim(), parts, (), True)})["X"]
+    before, undecided, out = shortfall(verdict).split("; ")
+    assert before.startswith("2 ")
+    assert (undecided, out) == ("1 undecided", "1 out of reach")
+    assert shortfall(verdict_of(finding(SUPPORTED))) == ""
 
 
 def test_the_p_value_before_the_correction_is_that_of_the_weakest_part() -> None:
