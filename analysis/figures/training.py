@@ -257,7 +257,9 @@ def assign_styles(table: ArmTable, rows: Sequence[ArmCurves]) -> dict[str, Style
     labels = {row.label(table, arm): table.arm(arm).style for row in rows for arm in row.arms}
     free = iter(i for i in range(len(STYLES)) if i not in labels.values())
     if len(labels) > len(STYLES):
-        raise ValueError(f"{len(labels)} arms in one figure; there are styles for at most {len(STYLES)}")
+        raise ValueError(
+            f"{len(labels)} arms in one figure; there are styles for at most {len(STYLES)}: use several figures"
+        )
     return {label: STYLES[next(free) if place is None else place] for label, place in labels.items()}
 
 

@@ -50,7 +50,8 @@ def whole_store(runs: PathLike | None) -> Path:
     if not runs:
         if (nearest := _nearest_store(())) is None:
             raise ValueError(
-                f"no store: neither {Path.cwd()} nor a folder above it has a folder {STORE}/ with runs; name the store"
+                f"no store: neither {Path.cwd()} nor a folder above it has a folder {STORE}/ with runs; pass the path "
+                "of the store"
             )
         return nearest
     store = store_folder(os.fspath(runs)).absolute()

@@ -70,7 +70,7 @@ def main(argv: Sequence[str]) -> int:
             stream = Documents(collection, source, request.revision)
             _prepare(out, request, tokenizer, stream, options.documents or collection.documents)
     except OSError as error:
-        raise ValueError(f"data prepare: {out}: {error}; the same command resumes") from error
+        raise ValueError(f"data prepare: {out}: {error}; run the same command again to resume") from error
     path_override = f" data.path={out}" if options.out else ""
     print(f"{out} is prepared; to train on it: fewbits train data={options.collection}{path_override}")
     return 0

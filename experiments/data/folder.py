@@ -113,13 +113,19 @@ class TokenFolder:
     def documents(self, split: str) -> Iterator[Tokens]:
         """Yield the split's documents in order, without separators; raise ValueError if the separator is unknown."""
         if self.meta.separator is None:
-            raise ValueError(f"the documents cannot be separated: {META} lacks `separator`, the token after a document")
+            raise ValueError(
+                f"the documents cannot be separated: {META} in the folder of the data lacks `separator`, the token "
+                "after each document"
+            )
         return _separated(self.splits[split], self.meta.separator)
 
     def document_ends(self, split: str) -> npt.NDArray[np.int64]:
         """Return the positions of the split's separators; raise ValueError if the separator is unknown."""
         if self.meta.separator is None:
-            raise ValueError(f"the documents cannot be separated: {META} lacks `separator`, the token after a document")
+            raise ValueError(
+                f"the documents cannot be separated: {META} in the folder of the data lacks `separator`, the token "
+                "after each document"
+            )
         return separator_positions(self.splits[split], self.meta.separator)
 
     def texts(self, split: str) -> list[str]:

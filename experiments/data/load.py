@@ -61,7 +61,9 @@ def _tokens(config: DataConfig, cache: Path) -> TokenFolder:
     if config.kind in COLLECTIONS:
         remedy = f"make it by fewbits data prepare {config.kind}"
     elif config.path is None:
-        raise ValueError("data.path is missing: data.kind=bin reads a folder of train.bin and val.bin")
+        raise ValueError(
+            "data.path is missing: data.kind=bin reads a folder of train.bin and val.bin: set data.path=FOLDER"
+        )
     folder = cache / config.kind if config.path is None else Path(config.path)
     if folder.expanduser().is_file():
         raise ValueError(f"data.path={folder} is a file: a folder of tokens is expected; data=text reads a text file")
@@ -73,7 +75,7 @@ def _tokens(config: DataConfig, cache: Path) -> TokenFolder:
 
 def _text_file(config: DataConfig, cache: Path) -> TokenFolder:
     if config.path is None:
-        raise ValueError("data.path is missing: data=text reads one text file, data=text data.path=FILE")
+        raise ValueError("data.path is missing: data=text reads one text file: set data.path=FILE")
     return text_file_folder(Path(config.path).expanduser(), config.tokenizer, cache)
 
 

@@ -31,7 +31,8 @@ def windows_per_epoch(tokens: int, length: int) -> int:
         raise ValueError(f"length {length}: a window has at least 1 token")
     if tokens < 2 * length:
         raise ValueError(
-            f"{tokens} tokens are too few for windows of length {length}: at least {2 * length} are needed"
+            f"training split: {tokens} tokens are too few for windows of length {length}: at least {2 * length} are "
+            "needed; set a shorter training.length, or use more data"
         )
     return (tokens - length) // length
 

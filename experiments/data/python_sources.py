@@ -127,7 +127,10 @@ def collect(sources: Sources, size: int, prose: Sequence[str] | None = None) -> 
     for split, wanted in (("train", size), ("validation", HELD_OUT), ("ood", HELD_OUT)):
         count = sum(len(text.encode()) + 1 for text in documents[split])
         if count < wanted - 4:  # a cut inside a character removes its bytes, four at most
-            raise ValueError(f"the sources of {sources.name} have {count} bytes of {split} text; {wanted} are needed")
+            raise ValueError(
+                f"data.kind={sources.name}: its Python files have {count} bytes of {split} text, but {wanted} are "
+                "needed; data.size sets the bytes of train"
+            )
     source: dict[str, object] = {"python": platform.python_version()}
     if sources is TORCH:
         source["torch"] = version("torch")

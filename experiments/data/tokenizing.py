@@ -117,7 +117,10 @@ def saved_tokenizer(folder: TokenFolder) -> Tokenizer | None:
     spelling = meta.tokenizer or f"file:{path}"
     tokenizer = Subwords(spelling, _read(spelling, path))
     if meta.tokenizer_sha256 not in (None, tokenizer.sha256):
-        raise ValueError(f"{path} is not the tokenizer of the tokens in its folder: its SHA-256 differs")
+        raise ValueError(
+            f"{path} is not the tokenizer of the tokens in its folder: its SHA-256 differs from tokenizer_sha256 in "
+            "meta.json"
+        )
     return tokenizer
 
 

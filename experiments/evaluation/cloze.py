@@ -90,7 +90,10 @@ def cloze_items(
     pool = _Pool.read(corpus, split, context, continuation)
     size = f"of {context} + {continuation} tokens ({len(pool.tokens)} tokens, {len(pool.places)} positions to cut at)"
     if count > len(pool.places):  # checked first, because trying all positions of a large split takes hours
-        raise ValueError(f"split {split!r} has fewer than {count} items {size}; request fewer, or use a longer text")
+        raise ValueError(
+            f"split {split!r} has fewer than {count} items, each a context and a continuation {size}; request fewer "
+            "items, or use a longer text"
+        )
     contexts, choices = [], []
     for drawn in _shuffled(len(pool.places), seed):
         place = int(pool.places[drawn])
@@ -101,7 +104,8 @@ def cloze_items(
         if len(choices) == count:
             return ClozeItems(torch.from_numpy(np.stack(contexts)), torch.from_numpy(np.stack(choices)))
     raise ValueError(
-        f"split {split!r} has only {len(choices)} of {count} items {size}; request fewer, or use a longer text"
+        f"split {split!r} has only {len(choices)} of {count} items, each a context and a continuation {size}; request "
+        "fewer items, or use a longer text"
     )
 
 

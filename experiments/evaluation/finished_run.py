@@ -44,7 +44,10 @@ class FinishedRun:
         if step is None:
             result = folder.result()
             if result is None:
-                raise ValueError(f"{path} has not ended: train it to its end, or name the step of a checkpoint")
+                raise ValueError(
+                    f"{path} has not ended: train it to its end, or choose one of its checkpoints by its step (option "
+                    "--step, in Python and lm-eval step=N)"
+                )
             step = int(result["step"])
         return FinishedRun(folder, saved_trial(path), step, corpora)
 
@@ -73,7 +76,10 @@ class FinishedRun:
             return TextTokenizer(Bytes())
         tokenizer = text_tokenizer(self.corpus)
         if tokenizer is None:
-            raise ValueError(f"{self.name} was trained on data.kind={self.trial.data.kind}, whose tokenizer is unknown")
+            raise ValueError(
+                f"{self.name} was trained on data.kind={self.trial.data.kind}, whose tokenizer is unknown; if "
+                "data.path is a folder of your own tokens, add their tokenizer.json to it"
+            )
         return tokenizer
 
     @property

@@ -102,7 +102,10 @@ def _manager(wanted: Mapping[str, int | None], include_path: str | Path | None) 
 
     if include_path is not None:
         if not Path(include_path).is_dir():
-            raise ValueError(f"include_path={str(include_path)!r}: a folder of lm-eval YAML files is expected")
+            raise ValueError(
+                f"include_path={str(include_path)!r} (in a trial's config evaluation.tasks_path): a folder of lm-eval "
+                "YAML files is expected"
+            )
         local = TaskManager(include_path=include_path, include_defaults=False)
         if all(_complete(local, name) for name in wanted):
             return local
@@ -111,8 +114,8 @@ def _manager(wanted: Mapping[str, int | None], include_path: str | Path | None) 
         near = get_close_matches(unknown[0], [*TASK_GROUPS, *manager.all_tasks])
         raise ValueError(
             f"unknown task {', '.join(map(repr, unknown))}: valid tasks are {', '.join(TASK_GROUPS)}, those of lm-eval"
-            f" (lm-eval ls tasks) and those of a folder of YAML files, include_path={include_path or 'DIR'}"
-            + (f"; did you mean {', '.join(near)}" if near else "")
+            " (lm-eval ls tasks) and those of a folder of YAML files (in a trial's config evaluation.tasks_path), "
+            f"include_path={include_path or 'DIR'}" + (f"; did you mean {', '.join(near)}" if near else "")
         )
     return manager
 
@@ -137,7 +140,8 @@ def _check(manager: "TaskManager", wanted: Mapping[str, int | None], run_code: b
     unsafe = [task for task in requested if _config(manager, task).get("unsafe_code")]
     if unsafe and not run_code:
         raise ValueError(
-            f"{', '.join(unsafe)} run code that the model writes: use a sandbox, and allow it with run_code=True"
+            f"{', '.join(unsafe)} run code that the model writes: use a sandbox, and allow it with the option "
+            "--run-code, in a trial's config with evaluation.run_code=true, or in Python with run_code=True"
         )
 
 

@@ -26,7 +26,7 @@ def text_windows(tokens: Sequence[int], separator: int | None, length: int) -> t
     text = torch.tensor(tokens if separator is None else [separator, *tokens], dtype=torch.int64)
     count = len(text) - 1
     if count < 1:
-        raise ValueError("the text has no token to predict; use a longer text")
+        raise ValueError("a text to evaluate (option --text) has no token to predict; use a longer text")
     length = min(length, count)
     starts = torch.arange(0, count - length + 1, length)
     if rest := count % length:

@@ -58,13 +58,15 @@ class OptimizerConfig:
             raise ValueError(f"unknown optimizer {self.kind!r}: valid optimizers are {', '.join(KINDS)}")
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: valid values are numbers from 0 to below 1")
+                raise ValueError(f"optimizer.{name}={getattr(self, name)}: valid values are numbers from 0 to below 1")
         for name in ("lr", "eps", "weight_decay", "bits_lr_ratio", "bits_weight_decay"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
-                raise ValueError(f"{name}={value}: valid values are finite numbers, 0 or more")
+                raise ValueError(f"optimizer.{name}={value}: valid values are finite numbers, 0 or more")
         if self.clip is not None and not 0 < self.clip < float("inf"):
-            raise ValueError(f"clip={self.clip}: valid values are finite numbers above 0, or null for no clipping")
+            raise ValueError(
+                f"optimizer.clip={self.clip}: valid values are finite numbers above 0, or null for no clipping"
+            )
 
 
 class AdamW(UntracedOptimizer, torch.optim.AdamW):

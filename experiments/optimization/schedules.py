@@ -44,14 +44,14 @@ class ScheduleConfig:
         if self.decay_shape not in SHAPES:
             raise ValueError(f"unknown decay_shape {self.decay_shape!r}: valid shapes are {', '.join(SHAPES)}")
         if self.warmup_steps < 0:
-            raise ValueError(f"warmup_steps={self.warmup_steps}: the number of updates has to be 0 or more")
+            raise ValueError(f"schedule.warmup_steps={self.warmup_steps}: the number of updates has to be 0 or more")
         if self.warmup_steps and self.warmup_fraction:
             raise ValueError(
                 f"warmup_steps={self.warmup_steps} and warmup_fraction={self.warmup_fraction}: set only one of the two"
             )
         for name in ("warmup_fraction", "final_ratio", "decay_fraction"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}={getattr(self, name)}: valid values are numbers from 0 to 1")
+                raise ValueError(f"schedule.{name}={getattr(self, name)}: valid values are numbers from 0 to 1")
 
 
 def factor(config: ScheduleConfig, step: int, steps: int) -> float:

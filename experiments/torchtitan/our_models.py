@@ -44,6 +44,7 @@ def fitted(flavor: str, tokens: int, length: int) -> DecoderConfig:
         if not config.name.endswith("-nano"):
             raise ValueError(
                 f"the tokenizer has {tokens} tokens, but the vocabulary of model {config.name} has only {config.vocab}"
+                "; use a smaller tokenizer, or a nano model, whose vocabulary is enlarged as needed"
             )
         config = replace(config, vocab=-(-tokens // ROUND) * ROUND)
     return config

@@ -244,9 +244,10 @@ class StudyClaims:
                 size = f"{margin.value:.3g}{' of the baseline' * margin.relative}"
                 raise ValueError(
                     f"{claim.id}: the test {part.test} allows a change of {size}, but no control of the claim has to "
-                    "show a change of this size; one of the controls needs a part on the same kind of number with the "
-                    f"test {' or '.join(DIRECTIONS)} and at least this margin, or with the test above and at least "
-                    "this bound"
+                    "show a change of this size; one of the controls needs a part with the same metric (for a loss: "
+                    "any loss), the same values of `relative` in part and margin, and the test "
+                    f"{' or '.join(DIRECTIONS)} with at least this margin; or a part with the test `above`, `than` of "
+                    "at least this margin and, if the margin is relative, a formula, else the same metrics"
                 )
 
     def claim(self, name: str) -> Claim:

@@ -137,7 +137,8 @@ def _by_seed(results: Results, sweep: str, arm: str) -> dict[int, Row]:
     if len(combinations) > 1:
         listed = "; ".join(" ".join(f"{axis}={value}" for axis, value in combination) for combination in combinations)
         raise ValueError(
-            f"{sweep}/{arm}: a formula needs one trial for each seed, but this arm has several axis values: {listed}"
+            f"{sweep}/{arm}: a formula needs one trial for each seed, but this arm has several axis values: {listed}; "
+            "name an arm whose trials differ only in their seed"
         )
     return {row["seed"]: row for row in rows}
 
@@ -180,8 +181,8 @@ def arm_rows(results: Results, arm: str, where: Where | None = None, *, shared: 
     chosen_axes = " ".join(f"{axis}={value}" for axis, value in (where or {}).items()) or "no axis values"
     left = "; ".join(" ".join(f"{axis}={value}" for axis, value in combination) for combination in combinations)
     raise ValueError(
-        f"arm {arm} with {chosen_axes}: choose axis values so that exactly one combination of axis values is left; "
-        f"these leave {left or 'none'}"
+        f"arm {arm} with {chosen_axes}: choose axis values that select exactly one of the arm's combinations of axis "
+        f"values; the selected combinations are: {left or 'none'}"
     )
 
 

@@ -172,5 +172,5 @@ def _checked(measured: Mapping[T, Arms]) -> Mapping[T, Arms]:
     for arms in measured.values():
         for first in {first for first, _ in arms}:  # for each operation, since slow ones are timed in fewer turns
             if len({len(one.seconds) for (kind, _), one in arms.items() if kind == first}) != 1:
-                raise ValueError(f"arms of {first} have different numbers of turns")
+                raise ValueError(f"arms of {first} have different numbers of turns (timings of an arm)")
     return measured
