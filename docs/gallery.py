@@ -44,8 +44,8 @@ This page has a table for each study, with the verdict of each claim at each sca
 [measured](../measured) names the commits of the runs. The number below a verdict is the effect, with its 90 %
 interval, of the claim's comparison that has the weakest support (among those with an interval). Statements are those of
 [claims.md](../claims.md); a page has the statements, tests, controls and seeds of its commit. On some pages controls
-were weaker than now: those of M3, M17 and M19 on `cpu-full` of MoR, and those of N9, N22, G9 and G12 on `cpu` and
-`cpu-full` of NVFP4 and GaussWS.
+were weaker than now: those of M3, M17 and M19 on `cpu-full` of MoR, that of N22 on `cpu-full` of NVFP4, and those of
+G9 and G12 on `cpu` and `cpu-full` of GaussWS.
 `docs/gallery.py` writes this file.
 """
 
