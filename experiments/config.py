@@ -59,7 +59,7 @@ def load_trial(overrides: Sequence[str] = ()) -> tuple[Trial, Runtime]:
 def load_recipe(name: str, settings: Mapping[str, Any] | None = None) -> Recipe:
     """Return a recipe by its name (from `fewbits recipes`) or the path of a YAML file.
 
-    settings: new values for some of the recipe's settings or fields, by key.
+    settings: new values by key, as in overrides `recipe.KEY=VALUE`; see `fewbits recipes NAME` for the keys.
 
     >>> load_recipe("mor/block", {"threshold": 0.05})
     >>> load_recipe("./mine.yaml")

@@ -63,9 +63,9 @@ class ShownFigure(Figure):
         return self._card(None if self.missing else self._drawing(self))
 
     def report_bundle(self) -> dict[str, str]:
-        """Return the figure's output in the report's notebook, {MIME type: data}.
+        """Return the figure's output in the notebook from which the report's page is made, {MIME type: data}.
 
-        The drawing is the one on the report's page.
+        The notebook and the page show the same drawing.
         """
         return self._repr_mimebundle_() if self.missing else self._bundle(self._drawing(self))
 

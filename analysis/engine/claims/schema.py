@@ -123,7 +123,7 @@ class Part:
         if self.test == "within" and (self.low is None or self.high is None or not self.low < self.high):
             raise ValueError(f"{where}: low is {self.low} and high {self.high}; low must be less than high")
         if self.test in ("above", "below", *OBSERVED) and self.than is None:
-            raise ValueError(f"{where}: the test {self.test} needs its bound, the number `than`")
+            raise ValueError(f"{where}: the test {self.test} needs a bound: give the number in the field `than`")
         if len(self.each) > 1:
             raise ValueError(f"{where}: `each` takes one axis, not {len(self.each)} ({', '.join(self.each)})")
 
