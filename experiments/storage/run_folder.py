@@ -68,7 +68,10 @@ class RunFolder:
             steps_there = (
                 f"; available are {', '.join(map(str, sorted(available)))}" if available else "; it has no checkpoints"
             )
-            raise ValueError(f"{self.path} has no {missing}{steps_there}")
+            raise ValueError(
+                f"{self.path} has no {missing}{steps_there}: name another step, or remove damaged checkpoints and run "
+                "the trial again"
+            )
         return load(available[step])
 
     def has(self, wanted: Collection[int]) -> bool:
@@ -275,7 +278,10 @@ def saved_trial(path: Path) -> Trial:
     except OSError as error:
         raise ValueError(f"{path} is no run folder: {error.strerror}: config.yaml") from None
     except (ValueError, yaml.YAMLError) as error:
-        raise ValueError(f"{path / 'config.yaml'} is not the config of a trial: {error}") from None
+        raise ValueError(
+            f"{path / 'config.yaml'} is not the config of a trial: {error}: if the file is damaged, remove the run "
+            "folder and run the trial again"
+        ) from None
 
 
 def plain(value: Any) -> Any:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from fewbits.sweeps.planning.cost import checkpoint_bytes, disk
 from fewbits.sweeps.planning.plan import Planned
+from fewbits.sweeps.running.store import OVER, state
 
 MARGIN = 256 << 20  # bytes that have to stay free when a trial starts, for tables, logs and MLflow's database
 HINT = "`fewbits prune` lists what can be removed; the sweep continues when there is room"
@@ -100,7 +101,7 @@ def _still_to_write(planned: Planned) -> int:
     One checkpoint is counted in addition, since an old checkpoint is removed only after a new one is written.
     """
     folder = planned.folder
-    if folder.over and folder.has(planned.keep):
+    if state(folder) in OVER and folder.has(planned.keep):  # `has` raises for a damaged result
         return 0
     there = bytes_below(folder.checkpoints) + bytes_below(folder.kept)
     return max(0, disk([planned]) + checkpoint_bytes(planned.trial) - there)

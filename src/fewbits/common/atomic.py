@@ -130,7 +130,7 @@ def checked_json(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
+        raise ValueError(f"{path} is not JSON (is it damaged?): {error}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} is not a JSON object")
     return content

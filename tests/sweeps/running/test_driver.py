@@ -309,6 +309,18 @@ def test_a_folder_that_takes_no_files_is_that_trials_failure_alone(
     assert store.state(good) == "done"
 
 
+def test_a_damaged_result_is_that_trials_failure_alone(
+    cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tiny_file(tmp_path, cache, {"seeds": [0, 1]})
+    bad, good = folders(plan_of(file, tmp_path / "runs"))
+    bad.path.mkdir(parents=True)
+    (bad.path / "result.json").write_text('{"id": "1a2b')
+    assert sweep(file, tmp_path / "runs") == 1
+    assert f"failed: {bad.path}: ValueError: {bad.path / 'result.json'} is not JSON" in capfd.readouterr().err
+    assert store.state(good) == "done"
+
+
 @pytest.mark.parametrize(
     "content",
     [
