@@ -350,7 +350,7 @@ def test_a_checkpoint_is_found_by_its_step_or_its_path(nvfp4: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"step": 3}, r"has no checkpoint of step 3; available are 8, 16, 24$"),
+        ({"step": 3}, r"has no checkpoint of step 3; available are 8, 16, 24: "),
         ({"batches": 0}, "batches 0: 1 or more"),
         ({"seeds": 0}, "seeds 0: 1 or more"),
         ({"split": "test"}, "split 'test'.*train, validation, ood"),
