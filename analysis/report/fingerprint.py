@@ -23,6 +23,7 @@ PACKAGES = (*COMPUTING, "jupytext", "nbformat", "markdown-it-py", "jinja2")
 CODE = {".py", ".yaml", ".css", ".html", ".h", ".cpp", ".cu", ".cuh"}
 NEVER_READ = (".lock", ".lease.lock", "lease.json", "log.txt", "stop", "timing.parquet")
 MADE_OF = "made-of.json"
+TIMINGS = "bench"  # the store's folder with timings of `fewbits bench`, which some reports show
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -38,6 +39,7 @@ def made_of(results: Results, overrides: tuple[str, ...]) -> str:
         "packages": {name: version(name) for name in PACKAGES},
         "standing": results.trials.to_json(orient="records", double_precision=15),
         "files": {folder.path.name: _contents(folder.path) for folder in folders(results.plan)},
+        "timings": _contents(results.plan.store / TIMINGS),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 

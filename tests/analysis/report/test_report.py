@@ -126,6 +126,15 @@ def test_a_report_of_the_same_making_is_not_made_again_and_a_damaged_one_is(made
     assert left(made.folder) == before
 
 
+def test_a_report_is_made_again_if_timings_were_measured_meanwhile(made: Made) -> None:
+    assert made.report() == 0
+    first = (made.folder / "made-of.json").read_text()
+    (made.store / "bench").mkdir()
+    (made.store / "bench" / "generators-cpu.json").write_text("{}")
+    assert made.report() == 0
+    assert (made.folder / "made-of.json").read_text() != first
+
+
 def test_what_is_missing_is_trained_first_where_one_asks(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
     gone = next(made.store.glob("*-bf16-*-s1-*"))
     shutil.rmtree(gone)
