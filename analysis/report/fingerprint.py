@@ -15,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from fewbits.analysis.engine.results.frames import Results
+from fewbits.experiments.bench.results import FOLDER as TIMINGS
 from fewbits.sweeps.planning.plan import folders
 
 SOURCES = ("kernels", "models", "experiments", "sweeps", "analysis")
@@ -23,7 +24,6 @@ PACKAGES = (*COMPUTING, "jupytext", "nbformat", "markdown-it-py", "jinja2")
 CODE = {".py", ".yaml", ".css", ".html", ".h", ".cpp", ".cu", ".cuh"}
 NEVER_READ = (".lock", ".lease.lock", "lease.json", "log.txt", "stop", "timing.parquet")
 MADE_OF = "made-of.json"
-TIMINGS = "bench"  # the store's folder with timings of `fewbits bench`, which some reports show
 _ROOT = Path(__file__).resolve().parents[2]
 
 

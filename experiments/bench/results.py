@@ -11,6 +11,8 @@ from typing import Any
 
 from fewbits.common.store_folder import store_folder
 
+FOLDER = "bench"  # the folder of a store with the timings of `fewbits bench`, in a file for each device
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--store", metavar="RUNS", help="also write the results into the store RUNS, for reports")
@@ -55,4 +57,4 @@ def save(store: Path | None, name: str, machine: dict[str, Any], results: dict[s
 
 
 def _file(store: Path, name: str) -> Path:
-    return store / "bench" / f"{name}.json"
+    return store / FOLDER / f"{name}.json"

@@ -5,12 +5,11 @@ both calls of a turn become slower, and the ratio stays.
 """
 
 import ctypes
-import dataclasses
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -248,8 +247,8 @@ def _bytes(result: object) -> int:
     """Return the bytes of all tensors in a result: a tensor, or a sequence or dataclass of results."""
     if isinstance(result, Tensor):
         return result.nbytes
-    if dataclasses.is_dataclass(result):
-        return sum(_bytes(getattr(result, field.name)) for field in dataclasses.fields(result))
+    if is_dataclass(result):
+        return sum(_bytes(getattr(result, field.name)) for field in fields(result))
     return sum(map(_bytes, result)) if isinstance(result, (tuple, list)) else 0
 
 

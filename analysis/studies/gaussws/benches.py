@@ -18,8 +18,8 @@ from typing import Any, Generic, TypeVar
 
 from fewbits.analysis.engine.results.frames import Damaged, Results
 from fewbits.analysis.engine.statistics.estimates import Interval, median_interval
+from fewbits.experiments.bench.results import FOLDER
 
-FOLDER = "bench"  # the folder of the files with timings in a store
 DEVICES = ("cuda", "cpu")  # reports show the first device in this order that has measurements
 PLAIN = "bf16"  # the recipe without quantization and noise
 QUIET = 0.05  # a turn is quiet if other processes use at most this share of the processors
