@@ -108,8 +108,9 @@ def _cached(
 ) -> DictConfig:
     """Return the config from the cache, or call `composed`, which composes the config.
 
-    The cache's key contains the texts of `file` and `included`. If one of these files has a defaults list, it may
-    include further files, whose changes the key would miss, so the cache is not used.
+    base: the default values of all keys. values: the overrides.
+    The cache's key contains these two and the texts of `file` and `included`. If one of these files has a defaults
+    list, it may include further files, whose changes the key would miss, so the cache is not used.
     """
     texts = {path.relative_to(file.parent).as_posix(): path.read_text("utf-8") for path in (file, *included)}
     if any(re.search(r"^[\"']?defaults\b", text, re.MULTILINE) for text in texts.values()):

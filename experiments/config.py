@@ -100,9 +100,10 @@ def resolved(overrides: Sequence[str]) -> dict[str, Any]:
 
 @cache
 def _reads_seed(groups: tuple[str, ...], own: Folders) -> bool:
-    """Tell whether an interpolation `${…}` may read the setting `seed` in the config that these overrides choose.
+    """Tell whether an interpolation `${…}` may read the setting `seed` in the config that `groups` compose.
 
     If so, trials that differ only in their seed cannot share a resolved config.
+    groups: the overrides that choose configs of groups. own: the user's config folders.
     """
     return re.search(r"\$\{[^}]*\bseed\b", str(OmegaConf.to_container(_composed(groups, own)))) is not None
 
@@ -267,7 +268,11 @@ def in_one_line(error: Exception, overrides: Sequence[str]) -> str:
 
 
 def _about_setting(settings: Mapping[str, Any], overrides: Sequence[str]) -> str | None:
-    """Return a message about the first recipe setting whose value has a wrong type; None if all types are right."""
+    """Return a message about the first recipe setting whose value has a wrong type; None if there is none.
+
+    settings: the settings after the overrides. If the recipe's file sets one of them to a float, an int or a string,
+        its new value must have the same type, but an int is accepted for a float. Other settings are not checked.
+    """
     own = resolved([override for override in overrides if not override.lstrip("+~").startswith("recipe.")])["recipe"]
     for key, value in settings.items():
         kind, actual = type(own.get(key)), type(value)

@@ -43,8 +43,8 @@ _registered: dict[tuple[str, str], str] = {}  # the files that are registered wi
 class Folders:
     """The user's config folders, in the order of Hydra's search path.
 
-    state: path, modification time (ns) and size of each config file. If a file changes, the next `Folders`
-        differs from the earlier one, so a cache whose keys are `Folders` never returns an outdated result.
+    state: path, modification time (ns) and size of each config file. If a file changes, a later call of
+        `folders` returns a different `Folders`, so a cache whose keys are `Folders` never gives an outdated result.
     """
 
     paths: tuple[Path, ...] = ()

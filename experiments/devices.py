@@ -159,9 +159,9 @@ def _be_deterministic() -> None:
 def _keep_memory() -> None:
     """Make glibc reuse freed memory blocks of up to 32 MiB, so that the tensors of every step do not cause page faults.
 
-    Also put these blocks into huge pages, if the kernel has them, because the tensors of a step need more pages of
-    4 KiB than the TLB has entries. To do so, extend the heap once by HEAP bytes. This reserves only addresses: a page
-    takes up memory from its first use on.
+    Also put these blocks into huge pages, if Linux supports them, because the tensors of a step need more pages of
+    4 KiB than the TLB has entries. To do so, extend the heap once by HEAP bytes, and ask Linux to use huge pages for
+    this part of the heap. This reserves only addresses: a page takes up memory from its first use on.
     """
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     if libc is None or not hasattr(libc, "mallopt"):

@@ -39,9 +39,10 @@ def is_hydra_setting(key: str) -> bool:
 
 
 def explain_setting(key: str, multirun: bool = False) -> str | None:
-    """Return why fewbits refuses one of Hydra's settings, and what to use instead.
+    """Return a message that fewbits does not use one of Hydra's own settings, and what to use instead.
 
-    multirun: whether the command is a multirun; if so, return None for settings that a multirun uses.
+    key: the key of the override, such as `hydra.run.dir`. multirun: whether the command is a multirun. A multirun uses
+    some of Hydra's settings, such as `hydra/sweeper`; for these, None is returned.
     """
     path = re.sub(r"^[+~]*hydra[./]?", "", key).replace("/", ".")
     matching = (start for start in (*_INSTEAD, *_OF_MULTIRUN) if path == start or path.startswith(f"{start}."))

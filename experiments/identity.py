@@ -201,7 +201,10 @@ def field_default(field: dataclasses.Field[Any]) -> Any:
 
 
 def provenance(identity: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of provenance.json: the identity, digests of the sources, this machine, and `facts`."""
+    """Return values for provenance.json: identity, source digests, process id, `machine()`, and the items of `facts`.
+
+    facts: further values by name, such as a description of the data and the parent's folder.
+    """
     return {
         "identity": dict(identity),
         "sources": source_digests(identity["device"], ROOT),  # of each file, so that a message can name a changed file
@@ -212,7 +215,11 @@ def provenance(identity: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[st
 
 
 def machine() -> dict[str, Any]:
-    """Return the git commit (and whether files differ from it), this machine's type and name, and the command line."""
+    """Return the version of the code, the machine and the command line of this process, for provenance.json.
+
+    git, git_dirty: the commit, and whether files differ from it. machine: the processor's type, such as x86_64.
+    host: the machine's name. command: the parts of the command line, with `***` in place of credentials.
+    """
     return {
         "git": _git("rev-parse", "HEAD"),
         "git_dirty": bool(_git("status", "--porcelain")),

@@ -130,10 +130,12 @@ class Version:
         return json.loads(self._run("--describe"))
 
     def train(self, trials: Mapping[str, Sequence[str]], trace: str) -> Path:
-        """Train the trials with this version; return the folder with `runs/` and the executed lines, `lines.json`.
+        """Train trials with this version, and record which lines of its sources are executed (see `train_all`).
 
-        trace: the language of the files whose executed lines are recorded, `python` or `cpp`. A second
-            call with the same `trace` trains nothing.
+        Return the folder with the runs (`runs/`) and the record (for Python `lines.json`, for C++ gcov's counts in
+        `objects/`). A second call with the same `trace` trains nothing and returns the same folder.
+        trials: the overrides of each trial, by the trial's name.
+        trace: the language of the files whose executed lines are recorded, `python` or `cpp`.
         """
         folder = self.work / trace
         if not folder.exists():
@@ -206,7 +208,12 @@ def prove(
 
 
 def compare(old: Version, new: Version, trials: Mapping[str, Sequence[str]] | None) -> list[str] | None:
-    """Train with both versions; return the changed statements that no trial executed, or None if bits differ."""
+    """Compare the bits that two versions compute, in trials and in single calls of kernels.
+
+    Return None if any bits differ, else the changed statements that no trial executed, as `untried_statements` does.
+    trials: the overrides of each trial, by name; None: a trial for each recipe that is equal in both versions, and the
+        trials of OTHERS.
+    """
     if trials is None:
         recipes = recipes_of_both(old, new)
         trials = {**{f"recipe-{name}": (f"recipe={name}", *KEEPS_NOTHING) for name in recipes}, **OTHERS}
@@ -253,10 +260,13 @@ class _Interrupted(BaseException):
 
 
 def train_all(folder: Path, trials: Mapping[str, Sequence[str]], trace: str | None) -> None:
-    """Train the trials, a resumed trial and a branch; write the runs into `folder`, and lines.json beside it.
+    """Train all trials with each backend; write the runs into `folder`, and lines.json beside it.
 
-    lines.json has the executed lines of each Python file if `trace` is `python`. With `cpp`, only the compiled backend
-    is used, and gcov's counters record the executed lines of C++ files.
+    Then the first trial is trained again with an interruption, and a branch is trained from the first trial's end.
+    trials: the overrides of each trial, by name.
+    trace: `python` records the executed lines of each Python file in lines.json. `cpp` uses only the compiled backend,
+        and gcov's counters record the executed lines of C++ files. None records nothing. Without `python`, lines.json
+        has no lines.
     """
     lines: dict[str, set[int]] = {}
     if trace == "cpp":
@@ -381,9 +391,11 @@ def _contents(runs: Path) -> dict[str, Any]:
 
 
 def untried_statements(old: Version, new: Version, trials: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return a line for each statement that only one version has and that this version's trials did not execute.
+    """Return a line of text for each statement that is in only one version and that a person has to review.
 
-    The line has the version (old or new), the file and line number, and the statement's text.
+    A statement needs review if that version's runs of the trials did not execute it (exceptions: `untried`). The line
+    has the version (old or new), the file and line number, and the statement's text. trials: the overrides of each
+    trial, by name.
     """
     of_old, of_new = (read_sources(version.description["files"], version.root) for version in (old, new))
     lines = []
@@ -401,7 +413,11 @@ def untried_statements(old: Version, new: Version, trials: Mapping[str, Sequence
 
 
 def executed_cpp_lines(objects: Path, root: Path) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
-    """Return two dictionaries by C++ file, from gcov's counts: the executed lines, and the lines that have code."""
+    """Return two dictionaries by C++ file: the numbers of the executed lines, and of all lines that have code.
+
+    objects: the folder of the compiled kernels, with gcov's counts. root: the checkout of the version; files outside
+        it are omitted, and names of files are relative to it.
+    """
     ran: dict[str, set[int]] = {}
     executable: dict[str, set[int]] = {}
     for counts in sorted(objects.rglob("*.gcda")):

@@ -41,7 +41,7 @@ SUPPORTED = "0.2.2"
 
 
 def _check_version() -> None:
-    """Raise ImportError for other versions of torchtitan, because its extension points change with every version."""
+    """Raise ImportError unless torchtitan has the version SUPPORTED; other versions have other extension points."""
     try:
         installed = version("torchtitan")
     except PackageNotFoundError:
@@ -86,9 +86,9 @@ class JobConfig:
 
 
 class FewbitsConverter:
-    """A model converter for torchtitan.
+    """A model converter for torchtitan, which quantizes the model's linear layers by the recipe of `[fewbits]`.
 
-    torchtitan constructs it from the config, calls `convert` with the model before sharding, and calls
+    torchtitan constructs the converter from the config, calls `convert` with the model before sharding, and calls
     `post_optimizer_hook` after each update.
     """
 
@@ -152,7 +152,11 @@ class FewbitsConverter:
         self.quantization.begin(step, micro_batch, rank=self.rank, progress=progress)
 
     def _load(self, model: nn.Module, state: Mapping[str, Any], *_: object) -> None:
-        """Set the step to that of the loaded checkpoint, or to 0, as torchtitan does, if it has no train state."""
+        """Set the step to the one in `state`, the dictionary from which torchtitan loads the model.
+
+        torchtitan stores the step in the entry `train_state`. Without this entry, set the step to 0, as torchtitan
+        does.
+        """
         train_state = state.get("train_state")
         self._step(0 if train_state is None else train_state.step)
 
@@ -172,9 +176,10 @@ class FewbitsConverter:
         model.init_weights = init_weights
 
     def _penalise(self, layer: QuantizedLinear, _: object, y: Tensor) -> Tensor:
-        """Make the backward pass of y also compute the gradient of the layer's penalty (GaussWS eq. 12); return y.
+        """Return the layer's output y, whose backward pass also computes the gradient of the layer's penalty.
 
-        The penalty on learned bit widths belongs to the loss, but torchtitan's loss cannot include it.
+        The penalty on learned bit widths (GaussWS eq. 12) belongs to the loss, but torchtitan's loss cannot include it.
+        Outside training, y is returned unchanged. This is a forward hook.
         """
         bits, sampler = layer.bits, layer.sampler
         if bits is None or sampler is None or not (layer.training and torch.is_grad_enabled()):
@@ -213,7 +218,11 @@ class _AddedToLoss(torch.autograd.Function):
 
 
 def split(settings: Sequence[str]) -> list[str]:
-    """Return one string per setting. torchtitan splits the list at every comma; join pieces inside brackets again."""
+    """Return the settings of a recipe, one string each, from the list `settings` of torchtitan's config.
+
+    torchtitan splits a list on the command line at every comma. This function joins the pieces of a setting again if
+    the comma was inside brackets.
+    """
     parts: list[str] = []
     depth = 0
     for piece in ",".join(settings).split(","):
@@ -295,7 +304,10 @@ class NumericsProcessor(MetricsProcessor):  # type: ignore[misc]
 def build_metrics_processor(
     job_config: Any, parallel_dims: Any, model_args: Any = None, tag: str | None = None
 ) -> MetricsProcessor:
-    """Return a NumericsProcessor; the train specs that this module registers call this function."""
+    """Return a NumericsProcessor; the train specs that this module registers call this function.
+
+    Raise ValueError if the config names a recipe but not the converter `fewbits`.
+    """
     section = getattr(job_config, NAME, None)
     if section is not None and section.recipe and NAME not in job_config.model.converters:
         raise ValueError(f"{NAME}.recipe {section.recipe}: this recipe is not applied; add {NAME} to model.converters")

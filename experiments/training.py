@@ -66,7 +66,7 @@ Saved = Callable[[run_folder.RunFolder], None]
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a trial after a step, for the progress line."""
+    """The progress of a trial after a step, which `run` passes to its argument `say` to be shown."""
 
     step: int  # number of steps done
     steps: int  # number of steps of the whole trial
@@ -77,7 +77,7 @@ class Progress:
 
 
 class OtherTrial(RuntimeError):
-    """The error that the trial's id on this machine differs from the planned one.
+    """Raised if a trial's id, as this machine computes it, differs from the id with which the trial was planned.
 
     made_of: the values from which this machine computes the id.
     """
@@ -258,7 +258,7 @@ def _train(
 
 
 def gradients(state: State, trial: Trial, corpus: Corpus, world: devices.World, loss_of: nn.Module) -> dict[str, float]:
-    """Compute the gradients of one update, micro-batch by micro-batch; return the update's row of metrics.parquet.
+    """Compute and clip the gradients of one update; return the update's row of metrics.parquet.
 
     loss_of: a module that returns the model's mean loss for inputs and targets.
     """
@@ -296,7 +296,10 @@ def gradients(state: State, trial: Trial, corpus: Corpus, world: devices.World, 
 
 
 def with_data(trial: Trial, runtime: Runtime) -> tuple[Trial, Corpus]:
-    """Load the trial's corpus; return the trial, with a vocabulary that is large enough for it, and the corpus."""
+    """Load the trial's corpus; return the trial and the corpus.
+
+    In the returned trial, the model's vocabulary is at least as large as that of the corpus (see `corpus_model`).
+    """
     corpus = load(trial.data, Path(runtime.cache).expanduser() if runtime.cache else default_cache())
     return corpus_model(trial, corpus), corpus
 
@@ -538,9 +541,9 @@ def _merged(result: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
 
 
 def _begin_evaluation(state: State, trial: Trial) -> None:
-    """Set the operands and noise of an evaluation to those of the next update.
+    """Set the quantizers and seeds of an evaluation to those of the next update's first micro-batch on rank 0.
 
-    So they depend only on the step, not on how often the trial was evaluated before.
+    The result of the evaluation then depends on the weights and the step, not on how often the trial was evaluated.
     """
     state.quantization.begin(state.origin + state.step, progress=state.step / trial.training.steps)
 
@@ -566,20 +569,23 @@ def _load_weights(model: nn.Module, saved: dict[str, Tensor], *, strict: bool) -
 
 
 def _columns(rows: list[dict[str, float]]) -> dict[str, Tensor]:
-    """Return a table's rows as one tensor per column: written as JSON, many rows could be larger than the model."""
+    """Return a table's rows as one tensor per column; NaN where a row has no value.
+
+    Checkpoints store these tensors. Stored as JSON, many rows could take more space than the model.
+    """
     frame = pd.DataFrame(rows, dtype="float64")
     return {str(name): torch.from_numpy(frame[name].to_numpy(copy=True)) for name in frame}
 
 
 def _rows(columns: Mapping[str, Tensor]) -> list[dict[str, float]]:
-    """Return a table's rows from its columns. A value that is not finite means that the row has no such value."""
+    """Return a table's rows from its columns; a row gets no entry for a value that is not finite (see `_columns`)."""
     values = zip(*(column.tolist() for column in columns.values()), strict=True)
     rows = [{name: value for name, value in zip(columns, row, strict=True) if math.isfinite(value)} for row in values]
     return [{**row, "step": int(row["step"]), "tokens": int(row["tokens"])} for row in rows]
 
 
 class _Loss(nn.Module):
-    """A module whose forward is the model's loss, for torch.compile."""
+    """A module whose forward pass returns the model's mean loss, so that torch.compile compiles model and loss."""
 
     def __init__(self, model: Decoder) -> None:
         super().__init__()
@@ -598,9 +604,10 @@ def _loss_module(model: Decoder, trial: Trial) -> nn.Module:
 
 
 def flops_a_token(trial: Trial) -> float:
-    """Return the FLOPs per token of a forward and a backward pass: 6 per weight of a matrix or the head, + attention.
+    """Return the FLOPs per token of a forward and a backward pass.
 
-    Attention takes 12 · layers · heads · head_dim · length, as if no position were masked.
+    These are 6 for each weight of a linear layer or the head, plus 12 · heads · head_dim · length for each attention
+    layer, as if no position were masked.
     """
     model = trial.model
     matrices = linear_parameters(model) + model.width * model.vocab

@@ -147,7 +147,10 @@ class Trial:
 
 @dataclass(frozen=True)
 class Runtime:
-    """Settings of how and where a trial runs; its id contains only the device and, on a CPU, the number of threads."""
+    """Settings of how and where a trial runs.
+
+    Of these settings, only the kind of device and, on a CPU, the number of threads are part of the trial's id.
+    """
 
     device: str = "auto"  # cpu, cuda, or auto: a GPU if the machine that trains has one
     threads: int = 1  # number of threads on a CPU

@@ -21,8 +21,9 @@ _COUNTS = ("nonzeros", "flushed", "saturated", "capped", "nonfinite", "lost")
 class QuantStats:
     """The statistics of a quantization: 0-d tensors for the whole tensor, or a 2-d grid with one value per block.
 
-    `counts` holds exact integers, so the statistics do not depend on threads or devices. All attributes are tensors on
-    the device of the input; nothing is copied to the host until the caller converts one to a Python number.
+    Errors and numbers of elements are computed from the exact integers in `counts`, so they do not depend on the number
+    of threads or on the device. All attributes are tensors on the device of the input; nothing is copied to the host
+    until the caller converts one to a Python number.
     """
 
     counts: Tensor  # int64 [..., 7]; counts.py names the index of each statistic
@@ -248,7 +249,7 @@ def mix(
 
 
 def spelling(spec: Quantizer | Mixture | str, kind: type[Quantizer] | type[Mixture]) -> str:
-    """Return the string form of a quantizer or mixture, which the torch operators take.
+    """Return the string form of a quantizer or mixture, which the operators of `torch.ops.fewbits` take.
 
     A string is validated here, except under torch.compile, where the operator validates it at run time.
 
@@ -262,7 +263,10 @@ def spelling(spec: Quantizer | Mixture | str, kind: type[Quantizer] | type[Mixtu
 
 
 def seed_or_unset(seed: int | None) -> int:
-    """Check and return the seed; for None return -1, which the operators reject if they need random numbers."""
+    """Check the seed and return it, or -1 for None.
+
+    The operators of `torch.ops.fewbits` refuse -1 if the quantizer or mixture needs a seed (`needs_seed`).
+    """
     return -1 if seed is None else check_seed(seed)
 
 

@@ -141,7 +141,7 @@ class Format:
 
     @property
     def overflows(self) -> tuple[Overflow, ...]:
-        """The valid overflow rules for values beyond max: always saturate; nan and inf if the format has them."""
+        """The valid rules for values beyond max: `saturate` in every format, `nan` and `inf` if the format has them."""
         return ("saturate", *(("nan",) if self.has_nan else ()), *(("inf",) if self.has_inf else ()))
 
     # Conversion between codes and numbers

@@ -20,11 +20,11 @@ def mix_matrix(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Quantize x by a mixture, and return (values, choice, counts, amax).
 
-    The last three have one value per decision block (`counts` has seven). `choice` is the int8 index of the chosen
-    entry. `counts` has the statistics of counts.py for the first entry, even where another entry is chosen. `amax` is
-    the largest magnitude of x, after the Hadamard transform if there is one.
+    `values` has the shape of x; the other results describe each decision block. `choice` is the int8 index of the
+    chosen entry. `counts` has the seven statistics of counts.py for the values of the first entry, even where
+    another entry is chosen. `amax` is the largest magnitude of x, after the Hadamard transform if there is one.
 
-    out: the tensor to write the values to; it must not overlap x.
+    axis (−1 or 0), seed: the same for all entries. out: the tensor to write the values to; it must not overlap x.
     """
     partition = mixture.decision_block.resolve(x.shape, axis)
     out = torch.empty_like(x) if out is None else out
@@ -56,8 +56,11 @@ def _compared(
 ) -> dict[str, Any]:
     """Return the keyword arguments that Backend.decide needs for the entry's test.
 
-    They are `limit` (error below a number), `other` (error below that of another quantizer), or `limit` and `extent`
-    (spread). skip: True for each decision block that is already decided; None: no block is.
+    For ErrorBelow this is `limit`. For ErrorBelowOther it is `other`, the counts of the other quantizer. For
+    SpreadBelow they are `limit` and `extent`, the largest and the smallest non-zero magnitude of each decision block.
+
+    partition: (rows, columns) of a decision block. skip: True for each decision block that is already decided; None: no
+        block is.
     """
     if isinstance(entry.test, ErrorBelow):
         return {"limit": entry.test.threshold * ERROR_ONE}

@@ -73,7 +73,7 @@ def _overflows(number: float, f: Format) -> bool:
 
 
 def _neighbours(f: Format, value: float, magnitude: int) -> tuple[float | None, float | None]:
-    """Return the next finite values of the format below and above `value`, one of its values; None where none exists.
+    """Return the next finite values below and above `value`, a value of the format f; None where there is none.
 
     magnitude: the code of `value` without its sign bit. Without sign bits, the ascending order of codes is that of the
     absolute values, so the neighbours of `value` have the codes magnitude ± 1.

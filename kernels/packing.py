@@ -1,7 +1,7 @@
 """Define how packed storage lays out codes and scales in memory (README.md, "Packed storage").
 
-All backends use `layout` and `allocate`. Only reference.py uses the other functions, which are written for clarity, not
-speed.
+`layout` holds for all backends, and the compiled backends call `allocate`. Only backends/reference.py uses the other
+functions, which are written for clarity, not speed.
 """
 
 import torch
@@ -14,9 +14,10 @@ Layout = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 
 
 def layout(q: Quantizer, axis: int, rows: int, cols: int) -> Layout:
-    """Return the (shape, dtype) of the codes, block scales and group scales of a matrix; scales that q lacks are empty.
+    """Return three pairs (shape, dtype): for the codes, block scales and group scales of a matrix [rows, cols].
 
-    A group is the set of blocks that share a second-level value, the group scale (`Quantizer.group`).
+    If q has no block scales or no group scales, their shape has no elements. A group is the set of blocks that share a
+    second-level value, the group scale (`Quantizer.group`).
     """
     grid = (0, 0) if q.scaling == "none" else parts_of((rows, cols), q.block.resolve((rows, cols), axis))
     scale = torch.float32 if q.traits.kind == "float" else torch.uint8

@@ -91,7 +91,7 @@ def parts_of(shape: Sequence[int], part: tuple[int, int]) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Quantizer:
-    """A format, block, scaling and rounding, and optionally a Hadamard transform that is applied before them.
+    """A format, block, scaling and rounding, and optionally a Hadamard transform of the values before quantization.
 
     scaling: the name of a record in `scalings.py`; `none` is the naive cast.
     hadamard: the size of the random Hadamard transform along the axis, or None.
@@ -275,7 +275,7 @@ Test = ErrorBelow | ErrorBelowOther | SpreadBelow
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A quantizer and the test that decides whether a mixture uses it; an entry without a test is always used."""
+    """A quantizer of a mixture, and the test that decides where it is used; only the last entry has no test."""
 
     quantizer: Quantizer
     test: Test | None = None
@@ -422,7 +422,7 @@ def _parse_quantizer(text: str) -> Quantizer:
 
 
 def _option(part: str) -> tuple[str, str | int] | None:
-    """Return the field that an option sets and its value, or None if `part` is not an option."""
+    """Return (field, value) for `part`, an option in a quantizer's string form; None if `part` is not an option."""
     if part in ROUNDINGS:
         return "rounding", part
     if match := re.fullmatch(r"rht([0-9]{1,4})", part):

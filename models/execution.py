@@ -1,4 +1,4 @@
-"""Select the GEMMs of a recipe with `execute: fp8` that multiply FP8 codes, and refuse recipes that need emulation.
+"""Select the GEMMs that multiply FP8 codes in a recipe with `execute: fp8`; refuse such a recipe if it needs emulation.
 
 A GEMM is executed in FP8 if both operands have quantizers whose codes torch's FP8 product can multiply
 (kernels/fp8_products.py). It is computed as usual if both operands are unquantized. A recipe with any other GEMM is

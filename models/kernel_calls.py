@@ -14,11 +14,12 @@ Call = Callable[[], object]
 
 
 def calls_of(quantization: Quantization, tokens: int, dtype: torch.dtype) -> Iterator[Call]:
-    """Yield functions without arguments that together call each kernel of a training step, on tensors of each shape.
+    """Yield functions without arguments that together make every kind of kernel call of a training step.
 
-    The caller runs the functions to find out which kernels to compile before training. Their tensors are uninitialised.
-    The layers may be on the meta device.
-    tokens: the tokens of a micro-batch. dtype: the dtype in which the layers compute.
+    Pass the functions to `kernels_of`, which returns the kernels to compile before training. The functions call the
+    kernels on uninitialised tensors that have the shapes of the layers' inputs, weights and output gradients. The
+    layers themselves may be on the meta device.
+    tokens: the number of tokens of a micro-batch. dtype: the dtype in which the layers compute.
     """
     seen = set()
     for layer in quantization.layers:

@@ -2,8 +2,8 @@
 
 Each square block of weights has learned one bit width b. The square is cast to a format with ceil(log2(b + 3)) exponent
 bits and b - 2 mantissa bits, where b is rounded up to a whole number. The scale of a square maps its largest magnitude
-to the format's maximum, because the proposition counts binades below this magnitude. Squares with b > 12 keep their
-FP32 weights, because they need 11 or more mantissa bits, and FP16 has 10.
+to the format's maximum, because Proposition 3 counts binades from this magnitude downwards. Squares with b > 12 keep
+their FP32 weights: they need 11 or more mantissa bits, more than FP16 has, and Table C.1 gives FP32 for them.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def sampled_layers(quantization: Quantization) -> Iterator[QuantizedLinear]:
 def cast(weight: Tensor, bits: Tensor, block: int) -> Tensor:
     """Return the weight, with each square of `block` × `block` values cast to the format of its bit width.
 
-    bits: the bit width of each square, [squares along out, squares along in]; rounded up and clamped to 3 … 13.
-    Squares with the bit width 13 are not cast.
+    bits: the bit width of each square, [squares along out, squares along in]. This function rounds the bit widths up
+    and clamps them to 3 … 13. It does not cast squares whose bit width is then 13.
     """
     whole = bits.ceil().clamp(NARROWEST, WIDEST)
     rows, columns = weight.shape

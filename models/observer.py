@@ -108,7 +108,11 @@ class Observer:
         self._gradients.append((layer, torch.where(norm == 0, 0, measured)))  # an exact gradient of 0 is not counted
 
     def _compact(self) -> None:
-        """Stack the pending observations, one for each call of `record`, as rows of one tensor on the device."""
+        """Replace the separate tensors that calls of `record` have left in `_pending` by one tensor in `_compacted`.
+
+        The tensor stays on the device. It has a row for each call: the seven counts, summed over blocks, and how often
+        the mixture chose each of its quantizers (zeros for a plain quantizer).
+        """
         if not self._pending:
             return
         counts = torch.stack([counts.reshape(-1, COUNTS).sum(0) for _, counts, _ in self._pending])
@@ -234,9 +238,9 @@ def _key(layer: int, slot: int, switched: bool) -> int:
 
 
 def _count_choices(choice: Tensor, entries: Tensor) -> Tensor:
-    """Return how often each index in `entries` occurs in `choice`; larger indices are counted as the last one.
+    """Return for how many blocks a mixture chose each quantizer; the last count includes all further quantizers.
 
-    choice: the index of the quantizer that a mixture chose for each block.
+    choice: the index of the quantizer that the mixture chose for each block. entries: the indices 0 … ENTRIES − 1.
     torch.bincount is not used, because it makes the host wait for the device.
     """
     return (choice.reshape(-1, 1).clamp(max=ENTRIES - 1) == entries).sum(0)

@@ -118,7 +118,7 @@ class Quantization(Shared):
         return self.recipe.sampler.penalty * torch.stack(terms).sum() if terms else None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes for copies and pickles, without the cached input that was quantized last."""
+        """Return the attributes for copies and pickles; `last_input`, a cache of a quantized layer input, is None."""
         return {**self.__dict__, "last_input": None}
 
 
@@ -228,16 +228,20 @@ def keep(recipe: Recipe, layers: Sequence[BlockLinear], blocks: int) -> frozense
 
 
 def _plans(recipe: Recipe, before: Operands, after: Operands) -> tuple[Plan, Plan]:
-    """Return the plans before and after the recipe's switch: the same object twice if the operands are equal.
+    """Return the Plan of `before` and the Plan of `after`: the same object twice if `before` and `after` are equal.
 
-    before, after: a layer's six slots before and after the switch, a change of quantizers during training.
+    before, after: a layer's six slots before and after the recipe's switch, a change of quantizers during training.
     """
     first = Plan(before, executed_gemms(recipe, before))
     return first, first if after == before else Plan(after, executed_gemms(recipe, after))
 
 
 def _check_parts(recipe: Recipe, layers: Sequence[BlockLinear]) -> None:
-    """Raise ValueError if the recipe selects layers by part and a part is unknown, or if a sampler selects no layer."""
+    """Check that the recipe's `keep.parts` and `sampler.parts` can be applied to the layers.
+
+    Raise ValueError if the recipe selects layers by part and the part of a layer is unknown, or if the recipe has a
+    sampler and no layer is of a part that the sampler selects.
+    """
     selected = parts(recipe.keep.parts) | recipe.sampled_parts
     unknown = [layer.name for layer in layers if layer.part is None]
     if selected and unknown:

@@ -46,7 +46,7 @@ OUTPUT = {"compute": None, "bf16": torch.bfloat16, "fp32": torch.float32}  # Non
 
 @dataclass(frozen=True)
 class StepContext:
-    """The position in training, on which seeds depend, and whether the recipe's `switch` has happened."""
+    """The numbers on which seeds depend, and whether the recipe's switch to other quantizers has happened."""
 
     step: int = 0
     micro_batch: int = 0
@@ -81,7 +81,7 @@ class _Weights:
 
 
 class Recorder(Protocol):
-    """The interface of an observer (fewbits.models.observer) that layers use."""
+    """The methods by which layers pass quantization statistics and weight gradients to an observer (observer.py)."""
 
     def record(self, layer: int, slot: str, counts: Tensor, choice: Tensor | None, *, switched: bool) -> None: ...
 
@@ -261,9 +261,9 @@ class QuantizedLinear(nn.Linear):
         return values
 
     def _recomputes(self) -> bool:
-        """Tell whether activation checkpointing repeats this forward pass, during the backward pass.
+        """Tell whether the running forward pass is a repetition, by activation checkpointing in the backward pass.
 
-        The statistics were recorded in the first forward pass and must not be recorded again.
+        A repetition must not record statistics, because the first forward pass has recorded them.
         """
         return torch._C._current_graph_task_id() != -1 and self.index in self.owner[0].recorded
 
@@ -281,8 +281,9 @@ class QuantizedLinear(nn.Linear):
     ) -> tuple[Operand, Operand]:
         """Return w quantized for fprop and w quantized for dgrad, from the cache if w has not changed.
 
-        sampled: add the sampler's noise. training: record the statistics of w, once for each quantization; False in
-        evaluation, which must not change the statistics of training.
+        dtype: the compute dtype, to which w is cast before quantization. sampled: add the sampler's noise. training:
+        record the statistics of w, once for each quantization; False in evaluation, which must not change the
+        statistics of training.
         """
         w, draws_signs = self.weight, self.plans[context.switched].w.draws_signs
         key = (
@@ -301,12 +302,11 @@ class QuantizedLinear(nn.Linear):
     def _uncached_weight(
         self, context: StepContext, dtype: torch.dtype, sampled: bool, training: bool
     ) -> tuple[Operand, None]:
-        """Return w quantized for fprop, without caching it, and None in place of w for dgrad.
+        """Return w quantized for fprop, without caching it, and None, because w for dgrad is not computed here.
 
         The backward pass quantizes w for dgrad, so that no whole sharded weight is kept between the two passes.
-
-        The statistics are recorded as often as those of a cached weight: in the first micro-batch of a step, or in
-        every micro-batch if rotation signs are drawn.
+        The parameters are those of `_cached_weight`. The statistics of w are recorded as often as there: in the first
+        micro-batch of a step or, if the rotation of w has new signs for every GEMM, in every micro-batch.
         """
         if not training or (context.micro_batch and not self.plans[context.switched].w.draws_signs):
             return self.quantize_weight_for(0, context, dtype, sampled), None
@@ -316,14 +316,21 @@ class QuantizedLinear(nn.Linear):
         return w, None
 
     def quantize_weight_for(self, which: int, context: StepContext, dtype: torch.dtype, sampled: bool) -> Operand:
-        """Return w quantized for fprop (which=0) or for dgrad (which=1), computed anew."""
+        """Return w quantized for fprop (which=0) or for dgrad (which=1), without reading or filling the cache.
+
+        dtype, sampled: as for `_cached_weight`.
+        """
         pair = self.plans[context.switched].w
         return pair.quantize_one(which, self._source(context, dtype, sampled), self._seeds(context))
 
     def _quantize_weight(
         self, context: StepContext, dtype: torch.dtype, sampled: bool
     ) -> tuple[tuple[Operand, Operand], list[Statistics]]:
-        """Return w quantized for fprop and w quantized for dgrad, as a pair, and the statistics of w."""
+        """Return w quantized for fprop and w quantized for dgrad, as a pair, and the statistics of these quantizations.
+
+        Statistics come from mixtures and, if `Shared.watching` is set, also from plain quantizers. dtype, sampled: as
+        for `_cached_weight`.
+        """
         statistics: list[Statistics] = []
         source, watch = self._source(context, dtype, sampled), self.owner[0].watching
         return self.plans[context.switched].w(source, self._seeds(context), statistics, watch=watch), statistics

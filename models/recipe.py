@@ -106,9 +106,9 @@ class Sampler:
 
 @dataclass(frozen=True)
 class Switch:
-    """A change during training: from the fraction `at` on, the slots of the given passes get the quantizer `to`.
+    """A change during training: after the fraction `at` of training, the slots of some passes get the quantizer `to`.
 
-    passes: one of PASSES; `forward` changes the slots of fprop, `backward` those of dgrad and wgrad.
+    passes: one of PASSES; `forward` changes the slots of fprop, `backward` those of dgrad and wgrad, `both` all slots.
     """
 
     at: float = 1.0  # a fraction of training; 1.0: never
@@ -126,7 +126,8 @@ class Slot:
     def equals(self, other: Slot) -> bool:
         """Tell whether both slots round a tensor to the same values.
 
-        This holds if the specs are equal and the blocks lie along the same axis, or are the same along both axes.
+        This holds if both have the same quantizer or mixture and, unless the axis does not matter (`_transposes`), the
+        same axis.
         """
         same_axis = self.axis == other.axis or self.spec is None or _transposes(self.spec)
         return self.spec == other.spec and same_axis
@@ -287,7 +288,11 @@ def _rotation(spec: Quantizer | Mixture | None) -> tuple[int, object] | None:
 
 
 def _transposes(spec: Quantizer | Mixture) -> bool:
-    """Tell whether quantizing commutes with transposing: the blocks are square and nothing depends on the axis."""
+    """Tell whether quantization gives the same values for both axes along which the blocks of `spec` can lie.
+
+    This holds if each block, and each decision block of a mixture, is a square or the whole tensor, and if there is
+    neither a Hadamard transform nor a scale for each row of blocks (`group=row`).
+    """
     if isinstance(spec, Mixture):
         block = spec.decision_block
         return block.rows == block.cols and all(map(_transposes, spec.quantizers))

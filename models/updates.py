@@ -75,7 +75,7 @@ class KeptCast:
 
 
 class _StraightThrough(Function):
-    """Returns `cast`, a cached cast of w; the gradient goes to w, as if w had been cast here."""
+    """Returns `cast`, which was computed from w before; passes the gradient on to w, in w's dtype."""
 
     @staticmethod
     def forward(ctx: Any, w: Tensor, cast: Tensor) -> Tensor:

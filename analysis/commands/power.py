@@ -1,4 +1,4 @@
-"""Print the minimum detectable effect of each claim of the study; `fewbits sweep --dry-run` runs this at its end."""
+"""Print the minimum detectable effects of a study's claims; `fewbits sweep --dry-run` runs this at its end."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ STUDY = "study="
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print for each claim the smallest effect that the planned seeds can detect; print nothing if there are no claims.
+    """Print for each claim of a study the smallest effect that the planned seeds can detect, and return 0.
 
-    argv: the arguments of `fewbits sweep`.
+    If trials of this scale cannot test the claims, print the reason instead. Print nothing if the sweep does not belong
+    to a study with claims. argv: the arguments of `fewbits sweep`.
     """
     from fewbits.sweeps.commands.sweep import overrides_of, parse
 

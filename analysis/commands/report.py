@@ -25,7 +25,7 @@ Exit status: 0 the report is complete; 1 it is written, but some results are mis
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `fewbits report` with these arguments, and return the exit status (see EXAMPLES)."""
+    """Run `fewbits report` with these arguments, and return the exit status; the end of EXAMPLES explains it."""
     parser = CommandParser("fewbits report", __doc__, EXAMPLES)
     parser.add_argument(
         "overrides", nargs="*", metavar="OVERRIDE", help="selects the study and scale, as for `fewbits sweep`"

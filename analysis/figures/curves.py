@@ -141,7 +141,10 @@ def keys(shown: Sequence[Panel], paper: str = "the paper's last") -> list[Artist
 
 
 def draw_panel(axes: Axes, panel: Panel) -> None:
-    """Draw one panel that shares no axis with another."""
+    """Draw one panel: its lines (`draw_lines`), then its limits, number formats and the paper's marks (`finish`).
+
+    If panels share an axis and have the paper's marks, use `curve_figure`: it draws the lines of all panels first.
+    """
     draw_lines(axes, panel)
     finish(axes, panel)
 
@@ -162,7 +165,10 @@ def draw_lines(axes: Axes, panel: Panel) -> None:
 
 
 def finish(axes: Axes, panel: Panel) -> None:
-    """Set the axes' limits and number formats of a panel whose lines are drawn, and add the paper's marks."""
+    """Set the axes' limits and number formats of a panel after `draw_lines`, and add the paper's marks.
+
+    If the panel has `branches_at`, also draw an upright line there.
+    """
     if panel.empty or not panel.lines:
         return
     if panel.branches_at is not None:
@@ -245,7 +251,11 @@ def _draw_paper_marks(axes: Axes, marks: Sequence[PaperMark]) -> None:
 
 
 def _leave_out_long_trunk(axes: Axes, panel: Panel) -> None:
-    """Limit the axes so that the shown end of the trunk is at most three times as long as the branches."""
+    """Hide the beginning of a trunk that is more than three times as long as the branches along the x axis.
+
+    The trunk is the part of the lines to the left of x = `panel.branches_at`, the branches are the part to the right.
+    The part that stays visible is three times as long as the branches. The y axis is fitted to the shown values.
+    """
     assert panel.branches_at is not None
     last = max(float(line.x[-1]) for line in panel.lines)
     left = panel.branches_at - 3 * (last - panel.branches_at)

@@ -147,7 +147,7 @@ def _paper_change(table: ArmTable, of: EffectsFigure, group: Group, arm: str) ->
 
 
 def _margin(study: str, name: str) -> float:
-    """Return the smallest margin of the parts of the claim with this id."""
+    """Return the smallest margin of the parts of a claim. name: the claim's id."""
     claim = load_claims(study).claim(name)
     return min(margin.value for part in claim.parts if (margin := claim.margin_of(part)) is not None)
 
@@ -155,8 +155,9 @@ def _margin(study: str, name: str) -> float:
 def _usual(rows: Sequence[Estimate]) -> list[float]:
     """Return the absolute values that the axis has to include; a few very large effects do not determine its range.
 
-    The values are those of the effects up to a limit (FAR times the median effect), and the farther end of each of
-    these effects' intervals, if it is at most twice the limit.
+    All effects are taken as absolute values, and the limit is FAR times their median. The returned values are those of
+    the effects up to the limit and, for each of them, the larger absolute value of its interval's two ends, if that is
+    at most twice the limit.
     """
     sizes = [abs(row.mean) for row in rows if row.mean is not None]
     most = FAR * float(np.median(sizes))

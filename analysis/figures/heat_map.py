@@ -53,7 +53,10 @@ class HeatMap:
 
 
 def histogram_row(label: str, counts: Array, group: str = "") -> HeatRow:
-    """Return the row of a heat map that shows a histogram: each count divided by the sum of all counts."""
+    """Return the row of a heat map that shows a histogram: each count divided by the sum of all counts.
+
+    group: the name of the group of neighbouring rows to which the row belongs (`HeatRow.group`).
+    """
     return HeatRow(label, counts / max(counts.sum(), 1), group)
 
 
@@ -63,7 +66,7 @@ def heat_map_figure(
     """Draw heat maps below each other; if `beside`, draw them side by side, with labels of rows only at the first map.
 
     key: the meaning of the shades; if given, a colour bar from 0 to 1 is drawn. threshold: the legend's text for the
-    upright line. room: additional height in inches.
+    upright line at each map's `HeatMap.threshold`; if empty, there is no legend. room: additional height in inches.
     """
     numbered = maps[0].spell is not None
     sizes = [len(one.rows) for one in maps]
@@ -134,6 +137,7 @@ def _mark_groups(axes: Axes, rows: Sequence[HeatRow], labels: bool) -> None:
     """Draw a line between groups of rows, and each group's name, rotated by 90 degrees, beside the group's rows.
 
     If a rotated name would be longer than the height of its group, write only the last word of each name, horizontally.
+    labels: whether to write the names; the lines are drawn in any case.
     """
     starts = [i for i, row in enumerate(rows) if i == 0 or row.group != rows[i - 1].group]
     longest = max(len(row.label) for row in rows)

@@ -73,7 +73,7 @@ def curves(results: Results, metric: str) -> pd.DataFrame:
 
 
 def recorded(results: Results, metric: Metric) -> pd.DataFrame:
-    """Return the table of `curves`, averaged over steps if the metric has a value at every step.
+    """Return the table of `curves`; if the metric has a value at every step, averaged over windows (`smoothed`).
 
     The table is cached in `results`.
     """
@@ -179,8 +179,8 @@ def trials_of(frame: pd.DataFrame, arm: str) -> tuple[str, ...]:
 def _tokens_by_seeds(frame: pd.DataFrame, arm: str) -> pd.DataFrame:
     """Return an arm's values with a row for each number of tokens and a column for each seed.
 
-    Diverged seeds are left out; if all seeds diverged, they are all kept. Then rows are left out that lack a value for
-    one of the seeds.
+    Diverged seeds are left out; if all seeds diverged, they are all kept. A number of tokens has a row only if each of
+    the kept seeds has a value for it.
     """
     rows = frame[frame["arm"] == arm]
     whole = rows[rows["state"] != str(State.DIVERGED)]

@@ -134,7 +134,8 @@ def svg(figure: Figure) -> str:
 def in_both_themes(light: str, dark: str) -> str:
     """Return one SVG that shows the colours of `light` or `dark`, as the reader's browser prefers.
 
-    It is half as large as the two SVGs together. Return "" if they differ in more than their colours.
+    It is half as large as the two SVGs together. Return "" if `light` and `dark` differ in more than their
+    colours.
     """
     if _COLOUR.sub("", light) != _COLOUR.sub("", dark):
         return ""

@@ -1,7 +1,7 @@
 """Figures of training: for each metric a panel of the arms' curves and a panel of their paired changes from a baseline.
 
-The changes have their own panel because arms differ by only a tenth of a percent. Changes at the end of training that
-the paper prints are hollow marks; the paper's model and training are much larger than ours.
+The changes have their own panel because arms differ by only a tenth of a percent. Hollow marks show the changes
+that the paper reports for the end of training; the paper's model and training are much larger than ours.
 """
 
 from __future__ import annotations

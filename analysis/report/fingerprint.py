@@ -65,7 +65,10 @@ def unchanged(folder: Path, made_of: str) -> bool:
 
 
 def record(made_of: str, files: Mapping[str, bytes]) -> bytes:
-    """Return the content of `made-of.json`, which `unchanged` reads: `made_of` and the digest of each file by name."""
+    """Return the content of a report's `made-of.json`, which `unchanged` reads.
+
+    It has `made_of`, the digest of the report's inputs, and the digest of each file of the report by name.
+    """
     entries = {"made of": made_of, "files": {name: digest(content) for name, content in files.items()}}
     return (json.dumps(entries, indent=2) + "\n").encode()
 

@@ -47,9 +47,10 @@ class Value:
 
     @staticmethod
     def of(data: Differences | NoData) -> Value | NoData:
-        """Return the mean over seeds, of an arm's own numbers or of its differences from a baseline.
+        """Return the mean over seeds of the values in `data`: an arm's numbers, or its differences from a baseline.
 
-        Return NoData if each pair has a trial that diverged. If `data` is NoData, return it unchanged.
+        Return NoData if `data` has no values, because for each seed the trial of the arm or of the baseline diverged.
+        If `data` is NoData, return it unchanged.
         """
         if isinstance(data, NoData):
             return data
@@ -137,9 +138,9 @@ class TableResult:
     def frame(self) -> pd.DataFrame:
         """Return the table in long form: a row for each cell, named by `metric`, `unit` and `column`.
 
-        `paper`, `ours` and `difference` are numbers or NaN, as are `low` and `high`, the ends of the interval of
-        `ours`; `seeds` is the number of seeds. `note` has the cell's text: a setting, the reason for a missing number,
-        or what the paper prints instead of a number.
+        `paper`, `ours` and `difference` are numbers or NaN, as are `low` and `high`, the ends of the confidence
+        interval of `ours`; `seeds` is the number of seeds. `note` has the cell's text: a setting, the reason for a
+        missing number, or what the paper prints instead of a number.
         """
         return pd.DataFrame(
             [
@@ -152,7 +153,7 @@ class TableResult:
 
 @dataclass(frozen=True)
 class FigureResult:
-    """A figure that is not drawn yet: its drawing function, the ids of the trials behind it, and notes below it."""
+    """A figure that is not drawn yet: the function that draws it, the ids of its trials, and the notes below it."""
 
     draw: Callable[[], Figure]  # draws in the active theme (figures/theme.py)
     trials: tuple[str, ...] = ()  # ids; empty for a schematic, which no trial computes

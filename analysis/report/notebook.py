@@ -62,9 +62,13 @@ def execute(source: Path, parameters: Mapping[str, Any]) -> Executed:
 
 
 def _replace(notebook: NotebookNode, source: Path, parameters: Mapping[str, Any]) -> None:
-    """Replace the values in the cell with the tag `parameters`; keep its type annotations and comments.
+    """Replace the values in the notebook's cell with the tag `parameters`; keep its type annotations and comments.
 
     The help of papermill (a tool that runs notebooks with other parameters) shows these annotations and comments.
+    source: the notebook's file, for error messages. parameters: see `execute`.
+
+    Raise ValueError if not exactly one cell has the tag, or if this cell does not set exactly these parameters in this
+    order, each in a line of its own.
     """
     tagged = [cell for cell in notebook.cells if PARAMETERS in cell.metadata.get("tags", [])]
     if len(tagged) != 1:

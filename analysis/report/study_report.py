@@ -137,7 +137,7 @@ class StudyReport:
     # -------------------------------------------------------------------------------- the start of a report
 
     def opening(self) -> ShownFrame:
-        """Return a table with the number of claims of each outcome.
+        """Return a table with the number of claims for each possible verdict, such as `reproduced`.
 
         In the report, the header of the page shows this table, with title, scale and warnings.
         """
@@ -276,7 +276,10 @@ class StudyReport:
         return shown_frame(rows, "remarks", remarks.remarks_html(self.verdicts))
 
     def not_printed(self) -> ShownFrame:
-        """Return a table of numbers and figures that the paper's text does not print, and the sources of our copies."""
+        """Return a table of values that the paper's text does not print: rows of its tables, figures, and numbers.
+
+        The column `source` says where our copy of a value is from instead, or that the value is not known.
+        """
         numbers = remarks.not_printed(self.paper)
         html = render("list", items=[f"{number}: {source}" for number, source in numbers] or ["Nothing."])
         rows = [{"number": number, "source": source} for number, source in numbers]

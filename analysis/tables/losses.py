@@ -152,7 +152,11 @@ def _scores(results: Results, task: Task) -> dict[str, float]:
 def _stand_in(
     results: Results, title: str, metric: str, columns: Sequence[LossColumn], baseline: str
 ) -> Iterator[TableRow]:
-    """Yield two rows (means and changes) of a metric that the paper lacks; no rows if no trial of the scale has it."""
+    """Yield two rows of a metric of ours that the paper does not have: each column's mean, and its change in percent.
+
+    Yield nothing if no trial has the metric. title: the metric's name in the titles of the rows. baseline: the
+    baseline's name in the title of the second row.
+    """
     if metric in results.metrics():
         unit = "nats" if "loss" in metric else "of 1"
         levels = tuple(column.level(results, metric) for column in columns)

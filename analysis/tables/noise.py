@@ -23,7 +23,10 @@ from fewbits.analysis.tables.comparing import compare, own_numbers, pools
 
 @dataclass(frozen=True)
 class NoiseRows:
-    """The rows of the table for one family of sweeps (ArmTable.family)."""
+    """The rows of the table for one family of sweeps.
+
+    A family is a group of sweeps of one model whose arms start from the same trunks (see `ArmTable`).
+    """
 
     sweep: str  # any sweep of the family
     name: str = ""  # the start of the titles of the family's rows

@@ -15,9 +15,10 @@ from fewbits.analysis.views.trials import trials_of
 
 
 def judged(file: Path, results: Results) -> ShownFrame:
-    """Return a frame with a row for each comparison of the claims in a YAML file (`finding_row` has the columns).
+    """Return a frame with a row for each comparison of the claims in a YAML file, decided by the sweep's results.
 
-    Jupyter shows the frame as the claims' verdicts in full. Raise ValueError if the file is not valid.
+    `finding_row` documents the columns. Jupyter shows a card for each claim, with its verdict, in place of the frame.
+    Raise ValueError if the file is not valid.
     """
     verdicts = judge_claims(claims_from(file, results.plan.sweeps[0].study), results)
     rows = [finding_row(verdict, finding) for verdict in verdicts.values() for finding in verdict.findings]

@@ -230,7 +230,8 @@ def _typed(text: str) -> Any:
 def _row(place: Place, folder: RunFolder, trial: Trial, old: str = "") -> dict[str, Any]:
     """Return the row of a place in the frame of trials: labels, axes, state, measured numbers and settings.
 
-    old: the run folder of an earlier trial at this place, or "" (see `standing`).
+    old: the name of the run folder of another trial that an earlier plan had at this place, or "". The column `stale`
+    shows this name if `trial` is not finished.
     """
     labels = {name: getattr(place, name) for name in ("study", "scale", "sweep", "arm", "seed")}
     measured = {name: value for name, value in standing(folder, trial, old).items() if name != "computed"}

@@ -28,8 +28,8 @@ _YAML = (".yaml", ".yml")
 def selection(sweep: PathLike, overrides: Sequence[str], scale: str | None, runs: PathLike | None) -> list[str]:
     """Return the arguments with which `fewbits sweep` would select this sweep and its store.
 
-    sweep: a study, a sweep file, or the name of a multirun. runs: the store. For scale and runs, None or "" means the
-    default.
+    sweep: a study, a sweep file, or the name of a multirun. overrides: further arguments, for example `seeds=[0,1]`.
+    scale: the scale of a study. runs: the store. For scale and runs, None or "" means the default.
     """
     name = os.fspath(sweep)
     selected = [f"study={name}" if name in STUDIES else name, *overrides, *([f"scale={scale}"] if scale else [])]

@@ -201,7 +201,10 @@ def control_state(control: ControlResult) -> str:
 
 
 def _margins(claim: Claim) -> list[str]:
-    """Return the margins and bounds of a claim and of its parts as text, each with the reason for its size."""
+    """Return the margins of a claim's parts and the bounds of their tests as texts, each with the reason for its size.
+
+    The bounds of a test are the numbers with which it compares a measured value (`Part.bounds`).
+    """
     margins = [margin for part in claim.parts if (margin := claim.margin_of(part)) is not None]
     shown = [f"{size(margin.value, margin.relative)}: {margin.reason}" for margin in margins]
     bounds = [f"{part.bounds}: {part.reason}" for part in claim.parts if part.reason]

@@ -76,7 +76,7 @@ class Provenance:
 
     @property
     def _other_sources(self) -> list[str]:
-        """A warning if code that differs from today's computed some of the trials."""
+        """A warning if some of the trials were computed by code that may give other bits than the installed code."""
         other = [(planned, record) for planned, record in self.finished if not computed_by_todays_sources(record)]
         if not other:
             return []

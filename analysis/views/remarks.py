@@ -39,9 +39,10 @@ def unreached(verdicts: Mapping[str, Verdict]) -> list[tuple[list[str], str]]:
 
 
 def not_printed(own: Paper) -> list[tuple[str, str]]:
-    """Return (name, source) for each table row, figure and number that the paper's own text does not print.
+    """Return (name, source) for each table row, figure and number of a paper whose value is not in the paper's text.
 
-    The source says where our copy of the value is from instead, or that the value is not known.
+    own: our copy of the paper's tables, figures and numbers. The source says where the copy's value is from instead, or
+    that the value is not known.
     """
     items = []
     for table in own.tables:
@@ -58,7 +59,10 @@ def _sections(verdicts: Mapping[str, Verdict]) -> list[tuple[str, list[tuple[lis
 
 
 def _merged(verdicts: Mapping[str, Verdict], find: Find) -> list[tuple[list[str], str]]:
-    """Return (claim ids, text) for each remark that `find` yields; claims with the same remark share one entry."""
+    """Return (claim ids, text) for each remark that `find` yields for any of the verdicts.
+
+    Claims with the same text share one entry. find: a function that yields the texts of the remarks on one verdict.
+    """
     claims_by_text: dict[str, list[str]] = {}
     for name, verdict in verdicts.items():
         for text in find(verdict):

@@ -23,7 +23,7 @@ PIXELS = 120  # the width on the page in pixels per inch of the figure, if the p
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure as SVG and PNG data."""
+    """A figure drawn as SVG and PNG, for the report and for notebooks."""
 
     light: str  # SVG in the light theme
     width: float  # in inches
@@ -32,12 +32,12 @@ class Drawing:
 
     @property
     def pixels(self) -> int:
-        """The width on the page in pixels."""
+        """The width in pixels at which an HTML page shows the figure, if the page is wide enough."""
         return round(self.width * PIXELS)
 
     @cached_property
     def uris(self) -> tuple[str, str]:
-        """Data URIs of the page's pictures: (light, dark), or (one picture for both themes, "")."""
+        """The SVGs as data URIs, (light theme, dark theme); the second is "" if the first serves both themes."""
         if self.dark and (both := in_both_themes(self.light, self.dark)):
             return _data_uri(both), ""
         return _data_uri(self.light), _data_uri(self.dark) if self.dark else ""
@@ -59,13 +59,13 @@ class ShownFigure(Figure):
 
     @property
     def report_html(self) -> Markup:
-        """The figure as HTML for the report's page, in both themes."""
+        """The figure with its caption and notes as HTML for the report, in the light and the dark theme."""
         return self._card(None if self.missing else self._drawing(self))
 
     def report_bundle(self) -> dict[str, str]:
-        """Return the figure's output in the notebook from which the report's page is made, {MIME type: data}.
+        """Return the figure as {MIME type: data}, to be stored in the executed notebook beside the report.
 
-        The notebook and the page show the same drawing.
+        The notebook shows the same drawing as the report, but only in the light theme.
         """
         return self._repr_mimebundle_() if self.missing else self._bundle(self._drawing(self))
 
@@ -85,10 +85,11 @@ def shown_figure(
     drawing: Callable[[Figure], Drawing],
     missing: str = "",
 ) -> ShownFigure:
-    """Return a figure for notebooks; without a result, an empty figure with the reason `missing` as its text.
+    """Return a figure for notebooks; if `result` is None, an empty figure whose text is the reason `missing`.
 
-    card: a function that returns the HTML of a drawing with caption and notes. drawing: a function that takes the
-    figure in the light theme and returns the drawing for the report's page.
+    name: the figure's name in the report, for example `Figure 5`.
+    card: a function that takes a drawing, or None if the figure is empty, and returns HTML with caption and notes.
+    drawing: a function that takes the figure in the light theme and returns the drawing for the report.
     """
     figure = themed(result or FigureResult(lambda: _empty(missing)), "light")
     # Change the class of the existing Figure, because matplotlib cannot move its content to a new ShownFigure.

@@ -50,7 +50,7 @@ class LineView:
 def table_html(result: TableResult, trials: Trials) -> Markup:
     """Return the table as HTML, with its notes and the trials behind each number.
 
-    The table is in a closed <details> element if the scale plans none of our numbers.
+    The table is in a closed <details> element if the sweeps of this scale have none of the arms that our numbers need.
     """
     numbers = [cell.ours for row in result.rows for cell in row.cells]
     missing = next((number for number in numbers if isinstance(number, NotPlanned)), None)
@@ -68,7 +68,7 @@ def table_html(result: TableResult, trials: Trials) -> Markup:
 
 
 def _unreached(result: TableResult) -> tuple[str, ...]:
-    """Return a note for each different reason for which cells are out of reach."""
+    """Return a note for each distinct reason why numbers of the table are out of reach (no scale gives them)."""
     numbers = (cell.ours for row in result.rows for cell in row.cells)
     return tuple(dict.fromkeys(f"Out of reach: {ours.reason}" for ours in numbers if isinstance(ours, OutOfReach)))
 
@@ -105,7 +105,7 @@ def _lines(row: TableRow, trials: Trials) -> list[LineView]:
 
 
 def _same(row: TableRow) -> CellView | None:
-    """Return one wide cell if all our numbers in the row are missing for the same reason; else None."""
+    """Return a cell as wide as the row if all our numbers in the row are missing for the same reason; else None."""
     missing = [cell.ours for cell in row.cells if isinstance(cell.ours, Missing)]
     if len(missing) < len(row.cells) or len({why_missing(ours) for ours in missing}) != 1:
         return None

@@ -151,7 +151,8 @@ def _in_turns(
 ) -> list[list[float]]:
     """Time all calls once in each turn; return, for each call, a list with its seconds in every turn.
 
-    turns: the number of timed turns; at least UNTIMED further turns run before them.
+    device: `cuda`: a call's time includes its work on the GPU.
+    turns: the number of timed turns; before them, UNTIMED turns run, and more if `others` needs more time to measure.
     others: records the share of the processors' time that other processes use in each turn; None: do not record it.
     """
 

@@ -39,9 +39,10 @@ def complete(arguments: Sequence[str], commands: Sequence[str] = ()) -> None:
 
 
 def _complete_train(line: str, program: str, query: str) -> None:
-    """Print the completions of the last word in `line`, the arguments of `fewbits train` typed so far.
+    """Print the completions of the last word on a command line of `fewbits train`.
 
-    program: the first word of the command line. query: Hydra's argument, such as `query=bash`.
+    line: the text that was typed so far after `fewbits train `. program: the first word of the command line.
+    query: Hydra's argument, such as `query=bash`.
     """
     from fewbits.experiments.commands.run_hydra import run_hydra
     from fewbits.experiments.config_files import GROUPS, folders, is_search_path, names, with_config_dir, with_names

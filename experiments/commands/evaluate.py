@@ -105,8 +105,9 @@ def _parser() -> CommandParser:
 def _runs_and_tasks(arguments: Sequence[str], runs: Path) -> tuple[list[Path], list[str]]:
     """Split the arguments into run folders and names of tasks.
 
-    An argument that names no run in the store `runs` is the name of a task. But if it contains `/` or ends with a hash,
-    a run was meant, so raise ValueError; also raise ValueError if no argument names a run.
+    runs: the store. An argument that `find_run` does not accept as a run is taken as the name of a task. But if it
+    contains `/` or ends with a hash (eight hexadecimal digits), a run was meant, so raise ValueError. Also raise
+    ValueError if none of the arguments is a run.
     """
     from fewbits.experiments.storage.run_folder import find_run
 

@@ -35,7 +35,10 @@ def add_hydra_options(parser: CommandParser) -> None:
 
 
 class _Refuse(argparse.Action):
-    """An option of Hydra that fewbits refuses: using it raises ValueError with advice what to use instead (`const`)."""
+    """An option of Hydra that fewbits refuses: its use raises ValueError with advice on what to do instead.
+
+    const: the advice (the argument `const` of `add_argument`).
+    """
 
     def __call__(self, parser: object, namespace: object, values: object, option_string: str | None = None) -> None:
         raise ValueError(f"train: {option_string}: {self.const}")

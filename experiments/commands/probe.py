@@ -105,7 +105,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run_folder(name: str, runs: Path) -> Path:
-    """Return the path `name` if it is a folder (of a run or a checkpoint), else the folder of the run in the store."""
+    """Return the folder of a run or of a checkpoint.
+
+    name: the folder's path; or the name of a run's folder in the store `runs`, or the first digits of the run's hash.
+    """
     from fewbits.experiments.storage.run_folder import expanded, find_run
 
     path = expanded(name)

@@ -42,6 +42,7 @@ GEMMS = {"fprop": ("x", "w"), "dgrad": ("dy", "w"), "wgrad": ("dy", "x")}
 def print_recipes(name: str | None, directory: str | None, as_json: bool) -> None:
     """Print all recipes, or the recipe `name` with its settings and fields.
 
+    Fields are those of the class Recipe; settings are the other keys in the recipe's file.
     directory: a further config folder of the user. If some recipes cannot be read, print the other recipes, then raise
     ValueError with a message about each recipe that cannot be read.
     """
@@ -68,9 +69,9 @@ def print_recipes(name: str | None, directory: str | None, as_json: bool) -> Non
 def describe(name: str, recipe: Recipe, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return a recipe as JSON data, a dict.
 
-    Its key `operands` has the quantizer of each operand slot, `output` the dtype of weight gradients, and `settings`
-    the argument `settings`: the keys in the recipe's file that are not fields of Recipe, with their values. The other
-    keys are fields of Recipe.
+    The key `operands` has the quantizer of each operand slot. The key `output` has the dtype of weight gradients. The
+    key `settings` has the argument of this name. The other keys are fields of Recipe.
+    settings: the values of the keys in the recipe's file that are not fields of Recipe.
     """
     fields = recipe.to_dict()
     return {

@@ -37,7 +37,10 @@ class Corpus:
 
     @property
     def entropy(self) -> float | None:
-        """The entropy of the source in nats per token, a lower bound of the expected loss; None if it is unknown."""
+        """The entropy of the process that generated the text, in nats per token; None if it is unknown.
+
+        It is a lower bound of the expected loss.
+        """
         return self.folder.meta.entropy
 
     @cached_property

@@ -40,7 +40,7 @@ class Meta:
     tokenizer: the tokenizer's name, such as `bpe:4096`. tokenizer_sha256: the SHA-256 of its tokenizer.json.
     text_bytes: the bytes of text in each split, to convert a loss to bits per byte; a separator counts as one byte.
     sha256: the SHA-256 of each .bin file, by split; it is checked when the folder is opened.
-    entropy: the entropy of the source in nats per token, if it is known.
+    entropy: the entropy of the process that generated the text, in nats per token; None if it is unknown.
     source: other facts about where the text came from.
     """
 
@@ -139,14 +139,14 @@ def smallest_dtype(vocab: int) -> str:
 
 
 def write_folder(folder: Path, splits: Mapping[str, Tokens], meta: Meta) -> None:
-    """Write the .bin files of the splits into an empty folder, then meta.json with the files' checksums."""
+    """Write the .bin files of the splits into an empty folder, then meta.json: `meta` with the files' checksums."""
     for name, tokens in splits.items():
         tokens.astype(np.dtype(meta.dtype).newbyteorder("<"), copy=False).tofile(folder / FILES[name])
     write_meta(folder, meta)
 
 
 def write_meta(folder: Path, meta: Meta) -> None:
-    """Write meta.json for the .bin files in the folder, with their checksums."""
+    """Write meta.json into the folder: `meta` with the checksums of the .bin files in the folder."""
     sha256 = {name: survey(path, meta.dtype).sha256 for name, path in _files(folder).items()}
     (folder / META).write_text(json.dumps({**asdict(meta), "sha256": sha256}, indent=1) + "\n")
 
@@ -193,9 +193,10 @@ def open_folder(folder: Path, survey_cache: Path | None = None) -> TokenFolder:
 
 
 def survey(path: Path, dtype: str, survey_cache: Path | None = None) -> Survey:
-    """Return a file's SHA-256 and largest token.
+    """Return the SHA-256 and the largest token of a .bin file whose numbers have this dtype.
 
-    They are read from the folder `survey_cache` if the file is large and has not changed since they were computed.
+    survey_cache: a folder that stores the results for large files, and from which a result is read if the file has not
+        changed since; None: always read the file.
     """
     status = path.stat()
     if survey_cache is None or status.st_size < REMEMBERED_FROM:

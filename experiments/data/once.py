@@ -23,7 +23,7 @@ NO_LOCKS = (  # the end of a warning about a file system without locks
 
 
 class Damaged(ValueError):
-    """The error that data on disk are incomplete or differ from what was written."""
+    """An error that is raised if data on disk are incomplete or differ from what was written."""
 
 
 def default_cache() -> Path:
@@ -42,9 +42,10 @@ def _progress(text: str) -> Iterator[None]:
 
 
 def opened_or_made(folder: Path, open_: Callable[[Path], T], make: Callable[[Path], None]) -> T:
-    """Return `open_(folder)`; if the folder is missing or `Damaged`, make it first.
+    """Return `open_(folder)`; if that raises FileNotFoundError or `Damaged`, make the folder anew and open it.
 
-    make: called with an empty folder, which it fills; the folder is then renamed to `folder`.
+    make: a function that writes the content into the empty temporary folder that it gets; this temporary folder is
+        afterwards renamed to `folder`.
     """
     try:
         return open_(folder)

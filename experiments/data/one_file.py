@@ -85,7 +85,10 @@ def _write(path: Path, content: bytes, spelling: str, folder: Path) -> None:
 
 
 def _cut(path: Path, text: str) -> tuple[str, str]:
-    """Return the training text and the validation text."""
+    """Return the training text and the validation text of the file `path`, whose content is `text`.
+
+    Raise ValueError if one of them would be blank.
+    """
     at = len(text) - min(len(text) // 10, LARGEST)
     for mark in (_MARK, "\n"):
         start = text.rfind(mark, 0, at)

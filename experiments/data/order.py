@@ -22,10 +22,11 @@ _PERMUTATION, _OFFSET = 1, 2  # purposes for which seeds are derived
 
 
 def windows_per_epoch(tokens: int, length: int) -> int:
-    """Return the number of windows in an epoch: as many as fit into a split of `tokens` tokens in every epoch.
+    """Return the number of windows in each epoch over a split of `tokens` tokens.
 
-    The first window of an epoch begins at an offset from 0 to length − 1, which is drawn for each epoch. A window has
-    `length` inputs, and one more token after them, the last target.
+    For each epoch, an offset from 0 to length − 1 is drawn, at which the epoch's first window begins. The number of
+    windows is the largest that fits with every offset, so it is the same in all epochs. A window has `length` inputs,
+    and one more token after them, the last target.
     """
     if length < 1:
         raise ValueError(f"length {length}: a window has at least 1 token")

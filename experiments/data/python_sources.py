@@ -11,7 +11,8 @@ Files are ordered by the SHA-256 of their names, which mixes packages. The first
 for training, cut to a fixed size. All docstrings are removed from them. The out-of-domain text of both corpora is the
 standard library's docstrings: English prose as opposed to code. Each docstring is used once; docstrings with doctests,
 or with a line of the standard library's code, are omitted. Files of torch that contain a line of this prose are also
-omitted. The text, and so the fingerprint, depends on the versions of Python and torch.
+omitted. A corpus's text, and so its fingerprint (a hash that identifies its tokens), depends on the versions of Python
+and torch.
 """
 
 import ast
@@ -93,7 +94,7 @@ TORCH = Sources("torch", _torch, frozenset(_NOT_OURS | {"testing"}), _well_kept,
 
 
 def files(sources: Sources) -> list[str]:
-    """Return the paths of the Python files, ordered by the SHA-256 of their paths relative to the root."""
+    """Return the paths of the Python files, ordered by the SHA-256 of their paths relative to `sources.root()`."""
     root, paths = sources.root(), []
     for folder, below, names in os.walk(root):
         below[:] = [name for name in below if name not in sources.left_out and not name.startswith(_MACHINE_SPECIFIC)]
@@ -112,8 +113,8 @@ def stamp(sources: Sources) -> str:
 def collect(sources: Sources, size: int, prose: Sequence[str] | None = None) -> Texts:
     """Return the documents of the splits validation, train (`size` bytes) and ood.
 
-    prose: the documents of ood; None: use those docstrings of these sources that are prose; they do not depend on
-        `size`.
+    prose: the documents of ood; None: the docstrings of all files of `sources`, without docstrings that are not prose
+        or that contain a line of the code which `_codes` yields.
     Raise ValueError if there is too little text.
     """
     lines, docstrings = set[str](), dict[str, None]()
@@ -138,11 +139,11 @@ def collect(sources: Sources, size: int, prose: Sequence[str] | None = None) -> 
 
 
 def _codes(sources: Sources, foreign: set[str], lines: set[str], docstrings: dict[str, None]) -> Iterator[str]:
-    """Yield the code, without docstrings, of each accepted file that is new.
+    """Yield the code, without docstrings, of each file that `sources.accepts` and that copies no other text.
 
-    A file is not new if more than half of its text is lines in `lines`, which come from files before it, or if one of
-    its lines is in `foreign`, the lines of the out-of-domain text. Add the lines of yielded code to `lines`, and the
-    docstrings of every file to `docstrings`.
+    A file is omitted as a copy if more than half of its text is lines in `lines`, which come from files yielded before
+    it, or if one of its lines is in `foreign`, the lines of the out-of-domain text. Lines of fewer than _TELLING_LINE
+    characters are ignored. Add the lines of yielded code to `lines`, and the docstrings of every file to `docstrings`.
     """
     for text, tree in _parsed(sources):
         docstrings |= dict.fromkeys(map(inspect.cleandoc, _docstrings(tree)))

@@ -71,7 +71,8 @@ def _generate(seed: int, split: str, count: int) -> Iterator[bytes]:
 def _language(key: int) -> tuple[list[int], list[list[int]]]:
     """Return the class of every byte, and a permutation of the bytes for every pair of classes.
 
-    The classes of the last two tokens select a permutation; its r-th byte is the next token with the r-th probability.
+    key: the seed from which both are drawn. The classes of the last two tokens select a permutation; its r-th byte is
+    the next token with the r-th probability.
     """
     bits = np.random.Philox(key=key)  # raw words of Philox are equal in every version of numpy
 

@@ -161,7 +161,11 @@ def write_text(folder: Path, documents: dict[str, list[str]], tokenizer: Tokeniz
 
 
 def make_meta(tokenizer: Tokenizer, dtype: str, text_bytes: dict[str, int], source: dict[str, object]) -> Meta:
-    """Return the metadata (content of meta.json) of a folder whose tokens this tokenizer made."""
+    """Return the metadata (content of meta.json) of a folder whose tokens this tokenizer made.
+
+    dtype: the type of the stored tokens, such as `uint16`. text_bytes: the bytes of text in each split; a separator
+    counts as one byte. source: facts about the text's origin.
+    """
     return Meta(
         dtype,
         tokenizer.vocab,

@@ -16,9 +16,10 @@ from fewbits.models.networks.sharded import local
 
 
 def clip_sharded(params: Iterable[Tensor], max_norm: float | None) -> Tensor:
-    """Scale all gradients so that their global norm is at most max_norm (None: do not scale); return the norm before.
+    """Scale all gradients so that their global norm is at most max_norm; return the norm that they had before.
 
-    All ranks must call this. A norm of NaN makes all gradients NaN; an infinite norm makes each of them 0 or NaN.
+    All ranks must call this. If max_norm is None, no gradient is scaled. Otherwise a norm of NaN makes all gradients
+    NaN, and an infinite norm makes each of their elements 0 or NaN.
     """
     grads = [local(param.grad) for param in params if param.grad is not None]
     squares = [torch.linalg.vector_norm(grad, dtype=torch.float64).square() for grad in grads if grad.numel()]

@@ -215,9 +215,10 @@ def _saved_by_forward(config: DecoderConfig, recipe: Recipe, dtype: torch.dtype,
 
 
 def _kind(block: Block) -> tuple[object, ...]:
-    """Return a key for caching the number of bytes that a block saves for the backward pass.
+    """Return a block's part of the key by which `_saved_by_forward` caches how many bytes a block saves.
 
-    Two blocks save equally many bytes if their keys are equal and the keys of the blocks before them are equal.
+    The other part of the key is `_kind` of the block before. These two parts determine how many bytes the block's
+    forward pass saves for the backward pass.
     """
     layers = [module for module in block.modules() if isinstance(module, QuantizedLinear)]
     return block.branches, *((id(layer.plans), layer.sampler is None) for layer in layers)

@@ -30,7 +30,7 @@ class Penalties:
                 layer.register_forward_hook(self._add)
 
     def take(self) -> Tensor | None:
-        """Return the penalty of the last forward pass, or None if the recipe has none."""
+        """Return the penalty of the last forward pass and forget its terms; None if the recipe has no penalty."""
         terms, self._terms = self._terms, []
         return self._quantization.weighted(terms)
 

@@ -87,7 +87,10 @@ def evaluate(
     again: bool = False,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Return the results of tasks on a finished run, computed now or stored earlier, as a nested dictionary.
+    """Return the results of tasks on a finished run, computed now or stored earlier, nested as in result.json.
+
+    Results of lm-eval's tasks are under the key `tasks`, those of texts under `texts`. Losses and cloze scores are at
+    the top, with keys such as `validation_loss` and `validation_cloze`.
 
     run: the run's folder, or its name or hash in the store `runs`. step: step of the checkpoint; None: the last step.
     settings: further fields of `Request`, such as limit=100. again: compute results again that are already stored.
@@ -150,7 +153,7 @@ def _digest_of_folder(folder: Path) -> str:
 def _computed(
     run: FinishedRun, request: Request, runtime: Runtime, keys: Sequence[Key], report: Report
 ) -> Iterator[Evaluation]:
-    """Compute the evaluations with these keys, store them in the run folder, and yield them."""
+    """Compute the requested evaluations whose keys are in `keys`, store them in the run folder, and yield them."""
     report("loading the checkpoint")
     model, quantization = run.model(runtime)
     facts = dict(environment(next(model.parameters()).device)) | {"lm_eval": _version("lm_eval")}

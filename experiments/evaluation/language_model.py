@@ -174,7 +174,10 @@ class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         return scores
 
     def _logits(self, batch: Sequence[tuple[int, ...]], device: torch.device) -> Iterator[Tensor]:
-        """Return logits [tokens, V] of each input. Short inputs are padded by their own tokens, not by other values."""
+        """Return the logits of each input, [tokens, V], without those of padding.
+
+        Inputs that are shorter than the longest one are padded on the right by a repetition of their own tokens.
+        """
         longest = max(map(len, batch))
         rows = [(inputs * -(-longest // len(inputs)))[:longest] for inputs in batch]
         logits = self._model(torch.tensor(rows, device=device))

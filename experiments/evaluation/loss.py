@@ -17,7 +17,10 @@ from fewbits.experiments.evaluation.protocols import Corpus, Model, check_count,
 
 
 def window_count(split: str, windows: int, ood_windows: int | None) -> int:
-    """Return the number of windows to evaluate in a split: `ood_windows` for the split `ood` if set, else `windows`."""
+    """Return the number of windows to evaluate in a split.
+
+    ood_windows: the number for the split `ood` (out-of-domain text); None: `windows`, as for every other split.
+    """
     return ood_windows if split == "ood" and ood_windows is not None else windows
 
 
@@ -27,7 +30,10 @@ def evaluate_loss(model: Model, corpus: Corpus, split: str, *, windows: int, len
 
 
 def evaluate_windows(model: Model, corpus: Corpus, split: str, *, windows: int, length: int, batch: int) -> Tensor:
-    """Return the mean loss of each window in nats per token, float64 [windows], for paired comparisons."""
+    """Return the mean loss of each window in nats per token, float64 [windows], for paired comparisons.
+
+    windows: how many windows of the split are read. length: tokens per window. batch: windows per forward pass.
+    """
     for name, value in (("windows", windows), ("length", length), ("batch", batch)):
         check_count(name, value)
     inputs, targets = corpus.windows(split, windows, length)
@@ -41,7 +47,10 @@ def evaluate_windows(model: Model, corpus: Corpus, split: str, *, windows: int, 
 
 
 def token_losses(model: Model, inputs: Tensor, targets: Tensor, batch: int) -> Iterator[list[list[float]]]:
-    """Yield, for each batch of windows, a list for each window with the losses of the window's tokens in nats."""
+    """Yield, for each forward pass, a list for each of its windows with the losses of the window's tokens in nats.
+
+    inputs, targets: the tokens of all windows, [windows, length]. batch: windows per forward pass.
+    """
     with evaluating(model) as device:
         for x, y in zip(inputs.split(batch), targets.split(batch), strict=True):
             losses = model.loss(x.to(device), y.to(device), reduction="none").reshape(x.shape)
@@ -49,5 +58,5 @@ def token_losses(model: Model, inputs: Tensor, targets: Tensor, batch: int) -> I
 
 
 def mean_loss(each: Tensor) -> float:
-    """Return the mean of the losses of windows of equal length."""
+    """Return the mean of `each`, the mean losses of windows of equal length."""
     return math.fsum(each.tolist()) / each.numel()

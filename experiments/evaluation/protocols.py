@@ -15,7 +15,7 @@ class Model(Protocol):
     def __call__(self, tokens: Tensor, /) -> Tensor: ...
 
     def loss(self, tokens: Tensor, targets: Tensor, /, reduction: Literal["mean", "none"] = "mean") -> Tensor:
-        """Return the cross entropy in nats: the mean over all targets, or with "none" the loss of each target."""
+        """Return the cross entropy in nats: the mean over all targets, or with reduction="none" that of each target."""
 
     def modules(self) -> Iterator[nn.Module]: ...
 
@@ -58,6 +58,6 @@ def evaluating(model: Model) -> Iterator[torch.device]:
 
 
 def check_count(name: str, value: int) -> None:
-    """Raise ValueError if a count is not an integer of 1 or more."""
+    """Raise ValueError, with the argument's name in the message, if `value` is not an integer of 1 or more."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{name}={value!r}: an integer of 1 or more is expected")

@@ -39,7 +39,10 @@ def text_windows(tokens: Sequence[int], separator: int | None, length: int) -> t
 
 
 def text_loss(model: Model, windows: tuple[Tensor, Tensor, Tensor], batch: int) -> float:
-    """Return the mean loss of a text in nats per token. windows: the result of `text_windows`."""
+    """Return the mean loss of a text in nats per token.
+
+    windows: the result of `text_windows`. batch: windows per forward pass.
+    """
     inputs, targets, counts = windows
     losses = torch.tensor([row for rows in token_losses(model, inputs, targets, batch) for row in rows])
     return math.fsum(losses[counts].tolist()) / int(counts.sum())

@@ -119,7 +119,8 @@ def untried(
     meaning need no review.
 
     own, other: two versions of the sources. executed: for each file of `own`, the lines that the test trials executed.
-    executable: for each C++ file of `own`, the lines that the compiler translated to code.
+    executable: for each C++ file of `own`, the lines that the compiler translated to code; other lines are treated as
+        declarations. None: all C++ lines are treated as declarations.
     """
     with_code = {**(executable or {}), **own.code_lines}
     theirs = only_in_first(other.statements, own.statements)
@@ -178,9 +179,11 @@ def _bound(tree: ast.AST) -> Iterator[str]:
 def _of_body(
     file: str, body: list[ast.stmt], place: str, in_function: bool, is_config: bool, before: str = ""
 ) -> Iterator[Statement]:
-    """Yield the statements of a body, including nested ones. place: the enclosing functions and branches, as text.
+    """Yield the statements of the body of a module, class, function or branch, including nested statements.
 
-    is_config: True for the body of a configuration class, whose fields are skipped.
+    place: the enclosing functions and branches, as text. in_function: whether the body is inside a function.
+    is_config: True for the body of a configuration class, whose fields are skipped. before: the statement before the
+        first statement of the body, as text; "" if there is none.
     """
     for node in statements(body, is_config):
         if isinstance(node, _SILENT):
@@ -196,7 +199,11 @@ def _of_body(
 
 
 def _of_import(file: str, node: ast.Import | ast.ImportFrom) -> Iterator[Statement]:
-    """Yield a statement for each imported name; fewbits' own module names are omitted, because modules may move."""
+    """Yield a statement for each name that an import statement imports.
+
+    For `from fewbits.MODULE import NAME`, the text that is compared does not contain MODULE, because moving code to
+    another module is no change.
+    """
     module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
     ours = module.partition(".")[0] == "fewbits"
     for alias in node.names:
@@ -212,8 +219,8 @@ def _of_import(file: str, node: ast.Import | ast.ImportFrom) -> Iterator[Stateme
 def _of_node(file: str, node: ast.AST, place: str, in_function: bool, before: str) -> Iterator[Statement]:
     """Yield a statement for the syntax node without its nested statements, and then the nested statements.
 
-    place: the enclosing functions and branches, as text. before: the statement before the node, as text; "" for the
-        first statement of a body, and outside functions.
+    place: the enclosing functions and branches, as text. in_function: whether the node is inside a function.
+    before: the statement before the node, as text; "" for the first statement of a body, and outside functions.
     """
     nested = {name: value for name in _NESTED if isinstance(value := getattr(node, name, None), list)}
     starts = [line for part in nested.values() for child in part if (line := _first_line(child)) is not None]

@@ -30,10 +30,11 @@ def module_digest(source: str | bytes, config_classes: Collection[str] = ()) -> 
 
 
 def serialised(node: ast.AST, config_classes: Collection[str] = ()) -> str:
-    """Return a syntax tree as text, without statements that compute nothing, and without empty or SKIPPED node fields.
+    """Return a syntax tree as text, without statements that compute nothing, such as docstrings.
 
-    The texts of raised errors, assertions, warnings and log calls are replaced by `message`. config_classes: names of
-    classes whose annotated fields are settings, which are not serialised.
+    Fields of syntax nodes are omitted if they are empty or if the constant SKIPPED lists them. The texts of raised
+    errors, assertions, warnings and log calls are replaced by `message`. config_classes: names of classes whose
+    annotated fields are settings, which are not serialised.
     """
     if isinstance(node, ast.Raise | ast.Assert) or _is_message(node):
         return _fields(node, config_classes, silent=True)

@@ -125,9 +125,10 @@ class LossScaler:
         self.in_a_row = 0  # skipped updates since the last update that was not skipped
 
     def adjust(self, overflowed: bool) -> None:
-        """Count an update; if its gradients overflowed, halve a dynamic scale.
+        """Count one update, and adjust the scale if loss scaling is dynamic.
 
-        A dynamic scale is doubled after `growth_interval` updates without overflow.
+        A dynamic scale is halved if the update's gradients overflowed, and doubled after `growth_interval` updates in a
+        row without overflow. A static scale never changes.
         """
         self.skipped += overflowed
         self.in_a_row = self.in_a_row + 1 if overflowed else 0
@@ -143,7 +144,10 @@ class LossScaler:
         return {name: getattr(self, name) for name in _SCALER_STATE}
 
     def load_state(self, state: Mapping[str, float], *, branch: bool) -> None:
-        """Restore a state that `state()` returned. branch=True: it is the parent trial's, so restore only the scale."""
+        """Restore the scale and the counts of updates from `state`, which `state()` returned.
+
+        branch: True if the state is that of a branch's parent; then only the scale is restored, and no counts.
+        """
         for name in ("scale",) if branch else _SCALER_STATE:
             setattr(self, name, state[name])
 

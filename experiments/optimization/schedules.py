@@ -29,7 +29,11 @@ KINDS = ("constant", "linear", "cosine", "wsd")
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """A schedule for trials of any length. Set at most one of warmup_steps and warmup_fraction; 0: no warm-up."""
+    """The settings of a learning-rate schedule, for trials of any length.
+
+    The warm-up lasts for warmup_steps updates, or for the fraction warmup_fraction of all updates. At most one of the
+    two may be above 0. If both are 0, there is no warm-up.
+    """
 
     kind: str = "linear"
     warmup_steps: int = 0

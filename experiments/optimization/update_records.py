@@ -29,7 +29,7 @@ _ZEROS, _NONFINITE, _VALUES = range(BINS, BINS + 3)  # indices of the counts tha
 class UpdateRecords:
     """Collects the rows of precision.parquet: at every `every`-th update, a row for each gradient that is measured.
 
-    These are the gradients of the parameters, and the gradient dy of each linear layer's result.
+    These are the gradients of the parameters, and the gradient dy of the result of each linear layer of `model`.
     """
 
     def __init__(self, model: nn.Module, every: int) -> None:
@@ -95,7 +95,10 @@ class UpdateRecords:
             row |= update_counts(before[name], exact[name], stored[name].detach())
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint: `rows`, without histograms, and `histograms`, one tensor with all."""
+        """Return the state for a checkpoint.
+
+        `rows`: the rows without their histograms. `histograms`: the histograms of all rows, int64 [rows, BINS].
+        """
         histograms = torch.tensor([row["histogram"] for row in self.rows], dtype=torch.int64).view(-1, BINS)
         rows = [{key: value for key, value in row.items() if key != "histogram"} for row in self.rows]
         return {"rows": rows, "histograms": histograms}

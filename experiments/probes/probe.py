@@ -193,7 +193,11 @@ def _checked_recipes(recipes: Sequence[str | Recipe], trial: Trial) -> list[Reci
 def _batches(
     corpus: Corpus, trial: Trial, checkpoint: checkpoints.Checkpoint, split: str, count: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield `count` batches of a split, each as inputs and targets, [training.micro_batch, training.length]."""
+    """Yield `count` batches of a split, each as inputs and targets, [training.micro_batch, training.length].
+
+    Batches of the split `train` are those that `trial`, which saved the checkpoint, reads after it. For another split,
+    the batches are windows spread evenly over the split.
+    """
     t = trial.training
     if split != "train":
         inputs, targets = corpus.windows(split, count * t.micro_batch, t.length)
@@ -210,7 +214,12 @@ def _batches(
 def _gradient_rows(
     errors: GradientErrors, exact: Mapping[str, Tensor], quantization: Quantization
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row of measures for each layer's weight gradient, and one for the gradient of all parameters."""
+    """Yield a row for each quantized layer's weight gradient, and one for the gradient of all parameters.
+
+    A row has the layer's labels and the measures of the gradient (gradient_errors.py).
+    errors: the errors of one recipe's gradients on one batch, over all seeds. exact: the exact gradient by parameter
+    name; only the names are used. quantization: has the quantized layers.
+    """
     for layer in quantization.layers:
         yield layer_labels(layer) | errors.measures([f"{layer.name}.weight"])
     yield {"layer": WHOLE, "block": None, "part": None} | errors.measures(list(exact))

@@ -61,8 +61,8 @@ def run_probe(
 ) -> tuple[run_folder.RunFolder, dict[str, Any]]:
     """Run or continue a probe trial; return its folder and its result. A finished trial is not run again.
 
-    say: called after every batch, with the progress.
-    stop: called after every batch; if it returns True before the last one, the probe ends with KeyboardInterrupt.
+    say: called after every batch, with the Progress of the probe.
+    stop: called after every batch. If it returns True and batches are left, the probe ends with KeyboardInterrupt.
     expected: the id that the trial was planned with. If the id on this machine differs, raise OtherTrial.
     saved: called with the run folder, each time the config or the result was written there.
     tell: called with a message if the trial is already done.
@@ -108,9 +108,11 @@ class _Source:
 
     @staticmethod
     def of(parent: Parent, trial: Trial, corpus: Corpus) -> _Source:
-        """Return the checkpoint and its trial.
+        """Return the checkpoint `parent` together with the trial that wrote it.
 
-        Raise ValueError if the probe trial's model or data differ from those of the checkpoint's trial.
+        Raise ValueError if the probe's model or data differ from those of the trial that wrote the checkpoint, or if
+        the probe continues that trial's training data, but in windows of another length.
+        trial: the probe trial. corpus: its data.
         """
         source = _Source(parent, run_folder.saved_trial(parent.folder.path))
         ours, theirs = (
@@ -187,7 +189,8 @@ class _Probe:
     """Measures batches with a trial's recipe at a checkpoint.
 
     It keeps the gradients of the batch measured last, to return their scalar products with the next batch's gradients.
-    read: inputs and targets of each batch.
+    bench: the models with the checkpoint's weights. effect: measures what one optimizer update with a given gradient
+    does to the loss. read: a list of all batches, each as inputs and targets.
     """
 
     def __init__(
@@ -210,7 +213,11 @@ class _Probe:
         return [Variant(ALL), *variants(self._trial.probe.parts, quantization)]
 
     def measure(self, number: int) -> dict[str, list[Row]]:
-        """Measure one batch; return its rows of probe.parquet (`rows`) and its statistics of operands (`numerics`)."""
+        """Measure the batch with this number, from 0; return its rows in two lists, by name.
+
+        `rows` has the batch's rows of probe.parquet. `numerics` has a row of statistics for each seed, layer and
+        operand slot, from which numerics.parquet is made.
+        """
         inputs, targets = self._tokens(number)
         reference, exact = backward(self._bench.exact, inputs, targets)
         rows: list[Row] = []
@@ -257,12 +264,13 @@ class _Probe:
     def _across(self, exact: Vector, mean: Vector) -> dict[str, float]:
         """Return scalar products of this batch's gradients and the previous batch's; an empty dict for the first batch.
 
-        exact: this batch's exact gradient. mean: its error, that is, the recipe's gradient minus the exact one,
-            averaged over seeds.
+        exact: this batch's exact gradient.
+        mean: this batch's error, that is, the recipe's gradient minus the exact gradient, averaged over seeds.
 
-        `cross_gradient` is the product of the two exact gradients, `cross_error` the product of the two errors. The
-        noise of two batches is independent. The mean of `cross_error` over pairs of batches is therefore an unbiased
-        estimate of the squared norm of the error that averaging over batches and seeds does not remove.
+        The result has `cross_gradient`, the product of the two batches' exact gradients, and `cross_error`, the product
+        of the two batches' errors. The noise of two batches is independent. The mean of `cross_error` over pairs of
+        batches is therefore an unbiased estimate of the squared norm of the error that averaging over batches and seeds
+        does not remove.
         """
         if self._last is None:
             return {}
@@ -313,7 +321,7 @@ def _file(path: Path, number: int) -> Path:
 
 
 def _finished(path: Path) -> int:
-    """Return how many batches have been measured. Batches are measured in order, so this is the next one's number."""
+    """Return how many batches are stored in the run folder `path`, which is the number of the next batch to measure."""
     number = 0
     while _file(path, number).is_file():
         number += 1

@@ -52,7 +52,8 @@ def sum_error(x: Tensor, w: Tensor, accumulator: str) -> float:
 def measured(quantization: Quantization, accumulators: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
     """Measure the error of sums in each layer's forward product, in the forward passes inside a `with` block.
 
-    Yield a list, to which each product adds a row for each accumulator: layer, block, part, accumulator and error.
+    Yield one list, which is empty at first. Each forward product of a quantized layer appends a row for each
+    accumulator, a dict with the keys `layer`, `block`, `part`, `accumulator` and `error` (`sum_error`).
     """
     rows: list[dict[str, Any]] = []
 

@@ -1,7 +1,8 @@
 """Measure how much one optimizer update with a given gradient decreases the unquantized model's loss.
 
-The update is the next one of the parent's training: it uses the optimizer's state of the checkpoint, and the parent's
-gradient clipping and learning rate. Afterwards the weights are restored.
+The weights are those of a checkpoint. The update is made as the trial that wrote the checkpoint (the parent) would make
+its next one: with the checkpoint's optimizer state, and with the parent's gradient clipping and learning rate.
+Afterwards the weights are restored.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ class UpdateEffect:
     """The next optimizer update of the checkpoint's trial, which `applied` applies to the weights and then undoes."""
 
     def __init__(self, parent: Trial, checkpoint: Checkpoint, model: Decoder) -> None:
-        """Read the optimizer's state. parent: the checkpoint's trial. model: the unquantized model with its weights."""
+        """Read the optimizer's state from the checkpoint.
+
+        parent: the trial that wrote the checkpoint. model: the unquantized model, with the checkpoint's weights.
+        """
         self._parent, self._model = parent, model
         device = next(model.parameters()).device
         states = unflatten(checkpoint.tensors(device, under=OPTIMIZER), checkpoint.state["optimizer"])
@@ -47,7 +51,7 @@ class UpdateEffect:
 
     @contextmanager
     def applied(self, gradients: Mapping[str, Tensor]) -> Iterator[None]:
-        """Update the weights with these gradients (by parameter name), and restore them after the `with` block."""
+        """Update the weights with these gradients (by parameter name); restore the weights after the `with` block."""
         parent, parameters = self._parent, dict(self._model.named_parameters())
         before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
         optimizer = make_optimizer(self._model, parent.optimizer, partition=self._partition)

@@ -110,7 +110,10 @@ def _quantizes(layer: QuantizedLinear) -> bool:
 
 
 def _always_equal(layers: Sequence[QuantizedLinear], first: str, second: str) -> bool:
-    """Tell whether two slots quantize their tensor equally in all layers, before and after the recipe's switch."""
+    """Tell whether the slots `first` and `second`, which have the same tensor, quantize it equally in all layers.
+
+    If the recipe changes quantizers during training (`switch`), this must hold before and after the change.
+    """
     return all(plan.operands[first].equals(plan.operands[second]) for layer in layers for plan in layer.plans)
 
 

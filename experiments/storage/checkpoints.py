@@ -156,7 +156,11 @@ def write_state(partial: Path, content: dict[str, Any]) -> None:
 
 
 def lacking(error: OSError, path: Path, size: int) -> OSError:
-    """Return an OSError with the errno of `error`; its message says how many bytes are needed and how many are free."""
+    """Return an OSError with the errno of `error`, to raise when a checkpoint could not be written.
+
+    The message says that `path`, the checkpoint's folder or its file of tensors, needs `size` bytes, and how many bytes
+    are free on its disk.
+    """
     free = shutil.disk_usage(path.parent).free
     reason = f"checkpoint not written, {error.strerror}: {path} needs {size:,} bytes, {free:,} are free"
     return OSError(error.errno, reason)
@@ -281,7 +285,11 @@ def _list(folder: Path) -> list[tuple[tuple[int, int], Path]]:
 
 
 def _joined(files: list[Any], name: str, rank: int, ranks: int) -> Tensor:
-    """Return the rows of a split tensor that this rank of `ranks` needs, read from the files that contain them."""
+    """Return the rows of the split tensor `name` that belong to rank `rank` of `ranks`.
+
+    files: the checkpoint's open safetensors files, in the order of the ranks that wrote them, whose number may differ
+        from `ranks`.
+    """
     slices = [file.get_slice(name) for file in files]
     counts = [rows.get_shape()[0] for rows in slices]
     chunk = -(-sum(counts) // ranks)

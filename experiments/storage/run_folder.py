@@ -184,8 +184,8 @@ def find(runs: Path, slug: str, made_of: Mapping[str, Any], expected: str | None
 
     runs: the store. slug: the trial's name, for a new folder.
     made_of: the trial's identity, that is, the values from which its id is computed as a hash.
-    expected: the id with which the trial was planned. If it is one of the possible ids, only the folder with this id is
-        returned.
+    expected: the id with which the trial was planned. If it is one of the possible ids, the result is the folder with
+        this id, whether it exists or not.
     """
     ids = [trial_id(identity) for identity in possible_identities(made_of)]
     for number, possible in enumerate([expected] if expected in ids else ids):

@@ -34,7 +34,9 @@ def numerics(models: Sequence[nn.Module]) -> dict[str, float]:
 
     `fewbits/COLUMN/SLOT` is the mean over layers of a column of the observer's rows: relative error (`error`), shares
     of `flushed` and `saturated` values, and shares of a mixture's choices (`share_0` …). `fewbits/error_max/SLOT` is
-    the largest error of any layer. `fewbits/bits_mean`, `_min` and `_max` are the bit widths over all layers.
+    the largest error of any layer. `fewbits/bits_mean`, `_min` and `_max` are the mean, smallest and largest bit width
+    of all layers.
+
     models: the parts of the model that torchtitan trains.
     """
     layers = [module for model in models for module in model.modules() if isinstance(module, QuantizedLinear)]

@@ -90,7 +90,10 @@ def initialise(model: Decoder, buffer_device: torch.device | None = None) -> Non
 
 
 def _copy(module: nn.Module, own: dict[str, nn.Parameter], prefix: str) -> None:
-    """Copy the parameters of a module into those of the model, by name. prefix: the module's name in the model."""
+    """Copy the parameters of a module into the model's parameters with the same names, which may be sharded.
+
+    own: the model's parameters by name. prefix: the module's name in the model.
+    """
     for name, parameter in module.named_parameters(prefix=prefix):
         if name not in own:  # a tied head: `named_parameters` lists its weight only as the embedding's
             continue

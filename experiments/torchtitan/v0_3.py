@@ -239,7 +239,10 @@ def config_of(flavor: str) -> Trainer.Config:
 
 
 def __getattr__(name: str) -> Callable[[], Trainer.Config]:
-    """Return the function that torchtitan calls for `--config NAME`, as if this module defined one for each model."""
+    """Return a function that returns the default config of the model `name`; Python calls this for unknown attributes.
+
+    For `--config NAME`, torchtitan calls the attribute NAME of this module as a function.
+    """
     if name in MODELS:
         return lambda: config_of(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}; models are {', '.join(MODELS)}")

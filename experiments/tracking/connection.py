@@ -112,7 +112,10 @@ def experiment(client: MlflowClient, name: str, runs: Path, uri: str) -> str:
 
 
 class Patience:
-    """Guards calls of MLflow: reports only the first failure, and delays the next attempt after each failure."""
+    """Guards calls of MLflow: reports only the first failure, and tells after a failure when the next call may start.
+
+    The delay after a failure is SHARE times as long as the failed call took.
+    """
 
     def __init__(self) -> None:
         self._not_before = -math.inf

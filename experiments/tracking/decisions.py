@@ -13,10 +13,10 @@ KEY = "decisions"
 
 
 def add_decisions(folder: RunFolder) -> None:
-    """Add the share of each format, such as `{"e4m3": 0.93, "bf16": 0.07}`, to the result of an ended trial.
+    """Add the share of each format, such as `{"e4m3": 0.93, "bf16": 0.07}`, to the trial's result, if it has one.
 
-    A result that already has these shares, and the result of a recipe without mixtures, are not changed. Call this only
-    in the process that trains the trial, or after the trial has ended.
+    A result that already has these shares, and the result of a recipe without mixtures, are not changed. Do not call
+    this while another process trains the trial.
     """
     table, result = folder.path / "numerics.parquet", folder.result()
     if result is None or KEY in result or not table.is_file():

@@ -93,7 +93,9 @@ def _decisions(rows: pd.DataFrame) -> Iterator[Value]:
 
 
 def _shares(rows: pd.DataFrame) -> pd.DataFrame | None:
-    """Return the shares of formats in mixtures' decisions, with a row for each window, layer and slot; None if empty.
+    """Return the shares of formats in mixtures' decisions, with a row for each window, layer and slot.
+
+    rows: those of numerics.parquet. If none of them is about a mixture, return None.
 
     Columns: `step`, `slot`, and for each format of any mixture its share, 0 if the slot's mixture does not have it.
     """

@@ -51,7 +51,10 @@ class Owner:
         return self.key.items() <= tags.items()
 
     def cache_key(self, uri: str) -> str:
-        """Return a cache key for facts about this owner's runs at an MLflow URI: a hash without the URI's password."""
+        """Return the key under which data about this owner's runs at an MLflow URI are cached.
+
+        It is a hash of the owner and of the URI without its password.
+        """
         return hashlib.sha256(f"{redacted(uri)}\n{self.store}\n{self.user}".encode()).hexdigest()[:32]
 
 
@@ -61,7 +64,10 @@ def owner_of(runs: Path) -> Owner:
 
 
 def user() -> str:
-    """Return FEWBITS_USER, else MLFLOW_TRACKING_USERNAME, else the name of the operating system's user.
+    """Return the user's name in MLflow's tags.
+
+    It is the value of the environment variable FEWBITS_USER, or of MLFLOW_TRACKING_USERNAME if FEWBITS_USER is empty or
+    not set, or else the name of the operating system's user.
 
     Raise ValueError for a name with characters that MLflow's queries cannot contain, such as quotes.
     """

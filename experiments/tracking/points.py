@@ -77,7 +77,10 @@ def score_points(folder: RunFolder) -> Iterator[Point]:
 
 
 def system_points(folder: RunFolder, after: int) -> Iterator[tuple[int, list[Point]]]:
-    """Yield (number, points) for each sample of system.jsonl after the first `after` ones; numbers count from 1."""
+    """Yield (number, points) for each sample of system.jsonl except the first `after` ones.
+
+    number: the sample's position in the file, counted from 1; the points have it as their step.
+    """
     try:
         lines = (folder.path / SYSTEM).read_text().splitlines()
     except OSError:
@@ -132,13 +135,16 @@ def _rows(path: Path) -> list[dict[str, float]]:
 
 
 def _summary(path: Path, after: int, metrics_by_step: Callable[[pd.DataFrame], Summary]) -> Summary:
-    """Return what `metrics_by_step` computes from a table's rows after the step `after`; empty if there is no table."""
+    """Return the metrics of the steps after `after`, as `metrics_by_step` computes them from rows of a table.
+
+    path: the table, a Parquet file; if it is missing or empty, the result is empty.
+    """
     frame = table(path)
     return {} if frame is None else metrics_by_step(frame[frame["step"] > after])
 
 
 def _in_section(key: str) -> str:
-    """Return a metric's name in MLflow: `section/name` if SECTIONS has the metric, else its own name."""
+    """Return the name in MLflow of the metric `key`: `section/key` if SECTIONS lists the metric, else `key`."""
     return f"{SECTIONS[key]}/{key}" if key in SECTIONS else key
 
 

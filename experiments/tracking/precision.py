@@ -1,9 +1,10 @@
 """Summarize a trial's precision.parquet for MLflow: shares over all parameters and layers, as metrics.
 
-precision/lost, lost_bf16, lost_fp16    share of the updates other than 0 that were lost (see update_records.py)
-precision/zeros                         share of the gradients of parameters that are 0
-precision/zeros_dy                      share of the gradients of linear layers' results that are 0
-precision/nonfinite                     share of the gradients of parameters that are infinite or NaN
+precision/lost                         share of the updates other than 0 that did not change the weight that is stored
+precision/lost_bf16, lost_fp16         the same share if weights were stored in BF16 or FP16 (see update_records.py)
+precision/zeros                        share of the elements of parameters' gradients that are 0
+precision/zeros_dy                     share of the elements of the gradients of linear layers' outputs that are 0
+precision/nonfinite                    share of the elements of parameters' gradients that are infinite or NaN
 """
 
 from __future__ import annotations

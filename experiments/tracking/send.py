@@ -6,7 +6,8 @@ a process ends before the tag is written, the batch is sent again, which changes
 store equal points once. A trial that was killed continues in the same MLflow run, and a deleted MLflow run can be
 created again from the folder's files.
 
-Artifacts are sent last, after the run's status, because they can fail alone (no access to an object store).
+Artifacts are sent last, after the run's status, because sending them can fail when everything else succeeds, for
+example without access to an object store.
 """
 
 from __future__ import annotations
@@ -174,7 +175,11 @@ def _send_datasets(client: MlflowClient, run: Run, folder: RunFolder) -> None:
 
 
 def _send_artifacts(client: MlflowClient, run: Run, folder: RunFolder, sent: Sent) -> None:
-    """Send the files that have changed: config.yaml at any time, tables and result only after the trial has ended."""
+    """Send the files that are new or have changed since they were last sent, and record their digests in MLflow.
+
+    config.yaml is sent even while the trial runs; tables, result and provenance only after the trial has ended.
+    sent: the record of what was sent, with the digests of the files.
+    """
     digests = dict(sent.artifacts)
     with TemporaryDirectory(prefix="fewbits-") as staged:
         for name in (CONFIG, *(AT_END if folder.over else ())):

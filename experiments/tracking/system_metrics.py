@@ -27,7 +27,10 @@ DEFAULT_INTERVAL = 10.0  # seconds, as in MLflow
 
 @contextmanager
 def sampled(folder: Path) -> Iterator[None]:
-    """Append samples to system.jsonl in a run folder while the `with` block runs, if the environment enables it."""
+    """Append samples of system metrics to system.jsonl in a run folder while the `with` block runs.
+
+    Without MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING=true in the environment, nothing is sampled.
+    """
     ended = threading.Event()
     thread = None
     if os.environ.get(ENABLE, "").strip().lower() in ("true", "1"):

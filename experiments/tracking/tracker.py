@@ -70,7 +70,8 @@ def _is_alive(process: int) -> bool:
 class Tracker:
     """Sends a trial's run folder to MLflow, if runtime.tracking is `mlflow`.
 
-    Training calls the object itself after each change of the folder, and its method `left` when training ends.
+    `fewbits train` calls the tracker as a function each time the config, a checkpoint or the result was written, and
+    calls `left` when training ends, also by an error or an interruption.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -94,8 +95,9 @@ class Tracker:
             self._send(self._folder, "KILLED")
 
     def _send(self, folder: RunFolder, status_without_result: str) -> None:
-        """Send the folder. If the trial has no result and the delay after a failure is not over, do nothing.
+        """Send the new content of the run folder to MLflow.
 
+        After a failed attempt to send, do nothing until the delay of `Patience` is over, unless the trial has a result.
         status_without_result: the MLflow run's status if the trial has no result.
         """
         result = folder.result()

@@ -17,7 +17,10 @@ from fewbits.kernels.quantizer import Quantizer, parts_of
 
 
 class DecideCall(ctypes.Structure):
-    """The arguments of the C++ and CUDA functions that compute Backend.decide: DecideCall of csrc/decisions.h."""
+    """The arguments of the C++ and CUDA functions that compute Backend.decide.
+
+    The fields are those of the struct DecideCall in csrc/decisions.h, whose comments explain them.
+    """
 
     _fields_ = [
         *[(name, ctypes.c_void_p) for name in ("counts", "other", "largest", "smallest", "decided", "choice")],

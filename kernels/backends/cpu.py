@@ -186,7 +186,10 @@ def _matrix(x: Tensor) -> tuple[int, int, int, int]:
 
 
 def threads(elements: int) -> int:
-    """Return the number of threads for this many elements: 1 for few elements or in a forked process, else torch's."""
+    """Return how many threads to use for this many elements.
+
+    The result is 1 for few elements or in a forked process, and otherwise torch's number of threads.
+    """
     return 1 if elements < SMALL or _forked.is_set() else torch.get_num_threads()
 
 

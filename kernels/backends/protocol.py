@@ -20,8 +20,8 @@ class Backend(Protocol):
     """The functions of a backend. A matrix is 2-D, contiguous, of a dtype in DTYPES, and on the backend's device.
 
     A matrix may be empty. `axis` is -1 or 0, seeds are below 2^63, and quantizers never have `signs=each`. The callers
-    (api.py, ops.py) check this; backends do not. Functions keep no reference to their arguments, and change only `out`
-    (`decide`: choice and decided).
+    (api.py, ops.py) check this; backends do not. Functions keep no reference to their arguments. They change only
+    the argument `out`; `decide` changes only `choice` and `decided`.
     """
 
     name: str
@@ -44,8 +44,10 @@ class Backend(Protocol):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return (values, counts, amax): the quantized x in x's dtype, and the statistics of each part of the matrix.
 
-        The counts are int64 [parts down, parts across, 7], the amaxes float32 [parts down, parts across].
+        The counts are int64 [parts down, parts across, 7]; counts.py names the seven statistics. The amaxes are float32
+        [parts down, parts across]: the largest magnitude in each part of x (after the Hadamard transform, if any).
 
+        axis: -1 for blocks along the rows, 0 for blocks down the columns. seed: the seed of the random numbers.
         out: the tensor to write the values to; it may be x. want_values: False returns ABSENT for the values.
         want_stats: False returns ABSENT for counts and amax. partition: (rows, columns) of a part; None: the whole
         matrix is one part. skip: one bool per part; if True, the values of the part in `out` stay unchanged, and its
@@ -68,7 +70,10 @@ class Backend(Protocol):
         """
 
     def encode(self, x: Tensor, q: Quantizer, axis: int, seed: int) -> Stored:
-        """Return x in packed storage. If the scaling is `none` and the format has no NaN, x must be finite."""
+        """Return x in packed storage: the codes, block scales and group scales, as packing.py lays them out.
+
+        If the scaling is `none` and the format has no NaN, x must be finite.
+        """
 
     def decode(
         self,
@@ -106,14 +111,15 @@ class Backend(Protocol):
         """Choose entry `index` of a mixture for the undecided decision blocks that pass the test of this entry.
 
         A block fails if the entry returns a non-finite value in it. Otherwise the arguments determine the test, where E
-        is the error sum in `counts`:
+        is the sum of the block's relative errors in units of 2^-23 (`counts[..., ERROR]`):
         - if `extent` is passed, the block passes if largest / smallest < limit;
-        - if `other` is passed, it passes if E = 0 or E < the error sum in `other`;
+        - if `other` is passed, it passes if E = 0 or E < `other[..., ERROR]`;
         - if neither is passed, it passes if E = 0 or E < limit · (number of non-zero elements).
 
-        counts: [..., 7] of the entry's values. other: the counts of the quantizer to compare with. extent: (largest,
-        smallest) as `extent` returns them. choice (int8), decided (bool): one element per block, updated in place; for
-        index 0 they are initialised. The choice of an undecided block is `last`.
+        last: the index of the mixture's last entry; it is the choice of each block that is still undecided. counts: the
+        statistics of each block, as `quantize` returns them for the entry's quantizer. other: the same statistics for
+        the quantizer to compare with. extent: (largest, smallest) as `extent` returns them. choice (int8), decided
+        (bool): one element per block, updated in place; for index 0 they are initialised first.
 
         Return whether any block is still undecided. A backend that never waits for its device cannot know this, and
         returns True if there are any blocks.

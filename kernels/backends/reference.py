@@ -71,7 +71,7 @@ def quantize(
 def count(rounded: Rounded, y: Tensor, part: Part) -> Tensor:
     """Return the seven statistics of counts.py for each part, as int64 [parts down, parts across, 7].
 
-    y: the returned values of the quantizer, in the dtype of the input.
+    rounded: the result of `round_matrix`. y: the values that the quantizer returns, in the dtype of the input.
     """
     source, y = rounded.source, y.float()
     error = (source - y).abs() / source.abs()

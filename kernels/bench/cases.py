@@ -26,7 +26,7 @@ NOISE_BYTES: Final = {"gaussian": 0.5, "uniform": 2.0}  # per element
 
 @dataclass(frozen=True)
 class Case:
-    """A call to measure, and the reads and writes that a perfect kernel would make for it."""
+    """A call to measure, and the memory traffic that a perfect kernel would need for it."""
 
     name: str
     accesses: int  # how often a perfect kernel reads or writes each element in the tensor's dtype
@@ -40,7 +40,10 @@ class Case:
     is_noise: bool = False  # the case only generates noise: one value for each element of the tensor
 
     def traffic(self, itemsize: int) -> float:
-        """Return the bytes that a perfect kernel moves, divided by those that a copy of the tensor moves."""
+        """Return the bytes that a perfect kernel moves, divided by those that a copy of the tensor moves.
+
+        itemsize: the number of bytes of an element of the tensor.
+        """
         return (self.accesses * itemsize + self.more_bytes) / (2 * itemsize)
 
 

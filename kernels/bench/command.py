@@ -2,9 +2,9 @@
 
 For each case the command reports the speed of the kernel relative to the speed of the copy, and two upper bounds of
 this relative speed: one from memory traffic alone, one from arithmetic alone. The smaller bound is the limit, and the
-command reports the share of the limit that the kernel reaches. It also reports the relative speed of calls that
-allocate their results, temporary memory, and how many times longer other implementations (peers) take. The notes that
-report.py prints below the table define each column.
+command reports the share of the limit that the kernel reaches. It also reports the speed of the call that
+allocates its results, relative to a copy that allocates its result too; the temporary memory of a call; and how many
+times longer other implementations (peers) take. The notes that report.py prints below the table define each column.
 """
 
 import argparse
@@ -52,8 +52,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def prepare(options: argparse.Namespace) -> None:
     """Set torch's number of threads, and check the options --device and --json.
 
-    Raise ValueError if the device is not available, or if --json, the file for the results, names a folder or a file in
-    a folder that does not exist.
+    --json is the path of the file for the results. Raise ValueError if the device is not available, if this path is a
+    folder, or if the folder that is to contain the file does not exist.
     """
     import torch
 

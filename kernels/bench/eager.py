@@ -82,7 +82,7 @@ def fake_quantize(x: Tensor, q: Quantizer, axis: int) -> Tensor:
 
 
 def _errors(x: Tensor, y: Tensor) -> Tensor:
-    """Return the errors of y relative to the elements of x; zero where x is zero."""
+    """Return the relative errors |x − y| / |x|, element by element; zero where x is zero."""
     x, y = x.float(), y.float()
     return torch.where(x == 0, 0, (x - y).abs() / x.abs())
 
@@ -113,9 +113,9 @@ def mix_blocks(x: Tensor, mixture: Mixture) -> Tensor:
 
 
 def sample(w: Tensor, draw: Callable[[Tensor], Tensor], bits: float, square: int) -> Tensor:
-    """Return sampled weights (GaussWS eq. 3) for squares of `square` rows and columns with `bits` bits.
+    """Return the weights sampled by GaussWS eq. 3, with the same bit width `bits` for all squares of w.
 
-    draw: a function that returns noise in the shape of its argument.
+    draw: a function that returns noise in the shape of its argument. square: the rows, and the columns, of a square.
     """
     squares = w.float().unflatten(0, (-1, square)).unflatten(2, (-1, square))
     scale = squares.abs().amax((1, 3), keepdim=True) * 2.0 ** (1 - bits)

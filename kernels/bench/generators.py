@@ -7,8 +7,8 @@
 
 For each shape two things are timed: the generator alone, and the whole of GaussWS's eq. 3, which the paper's figure
 shows: the weight sampled in BF16, ŵ = w + R · 2^(1−b) · max|w|, with noise R and bit width b. With Box–Muller, eq. 3 is
-timed only on a GPU, where torch.compile fuses it. The generators take turns. (In eq. 3, `torch` is plain torch with
-rounded normal numbers.)
+timed only on a GPU, where torch.compile fuses it. For eq. 3, `torch` computes the equation in plain torch, and rounds
+the normal numbers. The generators take turns.
 """
 
 import math
@@ -39,7 +39,7 @@ PEER_ELEMENTS = 1 << 24  # eq. 3 in plain torch gets only this many elements: it
 
 @dataclass(frozen=True)
 class Timed:
-    """The times of one generator for one shape."""
+    """The times of one generator for one shape: of the generator alone, or of the whole of eq. 3 with its noise."""
 
     rows: int
     cols: int
@@ -51,7 +51,7 @@ class Timed:
 
     @property
     def speed(self) -> float:
-        """The speed in elements per second."""
+        """The number of elements per second, from the median of `seconds`."""
         return self.elements / median(self.seconds)
 
 
@@ -73,7 +73,11 @@ def time_shapes(shapes: Sequence[tuple[int, int]], device: str, runs: int) -> li
 
 
 def _arms(case: Case, w: Tensor) -> dict[str, tuple[Work, Tensor]]:
-    """Return, for each generator, the function to time and the tensor to pass to it."""
+    """Return a dictionary from each generator's name to the function to time and the tensor to pass to it.
+
+    case: a value of CASES, for the generators alone or for the whole of eq. 3. w: the weight; if w is large,
+    `torch` gets only its first rows for eq. 3. On a CPU, box-muller is absent for eq. 3, and without a C++ compiler.
+    """
     few = w[: max(SQUARE, PEER_ELEMENTS // w.shape[1] // SQUARE * SQUARE)]
     arms: dict[str, tuple[Work, Tensor]] = {BITWISE: (in_touched_memory(lambda x: case.into(x, x)), w)}
     if w.is_cuda:

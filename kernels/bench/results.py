@@ -30,8 +30,9 @@ class Compared:
 class Measured:
     """The result of one of the benchmark's cases, that is, of one call of our kernels that is timed.
 
-    `share` is the kernel's speed relative to the copy (1: as fast as the copy); `memory` and `arithmetic` are its upper
-    limits. report.py prints them and `allocating` in the columns `copy`, `mem`, `arith` and `new`.
+    `share` is the kernel's speed relative to the copy (1: as fast as the copy); `memory` and `arithmetic` are upper
+    limits of `share`. `allocating` is the speed, relative to x.clone(), of the call that allocates its results.
+    report.py prints these four values in the columns `copy`, `mem`, `arith` and `new`.
     """
 
     case: str  # the name of the case

@@ -45,8 +45,11 @@ def run(
     peers: bool = True,
     save: Callable[[Bench], object],
 ) -> Bench:
-    """Measure the cases on tensors of this size and dtype; print progress on stderr.
+    """Measure the cases on tensors of this size; print progress on stderr.
 
+    dtype: the dtype of the tensors for all cases that do not set their own.
+    runs: the largest number of turns in which our kernels and the copy are timed.
+    peers: True to measure other implementations too.
     save: a function that is called with the results so far after each case and each peer, so that an interrupted run
         keeps its results.
     """
@@ -73,10 +76,10 @@ def _progress(text: str) -> None:
 
 
 class _Tensors:
-    """Pairs of an input tensor, N(0, 1), and an output buffer, in one dtype at a time.
+    """Pairs of an input tensor, N(0, 1), and an output buffer.
 
     On a CPU there is one pair. On a GPU there are several, used in turn, so that an input is no longer in the L2 cache
-    when it is read again.
+    when it is read again. `use_dtype` allocates the pairs, and replaces them if they have another dtype.
     """
 
     def __init__(self, rows: int, cols: int, dtype: torch.dtype, device: str) -> None:

@@ -37,7 +37,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _plain(row: Rounded) -> dict[str, Any]:
-    """Return the fields of a row for JSON; infinities and NaN, which JSON does not have, become None."""
+    """Return the result for one format as a dictionary for JSON.
+
+    Infinities and NaN, which JSON does not have, become None.
+    """
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in asdict(row).items()}
 
 

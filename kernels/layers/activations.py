@@ -34,7 +34,10 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def _of_one(name: str) -> Callable[[Tensor], Tensor]:
-    """Return a function that computes the activation `name` by the compiled library or the reference in plain torch."""
+    """Return a function that computes the activation `name` (`squared_relu` or `gelu`) of a CPU tensor.
+
+    It calls the compiled library, or the reference in plain torch if `is_compiled()` is False.
+    """
 
     def run(x: Tensor) -> Tensor:
         if not is_compiled():

@@ -114,7 +114,10 @@ def _readable(x: Tensor) -> Tensor:
 
 
 def _checked(turns: Tensor | None, q: Tensor) -> Tensor | None:
-    """Check the shape of `turns`, the cosines and sines of the angles, and return them as float32; None stays None."""
+    """Return `turns` as contiguous float32, or None for None; raise ValueError if its shape does not fit that of q.
+
+    turns: as in `causal_attention`.
+    """
     if turns is None:
         return None
     tokens, size = q.shape[1], q.shape[-1]
@@ -143,8 +146,8 @@ def _run_backward(
 ) -> None:
     """Write the gradients of q, k and v into `grads`.
 
-    turns: as in `causal_attention`. saved: the result of attention, log Σ e^score for each query [B, H, T], and the
-        gradient of the result.
+    turns: as in `causal_attention`. saved: the result of attention, log Σ e^score for each head and query
+        [B, H, T], and the gradient of the result.
     """
     out, log_sums, d_out = saved
     q, k, v, d_out = (_readable(x) for x in (q, k, v, d_out))

@@ -1,9 +1,7 @@
 """Define products with a chosen accumulator, in plain torch and exact float64 arithmetic.
 
-Every step below is exact in float64 (at most 53 bits are needed) except where a comment says that it rounds. Common
-arguments: `emin` is a pair, the exponents of the smallest normal values of the formats of a and b (in `grouped_sum`: of
-the formats of their scales); `length`, `fraction`, `promote`, and `kept` (there `kept_bits`, the fraction bits of the
-sum) are attributes of Accumulator (kernels/accumulators.py).
+Every step below is exact in float64 (at most 53 bits are needed) except where a comment says that it rounds. The class
+Accumulator (kernels/accumulators.py) describes the kinds of accumulators: `format`, `fused` and `grouped`.
 """
 
 from __future__ import annotations
@@ -22,8 +20,9 @@ def fused_sum(
 ) -> Tensor:
     """Return a · b, summed by a `fused` accumulator: it aligns, truncates and adds `length` products at a time.
 
-    emin: the exponents of the smallest normal values of the formats of a and b. The other arguments are attributes of
-    Accumulator (kernels/accumulators.py); `kept` is its `kept_bits`.
+    emin: the exponents of the smallest normal values of the formats of a and b. fraction: the number of fraction bits
+    that an aligned product keeps. kept: the number of fraction bits of the sum. promote: the number of products after
+    which the sum is added to a separate float32 sum and set to zero; 0: never.
     """
     c = outside = torch.zeros(a.shape[0], b.shape[1], device=a.device)
     for start in range(0, a.shape[1], length):
@@ -48,11 +47,13 @@ def grouped_sum(
 ) -> Tensor:
     """Return a [M, K] · b [K, N], summed by a `grouped` accumulator, for E2M1 values with a scale per group along K.
 
-    The products of a group are added exactly. Their sum is aligned not by its own exponent, but by the sum of the
-    exponents of the group's two scales. `length` is here the number of groups that are added at once.
+    The products of a group are added exactly, and their sum is multiplied by the group's scales of a and of b. `length`
+    such terms at a time are aligned, truncated and added. When a term is aligned, its exponent is taken to be the sum
+    of the exponents of its two scales.
 
-    a_scales: [M, groups]. b_scales: [groups, N]. emin: the exponents of the smallest normal values of the two formats
-    of the scales. fraction, kept: the attributes `fraction` and `kept_bits` of Accumulator (kernels/accumulators.py).
+    a_scales: [M, groups]. b_scales: [groups, N]. emin: the exponents of the smallest normal values of the formats of
+    a_scales and b_scales. fraction: the number of fraction bits that an aligned term keeps. kept: the number of
+    fraction bits of the result.
     """
     m, n, groups = a.shape[0], b.shape[1], a_scales.shape[1]
     sums = torch.einsum("mgk,gkn->mng", a.view(m, groups, -1).double(), b.view(groups, -1, n).double())
@@ -85,7 +86,7 @@ def _parted(x: Tensor, emin: int) -> tuple[Tensor, Tensor]:
 
 
 def _scaled(x: Tensor, exponent: Tensor) -> Tensor:
-    """Return x · 2^exponent. torch.ldexp computes the power in float32, whose range is too small."""
+    """Return x · 2^exponent; torch.ldexp would compute the power in float32, whose range is too small."""
     return x * (exponent.long() + 1023 << 52).view(torch.float64)
 
 

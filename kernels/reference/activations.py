@@ -38,7 +38,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def swiglu_backward(gate: Tensor, up: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of gate and up."""
+    """Return the gradients of gate and up; dy is the gradient of swiglu(gate, up)."""
     g, d = gate.float(), dy.float()
     s = _sigmoid(g)
     silu = g * s

@@ -90,7 +90,10 @@ def _scores(q_BHTE: Tensor, k_BHTE: Tensor) -> Tensor:
 
 
 def _summed(x_BHTT: Tensor, y_BHTE: Tensor, kv_heads: int) -> Tensor:
-    """Return xᵀ · y, summed over tokens and over the query heads that share a key and value head."""
+    """Return xᵀ · y [B, K, T, E], summed over all queries of the query heads that share a key and value head.
+
+    The dimensions of x are batch, query head, query and key. kv_heads: K.
+    """
     padding = (0, 0, 0, -x_BHTT.shape[2] % BLOCK)
     x, y = (F.pad(each, padding).unflatten(1, (kv_heads, -1)).flatten(2, 3) for each in (x_BHTT, y_BHTE))
     return product(x.mT, y)

@@ -36,7 +36,7 @@ def philox4x32(counter: Sequence[Tensor], key: tuple[int, int]) -> Tensor:
 def philox(index: Tensor, stream: int, seed: int) -> Tensor:
     """Return Philox's four output words [..., 4] for each counter (index, stream), with the seed as the key.
 
-    stream: the number of the seed's use, such as 2 for noise; different streams give independent bits.
+    stream: identifies what the seed is used for, such as 2 for noise; different streams give independent bits.
     """
     counter = (index & _WORD, index >> 32 & _WORD, torch.full_like(index, stream), torch.zeros_like(index))
     return philox4x32(counter, (seed & _WORD, seed >> 32 & _WORD))
@@ -69,9 +69,11 @@ def uniform(count: int, seed: int, device: Device) -> Tensor:
 def gaussian_nibbles(planes: Sequence[Tensor]) -> Tensor:
     """Return approximately round(N(0, 1) / 2) from 16 independent bits (GaussWS eq. 10), for eight elements at once.
 
-    A word has eight nibbles (4 bits), one for each element. `planes` are 16 words; the lowest bit of each nibble is a
-    random bit, the other bits are 0. In the returned word, the highest bit of a nibble is the sign, the others are the
-    magnitude. Pr(±2) = 2^-8 · 3/4; Pr(±1) = (3/4)² · 1/2 · (1 − Pr(±2)).
+    A word of 32 bits has eight nibbles (4 bits), one for each element. The probability of ±2 is p = 2^-8 · 3/4, that of
+    ±1 is (3/4)² · 1/2 · (1 − p). In the returned words, the highest bit of a nibble is the sign, the others are the
+    magnitude.
+
+    planes: 16 tensors of words. The lowest bit of each nibble is a random bit, the other bits are 0.
     """
     p = planes
     two = p[0] & p[1] & p[2] & p[3] & p[4] & p[5] & p[6] & p[7] & (p[8] | p[9])

@@ -61,7 +61,10 @@ def round_with(scales: Scales, source: Tensor, q: Quantizer, axis: int, draws: T
 
 
 def without_lost_blocks(values: Tensor, scales: Scales, q: Quantizer, axis: int) -> Tensor:
-    """Replace the values of blocks whose scale is 0 by zeros that keep their signs."""
+    """Return `values` with those in blocks whose scale is 0 replaced by zeros of the same signs.
+
+    values: values of the quantizer's format, to which the scaled source was rounded.
+    """
     lost = spread(scales.codes == 0, q.block.resolve(values.shape, axis), values.shape)
     return torch.where(lost, torch.zeros_like(values).copysign(values), values)
 
@@ -80,7 +83,10 @@ def four_over_six(source: Tensor, amax: Tensor, q: Quantizer, axis: int, draws: 
 
 
 def squared_error(rounded: Rounded, amax: Tensor, q: Quantizer, axis: int) -> Tensor:
-    """Return the squared error of each block relative to its squared amax, as an exact integer in units of 2^-32."""
+    """Return the sum of (quantization error / amax)² over each block, as an integer in units of 2^-32.
+
+    Each |error| / amax is limited to 1 and rounded to a multiple of 2^-16, so that the sum is exact.
+    """
     source, block = rounded.source, q.block.resolve(rounded.source.shape, axis)
     y = restore(rounded.values, rounded.scales, q, axis, torch.float32)
     error = (source - y).abs() / spread(amax, block, source.shape)

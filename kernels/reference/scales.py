@@ -84,9 +84,9 @@ def choose_scales(amax: Tensor, q: Quantizer, axis: int, expansion: float = 1.0)
 
 
 def group_grid(scales: Scales, axis: int) -> Tensor:
-    """Return the numbers that each group of blocks shares (`Scales.groups`), in a shape that broadcasts to all blocks.
+    """Return `scales.groups`, one number for each group, in a shape that broadcasts over [blocks down, blocks across].
 
-    axis: the dimension of the matrix along which the blocks lie.
+    A group is the whole matrix, or a row of blocks (axis −1) or a column of blocks (axis 0).
     """
     return scales.groups.unsqueeze(1 if axis == -1 else 0)
 

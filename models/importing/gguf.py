@@ -2,8 +2,8 @@
 
 In files of Llama and Arcee, the rows of W_q and W_k are in the order of `Decoder`, whose RoPE rotates neighbours
 (2i, 2i + 1). In files of Nemotron they are in the order for rotating (i, i + n/2), where n is the number of rotated
-dimensions, and are reordered. In these files, a norm's weight is the factor itself, whereas LayerNorm1p multiplies by
-1 + weight, so 1 is subtracted from the stored weights.
+dimensions, and are reordered. In files of Nemotron, a norm's weight is the factor itself, whereas LayerNorm1p
+multiplies by 1 + weight, so 1 is subtracted from the stored weights.
 """
 
 from __future__ import annotations

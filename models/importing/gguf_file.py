@@ -2,7 +2,8 @@
 
 A file contains, in this order:
 
-    "GGUF"  version  number of tensors  number of metadata  metadata  description of each tensor  padding  tensors
+    "GGUF"  version  number of tensors  number of metadata entries  metadata entries  description of each tensor
+    padding  values of the tensors
 
 All numbers are little-endian. A description lists the sizes of a tensor in reverse order (columns, then rows), so they
 are reversed when they are read.

@@ -1,8 +1,8 @@
 """Decode tensors of GGUF's types to FP32.
 
 The quantized types store blocks of 32 values: first an FP16 scale d, in Q4_1 then an FP16 minimum m, and then 32 whole
-numbers q. In the 4-bit types, byte i stores the number i in its low four bits and the number i + 16 in its high four
-bits. A value is computed from its q:
+numbers q_0 … q_31. In the 4-bit types these numbers take 16 bytes: byte i stores q_i in its low four bits and q_(i+16)
+in its high four bits. A value is computed from its q:
 
     Q8_0   q·d            Q4_0   (q − 8)·d            Q4_1   q·d + m
 """

@@ -62,6 +62,7 @@ class Layout:
         """Return the names of the file's tensors that together are one parameter of `Decoder`.
 
         This is one tensor, or three for a fused W_qkv whose q, k and v are separate in the file.
+        name: the parameter's name in `Decoder`.
         """
         layer, _, field = name.rpartition(".")
         block, kind = "", layer
@@ -112,9 +113,10 @@ def _parameters(config: DecoderConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _shapes(config: DecoderConfig, name: str, shape: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
-    """Return the shapes, in `Decoder`'s convention, of the file's tensors that together are one parameter.
+    """Return the shapes that the file's tensors of one parameter have after conversion to `Decoder`'s conventions.
 
-    shape: the parameter's own shape. parts: 1, or 3 if q, k and v of a fused W_qkv are separate tensors in the file.
+    name, shape: the parameter's own. parts: the number of the tensors: 1, or 3 if the parameter is a fused W_qkv (or
+    its bias) whose q, k and v are separate in the file.
     """
     if parts == 1:
         return [shape]
@@ -145,9 +147,11 @@ def _some(names: list[str]) -> str:
 def _read(
     config: DecoderConfig, layout: Layout, tensors: Tensors, name: str, source: str, shape: tuple[int, ...]
 ) -> Tensor:
-    """Read one tensor of the file and convert it to the conventions of `Decoder`.
+    """Read one tensor of the file, and return it converted to the conventions of `Decoder`.
 
-    name: the parameter's name in `Decoder`. source: the tensor's name in the file. shape: its shape in `Decoder`.
+    Raise ValueError if the tensor has a wrong shape or a value that is infinite or NaN.
+    name: the name of the parameter that the tensor is, or is a part of. source: the tensor's name in the file.
+    shape: the shape of the converted tensor.
     """
     turned = layout.transposed and len(shape) == 2 and name.startswith("blocks.")
     expected = shape[::-1] if turned else shape

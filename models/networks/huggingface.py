@@ -32,6 +32,7 @@ class Family:
     """A model class of the library transformers, the decoders that it can represent, and how to convert them.
 
     activation, norm, positions: the values that these fields of DecoderConfig must have.
+    whole_heads: True if RoPE must rotate all dimensions of each head (`rope_fraction` = 1).
     """
 
     architecture: str  # the name of the class
@@ -50,7 +51,7 @@ class Family:
 
 
 def family_of(config: DecoderConfig) -> Family:
-    """Return the Family whose class of transformers computes the decoder's function; raise ValueError without one."""
+    """Return the Family whose class computes the same function as the decoder; raise ValueError if there is none."""
     if "M" in config.pattern:
         raise ValueError(
             f"model {config.name} has Mamba-2 layers, which cannot be exported: transformers' Mamba-2 bounds the step "
@@ -104,7 +105,7 @@ def to_huggingface(
 
 
 def _is_plain(config: DecoderConfig) -> bool:
-    """Tell whether the attention has the sizes of GPT-2: as many key as query heads, which together have the width."""
+    """Tell whether transformers' GPT-2 supports the decoder's heads: kv_heads = heads and heads·head_dim = width."""
     return config.heads == config.kv_heads and config.heads * config.head_dim == config.width
 
 
@@ -148,7 +149,10 @@ def _with_bias(state: Mapping[str, Tensor], name: str) -> tuple[Tensor, Tensor]:
 
 
 def _joined(parts: list[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor]:
-    """Concatenate the weights and the biases of several layers; if no layer has a bias, return zeros as the bias."""
+    """Return the concatenated weights and the concatenated biases of several layers.
+
+    parts: (weight, bias) of each layer. All layers must have a bias, or none; if none has, the biases are zeros.
+    """
     weight = torch.cat([weight for weight, _ in parts])
     biases = [bias for _, bias in parts if bias is not None]
     return weight, torch.cat(biases) if biases else weight.new_zeros(len(weight))
@@ -203,7 +207,7 @@ def _halves(config: DecoderConfig, rows: Tensor | None) -> Tensor | None:
     """Reorder the rows of W_q or W_k, or the entries of their biases, for the RoPE of transformers.
 
     In the given order, RoPE rotates the dimensions (2i, 2i + 1) of each head together; in the returned order, it
-    rotates the dimensions (i, i + n/2), where n is the number of rotated dimensions.
+    rotates the dimensions (i, i + n/2), where n is the number of rotated dimensions. None (no bias) gives None.
     """
     if rows is None:
         return None
@@ -246,7 +250,7 @@ def _like_llama(
     """Return the Family of a class of transformers whose config.json has Llama's fields, except the norm's ε.
 
     architecture: the name of the class. kind: its `model_type`. ours: the activation and the norm in DecoderConfig.
-    act: the activation in config.json. eps: the field of config.json with the norm's ε. whole_heads: see Family.
+    act: the activation in config.json. eps: the field of config.json with the norm's ε. whole_heads: as in Family.
     """
 
     def config(decoder: DecoderConfig) -> dict[str, Any]:

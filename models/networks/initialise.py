@@ -77,7 +77,7 @@ def initialise_block(model: Decoder, number: int, seed: int) -> None:
 
 
 def initialise_positions(model: Decoder, device: torch.device) -> None:
-    """Compute the rotary angles of a model that was built on the meta device."""
+    """Compute the rotary angles of a model that was built on the meta device, and store them on `device`."""
     for module in model.modules():
         if isinstance(module, Rope):
             module.reset(device)
@@ -120,7 +120,11 @@ def _truncated_normal(std: float) -> Draw:
 
 
 def _fill(parameter: Tensor, name: str, seed: int, draw: Draw) -> None:
-    """Fill a parameter on any device with numbers drawn on the CPU; the seed is derived from `seed` and the name."""
+    """Fill a parameter on any device with random numbers drawn on the CPU.
+
+    draw: fills an FP32 CPU tensor with numbers of a generator; the generator's seed is derived from `seed` and `name`.
+    name: the parameter's name in the model.
+    """
     values = torch.empty(parameter.shape)
     draw(values, torch.Generator().manual_seed(derive_seed(seed, *name.encode())))
     parameter.copy_(values)

@@ -49,7 +49,11 @@ class Embedding(nn.Embedding):
 
 
 class Norm(nn.Module):
-    """A normalisation of the last dimension in FP32: (x − mean)/√(variance + eps)·(weight + offset) + bias."""
+    """A normalisation of the last dimension in FP32: (x − mean)/√(variance + eps)·(weight + offset) + bias.
+
+    This is the base class of the norms. In a class with `centered = False` (RMS norm), the mean is taken as 0, so the
+    variance is mean(x²).
+    """
 
     centered: ClassVar[bool] = True  # False: use 0 in place of the mean
     offset: ClassVar[float] = 0.0

@@ -187,8 +187,9 @@ class _CausalConv(Function):
 
 
 def _shifted(weight_WC: Tensor, tokens: int) -> list[tuple[int, Tensor]]:
-    """Return (d, weight of each channel) for each tap of the convolution that reads an earlier token, d tokens before.
+    """Return (d, weights [C]) of each tap of a causal convolution that reads the token d ≥ 1 tokens earlier.
 
-    Taps with a distance of `tokens` (the sequence length) or more are omitted, because they read only zeros.
+    weight_WC: as in `causal_conv`. tokens: the sequence length; taps with d ≥ tokens are omitted, because they read
+    only zeros.
     """
     return [(shift, weight_WC[-1 - shift]) for shift in range(1, min(len(weight_WC), tokens))]

@@ -117,9 +117,9 @@ _SMOLLM2 = replace(
 
 
 def _nano(config: DecoderConfig, name: str, **changes: Any) -> DecoderConfig:
-    """Return a `-nano` model with the same kinds of layers as `config` (see the module's docstring).
+    """Return `config` with another name, the sizes of `-nano` models (see the module's docstring), and `changes`.
 
-    changes: fields of DecoderConfig that differ from the sizes of `-nano` models or from `config`.
+    changes: values for further fields of DecoderConfig, or for sizes that differ from those of other `-nano` models.
     """
     sizes = {"vocab": 256, "width": 256, "layers": 6, "heads": 4, "kv_heads": 4, "head_dim": 64, "ffn": 512}
     return replace(config, name=name, **{**sizes, "context": 256, **changes})

@@ -206,7 +206,10 @@ def _cpu(cpuinfo: str) -> Fact:
 
 
 def _vectors(cpuinfo: str) -> Fact:
-    """Return the widest vector instruction set that the processor has and the compiled CPU kernels use."""
+    """Return the widest vector instruction set that the processor has and the compiled CPU kernels use.
+
+    cpuinfo: the content of /proc/cpuinfo, which lists the processor's instruction sets.
+    """
     listed = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     flags = set(listed[1].split()) if listed else set()
     widest = next((name for name, needed in VECTORS.items() if needed <= flags), None)
@@ -271,7 +274,8 @@ def _cupy(gpu: Fact) -> Fact:
 def _backend(compiler: Fact, library: Fact, gpu: Fact, cupy: Fact) -> Fact:
     """Return the kernel backend for CPU tensors, or the backend that FEWBITS_BACKEND forces, with the reason.
 
-    The rules repeat those of kernels/backends/choice.py, which is not imported here, because it imports torch.
+    The arguments are the facts about the C++ compiler, the compiled library of CPU kernels, the GPU and CuPy. The rules
+    repeat those of kernels/backends/choice.py, which is not imported here, because it imports torch.
     """
     forced = os.environ.get("FEWBITS_BACKEND")
     can_run = library.value is not None or compiler.value is not None

@@ -53,7 +53,8 @@ class Demand:
 class Autoscaler(NamedTuple):
     """A cluster's report about its autoscaler.
 
-    Ray numbers the states of a cluster: each request for the state gets a new number.
+    A state is Ray's list of a cluster's nodes and of the resources that are demanded at one time. Ray numbers the
+    states: each request for the state increases the number.
     """
 
     exists: bool | None  # None: not reported
@@ -93,9 +94,10 @@ def join_seconds() -> float:
 def require_capacity(demands: Sequence[Demand], log: Callable[[str], None], alone: bool = False) -> None:
     """Wait until the cluster has, or its autoscaler can start, nodes that are large enough for each trial.
 
-    If this takes longer than `join_seconds`, raise ValueError, which names the trials; but if the cluster does not
-    report which nodes it can start, log a warning and return.
-    alone: Ray runs on this machine only, so no node can join.
+    If some trials have no such nodes after `join_seconds`, raise ValueError, which names these trials. However, if the
+    cluster may have an autoscaler that does not report which nodes it can start, only log a warning and return.
+    log: called with each line of text to show. alone: Ray runs on this machine only, so no node can join, and the
+    function does not wait.
     """
     patience, began, logged = 0.0 if alone else join_seconds(), time.monotonic(), False
     with contextlib.ExitStack() as ends:
@@ -157,7 +159,9 @@ class _Probe:
     def granted(self, autoscaler: Autoscaler) -> bool:
         """Tell from the report `autoscaler` whether the autoscaler can start a node for this demand.
 
-        The result is False until the autoscaler has evaluated JUDGED states of the cluster that contain the demand.
+        The report counts after the autoscaler has evaluated a state whose number is higher by JUDGED, or more, than the
+        number of the first state that lists the demand. Until then, the result is False. If no state lists the demand
+        within UNLISTED seconds, the present state is used as the first one.
         """
         late = time.monotonic() - self._began >= UNLISTED  # another version of Ray may not list the demand at all
         if not self._after and (late or self._bundles[0] in autoscaler.waiting):
@@ -199,7 +203,10 @@ def ask_autoscaler() -> Autoscaler:
 
 
 def _bundles(gangs: Iterable[Any], alone: Iterable[Any] = ()) -> tuple[dict[str, float], ...]:
-    """Return all bundles in Ray's requests. gangs: requests for several bundles each; alone: for one bundle each."""
+    """Return the bundles of Ray's messages about requested resources.
+
+    gangs: messages that request several bundles each. alone: messages that request one bundle each.
+    """
     requests = [*alone, *(request for gang in gangs for request in gang.requests)]
     return tuple(dict(request.resources_bundle) for request in requests)
 

@@ -103,7 +103,10 @@ class OnRay:
         self._ended: list[Ended] = []
 
     def require(self, demands: Sequence[Demand], log: Callable[[str], None]) -> None:
-        """Raise ValueError if the cluster can never provide the resources that one of the trials requests."""
+        """Raise ValueError if the cluster can never provide the resources that one of the trials requests.
+
+        Nodes that join within `join_seconds` count, so the call may wait. log: called with each line of text to show.
+        """
         require_capacity(demands, log, self.alone)
         self._grows = not self.alone and bool(ask_autoscaler().exists)
 
@@ -176,9 +179,11 @@ class OnRay:
         return ends
 
     def _read(self, trial: str, running: _Running, done: list[Any]) -> Ended | None:
-        """Return how the trial ended, or None if it still runs: it has ended if rank 0 ended or another rank failed.
+        """Return how a trial ended, or None if it still runs.
 
-        done: the tasks of the trial that have ended.
+        A trial has ended if rank 0 has ended or another rank has failed. In this case, remove its placement group
+        and, unless the trial has a result, cancel its unfinished tasks. trial: the trial's id. running: its tasks and
+        placement group. done: those of the tasks that have ended.
         """
         outcomes: dict[Any, Outcome] = {}
         reason = ""
@@ -199,8 +204,9 @@ class OnRay:
         return Ended(trial, leader, "" if leader else reason)
 
     def _late_outcome(self, leader: Any) -> Outcome | None:
-        """Wait up to LEADER seconds for rank 0's outcome, after another rank has failed; None if rank 0 failed too.
+        """Return rank 0's outcome after another rank has failed; None if rank 0 fails too.
 
+        If rank 0 still runs, wait for its outcome, but return None after LEADER seconds.
         If a trial stops at a checkpoint, rank 0 ends first, and the other ranks fail because they lose their connection
         to rank 0. Then rank 0's outcome is the trial's. leader: Ray's reference to the task of rank 0.
         """

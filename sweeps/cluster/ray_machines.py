@@ -17,7 +17,7 @@ from typing import Any
 from fewbits.sweeps.planning.sweep import Resources
 from fewbits.sweeps.running.machine_kinds import Machine, this_machine
 
-FIRST = 120.0  # seconds to wait for the first node's report: its worker has to start and import torch
+FIRST = 120.0  # seconds to wait for nodes' reports if none has reported yet: workers have to start and import torch
 ATTEMPTS = 3  # tasks started on a node until one reports: on a busy machine Ray may lose a worker as it starts
 NODE = "ray.io/node-id"
 SHARED = ("ray.io/accelerator-type", "ray.io/node-group")  # labels that nodes of one kind may have in common
@@ -56,9 +56,10 @@ class RayMachines:
         ]
 
     def _ask(self, nodes: Sequence[str]) -> None:
-        """Start a task on each node whose kind is unknown, and read the reports of tasks that have ended.
+        """Start a task on each node on which none was started before, and read the reports of tasks that have ended.
 
-        As long as no node has reported, wait up to FIRST seconds; later calls do not wait. nodes: ids of nodes.
+        If no node has reported before this call, wait up to FIRST seconds for the reports; otherwise do not wait.
+        nodes: the ids of the cluster's living nodes.
         """
         import ray
 
@@ -103,7 +104,8 @@ def selector(machines: Sequence[Machine], like: str | None, resources: Resources
     """Return Ray's label selector for the nodes of the kind `like`, or None to use all nodes.
 
     The result is None in three cases: `like` is None; all machines are of this kind, so no selector is needed; or no
-    machine is of this kind, so no selector is possible.
+    machine is of this kind, so no selector is possible. resources: what the trial requests; if this includes a GPU,
+    `like` is a kind of GPU, else a kind of processor.
     """
     alike = [machine for machine in machines if machine.kind(resources) == like]
     others = [machine for machine in machines if machine.kind(resources) != like]

@@ -170,9 +170,9 @@ def job_variables(environment: Mapping[str, str], named: Sequence[str] = ()) -> 
 def token(environment: Mapping[str, str]) -> str | None:
     """Return the token for the cluster, or None if there is none or RAY_AUTH_MODE is `disabled`.
 
-    It is the first of these: the value of RAY_AUTH_TOKEN; the content of the file that RAY_AUTH_TOKEN_PATH names; the
-    content of ~/.ray/auth_token. Ray's own client looks there only if RAY_AUTH_MODE=token, but `ray start` requires the
-    token as soon as one of them exists.
+    The token is the value of RAY_AUTH_TOKEN; without this variable, the content of the file that RAY_AUTH_TOKEN_PATH
+    names; without both, the content of ~/.ray/auth_token. Ray's own client reads these three places only if
+    RAY_AUTH_MODE=token, but a cluster that `ray start` starts requires a token as soon as one of the places has one.
     """
     if environment.get("RAY_AUTH_MODE", "").lower() == "disabled":
         return None

@@ -39,8 +39,9 @@ def print_plan(
     """Print the trials with their states, the table of arms and the totals.
 
     If data are missing on this machine, print the arms' settings instead of the trials, and at the end the commands
-    that prepare the data. parallel: the value of `--parallel`. trials: also list the trials of a plan with more than
-    FEW places. rerun: ids of trials that `--like` runs again, each with the reason.
+    that prepare the data. parallel, backend: the values of `--parallel` and `--backend`, for the estimate of the time.
+    trials: also list the trials of a plan with more than FEW places. rerun: ids of trials that `--like` runs again,
+    each with the reason.
     """
     statuses, rerun, missing = trial_statuses(plan), rerun or {}, outline.missing_data(plan)
     tokens, runs = outline.corpus_tokens(plan, missing), {} if missing else earlier_runs(plan)
@@ -69,9 +70,9 @@ def print_plan(
 
 
 def print_memory(plan: Plan, device_bytes: float) -> int:
-    """Print the memory that each arm needs on a GPU with `device_bytes`; return 2 if an arm does not fit, else 0.
+    """Print the memory that each arm needs on a GPU; return 2 if an arm does not fit, else 0.
 
-    Arms whose trials use no GPU are left out.
+    Arms whose trials use no GPU are left out. device_bytes: the memory of a GPU.
     """
     estimates = list(memory.memory_of_arms(plan))
     if not estimates:
@@ -114,11 +115,11 @@ def _describe_status(planned: Planned, status: TrialStatus, has_to_run: bool) ->
 def totals(
     plan: Plan, statuses: Mapping[str, TrialStatus], parallel: int | None, backend: str, rerun: Mapping[str, str]
 ) -> list[str]:
-    """Return lines with the number of trials in each state, and the time and disk space that the missing trials need.
+    """Return lines with the number of trials in each state, and the time and disk space that the sweep still needs.
 
     statuses: the status of each trial, by id. parallel: the number of trials that run at a time; None: estimated from
-    this machine's CPUs. backend: `ray` or `local`; the time includes its start. rerun: ids of trials that `--like` runs
-    again, each with the reason.
+    this machine's CPUs. backend: `ray` or `local`; the time includes the start of the backend. rerun: ids of trials
+    that `--like` runs again, each with the reason.
     """
     has_to_run = unfinished(plan, rerun)
     missing = [

@@ -59,6 +59,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _print_name(argument: str, run: Path) -> None:
-    """Print the run's name after the argument that selected it, unless the argument contains the name."""
+    """Print `ARGUMENT: NAME`, the argument that selected a run and the run's name, if the argument lacks the name."""
     if run.name not in argument:
         print(f"{argument}: {run.name}")

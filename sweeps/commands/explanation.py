@@ -1,7 +1,7 @@
 """Compare two trials field by field: the settings and versions whose hashes are their ids.
 
-All of it is read from run folders and stored plans, so the comparison works without the training data and on any
-machine.
+The settings and versions of a run are read from its run folder and from stored plans; those of the trial that would be
+computed now follow from the sweep file and the installed sources. The training data are not needed.
 """
 
 from __future__ import annotations
@@ -59,9 +59,10 @@ def data_differences(a: Path, b: Path) -> list[str]:
 
 
 def _overrides(path: Path) -> list[str]:
-    """Return the overrides of a run, from the newest stored plan that contains it, or else from its recorded command.
+    """Return the overrides of a run, from the newest stored plan that contains it.
 
-    The command counts only if it is `fewbits train`; otherwise the result is empty.
+    If no stored plan contains the run, return the overrides of its recorded command if this is `fewbits train`, else an
+    empty list. path: the run folder.
     """
     from fewbits.sweeps.planning.stored_plans import stored_plans
 
@@ -76,8 +77,9 @@ def _overrides(path: Path) -> list[str]:
 def as_computed(path: Path) -> dict[str, Any]:
     """Return the settings whose hash is a run's id, by name.
 
-    The key `numerics` has the digest of each source file at the time of the run, if the run has recorded them. The key
-    `config` has all settings of the trial, and `parent` is written as NAME@STEP.
+    path: the run folder. The key `numerics` has the digest of each source file at the time of the run, if the run has
+    recorded them. The key `config` has all settings of the trial. The key `parent` has the text NAME@STEP, the name of
+    the parent's run folder and the step at which the trial starts, or None if the trial has no parent.
     """
     from fewbits.experiments.identity import all_settings
     from fewbits.experiments.storage.run_folder import saved_trial
@@ -160,11 +162,14 @@ def _cell_today(overrides: tuple[str, ...], cell: Cell) -> Cell:
 def _by_plan(plan: Plan, member: Member, cell: Cell) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return two mappings: the settings with which the trial was planned, and the settings that `cell` gives now.
 
-    Each mapping has the keys `config`, `data` and `at` (where the trial starts in its parent). If the planned trial and
-    the present one both branch from a parent, each mapping also has these keys for the parent, with the prefix
-    `parent.`; then for the parent's parent, with the prefix `parent.parent.`, and so on. This ends at a trial that has
-    no parent in the stored plan or no parent now. For this trial, each mapping also has the key `branches`, with the
-    same prefix: whether the trial has a parent in the stored plan, or has one now.
+    plan: a stored plan. member: the trial's place in this plan. cell: the cell that the sweep file now has there.
+
+    Each mapping has the keys `config`, `data` and `at` (where the trial starts in its parent: a step or a fraction).
+    If the trial has a parent both in the stored plan and now, each mapping has the same keys for the parent, with the
+    prefix `parent.`. This is repeated for the parent's parent, with the prefix `parent.parent.`, and so on, up to the
+    first trial that has no parent in the stored plan or no parent now. For this last trial, each mapping also has the
+    key `branches` (with the trial's prefix): in the first mapping, whether the stored plan has a parent for the trial;
+    in the second, whether the sweep file has one now.
     """
     from fewbits.experiments.config import load_trial
     from fewbits.experiments.identity import all_settings

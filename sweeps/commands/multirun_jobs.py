@@ -82,7 +82,8 @@ def run_multirun(options: argparse.Namespace) -> int:
 def _run(name: str, earlier: Plan | None, overrides: Sequence[str], where: Where, runs: Path) -> int:
     """Let Hydra run the multirun, print the summary, and return the exit status.
 
-    earlier: the plan of this multirun that is stored already, or None. runs: the store.
+    earlier: the plan that earlier calls of the same multirun have stored, or None. overrides: those of the command,
+    among them settings of Hydra. where: the backend and the kind of machine for the trials. runs: the store.
     """
     global _running
     folder = runs / "plans" / FOLDER / name
@@ -197,7 +198,7 @@ class _Returned(JobReturn):
 
 
 class _Ended(Exception):
-    """Raised to end Hydra's loop: the sweeper read the result of a failed trial, or the user stopped the driver."""
+    """Raised to end Hydra's loop if the sweeper reads the result of a failed trial, or if the user stops the driver."""
 
 
 def _job_return(plan: Plan, at: int, overrides: Sequence[str]) -> JobReturn:

@@ -177,7 +177,7 @@ def _submit(overrides: Sequence[str], options: argparse.Namespace) -> int:
 def _job_options(options: argparse.Namespace) -> list[str]:
     """Return the options --backend, --parallel and --like for the job's command.
 
-    `--env` is not among them, since the job gets these variables when it is submitted.
+    `--env` is not among them: the environment variables that it names are sent to the job when it is submitted.
     """
     parallel = ["--parallel", str(options.parallel)] if options.parallel else []
     return ["--backend", options.backend, *parallel, *(["--like", options.like] if options.like else [])]

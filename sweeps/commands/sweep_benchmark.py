@@ -49,7 +49,10 @@ def measure(trials: int, seconds: float, backend: str) -> None:
 
 
 def _pilot(file: Path, store: Path, backend: str) -> float:
-    """Return how many seconds PILOT training steps of one trial take while each core trains a trial."""
+    """Train one trial for each core at the same time, and return the mean seconds that a trial's PILOT steps take.
+
+    file: the sweep file. store: the store of the trials. backend: `ray` or `local`.
+    """
     cores = len(os.sched_getaffinity(0))
     seeds = ",".join(str(1000 + core) for core in range(cores))
     pilot = plan(*load_sweeps([str(file), f"runtime.runs={store}", f"training.steps={PILOT}", f"seeds=[{seeds}]"]))

@@ -1,6 +1,6 @@
 """Tabulate for the dry run what each arm costs: tokens, epochs, numbers of seeds and axis values, time and disk space.
 
-If several arms contain the same trial, its total time and disk space are counted only in the first of these arms.
+If several arms contain the same trial, the columns `total time` and `disk` count it only in the first of these arms.
 """
 
 from __future__ import annotations
@@ -65,7 +65,10 @@ def arm_rows(plan: Plan, corpus_tokens: Mapping[str, int | None]) -> Iterator[tu
 
 
 def _sum(times: list[float | None], parts: int = 1) -> str:
-    """Return the sum of these seconds divided by `parts`, as text like `1:30`; `?` if one of them is None."""
+    """Return the sum of the times divided by `parts`, as text like `1:30` (90 s); `?` if a time is None.
+
+    times: seconds; None: unknown.
+    """
     known = [seconds for seconds in times if seconds is not None]
     return clock(sum(known) / parts) if len(known) == len(times) else "?"
 

@@ -24,7 +24,10 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class ArmMemory:
-    """The estimated GPU memory of one rank of an arm's trials, computed for the arm's first trial with this model."""
+    """The estimated GPU memory of one rank of those trials of an arm that have the same model.
+
+    It is computed for the first of these trials, `planned`.
+    """
 
     sweep: str
     arm: str

@@ -35,7 +35,7 @@ def estimate(missing: Sequence[Planned], store: Path) -> str:
 
 @dataclass
 class DiskSpace:
-    """The check of a store's free disk space, which a driver makes before each start of a trial, and in each turn."""
+    """A driver's checks of a store's free disk space: `admits` before it starts a trial, `is_low` while trials run."""
 
     store: Path
     log: Callable[[str], None]  # prints a line
@@ -45,7 +45,7 @@ class DiskSpace:
     def admits(self, planned: Planned, running: Sequence[Planned]) -> bool:
         """Tell whether the disk has room to start a trial beside the running ones.
 
-        Log a line if the answer differs from that of the last call.
+        Log a line when the disk gets too full to start trials, and when it has room again.
         """
         need, free = _still_to_write(planned), self.free(self.store)
         room = free - sum(map(_still_to_write, running)) - MARGIN
@@ -63,7 +63,7 @@ class DiskSpace:
     def is_low(self, running: Sequence[Planned]) -> bool:
         """Tell whether running trials have to stop: less is free than RESERVE plus one checkpoint of each of them.
 
-        Log a line when the answer becomes True.
+        Log a line if they have to stop and the sweep was not paused before.
         """
         free = self.free(self.store)
         low = bool(running) and free < RESERVE + sum(checkpoint_bytes(planned.trial) for planned in running)

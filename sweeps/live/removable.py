@@ -76,10 +76,11 @@ def _has_ended(run: RunFolder) -> bool:
 
 
 def _needs(runs: Path, started: Sequence[RunFolder]) -> tuple[dict[str, set[int]], set[str]] | None:
-    """Return the steps of needed checkpoints, by run folder, and the names of all run folders in stored plans.
+    """Return the steps of needed checkpoints, by run folder's name, and the names of all run folders in stored plans.
 
-    Needed are checkpoints from which planned or existing branches start, and those that a plan keeps. Return None if a
-    plan cannot be read, since this plan may need any run. started: the runs of the store.
+    Needed are the checkpoints from which planned or existing branches start, and those at the steps that a planned
+    trial lists in `runtime.keep_steps`. Return None if a plan cannot be read, since this plan may need any run.
+    started: the runs of the store.
     """
     needed: dict[str, set[int]] = {}
     planned: set[str] = set()

@@ -26,7 +26,8 @@ def watch(
     """Show the progress until all trials have ended, and return their statuses by trial id.
 
     plan: a function that returns the current plan; it is called at each update, since a multirun adds trials to its
-    plan. every: seconds between updates. pause: called with `every` to wait; tests replace it.
+    plan. every: seconds between updates. display: where the progress is shown; None: on a new display. pause: called
+    with `every` to wait; tests replace it.
     """
     display, failures = display or Progress(), dict[str, str]()
     try:

@@ -84,7 +84,7 @@ def _multirun(name: str, overrides: Sequence[str]) -> FoundPlan:
 
 
 def is_multirun(stored: StoredPlan) -> bool:
-    """Tell whether a stored plan belongs to a multirun: then its only override is the multirun's name."""
+    """Tell whether a stored plan belongs to a multirun, which is so if its only override is the name of its sweep."""
     return len(stored.overrides) == 1 and stored.overrides[0] == stored.plan.sweeps[0].name
 
 
@@ -143,7 +143,11 @@ def _part(stored: StoredPlan, sweep: str) -> StoredPlan | None:
 
 
 def _store(overrides: Sequence[str], sweeps: Sequence[Sweep], extra: tuple[str, ...]) -> Path:
-    """Return the store that the command's overrides name, or else the store in the config of the sweep's first cell."""
+    """Return the store that the command's overrides name, or else the store in the config of the sweeps' first cell.
+
+    sweeps, extra: the sweeps that the overrides select, and further overrides for every trial. If the sweeps have no
+    cell, the store is the folder `runs` in the working directory.
+    """
     runs = runs_named(overrides)
     if runs is None:
         cell = next((cell for sweep in sweeps for cell in expand(sweep, extra)), None)

@@ -70,7 +70,10 @@ def sweep_of(name: str, grid: Sequence[Cell]) -> Sweep:
 
 
 def joined(earlier: Plan | None, now: Plan) -> Plan:
-    """Return a plan with the places and trials of both plans. At a place in both, the trial of `now` is used."""
+    """Return a plan with the places and trials of both plans; `now` if `earlier` is None.
+
+    At a place that both plans have, the trial of `now` is used.
+    """
     if earlier is None:
         return now
     members = {place_of(member): member for plan in (earlier, now) for member in plan.members}

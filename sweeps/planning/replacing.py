@@ -52,13 +52,14 @@ def find_unlike(plan: Plan, like: str, address: str | None) -> dict[str, str]:
 
 
 def reasons_to_rerun(plan: Plan, like: str, machine: Machine) -> dict[str, str]:
-    """Return the ids of trials computed by another kind or version of torch than the machine's, and of their branches.
+    """Return the ids of the trials that have to run again on machines like `machine`, each with the reason.
 
-    The result maps each id to the reason why the trial has to run again. Left out are trials without any computed step,
-    and trials to which the kind does not apply: if `like` is a GPU's kind, trials on CPUs; if it is a processor's,
-    trials on GPUs.
+    They are the trials of which another or an unknown kind of machine, or another version of torch than the machine's,
+    computed any step, and the branches of these trials. Left out are trials without any computed step. Left out are
+    also trials to which the kind `like` does not apply: trials that use GPUs if `like` is not the kind of the machine's
+    GPU, and trials on CPUs if `like` is not the kind of its processor.
 
-    like: the machine's kind.
+    like: the value of `--like`, which is the kind of the machine's processor or GPU.
     """
     reasons: dict[str, str] = {}
     for key, planned in plan.trials.items():  # a parent comes before its branches, which look it up in `reasons`
@@ -110,6 +111,7 @@ def _has_steps(planned: Planned) -> bool:
 def _likeness_now(part: tuple[str | None, ...], like: str, machine: Machine) -> tuple[str | None, ...]:
     """Return the environment in which the trial would run now: `part` with the kind `like` and the machine's torch.
 
-    part: the environment that computed the trial, as values of the keys LIKENESS (kind, backend, torch, limits).
+    part: the environment that computed steps of the trial, as the values of the keys LIKENESS: kind of machine, kernel
+    backend, version of torch, and environment variables that change how sums are rounded.
     """
     return likeness(dict(zip(LIKENESS, part, strict=True)) | {"kind": like, "torch": machine.torch})

@@ -92,11 +92,11 @@ def stored_plans(runs: Path, unusable: Callable[[UnusablePlan], None] = lambda _
 
 
 def earlier_runs(plan: Plan) -> dict[Place, str]:
-    """Return the earlier runs at places of this plan where a stored plan has a different trial.
+    """Return the places at which a stored plan has another trial than this plan, with that trial's run folder's name.
 
-    The result maps the place to the name of the stored plan's run folder, so that commands can tell why this run is not
-    used: its config or its version of the code differs. Only existing folders and plans of the same study and scale
-    count; of several stored plans, the newest counts.
+    With the name, commands can tell why this earlier run is not used: its config or its version of the code differs.
+    Only run folders that exist and plans of the same study and scale count. If several stored plans have such a run at
+    a place, the run of the newest plan is returned.
     """
     runs, planned = plan.store, {place_of(member): member for member in plan.members}
     earlier: dict[Place, str] = {}
@@ -189,9 +189,10 @@ def _trial(planned: Planned, runs: Path) -> dict[str, Any]:
 
 
 def _in_store(cell: Cell, store: str) -> Cell:
-    """Return the cell, and its chain of parents, with the override `store` in place of `runtime.runs=…`.
+    """Return the cell with the override `store` in place of its override `runtime.runs=…`, likewise in its parents.
 
-    A plan file contains no path of the store, since the store may be mounted elsewhere.
+    store: a whole override: `runtime.runs=PATH`, or `runtime.runs=` in a plan file, which does not contain the path
+    since the store may be mounted elsewhere.
     """
     overrides = tuple(store if text.startswith(STORE) else text for text in cell.overrides)
     return replace(cell, overrides=overrides, parent=cell.parent and _in_store(cell.parent, store))
@@ -246,10 +247,11 @@ def _decoded(data: Mapping[str, Any], runs: Path) -> Plan:
 
 
 def _folders(data: Mapping[str, Any] | None) -> Iterator[tuple[Member, str]]:
-    """Yield pairs (member, name of its run folder) of a plan file's content, without decoding the trials.
+    """Yield each member in a plan file's content, with the name of its trial's run folder, without decoding the trials.
 
     A member is a place of the plan with the id of its trial. Because trials are not decoded, the function also works
-    for plan files whose trials this version of fewbits cannot decode.
+    for plan files whose trials this version of fewbits cannot decode. data: the content; None: the file is unreadable.
+    For None, and for another format version than FORMAT, nothing is yielded.
     """
     if data is not None and data["format"] == FORMAT:
         folders = {row["id"]: row["folder"] for row in data["trials"]}

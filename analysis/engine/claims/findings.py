@@ -127,10 +127,10 @@ class Verdict:
 
     @property
     def leading(self) -> Finding | None:
-        """The finding whose effect a summary shows: the one with the greatest p_for among findings with an interval.
+        """The finding whose effect a summary shows: the one with the weakest support, that is, the greatest `p_for`.
 
-        A finding without p_for counts as p_for = 1. Findings without an interval, for example of a single seed, are
-        used only if no finding has an interval. None if no finding has an effect.
+        A finding without a p value `p_for` counts as p_for = 1. A finding that has an effect but no interval, for
+        example of a single seed, is chosen only if no finding has an interval. None if no finding has an effect.
         """
         measured = [finding for finding in self.findings if finding.effect is not None]
         return max(measured, key=lambda one: (one.interval is not None, _p_for(one)), default=None)

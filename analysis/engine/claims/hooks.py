@@ -43,7 +43,11 @@ class MetricHook:
 
 @dataclass
 class Hooks:
-    """The hooks that a study's modules have registered: metrics by name; exact checks and measures by claim id."""
+    """The functions that a study's modules have registered with the decorators `metric`, `exact` and `measure`.
+
+    metrics: name of a metric → the function that computes it for each trial or pair of trials. exact: claim id → the
+    function that checks the claim by arithmetic. measures: claim id → the function that computes the claim's data.
+    """
 
     metrics: dict[str, MetricHook] = field(default_factory=dict)
     exact: dict[str, Callable[[], Mapping[str, Exact] | Exact]] = field(default_factory=dict)
@@ -97,7 +101,7 @@ def measure(study: str, claim: str) -> Callable[[F], F]:
     """Return a decorator that registers a function of Results, which computes data for the claim with this id.
 
     The function returns {key: data}; a part of the claim chooses its data by `data: KEY`. Such a function is needed if
-    the data are not one number per trial or pair.
+    the data are not one number for each trial, or for each pair of a trial of the arm and one of the baseline.
     """
 
     def register(compute: F) -> F:

@@ -38,9 +38,10 @@ def judge_claims(of: StudyClaims, results: Results) -> dict[str, Verdict]:
 
 
 def evidence_of(study: str, claim: Claim, results: Results, of: StudyClaims | None = None) -> Evidence:
-    """Return the findings on a claim and its controls, with the size of the runs and the notes on them.
+    """Return the findings on a claim and its controls, with the size of the claim's runs and notes for the reader.
 
-    of: the collection that contains the claim and its controls; None for the study's own file of claims.
+    The notes are the claim's caveat, and warnings about seeds that no claim should use. of: the collection that
+    contains the claim and its controls; None for the study's own file of claims.
     """
     findings, whole = find(study, claim, results), of or load_claims(study)
     if reason := whole.unfit_at(results.scale_name, claim):
@@ -68,7 +69,11 @@ def _unjudged(finding: Finding, reason: str) -> Finding:
 
 
 def _shaped(study: str, results: Results, trials: Iterable[str]) -> tuple[str, ...]:
-    """Return a warning for each seed of these trials whose earlier results influenced the study's design."""
+    """Return a warning for each seed of the given trials that seeds.yaml lists for this study and scale.
+
+    Results of the listed seeds in earlier runs influenced the study's design, so these seeds are no independent
+    evidence. trials: the ids of the trials.
+    """
     chosen = set(trials)
     seeds = sorted({member.cell.seed for member in results.members if member.id in chosen})
     shaped = shaping(study, results.scale_name, seeds)

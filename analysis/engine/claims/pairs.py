@@ -1,9 +1,10 @@
 """Get the data of a claim's comparison: choose the sweep, resolve the metric, pair the trials, pool the spread.
 
-Arms are compared in the sweep that the part names. If it names none, they are compared in the first sweep that has both
-arms, or else over all sweeps. The spread is pooled over arms of all sweeps. These arms have the baseline's model,
-optimizer, schedule and trunk, and their forward passes have the precision of one of the two compared arms
-(results/pooling.py).
+Arms are compared in the sweep that the claim's part names. If the part names none, they are compared in the first sweep
+that has both arms, or else over all sweeps. The spread, which is the standard deviation over seeds of the relative
+differences between two arms, is pooled: it is estimated from more arms, of all sweeps (results/pooling.py). These arms
+have the baseline's model, optimizer, schedule and trunk, and their forward passes have the precision of one of the two
+compared arms.
 """
 
 from __future__ import annotations
@@ -70,11 +71,11 @@ def _is_paired(scope: Results, arm: str, baseline: str, where: Where) -> bool:
 
 
 def data_of(results: Results, comparison: Comparison, numbers: Callable[[Results, str], Numbers]) -> Measured:
-    """Return the data with which a comparison of arms is tested: the pairs' differences and their pooled spread.
+    """Return the data on which a comparison is tested: the differences of pairs of trials, arm minus baseline.
 
-    For a comparison without a baseline, return the arm's own numbers. If the arms are not planned, return NotPlanned;
-    if they have no data, return NoData; both have the reason. numbers: a function (results, name of a metric) → the
-    metric.
+    Relative differences can have a pooled spread (see the module's docstring). For a comparison without a baseline,
+    return the arm's own numbers. Return NotPlanned if the plan lacks an arm or has no pair, and NoData if no number is
+    available; both contain the reason. numbers: a function (results, name of a metric) → the metric.
     """
     part, arm, baseline, where = comparison.part, comparison.arm, comparison.baseline, comparison.where
     base_where = part.baseline_where
@@ -127,7 +128,7 @@ def scope_of(
 
 
 def members_of(results: Results, arm: str, where: Where | None = None) -> tuple[Member, ...]:
-    """Return an arm's places that have these axis values; if there are none, the arm's places without any axis."""
+    """Return the arm's places with the axis values `where`; if no place has them, the arm's places without any axis."""
     axes = set((where or {}).items())
     members = [member for member in results.members if member.cell.arm == arm]
     return tuple(member for member in members if axes <= set(member.cell.axes)) or tuple(
@@ -136,9 +137,9 @@ def members_of(results: Results, arm: str, where: Where | None = None) -> tuple[
 
 
 def _documents(scope: Results, comparison: Comparison) -> Shared | None:
-    """Return the standard error of the comparison's mean difference that comes from the choice of documents.
+    """Return the standard error of a comparison's mean difference that comes from the choice of evaluated documents.
 
-    Return None if the metric or the runs have no losses for single documents.
+    Return None if the metric is not in DOCUMENTS, or if no pair of trials has losses of two or more single documents.
     """
     column = DOCUMENTS.get(comparison.metric)
     frame = scope.remembered("documents", lambda: documents(scope))

@@ -1,4 +1,4 @@
-"""Compare probes of the trunk instead of trained arms, in parts of claims with `probed: true`.
+"""Compare probes of the trunk instead of trained arms, in those parts of claims that have `probed: true`.
 
 Probes measure all recipes on the same weights and batches. So a statement about tensors can be tested at one
 checkpoint, without training a model with each recipe. The probe of the arm ARM is the arm `probe-ARM` in the sweep
@@ -20,10 +20,11 @@ C = TypeVar("C", bound=Claim | ControlClaim)
 
 
 def at_probes(claim: C, results: Results) -> C:
-    """Return the claim; each part with `probed` compares the probes at the trunk's last checkpoint instead of the arms.
+    """Return a copy of the claim in which parts with `probed` compare probes of their arms, not the trained arms.
 
-    A part stays unchanged if the plan lacks one of its probes, or if the probed checkpoint belongs to an imported
-    model, whose architecture differs from the one that the claims are about.
+    The probes are those at the trunk's last checkpoint. A part stays unchanged if the plan lacks the probe of one of
+    its arms or of its baseline, or if the probed checkpoint belongs to an imported model, whose architecture differs
+    from the one that the claims are about.
     """
     return replace(claim, parts=tuple(_moved(part, results) if part.probed else part for part in claim.parts))
 

@@ -229,11 +229,10 @@ class StudyClaims:
             raise ValueError(f"control {name}: no claim lists it under the key control")
 
     def _check_nulls(self, claim: Claim) -> None:
-        """Raise ValueError if a test in NULLS has a margin, but no control of the claim has to show a change as large.
+        """Raise ValueError if a part with a test in NULLS has no control that needs an effect of at least its margin.
 
-        Tests in NULLS have to show that an effect is smaller than the margin. Without such a control, runs in which
-        nothing changes the numbers would support the claim, too. Only claims about losses (reach `outcome`) are
-        checked.
+        Tests in NULLS have to show that an effect is smaller than the margin. Without such a control, runs that cannot
+        detect any change would support the claim, too. Only claims about losses (reach `outcome`) are checked.
         """
         shown = [part for name in claim.control for part in self.control(name).parts]
         for part in claim.parts:
@@ -263,10 +262,11 @@ class StudyClaims:
 
 
 def _exceeds(control: Part, null: Part, margin: Margin) -> bool:
-    """Tell whether the control's part needs an effect of at least `margin` to be supported.
+    """Tell whether a part of a control is supported only by an effect of at least `margin`.
 
-    null: the claim's part that has this margin, with a test in NULLS (`no_worse`, `equivalent`). The effect must be of
-    the same kind of number as in this part, for example a relative change of a loss.
+    control: the control's part. null: a part of the claim, with a test in NULLS (`no_worse`, `equivalent`). margin: the
+    margin of `null`. The result is also False if the effects of the two parts are different kinds of numbers, for
+    example a relative change of a loss and an absolute one.
     """
     same = any(one == other or ("loss" in one and "loss" in other) for one in control.metrics for other in null.metrics)
     own = control.margin
@@ -312,7 +312,7 @@ def load_claims(study: str) -> StudyClaims:
 
 
 def claims_from(file: Path, study: str) -> StudyClaims:
-    """Return the claims and controls that the user has written in a YAML file; all claims are marked as `ours`.
+    """Return the claims and controls that the user has written in a YAML file; by default, its claims are `ours`.
 
     study: the study of the sweep that the claims are about. Raise ValueError if the file is not valid.
     """

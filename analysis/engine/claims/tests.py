@@ -33,7 +33,10 @@ INACTIVE = "both arms have exactly the same numbers in every pair: the mechanism
 
 
 def judge(comparison: Comparison, data: Measured) -> Finding:
-    """Test a comparison with its data and return the finding. Without data, the finding's status and reason say why."""
+    """Test a comparison with its data and return the finding.
+
+    If the data are NotPlanned or NoData, nothing is tested, and the finding has the reason for the missing data.
+    """
     empty = Finding(
         comparison.name,
         Status.UNDECIDED,
@@ -210,7 +213,10 @@ def _observed(empty: Finding, comparison: Comparison, data: Differences) -> Find
 
 
 def _transformed(data: Differences) -> list[float]:
-    """Return the values to test. Shares become arcsin √share, because then their spread hardly depends on the share."""
+    """Return the values to test: those of `data` or, if these are shares (limits 0 and 1), arcsin √share of each.
+
+    After this transformation, the spread of shares hardly depends on their size.
+    """
     return [_arcsine(value) for value in data.values] if _shares(data) else list(data.values)
 
 
@@ -271,7 +277,8 @@ def _events(
 def spread_of(data: Differences) -> Spread | None:
     """Return the spread (standard deviation) that a test of these data uses; None for fewer than two values.
 
-    It is the spread of the values or, if that is larger, the pooled spread times a factor of caution (see `estimate`).
+    It is the spread of the values or, if that is larger, the pooled spread `data.spread` times the factor CAUTION
+    (see `estimate`).
     """
     estimated = estimate(_transformed(data), data.spread, data.shared) if data.values else None
     return None if estimated is None else estimated.spread

@@ -225,12 +225,11 @@ def _headings(parts: Iterable[Finding]) -> str:
 
 
 def _controlled(verdict: Verdict, evidence: Evidence) -> Verdict:
-    """Return the verdict, or a weaker one if it needs a control that did not pass.
+    """Return the verdict, changed to `inconclusive` or `not run` if a control of the claim did not pass.
 
     Only decided verdicts (`Outcome.decided`) and `not seen at this scale` can change. They become `inconclusive` if a
-    control failed or could not be tested. If the only reason is that the scale does not plan the controls' arms, they
-    become `not run`.
-    `not seen at this scale` also becomes `inconclusive` if the claim has no control.
+    control failed or could not be tested, but `not run` if the only reason is that the scale does not plan arms of the
+    controls. `not seen at this scale` also becomes `inconclusive` if the claim has no control.
     """
     if not verdict.outcome.decided and verdict.outcome is not Outcome.NOT_SEEN:
         return verdict

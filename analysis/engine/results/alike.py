@@ -84,7 +84,7 @@ def unlike_within_seeds(rows: Sequence[Row]) -> list[str]:
 
 
 def _values(computed: Computed, at: int) -> set[str]:
-    """Return the values of the property LIKENESS[at] in the environments that computed a run.
+    """Return the values of the property LIKENESS[at] in the environments in which a run was computed.
 
     A run without a record of its environment has the kind UNKNOWN, and no value of the other properties.
     """
@@ -94,11 +94,12 @@ def _values(computed: Computed, at: int) -> set[str]:
 
 
 def _remedy(unlike: Sequence[Computed], usual: str | None) -> str:
-    """Return the command with which the user can make runs comparable.
+    """Return a text that tells the user how to run trials again so that their runs can be compared.
 
-    unlike: for each run, the environments that computed it. usual: the kind of machine that the command names.
-    `fewbits sweep --like KIND` runs trials again on this kind of machine with the installed torch. It does not choose a
-    backend. If the runs differ only in the backend or instruction limits, return an instruction without this option.
+    unlike: for each run, the environments in which it was computed. usual: the kind of machine that the text names. The
+    text contains `fewbits sweep --like KIND`, which runs trials again on this kind of machine, with the installed torch
+    and any backend. If the runs differ only in the backend, or in environment variables that change how sums are
+    rounded, the option --like does not help, and the text says instead to move the run folders away.
     """
     parts = [tuple(zip(LIKENESS, part, strict=True)) for computed in unlike for part in computed]
     chosen = {tuple(fact for fact in part if fact[0] not in ("backend", "limits")) for part in parts}

@@ -87,7 +87,7 @@ class ArmTable:
         return self.arm(name).short
 
     def prefix(self, sweep: str) -> str:
-        """Return the text before the labels of this sweep's arms: the prefix of its group without `where`, or ""."""
+        """Return the text before the labels of the sweep's arms: the prefix of its Group that has no `where`, or ""."""
         return next((group.prefix for group in self.groups if group.sweep == sweep and not group.where), "")
 
     def family(self, sweep: str) -> tuple[str, ...]:

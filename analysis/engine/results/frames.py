@@ -101,7 +101,11 @@ class Results:
 
     @cached_property
     def trials(self) -> pd.DataFrame:
-        """A table with a row for each place: its labels, its trial's state, and all numbers in result.json."""
+        """A table with a row for each place; the columns are those of `labels` and `standing` (rows.py).
+
+        They are, among others, the place's sweep, arm, axis values and seed; the trial's id and state; and, for
+        finished trials, the measured numbers.
+        """
         return pd.DataFrame([self._row(member) for member in self.members])
 
     def _row(self, member: Member) -> dict[str, Any]:

@@ -13,14 +13,15 @@ ANYWHERE: Where = {}  # no restriction to axis values
 
 
 def not_planned(results: Results) -> NotPlanned:
-    """Return NotPlanned with the reason that the arms are not run at the scale of these results."""
+    """Return NotPlanned with the reason "not run at this scale" and the name of the scale of these results."""
     return NotPlanned(f"not run at this scale ({results.scale_name})")
 
 
 def sweep_places(results: Results, sweep: str, where: Where = ANYWHERE) -> Results | NotPlanned:
-    """Return the results of one sweep's places that have these axis values or have no axes (such as trunks).
+    """Return the results of those places of one sweep that have the axis values `where`, or that have no axes.
 
-    Return NotPlanned if there is no such place.
+    A place has no axes if its arm, for example a trunk, does not use the axes of the sweep. Return NotPlanned if there
+    is no such place.
     """
     if sweep not in {planned.name for planned in results.plan.sweeps}:
         return not_planned(results)
@@ -33,9 +34,10 @@ def sweep_places(results: Results, sweep: str, where: Where = ANYWHERE) -> Resul
 
 
 def family_places(results: Results, table: ArmTable, sweep: str) -> Results:
-    """Return the results of all places in the sweep's family; there may be no place.
+    """Return the results of all places of the sweeps that are in the same family as `sweep`.
 
-    A family is a group of sweeps of one model whose arms start from the same trunks (see `ArmTable`).
+    A family is a group of sweeps of one model whose arms start from the same trunks (see `ArmTable`). If the plan has
+    none of these sweeps, the returned results have no places.
     """
     sweeps = table.family(sweep)
     return results.remembered(

@@ -42,9 +42,10 @@ def _means(rows: pd.DataFrame, variant: str, measure: str) -> dict[str, float]:
 
 
 def whole_gradients(results: Results) -> pd.DataFrame:
-    """Return the rows of all probes that are about the whole model (its loss and full gradient), not about one layer.
+    """Return those rows of all probes' tables that describe the whole model (loss and full gradient), not one layer.
 
-    The columns are those of the probe's table and the labels of the place. The table is empty if there are no probes.
+    The columns are those of a probe's table, and the labels and state of its place. The returned table is empty if
+    there are no probes.
     """
     table = results.table_of(TABLE)
     return table if table.empty else table[table["layer"] == WHOLE]

@@ -26,7 +26,8 @@ Row = Mapping[str, Any]
 def labels(member: Member) -> dict[str, Any]:
     """Return {column: value} of a place: study, scale, sweep, arm, axes, seed, id, and a column for each axis.
 
-    id: the id of the trial. An axis that has the name of one of the other columns gets no column.
+    axes: the pairs (axis, value) of all axes. id: the id of the trial. An axis that has the name of one of the other
+    columns gets no column of its own.
     """
     cell = member.cell
     columns = {
@@ -44,9 +45,10 @@ def labels(member: Member) -> dict[str, Any]:
 def standing(folder: RunFolder, trial: Trial, old: str) -> dict[str, Any]:
     """Return {column: value} of a trial: the columns STANDING (state, step …) and, if finished, all measured numbers.
 
-    The numbers are those of result.json and of later evaluations of the run. `note` says why there is no result, or
-    that today's code may give another one. old: the name of the run folder of another trial that an earlier plan had at
-    the same place, or "". If `trial` is not finished, `old` is put into the column `stale`.
+    The numbers are those of result.json and of later evaluations of the run. The column `note` can say why
+    there is no result, or that the result was computed by other code than today's. old: the name of the run folder of
+    another trial that an earlier plan had at the same place, or "". If `trial` is not finished, `old` is put into the
+    column `stale`.
     """
     state = store.state(folder)
     over = state in store.OVER

@@ -71,7 +71,7 @@ def checked(values: ArrayLike, name: str = "values", least: int = 1) -> Array:
     """Return the values as a vector of finite numbers.
 
     Raise ValueError if there are fewer than `least` values, or if a value is not finite. name: the name of the values
-    in this message.
+    in the error's message.
     """
     array = np.asarray(values, np.float64)
     if array.ndim != 1 or array.size < least:
@@ -102,9 +102,9 @@ def pseudo_values(rows: Sequence[Mapping[str, float]], of: Callable[[Mapping[str
 
     rows: for each seed, {name: number}. of: a function that computes the number from {name: mean over seeds}.
     With n seeds, the pseudo-value of a seed is n · of(means over all seeds) - (n - 1) · of(means without this seed).
-    If `of` is linear, the pseudo-value is of(row). If `of` is a quotient, the mean of the pseudo-values estimates the
-    quotient of the means, and their spread gives its error; a mean of the seeds' quotients would depend on the few
-    seeds whose denominator is close to 0.
+    If `of` is linear, the pseudo-value is of(the seed's row). If `of` is a quotient, the mean of the pseudo-values
+    estimates the quotient of the means, and the spread of the pseudo-values gives the error of this estimate; a mean of
+    the seeds' quotients would depend on the few seeds whose denominator is close to 0.
     """
     if len(rows) < 2:
         return [of(row) for row in rows]
@@ -260,7 +260,7 @@ def _unlike(rows: Sequence[Sequence[float]], place: int) -> float:
 
 @dataclass(frozen=True)
 class Shared:
-    """A standard error that more seeds do not reduce, for example because all are evaluated on the same documents."""
+    """A standard error that more seeds do not reduce, for example the error due to the choice of evaluation text."""
 
     error: float
     df: int  # its degrees of freedom
@@ -322,13 +322,13 @@ def estimate(values: ArrayLike, pooled: Spread | None = None, shared: Shared | N
 
 
 def fraction(name: str, value: float) -> float:
-    """Return the value; raise ValueError unless 0 < value < 1. name: the value's name in this message."""
+    """Return the value; raise ValueError unless 0 < value < 1. name: the value's name in the error's message."""
     if not 0 < value < 1:
         raise ValueError(f"{name} is {value}, but must be a number between 0 and 1")
     return value
 
 
 def positive(name: str, value: float) -> None:
-    """Raise ValueError unless the value is positive and finite. name: the value's name in this message."""
+    """Raise ValueError unless the value is positive and finite. name: the value's name in the error's message."""
     if not (value > 0 and math.isfinite(value)):
         raise ValueError(f"{name} is {value}, but must be a positive number")

@@ -11,7 +11,10 @@ from fewbits.analysis.engine.statistics.estimates import ALPHA
 
 @dataclass(frozen=True)
 class Stratum:
-    """The numbers of trials of two arms under one condition (such as one learning rate), with and without an event."""
+    """The numbers of trials of our arm and the baseline, with and without an event, under one condition.
+
+    A condition is, for example, one learning rate.
+    """
 
     name: str
     ours: int  # our arm's trials with the event
@@ -27,9 +30,10 @@ class Stratum:
             )
 
     def ways(self) -> list[int]:
-        """Return, for k = 0, 1, … `of_ours`, the number of ways to place the events so that k are in our arm's trials.
+        """Return a list: element k is the number of ways to choose the trials with the event so that k are our arm's.
 
-        The total number of events and the numbers of trials are fixed; a trial has at most one event.
+        k goes from 0 to the number of our arm's trials. Each choice has as many trials as have the event in this
+        stratum; those that are not our arm's are the baseline's.
         """
         events = self.ours + self.theirs
         return [

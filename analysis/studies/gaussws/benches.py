@@ -3,9 +3,10 @@
     fewbits bench train --model gpt2-nano,llama2-nano --recipes gaussws,diffq --optimizers adamw,adam-mini --store runs
     fewbits bench kernels --generators --store runs
 
-An arm is an optimizer with a recipe, or a generator in an operation. The commands time arms in turns. One turn times
-each arm once, so that other load on the machine affects all arms alike; therefore arms are compared within a turn. The
-spread over turns shows how precise a ratio is on this device, not on others.
+An arm of the first command is an optimizer with a recipe. An arm of the second is a noise generator in one of two
+operations: drawing noise alone, or computing the whole sampled weight (eq. 3 of the paper). The commands time arms in
+turns. One turn times each arm once, so that other load on the machine affects all arms alike; therefore arms are
+compared within a turn. The spread over turns shows how precise a ratio is on this device, not on others.
 """
 
 from __future__ import annotations
@@ -44,14 +45,15 @@ class Timed:
 
     @property
     def speed(self) -> float:
-        """The tokens or elements per second, by the median time of a turn (one timing of each arm)."""
+        """The tokens or elements per second: `amount` divided by the median over turns of this arm's time."""
         return self.amount / median(self.seconds)
 
     @property
     def quiet(self) -> tuple[bool, ...]:
-        """Tell for each turn (one timing of each arm) whether other processes used at most QUIET of the processors.
+        """Tell for each turn (one timing of each arm) whether other processes used little of the machine.
 
-        QUIET is a share. The value is False for turns in which the share was not measured.
+        It is little if they used at most the share QUIET of the processors' time. The value is False for turns in
+        which this share was not measured.
         """
         shares = self.others or (None,) * len(self.seconds)
         return tuple(share is not None and share <= QUIET for share in shares)

@@ -28,7 +28,7 @@ GIB = 2**30
 
 
 def weights(seed: int = 0, shape: tuple[int, int] = SHAPE) -> Tensor:
-    """Return a matrix of normal values in FP32."""
+    """Return a matrix of random FP32 values from the standard normal distribution."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
@@ -91,11 +91,13 @@ def gradients(kind: str, seed: int = 5) -> Gradients:
 
 
 def _redrawn(w: Tensor, widths: Tensor, seed: int, kind: str) -> bool:
-    """Tell whether the forward and the backward pass use the same noise R, by tests of five elements of each square.
+    """Tell whether the forward and the backward pass use the same noise R in five tested elements of each square.
 
     A square is a block of 32×32 weights, which has one bit width. The elements are on the square's diagonal. If the
     gradient of ŵ is 1 in one element of a square and 0 elsewhere, the gradient of the square's bit width is
     proportional to the R of this element.
+
+    widths: the bit width of each square. seed: the seed of the noise. kind: gaussian or uniform noise.
     """
     forward = noise(kind, w.numel(), seed).view(SHAPE)
     scale = _maxima(w) * torch.exp2(1 - widths.double())

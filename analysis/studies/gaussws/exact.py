@@ -44,8 +44,8 @@ def g1() -> Exact:
 def g2() -> Exact:
     """Check GaussWS's Lemma 1 for BF16: casts remove no noise at bit widths below 9, but remove some noise at 9.
 
-    The cast rounds a weight plus noise; it removes the noise if it returns the weight. For uniform noise of 4 bits, the
-    limit is a bit width of 5 instead of 9.
+    The cast rounds a weight plus noise; it removes the noise if it returns the weight. The claim also says that casts
+    remove no uniform noise of 4 bits at bit widths below 5, but remove some at 5.
     """
     below = [_lost(bits) for bits in (3, 4, 5, 6, 7, 8, 8.5, 8.99)]
     uniform = [_lost(bits, *theory.UNIFORM_4_BITS) for bits in (3, 4, 4.5, 4.99)]
@@ -65,7 +65,10 @@ def g2() -> Exact:
 
 
 def _lost(bits: float, *magnitudes: float) -> Swallowed:
-    """Return in how many cases a cast removes the noise R, summed over these magnitudes of R (by default 1 and 2)."""
+    """Count the cases in which a cast removes the noise R, for each of these magnitudes of R, and add the counts.
+
+    bits: the bit width. magnitudes: 1 and 2 if none is given. `theory.swallowed` describes the cases.
+    """
     found = [theory.swallowed(bits, magnitude) for magnitude in magnitudes or (1.0, 2.0)]
     return Swallowed(sum(one.lost for one in found), sum(one.cases for one in found))
 

@@ -13,10 +13,11 @@ SHARE = (0.0, 1.0)
 
 @metric("gaussws", "width_spread")
 def width_spread(results: Results) -> Mapping[str, float]:
-    """Return the standard deviation, in bits, of the widths of all 32×32 squares of a model at the end of each trial.
+    """Return, by the id of each finished trial, the standard deviation of the final bit widths of the whole model.
 
-    All widths have the same initial value and the same decay. Therefore a value above 0 shows that gradients move
-    them; decay alone moves all widths equally, by almost two bits.
+    Each 32×32 square of a weight has one width; the standard deviation is over all squares of all layers, in bits. All
+    widths have the same initial value and the same decay. Therefore a value above 0 shows that gradients move them;
+    decay alone moves all widths equally, by almost two bits.
     """
     return {trial: one.spread for trial, one in finals(results).items()}
 
@@ -27,7 +28,10 @@ def mean_width(results: Results) -> Mapping[str, float]:
 
 
 def _up_to(tier: int) -> Callable[[Results], Mapping[str, float]]:
-    """Return a metric: the share of a trial's parameters whose widths are at most `tier` bits."""
+    """Return the function that computes a metric of each finished trial, by the trial's id.
+
+    The metric is the share of the parameters that are in squares with a final bit width of at most `tier`.
+    """
     return lambda results: {trial: one.tiers[tier] for trial, one in finals(results).items()}
 
 

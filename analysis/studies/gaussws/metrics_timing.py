@@ -113,6 +113,10 @@ def _chosen(choose: Callable[[Iterable[float]], float], pairs: Iterable[Pair], t
 
 
 def _printed(column: str) -> list[float]:
-    """Return the share of throughput that each model loses by this column of the paper's Table 1, as a fraction."""
+    """Return the share of BF16's throughput that each model in MODELS loses according to the paper's Table 1.
+
+    column: the id of the table's column, which stands for an optimizer and a method, such as adamw-gaussws. The shares
+    are fractions. Models for which the paper has no number are left out.
+    """
     printed = [paper("gaussws").table("Table 1").value(f"overhead-{size}", column) for size in MODELS]
     return [value / 100 for value in printed if value is not None]

@@ -35,14 +35,14 @@ INDUCED = "We induce this instability by raising the learning rate; it is no tes
 
 @dataclass(frozen=True)
 class Ended:
-    """The results of an arm's finished trials at one learning rate: how many left the trunk's level, and loss changes.
+    """The results of an arm's trials at one learning rate that finished or diverged, compared with their trunks.
 
     A trial leaves the trunk's level if it diverges, or if its training loss is more than RISE above its trunk's.
     """
 
     left: int  # the number of trials that left the trunk's level
     rises: tuple[float, ...]  # loss / the trunk's loss - 1, for each trial with a finite loss
-    trials: tuple[str, ...]  # the ids of the finished trials, one for each seed
+    trials: tuple[str, ...]  # the ids of the trials, one for each seed
 
     @property
     def seeds(self) -> int:
@@ -56,7 +56,7 @@ class Ended:
 def ended(part: Results, arm: str, rate: str) -> Ended | None:
     """Return the results of an arm's finished and diverged trials at one learning rate; None if there are none.
 
-    rate: one of RATES, such as x3, which is 3 times the learning rate of the trunk.
+    part: the results of one of SWEEPS. rate: one of RATES, such as x3, which is 3 times the learning rate of the trunk.
     """
     late, states = part.late("loss"), dict(zip(part.trials["id"], part.trials["state"], strict=True))
     left = 0
@@ -76,7 +76,7 @@ def ended(part: Results, arm: str, rate: str) -> Ended | None:
 
 
 def all_ended(results: Results) -> dict[tuple[str, str], Ended]:
-    """Return the results of the arms in SWEEPS, for each pair (arm, learning rate) that has a finished trial."""
+    """Return the results of the arms in SWEEPS by (arm, learning rate), if a trial of it has finished or diverged."""
     found = {}
     for sweep, arms in SWEEPS.items():
         part = sweep_places(results, sweep)

@@ -157,7 +157,10 @@ UNSTATED: dict[str, Describe] = {
 
 
 def _column(results: Results, column: Column) -> SettingsColumn:
-    """Return our settings for a column of the paper's table; the number of ranks comes from the plan."""
+    """Return our column beside one column of the paper's Table E.1, with the settings of our GaussWS arm.
+
+    The settings come from the trials' configs, except the number of ranks, which is in the plan.
+    """
     part = sweep_places(results, SWEEPS[column.id])
     trials = [] if isinstance(part, NotPlanned) else [part.plan.trials[name] for name in trial_ids(part, OURS).values()]
     ranks = max((planned.resources.ranks for planned in trials), default=1)

@@ -382,6 +382,6 @@ def table_c1_rows() -> dict[str, list[tuple[float | str, float | str]]]:
 
 
 def _plain(value: float | str | None) -> float | str:
-    """Return a value of the paper with "FP8 E4M3, E3M4" written out as "FP8 E4M3, FP8 E3M4"."""
+    """Return a value of the paper's table; in text, write "FP8 E4M3, E3M4" out as "FP8 E4M3, FP8 E3M4"."""
     assert value is not None
     return value.replace("FP8 E4M3, E3M4", "FP8 E4M3, FP8 E3M4") if isinstance(value, str) else value

@@ -89,7 +89,10 @@ def _draw_layers(axes: Axes, rows: pd.DataFrame) -> None:
 
 
 def _write_tiers(axes: Axes, part: Results) -> None:
-    """Write the shares of parameters with at most 5, 9 and 12 bits to the right of the panel."""
+    """Write, to the right of `axes`, the shares of parameters with at most 5, 9 and 12 bits at the end of training.
+
+    part: the results of a model family's sweep, of which the arm `gaussws` is used.
+    """
     if (found := final_of(part, OURS)) is not None:
         for tier in TIERS:
             words = f"≤ {tier}: {100 * found.tiers[tier]:.4g} %"

@@ -126,7 +126,10 @@ def _draw_layer(drawing: Drawing, layer: Layer, y: float, frame: pd.DataFrame, *
 
 
 def _draw_decision(drawing: Drawing, x: float, y: float, rows: pd.DataFrame) -> None:
-    """Draw a box with a tensor's mean error, coloured by the shares of mini-batches in E4M3 and in BF16.
+    """Draw the box of a tensor, with its left edge at x, its middle at height y, and the tensor's mean relative error.
+
+    The colours of the box show in which share of the mini-batches the tensor was quantized to E4M3, and in which share
+    it stayed in BF16. If both shares are above 0, the box also has the share of BF16 as text.
 
     rows: the tensor's rows of the table `tensors.decisions`; without rows, the box is empty.
     """

@@ -193,7 +193,7 @@ def m2() -> dict[str, Exact]:
 
 @dataclass(frozen=True)
 class Grouped:
-    """GAM with one mantissa for a whole tensor, compared with one mantissa for each row of blocks."""
+    """Errors of GAM and bits of its scales: with one mantissa for the tensor, and with one for each row of blocks."""
 
     tensors: int
     worse: int  # the number of tensors whose error is greater with smaller groups
@@ -207,9 +207,10 @@ GROUPINGS = (WHOLE, replace(WHOLE, group="row"))  # a mantissa for the whole ten
 
 @cache
 def grouped(count: int = 24) -> Grouped:
-    """Compare one mantissa for the tensor with one for each row of blocks, on `count` random heavy-tailed tensors.
+    """Compare GAM with one mantissa for the tensor and with one for each row of blocks, on `count` random tensors.
 
-    Heavy tails are a hard case, because an encoding scale that is too small flushes many of the values to zero.
+    The tensors have heavy tails. They are a hard case, because many of a block's values are flushed to zero if the
+    scale by which the block is multiplied before rounding is too small.
     """
     g = torch.Generator().manual_seed(1)
     sums, worse, bits = [0.0, 0.0], 0, [0.0, 0.0]

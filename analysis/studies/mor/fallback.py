@@ -71,7 +71,7 @@ def figure_10(results: Results) -> Picture:
 
 
 def _empty(name: str, results: Results) -> Panel:
-    """Return the empty panel of a configuration that is not run at this scale."""
+    """Return the empty panel of the training configuration `name`, which is not run at this scale."""
     return Panel(f"{name}: decisions for BF16, %", empty=not_planned(results).reason)
 
 

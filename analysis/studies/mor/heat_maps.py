@@ -4,7 +4,8 @@ A row of a map is the histogram of one tensor. Its label has the paper's names: 
 `linear_qkv`, `linear_proj`, `fc1` or `fc2`, then input, weight or gradient. The arm Channel quantizes the rows and the
 columns of a tensor separately, so its maps have a row for each direction. The label "rows" means the vectors along
 which fprop (inputs and weights) or dgrad (gradients) sums. The label "columns" means the vectors along which dgrad
-(weights) or wgrad (inputs and gradients) sums. Counts are summed over seeds.
+(weights) or wgrad (inputs and gradients) sums. Counts are summed over seeds. The paper's term mini-batch stands for one
+of our micro-batches.
 """
 
 from __future__ import annotations
@@ -141,7 +142,10 @@ def annotated(results: Results) -> Picture:
 
 @figure("mor", "Figure 14")
 def over_steps(results: Results) -> Picture:
-    """Draw histograms of three tensors of layer 1 over steps: first along the BF16 trunk, then in the arm Block."""
+    """Draw histograms of three tensors of layer 1, with a row for each window of steps.
+
+    The first rows are of the BF16 trunk, the others of the arm Block.
+    """
     part = sweep_places(results, "partitions", ONE)
     if isinstance(part, NotPlanned):
         return part
@@ -214,8 +218,8 @@ def _map(rows: Sequence[HeatRow], title: str = "") -> HeatMap:
 def _last(results: Results, arm: str, where: Where) -> pd.DataFrame | NoData | NotPlanned:
     """Return the rows of `tensors.decisions` of an arm's finished trials, in their last window of steps.
 
-    Return NotPlanned if the arm is not run at this scale, and NoData if none of its finished trials has recorded
-    errors.
+    where: the values of the axes of the sweep `partitions` that select the trials. Return NotPlanned if the arm is not
+    run at this scale, and NoData if none of its finished trials has recorded errors.
     """
     part = sweep_places(results, "partitions", where)
     if isinstance(part, NotPlanned):
@@ -233,7 +237,8 @@ def _rows(
 ) -> list[HeatRow]:
     """Return a histogram for each combination of these layers, parts and kinds of tensors.
 
-    parts: if empty, all parts.
+    frame: rows of the table `tensors.decisions`. layers: the layers' indices, counted from 0. parts: parts of a layer,
+    such as qkv; if empty, all parts of TITLES that the layer has in `frame`.
     """
     found = []
     for layer in layers:
@@ -259,7 +264,10 @@ def _seeds(frame: pd.DataFrame) -> tuple[str, ...]:
 
 
 def _when(frame: pd.DataFrame, arm: str) -> str:
-    """Return a note with the arm, the number of seeds, and the number of mini-batches that a heat map's row counts."""
+    """Return a note with the arm, the number of mini-batches that a heat map's row counts, and the number of seeds.
+
+    frame: the result of `_last` for this arm.
+    """
     batches = int(frame.groupby(["layer", "slot"])["batches"].sum().max())
     (seeds,) = _seeds(frame)
     return f"{arm_table('mor').label(arm)}, the last window: {batches} mini-batches per row. {seeds}"

@@ -73,7 +73,7 @@ def ladder(results: Results) -> Picture:
 def _points(part: Results, numbers: dict[str, float], arms: tuple[str, ...] = ARMS) -> Points:
     """Return the numbers of the finished trials of these arms, by arm, number of parameters and seed.
 
-    numbers: a number for each trial, by its id.
+    part: the results of the sweep. numbers: a number for each trial, by its id.
     """
     points: Points = {}
     for row in part.rows:
@@ -97,10 +97,11 @@ def _style(arm: str) -> Style:
 
 
 def _trends(title: str, points: Points) -> list[str]:
-    """Return a note for each arm: the slope of the numbers over log10 of the number of parameters, and its interval.
+    """Return a note for each arm: the slope of its numbers over log10 of the number of parameters.
 
-    The slope is a mean over the seeds that have a number at every size. Arms with one size or no such seed have no
-    note.
+    The slope is a mean over the seeds that have a number at every size; if there are several such seeds, the note also
+    has its 90 % confidence interval. Arms with only one size or without such a seed have no note. title: what the
+    numbers are, as it begins the note.
     """
     notes = []
     for arm, sizes in points.items():

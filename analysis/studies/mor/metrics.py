@@ -114,10 +114,11 @@ def mean_error(results: Results) -> Numbers:
 def explained_by_flushing(results: Results) -> Numbers:
     """Return how often a tensor's share of flushed values predicts correctly whether its error exceeds THRESHOLD.
 
-    A value that is flushed to zero has an error of 100 %, so a share FLUSHED of such values raises a tensor's error
-    from about 2.25 %, E4M3's error without flushed values, to THRESHOLD (MoR's 4.5 %). The metric is the mean of
-    two shares of correct predictions: among tensors whose error exceeds the threshold, and among all others. A trial
-    that lacks one of these two kinds of tensors is left out.
+    The prediction is that the error exceeds THRESHOLD (MoR's 4.5 %) if and only if the share exceeds FLUSHED. A value
+    that is flushed to zero has an error of 100 %; FLUSHED is the share of such values that raises a tensor's error from
+    about 2.25 %, E4M3's error without flushed values, to THRESHOLD. The metric is the mean of two shares of correct
+    predictions: among tensors whose error exceeds THRESHOLD, and among all others. A trial that lacks one of these two
+    kinds of tensors is left out.
     """
     found = {}
     for trial, seen in tensors.tensors(results).dropna(subset=["flushed"]).groupby("id"):
@@ -133,11 +134,12 @@ def explained_by_flushing(results: Results) -> Numbers:
 
 @metric("mor", "norm_distance")
 def norm_distance(results: Results) -> Between:
-    """Return a function of two trials: the greatest distance between their curves of the norm of all parameters.
+    """Return a function (trial, baseline) → the greatest distance between the curves of their parameters' norms.
 
-    The distance is divided by the range (greatest minus least norm) of the baseline's curve including its trunk, so
-    the metric says how far apart the curves are in a plot. The function returns None if a trial has no curve, if the
-    two curves have no step in common, or if the baseline's norm does not change.
+    A curve is the norm of all parameters over the steps of training. The distance is divided by the range (greatest
+    minus least norm) of the baseline's curve including its trunk, as if the curves were compared in a plot. The
+    function returns None if a trial has no curve, if the two curves have no step in common, or if the baseline's norm
+    does not change.
     """
     frame = results.curves("parameter_norm").drop_duplicates(["id", "step"])
     curves = {str(trial): curve.set_index("step")["value"] for trial, curve in frame.groupby("id")}
@@ -172,7 +174,7 @@ def _register(name: str, number: Of, column: str = "error", bounds: tuple[float,
 
 
 def _ratio(above: float, below: float) -> float:
-    """Return the ratio of two errors' excesses over E4M3's floor of about 2.25 % (see `excess`)."""
+    """Return the excess of the error `above` divided by that of the error `below` (see `excess`)."""
     return excess(above) / excess(below)
 
 
@@ -286,7 +288,7 @@ def _over_training(name: str, part: str, slot: str, blocks: Callable[[Seen], lis
 def _at_start(name: str, part: str, slot: str) -> None:
     """Register the metric `name`: the error of a tensor of block 1 in the first window of training.
 
-    A branch's training starts with its trunk.
+    A branch's training starts with its trunk. part, slot: identify the tensor in the block.
     """
 
     @metric("mor", name)

@@ -1,7 +1,7 @@
 """Draw how MoR scales, chooses formats and rounds (Figures 2 to 4), with our kernels on small random tensors.
 
 The tensors come from fixed seeds; they are not trained. Their magnitudes are log-normal (with heavy tails), because all
-decisions would be the same for normal values.
+decisions would be the same for normally distributed values.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ FP32, AGAIN = 4, 5  # the indices of the steps before and after the second round
 
 @dataclass(frozen=True)
 class Flow:
-    """Three values of a tensor at each step of fake quantization (STATIONS)."""
+    """Three values of a tensor at each step of fake quantization; STATIONS has the labels of the steps."""
 
     scale: float
     stations: tuple[tuple[str, ...], ...]  # by step and value, as text
@@ -255,7 +255,10 @@ def flow(x: Tensor, spelling: str) -> Flow:
 
 
 def heavy_tailed(rows: int, columns: int, *, deviation: float, seed: int) -> Tensor:
-    """Return a BF16 tensor with random signs and log2 |x| normal with this standard deviation and mean 0."""
+    """Return a BF16 tensor x with random signs, in which log2 |x| is normally distributed with mean 0.
+
+    deviation: the standard deviation of log2 |x|.
+    """
     return _lognormal(rows, columns, deviation, torch.Generator().manual_seed(seed))
 
 

@@ -73,10 +73,10 @@ CONFIGURATIONS: Mapping[str, Where] = {"configuration 1": ONE, "configuration 2"
 
 @table("mor", "Fallbacks", "Tensors in BF16 over whole runs (blocks in sub-tensor arms)")
 def fallbacks(results: Results) -> TableResult:
-    """Return a table of shares of tensors in BF16, with a row for each arm and training configuration (MoR's 1 and 2).
+    """Return a table of shares of tensors in BF16, with a row for each arm in each of MoR's training configurations.
 
-    Each of KINDS has a column, such as the gradients' share. The last column has the share of all tensors in the first
-    window of steps. In sub-tensor arms, the shares are of blocks instead of tensors.
+    Each kind of tensors in KINDS, such as the gradients, has a column. The last column has the share of all tensors in
+    the first window of steps. In sub-tensor arms, the shares are of blocks instead of tensors.
     """
     rows = tensors(results)
     shares = {title: fallback_shares(rows[choose(rows)]) for title, choose in KINDS.items()}
@@ -110,7 +110,7 @@ def errors_and_losses(results: Results) -> TableResult:
 
 @table("mor", "Second rounding", "Scalings with and without rounding to BF16 after descaling")
 def second_rounding(results: Results) -> Table:
-    """Return a table of changes of the loss by scaling, with and without rounding to BF16 after descaling.
+    """Return a table of changes of the loss: a row for each scaling, with and without rounding to BF16 after descaling.
 
     Descaling divides quantized values by the scale. If the scale is a power of two, the results are exact in BF16;
     otherwise they have to be rounded, a second time after the rounding to E4M3.

@@ -3,7 +3,8 @@
 A tensor is identified by a block of the model, a part of this block (qkv, out, up, down) and an operand slot. With
 channel blocks a part has six slots, because a tensor's rows and columns have separate decisions; otherwise it has
 three. The paper calls `up` FC1 and `down` FC2. The BF16 trunk and the arm `watched` quantize nothing; they only record
-the errors that 128x128 blocks would have, from which follow the decisions that the arm Block would have made.
+the errors that 128x128 blocks would have, from which follow the decisions that the arm Block would have made. The
+paper's term mini-batch stands for one of our micro-batches.
 """
 
 from __future__ import annotations
@@ -143,10 +144,11 @@ def fallback_shares(rows: pd.DataFrame) -> dict[str, float]:
 
 
 def below(rows: pd.DataFrame, threshold: float) -> dict[str, float]:
-    """Return by trial the share of tensors' relative errors, one for each mini-batch, that are below the threshold.
+    """Return by trial the share of relative errors that are below the threshold.
 
-    rows: rows of the table `observed`; each of them has equal weight. Raise ValueError if the threshold is not an edge
-    of the histograms' bins.
+    A tensor has one relative error in each observed mini-batch. rows: rows of the table `observed`, whose histograms
+    count these errors; each row has equal weight. Raise ValueError if the threshold is not an edge of the histograms'
+    bins.
     """
     edges = np.flatnonzero(np.isclose(BINS, threshold))
     if len(edges) != 1:

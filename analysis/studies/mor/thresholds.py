@@ -119,7 +119,7 @@ PAPERS = Rule(THRESHOLD, label="the paper's, 4.5 %", upright=True)
 
 
 def _arms(results: Results) -> list[Threshold]:
-    """Return the arms of all sweeps that vary the threshold, each once for every combination of its other axes."""
+    """Return a `Threshold` for each arm whose threshold a sweep varies, and each combination of its other axes."""
     found: dict[tuple[str, str, tuple[tuple[str, str], ...]], dict[str, str]] = {}
     for member in results.members:
         axes = dict(member.cell.axes)

@@ -61,7 +61,11 @@ def places() -> Tensor:
 
 @cache
 def maxima(spelled: str) -> Maxima:
-    """Return a quantizer's errors on normal blocks, each scaled so that its greatest value is one of `places()`."""
+    """Return a quantizer's errors on blocks of normally distributed values.
+
+    Each block is multiplied by a number so that its greatest value is one of `places()`. spelled: the quantizer, as
+    text.
+    """
     q = Quantizer.parse(spelled)
     width = q.block.cols
     assert width is not None

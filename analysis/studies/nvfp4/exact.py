@@ -1,9 +1,9 @@
 """Check claims about NVFP4's arithmetic (N12, N24, N25) with our own kernels, each time a report is made.
 
 Two findings of our own concern the same kernels: stochastic rounding is biased where a block's scale was rounded down
-(S1), and the Hadamard transform raises the squared error of tensors with outliers (S2). Values are normal, from a fixed
-seed, if a check does not name another tensor. Random results are averaged over so many values that their own errors are
-negligible.
+(S1), and the Hadamard transform raises the squared error of tensors with outliers (S2). Values are normally
+distributed, from a fixed seed, if a check does not name another tensor. Random results are averaged over so many values
+that their own errors are negligible.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ def squared_error(x: Tensor, y: Tensor) -> float:
 
 @cache
 def rounding_errors(spec: str) -> tuple[float, float]:
-    """Return a quantizer's relative squared errors on normal values, rounded to nearest and rounded stochastically."""
+    """Return relative squared errors on normally distributed values: rounded to nearest, and rounded stochastically.
+
+    spec: the quantizer as text, without the option `stochastic`.
+    """
     x = normal()
     return squared_error(x, fake_quantize(x, spec)), squared_error(x, fake_quantize(x, f"{spec}:stochastic", seed=1))
 
@@ -78,10 +81,10 @@ class Maxima:
 
 @cache
 def maxima(spec: str) -> Maxima:
-    """Return the errors of blocks' greatest values with a quantizer.
+    """Return the errors of blocks' greatest values with the quantizer `spec`.
 
-    The mean error is over blocks of normal values. The greatest error also covers 128 further blocks, whose greatest
-    values have each of the 128 mantissas of BF16 once.
+    The mean error is over blocks of normally distributed values. The greatest error also covers 128 further
+    blocks, whose greatest values have each of the 128 mantissas of BF16 once.
     """
     size = _cols(spec)
     mantissas = 1 + torch.arange(128.0) / 128
@@ -106,19 +109,22 @@ def _errors_at_maxima(x: Tensor, y: Tensor, size: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Used:
-    """The values of E2M1 that a block uses if its greatest magnitude is slightly above 3 times a power of two."""
+    """The magnitudes of E2M1 to which a quantizer rounds the scaled values of the paper's example (see `used`)."""
 
     magnitudes: tuple[float, ...]  # the used magnitudes without the scale, in ascending order
 
     @property
     def binades(self) -> float:
-        """log2 of the greatest magnitude divided by the least nonzero magnitude."""
+        """log2 of the ratio of the greatest magnitude to the least nonzero magnitude."""
         return math.log2(self.magnitudes[-1] / min(m for m in self.magnitudes if m))
 
 
 @cache
 def used(spec: str) -> Used:
-    """Return the values of E2M1 that a quantizer uses in the paper's example: blocks of values from 0 to 3 + δ."""
+    """Return the magnitudes of E2M1 to which a quantizer rounds the scaled values of the paper's example.
+
+    In the example, each block has values from 0 to 3 + δ, with a small δ. spec: the quantizer, as text.
+    """
     size = _cols(spec)
     x = torch.linspace(0, 3.01, 8 * size).reshape(size, 8).t().contiguous()  # slightly different values in each row
     x[:, -1] = 3.01
@@ -132,8 +138,9 @@ def used(spec: str) -> Used:
 def n24() -> Exact:
     """Check for NVFP4 that the errors of blocks' greatest values do not exceed E4M3's largest rounding error.
 
-    In MXFP4, some of these errors have to exceed it. Also check which values of E2M1 a block of each format uses in the
-    paper's example.
+    The claim also requires that the share of blocks' greatest values among all values is at least the paper's, that
+    some of MXFP4's errors exceed E4M3's largest one, and that in the paper's example (see `used`) the greatest
+    magnitudes of E2M1 are 4 and 6 with NVFP4, and 3 with MXFP4.
     """
     least = paper("nvfp4").numbers["near-fp8"].value
     nv, mx, nv_used, mx_used = maxima(NVFP4), maxima(MXFP4), used(NVFP4), used(MXFP4)
@@ -177,7 +184,7 @@ def products() -> tuple[float, float, int]:
 
 
 def _in_double(x: Tensor, q: Quantizer) -> Tensor:
-    """Return x rotated in FP64 by the Hadamard transform of the quantizer q, which the kernel computes in FP32."""
+    """Return x after the Hadamard transform of the quantizer q, computed in FP64 (the kernel computes it in FP32)."""
     assert q.hadamard is not None
     signs = hadamard_signs(q, x.device)[: q.hadamard].double()
     return hadamard(x.double().unflatten(1, (-1, q.hadamard)) * signs).flatten(1)
@@ -228,7 +235,10 @@ class Biases:
 
 @cache
 def biases(spec: str) -> Biases:
-    """Return the biases of the quantizer `spec` on normal values; its rounding may be to nearest or stochastic."""
+    """Return the quantizer's biases on normally distributed values: of blocks' greatest values, and of all others.
+
+    spec: the quantizer as text; its rounding may be to nearest or stochastic.
+    """
     x, size = normal(), _cols(spec)
     y = fake_quantize(x, spec, seed=1 if "stochastic" in spec else None)
     blocks = x.reshape(-1, size)
@@ -272,7 +282,7 @@ class Turned:
 
 @cache
 def turned() -> Turned:
-    """Return the quantities of `Turned` for NVFP4 on a tensor of normal values, 1 % of which are multiplied by 20."""
+    """Return the quantities of `Turned` for NVFP4 on normally distributed values, 1 % of which are multiplied by 20."""
     x = normal(3)
     x = torch.where(torch.rand(x.shape, generator=torch.Generator().manual_seed(4)) < 0.01, 20 * x, x)
     plain, q = Quantizer.parse(NVFP4), Quantizer.parse(f"{NVFP4}:rht16")

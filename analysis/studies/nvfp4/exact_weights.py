@@ -48,7 +48,7 @@ class Read:
 
     @property
     def apart(self) -> float:
-        """‖forward − backward‖ / ‖master‖."""
+        """‖forward − backward‖ / ‖master‖, where `master` is the FP32 weight."""
         difference = torch.linalg.vector_norm(self.forward.double() - self.backward.double())
         return float(difference / torch.linalg.vector_norm(self.master.double()))
 

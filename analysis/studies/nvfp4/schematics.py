@@ -67,7 +67,7 @@ class Matrix:
 
     @property
     def greatest(self) -> np.ndarray:
-        """The column of the greatest magnitude in each block, by row and block; the first one if several are equal."""
+        """The matrix column of each block's greatest magnitude, by row and block; the first if several are equal."""
         magnitudes = self.x.float().abs().view(ROWS, -1, BLOCK)
         return (magnitudes.argmax(-1) + torch.arange(0, COLUMNS, BLOCK)).numpy()
 
@@ -78,7 +78,7 @@ def _decoded(codes: np.ndarray, of: Format) -> np.ndarray:
 
 @cache
 def matrix() -> Matrix:
-    """Return a matrix of normal values and its encoding; blocks differ in magnitude, as in activations."""
+    """Return a matrix of normally distributed values and its encoding; blocks differ in magnitude as in activations."""
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(ROWS, COLUMNS, generator=generator)
     size = torch.exp2(-3 * torch.rand(ROWS, COLUMNS // BLOCK, generator=generator))
@@ -115,7 +115,7 @@ def figure_1(results: Results) -> Picture:
 
 
 def _head(drawing: Drawing, y: float, of: Matrix) -> None:
-    """Draw the tensor scale at height y and, below it, the headings of the columns."""
+    """Draw the tensor scale at height y, and the headings of the columns of codes and of block scales."""
     drawing.text(LEFT, y, f"tensor scale, FP32: max |x| / (6 · 448) = {of.tensor_scale:.4g}", bold=True)
     for b, name in enumerate("AB"):
         drawing.text(LEFT + b * (BLOCK * CELL + GAP), y - 17, f"block {name}: 16 codes", quiet=True)
@@ -136,7 +136,7 @@ def _code(drawing: Drawing, corner: tuple[float, float], code: int, value: float
 
 
 def _values_of_codes(drawing: Drawing, y: float, element: Format) -> None:
-    """Draw a legend of the sixteen codes: for each magnitude, the code of each sign and the value."""
+    """Draw a legend at height y: for each magnitude of the format, the codes of its two signs and its value."""
     width = (POINTS - 2 * LEFT) / 8
     for code in range(8):
         x, value = LEFT + code * width, element.decode(code)
@@ -147,7 +147,7 @@ def _values_of_codes(drawing: Drawing, y: float, element: Format) -> None:
 
 
 def _one_block(drawing: Drawing, y: float, of: Matrix) -> None:
-    """Draw the first block of the first row: its scaled values, their codes, and the values of the codes."""
+    """Draw the matrix's first block below height y: its scaled values, their codes, and the values of the codes."""
     row, width = 0, (POINTS - 2 * LEFT) / BLOCK
     scale = float(of.scales[row, 0])
     x = of.x[row, :BLOCK].float().numpy()
@@ -183,7 +183,7 @@ def figure_5(results: Results) -> Picture:
 
 
 def recipe_of(plan: Plan) -> tuple[Recipe, str]:
-    """Return the recipe and the dtype of the arm `nvfp4` in the plan's sweep `recipe`.
+    """Return the recipe of the arm `nvfp4` in the plan's sweep `recipe`, and the dtype in which its model computes.
 
     If the plan does not have this arm, return the recipe `nvfp4` with its default settings and bf16.
     """

@@ -37,7 +37,7 @@ SIDE = 1024  # the side of the encoded matrix
 
 @cache
 def bits(spec: str) -> float:
-    """Return the bits of an encoded tensor, including all scales, divided by its number of elements."""
+    """Return the bits per element, including all scales, of a matrix that is encoded by the quantizer `spec`."""
     return encode(torch.zeros(SIDE, SIDE), spec).bits_per_element
 
 

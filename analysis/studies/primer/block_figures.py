@@ -89,7 +89,7 @@ CASTS = {
 
 @figure("primer", "Figure O", title="Naive, scaled and per-block casts of numbers with outliers")
 def outliers(results: Results) -> Picture:
-    """Draw the errors of several casts over all numbers, and over the numbers that are no outliers."""
+    """Draw the errors of several casts of numbers with outliers: of all numbers, and of those below 10 in magnitude."""
     formats = {"E4M3": "e4m3", "INT8": "e1m6finite"}
     everything = {
         title: [_unless_naive(name, cast, blocks.error_of) for cast in CASTS.values()]
@@ -121,10 +121,10 @@ def outliers(results: Results) -> Picture:
 
 
 def _unless_naive(name: str, cast: str, error: Callable[[str, str], float]) -> float:
-    """Return the error of a cast of the numbers with outliers; NaN for INT8 without a scale, which makes no sense.
+    """Return the error of a cast of the distribution `outliers`; NaN for INT8 without a scale, which makes no sense.
 
-    name: the format. cast: the block and scaling that are appended to it to spell a quantizer; empty: no scale. error:
-    returns the error, given the name of the distribution and the quantizer.
+    name: the format. cast: the block and scaling that are appended to `name` to spell a quantizer; empty: no scale.
+    error: returns the error, given the name of the distribution (see `blocks.samples`) and the quantizer.
     """
     return float("nan") if name != "e4m3" and not cast else error("outliers", f"{name}{cast}")
 
@@ -140,7 +140,7 @@ STORED = {
 
 @figure("primer", "Figure B", title="Stored bits of an element and its error, by the size of blocks")
 def block_sizes(results: Results) -> Picture:
-    """Draw the stored bits of an element, and the error, over the size of blocks."""
+    """Draw the stored bits per element, and the error on normally distributed values, over the size of blocks."""
     sizes = np.array(SIZES, float)
     bits = {
         name: np.array([blocks.bits_per_element(spec.format(n), 1024) for n in SIZES]) for name, spec in STORED.items()

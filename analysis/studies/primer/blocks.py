@@ -57,7 +57,10 @@ def error_of(distribution: str, quantizer: str, seed: int = 0) -> float:
 
 @cache
 def error_of_small(distribution: str, quantizer: str, below: float = 10.0) -> float:
-    """Return the relative squared error of values with magnitudes less than `below` in a quantized tensor."""
+    """Return the relative squared error of the values whose magnitudes before quantization are less than `below`.
+
+    The tensor of `samples()` with this distribution is quantized with all its values.
+    """
     x = samples()[distribution]
     ordinary = x.abs() < below
     return relative_mse(x[ordinary], fake_quantize(x, quantizer)[ordinary])
@@ -123,16 +126,16 @@ def flushed_subnormals(quantizer: str) -> tuple[float, float]:
 
 
 def transpose_gap(quantizer: str, size: int | None = None) -> Tensor:
-    """Return |Q(w) − Q(wᵀ)ᵀ| for a quantizer Q and a normal matrix w.
+    """Return |Q(w) − Q(wᵀ)ᵀ| for a quantizer Q and a matrix w of normally distributed values.
 
-    size: the number of rows and columns of w; None: all rows and columns of a matrix of SHAPE.
+    size: the number of rows and of columns of w; if it is None, w has SHAPE.
     """
     w = samples()["normal"][:size, :size]
     return (fake_quantize(w, quantizer) - fake_quantize(w.T.contiguous(), quantizer).T).abs()
 
 
 def transpose_difference(quantizer: str) -> float:
-    """Return ‖Q(w) − Q(wᵀ)ᵀ‖ / ‖w‖ for a quantizer Q and a normal matrix w."""
+    """Return ‖Q(w) − Q(wᵀ)ᵀ‖ / ‖w‖ for a quantizer Q and a matrix w of SHAPE with normally distributed values."""
     return float(transpose_gap(quantizer).norm() / samples()["normal"].norm())
 
 
@@ -149,17 +152,20 @@ def padded_dot(length: int) -> tuple[float, float]:
 
 
 def draws(seeds: int) -> Tensor:
-    """Return a normal tensor rounded stochastically to E2M1, once with each of the seeds 0, 1, … (first dimension)."""
+    """Return a tensor of normally distributed values, stochastically rounded to E2M1 once with each of several seeds.
+
+    The first dimension is over the seeds. seeds: their number; they are 0, 1, …
+    """
     x = samples()["normal"][:64]
     return torch.stack([fake_quantize(x, "e2m1:1x16:e8m0:stochastic", seed=s) for s in range(seeds)]).double()
 
 
 def stochastic(seeds: int = 64) -> dict[str, tuple[float, float]]:
-    """Return (bias, standard deviation) of rounding to E2M1 by mode: nearest and stochastic.
+    """Return (bias, standard deviation) of rounding a tensor x to E2M1 by mode: nearest and stochastic.
 
-    bias² is the mean of (mean over seeds − x)² minus variance / seeds. Without the second term, the random error of a
-    mean over few seeds would count as bias. The bias is divided by the root mean square of x, which is about 1; the
-    deviation is not.
+    x has normally distributed values. seeds: the number of seeds with which x is rounded stochastically. bias² is the
+    mean of (mean over seeds − x)² minus variance / seeds. Without the second term, the random error of a mean over few
+    seeds would count as bias. The bias is divided by the root mean square of x, which is about 1; the deviation is not.
     """
     x = samples()["normal"][:64]
     nearest = fake_quantize(x, "e2m1:1x16:e8m0").double()[None]
@@ -173,9 +179,9 @@ def stochastic(seeds: int = 64) -> dict[str, tuple[float, float]]:
 
 
 def error_of_mean(count: int) -> float:
-    """Return ‖y − x‖ / ‖x‖, where y is the mean of `count` stochastic roundings of x.
+    """Return ‖y − x‖ / ‖x‖, where y is the mean of `count` stochastic roundings of a tensor x to E2M1.
 
-    If `count` is 0, y is x rounded to nearest.
+    x has normally distributed values. If `count` is 0, y is x rounded to nearest.
     """
     x = samples()["normal"][:64].double()
     y = draws(count).mean(0) if count else fake_quantize(x.float(), "e2m1:1x16:e8m0").double()
@@ -184,7 +190,7 @@ def error_of_mean(count: int) -> float:
 
 @cache
 def with_outliers(factor: float) -> Tensor:
-    """Return normal numbers, 0.1 % of which are multiplied by `factor`.
+    """Return normally distributed numbers, 0.1 % of which are multiplied by `factor`.
 
     The numbers before this multiplication are the same for every factor.
     """
@@ -207,7 +213,10 @@ def rotated(x: Tensor) -> Tensor:
 
 
 def kurtosis(rotate: bool) -> float:
-    """Return the kurtosis of the tensor with outliers; if `rotate`, after a Hadamard transform of every 16 values."""
+    """Return the kurtosis of the tensor `outliers` of `samples()`.
+
+    rotate: first apply a Hadamard transform to every 16 neighbouring values in a row.
+    """
     x = samples()["outliers"].double()
     x = rotated(x) if rotate else x
     x = x - x.mean()

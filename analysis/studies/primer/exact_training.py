@@ -33,7 +33,10 @@ def c13() -> Exact:
 
 @exact("primer", "C14")
 def c14() -> Exact:
-    """Check that sums of 512 products of E4M3 numbers err more than ten times as much in E4M3 as in FP16."""
+    """Check that partial sums in E4M3 give a matrix product more than ten times the error of partial sums in FP16.
+
+    The operands are E4M3 numbers, and each sum has 512 products.
+    """
     fp16, fp8 = (sums.in_format(name, 512) for name in ("fp16", "e4m3"))
     what = f"relative error of 512 products of E4M3 numbers from 0 to 1: {fp16:.2%} in FP16 and {fp8:.0%} in E4M3"
     return Exact(fp8 > 10 * fp16, what, ("a sum in E4M3 stops where a product is below half a step",))
@@ -74,8 +77,8 @@ def c18() -> Exact:
 def c19() -> dict[str, Exact]:
     """Check that training in BF16 with FP32 master weights needs less memory than training in FP32.
 
-    There are two checks: one of activations, the other of parameters with gradients, optimizer states and low-precision
-    copies.
+    Return two checks by name: one of activations, the other of parameters with gradients, optimizer states and
+    low-precision copies.
     """
     model = "gpt2-124m"
     bf16, fp32, size = training.memory(model), training.memory(model, PLAIN), training.size(model)
@@ -98,9 +101,9 @@ def c19() -> dict[str, Exact]:
 
 @exact("primer", "C20")
 def c20() -> Exact:
-    """Check that the code runs with which the primer's text 002 computes its three tables of casts.
+    """Check that the code for casts in the primer's text 002 runs: casts of FP32 numbers to BF16, FP16 and E4M3.
 
-    The calls of the package `tabulate`, which only print, are left out.
+    The code's calls of the package `tabulate`, which only print, are left out.
     """
     x = torch.tensor(grids.LOSS_OF_PRECISION["fp32"])[:, None]
     rows = [x.to(dtype).cpu().flatten().tolist() for dtype in (torch.bfloat16, torch.float16, torch.float8_e4m3fn)]
@@ -114,7 +117,10 @@ def c20() -> Exact:
 
 @exact("primer", "C21")
 def c21() -> Exact:
-    """Check that a product of FP16 matrices is summed in FP32 and rounded once; report whether autocast changes it."""
+    """Check that the error of a product of FP16 matrices is as small as that of FP32 sums that are rounded once.
+
+    Also report whether the product has other bits inside torch's autocast context.
+    """
     drawn = torch.Generator().manual_seed(0)
     a, b = (torch.randn(shape, generator=drawn).half() for shape in ((128, 512), (512, 64)))
     with warnings.catch_warnings():

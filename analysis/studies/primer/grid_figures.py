@@ -72,7 +72,7 @@ def _strokes(axes: Axes, y: int, magnitudes: Array, style: Style, per_binade: in
 
 
 def _ends(axes: Axes, y: int, grid: grids.Grid) -> None:
-    """Draw an arrow at each edge of the axis beyond which the format has values."""
+    """Draw an arrow at each edge of the x axis beyond which a format has values. y: the row of the format."""
     everything = np.log2(np.concatenate([grid.subnormal, grid.normal]))
     arrow = {"arrowstyle": "-|>", "color": theme().quiet, "linewidth": 0.9}
     for edge, beyond, inward in (
@@ -86,7 +86,7 @@ def _ends(axes: Axes, y: int, grid: grids.Grid) -> None:
 
 
 def _ends_text(grid: grids.Grid) -> str:
-    """Return the smallest and the largest positive value as text."""
+    """Return the smallest and the largest positive value of a format as the text `SMALLEST to LARGEST`."""
     least = float(min([*grid.subnormal, *grid.normal]))
     return f"{least:.3g} to {float(grid.normal.max()):.4g}"
 
@@ -137,10 +137,10 @@ def _draw_steps(axes: Axes, grid: grids.Grid, style: Style) -> None:
 
 
 def _staircase(magnitudes: Array) -> tuple[Array, Array]:
-    """Return two arrays: the magnitudes at which the step changes, and the step from each of them on.
+    """Return two arrays: the magnitudes at which the step changes, and the step from each of these magnitudes on.
 
-    The step is the distance between neighbouring values of a format, which are `magnitudes`. The last magnitude is the
-    largest value of the format; its step is a copy of the step before.
+    magnitudes: all positive values of a format, in ascending order. A step is the distance between two neighbouring
+    values. The last returned magnitude is the format's largest value; its step repeats the step before it.
     """
     gaps = np.diff(magnitudes)
     changes = np.concatenate([[True], gaps[1:] != gaps[:-1]])

@@ -1,9 +1,10 @@
 """Metrics of the primer's trials that claims compare: updates that are lost, gradients that are 0, errors of casts.
 
 An update is lost if, because of rounding, it leaves the stored weight unchanged.
-A metric is a number for each trial, by its id. Counts are read from precision.parquet and added over all measured
-updates of a trial. In this file, the slot `dy` has the gradients of linear layers' results, which FP16 training stores
-in FP16, and the slot `parameter` has the updates of weights. Errors of casts are read from numerics.parquet.
+A metric is a mapping {trial id: number}. Counts are read from precision.parquet and added over all measured updates of
+a trial. In precision.parquet, rows with the slot `dy` count gradients of linear layers' results, which FP16 training
+stores in FP16, and rows with the slot `parameter` count updates of weights. Errors of casts are read from
+numerics.parquet.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ def counts(results: Results, slot: str) -> pd.DataFrame:
 
 
 def _shares(results: Results, slot: str, part: str, whole: str) -> Numbers:
-    """Return the count `part` divided by the count `whole`, by trial."""
+    """Return {trial id: ratio} of two columns of `counts(results, slot)`: column `part` divided by column `whole`.
+
+    Trials for which `whole` is 0 are left out.
+    """
     sums = counts(results, slot)
     if sums.empty:
         return {}
@@ -86,10 +90,11 @@ def below_fp16(results: Results) -> Numbers:
 
 
 def exponents(results: Results) -> dict[str, tuple[np.ndarray, float]]:
-    """Return two values by trial: the shares of linear layers' result gradients by exponent, and the share of zeros.
+    """Return {trial id: (shares, zeros)} for the gradients of linear layers' results.
 
-    Element i of the shares belongs to the exponent LOWEST + i; there are BINS elements. The first and the last element
-    also contain all lower and all higher exponents.
+    `shares` is an array of BINS elements: element i is the share of gradients with the exponent LOWEST + i. The first
+    element also includes all lower exponents, the last one all higher exponents. `zeros` is the share of gradients that
+    are 0.
     """
     rows = results.table_of("precision.parquet")
     if rows.empty:

@@ -97,7 +97,10 @@ def rotation(results: Results) -> Picture:
 
 
 def _part(name: str, factor: float) -> torch.Tensor:
-    """Return normal numbers, some multiplied by `factor`; if the name is `rotated`, after a Hadamard transform."""
+    """Return the tensor `blocks.with_outliers(factor)`, for the name `rotated` after a Hadamard transform.
+
+    The tensor has normally distributed numbers, 0.1 % of which are multiplied by `factor`. name: before or rotated.
+    """
     x = blocks.with_outliers(factor)
     return blocks.rotated(x).float() if name == "rotated" else x
 
@@ -107,9 +110,9 @@ def _list(factors: list[int]) -> str:
 
 
 def _shares(x: torch.Tensor) -> np.ndarray:
-    """Return the share of elements in each of BINS, which are magnitudes divided by the median magnitude.
+    """Return a histogram of |x| / median |x|: for each bin, the share of the elements of x that are in it.
 
-    Elements beyond the last bin count in the last bin.
+    BINS has the edges of the bins. Elements beyond the last edge count in the last bin.
     """
     scaled = (x.abs() / x.abs().median()).clamp(max=float(BINS[-1])).flatten().numpy()
     return np.histogram(scaled, BINS)[0] / scaled.size
@@ -181,7 +184,7 @@ def stochastic(results: Results) -> Picture:
 def accumulators(results: Results) -> Picture:
     """Draw the errors of sums of K products against K on logarithmic axes, with a line for each accumulator.
 
-    The 95 % intervals are of the mean over the rows of a matrix product.
+    An error is the mean over the rows of a matrix product (`sums.errors`), drawn with the mean's 95 % interval.
     """
     looks = dict(zip(sums.SUMS, (BASELINE, *STYLES), strict=False))
     lengths = np.array(sums.LENGTHS, float)
@@ -217,6 +220,9 @@ def accumulators(results: Results) -> Picture:
 
 
 def _growth(name: str) -> float:
-    """Return the exponent p with which errors of sums of uniform numbers grow as K^p, from the first K to the last."""
+    """Return p such that an accumulator's error for uniform numbers grows as K^p from the smallest K to the largest.
+
+    name: the accumulator. The values of K, the number of summed products, are `sums.LENGTHS`.
+    """
     first, last = (sums.errors(name, "uniform", k)[0] for k in (sums.LENGTHS[0], sums.LENGTHS[-1]))
     return math.log(last / first) / math.log(sums.LENGTHS[-1] / sums.LENGTHS[0])

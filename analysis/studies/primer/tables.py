@@ -101,7 +101,12 @@ def number(results: Results) -> TableResult:
 
 
 def number_formats() -> dict[str, dict[str, int | float | bool | None]]:
-    """Return the constants of each format, by its name, with which the script of the report's page encodes a number."""
+    """Return {format: its constants} for the script in the report that encodes a number in every format.
+
+    The constants are, for example, the numbers of bits and the exponent bias. The key `integer` tells whether a format
+    is an integer format, which has a step instead of exponent and mantissa bits. The script is in
+    views/templates/number.html.
+    """
     facts: dict[str, dict[str, int | float | bool | None]] = {
         name: {
             "integer": False,

@@ -51,10 +51,10 @@ TOKENS = 1024
 
 @cache
 def memory(model: str, *changes: str) -> Memory:
-    """Return the estimated memory of training a preset in BF16 on one device with AdamW.
+    """Return the estimated memory of training a model in BF16 on one device with AdamW.
 
-    The batch is one sequence of TOKENS tokens. changes: overrides that change this training, for example
-    `training.dtype=fp32`.
+    The batch is one sequence of TOKENS tokens. model: a name that `fewbits models` lists. changes: overrides that
+    change this training, for example `training.dtype=fp32`.
     """
     training = ["training.batch=1", "training.micro_batch=1", f"training.length={TOKENS}"]
     trial, _ = load_trial([f"model={model}", "recipe=bf16", *training, *changes])
@@ -63,7 +63,7 @@ def memory(model: str, *changes: str) -> Memory:
 
 @cache
 def size(model: str) -> int:
-    """Return the number of parameters of a preset."""
+    """Return the number of parameters of a model. model: a name that `fewbits models` lists."""
     trial, _ = load_trial([f"model={model}"])
     return parameters(trial.model)
 
@@ -91,7 +91,10 @@ MEMORY_NOTES = (
 
 @figure("primer", "Figure M", title="Bytes a parameter by component")
 def memory_figure(results: Results) -> Picture:
-    """Draw a bar for each preset that stacks the bytes of the components, divided by the number of parameters."""
+    """Draw for each model of PRESETS a stacked bar of the bytes per parameter that training needs.
+
+    The stacked parts are the memory of weights, gradients and so on (COMPONENTS).
+    """
     found = {model: memory(model) for model in PRESETS}
 
     def draw() -> Figure:

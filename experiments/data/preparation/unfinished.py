@@ -97,7 +97,7 @@ class Unfinished:
     def finish(self, out: Path, ood: list[str], source: dict[str, object]) -> None:
         """Add the out-of-domain documents and meta.json, and rename the folder to its final name `out`.
 
-        source: further facts for meta.json.
+        source: facts for the field `source` of meta.json, besides the request and the number of documents.
         """
         self._append("ood", ood)
         self._tokenizer.save(self.folder)

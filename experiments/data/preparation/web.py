@@ -79,7 +79,10 @@ _READERS: dict[str, tuple[str, dict[str, str]]] = {
 
 
 def resolved_revision(collection: Collection, requested: str | None) -> str:
-    """Return the commit on the Hub that `requested` means: a branch, a tag or a commit; None: the newest commit."""
+    """Return the SHA of the collection's commit on the Hub that `requested` names.
+
+    requested: a commit, a tag, or a branch, which stands for its newest commit; None: the branch `main`.
+    """
     if requested is not None and len(requested) == 40 and set(requested) <= set("0123456789abcdef"):
         return requested
     try:

@@ -39,7 +39,10 @@ def discard(source: str, architecture: str) -> None:
 
 
 def compile_now(source: str, architecture: str) -> tuple[bytes, str]:
-    """Compile a source; return the machine code and the log of NVRTC and ptxas."""
+    """Compile a source without reading or writing the cache; return the machine code and the log of NVRTC and ptxas.
+
+    Raise BuildError if NVRTC is missing or fails.
+    """
     library, program = nvrtc(), ctypes.c_void_p()
     _check(library, library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None))
     try:
@@ -95,7 +98,7 @@ def architectures() -> list[str]:
 
 @cache
 def version() -> tuple[int, int]:
-    """Return the version of NVRTC."""
+    """Return the version of NVRTC as (major, minor)."""
     major, minor = ctypes.c_int(), ctypes.c_int()
     _check(nvrtc(), nvrtc().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
     return major.value, minor.value

@@ -127,9 +127,9 @@ def architecture_of(index: int) -> str:
 def _launching(function: int, threads: int, index: int, context: int) -> Kernel:
     """Return the function that queues a loaded kernel on torch's current stream of the device `index`.
 
-    The launch needs the context of the device, to which the stream belongs. So this context is made current, and after
-    the launch the thread's earlier context is made current again. A new thread, such as one of autograd's, has no
-    earlier context, and keeps the device's context.
+    The stream belongs to `context`, the context of the device, so `context` must be current during the launch. The
+    returned function makes it current, launches the kernel, and makes the thread's earlier context current again. If
+    the thread had no current context, which is so in a new thread of autograd, `context` stays current.
 
     function: the driver's handle of the kernel. threads: the number of threads of a CTA.
     """

@@ -181,9 +181,10 @@ class Device(Compiled):
         out: Tensor,
         **own: int,
     ) -> None:
-        """Draw the noise, and launch a kernel that reads the noise and the weight.
+        """Draw the noise for the weight w, and launch the kernel `variant`, which reads both and writes `out`.
 
-        block: the side of the squares that have one bit width each. own: further fields of the kernel's WeightCall.
+        blocks: the number of CTAs (thread blocks). bits: one bit width for each square of `block` rows and columns of
+        w. own: further fields of the kernel's WeightCall.
         """
         _check_size(w)
         draw = self.gaussian_noise if noise == "gaussian" else self.uniform_noise

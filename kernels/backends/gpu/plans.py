@@ -176,7 +176,10 @@ def _spec_for(job: Job, x: Tensor, shape: Shape, in_strips: bool) -> Spec:
 
 
 def _fill(request: Request, x: Tensor, job: Job, shape: Shape) -> None:
-    """Write those fields of `request`, a kernel's arguments for one job, that all calls with one plan share."""
+    """Write those fields of `request`, a kernel's arguments for one job, that all calls with one plan share.
+
+    shape: the shape of a CTA's tile.
+    """
     _, request.parts = parts_in(x, job.partition or (MOST, MOST), shape)
     _, request.blocks = parts_in(x, _block(x, job), shape)
     if job.stored:

@@ -22,11 +22,12 @@ MOST = (1 << 31) - (1 << 15)  # the number of rows, and of columns, must be belo
 
 
 class Shape(NamedTuple):
-    """The shape of a CTA's tile.
+    """The shape of the tile of a matrix that one CTA processes.
 
-    threads: the number of threads of the CTA.
-    lanes: the number of threads that lie side by side along a row.
-    along: 1 if the tile is a single row, which all threads share; else 0.
+    threads: the number of threads of the CTA. Each has EDGE * EDGE elements: if `along` is 0, a patch of EDGE rows and
+        EDGE columns.
+    lanes: the number of threads that lie side by side along a row of the tile.
+    along: 1 if the tile is a single row, which is divided among all threads; else 0.
     """
 
     threads: int
@@ -96,7 +97,10 @@ def fitting_shape(x: Tensor, q: Quantizer, axis: int) -> Shape:
 
 
 def strip_shape(x: Tensor) -> Shape:
-    """Return the shape of the tiles of a strip: a few whole columns that one CTA processes (csrc/strip.cuh).
+    """Return the shape of the tiles into which a strip is divided.
+
+    A strip is a few whole columns of x, which one CTA processes tile by tile (csrc/strip.cuh). The tiles of a strip are
+    as wide as the strip.
 
     The shared memory of an H100's multiprocessor has space for two strips of up to 4096 rows, or for one taller strip.
     CTAs have 256 threads in the first case and 512 in the second, so a multiprocessor runs 512 threads in both.
@@ -105,7 +109,7 @@ def strip_shape(x: Tensor) -> Shape:
 
 
 def divides_into_strips(x: Tensor, q: Quantizer, axis: int) -> bool:
-    """Tell whether a matrix is quantized in strips: one launch, in which each CTA processes a few whole columns.
+    """Tell whether a matrix is quantized in one launch, in which each CTA processes a strip (a few whole columns).
 
     The conditions are: blocks are whole columns that are too long for a tile; a block's scale depends only on its own
     amax; and the matrix has enough columns to occupy a GPU. Otherwise blocks that do not fit in a tile need a first
@@ -126,9 +130,9 @@ def tiles_kept(x: Tensor, shape: Shape, room: int) -> int:
 
 
 def covers_columns(x: Tensor, part: Part, shape: Shape) -> bool:
-    """Tell whether parts of this size are one column wide, and each column of a tile lies within one part.
+    """Tell whether blocks of the size `part` are one column wide, and each column of a tile lies within one block.
 
-    Kernels have a special case for such parts: the value COLUMNS of Piece in csrc/spec.cuh.
+    Kernels have a special case for such blocks: the value COLUMNS of Piece in csrc/spec.cuh.
     """
     rows, cols = part
     return cols == 1 and not shape.along and (rows >= x.shape[0] or rows % shape.rows == 0)
@@ -140,12 +144,13 @@ def tile_count(x: Tensor, shape: Shape) -> int:
 
 
 def parts_in(x: Tensor, part: Part, shape: Shape) -> tuple[int, Parts]:
-    """Return (piece, Parts) for a matrix that is divided into parts of this size.
+    """Return (piece, Parts) for a matrix that is divided into parts of the size `part` (rows, columns).
 
-    The piece is the largest piece of a tile that always lies within one part, as a number: 0 for the tile, 1 for the
-    patch of a thread, 2 for a row of such a patch (a vector), 3 for an element (Piece in csrc/spec.cuh). Parts has
-    the size of a part, the number of parts side by side (`across`), and how many threads of a warp lie within one part:
-    along a row (`lanes`), and down the rows (`groups`).
+    The parts are blocks, or parts for which statistics or extreme values are computed. `piece` says which piece of a
+    tile is the largest that always lies within one part: 0 for the tile, 1 for the patch of a thread, 2 for a row of
+    such a patch (a vector), 3 for an element (Piece in csrc/spec.cuh). Parts has the size of a part, the number of
+    parts side by side (`across`), and how many threads of a warp lie within one part: along a row (`lanes`), and down
+    the rows (`groups`).
     """
     (rows, cols), (r, c) = x.shape, part
     all_rows, all_cols = r >= rows, c >= cols

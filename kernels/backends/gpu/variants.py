@@ -30,7 +30,10 @@ ON_CHIP, LOOKUP, STRIP = range(3)  # the values of Source in csrc/spec.cuh, whic
 
 
 class Spec(NamedTuple):
-    """The constants of a kernel for one quantizer (csrc/spec.cuh); by default there are no blocks and no statistics."""
+    """The constants of a kernel for one quantizer; the comments in csrc/spec.cuh explain the fields.
+
+    With the default values, a kernel counts no statistics, skips no part of the matrix, and writes values, not codes.
+    """
 
     grid: Grid
     scaling: Scaling
@@ -63,7 +66,11 @@ def spec_of(q: Quantizer, axis: int) -> Spec:
 
 @dataclass(frozen=True)
 class Variant:
-    """A kernel and its constants; `dtypes` names the dtype of the matrix and, in weights.cu, of the second tensor."""
+    """A kernel and the constants for which it is compiled.
+
+    `dtypes` has the C++ name of the matrix's dtype. For the kernels of weights.cu it also has a second name: the dtype
+    of the result of `sample_weight`, or of the gradient of this result.
+    """
 
     file: str  # the file in csrc/ that defines the kernel
     kernel: str  # the name of the kernel's function

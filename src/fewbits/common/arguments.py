@@ -50,7 +50,7 @@ def _at_least(lowest: int, text: str) -> int:
 
 
 def runtime_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options --device, --threads and --cache: where a command computes, and where its data are."""
+    """Add the options --device (where to compute), --threads (of the CPU) and --cache (the folder of prepared data)."""
     parser.add_argument(
         "--device", default="auto", choices=("auto", "cpu", "cuda"), help="where to compute (default: %(default)s)"
     )
@@ -64,7 +64,7 @@ def warn_in_lines() -> None:
 
 
 def _wrapped(text: str | None) -> str | None:
-    """Return one long line broken into lines of WIDTH characters; text that has line breaks already stays as it is."""
+    """Return one line of text broken into lines of at most WIDTH characters; return None or several lines unchanged."""
     return text if text is None or "\n" in text.strip() else textwrap.fill(text, WIDTH)
 
 

@@ -55,7 +55,10 @@ def _without_password(match: re.Match[str]) -> str:
 
 
 def _is_host_and_path(text: str) -> bool:
-    """Tell whether a text between `://` and `@` is a host and a path that contains `@`, and not a user and password."""
+    """Tell whether the text between the `://` and the last `@` of a URI is a host and the beginning of a path.
+
+    Then the `@` belongs to the path. Otherwise, the text is a user and a password, or a token.
+    """
     return "/" in text and _HOST.match(text) is not None
 
 
