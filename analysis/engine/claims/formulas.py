@@ -3,7 +3,9 @@
     formula: (mxfp4 - bf16) / (nvfp4 - bf16)
     of: {mxfp4: recipe/mxfp4, nvfp4: recipe/nvfp4, bf16: recipe/bf16}
 
-`of` gives each name a metric of one arm: `SWEEP/ARM` for the part's metric, or `SWEEP/ARM METRIC` for another metric.
+These two keys belong to a part of a claim. `of` says for each name in the formula which number it stands for: a metric
+of one arm. `SWEEP/ARM` is the metric of the claim's part, `SWEEP/ARM METRIC` is another metric.
+
 A formula is computed from means over seeds, and its error is estimated by the jackknife. A quotient whose denominator
 is 0 or negative has no value: a ratio to a loss increase means nothing if the loss did not increase.
 """
@@ -53,7 +55,7 @@ def check(formula: str, names: Mapping[str, object]) -> None:
     A valid formula uses every key of `names`, no other names, and otherwise only numbers, + - * / and parentheses.
     """
     evaluate(formula, dict.fromkeys(names, 1.0), strict=False)
-    used = {node.id for node in ast.walk(ast.parse(formula, mode="eval")) if isinstance(node, ast.Name)}
+    used = {node.id for node in ast.walk(_parsed(formula)) if isinstance(node, ast.Name)}
     if unused := set(names) - used:
         raise ValueError(f"formula {formula}: the formula does not use these keys of `of`: {', '.join(sorted(unused))}")
 
@@ -62,7 +64,7 @@ def evaluate(formula: str, values: Mapping[str, float], *, strict: bool = True) 
     """Return the formula's value, with the number in `values` for each name.
 
     If `strict`, a division by 0 or by a negative number raises NotANumber. Without `strict`, negative divisors are
-    allowed and x / 0 gives 0; so `check` can evaluate a formula with arbitrary numbers, to find errors in its syntax.
+    allowed and x / 0 gives 0. `check` needs this, because it evaluates the formula with arbitrary numbers.
     """
 
     def value(node: ast.expr) -> float:
@@ -83,4 +85,11 @@ def evaluate(formula: str, values: Mapping[str, float], *, strict: bool = True) 
             "+ - * / and parentheses"
         )
 
-    return value(ast.parse(formula, mode="eval").body)
+    return value(_parsed(formula))
+
+
+def _parsed(formula: str) -> ast.expr:
+    try:
+        return ast.parse(formula, mode="eval").body
+    except SyntaxError as error:
+        raise ValueError(f"formula {formula}: {error.msg}; write an expression such as (a - b) / (c - b)") from None

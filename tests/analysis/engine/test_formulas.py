@@ -22,7 +22,7 @@ def test_a_share_of_no_cost_is_no_number() -> None:
 
 
 @pytest.mark.parametrize(
-    "formula", ["a + d", "a ** b", "a if b else c", "max(a, b)", "a.real", "'a'", "True + a + b + c"]
+    "formula", ["a +", "a + d", "a ** b", "a if b else c", "max(a, b)", "a.real", "'a'", "True + a + b + c"]
 )
 def test_a_formula_of_anything_else_is_refused(formula: str) -> None:
     with pytest.raises(ValueError, match="formula"):
