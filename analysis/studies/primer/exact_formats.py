@@ -38,8 +38,8 @@ def c1() -> Exact:
 @exact("primer", "A1")
 def a1() -> Exact:
     formats = ("e4m3", "e5m2", "e2m1", "e2m3", "e3m2", "fp16", "bf16")
-    nearest = [grids.relative_errors(name, "nearest") for name in formats]
-    truncated = [grids.relative_errors(name, "truncated") for name in formats]
+    nearest = [grids.largest_rounding_error(name, "nearest") for name in formats]
+    truncated = [grids.largest_rounding_error(name, "truncated") for name in formats]
     holds = max(nearest) <= 0.5 and max(truncated) < 1
     what = (
         f"over {len(formats)} formats the error is up to {max(nearest):g} steps of the value's binade with rounding to "
@@ -99,7 +99,7 @@ def c3() -> Exact:
 def c4() -> Exact:
     """Check whether the training code that the primer's text 002 prints runs.
 
-    Each step of the code is tried on its own, so that all failures are reported.
+    Each part of the code is tried on its own, so that a failure does not hide later ones.
     """
     model = torch.nn.Sequential(torch.nn.Linear(10, 20), torch.nn.ReLU(), torch.nn.Linear(20, 5)).half()
     master = [p.detach().clone().float().requires_grad_() for p in model.parameters()]
@@ -122,9 +122,11 @@ def c4() -> Exact:
 
 @exact("primer", "C5")
 def c5() -> Exact:
-    """Check that scaling by 2^k, casting to FP16 and unscaling keeps more small gradients and changes no others.
+    """Check that gradients scaled by a power of two before their cast to FP16 are rounded to 0 less often.
 
-    This is the mechanism of claim B3, loss scaling.
+    The largest factor is 2^15, and each larger factor must give fewer zeros. Values in FP16's normal range, scaled by
+    64 for the cast and unscaled after it, must be the same as after a cast without scaling. This is the arithmetic of
+    loss scaling, which claim B3 is about.
     """
     drawn = torch.Generator().manual_seed(0)
     gradients = torch.randn(1 << 16, generator=drawn) * torch.exp2(-torch.rand(1 << 16, generator=drawn) * 40)

@@ -84,9 +84,10 @@ def compared() -> list[tuple[str, str, str, str]]:
     return rows
 
 
-def relative_errors(name: str, mode: str) -> float:
-    """Return the largest rounding error of values in a format's normal range, in steps of the value's binade.
+def largest_rounding_error(name: str, mode: str) -> float:
+    """Return the largest error of rounding to a format, over eight numbers in each step between normal values.
 
+    The unit of the error is the step between neighbouring values of the format in the binade of the rounded number.
     mode: nearest, or truncated (rounding down, as the primer's text 001 does).
     """
     f = TABLE[name]
