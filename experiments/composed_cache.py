@@ -8,11 +8,12 @@ never out of date.
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import hydra
 import omegaconf
@@ -46,28 +47,40 @@ def digest_of_texts(files: Mapping[str, str], *more: object) -> str:
     return hashlib.sha256(json.dumps(made_from, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def load_or_compose(digest: str, overrides: Sequence[str], compose: Callable[[], DictConfig]) -> DictConfig:
+def load_or_compose(digest: str, overrides: Sequence[str], compose: Callable[[], DictConfig]) -> dict[str, Any]:
     """Return the config for these overrides from the cache, or call `compose` and cache the config.
 
+    The config is returned as nested plain values, in which interpolations `${…}` are not resolved.
     digest: a digest of all inputs of the config other than the overrides.
     """
     name = hashlib.sha256(json.dumps([digest, *overrides]).encode()).hexdigest()
     file = cache_folder() / "composed" / f"{name}.json"
     with contextlib.suppress(OSError, ValueError):  # the file does not exist yet, or is damaged: compose the config
-        return _config(json.loads(file.read_text("utf-8")))
-    config = compose()
-    text = json.dumps(OmegaConf.to_container(config, resolve=False), allow_nan=True)
-    if _config(json.loads(text)) == config:  # false if a key is no string, because JSON changes it
+        if isinstance(cached := json.loads(file.read_text("utf-8")), dict):
+            return cached
+    data = cast(dict[str, Any], OmegaConf.to_container(compose(), resolve=False))
+    text = json.dumps(data)
+    if json.loads(text) == data:  # false if a key is no string, because JSON changes it, and for NaN
         with contextlib.suppress(OSError):  # a cache that cannot be written only costs time
             file.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(file, text.encode())
-    return config
+    return data
 
 
-def _config(data: Any) -> DictConfig:
-    """Return a mapping as a config that raises an error for unknown keys, like a config composed by Hydra."""
-    if not isinstance(data, dict):
-        raise ValueError("the cached config is not a mapping")
-    config = OmegaConf.create(data)
+def to_config(data: Mapping[str, Any]) -> DictConfig:
+    """Return plain values as a config that raises an error for unknown keys, like a config composed by Hydra."""
+    config = OmegaConf.create(dict(data))
     OmegaConf.set_struct(config, True)
     return config
+
+
+def resolve(config: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of a config as nested plain values, with interpolations resolved.
+
+    Raise OmegaConf's error for an interpolation without a value, and for `???`, which stands for a missing value.
+    """
+    if not isinstance(config, DictConfig):
+        if "${" not in (text := str(config)) and "???" not in text:
+            return copy.deepcopy(dict(config))  # much faster than OmegaConf
+        config = to_config(config)
+    return cast(dict[str, Any], OmegaConf.to_container(config, resolve=True, throw_on_missing=True))

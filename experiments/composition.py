@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from fewbits.common.from_dict import one_of
-from fewbits.experiments.composed_cache import digest_of_texts, load_or_compose
+from fewbits.experiments.composed_cache import digest_of_texts, load_or_compose, resolve
 
 ERRORS = (HydraException, OmegaConfBaseException, YAMLError)
 _BASE, _ROOT = "fewbits_defaults", "fewbits_root"  # names in Hydra's store that `compose_file` uses
@@ -92,11 +92,10 @@ def compose_file(file: Path, base: Mapping[str, Any], overrides: Sequence[str], 
         return compose(file.parent, _ROOT, values)
 
     try:
-        config = _cached(file, [folder / f"{name}.yaml" for name in choice.values()], base, values, composed)
-        data = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        data = resolve(_cached(file, [folder / f"{name}.yaml" for name in choice.values()], base, values, composed))
     except ERRORS as error:
         raise ValueError(f"{file.name}: {' '.join(str(error).split())}") from error
-    return cast(dict[str, Any], data) | choice
+    return data | choice
 
 
 def _cached(
@@ -105,8 +104,8 @@ def _cached(
     base: Mapping[str, Any],
     values: Sequence[str],
     composed: Callable[[], DictConfig],
-) -> DictConfig:
-    """Return the config from the cache, or call `composed`, which composes the config.
+) -> dict[str, Any]:
+    """Return the config from the cache as plain values, or call `composed`, which composes the config.
 
     base: the default values of all keys. values: the overrides.
     The cache's key contains these two and the texts of `file` and `included`. If one of these files has a defaults
@@ -114,7 +113,7 @@ def _cached(
     """
     texts = {path.relative_to(file.parent).as_posix(): path.read_text("utf-8") for path in (file, *included)}
     if any(re.search(r"^[\"']?defaults\b", text, re.MULTILINE) for text in texts.values()):
-        return composed()
+        return cast(dict[str, Any], OmegaConf.to_container(composed(), resolve=False))
     return load_or_compose(digest_of_texts(texts, file.stem, base), values, composed)
 
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any, cast
+from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.types import OverrideType
@@ -22,7 +22,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fewbits.common.from_dict import from_dict, one_of
-from fewbits.experiments.composed_cache import digest_of_files, digest_of_texts, load_or_compose
+from fewbits.experiments.composed_cache import (
+    digest_of_files,
+    digest_of_texts,
+    load_or_compose,
+    resolve,
+    to_config,
+)
 from fewbits.experiments.composition import ERRORS, compose, nearest_first, parse_override, spelled
 from fewbits.experiments.config_files import (
     FOLDER,
@@ -41,6 +47,7 @@ from fewbits.experiments.trial import Runtime, Trial
 from fewbits.models.networks.presets import MODELS
 from fewbits.models.recipe import GEMMS, SLOTS, Recipe
 
+_MISSING = "???"  # OmegaConf's mark for a key whose value is missing
 KINDS = {float: "a number", int: "a whole number", str: "a string"}  # names of types in error messages
 
 
@@ -82,45 +89,96 @@ def resolved(overrides: Sequence[str]) -> dict[str, Any]:
     Hydra needs tens of milliseconds to compose a config, and a sweep has hundreds of trials. So the results of two
     steps are cached. Hydra composes one config for each combination of overrides that choose a group's config, such as
     recipe=nvfp4. Then the overrides that set values are applied to a copy of this config; this is done once for all
-    trials that differ only in their seed.
+    trials that differ only in values that no interpolation reads, such as their seed.
     """
     own = folders(overrides)
     parsed = _parsed_with(overrides, own)
     texts = tuple(override.text for override in parsed)
     if not all(override.sets or override.chooses for override in parsed):
-        return _plain(_composed(texts, own), overrides)
+        return _resolved(_composed(texts, own), overrides)
     groups = tuple(override.text for override in parsed if override.chooses)
-    values = tuple(override.text for override in parsed if override.sets)
-    seeds = [override.value for override in parsed if override.key == "seed"]
-    if not seeds or type(seeds[-1]) is not int or _reads_seed(groups, own) or any("${" in text for text in values):
-        return copy.deepcopy(_with_values(groups, values, own))
-    others = tuple(override.text for override in parsed if override.sets and override.key != "seed")
-    return copy.deepcopy(_with_values(groups, others, own)) | {"seed": seeds[-1]}
+    values = [override for override in parsed if override.sets]
+    independent = _independent(values, groups, own)
+    others = tuple(override.text for override in values if override.key not in independent)
+    data = copy.deepcopy(_with_values(groups, others, own))
+    for override in values:
+        if override.key in independent:
+            *parents, name = override.key.split(".")
+            section = data
+            for parent in parents:
+                section = section[parent]
+            section[name] = override.value
+    return data
+
+
+def _independent(values: Sequence[_Parsed], groups: tuple[str, ...], own: Folders) -> set[str]:
+    """Return the keys whose values can be set after interpolations `${…}` are resolved, with the same result.
+
+    values: the overrides that set values. groups: those that choose configs of groups. own: the user's config folders.
+    Such a key replaces a plain value by a plain value, no interpolation reads it, and no other override sets a section
+    that contains it.
+    """
+    if any("${" in override.text for override in values):
+        return set()
+    config, read = _composed(groups, own), _read_by_interpolations(groups, own)
+    keys = {override.key for override in values}
+    keys -= {override.key for override in values if not _is_plain(override.value)}
+    return {
+        key
+        for key in keys
+        if _is_plain(_get(config, key))
+        and read is not None
+        and not read & set(key.split("."))
+        and not any(key.startswith(f"{override.key}.") for override in values)
+    }
+
+
+def _is_plain(value: object) -> bool:
+    """Tell whether a value is None, a number, a bool or a string that OmegaConf does not treat in a special way."""
+    return value is None or isinstance(value, (int, float)) or (isinstance(value, str) and not _is_special(value))
+
+
+def _is_special(text: str) -> bool:
+    return "${" in text or text == _MISSING
+
+
+def _get(config: Mapping[str, Any], key: str) -> Any:
+    """Return the value of a dotted key in nested mappings; `_MISSING` if the key does not exist."""
+    value: Any = config
+    for name in key.split("."):
+        value = value.get(name, _MISSING) if isinstance(value, Mapping) else _MISSING
+    return value
 
 
 @cache
-def _reads_seed(groups: tuple[str, ...], own: Folders) -> bool:
-    """Tell whether an interpolation `${…}` may read the setting `seed` in the config that `groups` compose.
+def _read_by_interpolations(groups: tuple[str, ...], own: Folders) -> set[str] | None:
+    """Return which keys interpolations may read in the config that `groups` compose; None if they may read any key.
 
-    If so, trials that differ only in their seed cannot share a resolved config.
-    groups: the overrides that choose configs of groups. own: the user's config folders.
+    Of each key, only the last name is in the set, because interpolations may be relative: `block` for `${.block}`.
     """
-    return re.search(r"\$\{[^}]*\bseed\b", str(OmegaConf.to_container(_composed(groups, own)))) is not None
+    text = str(_composed(groups, own))
+    inside = re.findall(r"\$\{([^{}]*)\}", text)
+    if len(inside) < text.count("${") or any(":" in key and not key.startswith("options:") for key in inside):
+        return None  # nested interpolations, or resolvers other than `_options`
+    return {key.rpartition(".")[2] for key in inside} | set(_OPTION_SETTINGS)
 
 
 @lru_cache(maxsize=256)
 def _with_values(groups: tuple[str, ...], values: tuple[str, ...], own: Folders) -> dict[str, Any]:
-    config = copy.deepcopy(_composed(groups, own))
+    if not values:
+        return _resolved(_composed(groups, own), groups)
+    config = to_config(_composed(groups, own))
     try:
         for override in _parsed_with(values, own):
             OmegaConf.update(config, override.key, override.value, merge=True)
     except OmegaConfBaseException:
-        config = _composed((*groups, *values), own)  # raises Hydra's error, which names the override
-    return _plain(config, (*groups, *values))
+        config = to_config(_composed((*groups, *values), own))  # raises Hydra's error, which names the override
+    return _resolved(config, (*groups, *values))
 
 
 @lru_cache(maxsize=256)
-def _composed(overrides: tuple[str, ...], own: Folders) -> DictConfig:
+def _composed(overrides: tuple[str, ...], own: Folders) -> dict[str, Any]:
+    """Return the config that Hydra composes, as plain values with unresolved interpolations."""
     prepare()
     digest = digest_of_texts({}, _composed_from(), *own.digests) if own.paths else _composed_from()
     try:
@@ -135,12 +193,15 @@ def _composed_from() -> str:
     return digest_of_files(FOLDER, models, Recipe().to_dict())
 
 
-def _plain(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
+def _resolved(config: DictConfig | Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Return a copy of a config with resolved interpolations; raise ValueError if one has no value.
+
+    overrides: those of the config, for the message of the error.
+    """
     try:
-        data = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        return resolve(config)
     except ERRORS as error:
         raise ValueError(in_one_line(error, overrides)) from error
-    return cast(dict[str, Any], data)
 
 
 def recipe_and_settings(overrides: Sequence[str]) -> tuple[Recipe, dict[str, Any]]:
