@@ -48,7 +48,7 @@ setup: $(BUILT) ## Create .venv, install fewbits with its tools and EXTRAS, buil
 
 # The empty PYTHONDONTWRITEBYTECODE makes Python keep byte code, whatever the caller's environment says. Without byte code,
 # each process compiles fewbits' modules again, and each of pytest's workers rewrites the assertions of all test files.
-TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
+TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 # The type check and the tests run in parallel, because the first tests mostly wait for Ray clusters to start.
 test: style ## Run what CI runs: lint, type check, and all tests, property tests with a tenth of their examples

@@ -85,7 +85,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # Run the garbage collector rarely. It took a fifth of a worker's time, mostly to search the objects of imported
 # modules, which are never garbage; `gc.freeze` below excludes these.
-gc.set_threshold(20_000, 10, 10)
+gc.set_threshold(50_000, 20, 20)
 
 
 def pytest_collection_finish() -> None:
