@@ -110,7 +110,7 @@ def _named(override: str) -> Iterator[Path]:
         elif scheme == "pkg":
             path = _package_folder(rest)
         else:
-            raise ValueError(f"{override!r}: {item}: valid are paths of folders, file://PATH and pkg://PACKAGE")
+            raise ValueError(f"{override!r}: {item}: valid items are paths of folders, file://PATH and pkg://PACKAGE")
         if not path.is_dir():
             raise ValueError(f"{override!r}: no such folder: {path}")
         yield path

@@ -141,7 +141,8 @@ def check_openmp(threads: int) -> None:
     if threads > 1 and (dynamic or (limit.isdecimal() and int(limit) < threads)):
         variable = "OMP_DYNAMIC" if dynamic else f"OMP_THREAD_LIMIT={limit}"
         raise ValueError(
-            f"runtime.threads {threads}: {variable} allows fewer threads, which would change the results: unset it"
+            f"runtime.threads {threads}: the environment variable {variable} allows fewer threads, which would change "
+            "the results: unset it"
         )
 
 

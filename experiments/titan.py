@@ -96,8 +96,8 @@ class FewbitsConverter:
         section = getattr(job_config, NAME, None)
         if section is None:
             raise ValueError(
-                f'the converter {NAME} needs a recipe: set custom_config_module = "{__name__}" in [job], and recipe in '
-                f"[{NAME}]"
+                f"the converter {NAME} needs a recipe: in the config of torchtitan, set custom_config_module = "
+                f'"{__name__}" in [job], and recipe in [{NAME}]'
             )
         self.recipe = recipe_from_overrides(section.recipe, split(section.settings))
         for problem in problems(job_config, parallel_dims, self.recipe):
@@ -263,7 +263,8 @@ def problems(config: Any, dims: Any, recipe: Recipe) -> Iterator[str]:
     bf16 = config.training.mixed_precision_param != "float32" and config.model.name != decoder.NAME
     if dims.fsdp_enabled and bf16 and recipe.wgrad.output == "fp32":
         yield (
-            f"recipe {recipe.name} has weight gradients in FP32, but FSDP reduces them in {_mixed(config)}: set "
+            f"recipe {recipe.name} has weight gradients in FP32, but FSDP gathers weights in "
+            f"{_mixed(config)}, so their gradients have this dtype: set "
             f"wgrad.output=bf16 in {NAME}.settings, or training.mixed_precision_param=float32"
         )
     if recipe.sampler.kind == "none":

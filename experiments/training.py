@@ -564,7 +564,8 @@ def _load_weights(model: nn.Module, saved: dict[str, Tensor], *, strict: bool) -
     wrong = [name for name in (*sorted(missing), *sorted(unexpected)) if strict or not name.endswith(".bit_scale")]
     if wrong:
         raise ValueError(
-            f"the checkpoint belongs to another model: only the checkpoint or only the model has {', '.join(wrong[:5])}"
+            "the checkpoint belongs to another model: some weights are only in one of the two, such as "
+            f"{', '.join(wrong[:5])}; use a checkpoint of the same model"
         )
 
 

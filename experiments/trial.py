@@ -115,7 +115,7 @@ class Trial:
         if self.model.positions == "learned" and self.training.length > self.model.context:
             raise ValueError(
                 f"training.length {self.training.length}: model {self.model.name} has {self.model.context} positions; "
-                "use a shorter length"
+                f"set training.length to {self.model.context} or less"
             )
         if self.is_probe and self.training.batch != self.training.micro_batch:
             raise ValueError(

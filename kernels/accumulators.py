@@ -102,12 +102,12 @@ def product(a: Tensor, b: Tensor, accumulator: str, *, scales: tuple[Tensor, Ten
     if chosen.kind == "grouped":
         return _grouped(a, b, chosen, scales)
     if scales is not None:
-        raise ValueError(f"scales with accumulator {accumulator}: remove scales=; only blackwell-fp4 takes them")
+        raise ValueError(f"accumulator {accumulator} takes no scales: remove scales=, or use blackwell-fp4")
     valid = (*_EMIN, torch.float32) if chosen.kind == "format" else tuple(_EMIN)
     for operand in (a, b):
         if operand.dtype not in valid:
             names = ", ".join(str(dtype).removeprefix("torch.") for dtype in valid)
-            raise ValueError(f"accumulator {accumulator} for dtype {operand.dtype}: valid dtypes are {names}")
+            raise ValueError(f"accumulator {accumulator} does not take dtype {operand.dtype}: valid dtypes are {names}")
     left, right = a.detach().float().contiguous(), b.detach().float().contiguous()
     if chosen.kind == "format":
         if not _is_compiled_for(a):
@@ -137,7 +137,8 @@ def _grouped(a: Tensor, b: Tensor, chosen: Accumulator, scales: tuple[Tensor, Te
     emin = _SCALE_EMIN.get(scales[0].dtype), _SCALE_EMIN.get(scales[1].dtype)
     if emin[0] is None or emin[1] is None:
         raise ValueError(
-            f"scales of dtypes {scales[0].dtype} and {scales[1].dtype}: valid dtypes are float8_e4m3fn, float8_e8m0fnu"
+            f"the scales have dtypes {scales[0].dtype} and {scales[1].dtype}: valid for each are float8_e4m3fn and "
+            "float8_e8m0fnu"
         )
     left_scales = _of_groups(scales[0].float(), 1, (a.shape[0], k))
     right_scales = _of_groups(scales[1].float(), 0, (b.shape[1], k))
@@ -170,8 +171,8 @@ def _of_groups(scales: Tensor, axis: int, shape: tuple[int, int]) -> Tensor:
         if scales.shape == ((lines, blocks) if axis else (blocks, lines)):
             return scales.abs().repeat_interleave(per_scale, axis).narrow(axis, 0, groups).contiguous()
     raise ValueError(
-        f"scales of shape {list(scales.shape)} for {lines} {'rows of a' if axis else 'columns of b'} with {k} values "
-        "each: expected one scale for every 16 or 32 values along K"
+        f"scales of shape {list(scales.shape)} do not fit the {lines} {'rows of a' if axis else 'columns of b'}: each "
+        f"needs one scale for every 16 or 32 of its {k} values"
     )
 
 

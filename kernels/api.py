@@ -233,7 +233,9 @@ def mix(
     spec, seed = spelling(mixture, Mixture), seed_or_unset(seed)
     check_tensor(x, axis)
     if stats not in (False, True):
-        raise ValueError(f"stats={stats!r}: valid values are False and True (statistics of each decision block)")
+        raise ValueError(
+            f"stats={stats!r}: valid values are False and True (True returns statistics of each decision block)"
+        )
     if out is None:
         values, choice, counts, amax = call(torch.ops.fewbits.mix, x, spec, axis, seed)
     else:
@@ -284,7 +286,7 @@ def check_tensor(x: Tensor, axis: int) -> None:
         raise ValueError(f"expected a tensor, not {type(x).__name__}{hint}")
     refuse_distributed(x)
     if x.dtype not in DTYPES:
-        raise ValueError(f"dtype {x.dtype}: valid dtypes are {', '.join(map(str, DTYPES))}")
+        raise ValueError(f"the tensor has dtype {x.dtype}: valid dtypes are {', '.join(map(str, DTYPES))}")
     if isinstance(axis, (bool, float)) or axis not in (-1, 0):
         raise ValueError(
             f"axis {axis!r}: valid values are -1 (blocks along the last dimension) and 0 (blocks down the columns of "

@@ -180,10 +180,12 @@ class Format:
         negative = math.copysign(1.0, value) < 0
         if math.isnan(value):
             if not self.has_nan:
-                raise ValueError(f"{self.name} has no code for NaN")
+                raise ValueError(f"{self.name} has no code for NaN: pass a number, or use a format that has NaN")
             magnitude = self._nan_code
         elif negative and not self.signed:
-            raise ValueError(f"{self.name} is unsigned and has no code for {value!r}")
+            raise ValueError(
+                f"{self.name} is unsigned and has no code for {value!r}: pass a value without a minus sign"
+            )
         else:
             magnitude = self._nearest(abs(value))
             if magnitude > self.max_code:

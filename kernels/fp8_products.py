@@ -72,8 +72,8 @@ def scaled_product(a: Fp8Operand, b: Fp8Operand, dtype: torch.dtype, bias: Tenso
     rows, inner, cols = *a.codes.shape, b.codes.shape[1]
     if inner % MULTIPLE or cols % MULTIPLE:
         raise ValueError(
-            f"an FP8 product of {rows}x{inner} and {inner}x{cols}: expected {inner} and {cols} to be multiples of "
-            f"{MULTIPLE}"
+            f"cannot multiply {rows}x{inner} and {inner}x{cols} in FP8: both sizes of the second matrix must be "
+            f"multiples of {MULTIPLE}"
         )
     if a.codes.device.type == "cpu":
         y = matmul_fp32(a.codes.bfloat16(), b.codes.bfloat16()) * a.scales * b.scales

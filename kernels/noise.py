@@ -67,7 +67,9 @@ def sample_weight(
     if block not in BLOCKS:
         raise ValueError(f"block {block!r}: valid values are {', '.join(map(str, BLOCKS))}")
     if w.dtype not in DTYPES or dtype not in DTYPES:
-        raise ValueError(f"w of {w.dtype} with dtype={dtype}: for both, valid dtypes are {', '.join(map(str, DTYPES))}")
+        raise ValueError(
+            f"w has {w.dtype}, and dtype={dtype}: for each, valid dtypes are {', '.join(map(str, DTYPES))}"
+        )
     if w.dim() != 2:
         raise ValueError(f"w has shape {tuple(w.shape)}: expected a matrix")
     grid = parts_of(w.shape, (block, block))
@@ -75,7 +77,8 @@ def sample_weight(
     if not is_tensor or tuple(bits.shape) != grid or bits.dtype != torch.float32 or bits.device != w.device:
         actual = f"{tuple(bits.shape)} {bits.dtype} on {bits.device}" if is_tensor else type(bits).__name__
         raise ValueError(
-            f"bits are {actual}: expected {grid} torch.float32 on {w.device}, one for each {block}x{block} square of w"
+            f"bits are {actual}: expected {grid} torch.float32 on {w.device}, a bit width for each {block}x{block} "
+            "square of w"
         )
     return torch.ops.fewbits.sample_weight(w, bits, check_seed(seed), noise, block, dtype)
 

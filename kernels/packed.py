@@ -61,11 +61,14 @@ def encode(x: Tensor, q: Quantizer | str, *, axis: int = -1, seed: int | None = 
     q = Quantizer.parse(spec)
     check_tensor(x, axis)
     if q.format.bits > 16:
-        raise ValueError(f"{q.format} has {q.format.bits} bits: encode supports formats of at most 16")
+        raise ValueError(f"{q.format} has {q.format.bits} bits: encode supports formats of at most 16 bits")
     if q.scaling == "none" and not q.format.has_nan:
         rotated = fake_quantize(x, q, axis=axis, seed=seed) if q.hadamard else matrix(x)  # a rotation may overflow
         if not bool(rotated.isfinite().all()):
-            raise ValueError(f"{q.format} has no code for NaN: pass finite values, or add a scaling to {q}")
+            raise ValueError(
+                f"{q} gives NaN, and {q.format} has no code for NaN: pass smaller, finite values, or add a scaling, "
+                "whose scales can store NaN"
+            )
     codes, scales, groups = torch.ops.fewbits.encode(x.detach(), spec, axis, seed_or_unset(seed))
     return Packed(
         codes=codes,

@@ -149,13 +149,18 @@ class Quantizer:
         _check_choice(f"overflow with format {self.format}", self.overflow, self.format.overflows)
         if self.scaling == "none" and self.block != Block():
             raise ValueError(
-                f"block {self.block} needs a scaling: {', '.join(list(SCALINGS)[1:])} (a naive cast has no blocks)"
+                f"block {self.block} needs a scaling: {', '.join(list(SCALINGS)[1:])}; or remove the block, because a "
+                "naive cast has no blocks"
             )
         if self.format.name == "fp32" and self.scaling != "none":
-            raise ValueError(f"scaling {self.scaling!r} with format fp32: the only valid scaling is none")
+            raise ValueError(
+                f"cannot combine scaling {self.scaling!r} with format fp32: the only valid scaling is none"
+            )
         if self.group == "row" and "row" not in self.traits.groups:
             valid = ", ".join(name for name, row in SCALINGS.items() if "row" in row.groups)
-            raise ValueError(f"group 'row' with scaling {self.scaling!r}: valid only with scaling {valid}")
+            raise ValueError(
+                f"cannot combine group 'row' with scaling {self.scaling!r}: valid only with scaling {valid}"
+            )
         self.traits.check(self.format.name, str(self.block), self.rounding, self.hadamard)
         if self.hadamard is None:
             if self.signs is not None:
@@ -504,7 +509,7 @@ def _check_choice(what: str, value: object, valid: Collection[str]) -> None:
     if value not in valid:
         raise ValueError(
             f"unknown {what} {value!r}: valid values are {', '.join(valid)}"
-            f"{' (none only without a block)' if what == 'scaling' else ''}"
+            f"{' (`none` is valid only without a block)' if what == 'scaling' else ''}"
         )
 
 

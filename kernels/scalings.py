@@ -110,7 +110,7 @@ class Scaling:
             if valid and value not in valid:
                 listed = f"{'is' if len(valid) == 1 else 'are'} {', '.join(map(str, valid))}"
                 raise ValueError(
-                    f"scaling {self.name!r} with {field} {value}: "
+                    f"cannot combine scaling {self.name!r} with {field} {value}: "
                     f"{'the only valid value' if len(valid) == 1 else 'valid values'} {listed}, because {self.because}"
                 )
 

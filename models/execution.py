@@ -43,17 +43,18 @@ def check_execution(recipe: Recipe, layers: Iterable[tuple[str, nn.Linear]], kep
         each = (recipe.kept,) if name in kept else (recipe.operands, recipe.switched)
         for operands in each:
             for problem in problems(operands):
-                raise ValueError(f"execute {FP8}: {name}: {problem}; {HINT}")
+                raise ValueError(f"execute {FP8}: layer {name}: {problem}; {HINT}")
             if gemms := executed_gemms(recipe, operands):
                 executes = True
                 if any(size % MULTIPLE for size in sizes):
                     raise ValueError(
-                        f"execute {FP8}: {name} is {sizes[0]}x{sizes[1]}: for {', '.join(sorted(gemms))} in FP8, both "
-                        f"sizes must be multiples of {MULTIPLE}; use another layer size, {HINT}"
+                        f"execute {FP8}: layer {name} is {sizes[0]}x{sizes[1]}: for {', '.join(sorted(gemms))} in FP8, "
+                        f"both sizes must be multiples of {MULTIPLE}; use another layer size, {HINT}"
                     )
     if not executes:
         raise ValueError(
-            f"execute {FP8}: no GEMM of recipe {recipe.name} has two quantized operands: expected {VALID}; {HINT}"
+            f"execute {FP8}: no GEMM of recipe {recipe.name} has quantized operands: give both operands of a GEMM "
+            f"{VALID}, {HINT}"
         )
 
 
@@ -62,8 +63,8 @@ def check_tokens(recipe: Recipe, tokens: int) -> None:
     wgrad = any("wgrad" in executed_gemms(recipe, each) for each in (recipe.operands, recipe.switched, recipe.kept))
     if wgrad and tokens % MULTIPLE:
         raise ValueError(
-            f"execute {FP8}: wgrad sums over the {tokens} tokens of a micro-batch: expected a multiple of {MULTIPLE}; "
-            f"{HINT}"
+            f"execute {FP8}: wgrad sums over the {tokens} tokens of a micro-batch, which must be a multiple of "
+            f"{MULTIPLE}: change training.micro_batch or training.length, {HINT}"
         )
 
 

@@ -252,8 +252,8 @@ def _check_parts(recipe: Recipe, layers: Sequence[BlockLinear]) -> None:
     have = sorted({str(layer.part) for layer in layers})
     if recipe.sampler.kind != "none" and recipe.sampled_parts.isdisjoint(have):
         raise ValueError(
-            f"sampler.parts {list(recipe.sampler.parts)}: no layer would get noise; the model has only the parts "
-            f"{', '.join(have)}"
+            f"sampler.parts {list(recipe.sampler.parts)}: they select no layer, so none would get noise; the model has "
+            f"only the parts {', '.join(have)}"
         )
 
 

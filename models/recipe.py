@@ -243,7 +243,9 @@ def parse_operand(text: str, key: str) -> Quantizer | Mixture | None:
     try:
         return Mixture.parse(text) if "|" in text else Quantizer.parse(text)
     except ValueError as error:
-        raise ValueError(f"{key}: {error}; high is valid too, and same in dgrad.w, wgrad.dy and wgrad.x") from None
+        raise ValueError(
+            f"{key}: {error}; `high` is valid too, and in dgrad.w, wgrad.dy and wgrad.x also `same`"
+        ) from None
 
 
 def _in_every_slot(text: str, key: str) -> dict[str, Slot]:
@@ -268,8 +270,8 @@ def _check_rotations(operands: dict[str, Slot]) -> dict[str, Slot]:
             )
         if first is not None and any(slot.axis != AXES[name] for name, slot in slots.items()):
             raise ValueError(
-                f"{gemm}: a rotated operand cannot be `same`, because its Hadamard transform (rhtN) would be along the "
-                "dimension that the other GEMM sums over: give the slot its own quantizer"
+                f"{gemm}: a rotated operand cannot be `same`, because its Hadamard transform (rhtN) is not along the "
+                f"dimension that {gemm} sums over: give the slot its own quantizer"
             )
     return operands
 

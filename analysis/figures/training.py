@@ -258,7 +258,7 @@ def assign_styles(table: ArmTable, rows: Sequence[ArmCurves]) -> dict[str, Style
     free = iter(i for i in range(len(STYLES)) if i not in labels.values())
     if len(labels) > len(STYLES):
         raise ValueError(
-            f"{len(labels)} arms in one figure; there are styles for at most {len(STYLES)}: use several figures"
+            f"a figure has {len(labels)} arms, but there are styles for at most {len(STYLES)}: use several figures"
         )
     return {label: STYLES[next(free) if place is None else place] for label, place in labels.items()}
 

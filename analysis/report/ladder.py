@@ -26,7 +26,9 @@ def write_ladder(overrides: Sequence[str], scales: Sequence[str], reports: Path)
     if len(scales) < 2 or len(set(scales)) != len(scales):
         raise ValueError(f"--compare {' '.join(scales)}: give at least two scales, and each only once")
     if chosen := [override for override in overrides if override.startswith("scale=")]:
-        raise ValueError(f"{chosen[0]} and --compare {' '.join(scales)}: name scales only after --compare")
+        raise ValueError(
+            f"{chosen[0]} cannot be combined with --compare {' '.join(scales)}: name scales only after --compare"
+        )
     reports_by_scale = {scale: read_study((*overrides, f"scale={scale}")) for scale in scales}
     folder = reports / "-".join((reports_by_scale[scales[0]].study, *scales))
     digests = [made_of(report.results, (*report.overrides, report.changed)) for report in reports_by_scale.values()]

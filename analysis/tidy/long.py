@@ -75,7 +75,9 @@ def _read(path: Path) -> pd.DataFrame:
         return pd.read_parquet(path)
     except (OSError, ValueError) as error:
         reason = str(error).partition("\n")[0]
-        raise ValueError(f"{path} is damaged ({reason}): remove its run folder and run the trial again") from None
+        raise ValueError(
+            f"{path} is damaged ({reason}): remove the run folder that contains this file, and run the trial again"
+        ) from None
 
 
 def _melted(frame: pd.DataFrame) -> pd.DataFrame:

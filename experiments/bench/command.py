@@ -146,5 +146,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     options = parser.parse_args(argv)
     results.check_options(options, "bench train")
     if options.against and options.store is not None:
-        raise ValueError("bench train: --store cannot be combined with --against")
+        raise ValueError(
+            "bench train: --store cannot be combined with --against, which stores no results: use only one of the two"
+        )
     return options

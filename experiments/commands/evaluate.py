@@ -120,7 +120,10 @@ def _runs_and_tasks(arguments: Sequence[str], runs: Path) -> tuple[list[Path], l
                 raise
             tasks.append(argument)
     if not folders:
-        raise ValueError(f"{' '.join(arguments)}: the store {runs} has no run with any of these names; name a run")
+        raise ValueError(
+            f"none of the arguments names a run in the store {runs}: {' '.join(arguments)}; name a run folder, or give "
+            "its hash"
+        )
     return list(dict.fromkeys(folders)), tasks
 
 

@@ -55,7 +55,7 @@ def show(options: argparse.Namespace, overrides: Sequence[str]) -> bool:
         complete(overrides)
         return True
     if options.cfg is None and (options.resolve or options.package):
-        raise ValueError("train: --resolve and --package belong to --cfg, as in --cfg job --resolve")
+        raise ValueError("train: --resolve and --package need --cfg, as in --cfg job --resolve")
     arguments = [
         *(["--cfg", options.cfg] if options.cfg else []),
         *(["--resolve"] if options.resolve else []),

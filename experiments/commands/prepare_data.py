@@ -44,8 +44,8 @@ def main(argv: Sequence[str]) -> int:
     spelling = options.tokenizer or collection.tokenizer
     if bpe_size(spelling):
         raise ValueError(
-            f"data prepare: --tokenizer {spelling} needs training: valid tokenizers are bytes, file:PATH, "
-            "package:smollm2, hub:NAME"
+            f"data prepare: --tokenizer {spelling} needs training, which this command cannot do: valid tokenizers are "
+            "bytes, file:PATH, package:smollm2, hub:NAME"
         )
     if source and options.revision:
         raise ValueError(
@@ -186,9 +186,9 @@ def _prepare(out: Path, request: Request, tokenizer: Tokenizer, stream: Document
     if empty:
         shutil.rmtree(unfinished.folder, ignore_errors=True)
         raise ValueError(
-            f"data prepare: none of {unfinished.documents} documents is in split {' and '.join(empty)}: "
-            f"set a --validation other than {request.validation}. To train on a single text file without preparation, "
-            "use fewbits train data=text data.path=FILE"
+            f"data prepare: none of {unfinished.documents} documents is in split {' and '.join(empty)}: set a "
+            f"--validation other than {request.validation}, or prepare more documents. To train on a single text file "
+            "without preparation, use fewbits train data=text data.path=FILE"
         )
     code = text_folder("python", None, "bytes", default_cache())
     unfinished.finish(out, code.texts("validation"), {"ood": dict(code.meta.source)})

@@ -140,7 +140,9 @@ def _recipes(arguments: Sequence[str]) -> list[Recipe]:
         try:
             settings = {key: yaml.safe_load(value) for key, _, value in pairs}
         except yaml.YAMLError:
-            raise ValueError(f"{' '.join(changes)}: KEY=VALUE is expected, with VALUE in YAML") from None
+            raise ValueError(
+                f"{' '.join(changes)}: a VALUE is not valid YAML; write each setting as KEY=VALUE, with VALUE in YAML"
+            ) from None
         recipes.append(replace(load_recipe(name, settings), name=" ".join([name, *changes])))
     return recipes
 

@@ -49,7 +49,9 @@ def run_hydra(options: Sequence[str], overrides: Sequence[str]) -> None:
         raise ValueError(in_one_line(error, [*own, *single]).partition(" Config search path:")[0]) from error
     except SystemExit as error:  # after --hydra-help, with status 0
         if error.code:
-            raise ValueError(f"train: Hydra refuses {' '.join((*options, *overrides))}") from None
+            raise ValueError(
+                f"train: Hydra does not accept {' '.join((*options, *overrides))}; its message above says why"
+            ) from None
 
 
 def check_overrides(overrides: Sequence[str]) -> None:

@@ -114,8 +114,8 @@ class TokenFolder:
         """Yield the split's documents in order, without separators; raise ValueError if the separator is unknown."""
         if self.meta.separator is None:
             raise ValueError(
-                f"the documents cannot be separated: {META} in the folder of the data lacks `separator`, the token "
-                "after each document"
+                f"the documents cannot be separated: {META} in the folder of the data must have the key `separator`, "
+                "the token after each document"
             )
         return _separated(self.splits[split], self.meta.separator)
 
@@ -123,8 +123,8 @@ class TokenFolder:
         """Return the positions of the split's separators; raise ValueError if the separator is unknown."""
         if self.meta.separator is None:
             raise ValueError(
-                f"the documents cannot be separated: {META} in the folder of the data lacks `separator`, the token "
-                "after each document"
+                f"the documents cannot be separated: {META} in the folder of the data must have the key `separator`, "
+                "the token after each document"
             )
         return separator_positions(self.splits[split], self.meta.separator)
 
@@ -187,7 +187,8 @@ def open_folder(folder: Path, survey_cache: Path | None = None) -> TokenFolder:
             raise Damaged(f"{files[name]} is damaged: its SHA-256 is not the one in {META}, beside it")
         if result.largest >= vocab:
             raise ValueError(
-                f"{files[name]} contains token {result.largest}, but the vocabulary size in {META} is {vocab}"
+                f"{files[name]} contains token {result.largest}, but `vocab` in {META} is {vocab}, and tokens must be "
+                f"smaller: correct {META} or the file"
             )
     return TokenFolder(folder, meta, vocab, splits, surveys, stamps)
 

@@ -43,13 +43,22 @@ def gguf_tokenizer(path: Path) -> dict[str, Any]:
     metadata = GgufFile.open(path).metadata
     kind, split = metadata.get(f"{PREFIX}model"), metadata.get(f"{PREFIX}pre")
     if kind != "gpt2":
-        raise ValueError(f"{path}: {PREFIX}model {kind!r}: 'gpt2' is expected, which means byte-level BPE")
+        raise ValueError(
+            f"{path}: {PREFIX}model is {kind!r}, but only 'gpt2' (byte-level BPE) can be read; set "
+            "data.tokenizer=file:PATH to read a tokenizer.json instead"
+        )
     if not isinstance(split, str) or split not in SPLITS:
-        raise ValueError(f"{path}: {PREFIX}pre {split!r}: valid values are {', '.join(SPLITS)}")
+        raise ValueError(
+            f"{path}: {PREFIX}pre is {split!r}, but only {', '.join(SPLITS)} can be read; set data.tokenizer=file:PATH "
+            "to read a tokenizer.json instead"
+        )
     tokens, merges = (_strings(path, metadata, f"{PREFIX}{name}") for name in ("tokens", "merges"))
     kinds = metadata.get(f"{PREFIX}token_type") or [_NORMAL] * len(tokens)
     if len(kinds) != len(tokens) or len(set(tokens)) != len(tokens):
-        raise ValueError(f"{path}: {PREFIX}tokens has duplicates, or another length than {PREFIX}token_type")
+        raise ValueError(
+            f"{path}: {PREFIX}tokens has duplicates, or another length than {PREFIX}token_type; set "
+            "data.tokenizer=file:PATH to read a tokenizer.json instead"
+        )
     steps, ignore_merges = SPLITS[split]
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {
@@ -83,5 +92,8 @@ def gguf_tokenizer(path: Path) -> dict[str, Any]:
 def _strings(path: Path, metadata: Mapping[str, Any], key: str) -> list[str]:
     value = metadata.get(key)
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise ValueError(f"{path} has no {key}, a list of strings")
+        raise ValueError(
+            f"{path} has no list of strings under the key {key}; set data.tokenizer=file:PATH to read a tokenizer.json "
+            "instead"
+        )
     return value

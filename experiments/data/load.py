@@ -36,7 +36,10 @@ def load(config: DataConfig, cache: Path) -> Corpus:
         value = getattr(config, setting.name)
         if setting.name not in ("kind", "repeat", *kind.takes) and value != setting.default:
             takes = ", ".join(kind.takes)
-            raise ValueError(f"data.{setting.name}={value} with data.kind={config.kind}, which takes only {takes}")
+            raise ValueError(
+                f"data.{setting.name}={value} with data.kind={config.kind}, which takes only {takes}: remove "
+                f"data.{setting.name}"
+            )
     if config.repeat < 1:
         raise ValueError(
             f"data.repeat={config.repeat}: the number of times that a trial may read the training split is 1 or more"

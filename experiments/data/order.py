@@ -29,7 +29,7 @@ def windows_per_epoch(tokens: int, length: int) -> int:
     and one more token after them, the last target.
     """
     if length < 1:
-        raise ValueError(f"length {length}: a window has at least 1 token")
+        raise ValueError(f"training.length {length}: a window has at least 1 token")
     if tokens < 2 * length:
         raise ValueError(
             f"training split: {tokens} tokens are too few for windows of length {length}: at least {2 * length} are "

@@ -129,8 +129,8 @@ def collect(sources: Sources, size: int, prose: Sequence[str] | None = None) -> 
         count = sum(len(text.encode()) + 1 for text in documents[split])
         if count < wanted - 4:  # a cut inside a character removes its bytes, four at most
             raise ValueError(
-                f"data.kind={sources.name}: its Python files have {count} bytes of {split} text, but {wanted} are "
-                "needed; data.size sets the bytes of train"
+                f"data.kind={sources.name}: its Python files have {count} bytes of text for the split {split}, but "
+                f"{wanted} are needed; set data.size, the bytes of the split train, to less, or choose other data"
             )
     source: dict[str, object] = {"python": platform.python_version()}
     if sources is TORCH:

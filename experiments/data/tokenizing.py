@@ -74,7 +74,8 @@ class Subwords:
         separator = next((numbers[name] for name in SEPARATORS if name in numbers), None)
         if separator is None:
             raise ValueError(
-                f"tokenizer {spelling}: the vocabulary needs one of {', '.join(SEPARATORS)} to separate documents"
+                f"tokenizer {spelling}: its vocabulary has none of {', '.join(SEPARATORS)}, one of which must separate "
+                "documents; choose another tokenizer"
             )
         self.spelling, self.separator, self.vocab = spelling, separator, 1 + max(numbers.values())
         self.sha256: str | None = hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
@@ -119,7 +120,7 @@ def saved_tokenizer(folder: TokenFolder) -> Tokenizer | None:
     if meta.tokenizer_sha256 not in (None, tokenizer.sha256):
         raise ValueError(
             f"{path} is not the tokenizer of the tokens in its folder: its SHA-256 differs from tokenizer_sha256 in "
-            "meta.json"
+            "meta.json; restore the file"
         )
     return tokenizer
 

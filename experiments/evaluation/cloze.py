@@ -175,7 +175,7 @@ def _read(corpus: Corpus, split: str) -> tuple[Tokens, Tokens]:
         if size == POOL:
             break
     if not documents:
-        raise ValueError(f"split {split!r} has no documents, so no cloze items can be cut")
+        raise ValueError(f"split {split!r} has no documents to make cloze items of; use a longer text")
     return np.concatenate(documents), np.repeat(np.arange(len(documents)), [len(document) for document in documents])
 
 

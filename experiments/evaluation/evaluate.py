@@ -293,7 +293,7 @@ def _read_text(path: Path) -> str:
     try:
         return path.expanduser().read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
-        raise ValueError(f"no file {path}") from None
+        raise ValueError(f"there is no file {path}; name an existing text file with --text") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not text in UTF-8: {error.reason} at byte {error.start}") from None
 

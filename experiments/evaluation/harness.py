@@ -113,9 +113,10 @@ def _manager(wanted: Mapping[str, int | None], include_path: str | Path | None) 
     if unknown := [name for name in wanted if name not in manager.task_index]:
         near = get_close_matches(unknown[0], [*TASK_GROUPS, *manager.all_tasks])
         raise ValueError(
-            f"unknown task {', '.join(map(repr, unknown))}: valid tasks are {', '.join(TASK_GROUPS)}, those of lm-eval"
-            " (lm-eval ls tasks) and those of a folder of YAML files (in a trial's config evaluation.tasks_path), "
-            f"include_path={include_path or 'DIR'}" + (f"; did you mean {', '.join(near)}" if near else "")
+            f"unknown task {', '.join(map(repr, unknown))}: valid tasks are {', '.join(TASK_GROUPS)}, lm-eval's tasks "
+            "(listed by lm-eval ls tasks), and the tasks in a folder of YAML files, named by "
+            f"include_path={include_path or 'DIR'} (in a trial's config evaluation.tasks_path)"
+            + (f"; did you mean {', '.join(near)}" if near else "")
         )
     return manager
 

@@ -50,7 +50,10 @@ class FewbitsRun(FewbitsLM):
         context = opened.trial.model.context if opened.trial.model.positions != "none" else None
         length = opened.trial.training.length if max_length is None else max_length
         if context is not None and length > context:
-            raise ValueError(f"max_length={length}: the model of {opened.name} has only {context} positions; use fewer")
+            raise ValueError(
+                f"max_length={length}: the model of {opened.name} has only {context} positions; set max_length to this "
+                "number or less"
+            )
         kind = "cpu" if device == "cpu" else "auto"  # lm-eval requests cuda even where there is no GPU
         model, quantization = opened.model(Runtime(device=kind, threads=threads, cache=cache))
         self._operands = ExitStack()

@@ -107,8 +107,8 @@ def shots(names: Sequence[str]) -> dict[str, int | None]:
                 if wanted.setdefault(each, task.few_shot) != task.few_shot:
                     raise ValueError(
                         f"{', '.join(names)}: lm-eval's task {each} is requested with different numbers of few-shot "
-                        f"examples ({_count(wanted[each])}, and {_count(task.few_shot)} by {name}); a run stores one "
-                        "result for each task: use `fewbits evaluate` for the other number"
+                        f"examples ({_count(wanted[each])}, and {_count(task.few_shot)} by {name}), but a run stores "
+                        "one result for each task: request the other number in a separate `fewbits evaluate`"
                     )
     return wanted
 

@@ -164,8 +164,8 @@ def _runs(partition: Partition, shape: torch.Size) -> tuple[_Run, ...] | None:
     sizes = (shape[0],) if partition == "tensor" else partition
     if isinstance(sizes, str) or not all(size > 0 for size in sizes) or sum(sizes) != shape[0]:
         raise ValueError(
-            f"partition {partition!s:.60} of a tensor with {shape[0]} rows: "
-            "valid partitions are element, tensor, or numbers of rows that add up to all of them"
+            f"partition {partition!s:.60} of a tensor with {shape[0]} rows: valid partitions are element, tensor, or "
+            f"positive numbers of rows whose sum is {shape[0]}"
         )
     runs: list[_Run] = []
     row = part = 0

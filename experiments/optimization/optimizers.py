@@ -133,7 +133,7 @@ def _by_parameter(model: nn.Module, partition: Mapping[str, Partition] | None) -
     params = {name: param for name, param in model.named_parameters() if param.requires_grad}
     rest = {name for name in params if name.rpartition(".")[2] == BITS}
     if missing := sorted(params.keys() - partition.keys() - rest):
-        raise ValueError(f"the partition has no entry for {', '.join(missing)}")
+        raise ValueError(f"adam-mini: the partition has no entry for {', '.join(missing)}; add one for each parameter")
     return {param: partition.get(name, "tensor") for name, param in params.items()}
 
 
@@ -199,8 +199,8 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, states: Mapping[str, 
     alone = sorted(name for name in states.keys() ^ params.keys() if name.rpartition(".")[2] != BITS)
     if alone and states:
         raise ValueError(
-            "the saved state and this optimizer have different parameters: only one of the two has the parameters "
-            f"{', '.join(alone)}"
+            f"the saved state does not fit this optimizer: each of the parameters {', '.join(alone)} is in only one of "
+            "the two; use the model with which the state was saved"
         )
     copies = {
         name: {
@@ -215,7 +215,8 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, states: Mapping[str, 
         saved = {key: tuple(value.shape) for key, value in copies.get(name, {}).items()}
         if saved and saved != {"step": (), "exp_avg": tuple(param.shape), "exp_avg_sq": second}:
             raise ValueError(
-                f"the saved state of {name} belongs to another optimizer or partition: it has the shapes {saved}"
+                f"the saved state of {name} belongs to another optimizer or partition: it has the shapes {saved}; use "
+                "the optimizer and partition with which it was saved"
             )
     state = optimizer.state_dict()
     state["state"] = {index: copies[name] for index, name in enumerate(params) if name in copies}

@@ -37,7 +37,7 @@ def batches(corpus: Corpus, trial: Trial, parent: Trial, position: int) -> Itera
     count = t.steps * t.micro_batch
     if len(windows) < count:
         raise ValueError(
-            f"training.steps {t.steps} of a probe: {count} windows of {t.length} tokens are needed, but there are only "
+            f"training.steps {t.steps}: the probe needs {count} windows of {t.length} tokens, but there are only "
             f"{len(windows)}, because each seed reads a sixth of the documents of split {trial.probe.split}: use fewer "
             "steps, a smaller training.micro_batch, a shorter training.length, or more data"
         )

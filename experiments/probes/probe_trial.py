@@ -121,7 +121,8 @@ class _Source:
         )
         if differing := [f"model.{key} {ours[key]!r}, not {theirs[key]!r}" for key in ours if ours[key] != theirs[key]]:
             raise ValueError(
-                f"a probe of {parent.folder.path} must have the model of that run, but has {'; '.join(differing)}"
+                f"a probe must have the model of its run {parent.folder.path}, but has {'; '.join(differing)}: set the "
+                "run's values"
             )
         state, length = parent.checkpoint.state, source.trial.training.length
         if trial.probe.split == "train" and state["position"] and trial.training.length != length:

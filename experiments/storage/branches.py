@@ -64,7 +64,8 @@ class Parent:
                 else ""
             )
             raise ValueError(
-                f"a branch of {self.folder.path} must have its parent's model and data: {'; '.join(differing)}{hint}"
+                f"a branch must have its parent's model and data, but this one differs from {self.folder.path}: "
+                f"{'; '.join(differing)}{hint}"
             )
         corpus.check(data["fingerprint"], data)
 
@@ -90,7 +91,7 @@ def _imported_run(model: str, runs: Path) -> Path:
         several = f"{len(found)} imported runs, " + ", ".join(path.name for path in found) if found else "none"
         raise ValueError(
             f"{IMPORTED_MODEL}{model} needs exactly one imported run of this model in {runs}, and there are {several}: "
-            "import the model (see `fewbits import --help`), or set branch.parent to a run"
+            "import the model if there is none (see `fewbits import --help`), else set branch.parent to one of the runs"
         )
     return found[0]
 

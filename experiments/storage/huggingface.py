@@ -24,7 +24,7 @@ def export_huggingface(run: FinishedRun, folder: Path) -> list[str]:
     if sampler.kind != "none" and sampler.in_evaluation:
         raise ValueError(
             f"recipe {trial.recipe.name} evaluates with noise on its weights (sampler.in_evaluation), which "
-            "transformers cannot do"
+            "transformers cannot do: only runs without this setting can be exported"
         )
     if folder.exists():
         raise ValueError(f"{folder} exists already: choose another folder with --out, or remove it")

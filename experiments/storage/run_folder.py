@@ -69,8 +69,8 @@ class RunFolder:
                 f"; available are {', '.join(map(str, sorted(available)))}" if available else "; it has no checkpoints"
             )
             raise ValueError(
-                f"{self.path} has no {missing}{steps_there}: name another step, or remove damaged checkpoints and run "
-                "the trial again"
+                f"{self.path} has no {missing}{steps_there}: name a step that is available or, if checkpoints are "
+                "damaged, remove them and run the trial again"
             )
         return load(available[step])
 
@@ -116,7 +116,10 @@ class RunFolder:
             or result.get("status") not in ("done", "diverged")
             or not isinstance(result.get("step"), int)
         ):
-            raise ValueError(f"{path} is not this trial's result; remove this file and run the trial again")
+            raise ValueError(
+                f"{path} is not this trial's result, but damaged or another trial's; remove this file and run the "
+                "trial again"
+            )
         return result
 
     @property
@@ -205,7 +208,8 @@ def existing(runs: Path, trial_id: str) -> RunFolder | None:
         folder = RunFolder(path, trial_id)
         if (folder.provenance() or {"id": trial_id}).get("id") != trial_id:
             raise ValueError(
-                f"{path} belongs to another trial whose id begins with the same digits; move that folder away"
+                f"{path} belongs to another trial, whose id begins with the same digits as this trial's; move that "
+                "folder away"
             )
         return folder
     return None
@@ -215,7 +219,7 @@ def opened(path: Path) -> RunFolder:
     """Return the run folder at a path; raise ValueError if there is no run folder, or if its trial's id is missing."""
     provenance = checked_json(path / "provenance.json")
     if provenance is None:
-        raise ValueError(f"{path} is no run folder: it has no provenance.json")
+        raise ValueError(f"{path} is no run folder: it has no provenance.json; name the folder of a run")
     if not isinstance(provenance.get("id"), str):
         raise ValueError(f"{path / 'provenance.json'} has no trial id: restore the file, or run the trial again")
     return RunFolder(path, provenance["id"])
@@ -236,14 +240,17 @@ def find_run(name: str, runs: Path) -> Path:
     store, digits = (paths[0].parent, paths[0].name) if "/" in name else (runs, name)
     if not re.fullmatch(rf"[0-9a-f]{{{LEAST},64}}", digits):
         if name and paths[0].is_dir():
-            raise ValueError(f"{paths[0]} is no run folder: it has no provenance.json")
+            raise ValueError(f"{paths[0]} is no run folder: it has no provenance.json; name the folder of a run")
         raise ValueError(
             f"no run {name!r} has started in {store}: name a run folder, or {LEAST} or more digits of its hash"
         )
     started = sorted(store.glob("*-*/provenance.json")) if store.is_dir() else []
     matches = [path.parent for path in started if _begins(path.parent, digits)]
     if not matches:
-        raise ValueError(f"no run in {store} has a hash that begins with {digits!r}")
+        raise ValueError(
+            f"no run in {store} has a hash that begins with {digits!r}; check the digits, or write STORE/DIGITS for "
+            "another store"
+        )
     if len(matches) > 1:
         shown = ", ".join(path.name for path in matches[:3]) + (", …" if len(matches) > 3 else "")
         raise ValueError(
@@ -276,7 +283,7 @@ def saved_trial(path: Path) -> Trial:
         own = path / TOKENIZER
         return replace(trial, data=replace(trial.data, tokenizer=f"file:{own}")) if own.is_file() else trial
     except OSError as error:
-        raise ValueError(f"{path} is no run folder: {error.strerror}: config.yaml") from None
+        raise ValueError(f"{path} is no run folder: config.yaml cannot be read: {error.strerror}") from None
     except (ValueError, yaml.YAMLError) as error:
         raise ValueError(
             f"{path / 'config.yaml'} is not the config of a trial: {error}: if the file is damaged, remove the run "

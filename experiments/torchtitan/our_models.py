@@ -36,8 +36,8 @@ def fitted(flavor: str, tokens: int, length: int) -> DecoderConfig:
     if length > config.context:
         if config.positions == "learned":
             raise ValueError(
-                f"training.seq_len {length}: model {config.name} has {config.context} positions, which are learned; "
-                "use a shorter length"
+                f"training.seq_len {length}: model {config.name} has {config.context} positions; "
+                f"set training.seq_len to {config.context} or less"
             )
         config = replace(config, context=length)
     if tokens > config.vocab:

@@ -79,7 +79,7 @@ def user() -> str:
     if not re.fullmatch(r"[^'\"`%\x00-\x1f\x7f]{1,80}", name):
         raise ValueError(
             f"{variable} {name!r}: a valid name has at most 80 characters, without quotes, % and control characters; "
-            "set FEWBITS_USER to a valid name"
+            "set the environment variable FEWBITS_USER to a valid name"
         )
     return name
 
@@ -100,6 +100,7 @@ def store_id(runs: Path) -> str:
     identifier = (read_json(path) or {}).get("id")
     if not isinstance(identifier, str) or not re.fullmatch(r"[0-9a-f]{16}", identifier):
         raise ValueError(
-            f'{path} has no valid store id; it must be {{"id": "<16 hexadecimal digits>"}}: restore or remove the file'
+            f'{path} has no valid id of the store, which is written as {{"id": "<16 hexadecimal digits>"}}: restore or '
+            "remove the file (then the store gets a new id)"
         )
     return identifier

@@ -125,7 +125,9 @@ def table(path: Path) -> pd.DataFrame | None:
         frame = pd.read_parquet(content)
     except (OSError, ValueError) as error:
         reason = str(error).partition("\n")[0]
-        raise ValueError(f"{path} is damaged ({reason}): remove its run folder and run the trial again") from None
+        raise ValueError(
+            f"{path} is damaged ({reason}): remove the run folder that contains it, and run the trial again"
+        ) from None
     return frame if len(frame) else None
 
 

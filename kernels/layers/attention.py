@@ -123,8 +123,8 @@ def _checked(turns: Tensor | None, q: Tensor) -> Tensor | None:
     tokens, size = q.shape[1], q.shape[-1]
     if turns.dim() != 3 or turns.shape[0] < tokens or 2 * turns.shape[1] > size or turns.shape[2] != 2:
         raise ValueError(
-            f"turns are {list(turns.shape)}: expected [{tokens} or more, at most {size // 2}, 2], for tokens, rotated "
-            "pairs of dimensions, and (cosine, sine)"
+            f"turns are of shape {list(turns.shape)}: expected [{tokens} or more, at most {size // 2}, 2], which are "
+            "tokens, rotated pairs of dimensions, and (cosine, sine)"
         )
     return turns.float().contiguous()
 

@@ -54,5 +54,8 @@ class Fields:
         value = self.get(name, default)
         if value not in valid:
             choices = " or ".join(repr(choice) for choice in valid)
-            raise ValueError(f"{self.origin}: {name} is {value!r}: {choices} is expected, because {because}")
+            raise ValueError(
+                f"{self.origin}: a model with {name} {value!r} cannot be imported: {choices} is expected, because "
+                f"{because}"
+            )
         return value

@@ -74,7 +74,7 @@ def _config(name: str, file: GgufFile, kind: str, family: _Family) -> DecoderCon
     fields.expect("rope.scaling.type", "none", "none", because="fewbits does not scale rotations")
     fields.expect("expert_count", 0, 0, because="fewbits has no experts")
     if _EMBEDDING not in file.places:
-        raise ValueError(f"{file.path} has no tensor {_EMBEDDING}")
+        raise ValueError(f"{file.path} has no tensor {_EMBEDDING}: the complete file of a language model is expected")
     width, heads = fields.whole("embedding_length"), fields.whole("attention.head_count")
     head_dim = fields.whole("attention.key_length", width // max(heads, 1))
     fields.expect("attention.value_length", head_dim, head_dim, because="in fewbits values are as long as keys")

@@ -155,6 +155,7 @@ def _place(path: Path, name: str, shape: tuple[int, ...], kind: int, begin: int)
     known = TYPES[kind]
     if not shape or shape[-1] % known.values:
         raise ValueError(
-            f"{path}: tensor {name} of type {known.name}: the length of its rows is no multiple of {known.values}"
+            f"{path} is damaged: tensor {name} of type {known.name} has rows whose length is no multiple of "
+            f"{known.values}; copy or download the file again"
         )
     return _Place(shape, kind, begin, count // known.values * known.size)

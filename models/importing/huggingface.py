@@ -110,7 +110,7 @@ def _gpt2(name: str, fields: Fields) -> tuple[DecoderConfig, list[str]]:
         fields.expect(setting, only, only)
     width, heads = fields.whole("n_embd", 768), fields.whole("n_head", 12)
     if heads < 1 or width % heads:
-        raise ValueError(f"{fields.origin}: n_embd {width} is no multiple of n_head {heads}")
+        raise ValueError(f"{fields.origin}: n_embd {width} must be a multiple of n_head {heads}")
     config = DecoderConfig(
         name=name,
         vocab=fields.whole("vocab_size"),
@@ -192,8 +192,8 @@ def _rope(fields: Fields, fraction: float) -> dict[str, Any]:
     rotated = both.number("partial_rotary_factor", fraction)
     if fraction == 1 and rotated != 1:
         raise ValueError(
-            f"{fields.origin}: partial_rotary_factor {rotated}: 1.0 is expected, because models of this family rotate "
-            "whole heads"
+            f"{fields.origin}: a model with partial_rotary_factor {rotated} cannot be imported: 1.0 is expected, "
+            "because models of this model_type rotate whole heads"
         )
     return {"rope_theta": both.number("rope_theta", 10000.0), "rope_fraction": rotated}
 

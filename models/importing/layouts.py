@@ -134,8 +134,8 @@ def _check_names(config: DecoderConfig, layout: Layout, tensors: Tensors, needed
     ]
     if extra:
         raise ValueError(
-            f"{tensors.origin} has the tensor {_some(extra)}, which no layer of model {config.name} in fewbits uses, "
-            "so the logits would differ from those of the published model"
+            f"{tensors.origin} has the tensor {_some(extra)}, which no layer of model {config.name} in fewbits uses: "
+            "the model cannot be imported, because its logits would differ from those of the published one"
         )
 
 

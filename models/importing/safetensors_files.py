@@ -44,7 +44,8 @@ class SafetensorsFolder:
                 places[name], shapes[name] = shard, shape
         if missing := sorted(listed.keys() - places.keys()):
             raise ValueError(
-                f"{folder / INDEX} lists the tensor {missing[0]}, but {listed[missing[0]]} does not have it"
+                f"{folder / INDEX} lists the tensor {missing[0]}, but {listed[missing[0]]} does not have it: copy or "
+                "download both files again"
             )
         return SafetensorsFolder(str(folder), places, shapes, tuple(files))
 
@@ -68,7 +69,7 @@ def _read_index(path: Path) -> dict[str, str]:
     except (ValueError, KeyError, TypeError):
         listed = None
     if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
-        raise ValueError(f"{path} is not an index of safetensors: it has no weight_map of tensor names and file names")
+        raise ValueError(f"{path} is not an index of safetensors: it has no weight_map from tensor names to file names")
     return listed
 
 
@@ -84,6 +85,8 @@ def _survey(shard: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
                     )
                 yield name, tuple(part.get_shape())
     except FileNotFoundError:
-        raise ValueError(f"{shard} does not exist, but the index beside it lists it") from None
+        raise ValueError(
+            f"{shard} does not exist, but the index beside it lists it: copy or download it, too"
+        ) from None
     except SafetensorError as error:
-        raise ValueError(f"{shard} is not a complete safetensors file: {error}") from None
+        raise ValueError(f"{shard} is not a complete safetensors file ({error}): copy or download it again") from None

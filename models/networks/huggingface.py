@@ -59,20 +59,24 @@ def family_of(config: DecoderConfig) -> Family:
         )
     if config.pattern:
         raise ValueError(
-            f"model {config.name} has blocks of the pattern {config.pattern}, and transformers has no such model"
+            f"model {config.name} cannot be exported: its blocks have the pattern {config.pattern}, for which "
+            "transformers has no class"
         )
     for family in FAMILIES:
         if family.fits(config):
             if family.architecture == "GPT2LMHeadModel" and not _is_plain(config):
                 raise ValueError(
-                    f"model {config.name}: transformers' GPT-2 requires heads·head_dim = width and kv_heads = heads"
+                    f"model {config.name} cannot be exported: transformers' GPT-2 requires heads·head_dim = width and "
+                    "kv_heads = heads"
                 )
             return family
     kinds = f"{config.activation}, {config.norm}, positions {config.positions}"
     if config.positions == "rope":
         kinds += f" on {config.rope_fraction:.0%} of a head"
     valid = "; ".join(f"{f.activation}, {f.norm}, {f.positions}" for f in FAMILIES)
-    raise ValueError(f"model {config.name} has {kinds}, and transformers has no such model; it has {valid}")
+    raise ValueError(
+        f"model {config.name} cannot be exported: it has {kinds}, but transformers has classes only for: {valid}"
+    )
 
 
 def to_huggingface(

@@ -68,7 +68,7 @@ def _heads(path: str, rows: int, head_dim: object) -> tuple[int, ...]:
     """
     if not isinstance(head_dim, int) or rows % head_dim:
         raise ValueError(
-            f"{path} has {rows} rows of queries or keys, and its attention module has head_dim {head_dim}: expected an "
-            "attribute head_dim that divides these rows"
+            f"layer {path} has {rows} rows of queries or keys, and its attention module has head_dim {head_dim}: give "
+            f"this module an attribute head_dim that divides {rows}"
         )
     return (head_dim,) * (rows // head_dim)

@@ -160,7 +160,9 @@ def warm(recipe: str, model: str, architecture: str | None, tokens: int) -> int:
     variants = kernels_of(calls_of(quantization, tokens, torch.bfloat16))
     try:
         if architecture.rstrip("af") not in (valid := cubins.architectures()):
-            raise ValueError(f"--architecture {architecture!r}: the installed NVRTC compiles for {', '.join(valid)}")
+            raise ValueError(
+                f"--architecture {architecture!r}: the installed NVRTC compiles only for {', '.join(valid)}"
+            )
         count = compile_all(variants, architecture)
     except build.BuildError as error:
         raise ValueError(str(error)) from None

@@ -184,7 +184,9 @@ def token(environment: Mapping[str, str]) -> str | None:
         return file.read_text("utf-8").strip() or None
     except OSError as error:
         if named:
-            raise ValueError(f"RAY_AUTH_TOKEN_PATH={named}: {error.strerror}") from error
+            raise ValueError(
+                f"RAY_AUTH_TOKEN_PATH={named}: {error.strerror}; name a readable file with the token"
+            ) from error
         return None
 
 

@@ -120,7 +120,10 @@ def _check(options: argparse.Namespace, overrides: Sequence[str]) -> None:
     """Raise ValueError for options and overrides that a multirun does not accept."""
     if refused := [name for name in ("cfg", "info", "hydra_help", "shell_completion", "run") if getattr(options, name)]:
         typed = "--multirun" if options.multirun else MODE
-        raise ValueError(f"train: --{refused[0].replace('_', '-')} is valid for a single trial only: leave out {typed}")
+        raise ValueError(
+            f"train: --{refused[0].replace('_', '-')} is valid for a single trial only: leave out {typed}, or this "
+            "option"
+        )
     if is_dashboard(options.address):
         raise ValueError(
             f"train --multirun: --address {options.address} is a Ray dashboard, to which only `fewbits sweep` can "

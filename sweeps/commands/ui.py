@@ -82,7 +82,7 @@ def _check_free(host: str, port: int) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:
-        raise ValueError(f"ui: --host {host} --port {port}: {error}; choose another port with --port") from None
+        raise ValueError(f"ui: --host {host} --port {port}: {error}; choose another --port or --host") from None
 
 
 def _serve(host: str, port: int, runs: Path, uri: str, hosts: AllowedHosts) -> None:
@@ -137,7 +137,7 @@ def _show_until_ended(server: subprocess.Popen[bytes], host: str, port: int, vie
                 print(f"  {view.name}: {view.link(base)}")
             sys.stdout.flush()
         server.wait()
-        raise ValueError(f"ui: MLflow's server ended with status {server.returncode}; its log is {log}")
+        raise ValueError(f"ui: MLflow's server ended with status {server.returncode}; read its log, {log}")
     except KeyboardInterrupt:
         print(file=sys.stderr)
     finally:
@@ -156,7 +156,7 @@ def _answers(server: subprocess.Popen[bytes], base: str, log: Path) -> bool:
         with contextlib.suppress(OSError), urllib.request.urlopen(f"{base}/health", timeout=5):
             return True
         if time.monotonic() > until:
-            raise ValueError(f"ui: MLflow's server has not answered for {START:.0f} s; its log is {log}")
+            raise ValueError(f"ui: MLflow's server has not answered for {START:.0f} s; read its log, {log}")
         time.sleep(0.2)
     return False
 

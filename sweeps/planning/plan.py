@@ -77,8 +77,8 @@ def plan(sweeps: Sequence[Sweep], extra: tuple[str, ...] = (), *, with_data: boo
     if not plans:
         names = ", ".join(f"{sweep.name} at scale {sweep.scale}" for sweep in sweeps)
         raise ValueError(
-            f"nothing to run: {names} has no trials: choose another scale, or check the keys scales, only and exclude "
-            "of the sweep file"
+            f"nothing to run: no trial belongs to sweep {names}: choose another scale, or check the keys scales, only "
+            "and exclude of the sweep file"
         )
     trials: dict[str, Planned] = {}
     for part in plans:

@@ -35,7 +35,7 @@ def require_kind(plan: Plan, like: str, machines: Sequence[Machine]) -> Machine:
                 by_kind.setdefault(kind, machine)
     if like not in by_kind:
         valid = f"valid kinds for this sweep: {', '.join(sorted(by_kind))}" if by_kind else "no machine's kind is known"
-        raise ValueError(f"--like {like}: no machine is of this kind; {valid}")
+        raise ValueError(f"--like {like}: no machine that this sweep can use is of this kind; {valid}")
     return by_kind[like]
 
 

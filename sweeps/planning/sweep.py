@@ -48,8 +48,9 @@ ARM, SEED = "arm", "seed"  # keys that an item of `exclude` may have besides the
 
 
 def start_of(text: str) -> float:
-    """Return VALUE of the text `at=VALUE`: a fraction of the parent's steps, between 0 and 1, or a whole step.
+    """Return VALUE of the text `at=VALUE`, which sets where a branch starts in its parent.
 
+    A value between 0 and 1 (both excluded) is a fraction of the parent's steps; a whole number of 1 or more is a step.
     Raise ValueError for any other value.
     """
     try:
@@ -215,8 +216,9 @@ class Sweep:
     def runs_at(self, arm: str) -> bool:
         """Tell whether the arm is trained at the sweep's scale.
 
-        It is trained if the sweep's `scales` and the arm's own `scales` contain this scale, and `only` contains the arm
-        or an arm that starts from it; a key that is not set excludes nothing.
+        It is trained if this scale is in the sweep's `scales` and in the arm's own `scales`, and if the sweep's `only`
+        contains the arm or an arm that starts from it, directly or through others. A key that is not set excludes
+        nothing. arm: its name.
         """
         return (not self.only or arm in self._chosen) and all(
             scales is None or self.scale in scales for scales in (self.scales, self.arms[arm].scales)
@@ -235,7 +237,10 @@ class Sweep:
 
 
 def listed(chosen: Any) -> Sequence[Any]:
-    """Return the values in an item of `exclude` for one axis as a list: a single value becomes a list of one value."""
+    """Return `chosen` as a list: a single value becomes a list of one value.
+
+    chosen: what an item of `exclude` has for one of its keys, a value or a list of values.
+    """
     return chosen if isinstance(chosen, list | tuple) else [chosen]
 
 
@@ -257,7 +262,7 @@ def load_sweeps(overrides: Sequence[str]) -> tuple[list[Sweep], tuple[str, ...]]
             key, value = "file", override
         if key in _WHICH:
             if key in chosen:
-                raise ValueError(f"{override!r} after {chosen[key]!r}: expected only one {key}")
+                raise ValueError(f"{override!r} after {chosen[key]!r}: name only one {key}")
             chosen[key] = value
         elif name in _BASE:
             changes.append(override)
@@ -306,9 +311,10 @@ def _load_files(chosen: dict[str, str], changes: Sequence[str], own: Folders) ->
 
 
 def _meant(word: str, own: Folders) -> str:
-    """Return a hint such as `did you mean study=mor?` for a word without `=`; empty if nothing fits.
+    """Return a hint such as `did you mean study=mor?` for an argument `word` that is not valid; empty if nothing fits.
 
-    The word may be a study, a sweep file in the user's config folders, or the name of a file without `.yaml`.
+    A hint is returned if the word is the name of a study, the name of a sweep file in the user's config folders `own`,
+    or the path of a YAML file without its suffix `.yaml`.
     """
     named = ((word in STUDIES, f"study={word}"), (own.file(SWEEPS, word), f"sweep={word}"))
     file = (Path(f"{word}.yaml").is_file(), f"{word}.yaml")
@@ -332,10 +338,15 @@ def _has_scale(file: Path, scale: str) -> bool:
 
 
 def _own_file(name: str, own: Folders) -> Path:
-    """Return the sweep file of this name in the user's config folders, for example conf/sweep/NAME.yaml."""
+    """Return the path of this sweep file in the user's config folders `own`, for example conf/sweep/NAME.yaml.
+
+    Raise ValueError if no folder has the file.
+    """
     if (file := own.file(SWEEPS, name)) is None:
         valid = nearest_first(name, names(SWEEPS, own)) or f"none: there is no file {CONF}/{SWEEPS}/{name}.yaml"
-        raise ValueError(f"sweep={name}: add its study, as in study=mor, or name a sweep file of your own: {valid}")
+        raise ValueError(
+            f"sweep={name}: also name its study, as in study=mor, or name a sweep file of your own: {valid}"
+        )
     return file
 
 
@@ -361,7 +372,10 @@ def _load(file: Path, study: str, changes: Sequence[str]) -> Sweep:
 
 
 def _with_trunk(sweep: Sweep) -> Sweep:
-    """Return the sweep with `parent` set to the trunk in each other arm that has no `parent` and no `scratch`."""
+    """Return the sweep with the arm that its key `trunk` names as the parent of all other arms.
+
+    Arms with a `parent` of their own or with `scratch: true` stay unchanged, as does a sweep without the key `trunk`.
+    """
     if sweep.trunk is None:
         return sweep
     one_of("trunk", sweep.trunk, sweep.arms)

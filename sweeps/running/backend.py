@@ -24,7 +24,7 @@ class Ended:
 
 
 class Backend(Protocol):
-    """A backend: it runs the worker processes of trials, on this machine or on a cluster."""
+    """The interface of a backend, which runs the worker processes of trials on this machine or on a cluster."""
 
     @property
     def alone(self) -> bool:
@@ -34,7 +34,8 @@ class Backend(Protocol):
         """Raise ValueError if the backend can never provide the resources that one of the trials requests.
 
         The driver's caller calls it before the first `start`. On a cluster that nodes are still joining, the call may
-        take a minute, and it logs a line that says so.
+        take a minute, and it logs a line that says so. demands: what each trial that has to run requests. log: called
+        with each line of text to show.
         """
 
     def machines(self) -> Sequence[Machine]:

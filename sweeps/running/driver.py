@@ -42,7 +42,7 @@ class Stage(StrEnum):
 
 @dataclass
 class Task:
-    """One trial of the plan, with what this driver knows about it."""
+    """One trial of the plan, with its stage, attempts and last failure in this driver."""
 
     planned: Planned
     stage: Stage = Stage.WAITING
@@ -138,9 +138,9 @@ class Driver:
             self.backend.start(job(planned), planned.resources, like)
 
     def _take_back_lost_tasks(self) -> None:
-        """Cancel trials that are queued for a kind of machine that no node has any more.
+        """Cancel started trials that no worker trains yet, if their kind of machine is lost (`Placement.is_lost`).
 
-        They become ready again after REST seconds, when the placement may choose another kind.
+        After REST seconds they are ready to start again, and the placement may choose another kind for them.
         """
         if self.placement is None:
             return
@@ -238,7 +238,7 @@ class Driver:
                         (task.planned.folder.path / store.STOP).touch()
 
     def _stop_tasks(self) -> bool:
-        """Ask running trials to end at a checkpoint, and cancel queued trials.
+        """Ask running trials to end at a checkpoint, and cancel started trials that no worker trains yet.
 
         Return True if no trial runs any more, or if PATIENCE seconds have passed since the call of `stop`.
         """
@@ -253,7 +253,7 @@ class Driver:
 
 
 def _urgency(plan: Plan) -> dict[str, float]:
-    """Return, by trial id, the FLOPs of the trial and of the costliest chain of branches that starts from it.
+    """Return, by trial id, the trial's FLOPs plus those of the costliest chain of branches that starts from it.
 
     Trials with the largest values are started first, so that no long chain is left for the end of the sweep.
     """

@@ -102,6 +102,8 @@ class Local:
 
         The kernel may have killed the fork server for lack of memory. Then this attempt fails, and on the next one
         multiprocessing starts a new fork server.
+
+        answer: the end of a pipe through which the worker sends its outcome; None: it sends none (all ranks but 0).
         """
         for attempt in range(1, ATTEMPTS + 1):
             process = self._context.Process(target=_child, args=(job, answer, self._lifeline))

@@ -68,10 +68,10 @@ def kind(folder: RunFolder) -> str | None:
 
 
 def describe(one: Computed, beside: Collection[Computed] = ()) -> str:
-    """Return the kinds of machine that computed a run as text, for example `amd-avx2 (torch 2.11.0)`.
+    """Return a text that names the kinds of machine that computed a run, for example `amd-avx2 (torch 2.11.0)`.
 
-    one: the run's environments. beside: environments of other runs. The brackets contain the values of LIKENESS, apart
-    from the kind, that differ among all these environments.
+    one: the run's environments. beside: environments with which these are compared. The brackets contain the values of
+    LIKENESS, apart from the kind, that are not equal in all environments of `one` and `beside`.
     """
     if not one:
         return UNKNOWN

@@ -5,7 +5,7 @@ all existing objects from its searches: most belong to imported modules and are 
 would also write to the memory of these objects, which is shared with the fork server, so the system would copy it.
 
 Ctrl-C also reaches the fork server and its workers, and so does a SIGTERM to the process group, for example from the
-command `timeout`. They ignore both signals, since the driver asks trials to stop.
+command `timeout`. They ignore both signals: the driver, which also gets them, asks the trials to stop.
 """
 
 import gc

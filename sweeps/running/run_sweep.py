@@ -54,12 +54,12 @@ def run_sweep(
     *,
     overrides: Sequence[str] = (),
 ) -> int:
-    """Store the plan under its overrides, run the missing trials, print a summary, and return the exit status.
+    """Store the plan, run those of its trials that are not finished, print a summary, and return the exit status.
 
     backend: `ray` or `local`. address: a Ray cluster's address; None: start Ray on this machine. parallel: the largest
     number of trials at a time; None: as many as fit. variables: names of environment variables that a cluster's workers
     get in addition to the usual ones (environment.py). like: the kind of machine for all trials; trials that another
-    kind computed run again.
+    kind computed run again. overrides: the command's overrides, by which `load_plan` finds the stored plan.
     """
     store_plan(plan, overrides)
     mirror = Mirror(plan)
@@ -83,7 +83,10 @@ class Where:
 
 
 def store_plan(plan: Plan, overrides: Sequence[str]) -> None:
-    """Store the plan under its overrides, before its first trial starts; raise ValueError if it cannot be written."""
+    """Store the plan, so that `load_plan` finds it by these overrides; raise ValueError if it cannot be written.
+
+    It is called before the plan's trials start. overrides: those of the command; for a multirun, only its name.
+    """
     try:
         save_plan(plan, overrides)
     except OSError as error:
@@ -161,8 +164,9 @@ def _run(plan: Plan, backend: Backend, like: str | None, display: Display, mirro
 
 
 def _missing(plan: Plan, again: Collection[str] = ()) -> list[Planned]:
-    """Return the trials that have to run: unfinished trials that are not blocked for good, and trials in `again`.
+    """Return the trials that have to run: the unfinished ones, and those in `again`.
 
+    Trials that are blocked for good (see `TrialStatus.for_good`) are left out, unless they are in `again`.
     again: ids of trials that have to run again although they have a result.
     """
     stuck = {key for key, status in trial_statuses(plan).items() if status.for_good} - set(again)
@@ -211,9 +215,10 @@ def make_backend(name: str, address: str | None, parallel: int | None, variables
 
 @contextmanager
 def _interruptible(driver: Driver) -> Iterator[None]:
-    """Stop the driver on Ctrl-C or SIGTERM, so that trials end with a checkpoint; on a second signal, stop at once.
+    """Call `driver.stop` on the first Ctrl-C or SIGTERM in the `with` block, and raise KeyboardInterrupt on the second.
 
-    Enter it after the backend has started: Ray installs a handler for SIGTERM when it starts, which this one replaces.
+    After `driver.stop`, the trials end with a checkpoint. The block has to begin after the backend has started, because
+    Ray installs its own handler for SIGTERM when it starts, which would replace the handler of this function.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:

@@ -72,7 +72,10 @@ def _branch_status(planned: Planned, parent: Planned, of_parent: TrialStatus) ->
 
 
 def lacks(parent: Planned, step: int | None) -> bool:
-    """Tell whether the parent's run folder has no checkpoint of this step, at which a branch starts."""
+    """Tell whether the parent's run folder lacks the checkpoint of `step`, from which a branch starts.
+
+    The result is True if `step` is None.
+    """
     return step not in {**checkpoints.steps(parent.folder.kept), **checkpoints.steps(parent.folder.checkpoints)}
 
 

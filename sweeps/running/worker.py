@@ -132,11 +132,11 @@ def _lead(job: Job, lost: Callable[[], bool]) -> Outcome:
 
 
 def _reopen(job: Job) -> Runtime:
-    """Return runtime settings with which the trial will write every checkpoint that it has to keep (`keep_steps`).
+    """Return the job's runtime settings, changed if a checkpoint that the trial has to keep is missing.
 
-    If one of these checkpoints is missing, remove the checkpoints of all later steps, so that the trial resumes before
-    the missing one. The returned `keep_steps` then also contain the steps of all checkpoints that were kept so far, so
-    that the trial writes the removed ones again.
+    `keep_steps` of the settings lists the steps of these checkpoints. If one is missing, remove the checkpoints of all
+    later steps, so that the trial resumes before the missing one. The returned `keep_steps` then also contains the
+    steps of all checkpoints that were kept so far, so that the trial writes the removed ones of them again.
     """
     folder, wanted = job.folder, job.runtime.keep_steps
     with folder.alone():

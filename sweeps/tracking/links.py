@@ -1,4 +1,4 @@
-"""Make the lines that tell where a sweep's trials can be seen in MLflow: links, or the command that serves them."""
+"""Make the lines that tell where a sweep's trials can be seen in MLflow: links, or the command `fewbits ui`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ WAIT = 0.5  # seconds to wait for an answer of a server on this machine
 
 
 def link_lines(synced: Synced, store: Path) -> list[str]:
-    """Return a line with a link for each comparison view, or one line with the command `fewbits ui`.
+    """Return the lines with links to the comparison views, or one line with the command `fewbits ui`.
 
-    The links are returned if MLflow is a server, or if `fewbits ui` answers on this machine. store: the sweep's store.
+    The links are returned if MLflow's tracking URI is an HTTP address, or if `fewbits ui` already runs on this machine.
+    If there are no views, no line is returned. store: the sweep's store.
     """
     if not synced.links or synced.uri.startswith("http") or _answers(synced.links[0][1]):
         return synced.lines

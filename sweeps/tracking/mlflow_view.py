@@ -205,7 +205,10 @@ class Mirror:
         return group
 
     def _adopt_parent(self, client: MlflowClient, experiment: str, owner: Owner, key: Mapping[str, str]) -> None:
-        """Tag each parent run without an owner as this owner's, if all its child runs belong to this owner now."""
+        """Tag each parent run without an owner as this owner's, if all its child runs belong to this owner now.
+
+        experiment: its id. key: the tags (name: value) by which to find the sweep's parent and child runs.
+        """
         runs = mlflow_runs.search(client, experiment, key)
         for parent in runs:
             children = [run for run in runs if run.data.tags.get(PARENT) == parent.info.run_id]
@@ -251,8 +254,8 @@ class Mirror:
     def _reap(self, client: MlflowClient, group: SentSweep, want: WantedSweep | None) -> int:
         """Update the runs that MLflow still shows as running although their trials have stopped; return their number.
 
-        Trials of the current plan are left out, since `_update` sends them. want: the sweep in the current plan; None:
-        the plan does not have the sweep.
+        Trials of the current plan are left out, since `_update` sends them. group: the record of the sweep's runs in
+        MLflow. want: the sweep in the current plan; None: the plan does not have the sweep.
         """
         orphans = group.orphans(want, self._runs)
         for folder in orphans:
@@ -266,11 +269,12 @@ class Mirror:
 
 @contextmanager
 def _skipping_damage(client: MlflowClient, group: SentSweep, folder: RunFolder, look: Look) -> Iterator[None]:
-    """Warn if sending the trial in the `with` block raises ValueError because its files are damaged, and continue.
+    """Warn and continue if the `with` block, which sends a trial, raises ValueError because the files are damaged.
 
     The trial's run in MLflow then lacks data, but its status is set. The next update sends the trial again.
 
-    look: the trial's present state and files (see `look_at`).
+    group: the record of the sweep's runs in MLflow. folder: the trial's run folder. look: the trial's present state and
+    files (see `look_at`).
     """
     try:
         yield
@@ -303,9 +307,9 @@ def _tags(folder: RunFolder, state: State) -> dict[str, str | None]:
 
 
 def _reason(folder: RunFolder, state: State) -> tuple[str | None, str | None]:
-    """Return why a trial diverged or failed: as one line, and as a Markdown note, which for a failure has the log.
+    """Return why a trial diverged or failed, first as one line and second as a Markdown note.
 
-    Return (None, None) for trials in other states.
+    The note on a failed trial also contains the last lines of its log. Return (None, None) for trials in other states.
     """
     if state is State.DIVERGED:
         text = f"diverged at step {(folder.result() or {})['step']}"

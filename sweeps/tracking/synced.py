@@ -25,19 +25,25 @@ class Synced:
 
     @property
     def links(self) -> tuple[tuple[str, str], ...]:
-        """Pairs (name, URL) of the comparison views: on the MLflow server, or else at the address of `fewbits ui`."""
+        """Pairs (name, URL) of the comparison views.
+
+        The URL has the server's address if `uri` is an HTTP address, else the address of `fewbits ui`.
+        """
         base = _without_user(self.uri) if self.uri.startswith("http") else comparison.UI
         return tuple((view.name, view.link(base)) for view in self.views)
 
     @property
     def lines(self) -> list[str]:
-        """A line `NAME: URL` for each view and, if MLflow is no server, a line with the command that serves them."""
+        """The lines to print: `NAME: URL` for each view, then `_served`, if that is not empty; without views, none."""
         links = [f"{name}: {link}" for name, link in self.links]
         return [*links, self._served] if links and self._served else links
 
     @property
     def _served(self) -> str:
-        """The line `(served by `fewbits ui …`)`; empty if MLflow is a server."""
+        """The text `(served by `fewbits ui …`)`, which names the command that serves the URLs in `links`.
+
+        It is empty if `uri` is an HTTP address, since a server then serves these URLs already.
+        """
         if self.uri.startswith("http"):
             return ""
         runs = self.runs or sqlite_database.path_of(self.uri).parent

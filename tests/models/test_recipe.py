@@ -164,7 +164,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "unknown format": ({"fprop": {"x": "e9"}}, "fprop.x: unknown format 'e9'"),
     "which words there are": (
         {"dgrad": {"dy": "low"}},
-        "high is valid too, and same in dgrad.w, wgrad.dy and wgrad.x",
+        "`high` is valid too, and in dgrad.w, wgrad.dy and wgrad.x also `same`",
     ),
     "same where it is first": ({"fprop": {"w": "same"}}, "fprop.w: unknown format 'same'"),
     "bad mixture": ({"wgrad": {"x": "e4m3 | bf16"}}, "wgrad.x: entry 1, 'e4m3', has no test"),

@@ -45,7 +45,7 @@ class Place:
         place, _, own = text.partition(" ")
         sweep, slash, arm = place.partition("/")
         if not (sweep and slash and arm):
-            raise ValueError(f"{text!r}: expected SWEEP/ARM or SWEEP/ARM METRIC")
+            raise ValueError(f"{text!r} in `of` does not have the form SWEEP/ARM or SWEEP/ARM METRIC")
         return cls(sweep, arm, own or metric)
 
 
@@ -57,7 +57,10 @@ def check(formula: str, names: Mapping[str, object]) -> None:
     evaluate(formula, dict.fromkeys(names, 1.0), strict=False)
     used = {node.id for node in ast.walk(_parsed(formula)) if isinstance(node, ast.Name)}
     if unused := set(names) - used:
-        raise ValueError(f"formula {formula}: the formula does not use these keys of `of`: {', '.join(sorted(unused))}")
+        raise ValueError(
+            f"formula {formula}: it does not use these keys of `of`: {', '.join(sorted(unused))}; remove them from "
+            "`of`, or use them in the formula"
+        )
 
 
 def evaluate(formula: str, values: Mapping[str, float], *, strict: bool = True) -> float:

@@ -180,7 +180,9 @@ class Claim:
             )
         for part in self.parts:
             if part.test in OBSERVED:
-                raise ValueError(f"{self.id}: the test {part.test} has no p value, so only controls may use it")
+                raise ValueError(
+                    f"{self.id}: the test {part.test} has no p value, so only controls may use it; choose another test"
+                )
             if part.test in OWN and not (part.reason or self.ours):
                 raise ValueError(f"{self.id}: the test {part.test} needs a `reason` for its bounds")
             if part.test in NULLS and self.margin_of(part) is None:
@@ -226,7 +228,9 @@ class StudyClaims:
                 one_of(f"{claim.id}: control", control, names)
             self._check_nulls(claim)
         for name in set(names) - {control for claim in self.claims for control in claim.control}:
-            raise ValueError(f"control {name}: no claim lists it under the key control")
+            raise ValueError(
+                f"control {name}: no claim lists it under the key control; add it to a claim, or remove it"
+            )
 
     def _check_nulls(self, claim: Claim) -> None:
         """Raise ValueError if a part with a test in NULLS has no control that needs an effect of at least its margin.
@@ -242,11 +246,11 @@ class StudyClaims:
             if not any(_exceeds(control, part, margin) for control in shown):
                 size = f"{margin.value:.3g}{' of the baseline' * margin.relative}"
                 raise ValueError(
-                    f"{claim.id}: the test {part.test} allows a change of {size}, but no control of the claim has to "
-                    "show a change of this size; one of the controls needs a part with the same metric (for a loss: "
-                    "any loss), the same values of `relative` in part and margin, and the test "
-                    f"{' or '.join(DIRECTIONS)} with at least this margin; or a part with the test `above`, `than` of "
-                    "at least this margin and, if the margin is relative, a formula, else the same metrics"
+                    f"{claim.id}: the test {part.test} allows a change of {size}, so a control of the claim must show "
+                    f"that the runs detect a change of {size}. Add to a control a part with the test "
+                    f"{' or '.join(DIRECTIONS)}, the same metric (for a loss: any loss), the same `relative` in part "
+                    "and margin, and at least this margin; or a part with the test above, `than` of at least this "
+                    "margin, and the same metrics (if the margin is relative: a formula)"
                 )
 
     def claim(self, name: str) -> Claim:

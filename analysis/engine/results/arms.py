@@ -113,7 +113,10 @@ class ArmTable:
         for arm, (place, where) in product(self.arms, (self.places or {"": {}}).items()):
             if self.column(table, arm.name, place) == column:
                 return arm.name, where
-        raise ValueError(f"{self.study}, {table}: no arm in {FILE} belongs to the paper's column {column}")
+        raise ValueError(
+            f"{self.study}, {table}: no arm in {FILE} belongs to the paper's column {column}; add an arm for it, or "
+            "correct the pattern in `columns`"
+        )
 
     def place(self, where: dict[str, str]) -> str:
         """Return the key in `places` of this combination of axis values; "" if `places` does not have it."""

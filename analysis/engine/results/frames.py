@@ -54,7 +54,10 @@ class Files:
                 self.tables[path] = ParquetFile(path).read(use_threads=False).to_pandas(use_threads=False)
             except (OSError, ValueError) as error:
                 reason = str(error).partition("\n")[0]
-                raise Damaged(f"{path} is damaged ({reason}): remove its run folder and run the sweep again") from None
+                raise Damaged(
+                    f"{path} is damaged ({reason}): remove the run folder that contains this file, and run the sweep "
+                    "again"
+                ) from None
         return self.tables[path]
 
 

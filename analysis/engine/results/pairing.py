@@ -181,8 +181,8 @@ def arm_rows(results: Results, arm: str, where: Where | None = None, *, shared: 
     chosen_axes = " ".join(f"{axis}={value}" for axis, value in (where or {}).items()) or "no axis values"
     left = "; ".join(" ".join(f"{axis}={value}" for axis, value in combination) for combination in combinations)
     raise ValueError(
-        f"arm {arm} with {chosen_axes}: choose axis values that select exactly one of the arm's combinations of axis "
-        f"values; the selected combinations are: {left or 'none'}"
+        f"arm {arm} with {chosen_axes}: exactly one of the arm's combinations of axis values must match, but these "
+        f"match: {left or 'none'}; choose axis values that select one"
     )
 
 

@@ -159,7 +159,9 @@ def _first(results: Results, name: str, read: Callable[[dict[str, Any]], Mapping
                 return Bench(_where(found), kind, _checked(read(found)))
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 reason = f"{type(error).__name__}: {error}"
-                raise Damaged(f"{path} is damaged ({reason}): delete the file and measure again") from None
+                raise Damaged(
+                    f"{path} is damaged ({reason}): delete the file, and measure again by make reproduce-gaussws"
+                ) from None
     return None
 
 
@@ -174,5 +176,5 @@ def _checked(measured: Mapping[T, Arms]) -> Mapping[T, Arms]:
     for arms in measured.values():
         for first in {first for first, _ in arms}:  # for each operation, since slow ones are timed in fewer turns
             if len({len(one.seconds) for (kind, _), one in arms.items() if kind == first}) != 1:
-                raise ValueError(f"arms of {first} have different numbers of turns (timings of an arm)")
+                raise ValueError(f"the arms of {first} have different numbers of timings")
     return measured

@@ -273,7 +273,9 @@ def least_exponent_bits(bits: int, *, after_noise: bool) -> int:
         grid = _ieee(width)
         if math.ldexp(grid.min_subnormal, top - grid.emax) <= 2.0**least:
             return width
-    raise ValueError(f"bit width {bits}: it needs a smaller step than any format with at most 8 exponent bits has")
+    raise ValueError(
+        f"bit width {bits} is too large: it needs a smaller step than any format with at most 8 exponent bits has"
+    )
 
 
 def least_mantissa_bits(bits: int, *, ties: bool) -> int:

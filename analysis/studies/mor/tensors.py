@@ -152,7 +152,10 @@ def below(rows: pd.DataFrame, threshold: float) -> dict[str, float]:
     """
     edges = np.flatnonzero(np.isclose(BINS, threshold))
     if len(edges) != 1:
-        raise ValueError(f"threshold {threshold}: expected an edge of the histogram's bins, a multiple of {BINS[1]}")
+        raise ValueError(
+            f"threshold {threshold} is not an edge of the histogram's bins: choose one of the edges, which are "
+            f"multiples of {BINS[1]}"
+        )
     under = [sum(counts[: edges[0]]) / sum(counts) for counts in rows["histogram"]]
     return by_id(pd.Series(under, index=rows["id"], dtype=float).groupby(level=0).mean())
 

@@ -50,7 +50,7 @@ def compile_now(source: str, architecture: str) -> tuple[bytes, str]:
         status = library.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
         log = _text(library, program, "ProgramLog").rstrip(b"\0").decode(errors="replace").strip()
         if status:
-            raise BuildError(f"NVRTC failed for {architecture}: {log or _error(library, status)}")
+            raise BuildError(f"NVRTC cannot compile a kernel for {architecture}: {log or _error(library, status)}")
         return _text(library, program, "CUBIN"), log
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))

@@ -171,7 +171,7 @@ def _context(index: int) -> int:
     status = library.cuInit(0) or library.cuDeviceGet(ctypes.byref(device), index)
     status = status or library.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
     if status or not context.value:
-        raise RuntimeError(f"the CUDA driver gives no context for device {index}: error {status}; check nvidia-smi")
+        raise RuntimeError(f"the CUDA driver cannot open GPU {index} (error {status}): check its state with nvidia-smi")
     return context.value
 
 
@@ -182,7 +182,10 @@ def _shared_memory(index: int) -> int:
     status = library.cuInit(0) or library.cuDeviceGet(ctypes.byref(device), index)
     status = status or library.cuDeviceGetAttribute(ctypes.byref(most), MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, device)
     if status:
-        raise RuntimeError(f"the CUDA driver does not report the shared memory of device {index}: error {status}")
+        raise RuntimeError(
+            f"the CUDA driver does not report the size of GPU {index}'s shared memory (error {status}): check the "
+            "GPU's state with nvidia-smi"
+        )
     return most.value - STATIC_SHARED
 
 

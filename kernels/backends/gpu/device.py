@@ -241,6 +241,6 @@ def _group_amaxes(job: Job, block_amax: Tensor, group_amax: Tensor) -> None:
 def _check_size(x: Tensor) -> None:
     if max(x.shape) >= MOST:
         raise ValueError(
-            f"matrix {x.shape[0]} x {x.shape[1]} is too large: the CUDA kernels support up to {MOST - 1} rows and "
-            "as many columns"
+            f"matrix {x.shape[0]} x {x.shape[1]} is too large: the CUDA kernels support at most {MOST - 1} rows and at "
+            f"most {MOST - 1} columns"
         )

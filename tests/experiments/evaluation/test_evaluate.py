@@ -266,7 +266,7 @@ def test_wrong_input_is_one_line(run: Path, cache: Path, tmp_path: Path, capsys:
     (unfinished,) = (tmp_path / "unfinished").iterdir()
     (tmp_path / "image").write_bytes(b"\xff\xd8\xff")
     for words, named in (
-        (["loss"], ["loss", "no run"]),
+        (["loss"], ["loss", "names a run"]),
         ([str(run), "00000000"], ["00000000"]),
         ([str(unfinished)], [unfinished.name, "not ended"]),
         ([str(run), "--step", "2"], ["step 2"]),

@@ -135,7 +135,7 @@ def test_a_branch_outlives_its_parents_checkpoint(parent: RunFolder, cache: Path
     ("asked", "message"),
     [
         (("branch.step=5",), r"has no checkpoint of step 5; available are 4, 8"),
-        (("model.layers=3",), r"model and data: model.layers 3, not 2"),
+        (("model.layers=3",), r"model and data, .*: model.layers 3, not 2"),
         (("model=llama2-nano",), r"model.activation 'swiglu', not 'relu2'.* model.fused_qkv False, not True"),
         (("seed=1",), r"seed 1, not 0; .*training\.rounding_seed"),
         (("training.length=64",), r"training.length 64, not 128"),

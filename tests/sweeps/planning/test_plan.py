@@ -129,7 +129,7 @@ def test_planning_writes_nothing(cache: Path, tmp_path: Path) -> None:
             {"arms": {"t": {}, "b": {"parent": "t", "at": 9}}},
             r"sweep tiny, arm b, seed 0: at 9\.0: .*parent, 1 to 8",
         ),
-        ({"scales": ["gpu"]}, "nothing to run: tiny at scale smoke has no trials"),
+        ({"scales": ["gpu"]}, "nothing to run: no trial belongs to sweep tiny at scale smoke"),
         ({"exclude": [{"seed": 0}]}, "nothing to run"),
     ],
 )
