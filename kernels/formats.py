@@ -193,8 +193,9 @@ class Format:
         return magnitude | (negative and self.signed) << self.bits - 1
 
     def _nearest(self, value: float) -> int:
-        """Return the code nearest to a value ≥ 0, as if codes had no upper limit; for inf, the code after the largest.
+        """Return the code nearest to a value ≥ 0, as if codes had no upper limit.
 
+        For inf, return the code after that of the format's largest value.
         All steps before the rounding are exact, because they scale by powers of two.
         """
         if value == 0:

@@ -154,7 +154,7 @@ class Quantizer:
             )
         if self.format.name == "fp32" and self.scaling != "none":
             raise ValueError(
-                f"cannot combine scaling {self.scaling!r} with format fp32: the only valid scaling is none"
+                f"cannot combine scaling {self.scaling!r} with format fp32, which takes no scaling: write fp32 alone"
             )
         if self.group == "row" and "row" not in self.traits.groups:
             valid = ", ".join(name for name, row in SCALINGS.items() if "row" in row.groups)

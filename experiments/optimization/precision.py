@@ -67,7 +67,9 @@ class Precision:
         if self.growth_interval < 1:
             raise ValueError(f"precision.growth_interval {self.growth_interval}: 1 or more is expected")
         if self.every < 0:
-            raise ValueError(f"precision.every {self.every}: 0 (never) or more is expected")
+            raise ValueError(
+                f"precision.every {self.every}: expected 0 (never measure) or a positive number of updates"
+            )
         if self.loss_scaling == "none" and self.loss_scale != Precision.loss_scale:
             raise ValueError(
                 f"precision.loss_scale {self.loss_scale}: has no effect with precision.loss_scaling none; "

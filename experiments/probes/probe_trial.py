@@ -168,7 +168,7 @@ def _measure(
 
 
 def _write(trial: Trial, step: int, folder: run_folder.RunFolder, count: int) -> dict[str, Any]:
-    """Write the tables of all batches and the result, and remove the files of single batches.
+    """Merge the files of single batches into the trial's tables, write and return its result, and remove these files.
 
     step: the checkpoint's step. count: the number of batches.
     """

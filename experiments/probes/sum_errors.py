@@ -37,10 +37,10 @@ def check(accumulators: Sequence[str]) -> None:
 
 @torch.no_grad()
 def sum_error(x: Tensor, w: Tensor, accumulator: str) -> float:
-    """Return the relative error ‖p − e‖ / ‖e‖ of x · wᵀ, where p is summed by the accumulator and e is exact.
+    """Return the relative error ‖p − e‖ / ‖e‖ of a product, where p is summed by the accumulator and e is exact.
 
-    Only some rows of x and w are used, rounded to the accumulator's input dtype. accumulator: the name of a rule by
-    which hardware adds up products, such as `hopper-fp8`.
+    The factors of x · wᵀ are some rows of x and of w, first rounded to the accumulator's input dtype. accumulator: the
+    name of a rule by which hardware adds up products, such as `hopper-fp8`.
     """
     a, b = (_rounded(_sample(operand), accumulator) for operand in (x, w))
     exact = a.double() @ b.double().T

@@ -166,7 +166,10 @@ class Compiled(ABC):
 
     @abstractmethod
     def _decide(self, call: DecideCall, device: torch.device) -> bool:
-        """Do what Backend.decide does; return False if every decision block is known to be decided."""
+        """Choose a mixture's entry for the decision blocks that pass its test, as `Backend.decide` specifies.
+
+        Return False if all blocks have an entry afterwards; True if not, or if the backend cannot know this.
+        """
 
     @abstractmethod
     def _draw(self, noise: Noise, out: Tensor, seed: int) -> None: ...

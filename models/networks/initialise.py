@@ -14,8 +14,9 @@ residual branches: 2·layers, or `layers` for a model with a `pattern`.
 N(0, init_std/√(2(l + 1))); head N(0, 1/√width), truncated at 3 standard deviations. init_std is 0.02 in torchtitan,
 which also truncates the parameters of blocks at ±2. This is 100 standard deviations, so it is omitted here.
 
-Mamba-2's own parameters are initialised as in its published code: A uniform in [1, 16], the step size Δ for dt = 0
-log-uniform in [0.001, 0.1], D = 1, and the convolution as torch does.
+Mamba-2's own parameters are initialised as in its published code: A uniform in [1, 16], D = 1, and the
+convolution as torch does. The bias dt_bias is chosen so that the step size softplus(dt_bias) is log-uniform in
+[0.001, 0.1].
 """
 
 import math

@@ -49,9 +49,9 @@ def measure(trials: int, seconds: float, backend: str) -> None:
 
 
 def _pilot(file: Path, store: Path, backend: str) -> float:
-    """Train one trial for each core at the same time, and return the mean seconds that a trial's PILOT steps take.
+    """Train one trial for each core at the same time, and return the mean time of a trial in seconds.
 
-    file: the sweep file. store: the store of the trials. backend: `ray` or `local`.
+    A trial has PILOT steps. file: the sweep file. store: the store of the trials. backend: `ray` or `local`.
     """
     cores = len(os.sched_getaffinity(0))
     seeds = ",".join(str(1000 + core) for core in range(cores))

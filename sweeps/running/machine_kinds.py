@@ -34,8 +34,9 @@ Computed = tuple[tuple[str | None, ...], ...]
 def computed(folder: RunFolder) -> Computed:
     """Return the different environments that computed a run's steps, in order.
 
-    An environment is the tuple of the values of LIKENESS: kind, backend, torch, limits. The result is empty if the run
-    has not started, if an old version of fewbits computed it, or if its `provenance.json` is damaged.
+    An environment is a tuple with the values of LIKENESS: the kind of machine, the kernel backend, the version of
+    torch, and the settings that limit which instructions libraries use. The result is empty if the run has not started,
+    if an old version of fewbits computed it, or if its `provenance.json` is damaged.
     """
     try:
         provenance = folder.provenance() or {}

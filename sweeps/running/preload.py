@@ -1,4 +1,4 @@
-"""Import the training code and compute the numerics fingerprint in the fork server, once for all local workers.
+"""Import the training code and digest the sources that compute results in the fork server, once for all local workers.
 
 The garbage collector is off during the imports, because it took a tenth of their time. Afterwards `gc.freeze` excludes
 all existing objects from its searches: most belong to imported modules and are never garbage. In workers, such a search

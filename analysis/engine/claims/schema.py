@@ -249,8 +249,8 @@ class StudyClaims:
                     f"{claim.id}: the test {part.test} allows a change of {size}, so a control of the claim must show "
                     f"that the runs detect a change of {size}. Add to a control a part with the test "
                     f"{' or '.join(DIRECTIONS)}, the same metric (for a loss: any loss), the same `relative` in part "
-                    "and margin, and at least this margin; or a part with the test above, `than` of at least this "
-                    "margin, and the same metrics (if the margin is relative: a formula)"
+                    f"and margin, and a margin of at least {size}. Or add a part with `test: above`, `than` at least "
+                    f"{margin.value:.3g}, and the same metrics (for a relative margin, a formula instead)"
                 )
 
     def claim(self, name: str) -> Claim:

@@ -2,7 +2,7 @@
 
 Each 32x32 square of a weight has a bit width. During training, the observer (models/observer.py) records for each layer
 the mean, standard deviation and extremes of its widths, and the shares of its parameters with at most 5, 9 and 12 bits.
-Numbers of a whole model weight layers by their parameters.
+A number for a whole model is a mean over its layers, weighted by their numbers of parameters.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ GEMMS = ("aten::mm", "aten::addmm", "fewbits::matmul_fp32")
 
 @dataclass(frozen=True)
 class Read:
-    """The weight that the GEMMs of one layer read in the forward and the backward pass of one micro-batch."""
+    """A layer's quantized weight as its GEMMs read it in the forward and in the backward pass of one micro-batch."""
 
     layer: str
     forward: Tensor

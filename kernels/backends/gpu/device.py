@@ -1,8 +1,8 @@
 """Launch the CUDA kernels from the host: choose their variants, grids, arguments and order.
 
 Device is a backend (protocol.py) that uses a Launcher. On GPUs, CuPy launches the kernels (cuda.py); in tests an
-emulator runs the same sources on the CPU. This module contains no arithmetic. The device makes all decisions
-that depend on data, so the host never waits.
+emulator runs the same sources on the CPU. This module contains no arithmetic. The GPU, or the emulator, makes all
+decisions that depend on data, so the host never waits.
 """
 
 import ctypes
