@@ -113,15 +113,15 @@ def possible_identities(made_of: Mapping[str, Any]) -> Iterator[Identity]:
     A trial that is stored under one of these identities may not need training again.
     `fingerprint/equal_bits.json` lists the pairs of fingerprints that are proven to give the same bits, each on one
     instruction set. Pairs of all instruction sets are used here. So the caller has to check, by
-    `computed_by_todays_sources`, whether the proof holds on the instruction set that computed the stored trial.
+    `computed_by_installed_sources`, whether the proof holds on the instruction set that computed the stored trial.
     """
     own, *parents = made_of["numerics"]
     for fingerprint in equal_fingerprints(own, made_of["device"]):
         yield {**made_of, "numerics": [fingerprint, *parents]}
 
 
-def computed_by_todays_sources(provenance: Mapping[str, Any]) -> bool:
-    """Tell whether the current sources would give the same bits as the sources that computed a run.
+def computed_by_installed_sources(provenance: Mapping[str, Any]) -> bool:
+    """Tell whether the installed sources would give the same bits as the sources that computed a run.
 
     If not, the run is stale. The bits are the same if each source fingerprint of the run is the current one, or is
     proven to give the same bits on the instruction set where the run was computed. A probe also needs the current probe
@@ -147,7 +147,7 @@ def computed_by_todays_sources(provenance: Mapping[str, Any]) -> bool:
 def parent_point(provenance: Mapping[str, Any], step: int) -> ParentPoint:
     """Return the checkpoint that a branch starts from: the given step of the run with this provenance.json."""
     made_of = provenance["identity"]
-    own = () if computed_by_todays_sources(provenance) else (made_of["numerics"][0],)
+    own = () if computed_by_installed_sources(provenance) else (made_of["numerics"][0],)
     return ParentPoint(meaning(made_of), step, tuple(dict.fromkeys((*own, *made_of["numerics"][1:]))))
 
 
@@ -201,7 +201,7 @@ def field_default(field: dataclasses.Field[Any]) -> Any:
 
 
 def provenance(identity: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values for provenance.json: identity, source digests, process id, `machine()`, and the items of `facts`.
+    """Return values for provenance.json: identity, source digests, process id, `process_facts()`, the items of `facts`.
 
     facts: further values by name, such as a description of the data and the parent's folder.
     """
@@ -209,12 +209,12 @@ def provenance(identity: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[st
         "identity": dict(identity),
         "sources": source_digests(identity["device"], ROOT),  # of each file, so that a message can name a changed file
         "process": os.getpid(),
-        **machine(),
+        **process_facts(),
         **facts,
     }
 
 
-def machine() -> dict[str, Any]:
+def process_facts() -> dict[str, Any]:
     """Return the version of the code, the machine and the command line of this process, for provenance.json.
 
     git, git_dirty: the commit, and whether files differ from it. machine: the processor's type, such as x86_64.

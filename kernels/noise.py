@@ -1,4 +1,4 @@
-"""Generate noise, and add it to weights in proportion to differentiable bit widths (GaussWS, DiffQ)."""
+"""Generate noise, and add it to weights; its size depends on bit widths, which get gradients (GaussWS, DiffQ)."""
 
 import torch
 from torch import Tensor

@@ -316,9 +316,9 @@ class QuantizedLinear(nn.Linear):
         return w, None
 
     def quantize_weight_for(self, which: int, context: StepContext, dtype: torch.dtype, sampled: bool) -> Operand:
-        """Return w quantized for fprop (which=0) or for dgrad (which=1), without reading or filling the cache.
+        """Return w quantized for fprop (which=0) or for dgrad (which=1), without the cache of quantized weights.
 
-        dtype, sampled: as for `_cached_weight`.
+        dtype: the compute dtype, to which w is cast before quantization. sampled: add the sampler's noise.
         """
         pair = self.plans[context.switched].w
         return pair.quantize_one(which, self._source(context, dtype, sampled), self._seeds(context))
@@ -328,8 +328,8 @@ class QuantizedLinear(nn.Linear):
     ) -> tuple[tuple[Operand, Operand], list[Statistics]]:
         """Return w quantized for fprop and w quantized for dgrad, as a pair, and the statistics of these quantizations.
 
-        Statistics come from mixtures and, if `Shared.watching` is set, also from plain quantizers. dtype, sampled: as
-        for `_cached_weight`.
+        Statistics come from mixtures and, if `Shared.watching` is set, also from plain quantizers. dtype: the compute
+        dtype, to which w is cast before quantization. sampled: add the sampler's noise.
         """
         statistics: list[Statistics] = []
         source, watch = self._source(context, dtype, sampled), self.owner[0].watching

@@ -146,10 +146,10 @@ def _paper_change(table: ArmTable, of: EffectsFigure, group: Group, arm: str) ->
     return None
 
 
-def _margin(study: str, name: str) -> float:
-    """Return the smallest margin of the parts of a claim. name: the claim's id."""
-    claim = load_claims(study).claim(name)
-    return min(margin.value for part in claim.parts if (margin := claim.margin_of(part)) is not None)
+def _margin(study: str, claim: str) -> float:
+    """Return the smallest margin of the parts of a claim. claim: its id."""
+    found = load_claims(study).claim(claim)
+    return min(margin.value for part in found.parts if (margin := found.margin_of(part)) is not None)
 
 
 def _usual(rows: Sequence[Estimate]) -> list[float]:

@@ -18,7 +18,7 @@ from fewbits.analysis.engine.results.arms import arm_table
 from fewbits.analysis.engine.results.data import NoData
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.places import not_planned, sweep_places
-from fewbits.analysis.engine.results.probes import whole_gradients
+from fewbits.analysis.engine.results.probes import whole_model_rows
 from fewbits.analysis.figures.heat_map import HeatMap, HeatRow, heat_map_figure
 from fewbits.analysis.report.items import FigureResult, Picture
 
@@ -47,7 +47,7 @@ def probes_figure(results: Results, study: str, of: ProbesFigure) -> Picture:
     part = sweep_places(results, of.sweep, of.where)
     if not isinstance(part, Results) or not any(part.has(arm, of.where) for arm in of.arms):
         return not_planned(results)
-    rows = whole_gradients(part)
+    rows = whole_model_rows(part)
     rows = rows[rows["arm"].isin(of.arms)] if len(rows) else rows
     if rows.empty:
         return NoData("no probe is finished")

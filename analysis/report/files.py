@@ -95,12 +95,12 @@ def check_place(reports: Path) -> None:
         raise ValueError(f"--out {reports}: no report can be written to this folder: {error.strerror}") from None
 
 
-def replace_folder(folder: Path, make: Callable[[], Mapping[str, str | bytes]], made_of: str) -> None:
+def replace_folder(folder: Path, make: Callable[[], Mapping[str, str | bytes]], inputs_digest: str) -> None:
     """Replace a report's folder by a new one with the files that `make` returns.
 
     make: returns the contents of the files by their paths in the folder. `make` can take minutes, so the folder is
-    checked first. Raise ValueError if the folder has files but no index.html, or if it cannot be written. made_of: the
-    digest of the report's inputs (`fingerprint.made_of`), which is stored in made-of.json.
+    checked first. Raise ValueError if the folder has files but no index.html, or if it cannot be written.
+    inputs_digest: the result of `fingerprint.made_of`, which is stored in made-of.json.
     """
     if folder.exists() and any(folder.iterdir()) and not (folder / INDEX).is_file():
         raise ValueError(
@@ -109,7 +109,7 @@ def replace_folder(folder: Path, make: Callable[[], Mapping[str, str | bytes]], 
         )
     check_place(folder.parent)
     contents = {name: text.encode() if isinstance(text, str) else text for name, text in make().items()}
-    contents[MADE_OF] = record(made_of, contents)
+    contents[MADE_OF] = record(inputs_digest, contents)
     with folder_atomically(folder) as partial:
         for name, content in contents.items():
             path = partial / name

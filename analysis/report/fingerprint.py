@@ -53,23 +53,23 @@ def sources(folders: tuple[str, ...]) -> str:
     return total.hexdigest()
 
 
-def unchanged(folder: Path, made_of: str) -> bool:
+def unchanged(folder: Path, inputs_digest: str) -> bool:
     """Tell whether the folder has a report whose inputs had this digest, with no file changed since it was written."""
     try:
         record = json.loads((folder / MADE_OF).read_text("utf-8"))
-        return record["made of"] == made_of and all(
+        return record["made of"] == inputs_digest and all(
             digest((folder / name).read_bytes()) == written for name, written in record["files"].items()
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
 
-def record(made_of: str, files: Mapping[str, bytes]) -> bytes:
+def record(inputs_digest: str, files: Mapping[str, bytes]) -> bytes:
     """Return the content of a report's `made-of.json`, which `unchanged` reads.
 
-    It has `made_of`, the digest of the report's inputs, and the digest of each file of the report by name.
+    It has the digest of the report's inputs, and the digest of each file of the report by name.
     """
-    entries = {"made of": made_of, "files": {name: digest(content) for name, content in files.items()}}
+    entries = {"made of": inputs_digest, "files": {name: digest(content) for name, content in files.items()}}
     return (json.dumps(entries, indent=2) + "\n").encode()
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from fewbits.analysis.engine.claims.pairs import data_of
 from fewbits.analysis.engine.claims.schema import (
+    BOUNDED,
     DIRECTIONS,
     LOSS,
-    NULLS,
     Comparison,
     comparisons,
     load_claims,
@@ -69,7 +69,7 @@ def _loss_comparisons(study: str) -> Iterator[tuple[str, Comparison]]:
     for claim in load_claims(study).claims if study in studies_with_claims() else ():
         for comparison in comparisons(claim):
             if (
-                comparison.test in (*DIRECTIONS, *NULLS)
+                comparison.test in (*DIRECTIONS, *BOUNDED)
                 and comparison.metric == LOSS
                 and comparison.arm
                 and comparison.part.relative

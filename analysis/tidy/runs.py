@@ -227,14 +227,14 @@ def _typed(text: str) -> Any:
         return text
 
 
-def _row(place: Place, folder: RunFolder, trial: Trial, old: str = "") -> dict[str, Any]:
+def _row(place: Place, folder: RunFolder, trial: Trial, earlier_run: str = "") -> dict[str, Any]:
     """Return the row of a place in the frame of trials: labels, axes, state, measured numbers and settings.
 
-    old: the name of the run folder of another trial that an earlier plan had at this place, or "". The column `stale`
-    shows this name if `trial` is not finished.
+    earlier_run: the name of the run folder of another trial that an earlier plan had at this place, or "". The column
+    `stale` shows this name if `trial` is not finished.
     """
     labels = {name: getattr(place, name) for name in ("study", "scale", "sweep", "arm", "seed")}
-    measured = {name: value for name, value in standing(folder, trial, old).items() if name != "computed"}
+    measured = {name: value for name, value in standing(folder, trial, earlier_run).items() if name != "computed"}
     of_trial = {"model": measured.pop("model"), "recipe": measured.pop("recipe"), "data": trial.data.kind}
     settings = dict(_settings(trial.to_dict()))
     of_run = {**labels, **of_trial}

@@ -16,14 +16,14 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from markupsafe import Markup
 
 from fewbits import __version__
-from fewbits.analysis.engine.claims.seeds import shaping
+from fewbits.analysis.engine.claims.seeds import pilots_of
 from fewbits.analysis.engine.results.alike import unlike_within_seeds
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.report.fingerprint import sources
 from fewbits.analysis.views.html import render
 from fewbits.analysis.views.numbers import number
 from fewbits.common.wording import plural
-from fewbits.experiments.identity import computed_by_todays_sources, environments
+from fewbits.experiments.identity import computed_by_installed_sources, environments
 from fewbits.experiments.storage.run_folder import HASH
 from fewbits.models.recipe import FP8
 from fewbits.sweeps.planning.cost import tokens_of, work_of
@@ -62,22 +62,22 @@ class Provenance:
     @property
     def notices(self) -> list[str]:
         """Warnings that the sweep's definition or the code changed, or that known results influenced the design."""
-        return [*filter(None, [self.changed]), *self._shaped, *self._other_sources]
+        return [*filter(None, [self.changed]), *self._used_seed_warnings, *self._not_installed_sources]
 
     @property
-    def _shaped(self) -> list[str]:
+    def _used_seed_warnings(self) -> list[str]:
         """A warning if results of planned seeds were known when the sweep was designed (papers/planning/seeds.yaml)."""
         study, seeds = self.results.plan.sweeps[0].study, {member.cell.seed for member in self.results.members}
-        shaped = shaping(study, self.results.scale_name, sorted(seeds))
-        listed = ", ".join(map(str, shaped))
-        reasons = "; ".join(dict.fromkeys(shaped.values()))
-        seen = f"this design was chosen after results of {plural(len(shaped), 'seed')} ({listed}) had been seen"
-        return [f"{seen}, so these verdicts are no independent test: {reasons}"] if shaped else []
+        pilots = pilots_of(study, self.results.scale_name, sorted(seeds))
+        listed = ", ".join(map(str, pilots))
+        reasons = "; ".join(dict.fromkeys(pilots.values()))
+        seen = f"this design was chosen after results of {plural(len(pilots), 'seed')} ({listed}) had been seen"
+        return [f"{seen}, so these verdicts are no independent test: {reasons}"] if pilots else []
 
     @property
-    def _other_sources(self) -> list[str]:
+    def _not_installed_sources(self) -> list[str]:
         """A warning if some of the trials were computed by code that may give other bits than the installed code."""
-        other = [(planned, record) for planned, record in self.finished if not computed_by_todays_sources(record)]
+        other = [(planned, record) for planned, record in self.finished if not computed_by_installed_sources(record)]
         if not other:
             return []
         commits = sorted({str(record["git"])[:10] for _, record in other if record.get("git")})

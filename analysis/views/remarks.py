@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from markupsafe import Markup
 
 from fewbits.analysis.engine.claims.findings import Finding, Outcome, Status, Verdict
-from fewbits.analysis.engine.claims.schema import NULLS, OWN
+from fewbits.analysis.engine.claims.schema import BOUNDED, OWN
 from fewbits.analysis.engine.results.paper import Paper
 from fewbits.analysis.views.claims import view
 from fewbits.analysis.views.html import render
@@ -38,19 +38,19 @@ def unreached(verdicts: Mapping[str, Verdict]) -> list[tuple[list[str], str]]:
     return [(names, " ".join(filter(None, (alone.get(text), text)))) for names, text in reasons]
 
 
-def not_printed(own: Paper) -> list[tuple[str, str]]:
+def not_printed(copy: Paper) -> list[tuple[str, str]]:
     """Return (name, source) for each table row, figure and number of a paper whose value is not in the paper's text.
 
-    own: our copy of the paper's tables, figures and numbers. The source says where the copy's value is from instead, or
-    that the value is not known.
+    copy: our copy of the paper's tables, figures and numbers. The source says where the copy's value is from instead,
+    or that the value is not known.
     """
     items = []
-    for table in own.tables:
+    for table in copy.tables:
         for row in table.rows:
             if (source := row.source or table.source) != "printed":
-                items.append((f"{table.id}, {row.title}", own.sources[source]))
-    items += [(f.id, own.sources[f.source]) for f in own.figures if f.source != "printed"]
-    return items + [(n.about, own.sources[n.source]) for n in own.numbers.values() if n.source != "printed"]
+                items.append((f"{table.id}, {row.title}", copy.sources[source]))
+    items += [(f.id, copy.sources[f.source]) for f in copy.figures if f.source != "printed"]
+    return items + [(n.about, copy.sources[n.source]) for n in copy.numbers.values() if n.source != "printed"]
 
 
 def _sections(verdicts: Mapping[str, Verdict]) -> list[tuple[str, list[tuple[list[str], str]]]]:
@@ -89,7 +89,7 @@ def _other_effects(verdict: Verdict) -> Iterator[str]:
 
 def _large(verdict: Verdict) -> Iterator[str]:
     for part in _compared(verdict):
-        if part.test in NULLS and part.effect is not None and part.margin and abs(part.effect) > part.margin:
+        if part.test in BOUNDED and part.effect is not None and part.margin and abs(part.effect) > part.margin:
             yield f"{_measured(part)} is {abs(part.effect) / part.margin:.1f} times the margin ({part.status})."
 
 

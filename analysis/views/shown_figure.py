@@ -54,26 +54,26 @@ class ShownFigure(Figure):
 
     missing: str  # why the figure is empty; "" if it is not empty
     report_name: str  # for example `Figure 5`
-    _card: Callable[[Drawing | None], Markup]  # see `shown_figure`
-    _drawing: Callable[[Figure], Drawing]  # see `shown_figure`
+    _card_html: Callable[[Drawing | None], Markup]  # see `shown_figure`
+    _draw_for_report: Callable[[Figure], Drawing]  # see `shown_figure`
 
     @property
     def report_html(self) -> Markup:
         """The figure with its caption and notes as HTML for the report, in the light and the dark theme."""
-        return self._card(None if self.missing else self._drawing(self))
+        return self._card_html(None if self.missing else self._draw_for_report(self))
 
     def report_bundle(self) -> dict[str, str]:
         """Return the figure as {MIME type: data}, to be stored in the executed notebook beside the report.
 
         The notebook shows the same drawing as the report, but only in the light theme.
         """
-        return self._repr_mimebundle_() if self.missing else self._bundle(self._drawing(self))
+        return self._repr_mimebundle_() if self.missing else self._bundle(self._draw_for_report(self))
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         return self._bundle(Drawing(svg(self), self.get_figwidth(), png=png(self)))
 
     def _bundle(self, drawing: Drawing) -> dict[str, str]:
-        html = in_notebook(self._card(None if self.missing else replace(drawing, dark="")))
+        html = in_notebook(self._card_html(None if self.missing else replace(drawing, dark="")))
         image = base64.b64encode(drawing.png).decode()
         return {"text/plain": f"<{self.report_name}>", "text/html": html, "image/png": image}
 
@@ -81,21 +81,26 @@ class ShownFigure(Figure):
 def shown_figure(
     result: FigureResult | None,
     name: str,
-    card: Callable[[Drawing | None], Markup],
-    drawing: Callable[[Figure], Drawing],
+    card_html: Callable[[Drawing | None], Markup],
+    draw_for_report: Callable[[Figure], Drawing],
     missing: str = "",
 ) -> ShownFigure:
     """Return a figure for notebooks; if `result` is None, an empty figure whose text is the reason `missing`.
 
     name: the figure's name in the report, for example `Figure 5`.
-    card: a function that takes a drawing, or None if the figure is empty, and returns HTML with caption and notes.
-    drawing: a function that takes the figure in the light theme and returns the drawing for the report.
+    card_html: a function that takes a drawing, or None if the figure is empty, and returns HTML with caption and notes.
+    draw_for_report: a function that takes the figure in the light theme and returns the drawing for the report.
     """
     figure = themed(result or FigureResult(lambda: _empty(missing)), "light")
     # Change the class of the existing Figure, because matplotlib cannot move its content to a new ShownFigure.
     figure.__class__ = ShownFigure
     assert isinstance(figure, ShownFigure)
-    figure.missing, figure.report_name, figure._card, figure._drawing = missing, name, card, drawing
+    figure.missing, figure.report_name, figure._card_html, figure._draw_for_report = (
+        missing,
+        name,
+        card_html,
+        draw_for_report,
+    )
     return figure
 
 

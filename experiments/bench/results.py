@@ -53,7 +53,7 @@ def save(store: Path | None, name: str, machine: dict[str, Any], results: dict[s
     if store is not None:
         file = _file(store, name)
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, {"machine": {**identity.machine(), **machine, "time": time.time()}, **results})
+        write_json(file, {"machine": {**identity.process_facts(), **machine, "time": time.time()}, **results})
 
 
 def _file(store: Path, name: str) -> Path:

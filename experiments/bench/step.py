@@ -1,7 +1,7 @@
 """Run the training step that is timed (forward, backward, clipping, optimizer), and count the memory of its tensors.
 
-The number of bytes is exact and equal in every run. On a GPU the allocator reports it. On a CPU every tensor that an
-operation returns is counted from its creation until its storage is freed; temporary memory inside a kernel is not
+The number of bytes is the same each time the step runs. On a GPU the allocator reports it. On a CPU every tensor that
+an operation returns is counted from its creation until its storage is freed; temporary memory inside a kernel is not
 counted.
 """
 

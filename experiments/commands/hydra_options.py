@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from typing import Any
 
 from fewbits.common.arguments import CommandParser
 
@@ -30,18 +31,19 @@ def add_hydra_options(parser: CommandParser) -> None:
     group.add_argument("-sc", "--shell-completion", action="store_true", help='eval "$(fewbits -sc install=bash)"')
     group.add_argument("--hydra-help", action="store_true", help="print Hydra's own help")
     group.add_argument("-r", "--run", action="store_true", help=argparse.SUPPRESS)  # what `fewbits train` does anyway
-    for names, way in _REFUSED.items():
-        group.add_argument(*names, action=_Refuse, nargs="?", const=way, help=argparse.SUPPRESS)
+    for names, advice in _REFUSED.items():
+        group.add_argument(*names, action=_Refuse, advice=advice, nargs="?", help=argparse.SUPPRESS)
 
 
 class _Refuse(argparse.Action):
-    """An option of Hydra that fewbits refuses: its use raises ValueError with advice on what to do instead.
+    """An option of Hydra that fewbits refuses: its use raises ValueError with advice on what to do instead."""
 
-    const: the advice (the argument `const` of `add_argument`).
-    """
+    def __init__(self, *args: Any, advice: str, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.advice = advice
 
     def __call__(self, parser: object, namespace: object, values: object, option_string: str | None = None) -> None:
-        raise ValueError(f"train: {option_string}: {self.const}")
+        raise ValueError(f"train: {option_string}: {self.advice}")
 
 
 def show(options: argparse.Namespace, overrides: Sequence[str]) -> bool:

@@ -87,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
 
     def saved(folder: RunFolder) -> None:
         add_decisions(folder)
-        tracker(folder)
+        tracker.saved(folder)
 
     line = LiveLine()
     warnings.showwarning = line.warn  # type: ignore[assignment]  # `warn` ignores where a warning arose
@@ -111,7 +111,7 @@ def main(argv: Sequence[str]) -> int:
         return 130
     finally:
         line.end()
-        tracker.left()
+        tracker.close()
     if result:
         print(f"{folder.path}\n{summary(folder.result() or result)}")
     return 0

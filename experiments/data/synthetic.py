@@ -26,7 +26,7 @@ _LANGUAGE, _DRAWS = {"train": 0, "validation": 0, "ood": 1}, {"train": 0, "valid
 _CHUNK = 1 << 20
 
 
-def weights() -> npt.NDArray[np.int64]:
+def scaled_probabilities() -> npt.NDArray[np.int64]:
     """Return the probabilities of the 256 possible next tokens, from the largest to the smallest, times 2^32.
 
     They are the same in every context, and close to Zipf's r^-2. The results are whole numbers that sum to 2^32; the
@@ -41,7 +41,7 @@ def weights() -> npt.NDArray[np.int64]:
 
 def entropy() -> float:
     """Return the entropy of the source in nats per token."""
-    p = weights() / 2.0**DRAWN_BITS
+    p = scaled_probabilities() / 2.0**DRAWN_BITS
     return float(-(p * np.log(p)).sum())
 
 
@@ -57,7 +57,7 @@ def _generate(seed: int, split: str, count: int) -> Iterator[bytes]:
     """Yield the split's tokens in chunks; a loop draws token by token, as each depends on the two tokens before."""
     class_of, orders = _language(derive_seed(seed, _LANGUAGE[split], 0))
     bits = np.random.Philox(key=derive_seed(seed, _DRAWS[split], 1))
-    upper = np.cumsum(weights()).astype(np.uint64)
+    upper = np.cumsum(scaled_probabilities()).astype(np.uint64)
     older = newer = 0
     for begin in range(0, count, _CHUNK):
         drawn = bits.random_raw(min(_CHUNK, count - begin)) >> np.uint64(64 - DRAWN_BITS)

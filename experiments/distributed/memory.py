@@ -194,18 +194,18 @@ def _saved_by_forward(config: DecoderConfig, recipe: Recipe, dtype: torch.dtype,
             x = x + model.positions.weight[:length]
         x = x.to(dtype)
     y = None
-    kind: tuple[object, ...] | None = None
+    key_part: tuple[object, ...] | None = None
     known: dict[object, int] = {}
-    # The bytes that a block saves for the backward pass depend only on `_kind` of this block and of the block before,
-    # so each such pair runs only once.
+    # The bytes that a block saves for the backward pass depend only on `_cache_key_part` of this block and of the block
+    # before, so each such pair runs only once.
     for block in model.blocks:
-        before, kind = kind, _kind(cast(Block, block))
-        if (before, kind) in known:
-            counts.append(known[before, kind])
+        before, key_part = key_part, _cache_key_part(cast(Block, block))
+        if (before, key_part) in known:
+            counts.append(known[before, key_part])
             continue
         with counting():
             x, y = block(x, y)
-        known[before, kind] = counts[-1]
+        known[before, key_part] = counts[-1]
     assert y is not None
     with counting():
         hidden = model.norm.add(x, y)[1]
@@ -214,11 +214,11 @@ def _saved_by_forward(config: DecoderConfig, recipe: Recipe, dtype: torch.dtype,
     return _Saved(2 * x.numel() * x.itemsize * len(model.blocks), tuple(counts[1:-1]), outside)
 
 
-def _kind(block: Block) -> tuple[object, ...]:
+def _cache_key_part(block: Block) -> tuple[object, ...]:
     """Return a block's part of the key by which `_saved_by_forward` caches how many bytes a block saves.
 
-    The other part of the key is `_kind` of the block before. These two parts determine how many bytes the block's
-    forward pass saves for the backward pass.
+    The other part of the key is `_cache_key_part` of the block before. These two parts determine how many bytes the
+    block's forward pass saves for the backward pass.
     """
     layers = [module for module in block.modules() if isinstance(module, QuantizedLinear)]
     return block.branches, *((id(layer.plans), layer.sampler is None) for layer in layers)

@@ -49,7 +49,7 @@ def evaluate_documents(
         inputs, targets = corpus.windows(split, count, length)
         documents = corpus.documents_of_windows(split, count, length)
         frame = pd.DataFrame({"document": documents.ravel()})
-        for column, context in _formats(quantization):
+        for column, context in _evaluation_modes(quantization):
             with context:
                 frame[column] = [
                     loss for rows in token_losses(model, inputs, targets, batch) for row in rows for loss in row
@@ -59,7 +59,7 @@ def evaluate_documents(
         table.insert(0, "tokens", grouped.size())
         table.insert(0, "text", split)
         frames.append(table.reset_index())
-    return pd.concat(frames, ignore_index=True)[[*COLUMNS, *(name for name, _ in _formats(quantization))]]
+    return pd.concat(frames, ignore_index=True)[[*COLUMNS, *(name for name, _ in _evaluation_modes(quantization))]]
 
 
 def means(frame: pd.DataFrame) -> dict[str, float]:
@@ -79,14 +79,14 @@ def means(frame: pd.DataFrame) -> dict[str, float]:
 
 def loss_count(quantization: Quantization) -> int:
     """Return the number of losses that `evaluate_documents` computes for each window: 2, or 4 with sampled layers."""
-    return sum(1 for _ in _formats(quantization))
+    return sum(1 for _ in _evaluation_modes(quantization))
 
 
 def _mean(losses: pd.Series) -> float:
     return math.fsum(losses) / len(losses)
 
 
-def _formats(quantization: Quantization) -> Iterator[tuple[str, AbstractContextManager[None]]]:
+def _evaluation_modes(quantization: Quantization) -> Iterator[tuple[str, AbstractContextManager[None]]]:
     """Yield the name of each loss, and a context manager in which the model computes that loss."""
     yield LOSS, nullcontext()
     yield f"{LOSS}_unquantized", unquantized(quantization)

@@ -176,15 +176,13 @@ def _bound(tree: ast.AST) -> Iterator[str]:
             yield node.attr
 
 
-def _of_body(
-    file: str, body: list[ast.stmt], place: str, in_function: bool, is_config: bool, before: str = ""
-) -> Iterator[Statement]:
+def _of_body(file: str, body: list[ast.stmt], place: str, in_function: bool, is_config: bool) -> Iterator[Statement]:
     """Yield the statements of the body of a module, class, function or branch, including nested statements.
 
     place: the enclosing functions and branches, as text. in_function: whether the body is inside a function.
-    is_config: True for the body of a configuration class, whose fields are skipped. before: the statement before the
-        first statement of the body, as text; "" if there is none.
+    is_config: True for the body of a configuration class, whose fields are skipped.
     """
+    before = ""  # the previous statement, as text
     for node in statements(body, is_config):
         if isinstance(node, _SILENT):
             continue

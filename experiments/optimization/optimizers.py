@@ -173,7 +173,7 @@ def clip_gradients(params: Iterable[Tensor], max_norm: float | None) -> Tensor:
 def _is_by_part(optimizer: torch.optim.Optimizer, param: Tensor) -> bool:
     """Tell whether the optimizer is Adam-mini and has one second moment per part of this parameter, not per element.
 
-    Every rank then stores the second moments of all parts.
+    If so, every rank stores the second moments of all parts, also if the parameter is sharded.
     """
     return isinstance(optimizer, AdamMini) and not optimizer.is_by_element(param)
 

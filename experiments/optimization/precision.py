@@ -117,7 +117,7 @@ class Precision:
 
 
 class LossScaler:
-    """The loss scale, and the counts of updates by which dynamic loss scaling changes it."""
+    """The loss scale, and the counts of updates from which dynamic loss scaling decides when to change it."""
 
     def __init__(self, config: Precision) -> None:
         self.dynamic, self.growth_interval = config.loss_scaling == "dynamic", config.growth_interval

@@ -31,7 +31,7 @@ Every batch has the size of a micro-batch, because the scale of a quantized tens
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -212,17 +212,17 @@ def _batches(
 
 
 def _gradient_rows(
-    errors: GradientErrors, exact: Mapping[str, Tensor], quantization: Quantization
+    errors: GradientErrors, names: Iterable[str], quantization: Quantization
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each quantized layer's weight gradient, and one for the gradient of all parameters.
 
     A row has the layer's labels and the measures of the gradient (gradient_errors.py).
-    errors: the errors of one recipe's gradients on one batch, over all seeds. exact: the exact gradient by parameter
-    name; only the names are used. quantization: has the quantized layers.
+    errors: the errors of one recipe's gradients on one batch, over all seeds. names: of all parameters.
+    quantization: has the quantized layers.
     """
     for layer in quantization.layers:
         yield layer_labels(layer) | errors.measures([f"{layer.name}.weight"])
-    yield {"layer": WHOLE, "block": None, "part": None} | errors.measures(list(exact))
+    yield {"layer": WHOLE, "block": None, "part": None} | errors.measures(list(names))
 
 
 def _operand_rows(quantization: Quantization) -> Iterator[dict[str, Any]]:

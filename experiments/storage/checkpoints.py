@@ -125,7 +125,7 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[
                 digest = _write(file, layout)
             write_state(partial, {"format": FORMAT, "step": step, "bytes": size, "sha256": digest, "state": state})
     except OSError as error:
-        raise lacking(error, path, size) from error
+        raise write_error(error, path, size) from error
     retain(path, keep)
     return path
 
@@ -145,7 +145,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
         with synced_file(path) as file:
             return size, _write(file, layout)
     except OSError as error:
-        raise lacking(error, path, size) from error
+        raise write_error(error, path, size) from error
 
 
 def write_state(partial: Path, content: dict[str, Any]) -> None:
@@ -155,7 +155,7 @@ def write_state(partial: Path, content: dict[str, Any]) -> None:
         file.write(_sealed(content))
 
 
-def lacking(error: OSError, path: Path, size: int) -> OSError:
+def write_error(error: OSError, path: Path, size: int) -> OSError:
     """Return an OSError with the errno of `error`, to raise when a checkpoint could not be written.
 
     The message says that `path`, the checkpoint's folder or its file of tensors, needs `size` bytes, and how many bytes

@@ -28,7 +28,7 @@ from fewbits.experiments.data.corpus import Corpus, describe
 from fewbits.experiments.data.load import KINDS, load
 from fewbits.experiments.data.once import default_cache
 from fewbits.experiments.data.tokenizing import FILE, Bytes, saved_tokenizer
-from fewbits.experiments.identity import imported_identity, machine, trial_id
+from fewbits.experiments.identity import imported_identity, process_facts, trial_id
 from fewbits.experiments.setup import check, check_data
 from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.huggingface import bytes_tokenizer
@@ -97,7 +97,7 @@ def import_run(
         return Imported(folder, trial, published.notes, new=False)
     folder = RunFolder(runs / f"{trial.name}-{run_id[:HASH]}", run_id)
     facts = {"source": source, "files": published.digests(), "notes": list(published.notes)}
-    provenance = {"identity": made_of, **machine(), "imported": facts, "data": describe(corpus), "parent": None}
+    provenance = {"identity": made_of, **process_facts(), "imported": facts, "data": describe(corpus), "parent": None}
     report(f"writing {folder.path}")
     runs.mkdir(parents=True, exist_ok=True)
     with folder_atomically(folder.path) as partial:

@@ -23,7 +23,7 @@ import yaml
 
 from fewbits.common.atomic import checked_json, remove_folder, remove_leftovers, write_atomically, write_json
 from fewbits.common.locks import locked
-from fewbits.experiments.identity import computed_by_todays_sources, possible_identities, trial_id
+from fewbits.experiments.identity import computed_by_installed_sources, possible_identities, trial_id
 from fewbits.experiments.storage.checkpoints import Checkpoint, load, newest, steps
 from fewbits.experiments.trial import Trial
 
@@ -193,7 +193,7 @@ def find(runs: Path, slug: str, made_of: Mapping[str, Any], expected: str | None
     ids = [trial_id(identity) for identity in possible_identities(made_of)]
     for number, possible in enumerate([expected] if expected in ids else ids):
         folder = existing(runs, possible)
-        if folder is not None and (number == 0 or computed_by_todays_sources(folder.provenance() or {})):
+        if folder is not None and (number == 0 or computed_by_installed_sources(folder.provenance() or {})):
             return folder
     new = expected if expected in ids else ids[0]
     return RunFolder(runs / f"{slug}-{new[:HASH]}", new)

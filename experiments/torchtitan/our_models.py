@@ -72,32 +72,32 @@ def initialise(model: Decoder, buffer_device: torch.device | None = None) -> Non
     seed, device = torch.initial_seed() % (1 << 63), model.embed.weight.device
     if model.config.tied:
         model.head.weight = model.embed.weight
-    own = {name.replace(RECOMPUTED, ""): parameter for name, parameter in model.named_parameters()}
+    parameters_of_model = {name.replace(RECOMPUTED, ""): parameter for name, parameter in model.named_parameters()}
     with torch.device("meta"):
         source = Decoder(model.config, model.compute_dtype)
     for number, block in enumerate(source.blocks):
         block.to_empty(device=device)
         initialise_block(source, number, seed)
-        _copy(block, own, f"blocks.{number}")
+        _copy(block, parameters_of_model, f"blocks.{number}")
         block.to_empty(device="meta")
     outside = [(name, module) for name, module in source.named_children() if name != "blocks"]
     for _, module in outside:
         module.to_empty(device=device)
     initialise_outside_blocks(source, seed)
     for name, module in outside:
-        _copy(module, own, name)
+        _copy(module, parameters_of_model, name)
     initialise_positions(model, buffer_device or device)
 
 
-def _copy(module: nn.Module, own: dict[str, nn.Parameter], prefix: str) -> None:
+def _copy(module: nn.Module, parameters_of_model: dict[str, nn.Parameter], prefix: str) -> None:
     """Copy the parameters of a module into the model's parameters with the same names, which may be sharded.
 
-    own: the model's parameters by name. prefix: the module's name in the model.
+    parameters_of_model: by name. prefix: the module's name in the model.
     """
     for name, parameter in module.named_parameters(prefix=prefix):
-        if name not in own:  # a tied head: `named_parameters` lists its weight only as the embedding's
+        if name not in parameters_of_model:  # a tied head: `named_parameters` lists its weight only as the embedding's
             continue
-        values, target = parameter.detach(), own[name]
+        values, target = parameter.detach(), parameters_of_model[name]
         # Every rank has computed all values, so none are sent between ranks (src_data_rank=None). torch's function also
         # supports the mesh of HSDP, which has two dimensions.
         if isinstance(target, DTensor):

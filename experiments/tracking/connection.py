@@ -122,8 +122,8 @@ class Patience:
         self._reported = False
 
     @property
-    def over(self) -> bool:
-        """True if the delay after the last failure is over, so that the next attempt may start."""
+    def may_retry(self) -> bool:
+        """True if the delay after the last failure is over."""
         return time.monotonic() >= self._not_before
 
     @contextmanager

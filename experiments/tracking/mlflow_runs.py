@@ -41,7 +41,7 @@ class OwnedRuns:
         """Return the owner's MLflow runs that have the tags `key` (name: value), the oldest first."""
         return search(self.client, self.experiment, {**key, **self.owner.key})
 
-    def one(self, key: Mapping[str, str], name: str, tags: Mapping[str, str], began: float) -> Run:
+    def find_or_create(self, key: Mapping[str, str], name: str, tags: Mapping[str, str], began: float) -> Run:
         """Return the owner's MLflow run with the tags `key` (name: value); create it if there is none.
 
         If several runs exist, because processes created them at the same time, the oldest is returned and the others

@@ -70,8 +70,8 @@ def _is_alive(process: int) -> bool:
 class Tracker:
     """Sends a trial's run folder to MLflow, if runtime.tracking is `mlflow`.
 
-    `fewbits train` calls the tracker as a function each time the config, a checkpoint or the result was written, and
-    calls `left` when training ends, also by an error or an interruption.
+    `fewbits train` calls `saved` each time the config, a checkpoint or the result was written, and calls `close` when
+    training ends, also by an error or an interruption.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -81,14 +81,14 @@ class Tracker:
         self._folder: RunFolder | None = None
         self._sampling = ExitStack()
 
-    def __call__(self, folder: RunFolder) -> None:
+    def saved(self, folder: RunFolder) -> None:
         if self._on:
             if self._folder is None:
                 self._sampling.enter_context(sampled(folder.path))
             self._folder = folder
             self._send(folder, "RUNNING")
 
-    def left(self) -> None:
+    def close(self) -> None:
         """Stop sampling system metrics, and set the MLflow run's status to KILLED if the trial has no result."""
         self._sampling.close()
         if self._folder is not None and self._folder.result() is None:
@@ -101,7 +101,7 @@ class Tracker:
         status_without_result: the MLflow run's status if the trial has no result.
         """
         result = folder.result()
-        if result is None and not self._patience.over:
+        if result is None and not self._patience.may_retry:
             return
         with self._patience.guarding("the trial goes on"):
             status = status_without_result if result is None else STATUS[result["status"]]
@@ -118,5 +118,5 @@ class Tracker:
         trials = OwnedRuns(client, experiment(client, EXPERIMENT, runs, uri), owner_of(runs))
         trials.adopt(runs, {TRIAL: folder.id})
         source = {"mlflow.source.name": "fewbits train"}
-        run = trials.one({TRIAL: folder.id}, folder.path.name, source, began(folder))
+        run = trials.find_or_create({TRIAL: folder.id}, folder.path.name, source, began(folder))
         return client, run.info.run_id

@@ -61,32 +61,32 @@ def time_shapes(shapes: Sequence[tuple[int, int]], device: str, runs: int) -> li
         print(f"fewbits: timing {rows}x{cols} in {runs} turns", file=sys.stderr, flush=True)
         w = torch.randn(rows, cols, device=device, generator=torch.Generator(device).manual_seed(0)).bfloat16()
         for what, case in CASES.items():
-            arms = _arms(case, w)
-            timers = [partial(seconds, partial(work, x), device) for work, x in arms.values()]
+            generators = _generators(case, w)
+            timers = [partial(seconds, partial(work, x), device) for work, x in generators.values()]
             others = OtherProcesses()
             times = take_turns(timers, runs, others=others)
             timings += [
-                Timed(rows, cols, what, arm, x.numel(), list_, others.shares)
-                for (arm, (_, x)), list_ in zip(arms.items(), times, strict=True)
+                Timed(rows, cols, what, name, x.numel(), list_, others.shares)
+                for (name, (_, x)), list_ in zip(generators.items(), times, strict=True)
             ]
     return timings
 
 
-def _arms(case: Case, w: Tensor) -> dict[str, tuple[Work, Tensor]]:
+def _generators(case: Case, w: Tensor) -> dict[str, tuple[Work, Tensor]]:
     """Return a dictionary from each generator's name to the function to time and the tensor to pass to it.
 
     case: a value of CASES, for the generators alone or for the whole of eq. 3. w: the weight; if w is large,
     `torch` gets only its first rows for eq. 3. On a CPU, box-muller is absent for eq. 3, and without a C++ compiler.
     """
     few = w[: max(SQUARE, PEER_ELEMENTS // w.shape[1] // SQUARE * SQUARE)]
-    arms: dict[str, tuple[Work, Tensor]] = {BITWISE: (in_touched_memory(lambda x: case.into(x, x)), w)}
+    generators: dict[str, tuple[Work, Tensor]] = {BITWISE: (in_touched_memory(lambda x: case.into(x, x)), w)}
     if w.is_cuda:
         work = partial(eager.sample, draw=_box_muller, bits=BITS, square=SQUARE) if case.eager else _box_muller
-        arms[BOX_MULLER] = torch.compile(work, dynamic=True), w
+        generators[BOX_MULLER] = torch.compile(work, dynamic=True), w
     elif case.is_noise and build.compiler():
-        arms[BOX_MULLER] = box_muller(), w
-    arms[TORCH] = (case.eager, few) if case.eager else (randn(), w)
-    return arms
+        generators[BOX_MULLER] = box_muller(), w
+    generators[TORCH] = (case.eager, few) if case.eager else (randn(), w)
+    return generators
 
 
 def _box_muller(like: Tensor) -> Tensor:

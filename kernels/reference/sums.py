@@ -27,7 +27,7 @@ def along_rows(x: Tensor) -> Tensor:
 def over_rows(x: Tensor) -> Tensor:
     """Return the sum of the rows x[0], x[1] and so on.
 
-    The rows are divided into at most 64 blocks of at least 64 rows (the last block may be smaller). First the rows of
+    The rows are divided into blocks of max(64, ceil(rows / 64)) rows; the last block may be smaller. First the rows of
     each block are added in order, then the sums of the blocks.
     """
     size = max(BLOCKS, -(-len(x) // BLOCKS))

@@ -85,7 +85,7 @@ def load_state(config: DecoderConfig, layout: Layout, tensors: Tensors) -> dict[
     for name, shape in _parameters(config):
         parts = [
             _read(config, layout, tensors, name, source, rows)
-            for source, rows in zip(needed[name], _shapes(config, name, shape, len(needed[name])), strict=True)
+            for source, rows in zip(needed[name], _shapes(config, shape, len(needed[name])), strict=True)
         ]
         state[name] = parts[0] if len(parts) == 1 else torch.cat(parts)
     if config.tied:
@@ -112,10 +112,10 @@ def _parameters(config: DecoderConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield name, tuple(value.shape)
 
 
-def _shapes(config: DecoderConfig, name: str, shape: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
+def _shapes(config: DecoderConfig, shape: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
     """Return the shapes that the file's tensors of one parameter have after conversion to `Decoder`'s conventions.
 
-    name, shape: the parameter's own. parts: the number of the tensors: 1, or 3 if the parameter is a fused W_qkv (or
+    shape: the parameter's own. parts: the number of the tensors: 1, or 3 if the parameter is a fused W_qkv (or
     its bias) whose q, k and v are separate in the file.
     """
     if parts == 1:

@@ -64,7 +64,7 @@ def family_of(config: DecoderConfig) -> Family:
         )
     for family in FAMILIES:
         if family.fits(config):
-            if family.architecture == "GPT2LMHeadModel" and not _is_plain(config):
+            if family.architecture == "GPT2LMHeadModel" and not _gpt2_supports_heads(config):
                 raise ValueError(
                     f"model {config.name} cannot be exported: transformers' GPT-2 requires heads·head_dim = width and "
                     "kv_heads = heads"
@@ -108,8 +108,8 @@ def to_huggingface(
 # ------------------------------------------------------------------------------------------------ GPT-2
 
 
-def _is_plain(config: DecoderConfig) -> bool:
-    """Tell whether transformers' GPT-2 supports the decoder's heads: kv_heads = heads and heads·head_dim = width."""
+def _gpt2_supports_heads(config: DecoderConfig) -> bool:
+    """Tell whether kv_heads = heads and heads·head_dim = width, which transformers' GPT-2 requires."""
     return config.heads == config.kv_heads and config.heads * config.head_dim == config.width
 
 

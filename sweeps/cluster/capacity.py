@@ -70,7 +70,7 @@ def bundle(resources: Resources) -> dict[str, float]:
     return {name: amount for name, amount in wanted.items() if amount}
 
 
-def slots(node: Mapping[str, float], wanted: Mapping[str, float]) -> float:
+def bundles_that_fit(node: Mapping[str, float], wanted: Mapping[str, float]) -> float:
     """Return how many bundles `wanted` fit on a node with the resources `node` while nothing else runs there."""
     return min(((node.get(name, 0.0) + _EPSILON) // amount for name, amount in wanted.items()), default=float("inf"))
 
@@ -101,15 +101,15 @@ def require_capacity(demands: Sequence[Demand], log: Callable[[str], None], alon
     """
     patience, began, logged = 0.0 if alone else join_seconds(), time.monotonic(), False
     with contextlib.ExitStack() as ends:
-        probes: dict[tuple[object, ...], _Probe] = {}
+        requests: dict[tuple[object, ...], _CapacityRequest] = {}
         while True:
             alive, autoscaler = nodes(), Autoscaler(False) if alone else ask_autoscaler()
             lacking = [demand for demand in demands if not _fits(demand, alive, autoscaler)]
             if autoscaler.infeasible is not None:
                 for demand in lacking:
-                    if demand.shape not in probes:
-                        probes[demand.shape] = ends.enter_context(_Probe(demand, autoscaler))
-                lacking = [demand for demand in lacking if not probes[demand.shape].granted(autoscaler)]
+                    if demand.shape not in requests:
+                        requests[demand.shape] = ends.enter_context(_CapacityRequest(demand, autoscaler))
+                lacking = [demand for demand in lacking if not requests[demand.shape].granted(autoscaler)]
             if not lacking:
                 return
             if alive and time.monotonic() - began >= patience:
@@ -131,11 +131,11 @@ def _fits(demand: Demand, alive: Sequence[Mapping[str, float]], autoscaler: Auto
 
     With an autoscaler, one node that can hold one rank is enough, since the autoscaler can start more such nodes.
     """
-    counts = [slots(node, demand.bundle) for node in alive]
+    counts = [bundles_that_fit(node, demand.bundle) for node in alive]
     return max(counts, default=0) >= 1 if autoscaler.exists else sum(counts) >= demand.resources.ranks
 
 
-class _Probe:
+class _CapacityRequest:
     """A placement group that asks the autoscaler for a trial's resources, until the `with` block or the driver ends."""
 
     def __init__(self, demand: Demand, autoscaler: Autoscaler) -> None:
@@ -145,7 +145,7 @@ class _Probe:
         # yet, since the cluster's state does not list the demand.
         self._began, self._after = time.monotonic(), 0
 
-    def __enter__(self) -> _Probe:
+    def __enter__(self) -> _CapacityRequest:
         from ray.util.placement_group import placement_group
 
         self._group: Any = placement_group(self._bundles, strategy="PACK")
@@ -202,12 +202,12 @@ def ask_autoscaler() -> Autoscaler:
         return Autoscaler(None)
 
 
-def _bundles(gangs: Iterable[Any], alone: Iterable[Any] = ()) -> tuple[dict[str, float], ...]:
+def _bundles(groups: Iterable[Any], singles: Iterable[Any] = ()) -> tuple[dict[str, float], ...]:
     """Return the bundles of Ray's messages about requested resources.
 
-    gangs: messages that request several bundles each. alone: messages that request one bundle each.
+    groups: messages that request several bundles each. singles: messages that request one bundle each.
     """
-    requests = [*alone, *(request for gang in gangs for request in gang.requests)]
+    requests = [*singles, *(request for group in groups for request in group.requests)]
     return tuple(dict(request.resources_bundle) for request in requests)
 
 

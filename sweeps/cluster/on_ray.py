@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from fewbits.sweeps.cluster.address import check_reachable
-from fewbits.sweeps.cluster.capacity import Demand, ask_autoscaler, bundle, nodes, require_capacity, slots
+from fewbits.sweeps.cluster.capacity import Demand, ask_autoscaler, bundle, bundles_that_fit, nodes, require_capacity
 from fewbits.sweeps.cluster.ray_machines import RayMachines, selector
 from fewbits.sweeps.planning.sweep import Resources
 from fewbits.sweeps.running.backend import Ended
@@ -128,9 +128,9 @@ class OnRay:
         if not wanted:
             at_once = 1.0
         elif placement(usable, wanted, ranks) == "STRICT_PACK":
-            at_once = sum(slots(node, wanted) // ranks for node in usable)
+            at_once = sum(bundles_that_fit(node, wanted) // ranks for node in usable)
         else:
-            at_once = sum(slots(node, wanted) for node in usable) // ranks
+            at_once = sum(bundles_that_fit(node, wanted) for node in usable) // ranks
         return running < at_once + QUEUED
 
     def start(self, job: Job, resources: Resources, like: str | None = None) -> None:
@@ -277,7 +277,7 @@ def placement(nodes: Sequence[Mapping[str, float]], wanted: Mapping[str, float],
     also if no node can hold a rank yet. With smaller nodes in the cluster, a trial with "STRICT_PACK" would wait for
     ever if the large nodes were lost.
     """
-    counts = [slots(node, wanted) for node in nodes]
+    counts = [bundles_that_fit(node, wanted) for node in nodes]
     usable = [count for count in counts if count >= 1]
     return "STRICT_PACK" if usable and min(usable) >= ranks else "PACK"
 

@@ -125,7 +125,7 @@ def totals(
     missing = [
         trial
         for key, trial in plan.trials.items()
-        if key in has_to_run and (key in rerun or not statuses[key].for_good)
+        if key in has_to_run and (key in rerun or not statuses[key].blocked_permanently)
     ]
     states = counted((status.state for status in statuses.values()), half_done(plan, statuses))
     lines = [f"{plural(len(plan.trials), 'trial')}: {states}"]

@@ -99,7 +99,7 @@ def compared_with_today(path: Path) -> list[str]:
     that the sweep file now has at this place. If no stored plan contains the run, only the sources are compared.
     """
     from fewbits.experiments.fingerprint.numerics import ROOT, source_digests
-    from fewbits.experiments.identity import all_settings, computed_by_todays_sources
+    from fewbits.experiments.identity import all_settings, computed_by_installed_sources
     from fewbits.experiments.storage.run_folder import saved_trial
 
     provenance, trial = _provenance(path), saved_trial(path)
@@ -108,7 +108,7 @@ def compared_with_today(path: Path) -> list[str]:
     now = was
     if planned := _planned(path, provenance["id"]):
         was, now = _by_plan(*planned)
-    if not computed_by_todays_sources(provenance):
+    if not computed_by_installed_sources(provenance):
         was, now = was | {"sources": files}, now | {"sources": source_digests(made_of["device"], ROOT)}
     return differences(was, now)
 
@@ -174,17 +174,18 @@ def _by_plan(plan: Plan, member: Member, cell: Cell) -> tuple[dict[str, Any], di
     from fewbits.experiments.config import load_trial
     from fewbits.experiments.identity import all_settings
 
-    was: dict[str, Any] = {}
-    now: dict[str, Any] = {}
+    as_planned: dict[str, Any] = {}
+    as_of_today: dict[str, Any] = {}
     planned, old, new, prefix = plan.trials[member.id], member.cell, cell, ""
     while True:
         current = _with_vocabulary(load_trial(new.overrides)[0], planned.trial, new)
-        was |= {f"{prefix}config": all_settings(planned.trial), f"{prefix}data": asdict(planned.trial.data)}
-        now |= {f"{prefix}config": all_settings(current), f"{prefix}data": asdict(current.data)}
-        was[f"{prefix}at"], now[f"{prefix}at"] = old.at, new.at
+        as_planned |= {f"{prefix}config": all_settings(planned.trial), f"{prefix}data": asdict(planned.trial.data)}
+        as_of_today |= {f"{prefix}config": all_settings(current), f"{prefix}data": asdict(current.data)}
+        as_planned[f"{prefix}at"], as_of_today[f"{prefix}at"] = old.at, new.at
         if planned.parent is None or old.parent is None or new.parent is None:
-            was[f"{prefix}branches"], now[f"{prefix}branches"] = old.parent is not None, new.parent is not None
-            return was, now
+            as_planned[f"{prefix}branches"] = old.parent is not None
+            as_of_today[f"{prefix}branches"] = new.parent is not None
+            return as_planned, as_of_today
         planned, old, new, prefix = plan.trials[planned.parent], old.parent, new.parent, f"{prefix}parent."
 
 

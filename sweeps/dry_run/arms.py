@@ -58,19 +58,19 @@ def arm_rows(plan: Plan, corpus_tokens: Mapping[str, int | None]) -> Iterator[tu
             _short(tokens + earlier) if earlier else "-",
             f"{(tokens + earlier) / corpus:.2g}" if corpus else "?",
             _count(members),
-            _sum(each, len(each)),
-            _sum([times[key] for key in own]) if own else f"in {shared_with.sweep}/{shared_with.arm or '-'}",
+            _time_text(each, len(each)),
+            _time_text([times[key] for key in own]) if own else f"in {shared_with.sweep}/{shared_with.arm or '-'}",
             f"{disk(plan.trials[key] for key in own) / 1e9:.1f} GB" if own else "-",
         )
 
 
-def _sum(times: list[float | None], parts: int = 1) -> str:
-    """Return the sum of the times divided by `parts`, as text like `1:30` (90 s); `?` if a time is None.
+def _time_text(times: list[float | None], divided_by: int = 1) -> str:
+    """Return the sum of the times, divided by `divided_by`, as text like `1:30` (90 s); `?` if a time is None.
 
     times: seconds; None: unknown.
     """
     known = [seconds for seconds in times if seconds is not None]
-    return clock(sum(known) / parts) if len(known) == len(times) else "?"
+    return clock(sum(known) / divided_by) if len(known) == len(times) else "?"
 
 
 def _count(members: list[Member]) -> str:

@@ -63,12 +63,12 @@ class Speeds:
         write_json(self._path, self._speeds)
 
     def started(self, backend: str, seconds: float) -> None:
-        """Store the seconds from the start of a sweep to its first trial on this backend (`ray` or `local`)."""
+        """Store how many seconds a sweep with `--backend` ray or local took from its start to its first trial."""
         self._speeds[f"start|{backend}|"] = seconds
         write_json(self._path, self._speeds)
 
     def start(self, backend: str) -> float:
-        """Return the measured seconds from the start of a sweep to its first trial on this backend; 0 if unknown."""
+        """Return how many seconds a sweep with this `--backend` took to its first trial; 0 if it was not measured."""
         return self._speeds.get(f"start|{backend}|", 0.0)
 
     def seconds(self, planned: Planned) -> float | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fewbits.experiments.composition import spelled
-from fewbits.sweeps.planning.sweep import ARM, SEED, START, Sweep, listed, start_of
+from fewbits.sweeps.planning.sweep import ARM, SEED, START, Sweep, as_list, start_of
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _excluded(sweep: Sweep, arm: str, axes: Mapping[str, str], seed: int) -> boo
     place: dict[str, Any] = {ARM: arm, **axes, SEED: str(seed)}
     return any(
         all(
-            key in place and any(place[key] in (spelled(value), str(value)) for value in listed(chosen))
+            key in place and any(place[key] in (spelled(value), str(value)) for value in as_list(chosen))
             for key, chosen in exclusion.items()
         )
         for exclusion in sweep.exclude

@@ -66,7 +66,7 @@ def reasons_to_rerun(plan: Plan, like: str, machine: Machine) -> dict[str, str]:
         if machine.kind(planned.resources) != like or not _has_steps(planned):
             continue
         stored = computed(planned.folder)
-        now = tuple(_likeness_now(part, like, machine) for part in stored)
+        now = tuple(_likeness_now(environment, like, machine) for environment in stored)
         if not stored or now != stored:
             reasons[key] = f"computed on {describe(stored, [now])}"
         elif planned.parent in reasons:
@@ -108,10 +108,10 @@ def _has_steps(planned: Planned) -> bool:
     return planned.folder.over or store.reached(planned.folder) > 0
 
 
-def _likeness_now(part: tuple[str | None, ...], like: str, machine: Machine) -> tuple[str | None, ...]:
-    """Return the environment in which the trial would run now: `part` with the kind `like` and the machine's torch.
+def _likeness_now(environment: tuple[str | None, ...], like: str, machine: Machine) -> tuple[str | None, ...]:
+    """Return the environment in which the trial would run now: with the kind `like` and the machine's torch.
 
-    part: the environment that computed steps of the trial, as the values of the keys LIKENESS: kind of machine, kernel
+    environment: the one that computed steps of the trial, as the values of the keys LIKENESS: kind of machine, kernel
     backend, version of torch, and environment variables that change how sums are rounded.
     """
-    return likeness(dict(zip(LIKENESS, part, strict=True)) | {"kind": like, "torch": machine.torch})
+    return likeness(dict(zip(LIKENESS, environment, strict=True)) | {"kind": like, "torch": machine.torch})

@@ -166,7 +166,7 @@ def _dump(value: Any) -> str:
 def _encoded(plan: Plan) -> dict[str, Any]:
     return {
         "sweeps": definition(plan.sweeps),
-        "members": [asdict(replace(member, cell=_in_store(member.cell, STORE))) for member in plan.members],
+        "members": [asdict(replace(member, cell=_with_runs_override(member.cell, STORE))) for member in plan.members],
         "trials": [_trial(planned, plan.store) for planned in plan.trials.values()],
     }
 
@@ -188,14 +188,14 @@ def _trial(planned: Planned, runs: Path) -> dict[str, Any]:
     }
 
 
-def _in_store(cell: Cell, store: str) -> Cell:
-    """Return the cell with the override `store` in place of its override `runtime.runs=…`, likewise in its parents.
+def _with_runs_override(cell: Cell, override: str) -> Cell:
+    """Return the cell with `override` in place of its override `runtime.runs=…`, likewise in its parents.
 
-    store: a whole override: `runtime.runs=PATH`, or `runtime.runs=` in a plan file, which does not contain the path
-    since the store may be mounted elsewhere.
+    override: `runtime.runs=PATH`, or `runtime.runs=` in a plan file, which does not contain the path since the store
+    may be mounted elsewhere.
     """
-    overrides = tuple(store if text.startswith(STORE) else text for text in cell.overrides)
-    return replace(cell, overrides=overrides, parent=cell.parent and _in_store(cell.parent, store))
+    overrides = tuple(override if text.startswith(STORE) else text for text in cell.overrides)
+    return replace(cell, overrides=overrides, parent=cell.parent and _with_runs_override(cell.parent, override))
 
 
 # -------------------------------------------------------------------------------- from JSON to plans
@@ -241,7 +241,7 @@ def _decoded(data: Mapping[str, Any], runs: Path) -> Plan:
     members = [from_dict(Member, row) for row in data["members"]]
     return Plan(
         tuple(from_dict(Sweep, sweep) for sweep in data["sweeps"]),
-        tuple(replace(member, cell=_in_store(member.cell, here)) for member in members),
+        tuple(replace(member, cell=_with_runs_override(member.cell, here)) for member in members),
         trials,
     )
 

@@ -185,7 +185,7 @@ class Sweep:
                 raise ValueError(f"sweep {self.name}: exclude {exclusion!r}: a mapping of axes to values is expected")
             for key in exclusion:
                 one_of(f"sweep {self.name}: exclude:", key, (ARM, SEED, *names))
-            for axis, value in ((axis, value) for axis, chosen in exclusion.items() for value in listed(chosen)):
+            for axis, value in ((axis, value) for axis, chosen in exclusion.items() for value in as_list(chosen)):
                 where = f"sweep {self.name}: exclude: {axis}"
                 if isinstance(value, list | tuple | Mapping):
                     raise ValueError(f"{where} {value!r}: a value or a list of values is expected")
@@ -236,7 +236,7 @@ class Sweep:
         return chosen
 
 
-def listed(chosen: Any) -> Sequence[Any]:
+def as_list(chosen: Any) -> Sequence[Any]:
     """Return `chosen` as a list: a single value becomes a list of one value.
 
     chosen: what an item of `exclude` has for one of its keys, a value or a list of values.
@@ -270,7 +270,7 @@ def load_sweeps(overrides: Sequence[str]) -> tuple[list[Sweep], tuple[str, ...]]
             extra.append(override)
         else:
             valid = nearest_first(name, list(dict.fromkeys((*_WHICH, *sorted(_BASE), *sorted(_OF_TRIALS)))))
-            hint = _meant(override, folders(list(filter(is_search_path, overrides)))) or f"valid keys are {valid}"
+            hint = _suggestion(override, folders(list(filter(is_search_path, overrides)))) or f"valid keys are {valid}"
             expected = "KEY=VALUE" if "=" in override else "KEY=VALUE, or a sweep file NAME.yaml"
             raise ValueError(f"{override!r}: expected {expected}; {hint}")
     sweeps = _load_chosen(chosen, changes, folders(extra))
@@ -310,15 +310,15 @@ def _load_files(chosen: dict[str, str], changes: Sequence[str], own: Folders) ->
     return [_load(file, chosen["study"], changes) for file in files]
 
 
-def _meant(word: str, own: Folders) -> str:
-    """Return a hint such as `did you mean study=mor?` for an argument `word` that is not valid; empty if nothing fits.
+def _suggestion(argument: str, user_folders: Folders) -> str:
+    """Return a hint such as `did you mean study=mor?` for an argument that is not valid; empty if nothing fits.
 
-    A hint is returned if the word is the name of a study, the name of a sweep file in the user's config folders `own`,
-    or the path of a YAML file without its suffix `.yaml`.
+    A hint is returned if the argument is the name of a study, the name of a sweep file in the user's config folders, or
+    the path of a YAML file without its suffix `.yaml`.
     """
-    named = ((word in STUDIES, f"study={word}"), (own.file(SWEEPS, word), f"sweep={word}"))
-    file = (Path(f"{word}.yaml").is_file(), f"{word}.yaml")
-    return next((f"did you mean {argument}?" for is_there, argument in (*named, file) if is_there), "")
+    named = ((argument in STUDIES, f"study={argument}"), (user_folders.file(SWEEPS, argument), f"sweep={argument}"))
+    file = (Path(f"{argument}.yaml").is_file(), f"{argument}.yaml")
+    return next((f"did you mean {valid}?" for is_there, valid in (*named, file) if is_there), "")
 
 
 def _may_run(file: Path, changes: Sequence[str]) -> bool:

@@ -20,7 +20,7 @@ from fewbits.sweeps.running import store
 from fewbits.sweeps.running.backend import Backend, Ended
 from fewbits.sweeps.running.placement import Placement
 from fewbits.sweeps.running.store import OVER, Failure
-from fewbits.sweeps.running.trial_status import lacks
+from fewbits.sweeps.running.trial_status import lacks_checkpoint
 
 if TYPE_CHECKING:
     from fewbits.sweeps.live.disk_space import DiskSpace
@@ -156,7 +156,7 @@ class Driver:
             return True
         parent = self.tasks[task.planned.parent]
         if parent.stage is Stage.OVER:
-            if not lacks(parent.planned, task.planned.trial.branch.step):
+            if not lacks_checkpoint(parent.planned, task.planned.trial.branch.step):
                 return True
             if not finished(parent.planned):
                 self._run_again(parent)

@@ -18,7 +18,7 @@ import torch
 from fewbits.experiments.environment import LIKENESS, gpu_kind, likeness, processor_kind
 from fewbits.experiments.identity import environments
 from fewbits.experiments.storage.run_folder import RunFolder
-from fewbits.sweeps.cluster.capacity import bundle, slots
+from fewbits.sweeps.cluster.capacity import bundle, bundles_that_fit
 from fewbits.sweeps.planning.sweep import Resources
 
 UNKNOWN = "an unknown kind"
@@ -105,9 +105,9 @@ class Machine:
         """Return this machine's kind for trials with these resources: the GPU's if they have GPUs, else the CPU's."""
         return self.gpu if resources.gpus else self.processor
 
-    def slots(self, resources: Resources) -> float:
+    def bundles_that_fit(self, resources: Resources) -> float:
         """Return how many ranks with these resources fit on this machine at a time, if nothing else runs there."""
-        return slots(self.resources, bundle(resources))
+        return bundles_that_fit(self.resources, bundle(resources))
 
 
 def room_by_kind(machines: Sequence[Machine], resources: Resources) -> dict[str, float]:
@@ -118,7 +118,7 @@ def room_by_kind(machines: Sequence[Machine], resources: Resources) -> dict[str,
     ranks: dict[str, float] = {}
     for machine in machines:
         if (kind := machine.kind(resources)) is not None:
-            ranks[kind] = ranks.get(kind, 0.0) + machine.slots(resources)
+            ranks[kind] = ranks.get(kind, 0.0) + machine.bundles_that_fit(resources)
     return {kind: count / resources.ranks for kind, count in ranks.items() if count >= resources.ranks}
 
 

@@ -103,7 +103,7 @@ def run_trials(plan: Plan, where: Where, mirror: Mirror, opened: Callable[[], Ba
     already; it uses that backend instead, and does not close it.
     """
     again = find_unlike(plan, where.like, where.address) if where.like else {}
-    if not (missing := _missing(plan, again)):
+    if not (missing := _trials_to_run(plan, again)):
         return None
     speeds = Speeds(plan.store)
     display = Display(speeds)
@@ -154,7 +154,7 @@ def _run(plan: Plan, backend: Backend, like: str | None, display: Display, mirro
         again = reasons_to_rerun(plan, like, require_kind(plan, like, backend.machines()))
         if moved := move_aside(plan, again):
             display.print_line(f"{len(moved)} run folders from other kinds of machines were moved to {moved[0].parent}")
-    demands = [Demand(trial.folder.path.name, trial.resources) for trial in _missing(plan)]
+    demands = [Demand(trial.folder.path.name, trial.resources) for trial in _trials_to_run(plan)]
     backend.require(demands, display.print_line)
     placement = Placement(plan, backend, like, display.print_line)
     driver = Driver(plan, backend, display, placement, DiskSpace(plan.store, display.print_line))
@@ -163,13 +163,13 @@ def _run(plan: Plan, backend: Backend, like: str | None, display: Display, mirro
     return driver
 
 
-def _missing(plan: Plan, again: Collection[str] = ()) -> list[Planned]:
+def _trials_to_run(plan: Plan, again: Collection[str] = ()) -> list[Planned]:
     """Return the trials that have to run: the unfinished ones, and those in `again`.
 
-    Trials that are blocked for good (see `TrialStatus.for_good`) are left out, unless they are in `again`.
+    Trials that are blocked for good (see `TrialStatus.blocked_permanently`) are left out, unless they are in `again`.
     again: ids of trials that have to run again although they have a result.
     """
-    stuck = {key for key, status in trial_statuses(plan).items() if status.for_good} - set(again)
+    stuck = {key for key, status in trial_statuses(plan).items() if status.blocked_permanently} - set(again)
     missing = unfinished(plan, again) - stuck
     return [trial for key, trial in plan.trials.items() if key in missing]
 
@@ -267,7 +267,7 @@ def _summary(plan: Plan, drivers: Sequence[Driver]) -> int:
 
 def _next_steps(failed: Sequence[Task], blocked: Sequence[TrialStatus], gone: int, stopped: int) -> str:
     wrong = [task for task in failed if task.failure is not None and task.failure.wrong_input]
-    stuck = sum(status.for_good for status in blocked)
+    stuck = sum(status.blocked_permanently for status in blocked)
     parts = []
     if wrong:
         parts.append(f"{len(wrong)} failed on invalid input: fix the config")

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from fewbits.common.store_folder import runs_option
-from fewbits.experiments.identity import computed_by_todays_sources
+from fewbits.experiments.identity import computed_by_installed_sources
 from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.run_folder import RunFolder, opened
 from fewbits.sweeps.planning.plan import Plan, Planned
@@ -26,7 +26,7 @@ class TrialStatus:
 
     state: State
     why: str = ""  # why the trial failed or is blocked; empty in other states
-    for_good: bool = False  # True: the trial is blocked, and running the same command again cannot change that
+    blocked_permanently: bool = False  # whether running the same command again cannot end the state `blocked`
 
 
 def trial_statuses(plan: Plan, failed: Collection[str] = ()) -> dict[str, TrialStatus]:
@@ -62,16 +62,16 @@ def _branch_status(planned: Planned, parent: Planned, of_parent: TrialStatus) ->
     of_parent: the parent's status.
     """
     name = parent.folder.path.name
-    if of_parent.state is State.DIVERGED and lacks(parent, planned.trial.branch.step):
+    if of_parent.state is State.DIVERGED and lacks_checkpoint(parent, planned.trial.branch.step):
         why = f"its parent {name} diverged before step {planned.trial.branch.step}"
-        return TrialStatus(State.BLOCKED, why, for_good=True)
+        return TrialStatus(State.BLOCKED, why, blocked_permanently=True)
     if of_parent.state in (State.FAILED, State.BLOCKED):
         verb = "failed" if of_parent.state is State.FAILED else "is blocked"
-        return TrialStatus(State.BLOCKED, f"its parent {name} {verb}", of_parent.for_good)
+        return TrialStatus(State.BLOCKED, f"its parent {name} {verb}", of_parent.blocked_permanently)
     return TrialStatus(State.PLANNED)
 
 
-def lacks(parent: Planned, step: int | None) -> bool:
+def lacks_checkpoint(parent: Planned, step: int | None) -> bool:
     """Tell whether the parent's run folder lacks the checkpoint of `step`, from which a branch starts.
 
     The result is True if `step` is None.
@@ -112,4 +112,4 @@ def explain_hint(folder: RunFolder, run: str) -> str:
 
 def is_stale(planned: Planned, earlier: str) -> bool:
     """Tell whether another version of the code computed the run `earlier`, a folder in the planned trial's store."""
-    return not computed_by_todays_sources(opened(planned.folder.path.with_name(earlier)).provenance() or {})
+    return not computed_by_installed_sources(opened(planned.folder.path.with_name(earlier)).provenance() or {})

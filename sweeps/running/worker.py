@@ -106,7 +106,12 @@ def _lead(job: Job, lost: Callable[[], bool]) -> Outcome:
         try:
             with sampled(job.path):
                 _, result = run(
-                    job.trial, _reopen(job), on_progress, request.exists, expected=job.id, saved=add_decisions
+                    job.trial,
+                    _settings_to_resume(job),
+                    on_progress,
+                    request.exists,
+                    expected=job.id,
+                    saved=add_decisions,
                 )
         except _Lost:
             report.line("the lease is lost: another worker has taken it, or the run folder was removed")
@@ -131,7 +136,7 @@ def _lead(job: Job, lost: Callable[[], bool]) -> Outcome:
     return Outcome("over", speed=report.speed)
 
 
-def _reopen(job: Job) -> Runtime:
+def _settings_to_resume(job: Job) -> Runtime:
     """Return the job's runtime settings, changed if a checkpoint that the trial has to keep is missing.
 
     `keep_steps` of the settings lists the steps of these checkpoints. If one is missing, remove the checkpoints of all

@@ -78,7 +78,7 @@ def _later_than_tested() -> bool:
 
 
 def group_of(sweep: Sweep) -> str:
-    """Return STUDY/NAME/SCALE of a sweep, by which the cache file (sent.py) identifies it."""
+    """Return STUDY/NAME/SCALE of a sweep: its key in the cache file of what was sent to MLflow (see sent.py)."""
     return f"{sweep.study}/{sweep.name}/{sweep.scale}"
 
 

@@ -29,7 +29,7 @@ def link_lines(synced: Synced, store: Path) -> list[str]:
 
 
 def _answers(link: str) -> bool:
-    """Tell whether an MLflow server answers at the address of a link to its page."""
+    """Tell whether an MLflow server answers at the host and port of a link."""
     try:
         with urllib.request.urlopen(f"{link.partition('/#/')[0]}/health", timeout=WAIT) as answer:
             return answer.status == 200

@@ -111,7 +111,7 @@ class Mirror:
             or any(group.orphans(wanted.get(key), runs) for key, group in record.sweeps.items())
             or any(report.unsent for report in record.reports.values())
         )
-        if away and (last or afresh or self._patience.over):
+        if away and (last or afresh or self._patience.may_retry):
             with self._patience.guarding("trials go on"):
                 client, self._client = self._client or self._connect(), None
                 with connection.locked(runs):
@@ -188,7 +188,7 @@ class Mirror:
         adopted = owned.adopt(self._runs, key)
         if adopted:
             self._adopt_parent(client, experiment, owner, key)
-        parent = owned.one({**key, KIND: "sweep"}, name, note, time.time())
+        parent = owned.find_or_create({**key, KIND: "sweep"}, name, note, time.time())
         for run in adopted:
             client.set_tag(run.info.run_id, PARENT, parent.info.run_id)
         group = SentSweep(experiment, parent.info.run_id)
@@ -245,10 +245,10 @@ class Mirror:
         tags |= {tag: value for tag, value in _tags(folder, State(want.looks[trial][0])).items() if value}
         name = ", ".join(f"{key} {value}" for key, value in cell.place.items())
         # With the store's SQLite database, the store's lock prevents other drivers from creating the same run. With a
-        # server, `owned.one` also handles a run that another driver creates at the same time.
+        # server, `owned.find_or_create` also handles a run that another driver creates at the same time.
         alone = self.uri.startswith("sqlite")
         owned = OwnedRuns(client, group.experiment, want.owner)
-        make = owned.new if alone else owned.one
+        make = owned.new if alone else owned.find_or_create
         return make(key, name, {**tags, CURRENT: "yes"}, began(folder))
 
     def _reap(self, client: MlflowClient, group: SentSweep, want: WantedSweep | None) -> int:

@@ -65,7 +65,7 @@ def send_reports(client: MlflowClient, runs: Path, uri: str, owner: Owner, sent:
             continue
         study, _, scale = key.partition("/")
         owned = OwnedRuns(client, experiment(client, study, runs, uri), owner)
-        run = owned.one({KIND: "report", SCALE: scale}, f"report {scale}", {}, time.time())
+        run = owned.find_or_create({KIND: "report", SCALE: scale}, f"report {scale}", {}, time.time())
         client.log_artifacts(run.info.run_id, report.folder, ARTIFACT)
         client.set_terminated(run.info.run_id)
         report.look = look

@@ -68,7 +68,7 @@ def overrides(cache: Path, runs: Path, *more: str) -> list[str]:
 def train(cache: Path, runs: Path, *more: str, say: Say = lambda _: None) -> tuple[RunFolder, dict[str, Any]]:
     """Train a tiny trial with the overrides `more` in this process; return its run folder and its result."""
     trial, runtime = load_trial(overrides(cache, runs, *more))
-    return run(trial, runtime, say, saved=Tracker(runtime))
+    return run(trial, runtime, say, saved=Tracker(runtime).saved)
 
 
 class Interrupted(BaseException):

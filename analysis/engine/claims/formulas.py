@@ -29,7 +29,7 @@ class NotANumber(ValueError):
 
 
 @dataclass(frozen=True)
-class Place:
+class Term:
     """The sweep, arm and metric whose number replaces one name in a formula."""
 
     sweep: str
@@ -37,7 +37,7 @@ class Place:
     metric: str
 
     @classmethod
-    def parse(cls, text: str, metric: str) -> Place:
+    def parse(cls, text: str, metric: str) -> Term:
         """Return the sweep, arm and metric in a text of the form `SWEEP/ARM METRIC` or `SWEEP/ARM`.
 
         metric: the metric if the text names none. Raise ValueError if the text has neither form.

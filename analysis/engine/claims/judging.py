@@ -11,7 +11,7 @@ from fewbits.analysis.engine.claims.hooks import hooks_of, load_hooks
 from fewbits.analysis.engine.claims.pairs import Numbers, built_in, data_of
 from fewbits.analysis.engine.claims.probed import at_probes
 from fewbits.analysis.engine.claims.schema import Claim, ControlClaim, Part, StudyClaims, comparisons, load_claims
-from fewbits.analysis.engine.claims.seeds import shaping
+from fewbits.analysis.engine.claims.seeds import pilots_of
 from fewbits.analysis.engine.claims.tests import judge, judge_exact
 from fewbits.analysis.engine.claims.verdicts import Evidence, conclude
 from fewbits.analysis.engine.results.amounts import amount
@@ -58,7 +58,7 @@ def evidence_of(study: str, claim: Claim, results: Results, of: StudyClaims | No
         tuple(ControlResult(control.id, control.title, find(study, control, results)) for control in controls),
         covered(claim, training),
         str(training) if training else "",
-        (*((claim.caveat,) if claim.caveat else ()), *_shaped(study, results, trials)),
+        (*((claim.caveat,) if claim.caveat else ()), *_used_seed_warnings(study, results, trials)),
         smoke=results.scale_name == "smoke" and bool(trials),
     )
 
@@ -68,7 +68,7 @@ def _unjudged(finding: Finding, reason: str) -> Finding:
     return replace(finding, status=Status.OUT_OF_REACH, reason=reason, p_for=None, p_against=None, p_absent=None)
 
 
-def _shaped(study: str, results: Results, trials: Iterable[str]) -> tuple[str, ...]:
+def _used_seed_warnings(study: str, results: Results, trials: Iterable[str]) -> tuple[str, ...]:
     """Return a warning for each seed of the given trials that seeds.yaml lists for this study and scale.
 
     Results of the listed seeds in earlier runs influenced the study's design, so these seeds are no independent
@@ -76,8 +76,8 @@ def _shaped(study: str, results: Results, trials: Iterable[str]) -> tuple[str, .
     """
     chosen = set(trials)
     seeds = sorted({member.cell.seed for member in results.members if member.id in chosen})
-    shaped = shaping(study, results.scale_name, seeds)
-    return tuple(f"seed {seed} influenced this design ({by}), so no claim should use it" for seed, by in shaped.items())
+    pilots = pilots_of(study, results.scale_name, seeds)
+    return tuple(f"seed {seed} influenced this design ({by}), so no claim should use it" for seed, by in pilots.items())
 
 
 def find(study: str, claim: Claim | ControlClaim, results: Results) -> tuple[Finding, ...]:
@@ -113,10 +113,10 @@ def formula_data(study: str, results: Results, part: Part) -> Measured:
     """Return the jackknife pseudo-values of a part's formula, one for each seed (`pseudo_values`)."""
 
     arms: dict[str, tuple[str, str, Metric]] = {}
-    for name, place in part.places.items():
-        metric = resolve(study, results, place.metric).values
-        assert not callable(metric), f"{place.metric} is a function of two trials; a formula needs a number per trial"
-        arms[name] = (place.sweep, place.arm, metric)
+    for name, term in part.terms.items():
+        metric = resolve(study, results, term.metric).values
+        assert not callable(metric), f"{term.metric} is a function of two trials; a formula needs a number per trial"
+        arms[name] = (term.sweep, term.arm, metric)
     return combined(results, arms, lambda values: evaluate(part.formula, values), relative=part.relative)
 
 

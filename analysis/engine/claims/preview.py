@@ -22,7 +22,7 @@ from fewbits.analysis.engine.claims.hooks import load_hooks
 from fewbits.analysis.engine.claims.judging import resolve
 from fewbits.analysis.engine.claims.pairs import LATE, data_of, members_of, scope_of
 from fewbits.analysis.engine.claims.probed import at_probes
-from fewbits.analysis.engine.claims.schema import DIRECTIONS, NULLS, Comparison, comparisons, load_claims
+from fewbits.analysis.engine.claims.schema import BOUNDED, DIRECTIONS, Comparison, comparisons, load_claims
 from fewbits.analysis.engine.claims.tests import spread_of
 from fewbits.analysis.engine.results.arms import arm_table
 from fewbits.analysis.engine.results.data import Differences
@@ -97,7 +97,7 @@ def spreads_of(study: str, results: Results) -> tuple[MeasuredSpread, ...]:
     by_metric: dict[str, list[tuple[float, int]]] = {}
     for claim in load_claims(study).claims:
         for comparison in comparisons(at_probes(claim, results)):
-            if not comparison.arm or comparison.test not in (*DIRECTIONS, *NULLS):
+            if not comparison.arm or comparison.test not in (*DIRECTIONS, *BOUNDED):
                 continue
             if _planned_seeds(results, comparison) is None:
                 continue
@@ -123,7 +123,7 @@ def _planned_seeds(results: Results, comparison: Comparison) -> int | None:
     Also return None for comparisons without arms, such as exact checks.
     """
     if comparison.part.formula:
-        places = {(place.sweep, place.arm) for place in comparison.part.places.values()}
+        places = {(term.sweep, term.arm) for term in comparison.part.terms.values()}
         by_arm = [{m.cell.seed for m in results.members if (m.cell.sweep, m.cell.arm) == place} for place in places]
         return len(set.intersection(*by_arm)) if all(by_arm) else None
     if not comparison.arm:
@@ -145,12 +145,12 @@ def _preview(study: str, claim: str, comparison: Comparison, seeds: int, spread:
     printed = printed_effect(study, comparison)
     beyond = abs(printed or 0.0) - (margin or 0.0)
     mde = None
-    if spread is not None and comparison.test in (*DIRECTIONS, *NULLS):
+    if spread is not None and comparison.test in (*DIRECTIONS, *BOUNDED):
         mde = planned_effect(spread.sd, spread.df, seeds)
     reason = ""
     if seeds < 2:
         reason = "an interval needs at least two seeds"
-    elif mde is not None and comparison.test in NULLS and margin is not None and mde > margin:
+    elif mde is not None and comparison.test in BOUNDED and margin is not None and mde > margin:
         reason = (
             f"minimum detectable effect {_shown(comparison, mde)}, above the margin of {_shown(comparison, margin)}"
         )

@@ -17,7 +17,7 @@ from pathlib import Path
 import yaml
 
 from fewbits.analysis.engine.claims import formulas
-from fewbits.analysis.engine.claims.formulas import Place
+from fewbits.analysis.engine.claims.formulas import Term
 from fewbits.analysis.engine.results.arms import ArmTable
 from fewbits.analysis.engine.results.paper import distinct, named
 from fewbits.common.from_dict import from_dict, one_of
@@ -26,11 +26,11 @@ FOLDER = Path(__file__).parents[2] / "papers" / "claims"
 REACHES = ("any", "mechanism", "outcome")
 ABSENCES = ("contradicts", "not-seen")
 DIRECTIONS = ("higher", "lower")
-NULLS = ("no_worse", "equivalent")
+BOUNDED = ("no_worse", "equivalent")  # tests that an effect is smaller than the margin
 OWN = ("within", "above", "below")  # tests that compare an arm's numbers with bounds instead of a baseline
 OBSERVED = ("all_above", "all_below")  # checks that every trial's number is beyond a bound; only controls may use them
 EVENTS = ("more", "fewer")  # tests of how often an event such as divergence occurs
-TESTS = (*DIRECTIONS, *NULLS, *OWN, *OBSERVED, *EVENTS, "exact")
+TESTS = (*DIRECTIONS, *BOUNDED, *OWN, *OBSERVED, *EVENTS, "exact")
 BASELINE = "bf16"
 LOSS = "validation_loss"
 
@@ -117,7 +117,7 @@ class Part:
         if self.formula:
             if not self.name or len(self.metrics) != 1:
                 raise ValueError(f"{where}: a part with a formula needs a name and exactly one metric")
-            formulas.check(self.formula, self.places)
+            formulas.check(self.formula, self.terms)
         if self.chain and (len(self.chain) < 2 or self.test not in DIRECTIONS):
             raise ValueError(f"{where}: a chain needs two or more arms and the test {' or '.join(DIRECTIONS)}")
         if self.test == "within" and (self.low is None or self.high is None or not self.low < self.high):
@@ -135,9 +135,9 @@ class Part:
         return "" if self.than is None else f"{self.than:g}"
 
     @property
-    def places(self) -> dict[str, Place]:
+    def terms(self) -> dict[str, Term]:
         """The sweep, arm and metric of each name in the formula."""
-        return {name: Place.parse(text, self.metrics[0]) for name, text in self.of.items()}
+        return {name: Term.parse(text, self.metrics[0]) for name, text in self.of.items()}
 
 
 @dataclass(frozen=True)
@@ -185,16 +185,16 @@ class Claim:
                 )
             if part.test in OWN and not (part.reason or self.ours):
                 raise ValueError(f"{self.id}: the test {part.test} needs a `reason` for its bounds")
-            if part.test in NULLS and self.margin_of(part) is None:
+            if part.test in BOUNDED and self.margin_of(part) is None:
                 raise ValueError(f"{self.id}: the test {part.test} needs a margin, in the part or in the claim")
-            if part.test in NULLS and self.reach == "outcome" and not self.control:
+            if part.test in BOUNDED and self.reach == "outcome" and not self.control:
                 raise ValueError(
                     f"{self.id}: the test {part.test} needs a control, which shows that these runs detect a change"
                 )
 
     def margin_of(self, part: Part) -> Margin | None:
         """Return the part's own margin or, if it has none, the claim's; None for tests that use no margin."""
-        return (part.margin or self.margin) if part.test in (*DIRECTIONS, *NULLS) else None
+        return (part.margin or self.margin) if part.test in (*DIRECTIONS, *BOUNDED) else None
 
     @property
     def out_of_reach(self) -> bool:
@@ -226,22 +226,22 @@ class StudyClaims:
         for claim in self.claims:
             for control in claim.control:
                 one_of(f"{claim.id}: control", control, names)
-            self._check_nulls(claim)
+            self._check_bounded(claim)
         for name in set(names) - {control for claim in self.claims for control in claim.control}:
             raise ValueError(
                 f"control {name}: no claim lists it under the key control; add it to a claim, or remove it"
             )
 
-    def _check_nulls(self, claim: Claim) -> None:
-        """Raise ValueError if a part with a test in NULLS has no control that needs an effect of at least its margin.
+    def _check_bounded(self, claim: Claim) -> None:
+        """Raise ValueError if a part with a test in BOUNDED has no control that needs an effect of at least its margin.
 
-        Tests in NULLS have to show that an effect is smaller than the margin. Without such a control, runs that cannot
-        detect any change would support the claim, too. Only claims about losses (reach `outcome`) are checked.
+        Without such a control, runs that cannot detect any change would support the claim, too. Only claims about
+        losses (reach `outcome`) are checked.
         """
         shown = [part for name in claim.control for part in self.control(name).parts]
         for part in claim.parts:
             margin = claim.margin_of(part)
-            if claim.reach != "outcome" or part.test not in NULLS or margin is None:
+            if claim.reach != "outcome" or part.test not in BOUNDED or margin is None:
                 continue
             if not any(_exceeds(control, part, margin) for control in shown):
                 size = f"{margin.value:.3g}{' of the baseline' * margin.relative}"
@@ -265,20 +265,22 @@ class StudyClaims:
         return named("control", name, self.controls)
 
 
-def _exceeds(control: Part, null: Part, margin: Margin) -> bool:
+def _exceeds(control: Part, bounded: Part, margin: Margin) -> bool:
     """Tell whether a part of a control is supported only by an effect of at least `margin`.
 
-    control: the control's part. null: a part of the claim, with a test in NULLS (`no_worse`, `equivalent`). margin: the
-    margin of `null`. The result is also False if the effects of the two parts are different kinds of numbers, for
-    example a relative change of a loss and an absolute one.
+    control: the control's part. bounded: a part of the claim, with a test in BOUNDED (`no_worse`, `equivalent`).
+    margin: the margin of `bounded`. The result is also False if the effects of the two parts are different kinds of
+    numbers, for example a relative change of a loss and an absolute one.
     """
-    same = any(one == other or ("loss" in one and "loss" in other) for one in control.metrics for other in null.metrics)
+    same = any(
+        one == other or ("loss" in one and "loss" in other) for one in control.metrics for other in bounded.metrics
+    )
     own = control.margin
     if control.test in DIRECTIONS and own is not None:
-        alike = same and own.relative == margin.relative and control.relative == null.relative
+        alike = same and own.relative == margin.relative and control.relative == bounded.relative
         return alike and own.value >= margin.value
     # The test above compares a number itself. It is a relative change only if a formula makes it one.
-    change = bool(control.formula) if margin.relative else {*control.metrics} == {*null.metrics}
+    change = bool(control.formula) if margin.relative else {*control.metrics} == {*bounded.metrics}
     return control.test == "above" and change and control.than is not None and control.than >= margin.value
 
 

@@ -19,7 +19,7 @@ FILE = Path(__file__).parents[2] / "papers" / "planning" / "seeds.yaml"
 
 
 @dataclass(frozen=True)
-class Shaped:
+class UsedSeeds:
     """The seeds of one pilot whose results influenced a study's design."""
 
     seeds: tuple[int, ...]
@@ -32,7 +32,7 @@ class Design:
 
     study: str
     scales: tuple[str, ...]
-    shaped: tuple[Shaped, ...]
+    shaped: tuple[UsedSeeds, ...]
 
 
 @cache
@@ -41,10 +41,10 @@ def ledger() -> tuple[Design, ...]:
     return tuple(from_dict(Design, entry, FILE.name) for entry in yaml.safe_load(FILE.read_text("utf-8")))
 
 
-def shaping(study: str, scale: str, seeds: Iterable[int]) -> dict[int, str]:
+def pilots_of(study: str, scale: str, seeds: Iterable[int]) -> dict[int, str]:
     """Return {seed: description of the pilot} for those of `seeds` whose pilot influenced the design of this scale."""
     runs = {}
     for design in ledger():
         if design.study == study and scale in design.scales:
-            runs.update({seed: shaped.by for shaped in design.shaped for seed in shaped.seeds})
+            runs.update({seed: used.by for used in design.shaped for seed in used.seeds})
     return {seed: runs[seed] for seed in seeds if seed in runs}

@@ -22,7 +22,7 @@ import math
 from dataclasses import replace
 
 from fewbits.analysis.engine.claims.findings import Finding, Status
-from fewbits.analysis.engine.claims.schema import DIRECTIONS, EVENTS, NULLS, OBSERVED, Comparison
+from fewbits.analysis.engine.claims.schema import BOUNDED, DIRECTIONS, EVENTS, OBSERVED, Comparison
 from fewbits.analysis.engine.results.data import Differences, Events, Exact, Measured, NoData, NotPlanned
 from fewbits.analysis.engine.statistics.estimates import ALPHA, Estimate, Interval, Side, Spread, estimate
 from fewbits.analysis.engine.statistics.multiplicity import Stratum, compare_events
@@ -76,7 +76,7 @@ def judge_exact(name: str, data: Exact) -> Finding:
 
 def _numbers(empty: Finding, comparison: Comparison, data: Differences) -> Finding:
     test = comparison.test
-    paired = test in DIRECTIONS or test in NULLS
+    paired = test in DIRECTIONS or test in BOUNDED
     if not paired:
         data = replace(data, diverged=0, baseline_diverged=0)  # only tests of differences count divergence
         empty = replace(empty, n=data.pairs)
@@ -89,7 +89,7 @@ def _numbers(empty: Finding, comparison: Comparison, data: Differences) -> Findi
         return replace(empty, effect=effect, reason=reason)
     if data.diverged or data.baseline_diverged:
         strata = (Stratum("", data.diverged, data.pairs, data.baseline_diverged, data.pairs),)
-        return _events(empty, strata, test == "higher", null=test == "equivalent", diverged=True)
+        return _events(empty, strata, test == "higher", equally_often=test == "equivalent", diverged=True)
     if paired and not any(data.values):
         return replace(empty, effect=0.0, reason=INACTIVE)
     estimated = estimate(_transformed(data), data.spread, data.shared)
@@ -103,7 +103,7 @@ def _numbers(empty: Finding, comparison: Comparison, data: Differences) -> Findi
         empty = replace(empty, least_p=0.5**estimated.n)
     if test in DIRECTIONS:
         return _direction(empty, data, estimated, own, 1 if test == "higher" else -1)
-    if test in NULLS:
+    if test in BOUNDED:
         return _null(empty, data, estimated, own, two_sided=test == "equivalent")
     return _bounds(empty, comparison, data, estimated)
 
@@ -243,30 +243,35 @@ def _interval(estimated: Estimate, data: Differences) -> Interval:
 
 
 def _events(
-    empty: Finding, strata: tuple[Stratum, ...], more: bool, *, null: bool = False, diverged: bool = False
+    empty: Finding, strata: tuple[Stratum, ...], more: bool, *, equally_often: bool = False, diverged: bool = False
 ) -> Finding:
-    ours, of_ours = sum(stratum.ours for stratum in strata), sum(stratum.of_ours for stratum in strata)
-    theirs, of_theirs = sum(stratum.theirs for stratum in strata), sum(stratum.of_theirs for stratum in strata)
-    if not of_ours or not of_theirs:
+    our_events = sum(stratum.our_events for stratum in strata)
+    our_trials = sum(stratum.our_trials for stratum in strata)
+    baseline_events = sum(stratum.baseline_events for stratum in strata)
+    baseline_trials = sum(stratum.baseline_trials for stratum in strata)
+    if not our_trials or not baseline_trials:
         return replace(empty, reason="no data: an arm has no finished trial")
     test = compare_events(strata)
     p_for, p_against = (test.more, test.fewer) if more else (test.fewer, test.more)
     least = test.least_more if more else test.least_fewer
-    if null:
+    if equally_often:
         p_for, p_against, least = 1.0, min(1.0, 2 * min(test.more, test.fewer)), 1.0
     status = Status.SUPPORTED if p_for <= ALPHA else Status.OPPOSED if p_against <= ALPHA else Status.UNDECIDED
-    # null: the claim states that both arms have the event equally often. This test can only contradict that.
+    # equally_often: the claim states that both arms have the event equally often. This test can only contradict that.
     what = "diverged in" if diverged else "the event occurred in"
-    reason = f"{what} {ours} of {of_ours} trials of ours and {theirs} of {of_theirs} of the baseline (exact test)"
+    reason = (
+        f"{what} {our_events} of {our_trials} trials of ours and {baseline_events} of {baseline_trials} of the "
+        "baseline (exact test)"
+    )
     if status is Status.UNDECIDED and least > ALPHA:
         reason += f"; so few events cannot be significant (p is at least {least:.2g})"
     return replace(
         empty,
         status=status,
         reason=reason,
-        n=of_ours,
+        n=our_trials,
         unit="trial",
-        effect=ours / of_ours - theirs / of_theirs if not diverged else None,
+        effect=our_events / our_trials - baseline_events / baseline_trials if not diverged else None,
         relative=False if not diverged else empty.relative,
         p_for=p_for,
         p_against=p_against,

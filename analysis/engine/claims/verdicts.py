@@ -116,7 +116,7 @@ def conclude(evidence: Mapping[str, Evidence], alpha: float = ALPHA) -> dict[str
             and (part.p_for is None or not one.has_parts or parts_p[name, part.name] <= alpha)
         }
         family = Family(whole_p.get(name, 0.0), len(whole), against_p.get(name, 0.0), len(against), frozenset(kept))
-        verdicts[name] = _trained(_controlled(_decide(one, family, alpha), one), one)
+        verdicts[name] = _weakened_if_smoke(_controlled(_decide(one, family, alpha), one), one)
     return verdicts
 
 
@@ -252,7 +252,7 @@ def _controlled(verdict: Verdict, evidence: Evidence) -> Verdict:
     return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=reason, supported=())
 
 
-def _trained(verdict: Verdict, evidence: Evidence) -> Verdict:
+def _weakened_if_smoke(verdict: Verdict, evidence: Evidence) -> Verdict:
     """Return the verdict; make it `inconclusive` if the claim is about losses and the scale is smoke (few steps)."""
     if not evidence.smoke or evidence.claim.reach != "outcome":
         return verdict

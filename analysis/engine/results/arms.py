@@ -40,7 +40,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Group:
-    """A sweep whose arms appear in the figure of a report that shows the effects of all arms on the loss."""
+    """A sweep in the report's figure of effects, which shows the effect of each arm of the sweep on the loss."""
 
     sweep: str
     prefix: str = ""  # text before the arms' labels

@@ -35,7 +35,10 @@ class Differences:
 
 @dataclass(frozen=True)
 class Events:
-    """The numbers of trials of the arm and of the baseline that had an event, such as divergence, in each stratum."""
+    """Counts of events, such as divergence, among the trials of an arm and of its baseline.
+
+    strata: the counts, for each combination of axis values. trials: the ids of the trials.
+    """
 
     strata: tuple[Stratum, ...]
     trials: tuple[str, ...] = ()

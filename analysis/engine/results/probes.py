@@ -27,7 +27,7 @@ def probe_numbers(results: Results, metric: str) -> dict[str, float]:
     missing or 0 have no entry, either.
     """
     _, variant, measure = metric.split(":")
-    rows = whole_gradients(results)
+    rows = whole_model_rows(results)
     if rows.empty or measure not in rows:
         return {}
     above, *below = (_means(rows, name, measure) for name in variant.split("/"))
@@ -41,7 +41,7 @@ def _means(rows: pd.DataFrame, variant: str, measure: str) -> dict[str, float]:
     return {str(trial): float(value) for trial, value in means.items()}
 
 
-def whole_gradients(results: Results) -> pd.DataFrame:
+def whole_model_rows(results: Results) -> pd.DataFrame:
     """Return those rows of all probes' tables that describe the whole model (loss and full gradient), not one layer.
 
     The columns are those of a probe's table, and the labels and state of its place. The returned table is empty if

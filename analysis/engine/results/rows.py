@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fewbits.experiments.identity import computed_by_todays_sources
+from fewbits.experiments.identity import computed_by_installed_sources
 from fewbits.experiments.storage.evaluations import numbers, with_stored
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.experiments.trial import Trial
@@ -42,23 +42,23 @@ def labels(member: Member) -> dict[str, Any]:
     return columns | {axis: value for axis, value in cell.axes if axis not in columns}
 
 
-def standing(folder: RunFolder, trial: Trial, old: str) -> dict[str, Any]:
+def standing(folder: RunFolder, trial: Trial, earlier_run: str) -> dict[str, Any]:
     """Return {column: value} of a trial: the columns STANDING (state, step …) and, if finished, all measured numbers.
 
     The numbers are those of result.json and of later evaluations of the run. The column `note` can say why
-    there is no result, or that the result was computed by other code than today's. old: the name of the run folder of
-    another trial that an earlier plan had at the same place, or "". If `trial` is not finished, `old` is put into the
-    column `stale`.
+    there is no result, or that the result was computed by other code than today's. earlier_run: the name of the run
+    folder of another trial that an earlier plan had at the same place, or "". If `trial` is not finished, this name is
+    put into the column `stale`.
     """
     state = store.state(folder)
     over = state in store.OVER
     result = with_stored(folder.path, folder.result() or {}) if over else {}
     failure = store.failure(folder) if state is store.State.FAILED else None
     note = failure.reason if failure else ""
-    stale = old if old and not over else ""
+    stale = earlier_run if earlier_run and not over else ""
     if stale:
-        note = f"stale: {old} was computed by other code or with another config"
-    elif over and not computed_by_todays_sources(folder.provenance() or {}):
+        note = f"stale: {earlier_run} was computed by other code or with another config"
+    elif over and not computed_by_installed_sources(folder.provenance() or {}):
         note = OTHER_CODE
     elif state is store.State.PLANNED:
         note = "missing: not run yet, or not finished"
@@ -79,9 +79,9 @@ def standing(folder: RunFolder, trial: Trial, old: str) -> dict[str, Any]:
     return columns | {name: float("nan") if value is None else float(value) for name, value in measured}
 
 
-def treatment(arm: str | None, axes: Iterable[tuple[str, str]]) -> str:
+def treatment(arm: str, axes: Iterable[tuple[str, str]]) -> str:
     """Return the name of an arm with axis values, without the seed: `ARM, AXIS VALUE, AXIS VALUE`."""
-    return str(arm) + "".join(f", {axis} {value}" for axis, value in axes)
+    return arm + "".join(f", {axis} {value}" for axis, value in axes)
 
 
 def place_name(row: Row) -> str:

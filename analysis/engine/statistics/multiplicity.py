@@ -17,16 +17,16 @@ class Stratum:
     """
 
     name: str
-    ours: int  # our arm's trials with the event
-    of_ours: int  # all trials of our arm
-    theirs: int  # the baseline's trials with the event
-    of_theirs: int  # all trials of the baseline
+    our_events: int  # our arm's trials with the event
+    our_trials: int  # all trials of our arm
+    baseline_events: int  # the baseline's trials with the event
+    baseline_trials: int  # all trials of the baseline
 
     def __post_init__(self) -> None:
-        if not (0 <= self.ours <= self.of_ours and 0 <= self.theirs <= self.of_theirs):
+        if not (0 <= self.our_events <= self.our_trials and 0 <= self.baseline_events <= self.baseline_trials):
             raise ValueError(
-                f"stratum {self.name}: {self.ours} of {self.of_ours} and {self.theirs} of {self.of_theirs} trials have "
-                "the event: of N trials, 0 to N can have it"
+                f"stratum {self.name}: {self.our_events} of {self.our_trials} and {self.baseline_events} of "
+                f"{self.baseline_trials} trials have the event: of N trials, 0 to N can have it"
             )
 
     def ways(self) -> list[int]:
@@ -35,10 +35,10 @@ class Stratum:
         k goes from 0 to the number of our arm's trials. Each choice has as many trials as have the event in this
         stratum; those that are not our arm's are the baseline's.
         """
-        events = self.ours + self.theirs
+        events = self.our_events + self.baseline_events
         return [
-            math.comb(self.of_ours, k) * math.comb(self.of_theirs, events - k) if events >= k else 0
-            for k in range(self.of_ours + 1)
+            math.comb(self.our_trials, k) * math.comb(self.baseline_trials, events - k) if events >= k else 0
+            for k in range(self.our_trials + 1)
         ]
 
 
@@ -63,7 +63,7 @@ def compare_events(strata: Sequence[Stratum]) -> EventTest:
     for stratum in strata:
         ways = _convolve(ways, stratum.ways())
     total = sum(ways)
-    ours = sum(stratum.ours for stratum in strata)
+    ours = sum(stratum.our_events for stratum in strata)
     possible = [k for k, count in enumerate(ways) if count]
     return EventTest(
         sum(ways[ours:]) / total,  # a quotient of integers, so that 1 of 20 gives exactly 0.05

@@ -49,11 +49,11 @@ class Timed:
         return self.amount / median(self.seconds)
 
     @property
-    def quiet(self) -> tuple[bool, ...]:
-        """Tell for each turn (one timing of each arm) whether other processes used little of the machine.
+    def quiet_turns(self) -> tuple[bool, ...]:
+        """Tell for each turn (one timing of each arm) whether it was quiet.
 
-        It is little if they used at most the share QUIET of the processors' time. The value is False for turns in
-        which this share was not measured.
+        A turn is quiet if other processes used at most the share QUIET of the processors' time. The value is False for
+        turns in which this share was not measured.
         """
         shares = self.others or (None,) * len(self.seconds)
         return tuple(share is not None and share <= QUIET for share in shares)
@@ -111,7 +111,7 @@ def _timed(row: dict[str, Any], amount: int, memory: int | None = None) -> Timed
     return Timed(amount, tuple(row["seconds"]), tuple(row.get("others", ())), memory)
 
 
-def lost(ours: Timed, plain: Timed) -> tuple[float, ...]:
+def lost_throughput(ours: Timed, plain: Timed) -> tuple[float, ...]:
     """Return for each turn (one timing of each arm) the share of plain BF16's throughput that the arm `ours` loses.
 
     plain: plain BF16, without quantization and noise.
@@ -128,7 +128,7 @@ def overhead(arms: Arms, optimizer: str, recipe: str) -> tuple[float, Interval |
     ours, plain = arms.get((optimizer, recipe)), arms.get((optimizer, PLAIN))
     if recipe == PLAIN or ours is None or plain is None:
         return None
-    shares = lost(ours, plain)
+    shares = lost_throughput(ours, plain)
     return median(shares), median_interval(shares)
 
 

@@ -42,19 +42,19 @@ def g1() -> Exact:
 
 @exact("gaussws", "G2")
 def g2() -> Exact:
-    """Check GaussWS's Lemma 1 for BF16: casts remove no noise at bit widths below 9, but remove some noise at 9.
+    """Check GaussWS's Lemma 1 for BF16: casts swallow no noise at bit widths below 9, but swallow some noise at 9.
 
-    The cast rounds a weight plus noise; it removes the noise if it returns the weight. The claim also says that casts
-    remove no uniform noise of 4 bits at bit widths below 5, but remove some at 5.
+    The cast rounds a weight plus noise; it swallows the noise if it returns the weight. The claim also says that casts
+    swallow no uniform noise of 4 bits at bit widths below 5, but swallow some at 5.
     """
-    below = [_lost(bits) for bits in (3, 4, 5, 6, 7, 8, 8.5, 8.99)]
-    uniform = [_lost(bits, *theory.UNIFORM_4_BITS) for bits in (3, 4, 4.5, 4.99)]
-    ends = _lost(9), _lost(5, *theory.UNIFORM_4_BITS)
-    first, first_uniform = ("some at" if one.lost else "none at" for one in ends)
+    below = [_swallowed_noise(bits) for bits in (3, 4, 5, 6, 7, 8, 8.5, 8.99)]
+    uniform = [_swallowed_noise(bits, *theory.UNIFORM_4_BITS) for bits in (3, 4, 4.5, 4.99)]
+    ends = _swallowed_noise(9), _swallowed_noise(5, *theory.UNIFORM_4_BITS)
+    first, first_uniform = ("some at" if one.count else "none at" for one in ends)
     drawn = {bits: theory.by_kernel(bits, "gaussian") for bits in (4, 6, 8, 8.99)}
-    by_kernel = [one.defined and not one.swallowed.lost for one in drawn.values()]
-    kept = not any(one.lost for one in (*below, *uniform))
-    holds = kept and all(by_kernel) and all(one.lost for one in ends)
+    by_kernel = [one.defined and not one.swallowed.count for one in drawn.values()]
+    kept = not any(one.count for one in (*below, *uniform))
+    holds = kept and all(by_kernel) and all(one.count for one in ends)
     what = (
         f"of {sum(one.cases for one in below):,} cases below 9 bits {_none(below)} lost, and {first} 9 bits; of "
         f"{sum(one.cases for one in uniform):,} cases of 4-bit uniform noise below 5 bits {_none(uniform)} lost, and "
@@ -64,28 +64,29 @@ def g2() -> Exact:
     return Exact(holds, what, (*_boundaries(), _of_16_bits(whole)))
 
 
-def _lost(bits: float, *magnitudes: float) -> Swallowed:
-    """Count the cases in which a cast removes the noise R, for each of these magnitudes of R, and add the counts.
+def _swallowed_noise(bits: float, *magnitudes: float) -> Swallowed:
+    """Count the cases in which a cast swallows the noise R, for each of these magnitudes of R, and add the counts.
 
-    bits: the bit width. magnitudes: 1 and 2 if none is given. `theory.swallowed` describes the cases.
+    bits: the bit width. magnitudes: 1 and 2 if none is given. `theory.swallowed_noise` describes the cases.
     """
-    found = [theory.swallowed(bits, magnitude) for magnitude in magnitudes or (1.0, 2.0)]
-    return Swallowed(sum(one.lost for one in found), sum(one.cases for one in found))
+    found = [theory.swallowed_noise(bits, magnitude) for magnitude in magnitudes or (1.0, 2.0)]
+    return Swallowed(sum(one.count for one in found), sum(one.cases for one in found))
 
 
 def _none(found: Sequence[Swallowed]) -> str:
-    lost = sum(one.lost for one in found)
-    return f"{lost:,} are" if lost else "none is"
+    count = sum(one.count for one in found)
+    return f"{count:,} are" if count else "none is"
 
 
 def _boundaries() -> tuple[str, ...]:
-    """Return two notes on noise that casts remove: at a bit width of 9, and below 9 if weights are not BF16 values."""
-    at_nine, beside = theory.swallowed(9), {bits: theory.swallowed(bits, beside_grid=True) for bits in (8, 8.5, 8.99)}
+    """Return two notes on noise that casts swallow: at a bit width of 9, and below 9 if weights are not BF16 values."""
+    at_nine = theory.swallowed_noise(9)
+    beside = {bits: theory.swallowed_noise(bits, beside_grid=True) for bits in (8, 8.5, 8.99)}
     words = ", ".join(
-        f"{one.share:.2%} at {bits:g}" if one.lost else f"none at {bits:g}" for bits, one in beside.items()
+        f"{one.share:.2%} at {bits:g}" if one.count else f"none at {bits:g}" for bits, one in beside.items()
     )
     return (
-        f"at 9 bits noise is lost in {at_nine.lost:,} of {at_nine.cases:,} cases. They are ties: the maximum is a "
+        f"at 9 bits noise is lost in {at_nine.count:,} of {at_nine.cases:,} cases. They are ties: the maximum is a "
         "power of two, so the noise is half a step",
         "weights between the points of BF16's grid, such as FP32 master weights, keep all noise only up to 8 bits "
         f"(b < m + 1 + τ): in the upper {theory.BINADES} binades the share of lost noise is {words}",
@@ -100,7 +101,9 @@ def _of_16_bits(shares: Mapping[float, float]) -> str:
 @exact("gaussws", "G3")
 def g3() -> Exact:
     widths = theory.WIDTHS
-    small = [theory.drowned(bits, 0, magnitude) for bits in (3, 4, 4.3, 5.7, 6, 9) for magnitude in (1.0, 2.0)]
+    small = [
+        theory.swallowed_weights(bits, 0, magnitude) for bits in (3, 4, 4.3, 5.7, 6, 9) for magnitude in (1.0, 2.0)
+    ]
     flows = [theory.underflows(bits) for bits in widths]
     fits = all(
         theory.least_exponent_bits(bits, after_noise=after) == theory.exponent_bits(bits, after_noise=after)
@@ -109,14 +112,14 @@ def g3() -> Exact:
     )
     cells = [pair for row in theory.table_c1_rows().values() for pair in row]
     same = sum(ours == printed for ours, printed in cells)
-    lost, gone = sum(one.lost for one in small), sum(one.weights + one.sampled for one in flows)
+    swallowed, gone = sum(one.count for one in small), sum(one.weights + one.sampled for one in flows)
     what = (
-        f"{lost or 'none'} of {sum(one.cases for one in small):,} small weights above the cut-off are lost; with "
+        f"{swallowed or 'none'} of {sum(one.cases for one in small):,} small weights above the cut-off are lost; with "
         f"Proposition 3's exponent bits {gone or 'none'} of the kernel's {2 * sum(one.values for one in flows):,} "
         f"values become zero, and a search finds {'the same' if fits else 'other'} exponent bits; {same} of "
         f"{len(cells)} entries of Table C.1 are the same"
     )
-    lower = [theory.drowned(5.7, -1, magnitude).share for magnitude in (1.0, 2.0)]
+    lower = [theory.swallowed_weights(5.7, -1, magnitude).share for magnitude in (1.0, 2.0)]
     ties = [theory.least_mantissa_bits(bits, ties=True) for bits in (3, 8)]
     notes = (
         f"one binade below Lemma 2's cut-off {lower[0]:.0%} of the weights are lost for |R| = 1 and {lower[1]:.0%} for "
@@ -125,14 +128,14 @@ def g3() -> Exact:
         f"maximum is a power of two, ties swallow noise; keeping this noise, too, takes {ties[0]} bits instead of 1 at "
         f"b = 3 and {ties[1]} instead of 6 at b = 8",
     )
-    return Exact(not lost and not gone and fits and same == len(cells), what, notes)
+    return Exact(not swallowed and not gone and fits and same == len(cells), what, notes)
 
 
 @exact("gaussws", "G4")
 def g4() -> Exact:
-    found = [theory.masked(bits) for bits in (3, 4, 6, 9)]
+    found = [theory.swallowed_below_cutoff(bits) for bits in (3, 4, 6, 9)]
     weights, noisy = sum(one.weights for one in found), sum(one.noisy for one in found)
-    gone, without = sum(one.masked for one in found), sum(one.masked_without_noise for one in found)
+    gone, without = sum(one.swallowed for one in found), sum(one.swallowed_without_noise for one in found)
     kept = all(one.kept == one.weights - one.noisy for one in found)
     bound = 1 - theory.generated()[0]
     holds = kept and gone <= noisy and not without and float(bound) <= 0.317

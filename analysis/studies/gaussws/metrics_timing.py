@@ -15,7 +15,7 @@ from fewbits.analysis.engine.results.data import Differences, Measured, NoData, 
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.studies.gaussws import benches
-from fewbits.analysis.studies.gaussws.benches import PLAIN, QUIET, Timed, lost
+from fewbits.analysis.studies.gaussws.benches import PLAIN, QUIET, Timed, lost_throughput
 from fewbits.kernels.bench.generators import BITWISE, BOX_MULLER, TORCH
 
 MODELS = {"134m": "llama2-134m", "1b": "llama2-1b", "3b": "llama2-3b", "70b": "llama2-70b-4l"}  # by size in Table 1
@@ -53,10 +53,10 @@ def training(results: Results) -> Mapping[str, Measured]:
         "order-gaussws": _chosen(min, pairs("gaussws", PLAIN), lambda ours, plain: ours.longer_than(plain)),
         "order-diffq": _chosen(min, pairs("diffq", "gaussws"), lambda diffq, ours: diffq.longer_than(ours)),
         "gaussws-at-most": _chosen(
-            max, pairs("gaussws", PLAIN), lambda ours, plain: [one - most for one in lost(ours, plain)]
+            max, pairs("gaussws", PLAIN), lambda ours, plain: [one - most for one in lost_throughput(ours, plain)]
         ),
         "diffq-at-least": _chosen(
-            max, pairs("diffq", PLAIN), lambda diffq, plain: [least - one for one in lost(diffq, plain)]
+            max, pairs("diffq", PLAIN), lambda diffq, plain: [least - one for one in lost_throughput(diffq, plain)]
         ),
     }
 
@@ -98,7 +98,7 @@ def _chosen(choose: Callable[[Iterable[float]], float], pairs: Iterable[Pair], t
         if ours is None or other is None:
             return NoData("an arm of the comparison was not measured")
         values = turns(ours, other)
-        quiet = [value for value, still in zip(values, ours.quiet, strict=True) if still]
+        quiet = [value for value, still in zip(values, ours.quiet_turns, strict=True) if still]
         if 2 * len(quiet) < len(values):
             return NoData(
                 f"disturbed: in {len(values) - len(quiet)} of {len(values)} turns other processes used more than "

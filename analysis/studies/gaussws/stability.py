@@ -53,17 +53,18 @@ class Ended:
         return f"{self.left} of {self.seeds}"
 
 
-def ended(part: Results, arm: str, rate: str) -> Ended | None:
+def ended(of_sweep: Results, arm: str, rate: str) -> Ended | None:
     """Return the results of an arm's finished and diverged trials at one learning rate; None if there are none.
 
-    part: the results of one of SWEEPS. rate: one of RATES, such as x3, which is 3 times the learning rate of the trunk.
+    of_sweep: the results of one of SWEEPS. rate: one of RATES, such as x3, which is 3 times the learning rate of the
+    trunk.
     """
-    late, states = part.late("loss"), dict(zip(part.trials["id"], part.trials["state"], strict=True))
+    late, states = of_sweep.late("loss"), dict(zip(of_sweep.trials["id"], of_sweep.trials["state"], strict=True))
     left = 0
     rises: list[float] = []
     trials: list[str] = []
-    for key in trial_ids(part, arm, {AXIS: rate}).values():
-        parent = part.plan.trials[key].parent
+    for key in trial_ids(of_sweep, arm, {AXIS: rate}).values():
+        parent = of_sweep.plan.trials[key].parent
         if states.get(key) == State.DIVERGED:
             left += 1
             trials.append(key)
@@ -92,8 +93,8 @@ def all_ended(results: Results) -> dict[tuple[str, str], Ended]:
 def table_a(results: Results) -> Table:
     """Return a table with two rows for each arm and a column for each learning rate.
 
-    The first row has the number of trials that diverged or whose loss is more than RISE above the trunk's. The second
-    row has the mean of (loss / the trunk's loss − 1) over the trials with a finite loss.
+    The first row has the number of trials that diverged or for which loss / the trunk's loss − 1 exceeds RISE. The
+    second row has the mean of loss / the trunk's loss − 1 over the trials with a finite loss.
     """
     found = all_ended(results)
     if not found:

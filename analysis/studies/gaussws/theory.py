@@ -131,9 +131,9 @@ def mantissas(count: int, steps: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Swallowed:
-    """The number of tried cases, and of those in which the cast of weight + noise loses a term: noise, or weight."""
+    """The number of tried cases, and of those in which the cast of weight + noise swallows a term: noise, or weight."""
 
-    lost: int  # cases in which the result is the same with and without the term
+    count: int  # cases in which the result is the same with and without the term
     cases: int  # all cases
 
     @staticmethod
@@ -143,14 +143,14 @@ class Swallowed:
         Each tensor in `same` has an element for each case, true if the term has no effect.
         """
         counts = [(int(one.sum()), one.numel()) for one in same]
-        return Swallowed(sum(lost for lost, _ in counts), sum(cases for _, cases in counts))
+        return Swallowed(sum(count for count, _ in counts), sum(cases for _, cases in counts))
 
     @property
     def share(self) -> float:
-        return self.lost / self.cases
+        return self.count / self.cases
 
 
-def swallowed(
+def swallowed_noise(
     bits: float,
     magnitude: float = 1.0,
     mantissa: int = BF16_MANTISSA,
@@ -234,7 +234,7 @@ def cutoff(bits: float, maximum: float) -> int:
     return math.floor(2 - bits + math.log2(maximum)) - BF16_MANTISSA
 
 
-def drowned(bits: float, above: int = 0, magnitude: float = 1.0) -> Swallowed:
+def swallowed_weights(bits: float, above: int = 0, magnitude: float = 1.0) -> Swallowed:
     """Count the cases in which a small weight w has no effect: BF16 rounds noise + w and noise alone to the same value.
 
     bits: the bit width. above: the binade of the weights; 0 is the one that starts at the cut-off of GaussWS's Lemma 2
@@ -279,11 +279,11 @@ def least_exponent_bits(bits: int, *, after_noise: bool) -> int:
 
 
 def least_mantissa_bits(bits: int, *, ties: bool) -> int:
-    """Return the fewest mantissa bits with which the cast of weight + noise never loses the noise.
+    """Return the fewest mantissa bits with which the cast of weight + noise never swallows the noise.
 
     bits: the bit width. ties: also test blocks whose maximum is a power of two.
     """
-    return next(m for m in range(1, 24) if not swallowed(bits, mantissa=m, ties=ties).lost)
+    return next(m for m in range(1, 24) if not swallowed_noise(bits, mantissa=m, ties=ties).count)
 
 
 @dataclass(frozen=True)
@@ -339,7 +339,7 @@ def formats_for(exponent: int, mantissa: int) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Masked:
+class SwallowedBelowCutoff:
     """Counts of the weights below the cut-off of GaussWS's Lemma 2, after the kernel has added noise to them.
 
     The cut-off is the magnitude below which noise may swallow a weight. ŵ is the sampled weight, with the noise.
@@ -347,13 +347,13 @@ class Masked:
 
     weights: int  # all weights below the cut-off
     noisy: int  # weights whose R is not zero
-    masked: int  # weights that do not change ŵ: it is the same for a weight of 0
-    masked_without_noise: int  # weights that do not change ŵ and whose R is zero
+    swallowed: int  # weights that do not change ŵ: it is the same for a weight of 0
+    swallowed_without_noise: int  # weights that do not change ŵ and whose R is zero
     kept: int  # weights whose R is zero and whose ŵ is the weight itself
 
 
-def masked(bits: float) -> Masked:
-    """Count the weights below the cut-off of GaussWS's Lemma 2 that noise masks: ŵ is the same as for a weight of 0.
+def swallowed_below_cutoff(bits: float) -> SwallowedBelowCutoff:
+    """Count the weights below the cut-off of GaussWS's Lemma 2 that are swallowed: ŵ is as for a weight of 0.
 
     bits: the bit width. ŵ is the sampled weight, with the noise.
     """
@@ -363,7 +363,9 @@ def masked(bits: float) -> Masked:
     without = sampled(torch.zeros_like(found.w), found.r, found.scale)
     gone, noisy = (found.kernel == without) & small, (found.r != 0) & small
     kept = (found.kernel == found.w) & small & ~noisy
-    return Masked(int(small.sum()), int(noisy.sum()), int(gone.sum()), int((gone & ~noisy).sum()), int(kept.sum()))
+    return SwallowedBelowCutoff(
+        int(small.sum()), int(noisy.sum()), int(gone.sum()), int((gone & ~noisy).sum()), int(kept.sum())
+    )
 
 
 def table_c1_rows() -> dict[str, list[tuple[float | str, float | str]]]:

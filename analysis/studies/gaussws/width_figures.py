@@ -88,12 +88,12 @@ def _draw_layers(axes: Axes, rows: pd.DataFrame) -> None:
     axes.grid(False)
 
 
-def _write_tiers(axes: Axes, part: Results) -> None:
+def _write_tiers(axes: Axes, of_sweep: Results) -> None:
     """Write, to the right of `axes`, the shares of parameters with at most 5, 9 and 12 bits at the end of training.
 
-    part: the results of a model family's sweep, of which the arm `gaussws` is used.
+    of_sweep: the results of a model family's sweep, of which the arm `gaussws` is used.
     """
-    if (found := final_of(part, OURS)) is not None:
+    if (found := final_of(of_sweep, OURS)) is not None:
         for tier in TIERS:
             words = f"≤ {tier}: {100 * found.tiers[tier]:.4g} %"
             axes.text(1.01, tier, words, transform=axes.get_yaxis_transform(), va="center", fontsize=SMALL)

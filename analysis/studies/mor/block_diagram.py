@@ -30,13 +30,13 @@ from fewbits.sweeps.running.store import State
 BETWEEN = {"attention": "causal attention", "relu2": "squared ReLU", "gelu": "GELU", "swiglu": "SiLU × gate"}
 # The left edge of each column of tensors in points, its heading, and the tensor.
 TENSORS = ((184.0, "input x", INPUT), (257.0, "weight w", WEIGHT), (330.0, "gradient dy", GRADIENT))
-STEP = 25.0  # the height of a layer's row in points
-LEFT, WIDTH = 22.0, 150.0  # the left edge and the width of the boxes of layers
+HEIGHT = 25.0  # the height of a step's row in points
+LEFT, WIDTH = 22.0, 150.0  # the left edge and the width of the boxes of steps
 CHIP = 68.0  # the width of a tensor's box
 
 
 @dataclass(frozen=True)
-class Layer:
+class Step:
     """A step of a transformer block as the figure shows it: a linear layer or another operation."""
 
     words: str  # the label
@@ -57,33 +57,33 @@ def figure_1(results: Results) -> Picture:
         return part
     frame = decisions(part)
     frame = last_windows(frame[(frame["arm"] == "block") & (frame["state"] == State.DONE)])
-    layer = 0
+    block = 0
     if not frame.empty:
         shares = share(frame, ["block"])
-        layer = int(shares["block"].iloc[shares["value"].argmax()])
+        block = int(shares["block"].iloc[shares["value"].argmax()])
     model = results.plan.trials[part.members[0].id].trial.model
-    layers = list(block_layers(model, layer))
-    of = frame[frame["block"] == layer]
+    steps = list(block_steps(model, block))
+    of = frame[frame["block"] == block]
 
     def draw() -> Figure:
-        drawing = Drawing(STEP * len(layers) + 38)
+        drawing = Drawing(HEIGHT * len(steps) + 38)
         top = drawing.height - 14
         drawing.format_key((E4M3, BF16), top)
         for x, words, _ in TENSORS:
             drawing.text(x + CHIP / 2, top, words, at="center", quiet=True)
         branch = 0
-        for i, one in enumerate(layers):
-            y = drawing.height - 46 - STEP * i
-            _draw_layer(drawing, one, y, of, first=i == 0)
-            if one.joins:  # draw the residual stream: a line from above the branch's norm to the addition
-                start = y + STEP * (i - branch) + 13
+        for i, step in enumerate(steps):
+            y = drawing.height - 46 - HEIGHT * i
+            _draw_step(drawing, step, y, of, first=i == 0)
+            if step.joins:  # draw the residual stream: a line from above the branch's norm to the addition
+                start = y + HEIGHT * (i - branch) + 13
                 drawing.line([LEFT + WIDTH / 2, 8, 8, LEFT + WIDTH / 2 - 6], [start, start, y, y])
                 branch = i + 1
         return drawing.figure
 
     recipe = load_recipe("mor/block").fprop.x
     notes = (
-        f"Layer {layer + 1} of {model.name} with {recipe}: mean relative error in E4M3 and, if the decisions in "
+        f"Layer {block + 1} of {model.name} with {recipe}: mean relative error in E4M3 and, if the decisions in "
         "mini-batches differ, the share of mini-batches in which the tensor stayed in BF16. "
         + (
             "Last window of Block; the layer with most fallbacks."
@@ -94,35 +94,35 @@ def figure_1(results: Results) -> Picture:
     return FigureResult(draw, tuple(dict.fromkeys(of["id"])), notes)
 
 
-def block_layers(config: DecoderConfig, layer: int) -> Iterator[Layer]:
-    """Yield the steps of one block of this model, from top to bottom. layer: the index of the block."""
-    block = on_meta(config).blocks[layer]
-    assert isinstance(block, nn.Module)
-    for branch in block.branches:  # type: ignore[union-attr]
-        yield Layer(type(getattr(block, f"{branch}_norm")).__name__)
-        linears = [m for m in getattr(block, branch).modules() if isinstance(m, Linear)]
+def block_steps(config: DecoderConfig, block: int) -> Iterator[Step]:
+    """Yield the steps of one block of this model, from top to bottom. block: its index."""
+    module = on_meta(config).blocks[block]
+    assert isinstance(module, nn.Module)
+    for branch in module.branches:  # type: ignore[union-attr]
+        yield Step(type(getattr(module, f"{branch}_norm")).__name__)
+        linears = [m for m in getattr(module, branch).modules() if isinstance(m, Linear)]
         for i, linear in enumerate(linears):
             if i == len(linears) - 1:
-                yield Layer(BETWEEN[branch if branch in BETWEEN else config.activation])
+                yield Step(BETWEEN[branch if branch in BETWEEN else config.activation])
             shape = f"{linear.in_features} → {linear.out_features}"
-            yield Layer(TITLES[str(linear.part)], str(linear.part), shape)
-        yield Layer("+", joins=True)
+            yield Step(TITLES[str(linear.part)], str(linear.part), shape)
+        yield Step("+", joins=True)
 
 
-def _draw_layer(drawing: Drawing, layer: Layer, y: float, frame: pd.DataFrame, *, first: bool) -> None:
+def _draw_step(drawing: Drawing, step: Step, y: float, frame: pd.DataFrame, *, first: bool) -> None:
     middle = LEFT + WIDTH / 2
     if not first:
         drawing.arrow((middle, y + 17), (middle, y + 9))
-    if layer.joins:
+    if step.joins:
         drawing.text(middle, y, "⊕", at="center", size=TEXT + 3)
-    elif layer.part is None:
-        drawing.box(LEFT, y - 9, WIDTH, 18, layer.words, edge="grid", quiet=True)
+    elif step.part is None:
+        drawing.box(LEFT, y - 9, WIDTH, 18, step.words, edge="grid", quiet=True)
     else:
         drawing.box(LEFT, y - 9, WIDTH, 18, edge="text")
-        drawing.text(LEFT + 6, y, layer.words, bold=True)
-        drawing.text(LEFT + WIDTH - 6, y, layer.shape, at="right")
+        drawing.text(LEFT + 6, y, step.words, bold=True)
+        drawing.text(LEFT + WIDTH - 6, y, step.shape, at="right")
         for x, _, kind in TENSORS:
-            _draw_decision(drawing, x, y, frame[(frame["part"] == layer.part) & (frame["slot"] == kind.slot)])
+            _draw_decision(drawing, x, y, frame[(frame["part"] == step.part) & (frame["slot"] == kind.slot)])
 
 
 def _draw_decision(drawing: Drawing, x: float, y: float, rows: pd.DataFrame) -> None:

@@ -105,7 +105,7 @@ def error_map(results: Results, of: ErrorMap) -> Picture:
     if not isinstance(frame, pd.DataFrame):
         return frame
     rows = _rows(frame, of.layers(_layers(frame)), of.kinds)
-    return FigureResult(lambda: draw_histograms([_map(rows)]), _ids(frame), (_when(frame, of.arm),))
+    return FigureResult(lambda: draw_histograms([_map(rows)]), _ids(frame), (_note(frame, of.arm),))
 
 
 for _one in MAPS:
@@ -137,7 +137,7 @@ def annotated(results: Results) -> Picture:
         axes.text(right, 5.0, "a count for each mini-batch", **text)
         return drawn
 
-    return FigureResult(draw, _ids(frame), (_when(frame, "block"),))
+    return FigureResult(draw, _ids(frame), (_note(frame, "block"),))
 
 
 @figure("mor", "Figure 14")
@@ -204,7 +204,7 @@ def beside_block(results: Results) -> Picture:
         ]
         return draw_histograms(maps, beside=True)
 
-    notes = (_when(first, "tensor"), "The right panel has the same tensors with block partition.")
+    notes = (_note(first, "tensor"), "The right panel has the same tensors with block partition.")
     return FigureResult(draw, tuple(i for frame in found.values() for i in _ids(frame)), notes)
 
 
@@ -263,7 +263,7 @@ def _seeds(frame: pd.DataFrame) -> tuple[str, ...]:
     return (f"Counts are summed over {len(seeds)} seeds.",) if len(seeds) > 1 else ("One seed.",)
 
 
-def _when(frame: pd.DataFrame, arm: str) -> str:
+def _note(frame: pd.DataFrame, arm: str) -> str:
     """Return a note with the arm, the number of mini-batches that a heat map's row counts, and the number of seeds.
 
     frame: the result of `_last` for this arm.

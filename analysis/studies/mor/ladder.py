@@ -36,11 +36,11 @@ def ladder(results: Results) -> Picture:
     Probes measured these numbers at the end of a BF16 trunk of each size. The figure's notes state how fast the numbers
     change with the size.
     """
-    part = sweep_places(results, SWEEP)
-    if not isinstance(part, Results):
+    of_sweep = sweep_places(results, SWEEP)
+    if not isinstance(of_sweep, Results):
         return not_planned(results)
-    found = {title: _points(part, part.numbers(measure)) for measure, title in MEASURES.items()}
-    found[FALLBACK] = _points(part, fallback_shares(tensors(part)), arms=("ladder-block",))
+    found = {title: _points(of_sweep, of_sweep.numbers(measure)) for measure, title in MEASURES.items()}
+    found[FALLBACK] = _points(of_sweep, fallback_shares(tensors(of_sweep)), arms=("ladder-block",))
     if not any(found.values()):
         return NoData("no probe of the ladder is finished")
     papers = (PaperMark(1 - paper("mor").numbers["threshold-share"].value, _style("ladder-block")),)
@@ -67,16 +67,16 @@ def ladder(results: Results) -> Picture:
         "The hollow mark is the share of tensors in BF16 for which the paper chose its threshold, at 8.5 B parameters.",
         *trends,
     )
-    return FigureResult(draw, tuple(m.id for m in part.members if m.cell.arm in ARMS), notes)
+    return FigureResult(draw, tuple(m.id for m in of_sweep.members if m.cell.arm in ARMS), notes)
 
 
-def _points(part: Results, numbers: dict[str, float], arms: tuple[str, ...] = ARMS) -> Points:
+def _points(of_sweep: Results, numbers: dict[str, float], arms: tuple[str, ...] = ARMS) -> Points:
     """Return the numbers of the finished trials of these arms, by arm, number of parameters and seed.
 
-    part: the results of the sweep. numbers: a number for each trial, by its id.
+    of_sweep: the results of the sweep. numbers: a number for each trial, by its id.
     """
     points: Points = {}
-    for row in part.rows:
+    for row in of_sweep.rows:
         if row["arm"] in arms and row["state"] == State.DONE and row["id"] in numbers:
             sizes = points.setdefault(row["arm"], {})
             sizes.setdefault(int(row["parameters"]), {})[int(row["seed"])] = numbers[row["id"]]

@@ -30,7 +30,7 @@ Values = Mapping[float, Sequence[float]]  # by threshold, a number for each seed
 
 
 @dataclass(frozen=True)
-class Threshold:
+class ThresholdLine:
     """A line of the figure: one arm at several acceptance thresholds, with fixed values of its other axes."""
 
     sweep: str
@@ -72,16 +72,16 @@ def thresholds(results: Results) -> Picture:
 
     The threshold is the relative error below which a mixture accepts its first quantizer.
     """
-    arms = _arms(results)
+    arms = _threshold_lines(results)
     if not arms:
         return not_planned(results)
     parts = {name: results.of_sweep(name) for name in {arm.sweep for arm in arms}}
     fallback = {name: fallback_shares(tensors(part)) for name, part in parts.items()}
 
-    def share_of(arm: Threshold) -> Values:
+    def share_of(arm: ThresholdLine) -> Values:
         return arm.values(lambda where: sample(parts[arm.sweep], fallback[arm.sweep], arm.arm, where))
 
-    def change_of(arm: Threshold) -> Values:
+    def change_of(arm: ThresholdLine) -> Values:
         part = parts[arm.sweep]
         return arm.values(lambda where: paired(part, LOSS, arm.arm, BASELINE, where)) if part.has(BASELINE) else {}
 
@@ -118,8 +118,8 @@ def thresholds(results: Results) -> Picture:
 PAPERS = Rule(THRESHOLD, label="the paper's, 4.5 %", upright=True)
 
 
-def _arms(results: Results) -> list[Threshold]:
-    """Return a `Threshold` for each arm whose threshold a sweep varies, and each combination of its other axes."""
+def _threshold_lines(results: Results) -> list[ThresholdLine]:
+    """Return a line for each arm whose threshold a sweep varies, and each combination of its other axes."""
     found: dict[tuple[str, str, tuple[tuple[str, str], ...]], dict[str, str]] = {}
     for member in results.members:
         axes = dict(member.cell.axes)
@@ -132,6 +132,6 @@ def _arms(results: Results) -> list[Threshold]:
         quantizer = Mixture.parse(trial.recipe.fprop.x).entries[0].quantizer
         spelled = dict(sorted((float(text), text) for text in trials))
         arms.append(
-            Threshold(sweep, arm, rest, trial.model.name, str(quantizer.block), str(quantizer.scaling), spelled)
+            ThresholdLine(sweep, arm, rest, trial.model.name, str(quantizer.block), str(quantizer.scaling), spelled)
         )
     return arms

@@ -108,8 +108,8 @@ def _errors_at_maxima(x: Tensor, y: Tensor, size: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Used:
-    """The magnitudes of E2M1 to which a quantizer rounds the scaled values of the paper's example (see `used`)."""
+class Magnitudes:
+    """Magnitudes of E2M1 to which a quantizer rounds scaled values (see `magnitudes_of_example`)."""
 
     magnitudes: tuple[float, ...]  # the used magnitudes without the scale, in ascending order
 
@@ -120,7 +120,7 @@ class Used:
 
 
 @cache
-def used(spec: str) -> Used:
+def magnitudes_of_example(spec: str) -> Magnitudes:
     """Return the magnitudes of E2M1 to which a quantizer rounds the scaled values of the paper's example.
 
     In the example, each block has values from 0 to 3 + δ, with a small δ. spec: the quantizer, as text.
@@ -131,7 +131,7 @@ def used(spec: str) -> Used:
     packed = encode(x, spec)
     codes = torch.stack((packed.codes & 0xF, packed.codes >> 4))
     grid = values_of(torch.arange(16), packed.quantizer.format).abs()
-    return Used(tuple(sorted({float(value) for value in grid[codes.long()].flatten()})))
+    return Magnitudes(tuple(sorted({float(value) for value in grid[codes.long()].flatten()})))
 
 
 @exact("nvfp4", "N24")
@@ -139,11 +139,11 @@ def n24() -> Exact:
     """Check for NVFP4 that the errors of blocks' greatest values do not exceed E4M3's largest rounding error.
 
     The claim also requires that the share of blocks' greatest values among all values is at least the paper's, that
-    some of MXFP4's errors exceed E4M3's largest one, and that in the paper's example (see `used`) the greatest
-    magnitudes of E2M1 are 4 and 6 with NVFP4, and 3 with MXFP4.
+    some of MXFP4's errors exceed E4M3's largest one, and that in the paper's example (see `magnitudes_of_example`) the
+    greatest magnitudes of E2M1 are 4 and 6 with NVFP4, and 3 with MXFP4.
     """
     least = paper("nvfp4").numbers["near-fp8"].value
-    nv, mx, nv_used, mx_used = maxima(NVFP4), maxima(MXFP4), used(NVFP4), used(MXFP4)
+    nv, mx, nv_used, mx_used = maxima(NVFP4), maxima(MXFP4), magnitudes_of_example(NVFP4), magnitudes_of_example(MXFP4)
     holds = (
         nv.share >= least
         and nv.most <= E4M3_HALF_STEP * (1 + 2**-20) < mx.most

@@ -121,7 +121,7 @@ def errors_of(results: Results, shown: Shown) -> Errors | NoData | NotPlanned:
 
 @figure("nvfp4", "Figure B", "Where weight gradients err most")
 def gradients(results: Results) -> Picture:
-    """Draw a heat map for each arm with a cell for each linear layer, shaded by the error of its weight gradient."""
+    """Draw a heat map for each arm: a cell is a linear layer, its shade the error of the layer's weight gradient."""
     found = {shown: errors_of(results, shown) for shown in PANELS}
     there = {shown: one for shown, one in found.items() if isinstance(one, Errors)}
     if not there:

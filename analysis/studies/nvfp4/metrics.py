@@ -55,7 +55,7 @@ def gradient_errors(results: Results) -> pd.DataFrame:
 
 
 def errors_by_block(results: Results, part: str | None = None) -> dict[str, dict[int, float]]:
-    """Return {trial id: {block, from 1: mean error of the weight gradients of the block's linear layers}}.
+    """Return {trial id: {number of a block, from 1: mean error of the weight gradients of its linear layers}}.
 
     part: if given, average over only the layers of this part of a block, for example qkv.
     """

@@ -81,11 +81,10 @@ def longer(results: Results) -> Longer | NoData | NotPlanned:
 
 
 def crossing(times: Sequence[float], changes: Sequence[float]) -> float | None:
-    """Return the number of tokens at which the change of MXFP4's loss from NVFP4's first falls from above 0 to 0.
+    """Return the multiple of NVFP4's tokens at which the change of MXFP4's loss from NVFP4's first falls to 0.
 
-    times: MXFP4's numbers of tokens divided by NVFP4's, in ascending order; the result has this unit, too. changes: the
-    change of the loss at each of them; between them, it is interpolated linearly. Return None if the change never falls
-    from above 0 to 0.
+    times: MXFP4's numbers of tokens divided by NVFP4's, in ascending order. changes: the change of the loss at each
+    of them; between them, it is interpolated linearly. Return None if the change never falls from above 0 to 0.
     """
     for (t, a), (u, b) in pairwise(zip(times, changes, strict=True)):
         if a > 0 >= b:

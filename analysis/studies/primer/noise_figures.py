@@ -51,7 +51,9 @@ def rotation(results: Results) -> Picture:
         x_label="magnitude, in medians",
     )
     errors = {
-        (title, name): np.array([blocks.error(_part(name, factor), spec) for factor in FACTORS])
+        (title, name): np.array(
+            [blocks.error(_outlier_tensor(factor, rotated=name == "rotated"), spec) for factor in FACTORS]
+        )
         for title, spec in ROTATED_CASTS.items()
         for name in ("before", "rotated")
     }
@@ -96,13 +98,13 @@ def rotation(results: Results) -> Picture:
     return FigureResult(draw, (), notes)
 
 
-def _part(name: str, factor: float) -> torch.Tensor:
-    """Return the tensor `blocks.with_outliers(factor)`, for the name `rotated` after a Hadamard transform.
+def _outlier_tensor(factor: float, *, rotated: bool) -> torch.Tensor:
+    """Return the tensor `blocks.with_outliers(factor)`; if `rotated`, after a Hadamard transform.
 
-    The tensor has normally distributed numbers, 0.1 % of which are multiplied by `factor`. name: before or rotated.
+    The tensor has normally distributed numbers, 0.1 % of which are multiplied by `factor`.
     """
     x = blocks.with_outliers(factor)
-    return blocks.rotated(x).float() if name == "rotated" else x
+    return blocks.rotated(x).float() if rotated else x
 
 
 def _list(factors: list[int]) -> str:

@@ -209,8 +209,8 @@ def _rotation_of(q: Quantizer) -> Quantizer:
 def _decoding(q: Quantizer, axis: int) -> Spec:
     """Return the constants of the kernel that decodes what this quantizer encoded.
 
-    Fields that do not affect decoding have fixed values, so that more quantizers share a kernel. The block size does
-    not depend on the matrix, so that matrices of all shapes share a kernel.
+    Fields that do not affect decoding have fixed values, so that more quantizers share a kernel. Scale blocks
+    that extend over the whole matrix get a fixed size, so that matrices of all shapes share a kernel.
     """
     rows, cols = (min(n, MOST) for n in q.block.resolve((MOST, MOST), axis))
     spec = spec_of(q, axis)

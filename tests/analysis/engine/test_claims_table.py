@@ -117,5 +117,5 @@ def is_data(part: Part, hooks: Container[str]) -> bool:
         return True
     if part.test == "exact" or part.data:
         return False
-    metrics = {place.metric for place in part.places.values()} if part.formula else {*part.metrics}
+    metrics = {place.metric for place in part.terms.values()} if part.formula else {*part.metrics}
     return not any(metric in hooks for metric in metrics)

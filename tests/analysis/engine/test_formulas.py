@@ -2,7 +2,7 @@
 
 import pytest
 
-from fewbits.analysis.engine.claims.formulas import NotANumber, Place, check, evaluate
+from fewbits.analysis.engine.claims.formulas import NotANumber, Term, check, evaluate
 
 NUMBERS = {"a": 6.0, "b": 3.0, "c": 1.0}
 
@@ -35,8 +35,8 @@ def test_a_name_without_use_is_refused() -> None:
 
 
 def test_a_place_names_sweep_arm_and_perhaps_a_metric() -> None:
-    assert Place.parse("gpt2/bf16", "loss") == Place("gpt2", "bf16", "loss")
-    assert Place.parse("gpt2/bf16 ood_loss", "loss") == Place("gpt2", "bf16", "ood_loss")
+    assert Term.parse("gpt2/bf16", "loss") == Term("gpt2", "bf16", "loss")
+    assert Term.parse("gpt2/bf16 ood_loss", "loss") == Term("gpt2", "bf16", "ood_loss")
     for wrong in ("bf16", "/bf16", "gpt2/", ""):
         with pytest.raises(ValueError, match="SWEEP/ARM"):
-            Place.parse(wrong, "loss")
+            Term.parse(wrong, "loss")

@@ -8,8 +8,8 @@ import pytest
 from fewbits.analysis.engine.claims.findings import Outcome, Status
 from fewbits.analysis.engine.claims.preview import printed_effect
 from fewbits.analysis.engine.claims.schema import (
+    BOUNDED,
     DIRECTIONS,
-    NULLS,
     Claim,
     Comparison,
     comparisons,
@@ -35,7 +35,7 @@ SEEDS = 20  # equal values are tested by their signs, so the p value is 2^-20, w
 def printed_data(study: str, comparison: Comparison) -> Differences | None:
     """Return data in which each of SEEDS pairs has the paper's effect; None if the paper prints no effect."""
     effect = printed_effect(study, comparison)
-    paired = comparison.test in (*DIRECTIONS, *NULLS)
+    paired = comparison.test in (*DIRECTIONS, *BOUNDED)
     return None if effect is None else Differences((effect,) * SEEDS, relative=paired and comparison.part.relative)
 
 

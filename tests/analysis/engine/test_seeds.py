@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fewbits.analysis.engine.claims.seeds import ledger, shaping
+from fewbits.analysis.engine.claims.seeds import ledger, pilots_of
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.views.provenance import Provenance
 from fewbits.sweeps.planning.plan import plan
@@ -22,12 +22,12 @@ def test_planned_seeds_did_not_shape_their_design(path: Path) -> None:
     sweeps = {sweep.stem for sweep in path.parents[1].glob("*.yaml")}
     assert {*scale.get("seeds_of", {}), *scale.get("arms_of", {})} <= sweeps
     for seeds in (scale.get("seeds", [0]), *scale.get("seeds_of", {}).values()):
-        assert shaping(path.parents[1].name, path.stem, seeds) == {}
+        assert pilots_of(path.parents[1].name, path.stem, seeds) == {}
 
 
 def test_a_shaping_seed_is_named_with_its_run() -> None:
-    assert list(shaping("mor", "cpu", [0, 40])) == [0]
-    assert shaping("mor", "smoke", [0]) == {}
+    assert list(pilots_of("mor", "cpu", [0, 40])) == [0]
+    assert pilots_of("mor", "smoke", [0]) == {}
 
 
 def test_the_ledger_names_scales_that_exist() -> None:

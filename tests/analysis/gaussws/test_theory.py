@@ -52,20 +52,20 @@ def test_a_kernel_that_draws_something_else_contradicts_g1(monkeypatch: pytest.M
 def test_lemma_1_on_the_grid_ends_in_a_single_tie(bits: int, magnitude: float) -> None:
     """Check Lemma 1 for weights on BF16's grid: noise of magnitude 2^τ survives the cast if b < m + 2 + τ.
 
-    b is the bit width, and m = 7 the number of mantissa bits. At the bound itself, b = m + 2 + τ, the cast removes the
+    b is the bit width, and m = 7 the number of mantissa bits. At the bound itself, b = m + 2 + τ, the cast swallows the
     noise in exactly one case: a tie, with noise of half a step and the weight 1.
     """
-    assert theory.swallowed(bits - 0.01, magnitude).lost == 0
-    assert theory.swallowed(bits, magnitude).lost == 1
-    assert theory.swallowed(bits, magnitude, ties=False).lost == 0
-    assert theory.swallowed(bits + 1, magnitude, ties=False).lost > 1000
+    assert theory.swallowed_noise(bits - 0.01, magnitude).count == 0
+    assert theory.swallowed_noise(bits, magnitude).count == 1
+    assert theory.swallowed_noise(bits, magnitude, ties=False).count == 0
+    assert theory.swallowed_noise(bits + 1, magnitude, ties=False).count > 1000
 
 
 def test_lemma_1_beside_the_grid_ends_a_bit_earlier() -> None:
     """Check Lemma 1 for FP32 master weights, which are not on BF16's grid: noise ±1 survives at up to 8 bits."""
-    assert theory.swallowed(8, beside_grid=True).lost == 0
-    assert 0.0005 < theory.swallowed(8.5, beside_grid=True).share < 0.005
-    assert theory.swallowed(8.99, beside_grid=True).share > 0.005
+    assert theory.swallowed_noise(8, beside_grid=True).count == 0
+    assert 0.0005 < theory.swallowed_noise(8.5, beside_grid=True).share < 0.005
+    assert theory.swallowed_noise(8.99, beside_grid=True).share > 0.005
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "uniform"])
@@ -86,10 +86,10 @@ def test_a_kernel_whose_noise_is_smaller_contradicts_g2(monkeypatch: pytest.Monk
 
 def test_lemma_2_holds_above_its_cutoff_and_not_a_binade_below_for_the_largest_noise() -> None:
     for bits in (3, 4.3, 5.7, 6, 9):
-        assert not theory.drowned(bits, 0, 1.0).lost
-        assert not theory.drowned(bits, 0, 2.0).lost
-    assert theory.drowned(5.7, -1, 2.0).lost
-    assert theory.drowned(5.7, -2, 1.0).lost
+        assert not theory.swallowed_weights(bits, 0, 1.0).count
+        assert not theory.swallowed_weights(bits, 0, 2.0).count
+    assert theory.swallowed_weights(5.7, -1, 2.0).count
+    assert theory.swallowed_weights(5.7, -2, 1.0).count
 
 
 def test_proposition_3s_exponents_suffice_and_fewer_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,10 +116,10 @@ def test_table_c1_is_found_again_entry_by_entry() -> None:
     assert values == [float(bits - 1) for bits in theory.WIDTHS]
 
 
-def test_without_noise_no_weight_is_masked() -> None:
-    found = theory.masked(4)
-    assert found.masked_without_noise == 0
-    assert 0 < found.masked < found.noisy
+def test_without_noise_no_weight_is_swallowed() -> None:
+    found = theory.swallowed_below_cutoff(4)
+    assert found.swallowed_without_noise == 0
+    assert 0 < found.swallowed < found.noisy
     assert found.kept == found.weights - found.noisy
 
 

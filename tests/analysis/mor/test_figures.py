@@ -233,7 +233,7 @@ def test_schematics_show_what_the_kernels_compute() -> None:
 
 def test_a_block_is_drawn_as_its_model_is_built(every: Plan) -> None:
     trial = every.trials[every.members[0].id].trial
-    stations = [layer.words for layer in block_diagram.block_layers(trial.model, 0)]
+    stations = [step.words for step in block_diagram.block_steps(trial.model, 0)]
     norm = stations[0]
     assert stations == [
         norm, "linear_qkv", "causal attention", "linear_proj", "+", norm, "fc1", "squared ReLU", "fc2", "+"

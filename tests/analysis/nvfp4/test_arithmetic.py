@@ -16,7 +16,7 @@ from fewbits.models.operand_pair import OperandPair
 COMPUTED = (
     arithmetic.rounding_errors,
     arithmetic.maxima,
-    arithmetic.used,
+    arithmetic.magnitudes_of_example,
     arithmetic.products,
     arithmetic.biases,
     arithmetic.turned,
@@ -40,8 +40,8 @@ def test_the_numbers_are_those_that_are_known() -> None:
     assert arithmetic.rounding_errors(arithmetic.NVFP4) == pytest.approx((0.00905, 0.01886), rel=0.01)
     assert arithmetic.rounding_errors(arithmetic.MXFP4) == pytest.approx((0.01332, 0.02710), rel=0.01)
     assert arithmetic.maxima(arithmetic.NVFP4).mean == pytest.approx(0.0226, rel=0.05)
-    assert arithmetic.used(arithmetic.MXFP4).magnitudes == (0, 0.5, 1, 1.5, 2, 3)
-    assert arithmetic.used(arithmetic.NVFP4).binades == pytest.approx(3.585, abs=1e-3)
+    assert arithmetic.magnitudes_of_example(arithmetic.MXFP4).magnitudes == (0, 0.5, 1, 1.5, 2, 3)
+    assert arithmetic.magnitudes_of_example(arithmetic.NVFP4).binades == pytest.approx(3.585, abs=1e-3)
     assert arithmetic.biases(f"{arithmetic.NVFP4}:stochastic").at_maxima.mean == pytest.approx(-0.011, abs=0.001)
     assert arithmetic.turned().crest == pytest.approx((2.32, 2.03), abs=0.02)
     assert arithmetic.turned().error == pytest.approx((0.0083, 0.0124), rel=0.03)
@@ -73,12 +73,12 @@ def test_kernels_that_are_wrong_contradict_it(monkeypatch: pytest.MonkeyPatch) -
 
 
 UNSEEN, SEEN, DOWN = (arithmetic.Bias(mean, 0.001) for mean in (0.0, 0.1, -0.1))
-FINE = arithmetic.Used((0.0, 0.5, 4.0, 6.0))
+FINE = arithmetic.Magnitudes((0.0, 0.5, 4.0, 6.0))
 # Name → (claim, the function that it calls, wrong results of this function for NVFP4 and for MXFP4). With them, the
 # claim's check has to fail.
 WRONG = {
     "n12: no larger": (arithmetic.n12, "rounding_errors", (0.02, 0.01), (0.02, 0.03)),
-    "n24: all used": (arithmetic.n24, "used", FINE, FINE),
+    "n24: all used": (arithmetic.n24, "magnitudes_of_example", FINE, FINE),
     "n24: few": (
         arithmetic.n24,
         "maxima",

@@ -10,7 +10,7 @@ import pytest
 from fewbits.experiments.data.config import DataConfig
 from fewbits.experiments.data.corpus import Corpus
 from fewbits.experiments.data.load import load
-from fewbits.experiments.data.synthetic import weights
+from fewbits.experiments.data.synthetic import scaled_probabilities
 
 SIZE = 1 << 20
 
@@ -26,7 +26,7 @@ def zipf() -> list[float]:
 
 
 def test_the_entropy_is_that_of_the_distribution_drawn_from(corpus: Corpus) -> None:
-    drawn = weights().tolist()
+    drawn = scaled_probabilities().tolist()
     assert sum(drawn) == 1 << 32
     assert all(count > 0 for count in drawn)
     assert corpus.entropy == pytest.approx(-sum(n / 2**32 * log(n / 2**32) for n in drawn), rel=1e-13)

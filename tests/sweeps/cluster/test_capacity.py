@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fewbits.sweeps.cluster.capacity import slots
+from fewbits.sweeps.cluster.capacity import bundles_that_fit
 from tests.ray_head import client_environment, ray_head
 
 ROOT = Path(__file__).parents[3]
@@ -34,7 +34,7 @@ print(json.dumps([before, ask_autoscaler().exists, refused]))
     [({"CPU": 1}, 4), ({"CPU": 1, "GPU": 0.5}, 2), ({"GPU": 2}, 0), ({"memory": 1}, 0), ({"CPU": 0.1}, 40)],
 )
 def test_a_node_holds_as_many_bundles_as_its_scarcest_resource_allows(bundle: dict[str, float], count: int) -> None:
-    assert slots({"CPU": 4, "GPU": 1}, bundle) == count
+    assert bundles_that_fit({"CPU": 4, "GPU": 1}, bundle) == count
 
 
 def test_an_autoscaler_that_has_no_node_yet_is_believed_about_what_it_can_start() -> None:

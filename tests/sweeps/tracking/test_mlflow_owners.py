@@ -147,7 +147,7 @@ def test_only_ones_own_killed_trials_are_reaped(
     for store, user in ((stores.ours, "alice"), (stores.ours, "bob"), (stores.theirs, "alice")):
         monkeypatch.setenv("FEWBITS_USER", user)
         (trial,) = stores.plan(store).trials.values()
-        Tracker(Runtime(tracking="mlflow"))(opened(trial.folder.path))
+        Tracker(Runtime(tracking="mlflow")).saved(opened(trial.folder.path))
         owners.append(owner_of(store / "runs"))
         provenance = trial.folder.path / "provenance.json"
         provenance.write_text(json.dumps({**json.loads(provenance.read_text()), "process": 1 << 30}))
@@ -178,14 +178,14 @@ def test_runs_without_an_owner_are_adopted_by_the_store_that_has_their_folder(
     (trial,) = stores.plan(stores.ours).trials.values()
     for store in (stores.ours, stores.theirs):
         Mirror(stores.plan(store), uri).sync(last=True)
-    Tracker(Runtime(tracking="mlflow"))(opened(trial.folder.path))
+    Tracker(Runtime(tracking="mlflow")).saved(opened(trial.folder.path))
     client = connection.connect(tmp_path, uri)
     as_before_owners(client, uri, tmp_path)
     before = all_runs(uri, tmp_path)
     assert len(before) == 5
     (stores.ours / "runs" / CACHE).unlink()
     Mirror(stores.plan(stores.ours), uri).sync(afresh=True)
-    Tracker(Runtime(tracking="mlflow"))(opened(trial.folder.path))
+    Tracker(Runtime(tracking="mlflow")).saved(opened(trial.folder.path))
     after = all_runs(uri, tmp_path)
     assert after.keys() == before.keys()
     adopted = of(after, stores.owner(stores.ours, "alice"))

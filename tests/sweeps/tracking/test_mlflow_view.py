@@ -471,7 +471,7 @@ for folder in folders:
     if not os.fork():
         os.close(go)
         os.read(ready, 1)  # until the other end is closed, so that all start at once
-        Tracker(Runtime(tracking="mlflow"))(opened(folder))
+        Tracker(Runtime(tracking="mlflow")).saved(opened(folder))
         os._exit(0)
 os.close(go)
 sys.exit(sum(os.wait()[1] != 0 for _ in folders))
