@@ -35,8 +35,10 @@ _YAML_CONSTANTS = ("null", "none", "true", "false", "yes", "no", "on", "off", "n
 
 
 def compose(folder: Path, root: str, overrides: Sequence[str]) -> DictConfig:
-    """Return the config composed of the folder's file `root` and the overrides.
+    """Return the config that Hydra composes from a main config and the overrides.
 
+    folder: the folder with the config files.
+    root: the main config's name: of a file in `folder`, without `.yaml`, or of a config in Hydra's ConfigStore.
     Hydra's global state is restored afterwards, because the caller may itself run inside Hydra.
     """
     ours = _initialised(folder.resolve())

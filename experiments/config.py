@@ -112,11 +112,11 @@ def resolved(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _independent(values: Sequence[_Parsed], groups: tuple[str, ...], own: Folders) -> set[str]:
-    """Return the keys whose values can be set after interpolations `${…}` are resolved, with the same result.
+    """Return the keys of those overrides in `values` that can be applied after interpolations `${…}` are resolved.
 
+    The resulting config is the same as if they were applied before. This holds if the override replaces a plain value
+    by a plain value, no interpolation reads its key, and no other override sets a section that contains this key.
     values: the overrides that set values. groups: those that choose configs of groups. own: the user's config folders.
-    Such a key replaces a plain value by a plain value, no interpolation reads it, and no other override sets a section
-    that contains it.
     """
     if any("${" in override.text for override in values):
         return set()
@@ -152,9 +152,10 @@ def _get(config: Mapping[str, Any], key: str) -> Any:
 
 @cache
 def _read_by_interpolations(groups: tuple[str, ...], own: Folders) -> set[str] | None:
-    """Return which keys interpolations may read in the config that `groups` compose; None if they may read any key.
+    """Return which keys of a config its interpolations may read; None if they may read any key.
 
     Of each key, only the last name is in the set, because interpolations may be relative: `block` for `${.block}`.
+    groups: the config's overrides, which choose configs of groups. own: the user's config folders.
     """
     text = str(_composed(groups, own))
     inside = re.findall(r"\$\{([^{}]*)\}", text)
@@ -178,7 +179,10 @@ def _with_values(groups: tuple[str, ...], values: tuple[str, ...], own: Folders)
 
 @lru_cache(maxsize=256)
 def _composed(overrides: tuple[str, ...], own: Folders) -> dict[str, Any]:
-    """Return the config that Hydra composes, as plain values with unresolved interpolations."""
+    """Return the config that Hydra composes, as nested plain values in which interpolations are not resolved.
+
+    own: the user's config folders. Raise ValueError, with a message in one line, for Hydra's errors.
+    """
     prepare()
     digest = digest_of_texts({}, _composed_from(), *own.digests) if own.paths else _composed_from()
     try:
@@ -214,8 +218,10 @@ def recipe_and_settings(overrides: Sequence[str]) -> tuple[Recipe, dict[str, Any
 
 
 def _recipe(data: Mapping[str, Any], overrides: Sequence[str]) -> Recipe:
-    """Return the recipe of the composed section `recipe`.
+    """Return the recipe that the section `recipe` of a composed config describes.
 
+    data: this section, with the recipe's fields and settings. overrides: those with which the config was composed; if
+        they choose a recipe and do not set `recipe.name`, the returned recipe has the name of the chosen one.
     Raise ValueError if a field is invalid; if the cause is a setting with a value of a wrong type, the message names
     this setting.
     """

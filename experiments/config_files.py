@@ -117,7 +117,10 @@ def _named(override: str) -> Iterator[Path]:
 
 
 def _package_folder(name: str) -> Path:
-    """Return the path of a folder in an installed Python package; `name` is written as `package/configs`."""
+    """Return the path of a folder in an installed Python package; raise ValueError if there is no such package.
+
+    name: the package, then the folders below it, separated by `/` or `.`, for example `my_package/configs`.
+    """
     package, *below = re.split(r"[./]", name)
     try:
         return Path(str(package_files(package))).joinpath(*below)

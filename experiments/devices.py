@@ -44,9 +44,9 @@ class World:
         return value
 
     def agree(self, *requests: bool) -> tuple[bool, ...]:
-        """Return, for each request, whether it is true on any rank. All ranks must call this; all get the same result.
+        """Return, for each request, whether it is true on at least one rank; all ranks get the same result.
 
-        So all ranks take the same decision, for example to stop.
+        All ranks must call this together. It lets them take the same decision, for example to stop.
         """
         if self.ranks == 1:
             return requests
@@ -135,7 +135,10 @@ _TORCHRUN = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
 
 
 def check_openmp(threads: int) -> None:
-    """Raise ValueError if OpenMP's environment variables allow fewer than `threads` threads: results would change."""
+    """Raise ValueError if OpenMP's environment variables allow fewer than `threads` threads.
+
+    The results of a trial on a CPU depend on the number of threads.
+    """
     limit = os.environ.get("OMP_THREAD_LIMIT", "")
     dynamic = os.environ.get("OMP_DYNAMIC", "").lower() in ("true", "1")
     if threads > 1 and (dynamic or (limit.isdecimal() and int(limit) < threads)):

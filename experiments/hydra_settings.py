@@ -39,10 +39,10 @@ def is_hydra_setting(key: str) -> bool:
 
 
 def explain_setting(key: str, multirun: bool = False) -> str | None:
-    """Return a message that fewbits does not use one of Hydra's own settings, and what to use instead.
+    """Return a message which says that fewbits does not use this setting of Hydra's, and what to use instead.
 
-    key: the key of the override, such as `hydra.run.dir`. multirun: whether the command is a multirun. A multirun uses
-    some of Hydra's settings, such as `hydra/sweeper`; for these, None is returned.
+    key: the key of an override of one of Hydra's own settings, such as `hydra.run.dir`. multirun: whether the command
+    is a multirun. A multirun uses some of Hydra's settings, such as `hydra/sweeper`; for these, None is returned.
     """
     path = re.sub(r"^[+~]*hydra[./]?", "", key).replace("/", ".")
     matching = (start for start in (*_INSTEAD, *_OF_MULTIRUN) if path == start or path.startswith(f"{start}."))

@@ -108,12 +108,13 @@ def meaning(identity: Mapping[str, Any]) -> str:
 
 
 def possible_identities(made_of: Mapping[str, Any]) -> Iterator[Identity]:
-    """Yield the identity `made_of`, then a copy of it for each other source fingerprint that gives the same bits.
+    """Yield the identity `made_of`, then a copy for each other version of the sources that gives the same bits.
 
-    A trial that is stored under one of these identities may not need training again.
-    `fingerprint/equal_bits.json` lists the pairs of fingerprints that are proven to give the same bits, each on one
-    instruction set. Pairs of all instruction sets are used here. So the caller has to check, by
-    `computed_by_installed_sources`, whether the proof holds on the instruction set that computed the stored trial.
+    Each copy has that version's numerics fingerprint in place of the trial's own. A trial that is stored under one of
+    these identities may not need training again. The versions are those that pairs in `fingerprint/equal_bits.json`
+    connect. Each pair was tested on one instruction set, and pairs of all instruction sets are used here. Therefore the
+    caller has to check, by `computed_by_installed_sources`, whether the bits are the same on the instruction set on
+    which the stored trial was computed.
     """
     own, *parents = made_of["numerics"]
     for fingerprint in equal_fingerprints(own, made_of["device"]):
@@ -245,10 +246,10 @@ def segment(step: int, kind: str, device: torch.device) -> dict[str, Any]:
 
 
 def environments(provenance: Mapping[str, Any]) -> list[Mapping[str, str | None]]:
-    """Return the environment of each segment whose steps are part of a run's result, in order.
+    """Return the environment (versions, processor, GPU) of each segment of a run, in order.
 
-    A segment is the steps that one process computed. It is omitted if a later process started at or before its first
-    step, and so computed its steps again. provenance: the content of provenance.json.
+    A segment is the steps that one process computed. A segment is omitted if a later process started at or before its
+    first step, and so computed its steps again. provenance: the content of provenance.json.
     """
     segments: list[Mapping[str, Any]] = []
     for part in provenance.get("segments", ()):

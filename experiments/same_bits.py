@@ -5,11 +5,12 @@
 The newer version is the checkout with its uncommitted changes. Both versions train the same tiny trials (every recipe,
 the samplers, the optimizers, every architecture, a branch and a resumed trial) with the compiled kernels and with the
 reference kernels, and both quantize the same adversarial tensors with about a thousand quantizers. If all bytes are
-equal and every changed statement was executed, the fingerprints of both versions are added as a pair to
-`experiments/fingerprint/equal_bits.json`, for this kind of device and instruction set. Otherwise nothing is added, and
-the exit status is 1: the new sources then define different trials. After a large refactoring, some changed statements,
-such as error paths, are executed by none of the trials. A person who has read these statements may declare the versions
-equal by --reviewed REASON; the reason is recorded. The command takes about 15 minutes on two cores.
+equal and every changed statement was executed, the numerics fingerprints of both versions (hashes of the sources that
+compute) are added as a pair to `experiments/fingerprint/equal_bits.json`, for this kind of device and instruction set.
+Otherwise nothing is added, the exit status is 1, and the stored trials of the older version stay stale. After a large
+refactoring, some changed statements, such as error paths, are executed by none of the trials. A person who has read
+these statements may declare the versions equal by --reviewed REASON; the reason is recorded. The command takes about 15
+minutes on two cores.
 """
 
 from __future__ import annotations
@@ -172,11 +173,13 @@ def prove(
 ) -> int:
     """Compare two versions; if they are proven to give the same bits, add their fingerprints to equal_bits.json.
 
-    Write to the file of the new version. Without a proof, print the reason and write nothing. Return the exit status: 1
-    without a proof, else 0.
+    This equal_bits.json is the one in the checkout of the new version. Without a proof, print the reason and write
+    nothing. Return the exit status: 1 without a proof, else 0. Versions with the same fingerprint need no proof; for
+    them, write nothing and return 0.
 
-    commit: the name of the older version, for the record. trials: overrides by name; None: all trials. reviewed: the
-    reason for accepting changed statements that no trial executed; empty: do not accept them.
+    commit: the name of the older version, which is written with the pair.
+    trials: the overrides of each trial, by the trial's name; None: the trials that `compare` chooses.
+    reviewed: the reason for accepting changed statements that no trial executed; empty: do not accept them.
     """
     before, after = old.description["fingerprint"], new.description["fingerprint"]
     if before == after:
@@ -211,8 +214,9 @@ def compare(old: Version, new: Version, trials: Mapping[str, Sequence[str]] | No
     """Compare the bits that two versions compute, in trials and in single calls of kernels.
 
     Return None if any bits differ, else the changed statements that no trial executed, as `untried_statements` does.
-    trials: the overrides of each trial, by name; None: a trial for each recipe that is equal in both versions, and the
-        trials of OTHERS.
+    trials: the overrides of each trial, by the trial's name, besides those of TINY, which every trial gets; None: a
+        trial for each recipe that is equal in both versions, and the trials in OTHERS, which use other models,
+        optimizers and settings.
     """
     if trials is None:
         recipes = recipes_of_both(old, new)
@@ -239,7 +243,11 @@ def recipes_of_both(old: Version, new: Version) -> list[str]:
 
 
 def description() -> dict[str, Any]:
-    """Return this version's fingerprint, the files that it covers, the instruction set, and the version of torch."""
+    """Return facts about the version of the sources that runs this function, and about the machine.
+
+    Keys: `fingerprint`, the hash of the sources that compute; `files`, the paths of these sources; `instruction_set`,
+    that of this machine's processor; `torch`, the version of torch.
+    """
     import torch
 
     from fewbits.kernels.backends.processor import instruction_set
@@ -260,13 +268,14 @@ class _Interrupted(BaseException):
 
 
 def train_all(folder: Path, trials: Mapping[str, Sequence[str]], trace: str | None) -> None:
-    """Train all trials with each backend; write the runs into `folder`, and lines.json beside it.
+    """Train all trials with each backend of the kernels (cpu and reference); write the runs into `folder`.
 
-    Then the first trial is trained again with an interruption, and a branch is trained from the first trial's end.
+    Then the first trial is trained again with an interruption, and a branch is trained from the first trial's end. The
+    file lines.json is written into the parent folder of `folder`.
     trials: the overrides of each trial, by name.
-    trace: `python` records the executed lines of each Python file in lines.json. `cpp` uses only the compiled backend,
-        and gcov's counters record the executed lines of C++ files. None records nothing. Without `python`, lines.json
-        has no lines.
+    trace: `python` records the executed lines of each Python file in lines.json. `cpp` uses only the backend cpu, which
+        is compiled C++, and gcov's counters record the executed lines of C++ files. None records nothing. Without
+        `python`, lines.json contains an empty dictionary.
     """
     lines: dict[str, set[int]] = {}
     if trace == "cpp":
@@ -353,6 +362,7 @@ def _build_with_counters(folder: Path) -> None:
 def differing_files(old: Path, new: Path) -> list[str]:
     """Return "BACKEND/TRIAL: FILE" for each file that differs between the runs of the two versions.
 
+    old, new: for each version, the folder into which `train_all` wrote its runs.
     The ids in result.json are ignored, because they depend on the sources. Keys of result.json that only the new
     version writes are ignored, too: they come from an evaluation that the old version did not have. Such an evaluation
     does not affect training, and reports accept stored trials without these numbers.
@@ -393,9 +403,9 @@ def _contents(runs: Path) -> dict[str, Any]:
 def untried_statements(old: Version, new: Version, trials: Mapping[str, Sequence[str]]) -> list[str]:
     """Return a line of text for each statement that is in only one version and that a person has to review.
 
-    A statement needs review if that version's runs of the trials did not execute it (exceptions: `untried`). The line
-    has the version (old or new), the file and line number, and the statement's text. trials: the overrides of each
-    trial, by name.
+    A statement needs review if that version's runs of the trials did not execute it, unless it is a declaration whose
+    names merely changed, or an import that gives no name a new meaning. The line of text has the version (old or new),
+    the file and line number, and the statement's text. trials: the overrides of each trial, by name.
     """
     of_old, of_new = (read_sources(version.description["files"], version.root) for version in (old, new))
     lines = []

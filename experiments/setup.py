@@ -131,7 +131,7 @@ def check_data(trial: Trial, corpus: Corpus) -> None:
 
 
 def check_evaluation(trial: Trial, corpus: Corpus) -> None:
-    """Raise ValueError before training if the evaluation at its end would fail."""
+    """Raise ValueError if the cloze items or lm-eval tasks that the trial requests could not be evaluated."""
     e = trial.evaluation
     cloze(trial, corpus)
     if e.tasks:

@@ -152,18 +152,18 @@ class FewbitsConverter:
         self.quantization.begin(step, micro_batch, rank=self.rank, progress=progress)
 
     def _load(self, model: nn.Module, state: Mapping[str, Any], *_: object) -> None:
-        """Set the step to the one in `state`, the dictionary from which torchtitan loads the model.
+        """Set the training step of the quantized layers to the one in `state`.
 
-        torchtitan stores the step in the entry `train_state`. Without this entry, set the step to 0, as torchtitan
-        does.
+        `state` is the dictionary from which torchtitan loads the model. torchtitan stores its step in the entry
+        `train_state`. Without this entry, the step becomes 0, as in torchtitan.
         """
         train_state = state.get("train_state")
         self._step(0 if train_state is None else train_state.step)
 
     def _initialise_with(self, model: Any) -> None:
-        """Make the model's init_weights also set each sampler's parameter `bit_scale`, which sets the bit widths, to 1.
+        """Make the model's method `init_weights` also set the parameter `bit_scale` of each layer with a sampler to 1.
 
-        torchtitan allocates this parameter but does not initialise it.
+        The parameter determines the layer's learned bit widths. torchtitan allocates it but does not initialise it.
         """
         original = model.init_weights
 
@@ -305,8 +305,9 @@ class NumericsProcessor(MetricsProcessor):  # type: ignore[misc]
 def build_metrics_processor(
     job_config: Any, parallel_dims: Any, model_args: Any = None, tag: str | None = None
 ) -> MetricsProcessor:
-    """Return a NumericsProcessor; the train specs that this module registers call this function.
+    """Return a NumericsProcessor; torchtitan calls this function for the train specs that this module registers.
 
+    The parameters are those of torchtitan's own function of this name; model_args is ignored.
     Raise ValueError if the config names a recipe but not the converter `fewbits`.
     """
     section = getattr(job_config, NAME, None)

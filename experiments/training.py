@@ -451,8 +451,9 @@ def evaluated_windows(trial: Trial, corpus: Corpus) -> dict[str, int]:
 def evaluate_last(state: State, trial: Trial, corpus: Corpus, folder: Path | None) -> dict[str, float]:
     """Evaluate the final weights document by document, and write evaluation.parquet into `folder` (None: nowhere).
 
-    Return mean losses by name, such as `validation_loss_unquantized`: for each split, the loss with unquantized
-    operands and, if layers are sampled, two losses with cast weights (evaluation/by_document.py). The loss with the
+    Return mean losses by name, for each split: `SPLIT_loss_unquantized`, with unquantized operands. If the recipe has a
+    sampler, also two losses with the weights that get noise in training cast: `SPLIT_loss_cast`, to the formats of
+    their learned bit widths, and `SPLIT_loss_narrow`, to the narrowest format of GaussWS's Table C.1. The loss with the
     recipe's operands is omitted, because `evaluate` returns it.
     """
     t = trial.training
@@ -522,7 +523,7 @@ def with_evaluation(
 
 
 def _check_examples(result: dict[str, Any], trial: Trial) -> None:
-    """Raise ValueError if `result` has one of the trial's tasks, but with another number of few-shot examples."""
+    """Raise ValueError if `result` has a task that the trial requests with another number of few-shot examples."""
     if trial.evaluation.tasks:
         shots([*result.get("evaluated", {}).get("tasks", ()), *trial.evaluation.tasks])
 

@@ -82,8 +82,8 @@ def product(a: Tensor, b: Tensor, accumulator: str, *, scales: tuple[Tensor, Ten
     Valid dtypes of a and b are float8_e4m3fn, float8_e5m2, float16 and bfloat16, and also float32 if the accumulator is
     `fp32`, `fp16` or `bf16`. For `blackwell-fp4`, a and b may have any dtype, but must contain only values of E2M1.
 
-    scales: only for `blackwell-fp4`: the block scales of a [M, K / B] and of b [K / B, N] in float8_e4m3fn or
-        float8_e8m0fnu, for blocks of B = 16 or 32 elements along K; None: all scales are 1.
+    scales: only for `blackwell-fp4`: a tensor [M, K / B] with the block scales of a, and a tensor [K / B, N] with those
+        of b, in float8_e4m3fn or float8_e8m0fnu, for blocks of B = 16 or 32 elements along K; None: all scales are 1.
 
     In FP16 a sum of ones stops at 2048, because 2049 is not a value of FP16:
 

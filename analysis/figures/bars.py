@@ -71,7 +71,7 @@ def draw_estimate(axes: Axes, y: float, row: Estimate, reach: float | None = Non
     """Draw one row at height y: our mark is filled, the paper's is hollow.
 
     If the absolute value of a number exceeds `reach`, a mark at the edge points outwards instead: an arrow for our
-    number, a triangle for the paper's. If `reach` is None, the axis has no limits.
+    number, a triangle for the paper's. If `reach` is None, each number has its usual mark, however large it is.
     """
     far = np.inf if reach is None else reach
     if row.paper is not None:

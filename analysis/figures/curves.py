@@ -167,7 +167,8 @@ def draw_lines(axes: Axes, panel: Panel) -> None:
 def finish(axes: Axes, panel: Panel) -> None:
     """Set the axes' limits and number formats of a panel after `draw_lines`, and add the paper's marks.
 
-    If the panel has `branches_at`, also draw an upright line there.
+    If arms branch from a trunk in the panel (`Panel.branches_at`), also draw an upright line where they branch, and
+    hide the beginning of a long trunk.
     """
     if panel.empty or not panel.lines:
         return
@@ -254,7 +255,8 @@ def _leave_out_long_trunk(axes: Axes, panel: Panel) -> None:
     """Hide the beginning of a trunk that is more than three times as long as the branches along the x axis.
 
     The trunk is the part of the lines to the left of x = `panel.branches_at`, the branches are the part to the right.
-    The part that stays visible is three times as long as the branches. The y axis is fitted to the shown values.
+    The part of the trunk that stays visible is three times as long as the branches. The y axis is fitted to the shown
+    values.
     """
     assert panel.branches_at is not None
     last = max(float(line.x[-1]) for line in panel.lines)

@@ -30,7 +30,7 @@ FAR = 4.0  # the axis does not extend to effects greater than FAR times the medi
 class EffectsFigure:
     """The figure of the effects of all arms of a study, as figures.yaml declares it.
 
-    The arms are those of the sweeps in the list `groups` of arms.yaml.
+    The key `groups` of arms.yaml lists the sweeps whose arms are shown.
     """
 
     id: str
@@ -95,7 +95,8 @@ def effects_of(results: Results, study: str, of: EffectsFigure) -> list[Effect]:
 def effects_picture(results: Results, study: str, of: EffectsFigure) -> Picture:
     """Return the figure of effects, with a row for each arm that `effects_of` returns.
 
-    Return NotPlanned if there is no such arm. Return NoData if no arm has a pair of finished trials with its baseline.
+    Return NotPlanned if there is no such arm. Return NoData if the change is not known for any of these arms, for
+    example because for no seed both the arm's and its baseline's trial are finished.
     """
     found = effects_of(results, study, of)
     if not found:

@@ -1,8 +1,8 @@
 """Figures of losses on out-of-domain text, which replace the paper's figures of task scores.
 
 The scores that the study's paper reports for the end of training are shown beside our losses. Task scores need models
-of billions of parameters. Out-of-domain losses answer a part of the same question with small models: if an arm is as
-good as its baseline on text like the training data, is it also as good on other text?
+of billions of parameters. Out-of-domain losses of small models answer a part of the question that task scores answer:
+if an arm is as good as its baseline on text like the training data, is it also as good on other text?
 """
 
 from __future__ import annotations

@@ -37,7 +37,10 @@ def line_key(label: str, style: Style, width: float | None = None) -> Line2D:
 
 
 def rule_key(label: str, dashes: tuple[float, ...] = ()) -> Line2D:
-    """Return the legend's entry for a reference line, such as a margin."""
+    """Return the legend's entry for a reference line, such as a margin.
+
+    dashes: the pattern of dashes and gaps, as for Line2D's argument `dashes`; () is a solid line.
+    """
     pattern: Any = dashes or (None, None)
     return Line2D([], [], color=theme().quiet, linewidth=0.9, dashes=pattern, label=label)
 

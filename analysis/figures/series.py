@@ -114,9 +114,10 @@ def level(frame: pd.DataFrame, arm: str) -> Series | None:
 
 
 def change(frame: pd.DataFrame, arm: str, baseline: str) -> Series | None:
-    """Return the curve of (arm - baseline) / |baseline|, paired by seed and number of tokens; None without a pair.
+    """Return the curve of (arm - baseline) / |baseline|, computed for each seed and number of tokens that both have.
 
-    frame: a table as `curves` or `recorded` returns it.
+    frame: a table as `curves` or `recorded` returns it. Return None if the arm and the baseline have no seed or no
+    number of tokens in common.
     """
     ours, theirs = _tokens_by_seeds(frame, arm), _tokens_by_seeds(frame, baseline)
     seeds = [seed for seed in ours.columns if seed in theirs.columns]

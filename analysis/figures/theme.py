@@ -134,8 +134,8 @@ def svg(figure: Figure) -> str:
 def in_both_themes(light: str, dark: str) -> str:
     """Return one SVG that shows the colours of `light` or `dark`, as the reader's browser prefers.
 
-    It is half as large as the two SVGs together. Return "" if `light` and `dark` differ in more than their
-    colours.
+    light, dark: SVGs of the same figure, as `svg` returns them, in the two themes. The result is half as large as both
+    together. Return "" if `light` and `dark` differ in more than their colours.
     """
     if _COLOUR.sub("", light) != _COLOUR.sub("", dark):
         return ""

@@ -99,8 +99,9 @@ class Shown:
 
     @cached_property
     def changes(self) -> dict[str, Series]:
-        """The curves of the arms' changes from the baseline, by arm; arms without a pair of trials are left out.
+        """The curves of the arms' changes from the baseline, by arm.
 
+        An arm is left out if it has no seed, or no number of tokens, in common with the arm that it is compared with.
         The A/A arm is compared with BF16, and each trunk after the first one with the first trunk.
         """
         frame = series.recorded(self.part, self.metric)

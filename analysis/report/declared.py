@@ -65,9 +65,9 @@ def declared_figures(study: str) -> Iterator[tuple[str, str | None, MakeFigure]]
 
 
 def declared_tables(study: str) -> Iterator[tuple[str, str, MakeTable]]:
-    """Yield the id, the title and the making function of each table that the study declares.
+    """Yield the id, the title and the making function of each table that the study declares, and of the table "Power".
 
-    None of them is a table of the paper. Every study with claims also has the table "Power", which is not declared.
+    None of them is a table of the paper. "Power" is yielded for each study with claims, without a declaration.
     """
     found = declared(study)
     if found.noise:

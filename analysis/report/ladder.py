@@ -20,8 +20,10 @@ ABOUT = "The verdicts at a scale use only the runs of this scale. A verdict may 
 def write_ladder(overrides: Sequence[str], scales: Sequence[str], reports: Path) -> Written:
     """Write the page that compares these scales of a study, in the folder STUDY-SCALE-SCALE… of `reports`.
 
-    overrides: as for `fewbits sweep`, for example `study=mor`, without the scale. Raise ValueError for fewer than two
-    scales, or for a scale that is given twice.
+    overrides: as for `fewbits sweep`, for example `study=mor`, without the scale. Return what `fewbits report` prints
+    about the page: its path, the counts of verdicts, the places without a result, and notes.
+
+    Raise ValueError for fewer than two scales, for a scale that is given twice, or if `overrides` has a scale.
     """
     if len(scales) < 2 or len(set(scales)) != len(scales):
         raise ValueError(f"--compare {' '.join(scales)}: give at least two scales, and each only once")

@@ -276,9 +276,10 @@ class StudyReport:
         return shown_frame(rows, "remarks", remarks.remarks_html(self.verdicts))
 
     def not_printed(self) -> ShownFrame:
-        """Return a table of values that the paper's text does not print: rows of its tables, figures, and numbers.
+        """Return a table of the items with values that the paper's text does not print, with a row for each item.
 
-        The column `source` says where our copy of a value is from instead, or that the value is not known.
+        An item is a row of one of the paper's tables, a figure, or a single number; the column `number` names it. The
+        column `source` says where the values in our copy of the paper are from, or that they are not known.
         """
         numbers = remarks.not_printed(self.paper)
         html = render("list", items=[f"{number}: {source}" for number, source in numbers] or ["Nothing."])

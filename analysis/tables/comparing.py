@@ -52,7 +52,7 @@ def pools(results: Results, metric: Metric, baseline: str = BASELINE, where: Whe
 
     One kind, for example, is all arms whose forward passes have formats of fewer than 8 bits (results/pooling.py). The
     spread is pooled over all arms of a kind that have the baseline's model, optimizer, schedule and trunk. Return None
-    if the baseline is not planned or nothing can be pooled.
+    if the baseline is not planned or nothing can be pooled. where: use only trials with these axis values.
     """
     scope = scope_of(results, (baseline,), where=where)
     return None if scope is None else pools_of(results, scope, _values(results, metric), baseline, where)

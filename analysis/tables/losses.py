@@ -57,13 +57,16 @@ class LossColumn:
     part: Results | None = None  # the results that have the arm; None for the results of the whole table
 
     def level(self, results: Results, metric: Metric, paper: float | None = None, source: str = "") -> TableCell:
-        """Return a cell with the arm's mean of the metric beside the paper's number, without their difference."""
+        """Return a cell with the arm's mean of the metric beside the paper's number, without their difference.
+
+        paper: the paper's number. source: where the paper's number is from.
+        """
         return level(self.part or results, metric, self.arm, self.where, paper, source)
 
     def change(self, results: Results, metric: Metric, paper: float | None = None, source: str = "") -> TableCell:
         """Return a cell with the arm's change from its baseline in percent; blank if the column has no baseline.
 
-        paper: the paper's change in percent, which is shown beside ours.
+        paper: the paper's change in percent, which is shown beside ours. source: where the paper's number is from.
         """
         if self.baseline is None:
             return BLANK
@@ -125,7 +128,7 @@ def _score(results: Results, column: LossColumn, row: Row, printed: Table) -> Ta
     """Return a cell with our score on one of the paper's tasks, in percent, beside the paper's score.
 
     If no trial of the column's arm was evaluated on the task, our score is shown as `out of reach`; if, in addition,
-    the paper's table does not show this arm, the cell is blank.
+    the paper's table does not show this arm, the cell is blank. printed: the paper's table. row: its row for the task.
     """
     part, source = column.part or results, row.source or printed.source
     value = printed.value(row.id, column.printed) if column.printed else None

@@ -87,7 +87,10 @@ def settings_table(
 
 
 def model(line: Lineage) -> str:
-    """Return the name of our model and its number of parameters as text."""
+    """Return the name of the model that an arm trains, and the model's number of parameters, as text.
+
+    line: the arm's trial, after its trunks if there are any.
+    """
     return f"{line.arm.model.name}, {parameters(line.arm.model) / 1e6:,.1f} M parameters"
 
 

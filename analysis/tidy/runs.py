@@ -79,7 +79,7 @@ class Runs:
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The names of all axes that occur in the places, in order."""
+        """The names of all axes of the places, in the order in which they first occur."""
         return _axes_of(self.places)
 
     @cached_property

@@ -89,7 +89,10 @@ class Provenance:
 
     @property
     def mixed(self) -> list[str]:
-        """Warnings that the trials were computed by different commits or environments, or from uncommitted code."""
+        """Warnings that trials were computed by different commits, from uncommitted code, or in different environments.
+
+        Only the environments of trials with the same seed, and those in which one trial was computed, are compared.
+        """
         lines = []
         commits = self.values("git")
         if len(commits) > 1:

@@ -80,15 +80,19 @@ class Items(tuple[Union[ShownFrame, "ShownFigure"], ...]):
 
 
 def outcome_rows(verdicts: Iterable[Verdict]) -> list[dict[str, Any]]:
-    """Return a row {"verdict": …, "claims": number of claims with this verdict} for each outcome."""
+    """Return a row {"verdict": …, "claims": number of claims} for each possible verdict of a claim, also with 0 claims.
+
+    verdicts: one for each claim.
+    """
     outcomes = [verdict.outcome for verdict in verdicts]
     return [{"verdict": str(outcome), "claims": outcomes.count(outcome)} for outcome in Outcome]
 
 
 def verdict_row(verdict: Verdict) -> dict[str, Any]:
-    """Return the row of a claim: its verdict, the reason, and the effect, interval, p value … of one comparison.
+    """Return the row of a claim: its id, statement, verdict and so on, and the numbers of one comparison.
 
-    The comparison is `verdict.leading`, the one with the greatest p value; NUMBERS lists the columns.
+    The comparison is `verdict.leading`, and its numbers are in the columns NUMBERS. If `verdict.leading` is None, these
+    columns contain None.
     """
     return {
         "claim": verdict.claim.id,

@@ -50,7 +50,9 @@ class LineView:
 def table_html(result: TableResult, trials: Trials) -> Markup:
     """Return the table as HTML, with its notes and the trials behind each number.
 
-    The table is in a closed <details> element if the sweeps of this scale have none of the arms that our numbers need.
+    trials: all trials of the report, by id.
+    The table is in a closed <details> element if all our numbers are missing because the sweeps of the report's scale
+    do not have the arms that give them. Empty cells, and numbers that no scale gives, are ignored in this decision.
     """
     numbers = [cell.ours for row in result.rows for cell in row.cells]
     missing = next((number for number in numbers if isinstance(number, NotPlanned)), None)

@@ -50,7 +50,8 @@ def print_group(group: str, name: str | None, directory: str | None, as_json: bo
 def _about(group: str, name: str, own: Folders) -> str:
     """Return a config's description: the comment at the head of its file.
 
-    For one of fewbits' own kinds of data, return the summary in `KINDS`. own: the user's config folders.
+    For one of fewbits' own kinds of data, return its summary from `data.load.KINDS` instead.
+    own: the user's config folders.
     """
     if group == "data" and name in KINDS:
         return KINDS[name].summary

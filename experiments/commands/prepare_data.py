@@ -197,7 +197,8 @@ def _prepare(out: Path, request: Request, tokenizer: Tokenizer, stream: Document
 class _Progress:
     """A progress line on stderr, updated every second; nothing is shown if stderr is no terminal.
 
-    before: documents that earlier calls have prepared. expected: documents in all, approximately.
+    before: the number of documents that earlier calls have prepared.
+    expected: the approximate number of documents at the end, including those.
     """
 
     def __init__(self, before: int, expected: int) -> None:

@@ -33,7 +33,7 @@ def default_cache() -> Path:
 
 @contextmanager
 def _progress(text: str) -> Iterator[None]:
-    """Show the text on a terminal while the `with` block runs, which can take a minute."""
+    """Show the text on stderr while the `with` block runs, and then erase it; do nothing if stderr is no terminal."""
     terminal.show(text)
     try:
         yield

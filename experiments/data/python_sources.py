@@ -43,7 +43,7 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Sources:
-    """A package whose sources are a corpus."""
+    """The Python files from which a corpus is made: those of the standard library, or those of torch."""
 
     name: str
     root: Callable[[], str]  # returns the folder of the sources
@@ -111,11 +111,12 @@ def stamp(sources: Sources) -> str:
 
 
 def collect(sources: Sources, size: int, prose: Sequence[str] | None = None) -> Texts:
-    """Return the documents of the splits validation, train (`size` bytes) and ood.
+    """Return the documents of the splits validation, train (`size` bytes) and ood (out-of-domain text).
 
-    prose: the documents of ood; None: the docstrings of all files of `sources`, without docstrings that are not prose
-        or that contain a line of the code which `_codes` yields.
-    Raise ValueError if there is too little text.
+    prose: the documents of ood; files whose code contains a line of them are not used. None: the docstrings of all
+        files of `sources`, except those that are not prose, and those that contain a line of code which the other
+        splits may use.
+    Lines of fewer than _TELLING_LINE characters are ignored. Raise ValueError if there is too little text for a split.
     """
     lines, docstrings = set[str](), dict[str, None]()
     codes = _codes(sources, _telling_lines("\n".join(prose or ())), lines, docstrings)
@@ -141,9 +142,11 @@ def collect(sources: Sources, size: int, prose: Sequence[str] | None = None) -> 
 def _codes(sources: Sources, foreign: set[str], lines: set[str], docstrings: dict[str, None]) -> Iterator[str]:
     """Yield the code, without docstrings, of each file that `sources.accepts` and that copies no other text.
 
-    A file is omitted as a copy if more than half of its text is lines in `lines`, which come from files yielded before
-    it, or if one of its lines is in `foreign`, the lines of the out-of-domain text. Lines of fewer than _TELLING_LINE
-    characters are ignored. Add the lines of yielded code to `lines`, and the docstrings of every file to `docstrings`.
+    foreign: lines of the out-of-domain text; a file that contains one of them is omitted.
+    lines: the lines of the files yielded so far, to which each yielded file adds its own. A file is omitted if more
+        than half of its text consists of these lines.
+    docstrings: gets the docstrings of every file that is read, also of omitted files.
+    Lines of fewer than _TELLING_LINE characters are ignored; a file that has no other lines is omitted.
     """
     for text, tree in _parsed(sources):
         docstrings |= dict.fromkeys(map(inspect.cleandoc, _docstrings(tree)))

@@ -46,7 +46,11 @@ def entropy() -> float:
 
 
 def write_synthetic(folder: Path, size: int, seed: int) -> None:
-    """Write a training split of `size` tokens, and the splits validation and ood, into an empty folder."""
+    """Write a training split of `size` tokens, and the splits validation and ood, into an empty folder.
+
+    validation and ood have HELD_OUT tokens each. ood comes from another source of the same kind, with other classes
+    and permutations. seed: determines both sources and all tokens.
+    """
     sizes = {"train": size, "validation": HELD_OUT, "ood": HELD_OUT}
     splits = {name: np.frombuffer(b"".join(_generate(seed, name, count)), np.uint8) for name, count in sizes.items()}
     source = {"seed": seed, "what": "Markov source of order 2, Zipf r^-2; ood is another such source"}

@@ -102,7 +102,8 @@ def fits(trial: Trial, ranks: int, device_bytes: float) -> bool:
 def complaint(trial: Trial, ranks: int, device_bytes: float) -> str | None:
     """Return a message if a trial does not fit into `device_bytes` of memory per rank; None if it fits.
 
-    The message names the number of ranks, and the settings, with which the trial would fit.
+    The message names what would be enough: a number of ranks, and settings, such as training.recompute=true, that are
+    enough without more ranks. If there is neither, it suggests lowering training.micro_batch or training.length.
     """
     needed = estimate(trial, ranks).total
     if needed <= MARGIN * device_bytes:
@@ -215,10 +216,10 @@ def _saved_by_forward(config: DecoderConfig, recipe: Recipe, dtype: torch.dtype,
 
 
 def _cache_key_part(block: Block) -> tuple[object, ...]:
-    """Return a block's part of the key by which `_saved_by_forward` caches how many bytes a block saves.
+    """Return what a block contributes to the keys of the cache in `_saved_by_forward`.
 
-    The other part of the key is `_cache_key_part` of the block before. These two parts determine how many bytes the
-    block's forward pass saves for the backward pass.
+    The cache holds the number of bytes that a block's forward pass saves for the backward pass. This number depends on
+    the block and on the previous block, so a key consists of the results of this function for both.
     """
     layers = [module for module in block.modules() if isinstance(module, QuantizedLinear)]
     return block.branches, *((id(layer.plans), layer.sampler is None) for layer in layers)

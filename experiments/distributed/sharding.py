@@ -75,9 +75,10 @@ def synchronize_gradients(model: nn.Module, now: bool) -> None:
 
 
 def reshard(model: nn.Module) -> None:
-    """Free the gathered parameters outside the blocks, which stay gathered if no backward pass follows a forward pass.
+    """Free the gathered parameters outside the blocks, after a forward pass that no backward pass follows.
 
-    A model that is not sharded is left unchanged.
+    Without this call they would stay gathered, because only a backward pass frees them. A model that is not sharded is
+    left unchanged.
     """
     if callable(free := getattr(model, "reshard", None)):
         free()

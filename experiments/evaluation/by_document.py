@@ -65,7 +65,8 @@ def evaluate_documents(
 def means(frame: pd.DataFrame) -> dict[str, float]:
     """Return the mean losses of each split, over its evaluated tokens, by names such as `ood_loss_unquantized`.
 
-    The column `loss`, with the recipe's operands, is omitted. frame: the result of `evaluate_documents`.
+    The column `loss`, with the recipe's operands, is omitted, because callers compute its mean with `evaluate_loss`.
+    frame: the result of `evaluate_documents`.
     """
     losses: dict[str, float] = {}
     for text, rows in frame.groupby("text", sort=False):

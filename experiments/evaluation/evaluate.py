@@ -153,7 +153,10 @@ def _digest_of_folder(folder: Path) -> str:
 def _computed(
     run: FinishedRun, request: Request, runtime: Runtime, keys: Sequence[Key], report: Report
 ) -> Iterator[Evaluation]:
-    """Compute the requested evaluations whose keys are in `keys`, store them in the run folder, and yield them."""
+    """Compute an evaluation for each key, store it in the run folder, and yield it; lm-eval's tasks come last.
+
+    keys: each key names one of the request's tasks or texts.
+    """
     report("loading the checkpoint")
     model, quantization = run.model(runtime)
     facts = dict(environment(next(model.parameters()).device)) | {"lm_eval": _version("lm_eval")}
@@ -180,9 +183,10 @@ def _computed(
 
 
 def _progress(task: str, model: Decoder, report: Report) -> Progress:
-    """Return a function that takes a total number of windows and returns a context manager.
+    """Report the name of a task, and return a function with which the task's progress is reported.
 
-    In its `with` block, each forward pass of the model reports how many of these windows are done.
+    The function takes the task's number of windows and returns a context manager. In its `with` block, each forward
+    pass of the model reports this number, and how many windows earlier forward passes have read.
     """
     report(task)
 

@@ -88,9 +88,10 @@ class FinishedRun:
         return self.checkpoint.state["data"].get("separator")
 
     def model(self, runtime: Runtime) -> tuple[Decoder, Quantization]:
-        """Return the model and its quantization, with the operands and noise of the update after the checkpoint.
+        """Return the model with the checkpoint's weights, and its quantization, as the trial itself evaluates them.
 
-        The trial's own evaluation at this step uses the same operands and noise.
+        Operands and noise are those of the update that follows the checkpoint: a recipe can change its operands during
+        training, and the step seeds the noise. runtime: sets the device and the number of threads.
         """
         device = devices.choose(runtime).device
         t, state = self.trial.training, self.checkpoint.state

@@ -44,7 +44,9 @@ def run_tasks(
     the group. The keys of metrics are lm-eval's, such as "acc,none".
 
     tasks: names of lm-eval's tasks or groups, of tasks in YAML files under `include_path`, or in `tasks.TASK_GROUPS`.
-    length, batch, end: see `FewbitsLM`. limit: the number of questions of each task; None: all.
+    length: the number of tokens that the model reads at most. batch: the number of inputs per forward pass.
+    end: the token between documents, which also ends generated texts; None: there is no such token.
+    limit: the number of questions of each task; None: all.
     run_code: allow tasks that execute code which the model writes.
     """
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):

@@ -120,9 +120,10 @@ class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         return [Window(tuple((context + continuation)[-self._length - 1 : -1]), tuple(continuation))]
 
     def _rolling(self, context: list[int], text: list[int]) -> list[Window]:
-        """Return lm-eval's consecutive windows over a text; the last window is extended to the left to full length.
+        """Return lm-eval's windows over a text, which together predict each token of the text once.
 
-        The first token is predicted from the last token of the context.
+        The text's first token is predicted from the last token of the context. If there are several windows, the last
+        one is extended to the left, so that it also reads `length` tokens.
         """
         pairs = get_rolling_token_windows(text, context[-1], max_seq_len=self._length, context_len=1)
         return [Window(tuple(inputs), tuple(targets)) for inputs, targets in pairs]
@@ -156,9 +157,10 @@ class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         return totals
 
     def _score_windows(self, windows: Sequence[Window]) -> list[tuple[float, bool]]:
-        """Return `_score` of each window. Windows with equal inputs share one forward pass.
+        """Return, by window, the log-likelihood of its targets, and whether greedy decoding would give them.
 
-        Equal inputs are frequent, because the choices of a question often differ only in their last token.
+        Windows with equal inputs share one forward pass. Equal inputs are frequent, because the choices of a question
+        often differ only in their last token.
         """
         readers: dict[tuple[int, ...], list[int]] = {}
         for i, window in enumerate(windows):

@@ -69,9 +69,10 @@ class FewbitsRun(FewbitsLM):
 
 
 def _name(run: object) -> str:
-    """Return the run's name or hash as text; lm-eval turns a hash of digits, or of digits and one e, into a number.
+    """Return lm-eval's model argument `run`, a run's folder, name or hash, as text.
 
-    An int is turned back into a hash. For a float, raise ValueError.
+    lm-eval converts a hash that consists of digits to an int, and one of digits and a single e to a float. For an int,
+    return the hash, with its leading zeros. For a float, raise ValueError, because the hash cannot be restored.
     """
     if isinstance(run, int):
         return f"{run:0{HASH}d}"

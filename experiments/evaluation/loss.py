@@ -47,7 +47,7 @@ def evaluate_windows(model: Model, corpus: Corpus, split: str, *, windows: int, 
 
 
 def token_losses(model: Model, inputs: Tensor, targets: Tensor, batch: int) -> Iterator[list[list[float]]]:
-    """Yield, for each forward pass, a list for each of its windows with the losses of the window's tokens in nats.
+    """Yield, for each forward pass, a nested list [windows of this pass][length] with each token's loss in nats.
 
     inputs, targets: the tokens of all windows, [windows, length]. batch: windows per forward pass.
     """

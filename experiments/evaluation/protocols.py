@@ -34,7 +34,10 @@ class Corpus(Protocol):
     """A corpus whose splits can be read as windows of equal length or as documents."""
 
     def windows(self, split: str, count: int, length: int) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets, int64 [count, length], which depend on nothing but the arguments."""
+        """Return the inputs and targets of `count` windows of a split, int64 [count, length].
+
+        The target of an input token is the next token of the split. Equal arguments always give the same windows.
+        """
 
     def documents(self, split: str) -> Iterator[np.ndarray[Any, Any]]:
         """Yield the split's documents in order, each as a vector of tokens."""

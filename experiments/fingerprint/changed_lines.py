@@ -156,7 +156,7 @@ def _is_renamed(one: Statement, another: Statement, own: Sources, other: Sources
 
 
 def _lines(code: CodeType) -> Iterator[int]:
-    """Yield the lines that have code, including those of nested functions and classes."""
+    """Yield the line numbers that a code object contains, also those of the functions and classes inside it."""
     yield from (line for _, _, line in code.co_lines() if line)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

@@ -55,7 +55,7 @@ def equal_fingerprints(fingerprint: str, device: str, instruction_set: str | Non
 
     The sources of the two fingerprints of a pair gave the same bits. device: the kind of device, `cpu` or `cuda`.
     instruction_set: use only pairs that were tested with this one. None: use the pairs of all instruction sets; then
-    two fingerprints in the result may differ in bits on some processors.
+    it is possible that the sources of two fingerprints in the result compute different bits on some processors.
     """
     equal = [fingerprint]
     for known in equal:  # the list grows during the loop

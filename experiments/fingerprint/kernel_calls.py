@@ -44,9 +44,10 @@ def digest(value: torch.Tensor) -> str:
 
 
 def call(x: torch.Tensor, quantizer: str, axis: int) -> str:
-    """Return the digest of the quantized values, or the error's class name if the kernels refuse the call.
+    """Return the digest of `fake_quantize(x, quantizer, axis=axis)`, or the class name of the error that it raises.
 
-    The call is first made with a seed and, if the kernels refuse it, without one.
+    The function is first called with a seed and, if it raises ValueError, without one. The class name is returned only
+    if both calls fail.
     """
     for seed in (7, None):
         try:

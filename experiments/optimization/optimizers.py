@@ -138,7 +138,10 @@ def _by_parameter(model: nn.Module, partition: Mapping[str, Partition] | None) -
 
 
 def _move_versions(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Increment the version counter of each updated parameter, so that caches of quantized weights notice it."""
+    """Increment the version counter of each updated parameter, so that caches of quantized weights see the update.
+
+    The optimizer calls this function as a hook after each `step`.
+    """
     torch.autograd.graph.increment_version(
         [param for _, param in _named_parameters(optimizer) if param.grad is not None]
     )

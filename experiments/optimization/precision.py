@@ -179,7 +179,7 @@ class Policy:
     # ---- an update, in the order of calls
 
     def begin(self, step: int) -> None:
-        """Start update `step` of the trial; to be called before the update's first forward pass."""
+        """Prepare the measurements of update `step`, if it is measured; to be called before its first forward pass."""
         if self.records is not None:
             self.records.begin(step, 1.0 if self.scaler is None else self.scaler.scale)
 
@@ -195,7 +195,10 @@ class Policy:
                     param.grad.copy_(param.grad.to(DTYPES[self.config.accumulation]))
 
     def finish(self, step: int) -> None:
-        """Divide the gradients by the loss scale and measure them; to be called before they are clipped."""
+        """Divide the gradients by the loss scale; to be called before they are clipped.
+
+        If the policy measures update `step`, also record the zeros and exponents of the gradients.
+        """
         if self.scaler is not None:
             grads = [param.grad for param in self.params.values() if param.grad is not None]
             torch._foreach_mul_(grads, 1 / self.scaler.scale)

@@ -122,7 +122,7 @@ COUNTED = ("updates", "lost", *(f"lost_{name}" for name in FORMATS))
 def gradient_counts(grad: Tensor, scale: float = 1.0) -> Tensor:
     """Return one tensor: the histogram of exponents, then the numbers of zeros, of non-finite and of all values.
 
-    scale: the loss scale, a power of two by which `grad` is multiplied. The exponents are those without this factor.
+    scale: the loss scale, a power of two, which `grad` contains as a factor. The exponents are those of grad / scale.
     """
     magnitude = grad.float().abs()
     zeros, nonfinite = (magnitude == 0).sum(), (~magnitude.isfinite()).sum()
@@ -136,8 +136,8 @@ def gradient_counts(grad: Tensor, scale: float = 1.0) -> Tensor:
 def update_counts(before: Tensor, exact: Tensor, stored: Tensor) -> dict[str, int]:
     """Return how many weights have an update other than 0 (`updates`), and how many of these updates are lost.
 
-    An update is lost in a format if the weight, rounded to this format, does not change. `lost` counts the updates that
-    are lost in the format in which the trial stores weights, `lost_bf16` and `lost_fp16` those lost in BF16 and FP16.
+    `lost` counts the updates that did not change the weight that the trial stores. `lost_bf16` and `lost_fp16` count
+    the updates that would not change the weight if it were stored in BF16 or FP16, rounded to nearest.
 
     before, exact, stored: the weights before the update, after it in FP32, and after it as rounded to the format in
     which the trial stores weights.

@@ -24,7 +24,8 @@ GROUPS = 6  # the message in `batches` says "a sixth"
 def batches(corpus: Corpus, trial: Trial, parent: Trial, position: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield inputs and targets of each batch of a probe trial: int64 [training.micro_batch, training.length].
 
-    parent: the trial whose checkpoint is probed. position: the number of sequences that the parent had read.
+    parent: the trial whose checkpoint is probed. position: the number of sequences that the parent had read when it
+    wrote the checkpoint; the batches of the split `train` begin there.
     Raise ValueError if the group of documents that the trial's seed reads has too little text.
     """
     t = trial.training

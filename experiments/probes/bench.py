@@ -94,7 +94,10 @@ def shared_copy(model: Decoder) -> Decoder:
 
 
 def backward(model: Decoder, inputs: Tensor, targets: Tensor) -> tuple[float, dict[str, Tensor]]:
-    """Return the loss without a sampler's penalty, and the gradient of every parameter except bit widths, by name."""
+    """Return the cross entropy, and its gradient for every parameter except bit widths, by name.
+
+    A sampler's penalty on bit widths is not part of this loss.
+    """
     parameters = {name: p for name, p in model.named_parameters() if not name.endswith(_WIDTHS)}
     loss = model.loss(inputs, targets)
     gradients = torch.autograd.grad(loss, list(parameters.values()))

@@ -45,9 +45,9 @@ class GradientErrors:
         self._seeds.append(products)
 
     def measures(self, names: Sequence[str]) -> dict[str, float]:
-        """Return the measures, by name, of one vector: the gradients of all parameters in `names`.
+        """Return the measures `norm`, `cosine`, `error` and so on, which the module's docstring defines, by name.
 
-        The module's docstring defines the measures.
+        names: the parameters whose gradients, concatenated to one vector, are measured.
         """
         count = len(self._seeds)
         gg = _total(self._norms[name] for name in names)

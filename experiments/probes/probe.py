@@ -216,9 +216,10 @@ def _gradient_rows(
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each quantized layer's weight gradient, and one for the gradient of all parameters.
 
-    A row has the layer's labels and the measures of the gradient (gradient_errors.py).
-    errors: the errors of one recipe's gradients on one batch, over all seeds. names: of all parameters.
-    quantization: has the quantized layers.
+    The columns of a row are `layer`, `block`, `part`, and the measures of the gradient (gradient_errors.py).
+    errors: the errors of one recipe's gradients on one batch, over all seeds.
+    names: the names of all parameters of the model.
+    quantization: the Quantization of the model; its layers are the quantized layers.
     """
     for layer in quantization.layers:
         yield layer_labels(layer) | errors.measures([f"{layer.name}.weight"])
@@ -226,9 +227,10 @@ def _gradient_rows(
 
 
 def _operand_rows(quantization: Quantization) -> Iterator[dict[str, Any]]:
-    """Yield a row of statistics for each layer and quantized slot.
+    """Yield the rows of the table `operands` for the forward and backward pass that the model has just computed.
 
-    If a tensor is quantized once for two slots, both slots get a row with the same statistics.
+    There is a row for each layer and quantized slot, without the columns `recipe`, `batch` and `seed`. If a tensor is
+    quantized once for two slots, both slots get a row with the same statistics.
     """
     observer = quantization.observer
     assert observer is not None

@@ -110,9 +110,10 @@ class _Source:
     def of(parent: Parent, trial: Trial, corpus: Corpus) -> _Source:
         """Return the checkpoint `parent` together with the trial that wrote it.
 
-        Raise ValueError if the probe's model or data differ from those of the trial that wrote the checkpoint, or if
-        the probe continues that trial's training data, but in windows of another length.
-        trial: the probe trial. corpus: its data.
+        Raise ValueError if the probe's model or data differ from those of the trial that wrote the checkpoint. With
+        `probe.split=train`, also raise it if the two trials have different values of `training.length`, unless no
+        training data had been read before the checkpoint.
+        trial: the probe trial. corpus: the data of the probe trial.
         """
         source = _Source(parent, run_folder.saved_trial(parent.folder.path))
         ours, theirs = (
@@ -142,7 +143,11 @@ def _measure(
     say: Say,
     stop: Callable[[], bool],
 ) -> dict[str, Any]:
-    """Measure all batches that are not stored yet; write the tables and result.json; return the result."""
+    """Measure all batches that are not stored yet; write the tables and result.json; return the result.
+
+    say: called after every batch, with the Progress of the probe.
+    stop: called after every batch. If it returns True and batches are left, raise KeyboardInterrupt.
+    """
     checkpoint, t = source.parent.checkpoint, trial.training
     own = replace(source.trial, training=replace(source.trial.training, dtype=t.dtype))
     bench = make_bench(own, checkpoint, device, DTYPES[t.dtype])
@@ -281,9 +286,12 @@ class _Probe:
     def _update(self, number: int, exact: Vector, quantized: Vector) -> dict[str, float]:
         """Return how much the optimizer's next update decreases the unquantized loss.
 
-        The keys are `decrease_PLACE_GRADIENT`. PLACE: the loss is computed on this batch (`own`) or on the next one
-        (`next`). GRADIENT: the update uses the `exact` or the `quantized` gradient of this batch. The result is empty
-        if `probe.update` is false or the checkpoint has no optimizer state.
+        number: the number of the batch, from 0. exact, quantized: its gradients without and with quantization.
+
+        The keys are `decrease_PLACE_GRADIENT`. PLACE: the loss is computed on this batch (`own`) or on the next batch
+        (`next`; after the last batch, this is the first one). GRADIENT: the update uses the gradient `exact` or
+        `quantized`. With a single batch, the keys with `next` are missing. The result is empty if `probe.update` is
+        false or the checkpoint has no optimizer state.
         """
         if not (self._trial.probe.update and self._effect.known):
             return {}

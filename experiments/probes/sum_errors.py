@@ -73,7 +73,11 @@ def measured(quantization: Quantization, accumulators: Sequence[str]) -> Iterato
 
 @torch.no_grad()
 def _operands(layer: QuantizedLinear, x: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
-    """Return x and w as the layer's forward pass quantizes them, with the same bits, without recording statistics."""
+    """Return the two operands that the layer multiplies in its forward pass: x and w, quantized.
+
+    The values equal those of the forward pass bit for bit, also with stochastic rounding. No statistics are recorded.
+    x: the layer's input. context: the model's StepContext, on which the seeds of the random numbers depend.
+    """
     rows = x.reshape(-1, layer.in_features)
     quantized = layer.plans[context.switched].x.quantize_one(0, rows, lambda name: layer.seed(context, name))
     weight = layer.quantize_weight_for(0, context, rows.dtype, layer.sampler is not None)
@@ -89,7 +93,10 @@ def _sample(operand: Tensor) -> Tensor:
 
 
 def _rounded(operand: Tensor, accumulator: str) -> Tensor:
-    """Return the operand in the accumulator's input dtype; E4M3 values are scaled so that the largest is 448."""
+    """Return the operand rounded to the accumulator's input dtype.
+
+    If this dtype is E4M3, the operand is first scaled so that its largest magnitude becomes 448, E4M3's largest value.
+    """
     dtype = DTYPES.get(accumulator, torch.float8_e4m3fn)
     if dtype != torch.float8_e4m3fn:
         return operand.to(dtype)

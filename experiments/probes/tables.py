@@ -85,7 +85,9 @@ class Probe:
     def long(self) -> pd.DataFrame:
         """Return all four tables as one long table with a row for each number.
 
-        Columns: those of KEYS; `measure`, the number's name; `value`, the number.
+        Columns: `recipe`, `batch`, `seed`, `layer`, `block`, `part`, `slot`, `quantizer` and `accumulator`, which
+        identify what was measured (missing values where they do not apply); `measure`, the number's name; `value`, the
+        number.
         """
         parts = []
         for frame in (self.loss, self.gradients, self.operands, self.sums):

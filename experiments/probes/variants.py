@@ -91,13 +91,17 @@ def restricted(operands: Operands, slots: frozenset[str]) -> Operands:
 
 
 def _both(name: str, slots: frozenset[str]) -> Iterator[Variant]:
-    """Yield the variant that quantizes only these slots, and the variant that quantizes all other slots."""
+    """Yield the variant `only NAME`, which quantizes only these slots, and `without NAME`, which quantizes the rest."""
     yield Variant(f"only {name}", slots)
     yield Variant(f"without {name}", frozenset(SLOTS) - slots)
 
 
 def _high(slot: str, spec: Quantizer | Mixture, *, rotated: bool) -> Slot:
-    """Return a slot in high precision; with rotated=True, it keeps the rotation of `spec`, the recipe's quantizer."""
+    """Return the Slot in high precision that replaces a quantized operand slot.
+
+    slot: the operand slot's name. spec: the quantizer or mixture that the recipe has there.
+    rotated: whether the operand still gets the Hadamard transform of `spec`, if `spec` has one.
+    """
     quantizer = spec.quantizers[0] if isinstance(spec, Mixture) else spec
     if not (rotated and quantizer.hadamard):
         return Slot(None, AXES[slot])

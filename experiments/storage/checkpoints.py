@@ -184,7 +184,7 @@ def newest_first(*folders: Path) -> list[Path]:
 def steps(folder: Path) -> dict[int, Path]:
     """Return a dict from the step of each checkpoint in a folder to its path, including damaged checkpoints.
 
-    If a step was saved several times, as editions (see _NAME), the path is that of the latest edition.
+    If a step was saved again while a checkpoint of this step existed already, the path is that of the one saved last.
     """
     return {step: path for (step, _), path in _list(folder)}
 
@@ -303,9 +303,10 @@ def _joined(files: list[Any], name: str, rank: int, ranks: int) -> Tensor:
 
 
 def retain(newest: Path, keep: int) -> None:
-    """Remove the checkpoints of later steps than the one just saved, and all but `keep` − 1 of earlier steps.
+    """Remove all checkpoints except the one just saved and the last `keep` − 1 of earlier steps.
 
-    Other checkpoints of the saved step (editions) are removed, too. newest: the path of the checkpoint just saved.
+    This removes checkpoints of later steps, and other checkpoints (editions) of the same step. newest: the path of the
+    checkpoint just saved.
     """
     ((step, edition),) = [entry for entry, path in _list(newest.parent) if path == newest]
     others = [(at, path) for (at, number), path in _list(newest.parent) if (at, number) != (step, edition)]

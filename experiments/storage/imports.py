@@ -126,7 +126,7 @@ def _trial(published: Published, source: str, overrides: Sequence[str]) -> Trial
 
 
 def _takes(data: DataConfig) -> Sequence[str]:
-    """Return the settings that this kind of data accepts."""
+    """Return the names of the settings besides `kind` and `repeat` that data of this kind accept (such as `size`)."""
     return KINDS[data.kind].takes if data.kind in KINDS else ()
 
 

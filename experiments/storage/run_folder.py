@@ -84,10 +84,11 @@ class RunFolder:
         return all(step in available or step >= end for step in wanted)
 
     def reopen(self, wanted: Collection[int]) -> None:
-        """Make a finished trial train again, so that it saves the checkpoints of the steps `wanted` in `kept`.
+        """Prepare a finished trial to train again, so that its checkpoints of the steps `wanted` are saved in `kept`.
 
-        The file result.json is renamed to earlier-result.json. If a wanted step is not in `kept`, the checkpoints after
-        the first such step are removed, so that training resumes at or before this step.
+        The caller resumes the trial. The file result.json is renamed to earlier-result.json. If the folder `kept` lacks
+        the checkpoints of some wanted steps, the checkpoints in `checkpoints` after the first of these steps are
+        removed, so that training resumes at or before this step.
         """
         (self.path / "result.json").replace(self.path / EARLIER)
         # If another process has kept all wanted checkpoints in the meantime, no checkpoint is removed.

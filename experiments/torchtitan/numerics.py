@@ -33,9 +33,9 @@ def numerics(models: Sequence[nn.Module]) -> dict[str, float]:
     """Return metrics of this rank's tokens since the last call, by name; empty if no quantized layer is observed.
 
     `fewbits/COLUMN/SLOT` is the mean over layers of a column of the observer's rows: relative error (`error`), shares
-    of `flushed` and `saturated` values, and shares of a mixture's choices (`share_0` …). `fewbits/error_max/SLOT` is
-    the largest error of any layer. `fewbits/bits_mean`, `_min` and `_max` are the mean, smallest and largest bit width
-    of all layers.
+    of `flushed` and `saturated` values, and the share of a mixture's decisions that chose its i-th quantizer
+    (`share_i`, i from 0 to 3). `fewbits/error_max/SLOT` is the largest error of any layer. `fewbits/bits_mean`,
+    `fewbits/bits_min` and `fewbits/bits_max` are the mean, smallest and largest bit width of all layers.
 
     models: the parts of the model that torchtitan trains.
     """

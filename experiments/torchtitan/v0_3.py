@@ -77,7 +77,10 @@ class TitanDecoder(Decoder, BaseModel):  # type: ignore[misc]
         logged_every: int = 1
 
         def update_from_config(self, *, config: Any, **_: Any) -> None:
-            """Set recipe, sizes and seed from torchtitan's config; raise ValueError for unsupported settings."""
+            """Set the fields of this class, except `flavor`, from torchtitan's config and tokenizer.
+
+            Raise ValueError for settings that these models do not support.
+            """
             for problem in problems(config):
                 raise ValueError(problem)
             self.recipe, self.settings = config.fewbits.recipe, tuple(config.fewbits.settings)
@@ -106,11 +109,18 @@ class TitanDecoder(Decoder, BaseModel):  # type: ignore[misc]
         return self.blocks
 
     def forward(self, tokens_BT: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Return logits. `positions` is ignored: they are counted from the start of the sequence, not of a document."""
+        """Return logits.
+
+        The argument `positions` is ignored: the model counts positions from the start of each sequence, also if the
+        sequence contains several documents.
+        """
         return super().forward(tokens_BT)
 
     def verify_module_protocol(self) -> None:
-        """Do nothing: torchtitan would refuse layers that are not its own, but `init_weights` initialises them all."""
+        """Do nothing, instead of torchtitan's check that all submodules are of its class `Module`.
+
+        fewbits' layers are not, and need not be, because `init_weights` of this class initialises all of them.
+        """
 
     def init_weights(self, **arguments: Any) -> None:
         initialise(self, arguments.get("buffer_device"))

@@ -1,7 +1,8 @@
 """Summarize a trial's precision.parquet for MLflow: shares over all parameters and layers, as metrics.
 
-precision/lost                         share of the updates other than 0 that did not change the weight that is stored
-precision/lost_bf16, lost_fp16         the same share if weights were stored in BF16 or FP16 (see update_records.py)
+precision/lost                         share of the weights with a nonzero update whose stored value did not change
+precision/lost_bf16, lost_fp16         the same share if weights were stored in BF16 or FP16
+                                       (see experiments/optimization/update_records.py)
 precision/zeros                        share of the elements of parameters' gradients that are 0
 precision/zeros_dy                     share of the elements of the gradients of linear layers' outputs that are 0
 precision/nonfinite                    share of the elements of parameters' gradients that are infinite or NaN
@@ -18,9 +19,9 @@ LOST = ("lost", "lost_bf16", "lost_fp16")
 
 
 def metrics_by_step(rows: pd.DataFrame) -> dict[int, dict[str, float]]:
-    """Return the metrics (name: value) of each measured update, by its step. rows: those of precision.parquet.
+    """Return the metrics (name: value) of each measured step, by the step. rows: those of precision.parquet.
 
-    An update that was skipped, because its gradients overflowed, has no metrics `precision/lost…`.
+    A step whose update was skipped, because its gradients overflowed, has no metrics `precision/lost…`.
     """
     counts = ["values", "zeros", "nonfinite", *(name for name in ("updates", *LOST) if name in rows)]
     sums = rows.groupby(["step", "slot"])[counts].sum()

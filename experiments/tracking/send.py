@@ -81,7 +81,11 @@ def send(
     params: Mapping[str, str],  # existing parameters are not changed
     tags: Mapping[str, str | None],  # None: delete the tag
 ) -> None:
-    """Send the content of a run folder that the MLflow run does not have yet, and set the run's status and tags."""
+    """Send the content of a run folder that the MLflow run does not have yet, and set the run's status.
+
+    params: parameters for the MLflow run; those that it already has are not changed. tags: tags to set on the MLflow
+    run, besides those of `origin_tags`. A tag whose value is empty or None is deleted.
+    """
     run_id = run.info.run_id
     if run.info.lifecycle_stage == "deleted":
         client.restore_run(run_id)
@@ -108,7 +112,10 @@ def _new_params(run: Run, params: Mapping[str, str]) -> list[Param]:
 
 
 def _new_tags(run: Run, tags: Mapping[str, str | None]) -> list[RunTag]:
-    """Return the tags that are new or differ in the MLflow run, cut to the length that MLflow allows."""
+    """Return the tags that are new or differ in the MLflow run, cut to the length that MLflow allows.
+
+    Tags with an empty value or None are left out.
+    """
     from mlflow.entities import RunTag
 
     texts = {key: value[:5000] for key, value in tags.items() if value}

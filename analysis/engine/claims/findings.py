@@ -66,7 +66,7 @@ class Finding:
 
     @property
     def heading(self) -> str:
-        """The name for readers: the title, or else `name`."""
+        """The name that reports show: the title, or `name` if the title is empty."""
         return self.title or self.name
 
     @property

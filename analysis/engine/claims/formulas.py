@@ -4,7 +4,8 @@
     of: {mxfp4: recipe/mxfp4, nvfp4: recipe/nvfp4, bf16: recipe/bf16}
 
 These two keys belong to a part of a claim. `of` says for each name in the formula which number it stands for: a metric
-of one arm. `SWEEP/ARM` is the metric of the claim's part, `SWEEP/ARM METRIC` is another metric.
+of one arm. `SWEEP/ARM METRIC` names the arm and the metric; with `SWEEP/ARM`, the metric is the one in the part's key
+`metrics` (by default the validation loss).
 
 A formula is computed from means over seeds, and its error is estimated by the jackknife. A quotient whose denominator
 is 0 or negative has no value: a ratio to a loss increase means nothing if the loss did not increase.

@@ -42,7 +42,7 @@ class Numbers:
 
     @property
     def is_loss(self) -> bool:
-        """True if the metric is one of LOSSES, or the mean of one over the last steps."""
+        """True if the metric is a training or evaluation loss (LOSSES), or its mean over the last steps (`@late`)."""
         return self.name.removesuffix(LATE) in LOSSES
 
 
@@ -50,7 +50,7 @@ def built_in(results: Results, name: str) -> Numbers:
     """Return the metric of this name, for names that are known without a hook of the study (hooks.py).
 
     name: a column of `results.trials`; a metric with the suffix `@late`, for its mean over the last tenth of the steps;
-    or `probe:VARIANT:MEASURE` (results/probes.py).
+    or `probe:VARIANT:MEASURE`, for a measure of a recipe of which only some operands are quantized (results/probes.py).
     """
     if name.startswith(PREFIX):
         return Numbers(name, probe_numbers(results, name))
@@ -139,7 +139,8 @@ def members_of(results: Results, arm: str, where: Where | None = None) -> tuple[
 def _documents(scope: Results, comparison: Comparison) -> Shared | None:
     """Return the standard error of a comparison's mean difference that comes from the choice of evaluated documents.
 
-    Return None if the metric is not in DOCUMENTS, or if no pair of trials has losses of two or more single documents.
+    Return None if the metric is not a validation loss that is also stored for each document (DOCUMENTS), or if no pair
+    of trials has stored losses of at least two documents.
     """
     column = DOCUMENTS.get(comparison.metric)
     frame = scope.remembered("documents", lambda: documents(scope))

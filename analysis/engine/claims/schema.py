@@ -50,10 +50,10 @@ class Margin:
 
 @dataclass(frozen=True)
 class Printed:
-    """The source of the paper's own effect for a comparison: a table or number in papers/STUDY.yaml, or `value`.
+    """The paper's own effect for a comparison: where it is in papers/STUDY.yaml, or the effect itself in `value`.
 
     row, column, baseline and number may contain `{arm}`, `{baseline}`, `{metric}` and `{value}`, which are replaced by
-    the comparison's arm, baseline, metric and value of the axis in `Part.each`.
+    the Comparison's fields with these names. `{value}` is a value of an axis, not the field `value` of this class.
     """
 
     table: str = ""  # the id of a table in papers/STUDY.yaml
@@ -233,10 +233,11 @@ class StudyClaims:
             )
 
     def _check_bounded(self, claim: Claim) -> None:
-        """Raise ValueError if a part with a test in BOUNDED has no control that needs an effect of at least its margin.
+        """Raise ValueError if the claim lacks a control for a part with the test `no_worse` or `equivalent`.
 
-        Without such a control, runs that cannot detect any change would support the claim, too. Only claims about
-        losses (reach `outcome`) are checked.
+        Such a part needs a control that passes only with an effect of at least the part's margin (`_exceeds`). Without
+        it, runs that cannot detect any change would support the claim, too. Only claims about losses (reach `outcome`)
+        are checked.
         """
         shown = [part for name in claim.control for part in self.control(name).parts]
         for part in claim.parts:
@@ -318,9 +319,10 @@ def load_claims(study: str) -> StudyClaims:
 
 
 def claims_from(file: Path, study: str) -> StudyClaims:
-    """Return the claims and controls that the user has written in a YAML file; by default, its claims are `ours`.
+    """Return the claims and controls that the user has written in a YAML file.
 
-    study: the study of the sweep that the claims are about. Raise ValueError if the file is not valid.
+    A claim of the file without the key `ours` is a finding of the user's own (`ours` is True), not a statement of a
+    paper. study: the study of the sweep that the claims are about. Raise ValueError if the file is not valid.
     """
     try:
         content = yaml.safe_load(file.read_text("utf-8"))

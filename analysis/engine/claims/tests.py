@@ -195,7 +195,8 @@ def _observed(empty: Finding, comparison: Comparison, data: Differences) -> Find
     """Return the finding of the test `all_above` or `all_below`.
 
     It is SUPPORTED if the number of each trial is beyond the bound, else OPPOSED; without any number, it is UNDECIDED.
-    There is no p value: the result holds for these trials, not for other seeds.
+    There is no p value: the result holds for these trials, not for other seeds. empty: the finding to complete; it has
+    everything but the result.
     """
     than = comparison.part.than
     assert than is not None
@@ -282,8 +283,8 @@ def _events(
 def spread_of(data: Differences) -> Spread | None:
     """Return the spread (standard deviation) that a test of these data uses; None for fewer than two values.
 
-    It is the spread of the values or, if that is larger, the pooled spread `data.spread` times the factor CAUTION
-    (see `estimate`).
+    It is the spread of the values or, if that is larger, the pooled spread `data.spread` times the factor CAUTION,
+    which is greater than 1 (`estimate` explains why).
     """
     estimated = estimate(_transformed(data), data.spread, data.shared) if data.values else None
     return None if estimated is None else estimated.spread

@@ -1,7 +1,7 @@
 """Read `studies/STUDY/arms.yaml`: the titles and styles of a study's arms in reports, and families of its sweeps.
 
-A sweep file says how an arm is trained; this table says how tables and figures name and draw it. An arm that is not in
-the table is shown by its name in the sweep file.
+A sweep file says how an arm is trained; arms.yaml says how tables and figures name and draw the arm. An arm that is not
+in arms.yaml is shown by its name in the sweep file.
 """
 
 from __future__ import annotations
@@ -87,7 +87,10 @@ class ArmTable:
         return self.arm(name).short
 
     def prefix(self, sweep: str) -> str:
-        """Return the text before the labels of the sweep's arms: the prefix of its Group that has no `where`, or ""."""
+        """Return the text before the labels of the sweep's arms, or "" if there is none.
+
+        It is the prefix of the sweep's Group that has all trials of the sweep, not only those with some axis values.
+        """
         return next((group.prefix for group in self.groups if group.sweep == sweep and not group.where), "")
 
     def family(self, sweep: str) -> tuple[str, ...]:
@@ -98,7 +101,7 @@ class ArmTable:
         """Return the id of the column that shows this arm with these axis values in the paper's table `table`.
 
         table: the table's id. place: the short name of the axis values (a key of `places`), or "" if they have none.
-        Return "" if the table shows only other axis values.
+        Return "" if the table shows only other axis values. It is not checked that the table has a column with this id.
         """
         pattern = self.columns.get(table, "{arm}")
         if "{place}" not in pattern and place not in ("", *list(self.places)[:1]):
@@ -119,7 +122,7 @@ class ArmTable:
         )
 
     def place(self, where: dict[str, str]) -> str:
-        """Return the key in `places` of this combination of axis values; "" if `places` does not have it."""
+        """Return the short name of these axis values (axis → value), a key of `places`; "" if they have none."""
         return next((name for name, axes in self.places.items() if axes == where), "")
 
 

@@ -37,7 +37,8 @@ class Differences:
 class Events:
     """Counts of events, such as divergence, among the trials of an arm and of its baseline.
 
-    strata: the counts, for each combination of axis values. trials: the ids of the trials.
+    strata: the numbers of trials of both arms, with the event and in all, under each condition, such as one learning
+    rate. trials: the ids of the trials.
     """
 
     strata: tuple[Stratum, ...]

@@ -33,7 +33,9 @@ def paired(
     baseline_where: Where | None = None,
     relative: bool = True,
 ) -> Differences | NoData:
-    """Return the differences arm minus baseline, one for each seed; NoData if there is no pair.
+    """Return the differences arm minus baseline, one for each seed.
+
+    Return NoData if there is no difference, and no pair in which only one trial diverged.
 
     metric: the name of a number, {trial id: number}, or a function of two trial ids that returns their difference.
     where: axis values of the arm. They have to leave only one trial for each seed, since only seeds are replicates.
@@ -97,8 +99,9 @@ def combined(
     arms: name → (sweep, arm, metric). combine: a function of {name: mean over the seeds}, which raises ValueError if it
     is undefined for these numbers. The returned values are the jackknife's pseudo-values of the seeds
     (`pseudo_values`). A seed that all arms have is used if each of its trials has a number and all were computed in the
-    same environment; otherwise a note says why it is not used. Raise ValueError if an arm has several trials with one
-    seed, for different axis values.
+    same environment; otherwise a note says why it is not used. Return NotPlanned if the plan lacks an arm. Return
+    NoData if no seed is used or `combine` raises ValueError. Raise ValueError if an arm has several combinations of
+    axis values.
     """
     by_name = {name: _by_seed(results, sweep, arm) for name, (sweep, arm, _) in arms.items()}
     if not all(by_name.values()):

@@ -181,7 +181,7 @@ def named(kind: str, name: str, items: Sequence[T]) -> T:
 
 
 def distinct(where: str, names: Sequence[str]) -> None:
-    """Raise ValueError if a name occurs more than once. where: the start of the message."""
+    """Raise ValueError if a name occurs more than once. where: the start of the error's message."""
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"{where}: there are several entries with the name {name!r}")

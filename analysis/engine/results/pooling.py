@@ -30,8 +30,9 @@ def pools_of(results: Results, scope: Results, metric: Metric, baseline: str, wh
     """Return pools of arms whose trials differ from the baseline's only in the recipe; a pool's arms share one spread.
 
     Each pool has arms whose forward passes have the same precision (`kind`). A trial in `results` is used if it has the
-    seed, model, optimizer, schedule, number of steps, trunk and environment of one of the baseline's trials in `scope`,
-    and the axis values `where`. Return None if there are fewer than two seeds, or if no pool would have two arms.
+    axis values `where`, and if one of the baseline's trials in `scope` (`results` or a part of it) has the same seed,
+    model, optimizer, schedule, number of steps, trunk and environment. The spread is that of the logarithm of `metric`.
+    Return None if there are fewer than two seeds, or if no pool would have two arms.
     """
     key = metric if isinstance(metric, str) else str(sorted(metric.items()))
     starts = {_start(results, row) for row in scope.rows if row["arm"] == baseline}

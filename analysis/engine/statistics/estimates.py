@@ -193,10 +193,10 @@ def _across(one: Pooled, other: Pooled) -> Spread:
 
 
 def pooled_by_kind(arms: Mapping[str, Sequence[float]], kinds: Mapping[str, str]) -> Pools | None:
-    """Estimate a common spread for the arms of each kind (see `pooled`); return None if there is none for any kind.
+    """Estimate a common spread for the arms of each kind (see `pooled`), and return the pools of all kinds.
 
     arms: arm → its values, for the same seeds in the same order. kinds: arm → its kind, any name for the group of arms
-    whose spreads are assumed to be equal. A kind with only one arm has no common spread.
+    whose spreads are assumed to be equal. A kind with only one arm has no pool. Return None if no kind has a pool.
     """
     by_kind: dict[str, dict[str, Sequence[float]]] = {}
     for name, values in arms.items():

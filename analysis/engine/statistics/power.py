@@ -65,7 +65,8 @@ def required_n(sd: float, effect: float, most: int = 10_000, each: float = 1.0) 
 def detectable(estimated: Estimate) -> float | None:
     """Return the smallest true effect that a test with this estimate's error and df detects with probability POWER.
 
-    Return None if all values are equal: the test of their signs has no minimum detectable effect.
+    Return None if the error is 0, because all values of the estimate are equal. `Estimate.p` then tests their signs,
+    and this test has no minimum detectable effect.
     """
     if not estimated.error:
         return None

@@ -133,7 +133,7 @@ def overhead(arms: Arms, optimizer: str, recipe: str) -> tuple[float, Interval |
 
 
 def _where(found: dict[str, Any]) -> str:
-    """Return a line that describes the machine, the number of turns in which the arms were timed, and the load.
+    """Return a line with the machine, the number of timed turns, and the machine's load average before the first turn.
 
     found: the content of a file of timings.
     """

@@ -161,8 +161,8 @@ def bytes_each(shape: tuple[int, int] = (1024, 1024)) -> Bytes:
 def added(name: str, recipe: str, batch: int, length: int) -> float:
     """Return the bytes that a recipe adds to the peak memory of a training step, per sampled parameter.
 
-    Memory is the total size of all tensors. name: the preset of the model, of which one layer is trained. batch: the
-    number of sequences. length: the number of tokens in a sequence.
+    Memory is the total size of all tensors. name: the preset of the model, which is trained with only one Transformer
+    block. batch: the number of sequences. length: the number of tokens in a sequence.
     """
     config = replace(model(name), layers=1)
     text = torch.zeros(batch, length + 1, dtype=torch.long)

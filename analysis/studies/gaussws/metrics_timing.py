@@ -28,12 +28,14 @@ Turns = Callable[[Timed, Timed], Sequence[float]]  # returns a value for each tu
 def training(results: Results) -> Mapping[str, Measured]:
     """Return the data of claim G16's parts: how much GaussWS and DiffQ slow the training of Table 1's models on a GPU.
 
-    There is a number for each turn (one timing of each arm), from the model that is least favourable to the claim:
+    A turn is one timing of each arm. There is a number for each turn in which other processes used little of the
+    machine, from the model that is least favourable to the claim. The slowdown of a method is the share of BF16's
+    throughput that training with the method loses.
 
     order-gaussws: (time of GaussWS) / (time of BF16) − 1.
     order-diffq: (time of DiffQ) / (time of GaussWS) − 1.
-    gaussws-at-most: the share of BF16's throughput that GaussWS loses here, minus its greatest share in Table 1.
-    diffq-at-least: DiffQ's least share in Table 1, minus the share of BF16's throughput that DiffQ loses here.
+    gaussws-at-most: GaussWS's slowdown in our timings, minus its greatest slowdown for one of the models in Table 1.
+    diffq-at-least: DiffQ's least slowdown for one of the models in Table 1, minus its slowdown in our timings.
 
     If none of the models was timed on a GPU, each value is NotPlanned.
     """
@@ -65,12 +67,15 @@ def training(results: Results) -> Mapping[str, Measured]:
 def generators(results: Results) -> Mapping[str, Measured]:
     """Return the data of claim G18's parts: how much longer other generators take than the bitwise generator.
 
-    The bitwise generator is GaussWS's: it computes rounded normal noise with bit operations. There is a value for each
-    turn (one timing of each arm) in which other processes used little of the machine: the smallest value of all shapes.
-    `box-muller`: (Box-Muller's time) / (bitwise time) − 1. `torch`: (torch's time) / (3 · bitwise time) − 1, because by
-    the claim torch takes at least three times as long. On a GPU, the computation of the sampled weight (eq. 3 of the
-    GaussWS paper) is timed, as in its Figure 6. On a CPU, only the generation of noise is timed, because no kernel
-    there computes eq. 3 with Box-Muller.
+    The bitwise generator is GaussWS's: it computes rounded normal noise with bit operations. The two parts are:
+
+    box-muller: (Box-Muller's time) / (bitwise time) − 1.
+    torch: (torch's time) / (3 · bitwise time) − 1, because by the claim torch takes at least three times as long.
+
+    A turn is one timing of each arm. Each part has a number for each turn in which other processes used little of the
+    machine: the smallest of the numbers of all shapes of the matrix. On a GPU, the computation of the sampled weight
+    (eq. 3 of the GaussWS paper) is timed, as in the paper's Figure 6. On a CPU, only the generation of noise is timed,
+    because no CPU kernel computes eq. 3 with Box-Muller.
     """
     found = benches.generators(results)
     if found is None:

@@ -63,9 +63,11 @@ class Noisy:
 
 
 def noisy(kind: str) -> Noisy:
-    """Return a random matrix w, the kernel's noise for it, Q(w + noise), and the noise that is left after the cast Q.
+    """Return a random matrix w, the kernel's noise for it, Q(w + noise), and the noise that the cast Q leaves.
 
-    Q casts to INT4 with the block scales of w. kind: gaussian or uniform noise.
+    The noise that Q leaves is Q(w + noise) − Q(w). Q casts to INT4 with the block scales of w.
+
+    kind: gaussian or uniform noise.
     """
     w = weights(SEED, (SIDE, SIDE))
     bits = torch.full((SIDE // BLOCK, SIDE // BLOCK), BITS)

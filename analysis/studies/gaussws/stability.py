@@ -37,7 +37,7 @@ INDUCED = "We induce this instability by raising the learning rate; it is no tes
 class Ended:
     """The results of an arm's trials at one learning rate that finished or diverged, compared with their trunks.
 
-    A trial leaves the trunk's level if it diverges, or if its training loss is more than RISE above its trunk's.
+    A trial leaves the trunk's level if it diverges, or if its training loss exceeds (1 + RISE) times its trunk's.
     """
 
     left: int  # the number of trials that left the trunk's level
@@ -77,7 +77,10 @@ def ended(of_sweep: Results, arm: str, rate: str) -> Ended | None:
 
 
 def all_ended(results: Results) -> dict[tuple[str, str], Ended]:
-    """Return the results of the arms in SWEEPS by (arm, learning rate), if a trial of it has finished or diverged."""
+    """Return `ended` for each arm in SWEEPS and each of RATES, by (arm, rate).
+
+    Arms and rates of which no trial has finished or diverged are left out.
+    """
     found = {}
     for sweep, arms in SWEEPS.items():
         part = sweep_places(results, sweep)

@@ -157,9 +157,10 @@ UNSTATED: dict[str, Describe] = {
 
 
 def _column(results: Results, column: Column) -> SettingsColumn:
-    """Return our column beside one column of the paper's Table E.1, with the settings of our GaussWS arm.
+    """Return the column with the settings of our GaussWS arm that is shown beside a column of the paper's Table E.1.
 
-    The settings come from the trials' configs, except the number of ranks, which is in the plan.
+    column: the paper's column. Our settings come from the trials' configs, except the number of ranks, which is in the
+    plan.
     """
     part = sweep_places(results, SWEEPS[column.id])
     trials = [] if isinstance(part, NotPlanned) else [part.plan.trials[name] for name in trial_ids(part, OURS).values()]
@@ -172,7 +173,10 @@ def _column(results: Results, column: Column) -> SettingsColumn:
 
 
 def _bits_decay(line: Lineage) -> float:
-    """Return the weight decay of bit widths; if it is not set, it is the weight decay of the weights."""
+    """Return the weight decay of bit widths in an arm's trial; if it is not set, that of the weights applies.
+
+    line: the arm's trial and the trunks from which it branches.
+    """
     own = line.arm.optimizer.bits_weight_decay
     return line.arm.optimizer.weight_decay if own is None else own
 

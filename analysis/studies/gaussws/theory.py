@@ -160,11 +160,13 @@ def swallowed_noise(
 ) -> Swallowed:
     """Count the cases in which noise with |R| = magnitude has no effect: the cast of w + noise equals the cast of w.
 
-    bits: the bit width b. mantissa: the mantissa bits of the cast. The cases are all mantissas of the block's maximum
-    with all weights w in the BINADES binades from the maximum's down, and with both signs of R. beside_grid: also try
-    weights between the values of the cast's format, at sixteenths of a step, as FP32 master weights can have. ties:
-    also try maxima that are powers of two. If the cast has more mantissa bits than BF16, only MAXIMA evenly spaced
-    mantissas of the maximum, and only weights in the maximum's binade are tried.
+    The cases are all mantissas of the block's maximum with all weights w in the BINADES binades from the maximum's
+    down, and with both signs of R. If the cast has more mantissa bits than BF16, only MAXIMA evenly spaced mantissas of
+    the maximum, and only weights in the maximum's binade, are tried.
+
+    bits: the bit width b. mantissa: the mantissa bits of the cast. beside_grid: also try weights between the values of
+    the cast's format, at sixteenths of a step, as FP32 master weights can have. ties: also try maxima that are powers
+    of two, where noise can be exactly half a step of the cast, a tie in rounding.
     """
     steps = 1 << mantissa
     maxima = mantissas(MAXIMA, steps)[0 if ties else 1 :, None]
@@ -281,7 +283,8 @@ def least_exponent_bits(bits: int, *, after_noise: bool) -> int:
 def least_mantissa_bits(bits: int, *, ties: bool) -> int:
     """Return the fewest mantissa bits with which the cast of weight + noise never swallows the noise.
 
-    bits: the bit width. ties: also test blocks whose maximum is a power of two.
+    bits: the bit width. ties: also test blocks whose maximum is a power of two; there noise can be exactly half a step
+    of the cast, a tie in rounding.
     """
     return next(m for m in range(1, 24) if not swallowed_noise(bits, mantissa=m, ties=ties).count)
 

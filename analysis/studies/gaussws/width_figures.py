@@ -101,9 +101,10 @@ def _write_tiers(axes: Axes, of_sweep: Results) -> None:
 
 @figure("gaussws", "Figure D", "Bit widths over training, by part of a block")
 def figure_d(results: Results) -> Picture:
-    """Draw how the mean bit width of each part of a block changes over the steps of training.
+    """Draw how the mean bit width of each part of a Transformer block (qkv, out, up, down) changes over training.
 
-    Beside it, draw how the shares of parameters with at most 5, 9 and 12 bits change.
+    Beside it, draw how the shares of parameters with at most 5, 9 and 12 bits change. There is a row of panels for each
+    family of models.
     """
     found = {name: _of_ours(recorded(part)) for name, part in families(results).items()}
     there = {name: rows for name, rows in found.items() if not rows.empty}

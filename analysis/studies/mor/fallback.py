@@ -71,7 +71,10 @@ def figure_10(results: Results) -> Picture:
 
 
 def _empty(name: str, results: Results) -> Panel:
-    """Return the empty panel of the training configuration `name`, which is not run at this scale."""
+    """Return a panel without curves, which states that a training configuration is not run at this scale.
+
+    name: the configuration as it is called in the panel's title, such as Configuration 1.
+    """
     return Panel(f"{name}: decisions for BF16, %", empty=not_planned(results).reason)
 
 

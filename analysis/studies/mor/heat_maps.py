@@ -67,7 +67,7 @@ GRADIENTS_APART = (Kind("grad rows", "dgrad.dy"), Kind("grad columns", "wgrad.dy
 
 @dataclass(frozen=True)
 class ErrorMap:
-    """A figure that shows the errors of an arm's tensors in the last window of steps."""
+    """The description of a figure that shows errors of an arm's tensors in the last window of steps."""
 
     id: str
     arm: str
@@ -114,7 +114,7 @@ for _one in MAPS:
 
 @figure("mor", "Figure 11")
 def annotated(results: Results) -> Picture:
-    """Draw the rows of layer 1 in Figures 12 and 13, with annotations that explain how to read such heat maps."""
+    """Draw a heat map with the rows of layer 1 of Figures 12 and 13, and explain in it how to read such maps."""
     frame = _last(results, "block", ONE)
     if not isinstance(frame, pd.DataFrame):
         return frame

@@ -71,9 +71,9 @@ def ladder(results: Results) -> Picture:
 
 
 def _points(of_sweep: Results, numbers: dict[str, float], arms: tuple[str, ...] = ARMS) -> Points:
-    """Return the numbers of the finished trials of these arms, by arm, number of parameters and seed.
+    """Return `numbers` by arm, number of parameters and seed, for the finished trials of these arms.
 
-    of_sweep: the results of the sweep. numbers: a number for each trial, by its id.
+    of_sweep: the results of the sweep `ladder`. numbers: the value of one measured quantity by trial id.
     """
     points: Points = {}
     for row in of_sweep.rows:
@@ -97,11 +97,11 @@ def _style(arm: str) -> Style:
 
 
 def _trends(title: str, points: Points) -> list[str]:
-    """Return a note for each arm: the slope of its numbers over log10 of the number of parameters.
+    """Return a note for each arm: the slope of a measured quantity over log10 of the number of parameters.
 
     The slope is a mean over the seeds that have a number at every size; if there are several such seeds, the note also
-    has its 90 % confidence interval. Arms with only one size or without such a seed have no note. title: what the
-    numbers are, as it begins the note.
+    has its 90 % confidence interval. Arms with only one size or without such a seed have no note. title: the name of
+    the quantity, with which each note begins. points: the values of the quantity, from `_points`.
     """
     notes = []
     for arm, sizes in points.items():

@@ -167,8 +167,9 @@ def norm_distance(results: Results) -> Between:
 def _register(name: str, number: Of, column: str = "error", bounds: tuple[float, float] | None = None) -> None:
     """Register the metric `name`, which `number` computes from one value for each of a trial's tensors.
 
-    The value is the mean of the column `column` over the rows of the trial's last window of steps. bounds: the smallest
-    and the largest possible value of the metric, if there are such values.
+    A tensor's value is a mean over the tensor's rows in the trial's last window of steps. column: the averaged column
+    of the table that `tensors.tensors` returns. bounds: the smallest and the largest possible value of the metric, if
+    there are such values.
     """
     metric("mor", name, bounds)(lambda results: tensors.numbers(results, number, column))
 

@@ -105,7 +105,10 @@ def _partition(drawing: Drawing, x: Tensor, name: str, block: str, top: float) -
 
 @figure("mor", "Figure 3")
 def figure_3(results: Results) -> Picture:
-    """Draw the formats that three-way MoR chooses for blocks of two matrices, and the formats of products of blocks."""
+    """Draw the formats that three-way MoR chooses for the blocks of two matrices A and B, and those of A·B.
+
+    A block of A·B is a sum of products of two blocks; each product is drawn in the wider format of its two blocks.
+    """
     mixture = Mixture.parse(load_recipe("mor/three-way").fprop.x)
     rows, inner, columns = 3, 4, 3
     a = choices(rows, inner, mixture, seed=1)

@@ -95,7 +95,9 @@ def fallbacks(results: Results) -> TableResult:
 def errors_and_losses(results: Results) -> TableResult:
     """Return a table by arm: the largest error of a tensor that the arm's mixture accepted, and the change of the loss.
 
-    If some error exceeded the threshold, the largest accepted error was not recorded, and the threshold is shown.
+    If, within a window of steps, a tensor was accepted in some mini-batches and its error exceeded the threshold in
+    others, its largest accepted error was not recorded; the threshold takes its place. For sub-tensor arms, no error
+    is shown.
     """
     accepted = largest_accepted(tensors(results))
     rows = []
@@ -110,10 +112,11 @@ def errors_and_losses(results: Results) -> TableResult:
 
 @table("mor", "Second rounding", "Scalings with and without rounding to BF16 after descaling")
 def second_rounding(results: Results) -> Table:
-    """Return a table of changes of the loss: a row for each scaling, with and without rounding to BF16 after descaling.
+    """Return a table of changes of the loss, with a row for each scaling.
 
-    Descaling divides quantized values by the scale. If the scale is a power of two, the results are exact in BF16;
-    otherwise they have to be rounded, a second time after the rounding to E4M3.
+    Columns: changes from unquantized training, and from training with the scaling GAM, each with and without rounding
+    to BF16 after descaling. Descaling divides quantized values by the scale. If the scale is a power of two, the
+    results are exact in BF16; otherwise they have to be rounded, a second time after the rounding to E4M3.
     """
     if not results.has("fp32", ONE):
         return not_planned(results)

@@ -163,8 +163,9 @@ def below(rows: pd.DataFrame, threshold: float) -> dict[str, float]:
 def largest_accepted(rows: pd.DataFrame) -> dict[str, float]:
     """Return the greatest error that a mixture accepted, by trial; trials whose mixture has no limit are left out.
 
-    A tensor is accepted in mini-batches in which its error is below the limit. If its error in some mini-batch exceeds
-    the limit, the greatest accepted error is not recorded, and the limit is returned instead.
+    A tensor is accepted in mini-batches in which its error is below the limit. If, within a window of steps, it is
+    accepted in some mini-batches and its error exceeds the limit in others, its greatest accepted error in this window
+    is not recorded, and the limit takes its place.
     """
     taken = rows[(rows["share_0"] > 0) & rows["limit"].notna()]
     return by_id(taken[["error_max", "limit"]].min(axis=1).groupby(taken["id"]).max())

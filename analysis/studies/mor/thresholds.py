@@ -52,15 +52,18 @@ class ThresholdLine:
         return replace(STYLES[like], colour=colour)
 
     def values(self, measure: Callable[[Where], Data]) -> Values:
-        """Return the numbers of all seeds at each threshold that has data.
+        """Return, by threshold, the numbers of all seeds from `measure`; thresholds without data are left out.
 
-        measure: returns the data of this line's arm for given values of its axes.
+        measure: given the values of all axes of this line's arm, returns a number for each seed.
         """
         found = {x: measure({**dict(self.rest), AXIS: text}) for x, text in self.spelled.items()}
         return {x: data.values for x, data in found.items() if isinstance(data, Differences) and data.values}
 
     def line(self, values: Values) -> Line:
-        """Return the line through the means over seeds, with 90 % intervals if there are several seeds."""
+        """Return the line through the means over seeds, with 90 % intervals if there are several seeds.
+
+        values: by threshold, a number for each seed.
+        """
         x = [value for value in self.spelled if value in values]
         found = [summary(values[value], 1 - 2 * ALPHA) for value in x]
         return Line(np.array(x), means_of(found), self.style, self.label, band_of(found), points=True)

@@ -55,7 +55,7 @@ class Maxima:
 
 
 def places() -> Tensor:
-    """Return the values that blocks get as their greatest: PLACES numbers from 1 to 2 with evenly spaced logarithms."""
+    """Return PLACES numbers between 1 and 2 with evenly spaced logarithms: the greatest values of the tested blocks."""
     return torch.exp2((torch.arange(PLACES) + 0.5) / PLACES)
 
 

@@ -273,7 +273,11 @@ def s1() -> Exact:
 
 @dataclass(frozen=True)
 class Turned:
-    """Three quantities of a quantized tensor with outliers, each without and with the Hadamard transform."""
+    """Three quantities of a tensor with outliers; each pair has the number without and with the Hadamard transform.
+
+    The quantities are the mean over blocks of (greatest magnitude / root mean square) before quantization, the share of
+    zeros after quantization, and the relative squared error of the quantization.
+    """
 
     crest: tuple[float, float]  # the mean over blocks of (greatest magnitude / root mean square)
     zeros: tuple[float, float]  # the share of values that become zero

@@ -91,7 +91,7 @@ class _Watch(TorchDispatchMode):
 
 
 def weights_read(recipe: Recipe, model: str = "nemotron-nano", *, autocast: bool) -> list[Read]:
-    """Train a preset for STEPS steps and return the weights that the GEMMs read, for each layer and micro-batch.
+    """Train a preset for STEPS steps; return a `Read` for each quantized layer and micro-batch.
 
     autocast: train with torch's autocast to BF16; if false, with a residual stream in BF16, as trials do.
     """

@@ -36,7 +36,7 @@ KINDS = {"All": None, "QKV": "qkv", "Projection": "out", "FC1": "up", "FC2": "do
 
 @table("nvfp4", "Gradient errors", "Relative error of weight gradients by block in plain NVFP4, 20 blocks (N7)")
 def errors_table(results: Results) -> Table:
-    """Return a table of mean errors of weight gradients by block (rows) and kind of linear layer (columns)."""
+    """Return a table of mean errors of weight gradients by block of the model (rows) and kind of layer (columns)."""
     of, arm = family_places(results, arm_table("nvfp4"), "layers"), "nvfp4-base"
     if not of.has(arm):
         return not_planned(results)

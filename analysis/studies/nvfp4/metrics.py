@@ -21,9 +21,9 @@ ERROR = "gradient_error"
 
 @metric("nvfp4", "last_gradient_errors")
 def last_gradient_errors(results: Results) -> Mapping[str, float]:
-    """Return the mean error of weight gradients in the last fifth of the blocks minus the mean in all other blocks.
+    """Return, by trial, (mean error of weight gradients in the model's last fifth of blocks) − (mean in other blocks).
 
-    Errors are relative (`gradient_errors`).
+    Errors are relative, as `gradient_errors` defines them.
     """
     found = {}
     for trial, blocks in errors_by_block(results).items():

@@ -38,7 +38,8 @@ TOKENS = "tokens of MXFP4 (NVFP4 = 1)"
 class Longer:
     """Trainings in MXFP4 with several numbers of tokens, compared with one number of tokens in NVFP4.
 
-    Losses and changes are those of the seeds that are finished in all arms.
+    All numbers are over the seeds whose trials are finished in the NVFP4 arm and in each MXFP4 arm that has finished
+    trials.
     """
 
     times: tuple[float, ...]  # by MXFP4 arm, its number of tokens divided by NVFP4's, in ascending order

@@ -46,7 +46,11 @@ def _log_ticks(axes: Axes, ticks: Sequence[float]) -> None:
 
 @figure("primer", "Figure S", title="Rules for the scale of a block, over distributions")
 def scale_rules(results: Results) -> Picture:
-    """Draw E2M1's squared errors for three rules that choose a power of two as scale, and for E4M3 and E8M0 scales."""
+    """Draw E2M1's squared errors, and shares of saturated values, for several rules that choose a block's scale.
+
+    Three rules choose powers of two as scales of blocks of 32. For comparison, the errors are also drawn for blocks of
+    16 with E4M3 scales (NVFP4) and with powers of two.
+    """
     found = {name: blocks.mx_rules(name) for name in blocks.samples()}
     rules = {title: [found[name][rule][0] for name in found] for rule, title in RULES.items()}
     saturating = {title: [found[name][rule][1] for name in found] for rule, title in RULES.items()}

@@ -98,7 +98,10 @@ def mx_scale(amax: float, emax: int, rule: str) -> int:
 
 @cache
 def mx_rules(distribution: str) -> dict[str, tuple[float, float]]:
-    """Return two numbers by rule of `mx_scale`: MXFP4's relative squared error, and the share of saturated elements."""
+    """Return two numbers by rule of `mx_scale`: MXFP4's relative squared error, and the share of saturated elements.
+
+    The quantized tensor is the one of `samples()` with this distribution.
+    """
     x, f = samples()[distribution].view(-1, 32), TABLE["e2m1"]
     amax = x.abs().amax(1).tolist()
     found = {}
@@ -115,7 +118,8 @@ def mx_rules(distribution: str) -> dict[str, tuple[float, float]]:
 def flushed_subnormals(quantizer: str) -> tuple[float, float]:
     """Return an MX quantizer's relative squared errors with subnormals, and with zeros in place of subnormals.
 
-    The primer's text 001 maps values below the smallest normal number to zero.
+    The quantized tensor has normally distributed values. The primer's text 001 maps values below the smallest normal
+    number to zero.
     """
     x, f = samples()["normal"], TABLE[quantizer.partition(":")[0]]
     y = fake_quantize(x, quantizer)
@@ -154,7 +158,8 @@ def padded_dot(length: int) -> tuple[float, float]:
 def draws(seeds: int) -> Tensor:
     """Return a tensor of normally distributed values, stochastically rounded to E2M1 once with each of several seeds.
 
-    The first dimension is over the seeds. seeds: their number; they are 0, 1, …
+    Before rounding, blocks of 16 values are scaled by powers of two; the result has the original scale. The first
+    dimension is over the seeds. seeds: their number; they are 0, 1, …
     """
     x = samples()["normal"][:64]
     return torch.stack([fake_quantize(x, "e2m1:1x16:e8m0:stochastic", seed=s) for s in range(seeds)]).double()
@@ -163,9 +168,10 @@ def draws(seeds: int) -> Tensor:
 def stochastic(seeds: int = 64) -> dict[str, tuple[float, float]]:
     """Return (bias, standard deviation) of rounding a tensor x to E2M1 by mode: nearest and stochastic.
 
-    x has normally distributed values. seeds: the number of seeds with which x is rounded stochastically. bias² is the
-    mean of (mean over seeds − x)² minus variance / seeds. Without the second term, the random error of a mean over few
-    seeds would count as bias. The bias is divided by the root mean square of x, which is about 1; the deviation is not.
+    x has normally distributed values. seeds: the number of seeds with which x is rounded stochastically. The variance
+    is over the seeds, averaged over the elements of x, and 0 for nearest. bias² is the mean over the elements of
+    (mean over seeds − x)², minus variance / seeds. Without the second term, the random error of a mean over few seeds
+    would count as bias. The bias is divided by the root mean square of x, which is about 1; the deviation is not.
     """
     x = samples()["normal"][:64]
     nearest = fake_quantize(x, "e2m1:1x16:e8m0").double()[None]

@@ -56,7 +56,7 @@ def _times(spread: float) -> str:
 
 @exact("primer", "A20")
 def a20() -> Exact:
-    """Check that NVFP4's block scales stay in E4M3's range for tensors whose magnitudes differ by a factor of 2^60."""
+    """Check that NVFP4's block scales stay in E4M3's range for tensors multiplied by 2^-30, 1 and 2^30."""
     largest, saturated = 0.0, 0
     for x in blocks.samples().values():
         for factor in (2.0**-30, 1.0, 2.0**30):
@@ -139,7 +139,10 @@ def c12() -> Exact:
 
 @exact("primer", "C17")
 def c17() -> Exact:
-    """Check that a scale of 1 / max|x| prevents saturation, and compare its errors with a scale of 448 / max|x|."""
+    """Check that multiplying a tensor x by 1 / max|x| before a cast to E4M3 prevents saturation.
+
+    Also report, for six random tensors, the relative squared errors of casts with this factor and with 448 / max|x|.
+    """
     largest, errors = 0.0, {}
     for name, x in blocks.samples().items():
         scale = 1 / x.abs().max()

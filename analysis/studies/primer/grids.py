@@ -45,7 +45,11 @@ class Grid:
 
 @cache
 def grid(name: str) -> Grid:
-    """Return the positive values of a format of `TABLE`, or of int4 or int8 with a scale of 1."""
+    """Return the positive values of a format, without a scale.
+
+    name: a floating-point format (a key of kernels.formats.TABLE) or an integer format (a key of
+    kernels.number.INTEGERS, such as int8).
+    """
     if name in INTEGERS:
         bits, step = INTEGERS[name]
         return Grid(np.empty(0), np.arange(1, 1 << bits - 1) * step, 1 << bits - 2)

@@ -150,6 +150,9 @@ def gradient_cast_error(results: Results) -> Numbers:
 
 @metric("primer", "flushed_gradients_beyond_activations", (-1.0, 1.0))
 def flushed_gradients_beyond_activations(results: Results) -> Numbers:
-    """Return the share of gradient elements that casts turn into 0, minus this share of activation elements."""
+    """Return (share of gradients that casts turn into 0) minus (share of activations that casts turn into 0).
+
+    Gradients are the operands in the slot dgrad.dy, and activations those in fprop.x.
+    """
     gap = _cast(results, "dgrad.dy", "flushed") - _cast(results, "fprop.x", "flushed")
     return {str(trial): float(share) for trial, share in gap.dropna().items()}

@@ -32,7 +32,8 @@ ROTATED_CASTS = {"one scale": "e2m1:tensor:amax", "NVFP4": "e2m1:1x16:nvfp4"}
 def rotation(results: Results) -> Picture:
     """Draw histograms of magnitudes before and after a Hadamard transform, and errors of casts to E2M1.
 
-    The errors are drawn over the factor by which the outliers are larger than normal numbers.
+    The tensors have normally distributed numbers, of which 0.1 %, the outliers, are multiplied by a factor. The errors
+    are drawn against this factor.
     """
     x = blocks.with_outliers(TYPICAL)
     looks = {"before": STYLES[1], "rotated": STYLES[0], "normal numbers": NOISE}

@@ -37,7 +37,11 @@ def errors(accumulator: str, distribution: str, length: int) -> tuple[float, flo
 
 @cache
 def largest(accumulator: str, distribution: str, length: int) -> float:
-    """Return max |result - exact| / RMS(exact) over the elements of a product; the arguments are those of `errors`."""
+    """Return the largest |result - exact| of all elements of a matrix product, divided by RMS(exact).
+
+    The operands have shapes (SIDE, K) and (K, SIDE) with K = length. The exact product has the same rounded operands.
+    accumulator: one of SUMS. distribution: uniform (from 0 to 1) or normal.
+    """
     drawn = torch.Generator().manual_seed(length)
     dtype = OPERANDS.get(accumulator, torch.float8_e4m3fn)
     draw = torch.rand if distribution == "uniform" else torch.randn

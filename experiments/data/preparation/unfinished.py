@@ -42,7 +42,10 @@ class Request:
 
 
 def is_held_out(text: str, share: float) -> bool:
-    """Tell whether a document belongs to the validation split; `share` is the share of documents in this split."""
+    """Tell whether a document is in the validation split: whether its text's hash, as a fraction, is below `share`.
+
+    share: the share of documents in the validation split, 0 to 1.
+    """
     digest = hashlib.sha256(text.encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2.0**64
 
@@ -60,8 +63,9 @@ class Unfinished:
 
     @staticmethod
     def open(folder: Path, request: Request, tokenizer: Tokenizer) -> "Unfinished":
-        """Resume the folder that an earlier process began, or start a new one.
+        """Resume the partial folder `folder` that an earlier process began, or start a new one.
 
+        tokenizer: encodes the documents; `request.tokenizer` only identifies it.
         Raise ValueError if the request of the earlier process was not equal to `request`.
         """
         unfinished = Unfinished(folder, request, tokenizer)

@@ -129,10 +129,10 @@ class Documents:
         return {"datasets": self._version, "state": self._stream.state_dict()}
 
     def resume(self, position: dict[str, Any] | None, count: int) -> None:
-        """Make the iteration start after the first `count` documents, where `position` is.
+        """Make the iteration start after the first `count` documents of the collection.
 
-        A position is valid only for the version of `datasets` that wrote it. With another version, or without a
-        position, the first `count` documents are read and skipped.
+        position: what the method `position` returned after these documents; files that were finished then are not read
+            again. If it is None or from another version of `datasets`, the `count` documents are read and skipped.
         """
         if position is not None and position["datasets"] == self._version:
             self._stream.load_state_dict(position["state"])
