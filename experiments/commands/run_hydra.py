@@ -75,7 +75,7 @@ def check_overrides(overrides: Sequence[str]) -> None:
 
 @contextmanager
 def _arguments(*arguments: str) -> Iterator[None]:
-    """In the `with` block, make `hydra.main` read these arguments and raise errors instead of printing them."""
+    """Make `hydra.main`, inside the `with` block, read these arguments and raise errors instead of printing them."""
     outer = sys.argv, GlobalHydra.instance().hydra
     sys.argv = [sys.argv[0], *arguments]
     GlobalHydra.instance().clear()

@@ -270,7 +270,7 @@ MISTAKES = {  # arguments of `fewbits train`, and the parts of the message; … 
     "precision.weights=fp16": "precision.weights fp16: with training.dtype bf16",
     "precision=bf16-weights recipe=gaussws": "precision.weights bf16: sampler gaussws",
     "precision.every=1 training.compile=true": "precision.every 1: gradients cannot be measured",
-    "precision.every=-1": "precision.every -1: 0 (never) or more",
+    "precision.every=-1": "precision.every -1: …0 …positive number",
     "model.activation=silu": "activation 'silu' of model 'nemotron-nano'… gelu, relu2, swiglu",
     "recipe.switch.passes=sideways": "switch.passes 'sideways'… both, forward, backward",
     # keys
