@@ -57,7 +57,8 @@ def is_executable(spec: Quantizer | Mixture | None) -> bool:
 def encode_fp8(x: Tensor, spec: str, axis: int, seed: int) -> Fp8Operand:
     """Return the codes and scales of x, quantized by `spec`.
 
-    spec: the string form of a quantizer for which `is_executable` is true. axis, seed: as for `fake_quantize`.
+    spec: the string form of a quantizer for which `is_executable` is true. axis: the dimension along which a `channel`
+    block lies, −1 or 0. seed: the seed of stochastic rounding.
     """
     codes, factors, _ = call(torch.ops.fewbits.encode, x, spec, axis, seed)
     return Fp8Operand(codes.view(torch.float8_e4m3fn), factors.reciprocal())

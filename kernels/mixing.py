@@ -20,11 +20,14 @@ def mix_matrix(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Quantize x by a mixture, and return (values, choice, counts, amax).
 
-    `values` has the shape of x; the other results describe each decision block. `choice` is the int8 index of the
-    chosen entry. `counts` has the seven statistics of counts.py for the values of the first entry, even where
-    another entry is chosen. `amax` is the largest magnitude of x, after the Hadamard transform if there is one.
+    `values` has the shape of x; the other results have one entry for each decision block, [blocks down, blocks across].
+    `choice` is the int8 index of the chosen entry. `counts` [..., 7] are the sum of the relative errors and the numbers
+    of non-zero, flushed, saturated, capped, non-finite and lost elements (README.md, "Statistics"). They describe the
+    values of the first entry, even where another entry is chosen. `amax` is the largest magnitude of x in the block,
+    after the Hadamard transform if there is one.
 
-    axis (−1 or 0), seed: the same for all entries. out: the tensor to write the values to; it must not overlap x.
+    axis: −1 for blocks along the rows, 0 for blocks down the columns. seed: the seed of every entry's random numbers.
+    out: the tensor to write the values to; it must not overlap x.
     """
     partition = mixture.decision_block.resolve(x.shape, axis)
     out = torch.empty_like(x) if out is None else out
@@ -56,11 +59,12 @@ def _compared(
 ) -> dict[str, Any]:
     """Return the keyword arguments that Backend.decide needs for the entry's test.
 
-    For ErrorBelow this is `limit`. For ErrorBelowOther it is `other`, the counts of the other quantizer. For
-    SpreadBelow they are `limit` and `extent`, the largest and the smallest non-zero magnitude of each decision block.
+    For ErrorBelow this is `limit`. For ErrorBelowOther it is `other`, the statistics of each decision block (as
+    `counts` in `mix_matrix`) for the values of the test's other quantizer. For SpreadBelow they are `limit` and
+    `extent`, the largest and the smallest non-zero magnitude of each decision block.
 
-    partition: (rows, columns) of a decision block. skip: True for each decision block that is already decided; None: no
-        block is.
+    axis, seed: the same as for `mix_matrix`, which quantizes the entries. partition: (rows, columns) of a decision
+    block. skip: True for each decision block that is already decided; None: no block is.
     """
     if isinstance(entry.test, ErrorBelow):
         return {"limit": entry.test.threshold * ERROR_ONE}

@@ -1,4 +1,7 @@
-"""Generate noise, and add it to weights; its size depends on bit widths, which get gradients (GaussWS, DiffQ)."""
+"""Generate the noise of GaussWS and DiffQ, and add it to weights.
+
+The size of the noise on a weight depends on the bit width of the weight's block; gradients of bit widths are computed.
+"""
 
 import torch
 from torch import Tensor

@@ -32,8 +32,9 @@ class Rounded:
 
 
 def rounded(number: float) -> tuple[Rounded, ...]:
-    """Return the number rounded to every format: to nearest, ties to even, at most the format's largest value.
+    """Return the number rounded to nearest in every format, ties to even.
 
+    A number whose magnitude is beyond a format's largest value becomes this value, with the number's sign.
     Formats without NaN are left out if the number is NaN, and unsigned formats if the number has a minus sign.
     """
     rows = [_in_format(number, f) for f in TABLE.values() if _can_hold(number, f)]

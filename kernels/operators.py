@@ -67,9 +67,10 @@ def differentiate(
 
 
 def call(operator: Callable[..., Any], x: Tensor, *arguments: Any) -> Any:
-    """Call an operator that is differentiable only in x; if x needs no gradient, skip autograd's Python layer.
+    """Call an operator with the given arguments; it is differentiable only in x, which must not be a DTensor.
 
-    That layer takes as long as the launch of a kernel. For ordinary tensors on a CPU the dispatcher is skipped, too.
+    If x needs no gradient and torch.compile is not tracing, the call skips autograd's Python layer, which takes as long
+    as the launch of a kernel. If in addition `can_skip_dispatcher` allows it, the call skips torch's dispatcher, too.
     """
     refuse_distributed(x)
     if torch.compiler.is_compiling() or (x.requires_grad and torch.is_grad_enabled()):

@@ -190,9 +190,10 @@ define("unrotate(Tensor grad, str spec, int axis) -> Tensor", _unrotate, lambda 
 
 
 def _rotate_back(grad: Tensor | None, spec: str, axis: int) -> Tensor | None:
-    """Return the straight-through gradient of the quantizer or mixture `spec`.
+    """Return the gradient of a tensor x, where `grad` is the gradient of x quantized along `axis` by `spec`.
 
-    It is `grad`, to which the inverse Hadamard transform is applied if `spec` has a transform.
+    spec: the string form of a quantizer or mixture. Gradients pass through the rounding unchanged, so the result is
+    `grad`, to which the inverse Hadamard transform is applied if `spec` has a transform. None gives None.
     """
     if grad is None or "rht" not in spec:
         return grad

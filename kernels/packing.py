@@ -61,7 +61,10 @@ def unpack(data: Tensor, bits: int, cols: int) -> Tensor:
 
 
 def stored_scales(codes: Tensor, q: Quantizer) -> Tensor:
-    """Convert int32 codes of block scales to their stored form: float32 for `amax`, empty for `none`, else uint8."""
+    """Return the stored form of int32 codes of block scales: for most scalings, the same codes as uint8.
+
+    For `amax`, a code is the bits of a float32 scale, which is returned. For `none`, the result is empty.
+    """
     if q.scaling == "none":
         return codes.new_empty((0, 0), dtype=torch.uint8)
     return codes.view(torch.float32) if q.traits.kind == "float" else codes.to(torch.uint8)

@@ -50,7 +50,8 @@ class Scaling:
         OCP MX's rule; `stochastic`: MS-EDEN, which first corrects the scale for the rounding of the block's elements.
     groups: the valid values of a quantizer's `group`, the set of blocks that share a second-level value such as a
         tensor scale; empty: there is no second-level value.
-    target: only two-level: the scale of the block that contains the tensor's amax.
+    target: only two-level: the block scale, before rounding and `expansion`, of the block that contains the tensor's
+        amax; the float32 for the tensor is chosen accordingly.
     top: only two-level: the value to which a block's amax is mapped; None: the format's largest value.
     expansion: only two-level: the ratio of a second candidate for a block's scale to the first candidate; the candidate
         with the smaller error is used. 1: there is no second candidate.

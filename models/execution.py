@@ -19,7 +19,10 @@ HINT = f"or set execute: {EMULATE}"
 
 
 def executed_gemms(recipe: Recipe, operands: Operands) -> frozenset[str]:
-    """Return the names of the GEMMs that read FP8 codes: those with a quantized operand; none without `execute: fp8`.
+    """Return the names of the GEMMs that multiply FP8 codes; there are none without `execute: fp8`.
+
+    These are the GEMMs with at least one quantized operand. `check_execution` refuses a recipe in which only one
+    operand of a GEMM is quantized.
 
     operands: a layer's six operand slots: `recipe.operands`, `recipe.switched` (those after a change during training)
     or `recipe.kept` (those of the layers that `recipe.keep` selects).

@@ -113,9 +113,9 @@ def _truncated(v: Tensor, kept: int) -> Tensor:
 
 
 def _sum_to_odd(a: Tensor, b: Tensor) -> Tensor:
-    """Return a + b rounded to odd: an inexact sum becomes the neighbour whose last bit is 1.
+    """Return a + b rounded to odd: a sum between two adjacent float64 numbers becomes the one whose last bit is 1.
 
-    Rounding the result to fewer bits gives the same value as rounding the exact sum once.
+    Rounding the result to at least two bits fewer gives the same value as rounding the exact sum once.
     """
     s = a + b
     from_b = s - a

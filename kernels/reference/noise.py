@@ -69,9 +69,9 @@ def uniform(count: int, seed: int, device: Device) -> Tensor:
 def gaussian_nibbles(planes: Sequence[Tensor]) -> Tensor:
     """Return approximately round(N(0, 1) / 2) from 16 independent bits (GaussWS eq. 10), for eight elements at once.
 
-    A word of 32 bits has eight nibbles (4 bits), one for each element. The probability of ±2 is p = 2^-8 · 3/4, that of
-    ±1 is (3/4)² · 1/2 · (1 − p). In the returned words, the highest bit of a nibble is the sign, the others are the
-    magnitude.
+    A word of 32 bits has eight nibbles (4 bits), one for each element. The magnitude of an element is 2 with the
+    probability p = 2^-8 · 3/4, and 1 with the probability (3/4)² · 1/2 · (1 − p); both signs are equally likely. In the
+    returned words, the highest bit of a nibble is the sign, the others are the magnitude.
 
     planes: 16 tensors of words. The lowest bit of each nibble is a random bit, the other bits are 0.
     """

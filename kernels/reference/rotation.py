@@ -39,7 +39,8 @@ def hadamard(x: Tensor) -> Tensor:
 def rotate(x: Tensor, q: Quantizer, axis: int, inverse: bool = False) -> Tensor:
     """Multiply chunks of q.hadamard values along the axis by S·H (NVFP4 eq. 6), or by its inverse H·S.
 
-    S is diagonal and has the random signs, H is the Hadamard matrix. The result has the dtype of x.
+    S is diagonal and has the random signs, H is the Hadamard matrix. Values that do not fill a chunk are multiplied in
+    smaller chunks. The result has the dtype of x; it is x if q has no Hadamard transform.
     """
     if q.hadamard is None:
         return x

@@ -92,7 +92,10 @@ def group_grid(scales: Scales, axis: int) -> Tensor:
 
 
 def stored_values(scales: Scales, q: Quantizer) -> Tensor:
-    """Return the float32 values of stored block scales; NaN for a block that contains NaN or inf."""
+    """Return the float32 values of the block scales alone, not combined with the numbers that groups share.
+
+    The value is NaN for a block that contains NaN or inf. For the scaling `none`, all values are 1.
+    """
     codes, stored = scales.codes, q.traits.stored
     if stored is None:
         return torch.ones_like(codes, dtype=torch.float32)
@@ -100,7 +103,10 @@ def stored_values(scales: Scales, q: Quantizer) -> Tensor:
 
 
 def encode_factors(scales: Scales, q: Quantizer, axis: int) -> Tensor:
-    """Return the factor by which each block is multiplied before rounding; NaN for a block that contains NaN or inf."""
+    """Return the factor by which each block is multiplied before rounding.
+
+    The factor is NaN for a block that contains NaN or inf. For the scaling `none`, all factors are 1.
+    """
     block = stored_values(scales, q)
     match q.traits.kind:
         case "mantissa":
