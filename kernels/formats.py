@@ -73,7 +73,10 @@ class Format:
 
     @property
     def stored_bits(self) -> int:
-        """The number of bits that one code occupies in packed storage: 16 for formats of 9 to 16 bits."""
+        """The number of bits that one code occupies in packed storage.
+
+        It is `bits` for formats of up to 8 bits, and 16 for formats of 9 to 16 bits. Wider formats are not packed.
+        """
         return self.bits if self.bits <= 8 else 16
 
     def row_bytes(self, cols: int) -> int:

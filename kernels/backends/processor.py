@@ -28,7 +28,7 @@ _VENDORS = {"AuthenticAMD": "amd", "GenuineIntel": "intel"}
 
 
 def instruction_set() -> str:
-    """Return the newest of LEVELS that the processor supports and that both oneDNN and torch are allowed to use.
+    """Return the newest instruction set in LEVELS that the processor supports and that both oneDNN and torch may use.
 
     If /proc/cpuinfo does not list the processor's flags, return the machine type, for example `aarch64`.
     """

@@ -138,6 +138,7 @@ class Backend(Protocol):
         """Return w + R · max|w| · 2^(1 − bits) in `dtype`, with noise R (GaussWS eq. 3).
 
         bits: one bit width for each square of `block` rows and columns; max|w| is the maximum over the same square.
+        seed: the seed of R. noise: the distribution of R, `gaussian` (GaussWS) or `uniform` (DiffQ).
         """
 
     def sample_weight_backward(

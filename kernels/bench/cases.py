@@ -170,7 +170,7 @@ def _backend(x: Tensor) -> Backend:
 
 
 def _reads(q: Quantizer, axis: int) -> int:
-    """Return how often a kernel must read the input: twice if a scale depends on more elements than caches hold."""
+    """Return how often a kernel must read the input: 1, or 2 if a scale depends on more elements than caches hold."""
     spans_tensor = bool(q.traits.groups) or (q.scaling != "none" and q.block.rows is None)
     spans_columns = str(q.block) == "channel" and axis == 0
     return 2 if spans_tensor or spans_columns else 1

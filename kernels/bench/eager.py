@@ -29,7 +29,10 @@ def _bits(x: Tensor, mask: int) -> Tensor:
 
 
 def _factors(amax: Tensor, q: Quantizer) -> tuple[Tensor, Tensor]:
-    """Return the factors by which blocks with these amaxes are multiplied before and after rounding."""
+    """Return (before, after): the factors by which each block is multiplied before and after rounding.
+
+    amax: the largest magnitude of each block. Both results have the shape of `amax`.
+    """
     top = q.format.max
     s = top / amax
     match q.scaling:

@@ -177,7 +177,11 @@ def _context(index: int) -> int:
 
 @cache
 def _shared_memory(index: int) -> int:
-    """Return the dynamic shared memory, in bytes, that a CTA can have: all but the static memory of the kernels."""
+    """Return the largest dynamic shared memory, in bytes, that a CTA can have on the device `index`.
+
+    This is the device's limit of shared memory per CTA, minus STATIC_SHARED, the memory reserved for variables that
+    kernels declare.
+    """
     library, device, most = _library(), ctypes.c_int(), ctypes.c_int()
     status = library.cuInit(0) or library.cuDeviceGet(ctypes.byref(device), index)
     status = status or library.cuDeviceGetAttribute(ctypes.byref(most), MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, device)

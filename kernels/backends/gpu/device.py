@@ -184,7 +184,7 @@ class Device(Compiled):
         """Draw the noise for the weight w, and launch the kernel `variant`, which reads both and writes `out`.
 
         blocks: the number of CTAs (thread blocks). bits: one bit width for each square of `block` rows and columns of
-        w. own: further fields of the kernel's WeightCall.
+        w. noise: the distribution of the noise. own: further fields of the kernel's WeightCall.
         """
         _check_size(w)
         draw = self.gaussian_noise if noise == "gaussian" else self.uniform_noise

@@ -1,8 +1,8 @@
 """Prepare the kernel launches of a call, for reuse by calls that differ only in addresses, seeds and signs.
 
-A Plan contains the kernels of a call, the number of CTAs (thread blocks), and the arguments without addresses, seeds
-and signs. Device (device.py) caches plans. So a repeated call only copies the arguments, adds addresses, seeds and
-signs, and launches the kernels.
+The signs are those of the quantizers' Hadamard transforms. A Plan contains the kernels of a call, the number of CTAs
+(thread blocks), and the arguments without addresses, seeds and signs. Device (device.py) caches plans. So a repeated
+call only copies the arguments, adds addresses, seeds and signs, and launches the kernels.
 """
 
 import ctypes
@@ -127,7 +127,10 @@ def _shape_for(x: Tensor, jobs: tuple[Job, ...], in_strips: bool) -> Shape:
 
 @lru_cache(maxsize=4096)
 def without_signs(spelling: str) -> str:
-    """Return a quantizer's string form without its signs, which are arguments of the kernel and not constants."""
+    """Return a quantizer's string form without the option for the signs of its Hadamard transform.
+
+    Calls that differ only in these signs share a plan, because the signs are arguments of the kernels, not constants.
+    """
     return ":".join(part for part in spelling.split(":") if not part.startswith("signs="))
 
 

@@ -25,7 +25,7 @@ class Shape(NamedTuple):
     """The shape of the tile of a matrix that one CTA processes.
 
     threads: the number of threads of the CTA. Each has EDGE * EDGE elements: if `along` is 0, a patch of EDGE rows and
-        EDGE columns.
+        EDGE columns; if `along` is 1, EDGE groups of EDGE neighbouring elements of the row.
     lanes: the number of threads that lie side by side along a row of the tile.
     along: 1 if the tile is a single row, which is divided among all threads; else 0.
     """
@@ -82,7 +82,12 @@ def block_on_chip(q: Quantizer, axis: int, x: Tensor, shape: Shape) -> Part | No
 
 
 def fitting_shape(x: Tensor, q: Quantizer, axis: int) -> Shape:
-    """Return a tile shape that contains whole blocks of q, even whole rows or columns; if none does, `usual_shape`."""
+    """Return the tile shape for quantizing x by q: `usual_shape`, or a tile of one whole row or 16 whole columns of x.
+
+    If the blocks of q do not fit in the usual tile, but are whole rows (or columns) of x that fit in the registers of
+    one CTA, a tile is one such row (or 16 such columns). In all other cases, and always for the scaling Four Over
+    Six, the result is `usual_shape`.
+    """
     usual, (rows, cols) = usual_shape(x), x.shape
     if q.traits.compares or block_on_chip(q, axis, x, usual):
         return usual
@@ -122,9 +127,10 @@ def divides_into_strips(x: Tensor, q: Quantizer, axis: int) -> bool:
 
 
 def tiles_kept(x: Tensor, shape: Shape, room: int) -> int:
-    """Return how many tiles of a strip are kept in `room` bytes of shared memory; the last tile stays in registers.
+    """Return how many tiles of a strip are kept in `room` bytes of shared memory.
 
-    A strip is a few whole columns of x, which one CTA processes tile by tile.
+    A strip is a few whole columns of x, which one CTA processes tile by tile. The result does not count the last tile
+    of the strip, because this tile stays in registers.
     """
     return min(-(-x.shape[0] // shape.rows) - 1, room // shape.bytes(x.itemsize))
 
