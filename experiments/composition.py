@@ -85,7 +85,7 @@ def compose_file(file: Path, base: Mapping[str, Any], overrides: Sequence[str], 
     for text in values:
         key = str(parse_override(text).key_or_group).partition(".")[0]
         if key not in base:
-            raise ValueError(f"unknown key {key!r}: valid keys are {nearest_first(key, list(base))}")
+            raise ValueError(f"override {text!r}: unknown key {key!r}: valid keys are {nearest_first(key, list(base))}")
 
     def composed() -> DictConfig:
         store = ConfigStore.instance()

@@ -106,8 +106,8 @@ def _runs_and_tasks(arguments: Sequence[str], runs: Path) -> tuple[list[Path], l
     """Split the arguments into run folders and names of tasks.
 
     runs: the store. An argument that `find_run` does not accept as a run is taken as the name of a task. But if it
-    contains `/` or ends with a hash (eight hexadecimal digits), a run was meant, so raise ValueError. Also raise
-    ValueError if none of the arguments is a run.
+    contains `/`, ends with a hash (eight hexadecimal digits) or is the start of a hash, a run was meant, so raise
+    ValueError. Also raise ValueError if none of the arguments is a run.
     """
     from fewbits.experiments.storage.run_folder import find_run
 
@@ -116,7 +116,7 @@ def _runs_and_tasks(arguments: Sequence[str], runs: Path) -> tuple[list[Path], l
         try:
             folders.append(find_run(argument, runs))
         except ValueError:
-            if "/" in argument or re.search(r"(^|-)[0-9a-f]{8}$", argument):
+            if "/" in argument or re.search(r"(^|-)[0-9a-f]{8}$|^(?=.*\d)[0-9a-f]{4,}$", argument):
                 raise
             tasks.append(argument)
     if not folders:

@@ -60,7 +60,7 @@ def _synthetic(config: DataConfig, cache: Path) -> TokenFolder:
 
 
 def _tokens(config: DataConfig, cache: Path) -> TokenFolder:
-    remedy = "a folder of train.bin and val.bin is expected"
+    remedy = "a folder with train.bin and val.bin is expected: write these files again, or set another data.path"
     if config.kind in COLLECTIONS:
         remedy = f"make it by fewbits data prepare {config.kind}"
     elif config.path is None:

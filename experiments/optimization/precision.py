@@ -111,8 +111,8 @@ class Precision:
         """Raise ValueError if there are several ranks and the policy is not the default one."""
         if ranks > 1 and not self.is_plain:
             raise ValueError(
-                f"precision: {ranks} ranks can only train with FP32 weights, states and sums of gradients, without "
-                "loss scaling and with precision.every=0; use one rank, or precision=mixed"
+                f"precision: {ranks} ranks can train only with FP32 weights, optimizer states and sums of gradients, "
+                "without loss scaling, and with precision.every=0: train with one rank, or set precision=mixed"
             )
 
 

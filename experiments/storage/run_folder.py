@@ -64,13 +64,13 @@ class RunFolder:
             return latest
         available = {at: path for folder in folders for at, path in steps(folder).items()}
         if step not in available:
-            missing = "intact checkpoint" if step is None else f"checkpoint of step {step}"
-            steps_there = (
-                f"; available are {', '.join(map(str, sorted(available)))}" if available else "; it has no checkpoints"
-            )
+            if not available:
+                raise ValueError(f"{self.path} has no checkpoints: run the trial again")
+            if step is None:
+                raise ValueError(f"all checkpoints of {self.path} are damaged: remove them and run the trial again")
+            there = ", ".join(map(str, sorted(available)))
             raise ValueError(
-                f"{self.path} has no {missing}{steps_there}: name a step that is available or, if checkpoints are "
-                "damaged, remove them and run the trial again"
+                f"{self.path} has no checkpoint of step {step}; available are {there}: name one of these steps"
             )
         return load(available[step])
 

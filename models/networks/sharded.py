@@ -43,7 +43,8 @@ def fill(x: Tensor, values: Tensor) -> None:
         values = values[slice(*local_rows(x))]
     if values.shape != own.shape:
         raise ValueError(
-            f"a tensor of shape {tuple(x.shape)} cannot be filled with values of shape {tuple(values.shape)}"
+            f"values of shape {tuple(values.shape)} do not fit a tensor of shape {tuple(x.shape)}: both shapes must be "
+            "equal"
         )
     own.copy_(values)
 

@@ -59,6 +59,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _print_name(argument: str, run: Path) -> None:
-    """Print `ARGUMENT: NAME`, the argument that selected a run and the run's name, if the argument lacks the name."""
+    """Print `ARGUMENT: NAME` if `argument`, with which the user selected the run, does not contain the run's name."""
     if run.name not in argument:
         print(f"{argument}: {run.name}")

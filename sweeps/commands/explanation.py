@@ -1,7 +1,7 @@
 """Compare two trials field by field: the settings and versions whose hashes are their ids.
 
-The settings and versions of a run are read from its run folder and from stored plans; those of the trial that would be
-computed now follow from the sweep file and the installed sources. The training data are not needed.
+The functions compare two runs, or a run with the trial that its sweep file and the installed sources define now. The
+settings and versions of a run are read from its run folder and from stored plans. The training data are not needed.
 """
 
 from __future__ import annotations
@@ -144,9 +144,10 @@ def _planned(path: Path, trial: str) -> tuple[Plan, Member, Cell] | None:
 
 
 def _cell_today(overrides: tuple[str, ...], cell: Cell) -> Cell:
-    """Return the cell that the sweep file now has at the place of `cell`; if there is none, return `cell`.
+    """Return the cell that the sweep file now has at the place of `cell`, a cell of a stored plan.
 
-    overrides: the overrides with which the plan was stored; they select the sweep.
+    If the sweep file no longer has this place or cannot be read, return `cell`. overrides: the overrides with which the
+    plan was stored; they select its sweeps.
     """
     from fewbits.sweeps.planning.expand import expand
     from fewbits.sweeps.planning.sweep import load_sweeps
@@ -190,9 +191,10 @@ def _by_plan(plan: Plan, member: Member, cell: Cell) -> tuple[dict[str, Any], di
 
 
 def _with_vocabulary(current: Trial, planned: Trial, cell: Cell) -> Trial:
-    """Return `current` with the vocabulary size of `planned`, unless an override of `cell` sets this size.
+    """Return `current` with the vocabulary size of `planned`, since this size depends on the data, which are not read.
 
-    The size depends on the data, which this module does not read. If the models differ, `current` stays as it is.
+    Return `current` unchanged if an override of `cell` sets the size, or if the names of the two trials' models differ.
+    current: the trial that the overrides of `cell` give now. planned: the trial at the same place in a stored plan.
     """
     if (
         any(override.startswith("model.vocab=") for override in cell.overrides)

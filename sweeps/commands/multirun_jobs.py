@@ -57,7 +57,7 @@ class _Multirun:
     drivers: list[Driver] = field(default_factory=list)
 
     def opened(self) -> Backend:
-        """Start the backend on the first call, and return it; it stays open for later launches of the sweeper."""
+        """Start the backend on the first call, and return it; later calls return the same backend."""
         if self.backend is None:
             self.backend = self.open.enter_context(contextlib.closing(self.where.open()))
         return self.backend

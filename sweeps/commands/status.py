@@ -36,7 +36,7 @@ WIDTH = 60  # the largest width of a column in the list of sweeps, in characters
 
 @dataclass(frozen=True)
 class Row:
-    """The state of the trial at one place of a sweep: a row of the table, or an object with --json."""
+    """The state of the trial at one place of a sweep: a row of the printed table, or a JSON object with `--json`."""
 
     sweep: str
     place: dict[str, str]  # arm, axes and seed, with their values
@@ -98,7 +98,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _print_sweeps(runs: Path, as_json: bool) -> None:
-    """Print a row for each stored plan of a store, the newest first: overrides, axes, time, and trials by state."""
+    """Print a row for each stored plan of the store `runs`, the newest first.
+
+    A row has the overrides of the sweep, its axes, the time when the plan was stored, and the number of trials in each
+    state. as_json: print JSON objects instead of a table.
+    """
     from fewbits.sweeps.planning.stored_plans import stored_plans
     from fewbits.sweeps.running.trial_status import counted, half_done, trial_statuses
 

@@ -175,9 +175,10 @@ def _submit(overrides: Sequence[str], options: argparse.Namespace) -> int:
 
 
 def _job_options(options: argparse.Namespace) -> list[str]:
-    """Return the options --backend, --parallel and --like for the job's command.
+    """Return the options --backend, --parallel and --like for the fewbits command that runs as a job on the cluster.
 
-    `--env` is not among them: the environment variables that it names are sent to the job when it is submitted.
+    `--parallel` and `--like` are left out if the user did not give them. `--env` is never passed on: the environment
+    variables that it names are sent to the job when the job is submitted.
     """
     parallel = ["--parallel", str(options.parallel)] if options.parallel else []
     return ["--backend", options.backend, *parallel, *(["--like", options.like] if options.like else [])]

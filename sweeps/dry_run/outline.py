@@ -116,16 +116,16 @@ def setting_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
 
 
 def _needed(readers: Sequence[Planned]) -> int:
-    """Return the largest number of tokens that one of these trials reads, together with its parents."""
+    """Return the maximum over trials of the tokens that a trial reads plus those that its parents read before it."""
     return max(tokens_of(reader.trial) + reader.earlier_tokens for reader in readers)
 
 
 def _prepared(collection: Collection, tokens: int) -> tuple[int | None, int]:
     """Return how many documents to prepare for a trial that reads `tokens` tokens, and how many tokens they have.
 
-    The number of documents is DOCUMENTS, doubled until the documents have (1 + SPARE) times the trial's tokens; None
-    means the whole collection. Because the number only doubles, studies that share a collection usually get the same
-    number.
+    The number of documents is DOCUMENTS, doubled until the documents have at least (1 + SPARE) times `tokens` tokens;
+    None means the whole collection. Because the number only doubles, studies that share a collection usually get the
+    same number. The tokens of the documents are estimated from the collection's published size.
     """
     documents = DOCUMENTS
     while documents * collection.tokens < tokens * collection.documents * (1 + SPARE):

@@ -68,7 +68,7 @@ class Speeds:
         write_json(self._path, self._speeds)
 
     def start(self, backend: str) -> float:
-        """Return how many seconds a sweep with this `--backend` took to its first trial; 0 if it was not measured."""
+        """Return the stored seconds from a sweep's start to its first trial with this `--backend`; 0 if unknown."""
         return self._speeds.get(f"start|{backend}|", 0.0)
 
     def seconds(self, planned: Planned) -> float | None:

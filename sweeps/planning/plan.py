@@ -96,7 +96,7 @@ def plan_cells(sweep: Sweep, cells: Sequence[Cell], *, with_data: bool = True) -
     made: dict[Cell, Planned] = {}
 
     def planned(cell: Cell) -> Planned:
-        """Return the cell's trial; first plan its parent and the trial, unless an earlier call has planned them."""
+        """Return the cell's trial; the first call for a cell makes it, after its parent, and stores it in `made`."""
         if cell not in made:
             parent = None if cell.parent is None else planned(cell.parent)
             try:

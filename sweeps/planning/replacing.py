@@ -54,10 +54,12 @@ def find_unlike(plan: Plan, like: str, address: str | None) -> dict[str, str]:
 def reasons_to_rerun(plan: Plan, like: str, machine: Machine) -> dict[str, str]:
     """Return the ids of the trials that have to run again on machines like `machine`, each with the reason.
 
-    They are the trials of which another or an unknown kind of machine, or another version of torch than the machine's,
-    computed any step, and the branches of these trials. Left out are trials without any computed step. Left out are
-    also trials to which the kind `like` does not apply: trials that use GPUs if `like` is not the kind of the machine's
-    GPU, and trials on CPUs if `like` is not the kind of its processor.
+    A trial has to run again if any of its steps was computed on an unknown kind of machine, on another kind than
+    `like`, or with another version of torch than the machine's. It also has to run again if its parent has to.
+
+    Two groups of trials are left out: trials without any computed step, and trials to which `like` does not apply.
+    `like` applies to trials that use GPUs only if it is the kind of the machine's GPU, and to other trials only if it
+    is the kind of the machine's processor.
 
     like: the value of `--like`, which is the kind of the machine's processor or GPU.
     """
@@ -109,9 +111,10 @@ def _has_steps(planned: Planned) -> bool:
 
 
 def _likeness_now(environment: tuple[str | None, ...], like: str, machine: Machine) -> tuple[str | None, ...]:
-    """Return the environment in which the trial would run now: with the kind `like` and the machine's torch.
+    """Return `environment` with `like` as the kind of machine, and with the version of torch that `machine` has.
 
-    environment: the one that computed steps of the trial, as the values of the keys LIKENESS: kind of machine, kernel
-    backend, version of torch, and environment variables that change how sums are rounded.
+    environment: the environment in which some steps of a trial were computed. It is a tuple with the values of the keys
+    LIKENESS: kind of machine, kernel backend, version of torch, and environment variables that change how sums are
+    rounded. The returned tuple has the values of the same keys.
     """
     return likeness(dict(zip(LIKENESS, environment, strict=True)) | {"kind": like, "torch": machine.torch})

@@ -110,8 +110,8 @@ def figure_c(results: Results) -> Picture:
 
     each = "; ".join(f"{kind.label} {_mean(one.error)} and {_mean(one.bias)}" for kind, one in found.items())
     notes = (
-        f"Computed by the kernels on {BLOCKS} blocks of normal values for each of {PLACES} positions in a binade. Mean "
-        f"error and mean bias over the binade: {each}.",
+        f"Computed by the kernels on {BLOCKS} blocks of normally distributed values for each of {PLACES} positions in "
+        f"a binade. Mean error and mean bias over the binade: {each}.",
     )
     return FigureResult(draw, (), notes)
 

@@ -63,7 +63,9 @@ def n12() -> Exact:
     )
     holds = all(stochastic > nearest for nearest, stochastic in found.values())
     return Exact(
-        holds, f"relative squared errors of normal values, rounded stochastically and to nearest: {'; '.join(words)}"
+        holds,
+        "relative squared errors of normally distributed values, rounded stochastically and to nearest: "
+        + "; ".join(words),
     )
 
 
@@ -75,7 +77,7 @@ class Maxima:
     """Relative errors of the greatest value of each block after quantization."""
 
     share: float  # the share of such values among all values: 1 / size of a block
-    mean: float  # the mean error on normal values
+    mean: float  # the mean error on normally distributed values
     most: float  # the greatest error, also over other blocks (see `maxima`)
 
 
@@ -152,8 +154,9 @@ def n24() -> Exact:
     )
     what = (
         f"the greatest value of a block, one in {round(1 / nv.share)}, has an error of at most {nv.most:.2%} "
-        f"({nv.mean:.2%} on average for normal values), E4M3 itself of at most {E4M3_HALF_STEP:.2%}, MXFP4 of at most "
-        f"{mx.most:.1%} ({mx.mean:.2%} on average); in a block up to 3 + δ MXFP4 uses {mx_used.binades:.2f} binades, "
+        f"({nv.mean:.2%} on average for normally distributed values), E4M3 itself of at most {E4M3_HALF_STEP:.2%}, "
+        f"MXFP4 of at most {mx.most:.1%} ({mx.mean:.2%} on average); in a block up to 3 + δ MXFP4 uses "
+        f"{mx_used.binades:.2f} binades, "
         f"up to ±{mx_used.magnitudes[-1]:g}, and NVFP4 {nv_used.binades:.2f}, up to ±{nv_used.magnitudes[-1]:g}"
     )
     return Exact(holds, what, ("for blocks whose scale is a normal E4M3 number",))
@@ -268,7 +271,7 @@ def s1() -> Exact:
         f"MXFP4 {mx.at_maxima} and {mx.elsewhere}; with NVFP4 rounded to nearest {nearest.at_maxima} and "
         f"{nearest.elsewhere}"
     )
-    return Exact(holds, what, ("for normal values; ± is a standard error",))
+    return Exact(holds, what, ("for normally distributed values; ± is a standard error",))
 
 
 @dataclass(frozen=True)
@@ -307,5 +310,5 @@ def s2() -> Exact:
         f"{found.crest[0]:.2f} to {found.crest[1]:.2f}, the share of zeros from {found.zeros[0]:.1%} to "
         f"{found.zeros[1]:.1%} and the squared error from {found.error[0]:.4f} to {found.error[1]:.4f}"
     )
-    note = "one in a hundred normal values is made twenty times as large"
+    note = "one in a hundred normally distributed values is made twenty times as large"
     return Exact(holds, what, (note,))

@@ -107,9 +107,9 @@ def figure_1(results: Results) -> Picture:
 
     exact = int((np.abs(of.values).reshape(ROWS, -1, BLOCK).max(-1) == 6).sum())
     notes = (
-        f"A matrix of normal values, with blocks of different magnitudes, encoded by {SPELLED}: {8 * of.packed.nbytes} "
-        f"bits, {of.packed.bits_per_element:.4g} per element (4.5 for a large tensor). Framed: the greatest value of a "
-        f"block, which becomes ±6 in {exact} of {of.scales.size} blocks.",
+        f"A matrix of normally distributed values, with blocks of different magnitudes, encoded by {SPELLED}: "
+        f"{8 * of.packed.nbytes} bits, {of.packed.bits_per_element:.4g} per element (4.5 for a large tensor). Framed: "
+        f"the greatest value of a block, which becomes ±6 in {exact} of {of.scales.size} blocks.",
     )
     return FigureResult(draw, (), notes)
 

@@ -25,6 +25,10 @@ def store(undisturbed: Undisturbed, tmp_path: Path) -> Path:
     return Path(shutil.copytree(undisturbed.store, tmp_path / "runs"))
 
 
+def files(store: Path) -> set[Path]:
+    return {path for path in store.rglob("*") if path.is_file()}
+
+
 def found(store: Path, capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
     capsys.readouterr()
     assert cli.main(["prune", *words, "--runs", str(store), "--json"]) == 0
@@ -36,14 +40,15 @@ def test_it_removes_older_checkpoints_of_ended_trials_and_the_sweep_stays_finish
     undisturbed: Undisturbed, store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = planned(undisturbed.file, f"runtime.runs={store}")
-    before = bytes_below(store)
+    before = files(store)
     rows = found(store, capsys)
     assert {row["kind"] for row in rows} == {"checkpoints"}
     assert {Path(row["path"]).parents[1].name for row in rows} == {folder.path.name for folder in folders(plan)}
-    assert bytes_below(store) == before
+    assert all(row["bytes"] == bytes_below(Path(row["path"])) > 0 for row in rows)
+    assert files(store) == before
     assert found(store, capsys, "--delete") == rows
-    freed = sum(row["bytes"] for row in rows)
-    assert bytes_below(store) <= before - freed < before
+    removed = [Path(row["path"]) for row in rows]
+    assert files(store) == {file for file in before if not any(file.is_relative_to(path) for path in removed)}
     assert found(store, capsys) == []
     for folder in folders(plan):
         assert [*checkpoints.steps(folder.checkpoints)] == [8]
