@@ -338,7 +338,7 @@ MISTAKES = {  # arguments of `fewbits train`, and the parts of the message; … 
     "evaluation.windows=100000": "evaluation.windows: 100000 windows of length 256 …set evaluation.windows=",
     "training.length=4000000 model.context=4000000": "tokens are too few for windows of length 4000000",
     "data=bin": "data.path is missing",
-    "data=bin data.path=/nowhere": "no folder /nowhere; a folder of train.bin and val.bin is expected",
+    "data=bin data.path=/nowhere": "no folder /nowhere; …train.bin and val.bin",
     "data=text": "data.path is missing",
     "data=text data.path=/nowhere.txt": "data.path=/nowhere.txt: No such file",
     "data=text data.path=/": "is a folder",
