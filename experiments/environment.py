@@ -1,8 +1,8 @@
 """Describe the environment of a trial: processor, GPU, torch, compiler. The environment is not in the trial's id.
 
-Two environments give the same bits if they have the same `likeness`: kind of processor or GPU, kernel backend, version
-of torch, and environment variables that change the order of sums, such as MKL_CBWR. Other environments may round sums
-differently, so compare trials only if their likeness is the same.
+Two environments give the same bits if they have the same values of COMPARED_KEYS: kind of processor or GPU, kernel
+backend, version of torch, and environment variables that change the order of sums, such as MKL_CBWR. Other environments
+may round sums differently, so compare trials only if these values are the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fewbits.kernels.backends import build
 from fewbits.kernels.backends.choice import backend_for
 from fewbits.kernels.backends.processor import instruction_set, processor_name, processor_vendor
 
-LIKENESS = ("kind", "backend", "torch", "limits")  # keys of an environment
+COMPARED_KEYS = ("kind", "backend", "torch", "limits")  # keys of an environment
 # Environment variables that change the order of sums on the same kind of processor. ONEDNN_MAX_CPU_ISA and
 # ATEN_CPU_CAPABILITY are not listed: they change the instruction set, which the environment's "kind" contains.
 _LIMITS = ("FEWBITS_CPU_ARCH", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS")
@@ -75,13 +75,13 @@ def gpu_kind(name: str) -> str:
     return name.strip().lower().replace(" ", "-")
 
 
-def likeness(environment: Environment) -> tuple[str | None, ...]:
-    """Return an environment's values of the keys LIKENESS: kind of machine, kernel backend, version of torch, limits.
+def compared_values(environment: Environment) -> tuple[str | None, ...]:
+    """Return an environment's values of COMPARED_KEYS: kind of machine, kernel backend, version of torch, limits.
 
-    The limits are environment variables that change how sums are rounded (`cpu_limits`). Trials are comparable if
-    their environments have the same likeness.
+    The limits are environment variables that change how sums are rounded (`cpu_limits`). Trials are comparable if these
+    values of their environments are the same.
     """
-    return tuple(environment.get(key) for key in LIKENESS)
+    return tuple(environment.get(key) for key in COMPARED_KEYS)
 
 
 def backend_name(device: str) -> str:

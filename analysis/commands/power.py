@@ -24,9 +24,9 @@ def main(argv: Sequence[str]) -> int:
         return 0
     from fewbits.analysis.engine.claims.preview import preview, preview_lines
     from fewbits.analysis.engine.results.frames import Results
-    from fewbits.sweeps.dry_run.outline import plan_without_missing_data
+    from fewbits.sweeps.dry_run.outline import plan_or_outline
 
-    planned = plan_without_missing_data(overrides_of(options))
+    planned = plan_or_outline(overrides_of(options))
     results = Results(planned)
     if reason := load_claims(study).unfit.get(results.scale_name):
         print(f"\nthis scale decides only claims that need no trials: {reason}")

@@ -145,7 +145,7 @@ def totals(
         total += seconds
         until[planned.id] = seconds + until.get(planned.parent or "", 0.0)
     else:
-        whole = clock(speeds.start(backend) + max(total / slots, *until.values()))
+        whole = clock(speeds.start_seconds(backend) + max(total / slots, *until.values()))
         lines.append(f"about {whole}, {slots} at a time, {'; '.join(sources)}")
     return [*lines, f"{disk(missing) / 1e9:.1f} GB of checkpoints"]
 

@@ -82,10 +82,10 @@ def _dry_run(overrides: Sequence[str], options: argparse.Namespace) -> int:
         return _submit(overrides, options)
 
     from fewbits.sweeps.commands.dry_run import print_memory, print_plan
-    from fewbits.sweeps.dry_run.outline import plan_without_missing_data
+    from fewbits.sweeps.dry_run.outline import plan_or_outline
     from fewbits.sweeps.planning.replacing import find_unlike
 
-    planned = plan_without_missing_data(overrides)
+    planned = plan_or_outline(overrides)
     again = find_unlike(planned, options.like, options.address) if options.like else {}
     print_plan(planned, options.parallel, options.backend, options.trials, again)
     return print_memory(planned, options.gpu_memory * 1e9)

@@ -51,7 +51,7 @@ SETTINGS: dict[
 Missing = Mapping[Path, Sequence[Planned]]  # folder of data that does not exist on this machine → trials that read it
 
 
-def plan_without_missing_data(overrides: Sequence[str]) -> Plan:
+def plan_or_outline(overrides: Sequence[str]) -> Plan:
     """Return the plan of these overrides; if data are missing on this machine, a plan with placeholders for ids.
 
     Raise ValueError if the overrides are invalid, or if no plan can be made for another reason than missing data.

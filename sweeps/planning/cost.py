@@ -57,17 +57,17 @@ class Speeds:
             key: float(speed) for key, speed in stored.items() if key.count("|") == 2 and isinstance(speed, int | float)
         }
 
-    def measured(self, planned: Planned, tokens_per_second: float) -> None:
+    def store_speed(self, planned: Planned, tokens_per_second: float) -> None:
         """Store the speed of a trial that has ended, for later estimates."""
         self._speeds[_key(planned)] = tokens_per_second * work_of(planned.trial) / tokens_of(planned.trial)
         write_json(self._path, self._speeds)
 
-    def started(self, backend: str, seconds: float) -> None:
+    def store_start_seconds(self, backend: str, seconds: float) -> None:
         """Store how many seconds a sweep with `--backend` ray or local took from its start to its first trial."""
         self._speeds[f"start|{backend}|"] = seconds
         write_json(self._path, self._speeds)
 
-    def start(self, backend: str) -> float:
+    def start_seconds(self, backend: str) -> float:
         """Return the stored seconds from a sweep's start to its first trial with this `--backend`; 0 if unknown."""
         return self._speeds.get(f"start|{backend}|", 0.0)
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fewbits.experiments.environment import LIKENESS, likeness
+from fewbits.experiments.environment import COMPARED_KEYS, compared_values
 from fewbits.experiments.storage.run_folder import Busy, RunFolder
 from fewbits.sweeps.planning.plan import Plan, Planned
 from fewbits.sweeps.running import store
@@ -68,7 +68,7 @@ def reasons_to_rerun(plan: Plan, like: str, machine: Machine) -> dict[str, str]:
         if machine.kind(planned.resources) != like or not _has_steps(planned):
             continue
         stored = computed(planned.folder)
-        now = tuple(_likeness_now(environment, like, machine) for environment in stored)
+        now = tuple(_compared_values_now(environment, like, machine) for environment in stored)
         if not stored or now != stored:
             reasons[key] = f"computed on {describe(stored, [now])}"
         elif planned.parent in reasons:
@@ -110,11 +110,11 @@ def _has_steps(planned: Planned) -> bool:
     return planned.folder.over or store.reached(planned.folder) > 0
 
 
-def _likeness_now(environment: tuple[str | None, ...], like: str, machine: Machine) -> tuple[str | None, ...]:
+def _compared_values_now(environment: tuple[str | None, ...], like: str, machine: Machine) -> tuple[str | None, ...]:
     """Return `environment` with `like` as the kind of machine, and with the version of torch that `machine` has.
 
     environment: the environment in which some steps of a trial were computed. It is a tuple with the values of the keys
-    LIKENESS: kind of machine, kernel backend, version of torch, and environment variables that change how sums are
+    COMPARED_KEYS: kind of machine, kernel backend, version of torch, and environment variables that change how sums are
     rounded. The returned tuple has the values of the same keys.
     """
-    return likeness(dict(zip(LIKENESS, environment, strict=True)) | {"kind": like, "torch": machine.torch})
+    return compared_values(dict(zip(COMPARED_KEYS, environment, strict=True)) | {"kind": like, "torch": machine.torch})

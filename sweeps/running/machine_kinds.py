@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from fewbits.experiments.environment import LIKENESS, gpu_kind, likeness, processor_kind
+from fewbits.experiments.environment import COMPARED_KEYS, compared_values, gpu_kind, processor_kind
 from fewbits.experiments.identity import environments
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.sweeps.cluster.capacity import bundle, bundles_that_fit
@@ -23,8 +23,8 @@ from fewbits.sweeps.planning.sweep import Resources
 
 UNKNOWN = "an unknown kind"
 
-# The environments that computed a run's steps, in order; each is the tuple of the values of LIKENESS (kind, backend,
-# torch, limits). Empty: unknown.
+# The environments that computed a run's steps, in order; each is the tuple of the values of COMPARED_KEYS (kind,
+# backend, torch, limits). Empty: unknown.
 Computed = tuple[tuple[str | None, ...], ...]
 
 
@@ -34,7 +34,7 @@ Computed = tuple[tuple[str | None, ...], ...]
 def computed(folder: RunFolder) -> Computed:
     """Return the different environments that computed a run's steps, in order.
 
-    An environment is a tuple with the values of LIKENESS: the kind of machine, the kernel backend, the version of
+    An environment is a tuple with the values of COMPARED_KEYS: the kind of machine, the kernel backend, the version of
     torch, and the settings that limit which instructions libraries use. The result is empty if the run has not started,
     if an old version of fewbits computed it, or if its `provenance.json` is damaged.
     """
@@ -42,7 +42,7 @@ def computed(folder: RunFolder) -> Computed:
         provenance = folder.provenance() or {}
     except ValueError:  # provenance.json is damaged, which is treated as if it were missing
         return ()
-    return tuple(dict.fromkeys(likeness(environment) for environment in environments(provenance)))
+    return tuple(dict.fromkeys(compared_values(environment) for environment in environments(provenance)))
 
 
 def is_mixed(one: Computed) -> bool:
@@ -72,18 +72,18 @@ def describe(one: Computed, beside: Collection[Computed] = ()) -> str:
     """Return a text that names the kinds of machine that computed a run, for example `amd-avx2 (torch 2.11.0)`.
 
     one: the run's environments. beside: environments with which these are compared. The brackets contain the values of
-    LIKENESS, apart from the kind, that are not equal in all environments of `one` and `beside`.
+    COMPARED_KEYS, apart from the kind, that are not equal in all environments of `one` and `beside`.
     """
     if not one:
         return UNKNOWN
     parts = [part for run in (one, *beside) for part in run]
-    differing = [key for at, key in enumerate(LIKENESS) if len({part[at] for part in parts}) > 1]
+    differing = [key for at, key in enumerate(COMPARED_KEYS) if len({part[at] for part in parts}) > 1]
     return ", then ".join(_describe_part(part, differing) for part in one)
 
 
 def _describe_part(part: tuple[str | None, ...], differing: Collection[str]) -> str:
-    facts = dict(zip(LIKENESS, part, strict=True))
-    more = [f"{key} {facts[key]}" for key in LIKENESS[1:] if key in differing]
+    facts = dict(zip(COMPARED_KEYS, part, strict=True))
+    more = [f"{key} {facts[key]}" for key in COMPARED_KEYS[1:] if key in differing]
     return f"{facts['kind']} ({', '.join(more)})" if more else str(facts["kind"])
 
 

@@ -119,9 +119,9 @@ def run_trials(plan: Plan, where: Where, mirror: Mirror, opened: Callable[[], Ba
         with contextlib.suppress(OSError):  # on a full disk, the speeds are not stored, and later estimates lack them
             for task in driver.tasks.values():
                 if task.speed is not None:
-                    speeds.measured(task.planned, task.speed)
+                    speeds.store_speed(task.planned, task.speed)
             if display.began is not None and not where.address and opened is None:
-                speeds.started(where.backend, display.began - began)
+                speeds.store_start_seconds(where.backend, display.began - began)
     return driver
 
 

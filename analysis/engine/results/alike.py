@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fewbits.common.wording import plural
-from fewbits.experiments.environment import LIKENESS
+from fewbits.experiments.environment import COMPARED_KEYS
 from fewbits.sweeps.running.machine_kinds import UNKNOWN, Computed, alike, describe, is_mixed, kinds_of
 from fewbits.sweeps.running.store import OVER
 
-NAMES = {  # the plural names of the properties of an environment (LIKENESS), for messages
+NAMES = {  # the plural names of the properties of an environment (COMPARED_KEYS), for messages
     "kind": "kinds of machine",
     "backend": "backends",
     "torch": "versions of torch",
@@ -51,14 +51,14 @@ def usual_kind(rows: Iterable[Row]) -> str | None:
 def unlike_within_seeds(rows: Sequence[Row]) -> list[str]:
     """Return lines of text about differences in the environment between finished trials with the same seed.
 
-    There is a line for each property of the environment (LIKENESS) that differs within a seed. It has the property's
-    values and the number of trials with each value. There is also a line for each trial whose steps were computed in
-    several environments.
+    There is a line for each property of the environment (COMPARED_KEYS) that differs within a seed. It has the
+    property's values and the number of trials with each value. There is also a line for each trial whose steps were
+    computed in several environments.
     """
     finished = {row["id"]: row for row in rows if row["state"] in OVER}
     usual = usual_kind(finished.values())
     lines = []
-    for at, key in enumerate(LIKENESS):
+    for at, key in enumerate(COMPARED_KEYS):
         seeds: dict[int, Counter[str]] = defaultdict(Counter)
         for row in finished.values():
             seeds[row["seed"]].update(_values(row["computed"], at))
@@ -84,12 +84,12 @@ def unlike_within_seeds(rows: Sequence[Row]) -> list[str]:
 
 
 def _values(computed: Computed, at: int) -> set[str]:
-    """Return the values of the property LIKENESS[at] in the environments in which a run was computed.
+    """Return the values of the property COMPARED_KEYS[at] in the environments in which a run was computed.
 
     A run without a record of its environment has the kind UNKNOWN, and no value of the other properties.
     """
     if not computed:
-        return {UNKNOWN} if LIKENESS[at] == "kind" else set()
+        return {UNKNOWN} if COMPARED_KEYS[at] == "kind" else set()
     return {str(part[at]) for part in computed}
 
 
@@ -101,7 +101,7 @@ def _remedy(unlike: Sequence[Computed], usual: str | None) -> str:
     and any backend. If the runs differ only in the backend, or in environment variables that change how sums are
     rounded, the option --like does not help, and the text says instead to move the run folders away.
     """
-    parts = [tuple(zip(LIKENESS, part, strict=True)) for computed in unlike for part in computed]
+    parts = [tuple(zip(COMPARED_KEYS, part, strict=True)) for computed in unlike for part in computed]
     chosen = {tuple(fact for fact in part if fact[0] not in ("backend", "limits")) for part in parts}
     if len(chosen) > 1 or not all(unlike):
         return f"to run the deviating trials again: `fewbits sweep … --like {usual or 'KIND'}`"

@@ -15,7 +15,7 @@ from fewbits.experiments import identity as identity_module
 from fewbits.experiments import training
 from fewbits.experiments.config import load_trial
 from fewbits.experiments.devices import check_openmp
-from fewbits.experiments.environment import environment, likeness
+from fewbits.experiments.environment import compared_values, environment
 from fewbits.experiments.fingerprint import equal_bits
 from fewbits.experiments.fingerprint.equal_bits import EqualPair
 from fewbits.experiments.identity import (
@@ -363,12 +363,12 @@ def test_a_segment_that_begins_where_another_began_replaces_it() -> None:
     assert environments({"segments": segments}) == [{"kind": "a"}, {"kind": "c"}]
 
 
-def test_variables_that_change_sums_are_part_of_the_likeness(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_that_change_sums_are_part_of_what_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FEWBITS_CPU_ARCH", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS"):
         monkeypatch.delenv(name, raising=False)
-    usual = likeness(environment(torch.device("cpu")))
+    usual = compared_values(environment(torch.device("cpu")))
     monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
-    assert likeness(environment(torch.device("cpu"))) != usual
+    assert compared_values(environment(torch.device("cpu"))) != usual
 
 
 @pytest.mark.parametrize(("name", "value"), [("OMP_THREAD_LIMIT", "1"), ("OMP_DYNAMIC", "true")])

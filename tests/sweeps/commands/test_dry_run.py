@@ -70,7 +70,7 @@ def test_times_are_work_by_measured_speed_less_what_is_done(
     assert work_of(long.trial) == 2 * work_of(short.trial)
     tokens = long.trial.training.batch * long.trial.training.length
     Path(tmp_path / "runs").mkdir()
-    Speeds(tmp_path / "runs").measured(short, tokens / 60)  # a speed of one step per minute
+    Speeds(tmp_path / "runs").store_speed(short, tokens / 60)  # a speed of one step per minute
     assert Speeds(tmp_path / "runs").seconds(long) == pytest.approx(16 * 60)
     assert "about 24:00, 1 at a time" in printed(1)
     assert "about 16:00, 2 at a time" in printed(2)  # as long as the longer trial

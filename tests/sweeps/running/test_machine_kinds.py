@@ -224,7 +224,7 @@ def test_a_trial_on_gpus_has_the_kind_of_the_gpu() -> None:
     assert one.kind(Resources(cpus=1, gpus=0)) == "amd-avx2"
 
 
-# ------------------------------------------------------------------------------------------------ likeness of runs
+# ------------------------------------------------------------------------------------------------ runs that are alike
 
 
 def test_runs_are_alike_if_kind_backend_and_torch_are() -> None:

@@ -80,7 +80,7 @@ def test_the_first_line_has_the_time_left_and_none_is_wider_than_the_terminal(
     monkeypatch.setenv("COLUMNS", "48")
     first = next(iter(sweep.trials.values()))
     training = first.trial.training
-    Speeds(tmp_path / "runs").measured(first, training.batch * training.length)  # a speed of one step per second
+    Speeds(tmp_path / "runs").store_speed(first, training.batch * training.length)  # a speed of one step per second
     driver, terminal = Driver(sweep, Nowhere()), Terminal()
     display = Display(Speeds(tmp_path / "runs"), terminal)
     driver.tasks[first.id].stage = Stage.STARTED
