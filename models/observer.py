@@ -124,9 +124,10 @@ class Observer:
         self._pending = []
 
     def settle(self, values: Sequence[Tensor] = ()) -> list[float]:
-        """Copy all recorded observations and the scalars `values` from the device in one transfer; return the scalars.
+        """Add all recorded observations to the statistics of the window, and return `values` as numbers.
 
-        The observations, those of `record` and `record_weight_gradient`, are added to the statistics of the window.
+        Observations are recorded by `record` and `record_weight_gradient`. values: other scalar tensors, which are
+        copied from the device in the same transfer as the observations, because each transfer waits for the device.
         """
         self._compact()
         gradients = [values for _, values in self._gradients]
@@ -148,8 +149,8 @@ class Observer:
     def _add(self, keys: np.ndarray, counts: np.ndarray, choices: np.ndarray) -> None:
         """Add observations to the statistics of the window.
 
-        An observation is one element of `keys` (the result of `_key`), the same row of `counts`, and that of `choices`
-        (how often a mixture chose each of its quantizers).
+        Observation i is keys[i] (the result of `_key`), the row counts[i], and the row choices[i], which says how often
+        a mixture chose each of its quantizers.
         """
         errors = counts[:, _ERROR] / ERROR_ONE / np.maximum(counts[:, _NONZERO], 1)
         np.add.at(self._counts, keys, counts)

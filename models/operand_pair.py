@@ -59,7 +59,12 @@ class OperandPair:
     def quantize_one(
         self, which: int, x: Tensor, seed: Seed, statistics: list[Statistics] | None = None, *, watch: bool = False
     ) -> Operand:
-        """Return x quantized for only one GEMM: that of the first slot (which=0) or of the second slot (which=1)."""
+        """Return x quantized for only one GEMM: that of the first slot (which=0) or of the second slot (which=1).
+
+        seed: returns the seed of a slot or GEMM by its name. If `statistics` is a list and the operand's counts were
+        computed, append (name of the slot, counts, choices of a mixture or None). watch: also compute the counts of a
+        plain quantizer; those of a mixture are always computed.
+        """
         slot, name = (self.first, self.second)[which], self.names[0 if self.shared else which]
         spec = slot.spec
         if spec is None:
@@ -81,7 +86,10 @@ class OperandPair:
 
 
 def _seed_for(spec: Quantizer | Mixture, name: str, seed: Seed) -> int:
-    """Return the seed of a slot's rounding, or 0 if the rounding is not random, which saves deriving a seed."""
+    """Return the seed of a slot's rounding, or 0 if the rounding is not random, which saves deriving a seed.
+
+    spec: the slot's quantizer or mixture. name: the slot's name, for example `fprop.x`.
+    """
     return seed(name) if spec.needs_seed else 0
 
 

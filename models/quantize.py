@@ -56,8 +56,8 @@ class Quantization(Shared):
         """Set the step context (the position in training) of the following forward passes.
 
         step, micro_batch, rank: numbers from 0, on which the seeds of random numbers depend.
-        progress: the fraction of training that is done, 0 to 1. From the recipe's `switch.at` on, its operands after
-            the switch are used.
+        progress: the fraction of training that is done, 0 to 1. If it is at least the recipe's `switch.at`, the layers
+            use the recipe's quantizers for the time after the switch.
         """
         switched = self.recipe.switches and progress >= self.recipe.switch.at
         self.context = StepContext(step, micro_batch, rank, switched)
@@ -185,7 +185,11 @@ def unquantized(quantization: Quantization) -> Iterator[None]:
 
 
 def linear_layers(model: nn.Module) -> Iterator[BlockLinear]:
-    """Yield the linear layers inside the model's blocks, which recipes apply to, in the order of `named_modules`."""
+    """Yield a BlockLinear (name, block, part and module) for each linear layer to which recipes apply.
+
+    These are the linear layers inside the model's blocks, in the order of `named_modules`. In a model without blocks
+    they are all its linear layers.
+    """
     if isinstance(model, nn.Linear):
         raise ValueError(
             "the model is itself a linear layer, which cannot be replaced in place: put it into an nn.Sequential"
@@ -204,7 +208,10 @@ def linear_layers(model: nn.Module) -> Iterator[BlockLinear]:
 
 
 def keep(recipe: Recipe, layers: Sequence[BlockLinear], blocks: int) -> frozenset[str]:
-    """Return the names of the layers that the recipe's `keep` selects. blocks: the number of blocks of the model."""
+    """Return the names of the layers that the recipe keeps in high precision, which its setting `keep` selects.
+
+    blocks: the number of blocks of the model.
+    """
     k = recipe.keep
     if k.first + k.last >= blocks and (k.first or k.last):
         raise ValueError(
@@ -228,9 +235,9 @@ def keep(recipe: Recipe, layers: Sequence[BlockLinear], blocks: int) -> frozense
 
 
 def _plans(recipe: Recipe, before: Operands, after: Operands) -> tuple[Plan, Plan]:
-    """Return the Plan of `before` and the Plan of `after`: the same object twice if `before` and `after` are equal.
+    """Return what a layer computes before and after the recipe's switch, a change of quantizers during training.
 
-    before, after: a layer's six slots before and after the recipe's switch, a change of quantizers during training.
+    before, after: the layer's six slots before and after the switch. If they are equal, the two Plans are one object.
     """
     first = Plan(before, executed_gemms(recipe, before))
     return first, first if after == before else Plan(after, executed_gemms(recipe, after))
@@ -258,7 +265,10 @@ def _check_parts(recipe: Recipe, layers: Sequence[BlockLinear]) -> None:
 
 
 def _holds_blocks(module: nn.Module) -> bool:
-    """Tell whether a module contains blocks: a ModuleList, a Sequential, or a ModuleDict whose keys are all numbers."""
+    """Tell whether a module's children are blocks of the model.
+
+    That is so if the module is a ModuleList, a Sequential, or a ModuleDict whose keys are all numbers.
+    """
     if isinstance(module, nn.ModuleDict):
         return bool(module) and all(key.isdecimal() for key in module)
     return isinstance(module, (nn.ModuleList, nn.Sequential))

@@ -49,7 +49,7 @@ class Fields:
     def expect(self, name: str, default: Any, *valid: Any, because: str = "fewbits supports no other value") -> Any:
         """Return the field's value; raise ValueError if it is not one of `valid`.
 
-        because: the reason for the message, a clause such as "fewbits has no experts".
+        because: why no other value is valid, for the error message; a clause such as "fewbits has no experts".
         """
         value = self.get(name, default)
         if value not in valid:

@@ -44,7 +44,10 @@ def _half(blocks: Tensor, at: int) -> Tensor:
 
 
 def _nibbles(packed: Tensor) -> Tensor:
-    """Return two numbers per byte: in each block first the low four bits of all bytes, and then the high four bits."""
+    """Return the four-bit numbers in [blocks, bytes], as FP32 [blocks, 2 · bytes].
+
+    A row of the result has first the low four bits of each byte, then the high four bits of each byte.
+    """
     return torch.cat((packed & 15, packed >> 4), 1).float()
 
 

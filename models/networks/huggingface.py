@@ -254,7 +254,8 @@ def _like_llama(
     """Return the Family of a class of transformers whose config.json has Llama's fields, except the norm's ε.
 
     architecture: the name of the class. kind: its `model_type`. ours: the activation and the norm in DecoderConfig.
-    act: the activation in config.json. eps: the field of config.json with the norm's ε. whole_heads: as in Family.
+    act: the activation in config.json. eps: the field of config.json with the norm's ε. whole_heads: whether RoPE must
+    rotate all dimensions of each head.
     """
 
     def config(decoder: DecoderConfig) -> dict[str, Any]:

@@ -21,7 +21,10 @@ Part = Literal["qkv", "out", "up", "down", "in", "head"]
 
 
 class Linear(nn.Linear):
-    """A linear layer, y = x·Wᵀ + b. W and b are FP32 and are cast to x's dtype; recipes select layers by `part`."""
+    """A linear layer, y = x·Wᵀ + b. W and b are FP32 and are cast to x's dtype.
+
+    part: the kind of layer, for example `down`, by which recipes select layers.
+    """
 
     def __init__(self, in_features: int, out_features: int, part: Part, bias: bool = False) -> None:
         super().__init__(in_features, out_features, bias=bias)
@@ -118,8 +121,8 @@ NORMS: Final[dict[str, Callable[[int, float, bool], Norm]]] = {
 def _turns(rotated: int, theta: float, context: int) -> Tensor:
     """Return the cosine and the sine of each rotary angle, [token position, pair of dimensions, cosine or sine].
 
-    rotated: the number of rotated dimensions of a head. The result is not a complex tensor, because a module's
-    `.to(dtype)` would drop the imaginary parts.
+    rotated: the number of rotated dimensions of a head. theta: the base θ of RoPE's frequencies. context: the number of
+    token positions. The result is not a complex tensor, because a module's `.to(dtype)` would drop the imaginary parts.
     """
     with torch.device("cpu"):  # computed on the CPU, so that the bits are the same on every device
         steps = theta ** (-torch.arange(0, rotated, 2, dtype=torch.float64) / rotated)
