@@ -228,7 +228,7 @@ def runs() -> Iterator[object]:
             yield pytest.param(name, architecture, marks=() if always else pytest.mark.deep)
 
 
-@pytest.mark.parametrize(("name", "architecture"), runs())
+@pytest.mark.parametrize(("name", "architecture"), list(runs()))
 def test_kernels_compile_and_spill_nothing(name: str, architecture: str) -> None:
     try:
         cubins.nvrtc()
