@@ -28,6 +28,7 @@ from urllib.parse import urlsplit
 
 from fewbits.common.environment import environment
 from fewbits.common.redaction import redacted
+from fewbits.common.signals import handled
 from fewbits.common.terminal import notice
 from fewbits.experiments.config_files import GROUPS, folders, is_path, is_search_path
 from fewbits.experiments.tracking.owner import user
@@ -125,11 +126,8 @@ def _remembered_ctrl_c() -> Iterator[threading.Event]:
         pressed.set()
         signal.default_int_handler(number, frame)
 
-    before = signal.signal(signal.SIGINT, remember)
-    try:
+    with handled(remember, signal.SIGINT):
         yield pressed
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def lasting_store(arguments: Sequence[str]) -> PurePosixPath:

@@ -17,6 +17,7 @@ from typing import IO, TYPE_CHECKING
 
 from fewbits.common.arguments import CommandParser, existing, warn_in_lines
 from fewbits.common.redaction import redacted
+from fewbits.common.signals import handled
 from fewbits.common.store_folder import store_folder
 from fewbits.common.terminal import notice
 from fewbits.sweeps.commands.allowed_hosts import ANY, AllowedHosts, address_of
@@ -112,7 +113,8 @@ def _serve(host: str, port: int, runs: Path, uri: str, hosts: AllowedHosts) -> N
         copying = threading.Thread(target=_copy_redacted, args=(server.stdout, output), daemon=True)
         copying.start()
         try:
-            _show_until_ended(server, host, port, views, log)
+            with handled(signal.default_int_handler, signal.SIGINT, signal.SIGTERM):
+                _show_until_ended(server, host, port, views, log)
         finally:
             copying.join(10)
 
@@ -126,7 +128,6 @@ def _copy_redacted(source: IO[bytes], log: IO[str]) -> None:
 
 
 def _show_until_ended(server: subprocess.Popen[bytes], host: str, port: int, views: list[View], log: Path) -> None:
-    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         base = f"http://{address_of(host)}:{port}"
         if _answers(server, base, log):
@@ -142,8 +143,6 @@ def _show_until_ended(server: subprocess.Popen[bytes], host: str, port: int, vie
         print(file=sys.stderr)
     finally:
         _end(server)
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _answers(server: subprocess.Popen[bytes], base: str, log: Path) -> bool:

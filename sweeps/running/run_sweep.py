@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 from fewbits.common.arguments import warn_in_lines
+from fewbits.common.signals import handled
 from fewbits.common.terminal import notice
 from fewbits.common.wording import plural
 from fewbits.experiments.tracking.decisions import add_decisions
@@ -226,12 +227,8 @@ def _interruptible(driver: Driver) -> Iterator[None]:
             raise KeyboardInterrupt
         driver.stop()
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with handled(interrupt, signal.SIGINT, signal.SIGTERM):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _summary(plan: Plan, drivers: Sequence[Driver]) -> int:
