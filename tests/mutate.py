@@ -161,8 +161,8 @@ class Checkout:
             text=True,
             timeout=limit,
         )
-        # pytest's status is 0 if tests passed, 1 if one failed, 2 after errors while tests are imported. It is negative if
-        # a signal ended the process, for example because a mutant writes to wrong addresses.
+        # pytest's status is 0 if tests passed, 1 if one failed, 2 after errors while tests are imported. It is negative
+        # if a signal ended the process, for example because a mutant writes to wrong addresses.
         if done.returncode > 2:
             raise SystemExit(f"pytest ended with status {done.returncode}:\n{done.stdout}")
         return done

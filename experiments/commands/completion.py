@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 from itertools import pairwise
 
-from fewbits.common.environment import environment
+from fewbits.common.process import environment
 
 LINE = "COMP_LINE"
 CONFIG_DIR = ("--config-dir", "-cd")

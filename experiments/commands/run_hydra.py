@@ -17,7 +17,7 @@ from hydra.core.override_parser.types import OverrideType
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from fewbits.common.environment import environment
+from fewbits.common.process import environment
 from fewbits.experiments.composition import override_values
 from fewbits.experiments.config import about_key, in_one_line, prepare
 from fewbits.experiments.config_files import (

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fewbits.common.environment import environment
+from fewbits.common.process import environment
 from fewbits.experiments.evaluation.protocols import Model, Tokenizer
 from fewbits.experiments.evaluation.tasks import TASK_GROUPS, shots
 

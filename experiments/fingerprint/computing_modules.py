@@ -112,7 +112,7 @@ NOT_COMPUTING = {
     "models.importing.packages": "finds files of published models",
     "models.networks.presets": "lists models; the id contains the configuration of the trial's model",
     "common.atomic": _FILES,
-    "common.environment": "sets environment variables for lm-eval; additional evaluations do not change the id",
+    "common.process": "sets environment variables for lm-eval; additional evaluations do not change the id",
     "experiments.storage.branches": "finds a branch's parent; the id contains the parent's id and the step",
     "experiments.distributed.saving": f"{_FILES}; resumed trials are tested to give the same bits",
     "experiments.storage.checkpoints": f"{_FILES}; resumed trials are tested to give the same bits",

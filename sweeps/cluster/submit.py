@@ -26,9 +26,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from fewbits.common.environment import environment
+from fewbits.common.process import environment, handled
 from fewbits.common.redaction import redacted
-from fewbits.common.signals import handled
 from fewbits.common.terminal import notice
 from fewbits.experiments.config_files import GROUPS, folders, is_path, is_search_path
 from fewbits.experiments.tracking.owner import user

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 from fewbits.common.arguments import warn_in_lines
-from fewbits.common.signals import handled
+from fewbits.common.process import handled
 from fewbits.common.terminal import notice
 from fewbits.common.wording import plural
 from fewbits.experiments.tracking.decisions import add_decisions
@@ -86,7 +86,8 @@ class Where:
 def store_plan(plan: Plan, overrides: Sequence[str]) -> None:
     """Store the plan, so that `load_plan` finds it by these overrides; raise ValueError if it cannot be written.
 
-    It is called before the plan's trials start. overrides: those of the command; for a multirun, only its name.
+    It is called before the plan's trials start. overrides: those of the command `fewbits sweep`; for a multirun, the
+    multirun's name as the only element.
     """
     try:
         save_plan(plan, overrides)
@@ -95,13 +96,13 @@ def store_plan(plan: Plan, overrides: Sequence[str]) -> None:
 
 
 def run_trials(plan: Plan, where: Where, mirror: Mirror, opened: Callable[[], Backend] | None = None) -> Driver | None:
-    """Run the missing trials of a plan, and return the driver when they have ended; None if no trial is missing.
+    """Run the trials of a plan that have to run, and return the driver when they have ended; None if none has to run.
 
     Warnings that are raised while the trials run are printed as lines of the progress display.
 
-    where: the options of the backend, which `run_trials` starts, and closes at the end. mirror: the plan's copy in
-    MLflow, which is updated meanwhile. opened: if not None, `run_trials` calls it to get a backend that is open
-    already; it uses that backend instead, and does not close it.
+    where: the options of the backend, and the kind of machine. mirror: the plan's copy in MLflow, which is updated
+    while the trials run. opened: a function that returns a backend that is open already, which `run_trials` uses and
+    does not close; None: start a backend with the options `where`, and close it at the end.
     """
     again = find_unlike(plan, where.like, where.address) if where.like else {}
     if not (missing := _trials_to_run(plan, again)):
@@ -146,10 +147,10 @@ def conclude(plan: Plan, drivers: Sequence[Driver], mirror: Mirror) -> int:
 
 
 def _run(plan: Plan, backend: Backend, like: str | None, display: Display, mirror: Mirror) -> Driver:
-    """Run the missing trials on this backend, and return the driver when they have ended.
+    """Use an open backend to run those trials of a plan that have to run; return the driver when they have ended.
 
-    like: if not None, the kind of machine for all trials; first move away the run folders of trials that another kind
-    computed.
+    like: the kind of machine for all trials, or None. If it is given, first move the run folders of trials that have to
+    run again on this kind (see `reasons_to_rerun`) to the store's folder `replaced/`.
     """
     if like:
         again = reasons_to_rerun(plan, like, require_kind(plan, like, backend.machines()))
@@ -167,7 +168,9 @@ def _run(plan: Plan, backend: Backend, like: str | None, display: Display, mirro
 def _trials_to_run(plan: Plan, again: Collection[str] = ()) -> list[Planned]:
     """Return the trials that have to run: the unfinished ones, and those in `again`.
 
-    Trials that are blocked for good (see `TrialStatus.blocked_permanently`) are left out, unless they are in `again`.
+    A finished trial also has to run if it lacks a checkpoint from which a branch that has to run starts. Trials that
+    are blocked for good (see `TrialStatus.blocked_permanently`) are left out, unless they are in `again`.
+
     again: ids of trials that have to run again although they have a result.
     """
     stuck = {key for key, status in trial_statuses(plan).items() if status.blocked_permanently} - set(again)

@@ -111,5 +111,8 @@ def explain_hint(folder: RunFolder, run: str) -> str:
 
 
 def is_stale(planned: Planned, earlier: str) -> bool:
-    """Tell whether another version of the code computed the run `earlier`, a folder in the planned trial's store."""
+    """Tell whether a run is stale: the installed code may give other bits than the code that computed the run.
+
+    earlier: the name of the run's folder, which is in the same store as the planned trial's run folder.
+    """
     return not computed_by_installed_sources(opened(planned.folder.path.with_name(earlier)).provenance() or {})

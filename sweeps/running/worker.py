@@ -23,7 +23,7 @@ from typing import IO
 
 from fewbits.common.atomic import remove_folder
 from fewbits.common.differences import differences
-from fewbits.common.environment import environment
+from fewbits.common.process import environment
 from fewbits.experiments.run_trial import run
 from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.run_folder import Busy, RunFolder
@@ -139,9 +139,10 @@ def _lead(job: Job, lost: Callable[[], bool]) -> Outcome:
 def _settings_to_resume(job: Job) -> Runtime:
     """Return the job's runtime settings, changed if a checkpoint that the trial has to keep is missing.
 
-    `keep_steps` of the settings lists the steps of these checkpoints. If one is missing, remove the checkpoints of all
-    later steps, so that the trial resumes before the missing one. The returned `keep_steps` then also contains the
-    steps of all checkpoints that were kept so far, so that the trial writes the removed ones of them again.
+    The setting `keep_steps` lists the steps of the checkpoints to keep. If one is missing, remove all checkpoints of
+    later steps, so that the trial resumes before the missing one. In this case, the returned `keep_steps` also contains
+    the steps of all permanent checkpoints that the run folder had before, so that the trial writes the removed ones
+    again.
     """
     folder, wanted = job.folder, job.runtime.keep_steps
     with folder.alone():
@@ -170,7 +171,7 @@ def _describe(error: Exception, job: Job) -> str:
 
 
 class _Reporter:
-    """A writer of the trial's progress: to progress.json every EVERY seconds, and to the log LOGGED times."""
+    """A writer of the trial's progress: to progress.json every EVERY seconds, and about LOGGED lines to the log."""
 
     def __init__(self, path: Path, log: IO[str]) -> None:
         self._path, self._log = path, log

@@ -111,7 +111,8 @@ def compared(sweep: Sweep, cell: Cell) -> str:
 def view_state(sweep: Sweep, rows: Sequence[str], owner: Owner, numerics: Sequence[str] = ()) -> str:
     """Return the value of the tag that stores a sweep's view, in MLflow's compressed format.
 
-    rows: the names of the view's rows. numerics: metrics that the view shows besides the losses.
+    rows: the names of the view's rows (see `compared`). owner: the store and user whose runs the view shows. numerics:
+    names of metrics that the view shows besides the losses.
     """
     shown = (*METRICS, *numerics)
     text = json.dumps(

@@ -59,7 +59,10 @@ def _remember(runs: Path, uri: str, owner: Owner, key: str, folder: Path) -> boo
 
 
 def send_reports(client: MlflowClient, runs: Path, uri: str, owner: Owner, sent: SentStore) -> None:
-    """Send the reports listed in `sent` whose page has changed since it was last sent, and record that in `sent`."""
+    """Send each report listed in `sent` whose index.html differs from the one last sent, and record that in `sent`.
+
+    runs: the store. uri: MLflow's tracking URI. owner: the store and user to which the reports' runs in MLflow belong.
+    """
     for key, report in sent.reports.items():
         if (look := report.unsent) is None:
             continue

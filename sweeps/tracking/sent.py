@@ -98,7 +98,10 @@ class SentReport:
 
     @property
     def unsent(self) -> list[int] | None:
-        """The time and size of index.html now, if they differ from `look`; None: nothing has to be sent."""
+        """The present modification time and size of the report's index.html, if the report has to be sent, else None.
+
+        It has to be sent if index.html exists and these two numbers differ from those when it was last sent.
+        """
         now = look_at_file(Path(self.folder) / "index.html")
         return None if now == self.look else now
 

@@ -34,7 +34,10 @@ class Synced:
 
     @property
     def lines(self) -> list[str]:
-        """The lines to print: `NAME: URL` for each view, then `_served`, if that is not empty; without views, none."""
+        """The lines to print: `NAME: URL` for each comparison view; the list is empty if there are no views.
+
+        If `uri` is not an HTTP address, a last line names the command `fewbits ui`, which serves the URLs.
+        """
         links = [f"{name}: {link}" for name, link in self.links]
         return [*links, self._served] if links and self._served else links
 
