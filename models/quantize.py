@@ -187,8 +187,8 @@ def unquantized(quantization: Quantization) -> Iterator[None]:
 def linear_layers(model: nn.Module) -> Iterator[BlockLinear]:
     """Yield a BlockLinear (name, block, part and module) for each linear layer to which recipes apply.
 
-    These are the linear layers inside the model's blocks, in the order of `named_modules`. In a model without blocks
-    they are all its linear layers.
+    These are the linear layers inside the model's blocks, or all linear layers of a model without blocks, in the order
+    of `named_modules`. The output projection of an nn.MultiheadAttention is omitted.
     """
     if isinstance(model, nn.Linear):
         raise ValueError(
@@ -208,9 +208,10 @@ def linear_layers(model: nn.Module) -> Iterator[BlockLinear]:
 
 
 def keep(recipe: Recipe, layers: Sequence[BlockLinear], blocks: int) -> frozenset[str]:
-    """Return the names of the layers that the recipe keeps in high precision, which its setting `keep` selects.
+    """Return the names of the layers that the recipe's setting `keep` selects, by block number, part or layer name.
 
-    blocks: the number of blocks of the model.
+    In a selected layer, every slot has the quantizer `keep.by`, by default `high` (unquantized). blocks: the number of
+    blocks of the model.
     """
     k = recipe.keep
     if k.first + k.last >= blocks and (k.first or k.last):
@@ -235,9 +236,10 @@ def keep(recipe: Recipe, layers: Sequence[BlockLinear], blocks: int) -> frozense
 
 
 def _plans(recipe: Recipe, before: Operands, after: Operands) -> tuple[Plan, Plan]:
-    """Return what a layer computes before and after the recipe's switch, a change of quantizers during training.
+    """Return a layer's Plan (its six slots and the GEMMs executed in FP8) before and after the recipe's switch.
 
-    before, after: the layer's six slots before and after the switch. If they are equal, the two Plans are one object.
+    The switch is a change of quantizers during training. before, after: the layer's six slots before and after it. If
+    they are equal, both Plans are the same object.
     """
     first = Plan(before, executed_gemms(recipe, before))
     return first, first if after == before else Plan(after, executed_gemms(recipe, after))
@@ -265,9 +267,9 @@ def _check_parts(recipe: Recipe, layers: Sequence[BlockLinear]) -> None:
 
 
 def _holds_blocks(module: nn.Module) -> bool:
-    """Tell whether a module's children are blocks of the model.
+    """Tell whether a module is a ModuleList, a Sequential, or a non-empty ModuleDict whose keys are all numbers.
 
-    That is so if the module is a ModuleList, a Sequential, or a ModuleDict whose keys are all numbers.
+    The children of the outermost such modules are the model's blocks.
     """
     if isinstance(module, nn.ModuleDict):
         return bool(module) and all(key.isdecimal() for key in module)

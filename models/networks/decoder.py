@@ -132,7 +132,7 @@ class DecoderConfig:
 
 
 class Attention(nn.Module):
-    """Causal attention, in which heads/kv_heads query heads share each key and value head.
+    """Causal attention, in which each key and value head is shared by `heads // kv_heads` query heads.
 
     The rows of a fused W_qkv are those of q, then k, then v.
     """
@@ -215,7 +215,7 @@ class Block(nn.Module):
             self.add_module(name, mixer(config, rope))
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return (x, y): the residual stream without the last branch's result, and this result.
+        """Return (x, y): y is the result of this block's last branch, x the residual stream before y is added.
 
         y (argument): the result of the previous block's last branch, which is added to x first; None for the first
         block.

@@ -187,9 +187,9 @@ class _CausalConv(Function):
 
 
 def _shifted(weight_WC: Tensor, tokens: int) -> list[tuple[int, Tensor]]:
-    """Return (d, weights [C]) of each tap of a causal convolution that reads the token d ≥ 1 tokens earlier.
+    """Return (d, weights [C]) for each tap of a causal convolution except the last one, which has d = 0.
 
-    weight_WC: as in `causal_conv`. tokens: the sequence length; taps with d ≥ tokens are omitted, because they read
-    only zeros.
+    For token t, a tap reads token t − d. weight_WC: as in `causal_conv`. tokens: the sequence length; taps with
+    d ≥ tokens are omitted, because they read only zeros.
     """
     return [(shift, weight_WC[-1 - shift]) for shift in range(1, min(len(weight_WC), tokens))]
