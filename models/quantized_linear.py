@@ -60,7 +60,10 @@ class StepContext:
 
 @dataclass(frozen=True)
 class _Input:
-    """The layer input that was quantized last; the next layers reuse it if they read the same input (q, k, v)."""
+    """The layer input that was quantized last, with its quantized values and their statistics.
+
+    The next layers reuse the quantized values if they read the same input, as the layers q, k and v of attention do.
+    """
 
     x: Tensor
     version: tuple[int, int]  # torch's version counter of x, and the stream on which x was quantized
@@ -159,7 +162,10 @@ class QuantizedLinear(nn.Linear):
         self._weights: _Weights | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes for copies and pickles, without the cached weight, which a copy quantizes again."""
+        """Return the attributes for copies and pickles, without the cached quantized weight.
+
+        The copy quantizes its weight in its first forward pass.
+        """
         return {**self.__dict__, "_weights": None}
 
     def use(self, before: Plan, after: Plan) -> None:
@@ -173,7 +179,10 @@ class QuantizedLinear(nn.Linear):
 
     @property
     def bits(self) -> Tensor | None:
-        """The learned bit widths b_t, one per square of the weight (GaussWS eq. 11); None without a sampler."""
+        """The learned bit widths b_t (GaussWS eq. 11); None without a sampler.
+
+        There is one width for each square of `sampler.block` × `sampler.block` elements of the weight.
+        """
         if self.sampler is None or self.bit_scale is None:
             return None
         return self.sampler.target + self.bit_scale.float() * (self.sampler.init - self.sampler.target)
@@ -305,8 +314,9 @@ class QuantizedLinear(nn.Linear):
         """Return w quantized for fprop, without caching it, and None, because w for dgrad is not computed here.
 
         The backward pass quantizes w for dgrad, so that no whole sharded weight is kept between the two passes.
-        The parameters are those of `_cached_weight`. The statistics of w are recorded as often as there: in the first
-        micro-batch of a step or, if the rotation of w has new signs for every GEMM, in every micro-batch.
+        dtype: the compute dtype, to which w is cast before quantization. sampled: add the sampler's noise. training:
+        record the statistics of w in the first micro-batch of a step or, if the rotation of w has new signs for every
+        GEMM, in every micro-batch; False in evaluation, which must not change the statistics of training.
         """
         if not training or (context.micro_batch and not self.plans[context.switched].w.draws_signs):
             return self.quantize_weight_for(0, context, dtype, sampled), None
@@ -360,12 +370,15 @@ def product(a: Operand, b: Operand, dtype: torch.dtype, bias: Tensor | None = No
 
 
 def _parts(operand: Operand | None) -> tuple[Tensor | None, Tensor | None]:
-    """Return an operand as two values that autograd can save: FP8 codes and scales, or the operand itself and None."""
+    """Return an operand as two values that `save_for_backward` accepts.
+
+    These are the codes and scales of an FP8 operand, else the operand itself (a tensor or None) and None.
+    """
     return operand if isinstance(operand, Fp8Operand) else (operand, None)
 
 
 def _operand(values: Tensor | None, scales: Tensor | None) -> Any:
-    """Return the operand that `_parts` has split into these two tensors."""
+    """Return the operand (Fp8Operand, Tensor or None) for which `_parts` returned these two values."""
     return values if values is None or scales is None else Fp8Operand(values, scales)
 
 

@@ -92,7 +92,8 @@ class Sampler:
     """Noise on the weights of the given parts, with learned bit widths b_t (GaussWS eq. 11).
 
     b_t = target + b_i · (init − target). Each square of `block` × `block` weights has one trained b_i, which starts
-    at 1. `kind` is one of SAMPLERS; `none`: no noise.
+    at 1, so `init` is the bit width at the start of training. If `penalty` is not 0, the loss has an additional term
+    that grows with |b_t − target|. `kind` is one of SAMPLERS; `none`: no noise.
     """
 
     kind: str = "none"
@@ -222,10 +223,9 @@ class Recipe:
 
 
 def parts(names: tuple[str, ...], key: str = "parts") -> frozenset[str]:
-    """Return the parts of layers (such as `qkv`) with these names.
+    """Return the names as a set of parts of layers, such as `qkv`; raise ValueError for an unknown name.
 
-    The name `all` is replaced by all parts, and `od` by `out` and `down`.
-    key: the setting that the message of a ValueError names if a name is unknown.
+    The name `all` is replaced by all parts, and `od` by `out` and `down`. key: the setting that the error names.
     """
     expanded: set[str] = set()
     for name in names:
@@ -249,7 +249,7 @@ def parse_operand(text: str, key: str) -> Quantizer | Mixture | None:
 
 
 def _in_every_slot(text: str, key: str) -> dict[str, Slot]:
-    """Return a layer's six slots, each with the quantizer or mixture `text`. key: the setting for error messages."""
+    """Return a layer's six slots, each with the quantizer or mixture `text`. key: the setting that errors name."""
     spec = parse_operand(text, key)
     return _check_rotations({slot: Slot(spec, axis) for slot, axis in AXES.items()})
 

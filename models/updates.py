@@ -44,7 +44,7 @@ def version(w: Tensor) -> tuple[int, int, int, int]:
 class KeptCast:
     """Casts a master weight to the compute dtype, and returns the cached cast until the weight changes.
 
-    The gradient is cast to the weight's dtype. A copy or a pickle of this object has an empty cache.
+    The backward pass casts the gradient to the weight's dtype. A copy or a pickle of this object has an empty cache.
     """
 
     def __init__(self) -> None:
@@ -56,14 +56,18 @@ class KeptCast:
         return KeptCast, ()
 
     def __call__(self, w: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return w in `dtype`, differentiable; where `values` returns None, w is cast without the cache."""
+        """Return w cast to `dtype`, as a tensor through which the gradient reaches w.
+
+        The cast comes from the cache, except in the cases in which `values` returns None; there it is `w.to(dtype)`.
+        """
         cast = self.values(w, dtype)
         return w.to(dtype) if cast is None else _StraightThrough.apply(w, cast)
 
     def values(self, w: Tensor, dtype: torch.dtype) -> Tensor | None:
-        """Return the cached cast, detached from autograd, or None where the cache is not used.
+        """Return w cast to `dtype`, from the cache if w has not changed, and without a connection to autograd.
 
-        These cases are: w already has this dtype, torch's compiler is tracing, or w is sharded or a fake tensor.
+        Return None, without using the cache, if w already has this dtype, if torch's compiler is tracing, or if w is
+        sharded or a fake tensor.
         """
         if w.dtype == dtype or torch.compiler.is_compiling() or type(w) not in _ORDINARY:
             return None
@@ -75,7 +79,7 @@ class KeptCast:
 
 
 class _StraightThrough(Function):
-    """Returns `cast`, which was computed from w before; passes the gradient on to w, in w's dtype."""
+    """Returns the tensor `cast`, which holds w in another dtype; passes the gradient on to w, in w's dtype."""
 
     @staticmethod
     def forward(ctx: Any, w: Tensor, cast: Tensor) -> Tensor:

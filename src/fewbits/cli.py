@@ -7,7 +7,7 @@ Exit statuses that all commands have:
 2    wrong input: a `ValueError`, printed as one line on stderr (`python -X dev -m fewbits.cli …` prints its traceback)
 1    an error of the operating system, for example a full disk, or a missing Python module
 130  Ctrl-C
-141  the reader of a pipe has closed it
+141  the output is a pipe, and the process that reads it has closed it
 """
 
 import os

@@ -64,7 +64,7 @@ def warn_in_lines() -> None:
 
 
 def _wrapped(text: str | None) -> str | None:
-    """Return one line of text broken into lines of at most WIDTH characters; return None or several lines unchanged."""
+    """Break a one-line text into lines of at most WIDTH characters; return other texts, and None, unchanged."""
     return text if text is None or "\n" in text.strip() else textwrap.fill(text, WIDTH)
 
 

@@ -1,8 +1,8 @@
 """Write files and folders atomically: at any time, a file or folder is either complete or does not exist.
 
 A new file or folder is first written under a hidden name in the same folder, `.NAME.TOKEN.partial`, flushed to the
-disk, and then renamed. A process that is killed before the renaming leaves only the hidden name; `remove_leftovers`
-removes it.
+disk, and then renamed. A process that is killed before the renaming leaves only the file or folder with the
+hidden name; `remove_leftovers` removes it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ _SUFFIX = ".partial"
 
 @contextmanager
 def synced_file(path: Path) -> Iterator[BinaryIO]:
-    """Create a file, which the `with` block writes, and flush it to the disk when the block ends."""
+    """Create a file, yield it open for writing, and flush it to the disk when the `with` block ends.
+
+    Raise FileExistsError if the file exists.
+    """
     with path.open("xb") as file:
         yield file
         file.flush()
@@ -124,7 +127,10 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def checked_json(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in a file; None if the file is missing. Raise ValueError for other content."""
+    """Return the JSON object in a file; None if the file is missing.
+
+    Raise ValueError if the content is not JSON, or not a JSON object.
+    """
     try:
         content = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:

@@ -26,7 +26,10 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
 
 
 def _joined(node: str, keys: list[str]) -> str:
-    """Return dotted keys that begin with `node` as text with the node only once: `config.recipe.fprop.x, fprop.w`."""
+    """Return the keys, separated by commas, with the prefix `node` only on the first: `config.recipe.fprop.x, fprop.w`.
+
+    All keys are dotted and begin with `node`.
+    """
     return ", ".join([keys[0], *(key.removeprefix(f"{node}.") for key in keys[1:])])
 
 

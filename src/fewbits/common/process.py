@@ -11,7 +11,10 @@ from types import FrameType
 
 @contextmanager
 def environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set these environment variables while the `with` block runs; then restore or remove them."""
+    """Set these environment variables while the `with` block runs, and undo it afterwards.
+
+    Variables that were set before get their earlier values, and the others are removed.
+    """
     before = dict(os.environ)
     os.environ.update(values)
     try:
