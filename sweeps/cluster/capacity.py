@@ -71,7 +71,10 @@ def bundle(resources: Resources) -> dict[str, float]:
 
 
 def bundles_that_fit(node: Mapping[str, float], wanted: Mapping[str, float]) -> float:
-    """Return how many bundles `wanted` fit on a node with the resources `node` while nothing else runs there."""
+    """Return how many copies of a bundle fit on a node while nothing else runs there; infinity for an empty bundle.
+
+    node: the node's total resources. wanted: the resources of one bundle. Both are amounts by Ray's names.
+    """
     return min(((node.get(name, 0.0) + _EPSILON) // amount for name, amount in wanted.items()), default=float("inf"))
 
 
@@ -159,9 +162,9 @@ class _CapacityRequest:
     def granted(self, autoscaler: Autoscaler) -> bool:
         """Tell from the report `autoscaler` whether the autoscaler can start a node for this demand.
 
-        The report counts after the autoscaler has evaluated a state whose number is higher by JUDGED, or more, than the
-        number of the first state that lists the demand. Until then, the result is False. If no state lists the demand
-        within UNLISTED seconds, the present state is used as the first one.
+        The result is False until the autoscaler has evaluated a state that is new enough: its number must be
+        at least JUDGED plus the number of the first state that lists the demand. If no state has listed the demand
+        UNLISTED seconds after the request, the state that is present at that time is used in place of the first one.
         """
         late = time.monotonic() - self._began >= UNLISTED  # another version of Ray may not list the demand at all
         if not self._after and (late or self._bundles[0] in autoscaler.waiting):

@@ -51,7 +51,7 @@ def variables(environment: Mapping[str, str], named: Sequence[str] = ()) -> dict
     """Return the variables to send to a cluster, by name, from this machine's `environment`.
 
     They are: variables that begin with one of PREFIXES and do not look like credentials; MLFLOW_TRACKING_URI, unless it
-    means something else on another machine; and the variables in `named`.
+    means something else on another machine; and the variables whose names are in `named`.
     """
     chosen = {
         name: value
@@ -65,10 +65,11 @@ def variables(environment: Mapping[str, str], named: Sequence[str] = ()) -> dict
 
 
 def worker_variables(environment: Mapping[str, str], named: Sequence[str] = ()) -> dict[str, str]:
-    """Return those variables, among the result of `variables`, that a driver on a cluster has to pass to its workers.
+    """Return the environment variables that a driver on a cluster has to pass to its workers, by name.
 
-    If the driver runs inside a Ray job, the job's own variables are left out: Ray passes them to the workers itself,
-    and raises an error if they are passed again.
+    They are the result of `variables` for the same arguments, with one exception. If the driver runs inside a Ray job,
+    the job's own variables are left out: Ray passes them to the workers itself, and raises an error if they are passed
+    again. environment: the driver's environment variables. named: the names of further variables to pass.
     """
     job = json.loads(environment.get(_JOB_CONFIG) or "{}")
     of_job = (job.get("runtime_env") or {}).get("env_vars") or {}

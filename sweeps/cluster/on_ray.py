@@ -6,9 +6,10 @@ port. Ray retries nothing, since only the driver knows whether another attempt m
 node is lost, all ranks of the trial end.
 
 On a cluster with an autoscaler, every ready trial is started as a task, up to --parallel: the autoscaler adds nodes for
-waiting tasks. Ray's other way, `ray.autoscaler.sdk.request_resources`, is not used for three reasons. A cluster has
-only one such request, so a second sweep would overwrite it. The request stays when its driver is killed, while waiting
-tasks end. The autoscaler ignores the whole request if it exceeds the cluster's limits.
+waiting tasks. Ray has another way to ask the autoscaler for nodes, `ray.autoscaler.sdk.request_resources`. It is not
+used for three reasons. A cluster has only one such request, so a second sweep would overwrite it. The request stays
+when its driver is killed, while waiting tasks end. The autoscaler ignores the whole request if it exceeds the cluster's
+limits.
 """
 
 from __future__ import annotations
@@ -264,7 +265,7 @@ def _start(init: Callable[[], object]) -> None:
 
 
 def _local() -> str:
-    """Return the command of this process with `--backend local` appended, which trains without Ray."""
+    """Return, as text for a message, the command of this process with `--backend local`, which trains without Ray."""
     command = sys.argv if Path(sys.argv[0]).name in ("fewbits", "cli.py") else ["fewbits", "sweep", "…"]
     return f"`fewbits {shlex.join(command[1:])} --backend local`"
 

@@ -25,7 +25,10 @@ _NAMED = ("CPU", "GPU", "memory")
 
 
 class RayMachines:
-    """The nodes of the connected cluster whose kinds are known. A call of the object returns a `Machine` for each."""
+    """The nodes of the connected cluster whose kind of processor or GPU is known.
+
+    A call of the object returns a `Machine` (machine_kinds.py) for each of these nodes that is alive.
+    """
 
     def __init__(self, alone: bool) -> None:
         """Start with no known node. alone: Ray runs on this machine only, so no tasks are needed to learn its kind."""

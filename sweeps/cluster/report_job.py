@@ -17,7 +17,10 @@ from fewbits.sweeps.cluster.submit import FEWBITS, lasting_store, watch_job
 
 
 def is_study(overrides: Sequence[str]) -> bool:
-    """Tell whether the overrides select a whole study; only whole studies have a report."""
+    """Tell whether the overrides select a whole study, as `study=NAME` without `sweep=NAME` does.
+
+    Only whole studies have a report.
+    """
     keys = [override.partition("=")[0] for override in overrides]
     return "study" in keys and "sweep" not in keys
 

@@ -21,9 +21,10 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time a zip can hold
 def pack(package: Path | None = None, beside: Sequence[Path] = ()) -> bytes:
     """Return a zip that contains the folder `package` under its own name; None: the folder of fewbits itself.
 
-    beside: further files and folders of the user. A config file is packed with the folder `scale/` beside it, since
-    sweep files include files from there. The YAML files of a config folder are packed into `conf/`; if several folders
-    have a file of the same name, the first folder's file is packed, as on Hydra's search path.
+    beside: config files and config folders of the user. A config file is packed with the YAML files of the folder
+    `scale/` beside it, since sweep files include files from there. The YAML files of a config folder are packed into
+    `conf/`; if several folders have a file of the same name, the first folder's file is packed, as on Hydra's search
+    path.
     """
     folder = _HERE.parents[1] if package is None else package
     files = _files(folder)
@@ -46,7 +47,10 @@ def pack(package: Path | None = None, beside: Sequence[Path] = ()) -> bytes:
 
 
 def _users_files(beside: Sequence[Path]) -> dict[str, Path]:
-    """Return the user's files to pack, by their names in the zip. beside: as for `pack`."""
+    """Return the user's files to pack, by their names in the zip.
+
+    beside: the user's config files and config folders; `pack` describes which files are packed for each.
+    """
     parts: dict[str, Path] = {}
     for path in beside:
         if path.is_dir():
@@ -59,7 +63,7 @@ def _users_files(beside: Sequence[Path]) -> dict[str, Path]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return all files below a folder, also through symbolic links, except hidden files and Python's caches."""
+    """Return all files below a folder, also through symbolic links, without hidden ones and `__pycache__` folders."""
     files = []
     for parent, folders, names in os.walk(folder, followlinks=True):
         folders[:] = [name for name in folders if name != "__pycache__" and not name.startswith(".")]

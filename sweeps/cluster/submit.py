@@ -93,7 +93,10 @@ def run_job(command: Sequence[str], address: str, files: Sequence[Path] = (), na
 def watch_job(
     command: Sequence[str], address: str, files: Sequence[Path] = (), named: Sequence[str] = ()
 ) -> tuple[int, str]:
-    """Run a command as a job like `run_job`, and return its exit status and the last END characters of its log."""
+    """Run a command as a job and print its log, as `run_job` does with the same arguments.
+
+    Return the job's exit status and the last END characters of its log.
+    """
     environment = job_variables(os.environ, named)
     client = _connect(address)
     job = f"fewbits-{secrets.token_hex(4)}"
@@ -148,8 +151,10 @@ def lasting_store(arguments: Sequence[str]) -> PurePosixPath:
 def job_variables(environment: Mapping[str, str], named: Sequence[str] = ()) -> dict[str, str]:
     """Return the environment variables of a job, by name.
 
-    They are variables from this machine's `environment` (environment.py), among them those in `named`; the user's name;
-    and the settings with which Ray stops the job in such a way that trials can write checkpoints.
+    They are: the variables that environment.py chooses from this machine's `environment`, including those whose names
+    are in `named`; the name of the user who submits the job, to whom the job's MLflow runs belong; and the settings
+    with which Ray stops the job in such a way that trials can write checkpoints. Raise ValueError if
+    MLFLOW_TRACKING_URI is relative, since it would then name another place on the cluster.
     """
     tracking = environment.get(TRACKING)
     if tracking and not means_the_same_elsewhere(tracking):

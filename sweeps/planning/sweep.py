@@ -14,11 +14,12 @@
 
 If each value of an axis is a list of overrides, each list has a name: `axes: {data: {small: [data=python], …}}`. Such a
 list may contain `at=0.5`. It replaces the arm's `at`, so that the axis chooses the step at which a branch starts.
-`values` contains numbers or lists of overrides, usually set by a scale; other keys use them as `${values.NAME}`.
-`assumed` lists settings that the paper does not state. If data are missing, `--dry-run` prints all settings and marks
-the assumed ones. The folder `scale/` beside the sweep file may contain files NAME.yaml. `scale=NAME` includes one of
-them. A scale file sets the sizes of the trials. It may also give one sweep of the study other seeds
-(`seeds_of: {probes: [3, 4]}`, where `probes` is the sweep) or fewer arms (`arms_of: {probes: [probe-block]}`).
+The key `values` contains numbers or lists of overrides, usually set by a scale file; other keys use them as
+`${values.NAME}`. The key `assumed` lists settings that the paper does not state. If this machine does not have the text
+that the trials read, `--dry-run` prints all settings and marks the assumed ones. The folder `scale/` beside the sweep
+file may contain files NAME.yaml. `scale=NAME` includes one of them. A scale file sets the sizes of the trials. It may
+also give one sweep of the study other seeds (`seeds_of: {probes: [3, 4]}`, where `probes` is the sweep) or fewer arms
+(`arms_of: {probes: [probe-block]}`).
 """
 
 from __future__ import annotations
@@ -393,7 +394,7 @@ del _BASE["name"]
 
 
 def _values(sweep: str, axis: str, values: Any) -> dict[str, Any]:
-    """Return the overrides of each value of an axis, by the value's name. sweep: its name, for the error message.
+    """Return the overrides of each value of an axis, by the value's name. sweep: the sweep's name, for errors.
 
     If `values` is a list, an item VALUE has the name VALUE and the override `axis=VALUE`. If `values` is a mapping, its
     keys are the names and each of its values is a list of overrides.

@@ -138,9 +138,10 @@ class Driver:
             self.backend.start(job(planned), planned.resources, like)
 
     def _take_back_lost_tasks(self) -> None:
-        """Cancel started trials that no worker trains yet, if their kind of machine is lost (`Placement.is_lost`).
+        """Cancel started trials that no worker trains yet, if no machine of their kind can run them any more.
 
-        After REST seconds they are ready to start again, and the placement may choose another kind for them.
+        `Placement.is_lost` tells this, and first allows some time for such a machine to join. REST seconds later, the
+        cancelled trials are ready to start again, and the placement may choose another kind for them.
         """
         if self.placement is None:
             return
@@ -269,7 +270,7 @@ def _urgency(plan: Plan) -> dict[str, float]:
 def job(planned: Planned) -> Job:
     """Return the job that trains a planned trial and keeps the checkpoints from which branches start.
 
-    The job does not use MLflow, since the driver's process sends the data of all trials.
+    The job sends nothing to MLflow, since the driver's process sends the data of all trials there.
     """
     from fewbits.sweeps.running.worker import Job
 

@@ -4,7 +4,8 @@ The lease is `lease.json`. The worker that holds it touches the file every HEART
 cases: the file is missing; its holder is a process of this host that has ended; its holder is on another host, and the
 file was not touched for STALE seconds. This works on shared file systems: leases are created with `link`, which is
 atomic there, and times are compared with the file system's own clock. If the file system has locks, processes acquire a
-lease one after the other, under a lock. On one host, the lock of the run folder also protects the trial.
+lease one after the other, under a lock. There, a process that trains a trial also locks the run folder
+(`RunFolder.alone`), so that two processes of one host cannot train the trial even if the lease fails.
 """
 
 from __future__ import annotations

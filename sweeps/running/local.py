@@ -100,8 +100,8 @@ class Local:
     def _fork(self, job: Job, answer: Connection | None) -> ForkServerProcess:
         """Start a worker process, and try again if the fork server is gone.
 
-        The kernel may have killed the fork server for lack of memory. Then this attempt fails, and on the next one
-        multiprocessing starts a new fork server.
+        The operating system may have killed the fork server for lack of memory. Then this attempt fails, and on the
+        next one multiprocessing starts a new fork server.
 
         answer: the end of a pipe through which the worker sends its outcome; None: it sends none (all ranks but 0).
         """
@@ -162,7 +162,7 @@ def _child(job: Job, answer: Connection | None, lifeline: Connection) -> None:
 
 
 def _die_with_parent() -> None:
-    """Make the kernel kill this worker when the fork server ends.
+    """Make the operating system kill this worker when the fork server ends (only on Linux).
 
     The driver learns from the fork server that a worker has ended. If the fork server itself ends, the driver assumes
     that all workers have ended; so none of them may continue.

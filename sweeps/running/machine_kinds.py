@@ -32,10 +32,10 @@ Computed = tuple[tuple[str | None, ...], ...]
 
 
 def computed(folder: RunFolder) -> Computed:
-    """Return the different environments that computed a run's steps, in order.
+    """Return the different environments that computed a run's steps, in the order of their first steps.
 
     An environment is a tuple with the values of COMPARED_KEYS: the kind of machine, the kernel backend, the version of
-    torch, and the settings that limit which instructions libraries use. The result is empty if the run has not started,
+    torch, and the environment variables that change the order of sums. The result is empty if the run has not started,
     if an old version of fewbits computed it, or if its `provenance.json` is damaged.
     """
     try:

@@ -2,7 +2,7 @@
 
 The kind of a seed is the first of these that applies:
 - the kind that `--like` names, if a machine is of this kind;
-- the kind that computed a trial of the seed from which others branch;
+- the kind that computed the parent of one of the seed's branches;
 - the kind that computed most trials of the seed;
 - the kind that would be the first to finish all trials of the seed.
 
@@ -83,9 +83,9 @@ class Placement:
         return kind is not None and kind not in room_by_kind(self._machines, resources)
 
     def is_lost(self, kind: str | None, resources: Resources) -> bool:
-        """Tell whether trials stop waiting for a machine of this kind.
+        """Tell whether trials with these resources no longer wait for a machine of this kind.
 
-        They wait for WAIT seconds from the first call for which no machine of the kind could run them. If the backend
+        Trials wait for WAIT seconds from the first call in which no machine of the kind could run them. If the backend
         has only one machine (`alone`), they do not wait, because no other machine can join.
         """
         if kind is None or not self._machines or not self.waits(kind, resources):
@@ -102,9 +102,9 @@ class Placement:
         self._load[kind] += self._missing_work(seed)
 
     def _kind_so_far(self, seed: Seed) -> str | None:
-        """Return the kind that computed a trial of the seed from which others branch.
+        """Return the kind that computed the parent of one of the seed's branches.
 
-        If no such trial was computed yet, return the kind that computed most trials of the seed; None if none was.
+        If no such parent was computed yet, return the kind that computed most trials of the seed; None if none was.
         """
         trials = [planned for planned in self.plan.trials.values() if _seed(planned) == seed]
         parents = {planned.parent for planned in trials}
@@ -117,9 +117,10 @@ class Placement:
         return votes.most_common(1)[0][0] if votes else None
 
     def _emptiest(self, seed: Seed, room: dict[str, float]) -> str:
-        """Return the kind that would finish this seed's trials first, after those of the seeds that it already has.
+        """Return the kind that would be the first to finish the seed's trials.
 
-        room: by kind, the number of trials that it can run at a time.
+        Each kind first has to run the trials of the seeds for which it was already chosen. room: by kind, the number of
+        trials that it can run at a time.
         """
         work = self._missing_work(seed)
         return min(sorted(room), key=lambda kind: (self._load[kind] + work) / room[kind])

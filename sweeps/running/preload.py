@@ -1,4 +1,6 @@
-"""Import the training code and digest the sources that compute results in the fork server, once for all local workers.
+"""Prepare the fork server for local workers: import the training code, and hash the sources that compute results.
+
+Workers are forked from this process afterwards, so that they do not have to repeat either.
 
 The garbage collector is off during the imports, because it took a tenth of their time. Afterwards `gc.freeze` excludes
 all existing objects from its searches: most belong to imported modules and are never garbage. In workers, such a search

@@ -98,7 +98,10 @@ def remove_folder(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the `.partial` files that killed processes left in a folder; no other process may be writing to it."""
+    """Remove the hidden files and folders `.NAME.TOKEN.partial` that killed processes left in a folder.
+
+    While this runs, no process may write to the folder.
+    """
     for path in folder.glob(f".*{_SUFFIX}"):
         if path.is_dir():
             shutil.rmtree(path)

@@ -1,7 +1,7 @@
 """Lock open files exclusively; on file systems without locks, continue without the lock after a warning.
 
-`flock` fails on some network and FUSE file systems. There, the process warns once, naming the folder and what still
-protects the data.
+`flock` fails on some network and FUSE file systems. There, a warning names the folder and ends with the
+caller's advice, which says what still protects the data. The same advice is given only once for a file system.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def _without_password(match: re.Match[str]) -> str:
 def _is_host_and_path(text: str) -> bool:
     """Tell whether the text between the `://` and the last `@` of a URI is a host and the beginning of a path.
 
-    Then the `@` belongs to the path. Otherwise, the text is a user and a password, or a token.
+    If so, the `@` belongs to the path. If not, the text is a user and a password, or a token.
     """
     return "/" in text and _HOST.match(text) is not None
 
