@@ -277,3 +277,16 @@ def test_noise_of_nine_bits_ties_back_to_a_power_of_two() -> None:
     assert changed[r == -1].all()
     assert changed[r == 2].all()
     assert survival(12.0, w) == 0
+
+
+@needs_compiler
+def test_the_benchmarks_box_muller_is_normal_and_independent() -> None:
+    """Check round(z / 2) of the generator that benchmarks compare with ours, for each of the eight values of a word."""
+    words = 1 << 17
+    values = unpack_noise(cpu_module.box_muller(8 * words, seed=3), 8 * words).double().view(words, 8)
+    for k in range(-4, 5):
+        share = math.erf((2 * k + 1) / math.sqrt(2)) / 2 - math.erf((2 * k - 1) / math.sqrt(2)) / 2
+        observed = (values == k).double().mean(0)
+        assert (observed - share).abs().max() <= 5 * math.sqrt(share / words) + 1 / words, k
+    correlations = torch.corrcoef(values.T) - torch.eye(8)
+    assert correlations.abs().max() < 5 / math.sqrt(words)
