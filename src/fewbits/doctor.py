@@ -41,7 +41,7 @@ MARKS = {"ok": " ", "note": "-", "problem": "!"}
 
 @dataclass(frozen=True)
 class Fact:
-    """A fact about this machine: a line of the output."""
+    """A fact about this machine, which `fewbits doctor` prints on one line; its fix, if it has one, on the next."""
 
     name: str
     value: str | int | None  # None: missing

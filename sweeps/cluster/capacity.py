@@ -51,10 +51,10 @@ class Demand:
 
 
 class Autoscaler(NamedTuple):
-    """A cluster's report about its autoscaler.
+    """A cluster's report about its autoscaler, from `ask_autoscaler`.
 
-    A state is Ray's list of a cluster's nodes and of the resources that are demanded at one time. Ray numbers the
-    states: each request for the state increases the number.
+    `seen` and `present` are numbers of cluster states. A state is Ray's list of a cluster's nodes and of the resources
+    that are demanded at one time. Each time a program requests the state from Ray, its number increases.
     """
 
     exists: bool | None  # None: not reported
@@ -160,11 +160,12 @@ class _CapacityRequest:
         remove_placement_group(self._group)
 
     def granted(self, autoscaler: Autoscaler) -> bool:
-        """Tell from the report `autoscaler` whether the autoscaler can start a node for this demand.
+        """Tell from the report `autoscaler` whether the autoscaler can start a node that holds a requested bundle.
 
-        The result is False until the autoscaler has evaluated a state that is new enough: its number must be
-        at least JUDGED plus the number of the first state that lists the demand. If no state has listed the demand
-        UNLISTED seconds after the request, the state that is present at that time is used in place of the first one.
+        The report refers to cluster states by numbers (class Autoscaler). The result is False until the autoscaler has
+        evaluated a state that is new enough: its number must be at least JUDGED plus the number of the first state that
+        lists the bundle. If no state has listed the bundle UNLISTED seconds after the request, the state that is
+        present at that time is used in place of the first one.
         """
         late = time.monotonic() - self._began >= UNLISTED  # another version of Ray may not list the demand at all
         if not self._after and (late or self._bundles[0] in autoscaler.waiting):
@@ -206,7 +207,7 @@ def ask_autoscaler() -> Autoscaler:
 
 
 def _bundles(groups: Iterable[Any], singles: Iterable[Any] = ()) -> tuple[dict[str, float], ...]:
-    """Return the bundles of Ray's messages about requested resources.
+    """Return the bundles in Ray's messages about requested resources: for each bundle, the amounts by Ray's names.
 
     groups: messages that request several bundles each. singles: messages that request one bundle each.
     """

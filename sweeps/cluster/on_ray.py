@@ -205,11 +205,11 @@ class OnRay:
         return Ended(trial, leader, "" if leader else reason)
 
     def _late_outcome(self, leader: Any) -> Outcome | None:
-        """Return rank 0's outcome after another rank has failed; None if rank 0 fails too.
+        """Return rank 0's outcome after a rank has failed; None if rank 0 fails or still runs after LEADER seconds.
 
-        If rank 0 still runs, wait for its outcome, but return None after LEADER seconds.
-        If a trial stops at a checkpoint, rank 0 ends first, and the other ranks fail because they lose their connection
-        to rank 0. Then rank 0's outcome is the trial's. leader: Ray's reference to the task of rank 0.
+        The failure of another rank may be harmless: if a trial stops at a checkpoint, rank 0 ends first, and the other
+        ranks fail because they lose their connection to rank 0. In this case, the trial's outcome is the outcome of
+        rank 0. leader: Ray's reference to the task of rank 0.
         """
         with contextlib.suppress(Exception):
             outcome: Outcome = self._ray.get(leader, timeout=LEADER)

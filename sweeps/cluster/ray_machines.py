@@ -2,8 +2,9 @@
 
 A task on each node reports the kind. The task requests no resources, so it also starts while trials occupy the node.
 
-If the nodes of a kind have a label whose values no other node has, trials of this kind select nodes by the label. Then
-they also run on nodes that join later or that an autoscaler starts. Otherwise they select nodes by the nodes' ids.
+`selector` restricts a trial to the nodes of one kind. If all known nodes of this kind have one of the labels SHARED,
+with values that no node of another kind has, the trial selects nodes by these values. In this case, it can also run on
+nodes with such a value that join later or that an autoscaler starts. Otherwise it selects nodes by their ids.
 """
 
 from __future__ import annotations

@@ -119,8 +119,8 @@ def watch_job(
 def _remembered_ctrl_c() -> Iterator[threading.Event]:
     """Yield an event that each Ctrl-C sets, in addition to raising KeyboardInterrupt.
 
-    Python drops an exception that is raised in a finalizer, for example while the connections of a request are closed.
-    The event remains set.
+    The event shows a Ctrl-C whose KeyboardInterrupt was lost: Python drops an exception that is raised in a finalizer,
+    for example while the connections of a request are closed.
     """
     pressed = threading.Event()
 
@@ -135,8 +135,8 @@ def _remembered_ctrl_c() -> Iterator[threading.Event]:
 def lasting_store(arguments: Sequence[str]) -> PurePosixPath:
     """Return the store in the arguments' override `runtime.runs=STORE`, as a path on the cluster.
 
-    Raise ValueError if there is no such override or STORE is relative: then the store would be in the job's working
-    directory, which Ray removes when the job ends.
+    Raise ValueError if there is no such override or STORE is relative: in both cases, the store would be in the
+    job's working directory, which Ray removes when the job ends.
     """
     path = runs_named(arguments)
     if path is None or not PurePosixPath(path).is_absolute():

@@ -229,7 +229,7 @@ class Driver:
     def _pause_if_disk_is_low(self) -> None:
         """Ask all running trials to stop if the disk is almost full, while there is still room for their checkpoints.
 
-        They become ready again, and start when the disk has room.
+        When a trial has stopped, it is ready to start again, and resumes when the disk has room again.
         """
         if self.space and self.space.is_low([task.planned for task in self.of(Stage.STARTED)]):
             for task in self.of(Stage.STARTED):

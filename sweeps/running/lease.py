@@ -4,7 +4,7 @@ The lease is `lease.json`. The worker that holds it touches the file every HEART
 cases: the file is missing; its holder is a process of this host that has ended; its holder is on another host, and the
 file was not touched for STALE seconds. This works on shared file systems: leases are created with `link`, which is
 atomic there, and times are compared with the file system's own clock. If the file system has locks, processes acquire a
-lease one after the other, under a lock. There, a process that trains a trial also locks the run folder
+lease one after the other, under a lock. On such a file system, a process that trains a trial also locks the run folder
 (`RunFolder.alone`), so that two processes of one host cannot train the trial even if the lease fails.
 """
 
@@ -169,7 +169,7 @@ def _start_time(pid: int) -> float:
 
 
 def _alive(pid: int) -> float:
-    """Return 0 if the process exists, else -1, in place of the start time on systems without /proc."""
+    """Return 0 if the process exists, else -1: the result of `_start_time` on systems without /proc."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -70,7 +70,7 @@ def run_sweep(
 
 @dataclass(frozen=True)
 class Where:
-    """The choice of the backend and of the kind of machine for the trials; `run_sweep` explains the fields."""
+    """The options that choose the backend and the machines for trials: parameters of `run_sweep` with these names."""
 
     backend: str = "ray"  # or `local`
     address: str | None = None  # of a Ray cluster

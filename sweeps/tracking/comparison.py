@@ -85,7 +85,8 @@ def group_of(sweep: Sweep) -> str:
 def view_of(sweep: Sweep, experiment: str, owner: Owner) -> View:
     """Return the view that shows those runs of a sweep that belong to this owner and have `fewbits.current` = `yes`.
 
-    `fewbits.current` is a tag. experiment: the id of the study's experiment in MLflow. owner: a store and a user.
+    A driver changes this tag to `no` when it sends another trial with the same place in the sweep. experiment: the id
+    of the study's experiment in MLflow. owner: a store and a user.
     """
     key = f"{KEY}{sweep.name}-{sweep.scale}-{owner.name}"
     return View(f"{sweep.name} at scale {sweep.scale}", experiment, key, _filter(sweep, owner))

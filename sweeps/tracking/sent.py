@@ -32,7 +32,10 @@ Look = list[Any]  # [a trial's state, then for each of FILES: [modification time
 
 
 def look_at(folder: RunFolder) -> Look:
-    """Return a trial's present state, and the modification times and sizes of its FILES, to detect changes."""
+    """Return a trial's present state, and the modification time and size of each of those files that FILES names.
+
+    A result that differs from an earlier one shows that the trial has changed in the meantime.
+    """
     return [store.state(folder).value, *(look_at_file(folder.path / name) for name in FILES)]
 
 
@@ -46,7 +49,7 @@ def look_at_file(path: Path) -> list[int] | None:
 
 
 def look_at_database(uri: str) -> list[int] | None:
-    """Return the time and size of MLflow's SQLite file, or None if the URI names a server or another database."""
+    """Return the modification time and size of MLflow's SQLite file; None if it is missing or `uri` names none."""
     return look_at_file(sqlite_database.path_of(uri)) if uri.startswith(sqlite_database.SCHEME) else None
 
 

@@ -84,9 +84,10 @@ def _live(stream: TextIO) -> Live:
 
 
 def _drawn(summary: str, bars: Sequence[Bar], width: int) -> Table:
-    """Return the display as a table: the summary, then a row for each bar.
+    """Return the display as a table: the summary, then a row for each item of `bars`.
 
-    A terminal narrower than WIDE characters gets no bars; one narrower than MEDIUM characters gets no speeds either.
+    width: the terminal's width in characters. If it is below WIDE, the rows have no drawn bar, only the name and
+    numbers; if it is below MEDIUM, they also have no speed.
     """
     from rich.progress_bar import ProgressBar
     from rich.table import Table
