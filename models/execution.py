@@ -33,10 +33,12 @@ def executed_gemms(recipe: Recipe, operands: Operands) -> frozenset[str]:
 
 
 def check_execution(recipe: Recipe, layers: Iterable[tuple[str, nn.Linear]], kept: Collection[str]) -> None:
-    """Raise ValueError if a layer cannot execute the recipe's GEMMs in FP8, or if no layer would execute any GEMM.
+    """Raise ValueError if a recipe with `execute: fp8` does not suit the layers: pairs of a name and a layer.
 
-    A recipe with `execute: emulate` passes without checks. layers: pairs of a name and a layer.
-    kept: the names of the layers that the recipe's `keep` selects; these have `keep.by` as quantizer in every slot.
+    A GEMM with a quantized operand must be executable in FP8: this depends on the quantizers of both operands and on
+    the layer's sizes. GEMMs without a quantized operand are not checked, but at least one must have one. A layer in
+    `kept`, the names of the layers that the recipe's `keep` selects, has in every slot the quantizer of the recipe's
+    setting `keep.by` (by default none) instead of the slot's own.
     """
     if recipe.execute != FP8:
         return

@@ -24,7 +24,7 @@ def layer_table(model: nn.Module) -> pd.DataFrame:
     Columns: `layer`, the module's name; `block`, the number of the model's block (such as a Transformer layer), from
     0; `part` (qkv, out, up, down, in); `out` and `in`, the shape of the weight; `fprop.x` … `wgrad.x`, the slot's
     quantizer or mixture at the start of training, or `high` (unquantized); `sampler`, the kind of noise on the weight;
-    `why`, for a layer in high precision the reason, and for a layer that the recipe's `keep` selects the setting that
+    `why`, the reason why a layer is in high precision; for a layer that the recipe's `keep` selects, the setting that
     selects it, such as `keep.last=2` (the layer then has the quantizer `keep.by`, by default `high`, in every slot).
 
     >>> quantize(model, load_recipe("nvfp4"))

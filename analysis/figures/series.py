@@ -49,7 +49,8 @@ METRICS = {
 class Series:
     """A curve: the mean over seeds as a function of the number of tokens, with a band (its lower and upper edges).
 
-    The band is the range of the seeds for an arm's own numbers (`level`), and the 90 % interval for changes (`change`).
+    For an arm's own numbers (`level`), the band goes from the least to the greatest value over the seeds; for changes
+    (`change`), it is the 90 % interval.
     """
 
     tokens: Array

@@ -109,7 +109,7 @@ class TableCell:
 
 @dataclass(frozen=True)
 class TableRow:
-    """A row of a table, for one metric."""
+    """A row of a table: the numbers of one metric."""
 
     title: str
     cells: tuple[TableCell, ...]  # one for each column of the table

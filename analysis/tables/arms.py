@@ -84,8 +84,8 @@ def arms_table(results: Results, study: str, of: ArmsTable) -> Table:
 def _places(results: Results, table: ArmTable, of: ArmsTable) -> Iterator[tuple[str, Where]]:
     """Yield (arm, axis values) for each row of the table that `of` declares, in the order of `of.arms`.
 
-    If `of.arms` is empty, yield them for all arms of the sweeps except trunks. table: the content of the study's
-    arms.yaml, which says which arms are trunks.
+    If `of.arms` is empty, yield these pairs for all arms of the sweeps except trunks. table: not this table, but the
+    content of the study's arms.yaml, which says which arms are trunks.
     """
     members = [m for sweep in of.sweeps for m in results.members if m.cell.sweep == sweep]
     there = dict.fromkeys((str(m.cell.arm), m.cell.axes) for m in members if set(of.where.items()) <= set(m.cell.axes))

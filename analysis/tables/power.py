@@ -32,7 +32,9 @@ NOTES = (
 
 
 def power_table(results: Results, study: str) -> TableResult:
-    """Return a table of power, with a row for each comparison of validation losses that has a margin and is planned.
+    """Return a table of power: a row for each comparison of validation losses with a margin that this scale can make.
+
+    A scale can make a comparison if its plan has trials of the compared arms.
 
     Claims with the same comparison and margin share a row, whose title lists their ids.
     """

@@ -1,7 +1,7 @@
 """Convert the tables of run folders to long form: DataFrames with one row for each measured number.
 
-All long frames have the columns LABELS and COLUMNS in this order, and then a column for each axis of the sweep. So the
-frames of several tables, sweeps and stores can be concatenated. A column that does not apply to a row is empty.
+All long frames have the columns named in LABELS and COLUMNS, in this order, and then one for each axis of the sweep. So
+the frames of several tables, sweeps and stores can be concatenated. A column that does not apply to a row is empty.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def long_frame(folders: Sequence[Path], labels: pd.DataFrame, tables: Sequence[s
     """Return the given tables of these run folders as one frame in long form: one row for each measured number.
 
     If a folder lacks the file of a table, the frame has no rows of this table for the folder. labels: a frame with a
-    row for each folder, in order, with the columns LABELS and the axes. tables: names from TABLES.
+    row for each folder, in order; its columns are those named in LABELS and one for each axis. tables: names from
+    TABLES.
     """
     for table in tables:
         one_of("table", table, TABLES)

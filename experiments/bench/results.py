@@ -26,7 +26,7 @@ def check_options(options: argparse.Namespace, command: str) -> None:
     """
     options.store = options.store and store_folder(options.store)
     if options.once and options.store is None:
-        raise ValueError(f"{command}: --once requires --store RUNS, the store with the results of earlier calls")
+        raise ValueError(f"{command}: --once requires --store RUNS, the store that has the results of earlier calls")
 
 
 def is_measured(options: argparse.Namespace, name: str) -> bool:

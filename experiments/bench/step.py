@@ -101,7 +101,7 @@ class MemoryCounter(TorchDispatchMode):
 
 
 def peak_bytes(step: Callable[[], None], tensors: Iterable[Tensor], device: torch.device) -> int:
-    """Run a step; return the largest number of bytes of tensors during it.
+    """Run a step; return the peak of the total bytes of all tensors that exist at the same time.
 
     tensors: tensors that exist before the step and are counted too (parameters, the optimizer's state).
     """

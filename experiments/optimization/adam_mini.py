@@ -119,7 +119,10 @@ class AdamMini(UntracedOptimizer):
 
 
 def _sharded_means(grad: Tensor, runs: tuple[_Run, ...]) -> Tensor:
-    """Return the mean of g² over each part of a sharded gradient; every rank gets the means of all parts."""
+    """Return the mean of g² over each part of a sharded gradient, in the order of the parts, on every rank.
+
+    runs: all parts of the parameter, in groups of consecutive parts of equal size.
+    """
     import torch.distributed as dist
 
     if any(_is_cut(grad, run) for run in runs):
@@ -140,7 +143,10 @@ def _sharded_means(grad: Tensor, runs: tuple[_Run, ...]) -> Tensor:
 
 
 def _is_cut(x: Tensor, run: _Run) -> bool:
-    """Tell whether a part in `run` has rows on two ranks, that is, whether a rank's rows of x begin inside the part."""
+    """Tell whether the rows of any of these parts of x, a sharded parameter or gradient, lie on more than one rank.
+
+    run: consecutive parts of x that have equally many rows.
+    """
     ranks = x.device_mesh.size()  # type: ignore[attr-defined]  # of a DTensor
     chunk, size = -(-x.shape[0] // ranks), (run.rows.stop - run.rows.start) // run.count
     borders = range(chunk, x.shape[0], chunk)

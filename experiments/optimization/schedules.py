@@ -9,7 +9,7 @@ Updates are numbered from 0 to steps − 1. W is the number of warm-up updates. 
 
 Neither the first nor the last update has the rate 0. The factor of the last update is
 f + (1 − f)·shape(1 − 1/(steps − D)); one update later it would be f. nanoGPT's cosine and torchtitan's linear schedule
-have this form. A branch that decays from the peak to 0 over its own updates has `ScheduleConfig(kind="linear")`.
+have this form. With `ScheduleConfig(kind="linear")`, a branch decays from the peak to 0 over its own updates.
 """
 
 from __future__ import annotations

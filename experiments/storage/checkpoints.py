@@ -107,10 +107,11 @@ class Checkpoint:
 
 
 def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], *, keep: int = 2) -> Path:
-    """Write the checkpoint of a step and return its path; keep only this one and `keep` − 1 of earlier steps.
+    """Write the checkpoint of a step and return its path; keep only this one and the last `keep` − 1 of earlier steps.
 
     tensors, state: the results of `flatten`; `state` must be plain JSON. A tensor is copied in memory only if it is not
-    contiguous. A tensor with several names is saved several times; `flatten` gives it only one name. If writing fails,
+    contiguous. A tensor that has several names in `tensors` is saved once for each name; in the results of
+    `flatten` each tensor has only one name. If writing fails,
     for example on a full disk, the OSError names the bytes needed and the bytes free; the incomplete checkpoint is
     removed, and older checkpoints stay.
     """

@@ -1,8 +1,8 @@
-"""Define the arithmetic of kernels in plain torch, which every backend follows to the bit.
+"""Define in plain torch the arithmetic of kernels that every backend follows to the bit.
 
 The code follows README.md of the kernels package and uses its terms, so that it can be compared with the papers. It is
 written for clarity, not speed: it computes on whole matrices and has one rounding per line. This module contains the
-functions of a backend; they use the modules of `reference/`.
+functions that every backend provides; they use the modules of `reference/`.
 """
 
 import math

@@ -3,12 +3,12 @@
     bitwise      our generator: rounded normal noise from 16 random bits by bit operations (eq. 10), packed in 4 bits
     box-muller   round(z / 2) of normal z, the distribution that `bitwise` approximates: in C++ on a CPU, with
                  torch.compile on a GPU
-    torch        normal numbers of torch without rounding, which is less work than the other two do
+    torch        normally distributed numbers of torch without rounding, which is less work than the other two do
 
 For each shape two things are timed: the generator alone, and the whole of GaussWS's eq. 3, which the paper's figure
 shows: the weight sampled in BF16, ŵ = w + R · 2^(1−b) · max|w|, with noise R and bit width b. With Box–Muller, eq. 3 is
 timed only on a GPU, where torch.compile fuses it. For eq. 3, `torch` computes the equation in plain torch, and rounds
-the normal numbers. The generators take turns.
+the normally distributed numbers. The generators take turns.
 """
 
 import math

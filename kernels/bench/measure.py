@@ -216,7 +216,7 @@ class TouchedMemory(TorchFunctionMode):
 
 
 def in_touched_memory(call: Callable[..., object]) -> Callable[..., object]:
-    """Return a function that makes the call in TouchedMemory, so that each call writes into the same memory."""
+    """Return a function that runs `call` within TouchedMemory, where each call gets the same memory for its results."""
     memory = TouchedMemory()
 
     def inside(*arguments: Tensor) -> object:

@@ -123,7 +123,7 @@ def ml_dtypes(case: Case) -> Work | None:
 
 
 def randn() -> Work:
-    """Return a function that fills a buffer with normal numbers; the buffer is allocated once for each shape."""
+    """Return a function that fills a buffer with normally distributed numbers; each shape has one buffer."""
     buffers: dict[torch.Size, Tensor] = {}
 
     def fill(x: Tensor) -> Tensor:

@@ -110,7 +110,10 @@ class DecoderConfig:
 
     @property
     def blocks(self) -> tuple[str, ...]:
-        """A string for each block, with a letter (see LETTERS) for each of the block's branches, such as `*-`."""
+        """A string for each block, with one of the signs in LETTERS for each of its residual branches, in order.
+
+        A Transformer block is `*-`: attention (`*`), then feed-forward (`-`). `M` is Mamba-2.
+        """
         return tuple(self.pattern) if self.pattern else ("*-",) * self.layers
 
     @property

@@ -123,8 +123,8 @@ def _truncated_normal(std: float) -> Draw:
 def _fill(parameter: Tensor, name: str, seed: int, draw: Draw) -> None:
     """Fill a parameter on any device with random numbers drawn on the CPU.
 
-    draw: fills an FP32 CPU tensor with numbers of a generator; the generator's seed is derived from `seed` and `name`.
-    name: the parameter's name in the model.
+    draw: a function that fills a given FP32 CPU tensor with random numbers of a given generator, whose seed is derived
+    from `seed` and `name`. name: the parameter's name in the model.
     """
     values = torch.empty(parameter.shape)
     draw(values, torch.Generator().manual_seed(derive_seed(seed, *name.encode())))

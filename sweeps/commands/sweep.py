@@ -61,7 +61,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def sweep(overrides: Sequence[str], options: argparse.Namespace) -> int:
     """Run the missing trials of the sweeps that the overrides select, and return the exit status.
 
-    options: the parsed options of `add_where`.
+    options: has the options that say where and how trials run, such as --backend and --address (see `add_where`).
     """
     if is_dashboard(options.address):
         return _submit(overrides, options)

@@ -1,9 +1,9 @@
-"""Find the data of trials, and limit how often a trial and the trials from which it branches read them.
+"""Look up the data of each trial, and limit how often the trial reads them.
 
 A model memorises text that it reads many times, and a comparison of recipes then compares how well they memorise. Text
-that is read up to four times is about as good as new text (arXiv 2305.16264). Therefore a plan is refused if a trial
-reads its data more than `data.repeat` times (4 by default). `fewbits train` has no such limit, since a user may want to
-overfit.
+that is read up to four times is about as good as new text (arXiv 2305.16264). Therefore a plan is refused if a trial,
+together with the trials from which it branches, reads its data more than `data.repeat` times (4 by default).
+`fewbits train` has no such limit, since a user may want to overfit.
 """
 
 from __future__ import annotations

@@ -177,8 +177,7 @@ class Sweep:
             while (above := self.arms[line[-1]].parent) is not None:
                 if above in line:
                     raise ValueError(
-                        f"sweep {self.name}: arms {', '.join(line)} are each other's parents in a cycle; change one "
-                        "`parent`"
+                        f"sweep {self.name}: the parents of arms {', '.join(line)} form a cycle; change one `parent`"
                     )
                 line.append(above)
         for exclusion in self.exclude:
@@ -325,9 +324,9 @@ def _suggestion(argument: str, user_folders: Folders) -> str:
 def _may_run(file: Path, changes: Sequence[str]) -> bool:
     """Tell from the key `scales` of a sweep file whether the sweep is trained at the scale that `changes` choose.
 
-    Return True if `changes` choose no scale or an unknown one. Files for which the result is False are not composed.
-    Therefore a scale file need not define the `values` of sweeps that are not trained at this scale.
-    changes: overrides of keys of the sweep file, such as `scale=cpu`.
+    Return True if `changes` choose no scale or an unknown one. A file for which the result is False is not composed
+    with the scale's file. Therefore the scale's file may lack the numbers (its section `values`) that only this sweep
+    uses. changes: overrides of keys of the sweep file, such as `scale=cpu`.
     """
     scale = [change.partition("=")[2] for change in changes if change.startswith("scale=")]
     scales = (yaml.safe_load(file.read_text("utf-8")) or {}).get("scales")

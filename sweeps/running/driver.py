@@ -215,7 +215,10 @@ class Driver:
         task.stage, task.failure = (Stage.WAITING if again else Stage.FAILED), failure
 
     def _kill_late_tasks(self) -> None:
-        """Kill the trials that have exceeded `resources.hours`, counted from when a worker began to train them."""
+        """Kill the trials that have exceeded `resources.hours` in their present attempt.
+
+        The time counts from when a worker began to train the trial, not from when the trial was given to the backend.
+        """
         for task in self.of(Stage.STARTED):
             hours = task.planned.resources.hours
             if not hours or task.late:

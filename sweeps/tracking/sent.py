@@ -150,7 +150,7 @@ class WantedSweep:
         return trials
 
     def is_sent(self, sent: SentSweep | None) -> bool:
-        """Tell whether MLflow has the present state of the sweep and of all its trials, by the record `sent`."""
+        """Tell whether, according to the record `sent`, MLflow has the present state of the sweep and its trials."""
         return sent is not None and (sent.status, sent.view) == (self.status, self.view) and not self.unsent(sent)
 
 

@@ -119,7 +119,10 @@ class Part:
                 raise ValueError(f"{where}: a part with a formula needs a name and exactly one metric")
             formulas.check(self.formula, self.terms)
         if self.chain and (len(self.chain) < 2 or self.test not in DIRECTIONS):
-            raise ValueError(f"{where}: a chain needs two or more arms and the test {' or '.join(DIRECTIONS)}")
+            raise ValueError(
+                f"{where}: `chain` takes two or more arms in their order, and `test` must then be "
+                f"{' or '.join(DIRECTIONS)}"
+            )
         if self.test == "within" and (self.low is None or self.high is None or not self.low < self.high):
             raise ValueError(f"{where}: low is {self.low} and high {self.high}; low must be less than high")
         if self.test in ("above", "below", *OBSERVED) and self.than is None:

@@ -48,7 +48,7 @@ class Evidence:
 
     @property
     def least_p(self) -> float:
-        """The least value that `p_for` can have with the planned runs, whatever they measure."""
+        """The least value that `p_for`, the p value for the claim, can have with the planned number of runs."""
         return max((finding.least_p for finding in self.findings), default=0.0)
 
     @property
@@ -124,9 +124,10 @@ K = TypeVar("K")
 
 
 def _corrected(family: Mapping[K, tuple[float, float]]) -> dict[K, float]:
-    """Return the p value of each test after Holm's correction over all tests of the family.
+    """Return the p value of each test after Holm's correction over the tests of the family.
 
-    family: test → (its p value, the least p value that it can have).
+    family: test → (its p value, the least p value that it can have). Tests whose least p value is too large to become
+    significant do not count in the correction (Tarone).
     """
     p = holm([p for p, _ in family.values()], [least for _, least in family.values()])
     return dict(zip(family, p, strict=True))

@@ -151,7 +151,7 @@ class Pooled:
 
 @dataclass(frozen=True)
 class Pools:
-    """The pools of arms of several kinds; a kind is a group of arms whose spreads are assumed to be equal."""
+    """One pool (see Pooled) for each kind of arm; the spreads of arms of one kind are assumed to be equal."""
 
     of_kinds: Mapping[str, Pooled]  # kind → pool
 

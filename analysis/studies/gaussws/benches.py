@@ -160,7 +160,7 @@ def _first(results: Results, name: str, read: Callable[[dict[str, Any]], Mapping
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 reason = f"{type(error).__name__}: {error}"
                 raise Damaged(
-                    f"{path} is damaged ({reason}): delete the file, and measure again by make reproduce-gaussws"
+                    f"{path} is damaged ({reason}): delete the file, and run `make reproduce-gaussws` to measure again"
                 ) from None
     return None
 
@@ -176,5 +176,5 @@ def _checked(measured: Mapping[T, Arms]) -> Mapping[T, Arms]:
     for arms in measured.values():
         for first in {first for first, _ in arms}:  # for each operation, since slow ones are timed in fewer turns
             if len({len(one.seconds) for (kind, _), one in arms.items() if kind == first}) != 1:
-                raise ValueError(f"the arms of {first} have different numbers of timings")
+                raise ValueError(f"the compared variants of {first} were timed different numbers of times")
     return measured

@@ -186,7 +186,8 @@ def swallowed_noise(
 class Sampled:
     """Weights w and the sampled weights ŵ that the kernel returns.
 
-    The maxima of the squares (blocks of 32×32 weights) have all mantissas of BF16.
+    The weights were made so that each of BF16's mantissas is that of the greatest |w| of some square (a block of 32×32
+    weights).
     """
 
     w: Tensor

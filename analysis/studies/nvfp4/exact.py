@@ -289,7 +289,10 @@ class Turned:
 
 @cache
 def turned() -> Turned:
-    """Return the quantities of `Turned` for NVFP4 on normally distributed values, 1 % of which are multiplied by 20."""
+    """Measure NVFP4 with and without the Hadamard transform (see Turned) on values with outliers.
+
+    The values are normally distributed, and 1 % of them are multiplied by 20.
+    """
     x = normal(3)
     x = torch.where(torch.rand(x.shape, generator=torch.Generator().manual_seed(4)) < 0.01, 20 * x, x)
     plain, q = Quantizer.parse(NVFP4), Quantizer.parse(f"{NVFP4}:rht16")

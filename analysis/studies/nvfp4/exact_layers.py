@@ -42,7 +42,8 @@ def kept(model: str, first: int, last: int) -> Kept:
 def n26() -> Exact:
     """Check that the shares of layers in BF16, rounded to whole percent, are those that the paper states.
 
-    The first two and the last eight blocks of the 12B model are in BF16, and the last eight blocks of the 8B model.
+    In the paper, the linear layers of the first two and the last eight blocks of the 12B model are in BF16, and of the
+    8B model those of the last eight blocks.
     """
     found = {"12B": kept("hybrid-12b", 2, 8), "8B": kept("hybrid-8b", 0, 8)}
     stated = {name: paper("nvfp4").numbers[f"kept-{name.lower()}"].value for name in found}

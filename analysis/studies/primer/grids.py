@@ -74,9 +74,10 @@ def as_printed(value: float) -> str:
 
 
 def compared() -> list[tuple[str, str, str, str]]:
-    """Return (table, format, printed number, our number) for each entry of the primer's three tables of casts.
+    """Return (table, format, printed number, our number) for each entry of the three tables of casts in text 002.
 
-    The text 002 prints these tables. In the table of overflow, our casts give NaN beyond the range, as its casts do.
+    Text 002 is one of the two texts that the primer checks. In its table of overflow, numbers beyond a format's range
+    become NaN; our casts use the same rule there.
     """
     rows = []
     for table, lines in TABLES.items():
