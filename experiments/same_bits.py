@@ -403,8 +403,8 @@ def _contents(runs: Path) -> dict[str, Any]:
 def untried_statements(old: Version, new: Version, trials: Mapping[str, Sequence[str]]) -> list[str]:
     """Return a line of text for each statement that is in only one version and that a person has to review.
 
-    A statement needs review if that version's runs of the trials did not execute it, unless it is a declaration whose
-    names merely changed, or an import that gives no name a new meaning. The line of text has the version (old or new),
+    A statement needs review if that version's runs of the trials did not execute it. Exempt are declarations in which
+    only names have changed, and imports that give no name a new meaning. The line of text has the version (old or new),
     the file and line number, and the statement's text. trials: the overrides of each trial, by name.
     """
     of_old, of_new = (read_sources(version.description["files"], version.root) for version in (old, new))

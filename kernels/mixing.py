@@ -1,8 +1,8 @@
 """Choose, for each decision block, the first entry of a mixture whose test the block passes (MoR algorithm 2).
 
-Every entry quantizes the whole tensor with its own blocks and scales. This module only decides which entry's values
-each decision block keeps, so entries may have blocks of any size. For each entry, a backend makes one pass over the
-decision blocks for which no entry is chosen yet.
+The blocks and scales of every entry are those of the whole tensor, whatever the decision blocks are. This module only
+decides which entry's values each decision block keeps, so entries may have blocks of any size. For each entry, a
+backend visits only the decision blocks for which no entry is chosen yet.
 """
 
 from typing import Any

@@ -276,10 +276,11 @@ class StudyReport:
         return shown_frame(rows, "remarks", remarks.remarks_html(self.verdicts))
 
     def not_printed(self) -> ShownFrame:
-        """Return a table of the items with values that the paper's text does not print, with a row for each item.
+        """Return a table, with a row for each item of the paper whose values the paper does not state as numbers.
 
         An item is a row of one of the paper's tables, a figure, or a single number; the column `number` names it. The
-        column `source` says where the values in our copy of the paper are from, or that they are not known.
+        column `source` says where the values in the folder `papers/` of this package are from, for example from a
+        figure, or that they are not known.
         """
         numbers = remarks.not_printed(self.paper)
         html = render("list", items=[f"{number}: {source}" for number, source in numbers] or ["Nothing."])

@@ -41,7 +41,7 @@ def evaluate_documents(
     """Return the content of evaluation.parquet: a row for each document of each held-out split.
 
     The columns are `text` (the split), `document` (its number), `tokens` (the number of evaluated tokens) and, as means
-    over these tokens, `loss`, `loss_unquantized` and, if layers are sampled, `loss_cast` and `loss_narrow`.
+    over these tokens, the two losses, or the four if layers are sampled, that the module's docstring lists.
     windows: the number of windows to evaluate, by split. length: tokens per window. batch: windows per forward pass.
     """
     frames = []

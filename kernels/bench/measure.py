@@ -109,7 +109,7 @@ class OtherProcesses:
     def measured(self) -> bool:
         """Update the share of processor time of other processes if `SHORTEST` seconds passed since the last update.
 
-        Return True if a share exists, or if /proc/stat is missing.
+        Return True if the share was measured at least once, or cannot be measured because /proc/stat is missing.
         """
         now = _processor_seconds()
         if now is None or self._last is None:

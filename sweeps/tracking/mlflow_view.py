@@ -252,7 +252,7 @@ class Mirror:
         return make(key, name, {**tags, CURRENT: "yes"}, began(folder))
 
     def _reap(self, client: MlflowClient, group: SentSweep, want: WantedSweep | None) -> int:
-        """Update the runs that MLflow still shows as running although their trials have stopped; return their number.
+        """Correct the state of the MLflow runs shown as running whose trials have stopped; return their number.
 
         Trials of the current plan are left out, since `_update` sends them. group: the record of the sweep's runs in
         MLflow. want: the sweep in the current plan; None: the plan does not have the sweep.

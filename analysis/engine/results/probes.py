@@ -1,4 +1,4 @@
-"""Compute metrics of probe trials, which have names of the form `probe:VARIANT:MEASURE`.
+"""Compute the metrics of probe trials, whose names are `probe:VARIANT:MEASURE` or, for a ratio, `probe:A/B:MEASURE`.
 
 A variant is a recipe of which only some operands are quantized; a measure is a column of the probe's table.
 
