@@ -61,8 +61,8 @@ def check(trial: Trial, ranks: int = 1) -> None:
         )
     if t.compile and (ranks > 1 or t.recompute):
         raise ValueError(
-            "training.compile true: supported only with one rank and training.recompute=false; set training.compile "
-            "to false"
+            "training.compile=true needs one rank and training.recompute=false: change these settings, or set "
+            "training.compile=false"
         )
     if trial.model.positions != "none" and t.length > trial.model.context:
         raise ValueError(

@@ -65,7 +65,8 @@ def _write(path: Path, content: bytes, spelling: str, folder: Path) -> None:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"data.path={path} is not text in UTF-8: byte {error.start} is invalid") from None
+        where = f"the byte at offset {error.start} is invalid"
+        raise ValueError(f"data.path={path} is not text in UTF-8: {where}; convert the file to UTF-8") from None
     splits = dict(zip(("train", "validation"), _cut(path, text), strict=True))
     vocab = bpe_size(spelling)
     tokenizer = trained_tokenizer(vocab, _pieces(splits["train"])) if vocab else ready_tokenizer(spelling)

@@ -58,7 +58,10 @@ def write_synthetic(folder: Path, size: int, seed: int) -> None:
 
 
 def _generate(seed: int, split: str, count: int) -> Iterator[bytes]:
-    """Yield the split's tokens in chunks; a loop draws token by token, as each depends on the two tokens before."""
+    """Yield `count` tokens of the split, one byte each, in chunks.
+
+    A loop draws one token at a time, because each token depends on the two before it.
+    """
     class_of, orders = _language(derive_seed(seed, _LANGUAGE[split], 0))
     bits = np.random.Philox(key=derive_seed(seed, _DRAWS[split], 1))
     upper = np.cumsum(scaled_probabilities()).astype(np.uint64)

@@ -123,7 +123,10 @@ def _emulation(recipe: Recipe) -> str:
 
 
 def _key(planned: Planned) -> str:
-    """Return the trial's key in `speeds.json`, for example `cpu x2|nemotron-nano|mor/block`."""
+    """Return the trial's key in `speeds.json`: `DEVICE xN|MODEL|RECIPE`, for example `cpu x2|nemotron-nano|mor/block`.
+
+    N is the number of threads of a rank times the number of ranks. A probe's key also has the parts that it varies.
+    """
     made_of = planned.made_of
     device = f"{made_of['device']} x{made_of['threads'] * made_of['ranks']}"
     trial = planned.trial

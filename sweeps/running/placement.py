@@ -2,7 +2,7 @@
 
 The kind of a seed is the first of these that applies:
 - the kind that `--like` names, if a machine is of this kind;
-- the kind that computed the parent of one of the seed's branches;
+- the kind that computed a parent of the seed's branches: the first in the plan of those that were computed;
 - the kind that computed most trials of the seed;
 - the kind that would be the first to finish all trials of the seed.
 
@@ -102,7 +102,7 @@ class Placement:
         self._load[kind] += self._missing_work(seed)
 
     def _kind_so_far(self, seed: Seed) -> str | None:
-        """Return the kind that computed the parent of one of the seed's branches.
+        """Return the kind that computed a parent of the seed's branches: the first in the plan that was computed.
 
         If no such parent was computed yet, return the kind that computed most trials of the seed; None if none was.
         """

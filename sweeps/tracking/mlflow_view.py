@@ -1,4 +1,4 @@
-"""Show a plan's trials in MLflow: a copy of the store's files, which drivers update and `fewbits sync` can rebuild.
+"""Show a plan's trials in MLflow, which has a copy of numbers in the store; `fewbits sync` can make this copy again.
 
     in MLflow    shows                                         has the tags
     experiment   a study

@@ -87,9 +87,10 @@ class ArmTable:
         return self.arm(name).short
 
     def prefix(self, sweep: str) -> str:
-        """Return the text before the labels of the sweep's arms, or "" if there is none.
+        """Return the text before the labels of the sweep's arms in the figure of effects, or "" if there is none.
 
-        It is the prefix of the sweep's Group that has all trials of the sweep, not only those with some axis values.
+        `groups` may have several entries for a sweep. The result is the prefix of the entry without `where`, which
+        contains all trials of the sweep.
         """
         return next((group.prefix for group in self.groups if group.sweep == sweep and not group.where), "")
 

@@ -39,8 +39,8 @@ class Timed:
     def __post_init__(self) -> None:
         if not (self.amount > 0 and self.seconds and all(s > 0 for s in self.seconds)):
             raise ValueError(
-                f"amount {self.amount}, seconds {list(self.seconds)}: expected a positive amount, and one or more "
-                "positive times"
+                f"{self.amount} tokens or elements in {list(self.seconds)} seconds: expected a number > 0, and one or "
+                "more times, all > 0"
             )
 
     @property

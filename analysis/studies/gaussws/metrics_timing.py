@@ -29,13 +29,13 @@ def training(results: Results) -> Mapping[str, Measured]:
     """Return the data of claim G16's parts: how much GaussWS and DiffQ slow the training of Table 1's models on a GPU.
 
     A turn is one timing of each arm. There is a number for each turn in which other processes used little of the
-    machine, from the model that is least favourable to the claim. The slowdown of a method is the share of BF16's
-    throughput that training with the method loses.
+    machine: of the values of the timed models in this turn, the one that is least favourable to the claim. The slowdown
+    of a method is the share of BF16's throughput that training with the method loses.
 
     order-gaussws: (time of GaussWS) / (time of BF16) − 1.
     order-diffq: (time of DiffQ) / (time of GaussWS) − 1.
-    gaussws-at-most: GaussWS's slowdown in our timings, minus its greatest slowdown for one of the models in Table 1.
-    diffq-at-least: DiffQ's least slowdown for one of the models in Table 1, minus its slowdown in our timings.
+    gaussws-at-most: GaussWS's slowdown in our timings, minus its greatest slowdown over all models in Table 1.
+    diffq-at-least: DiffQ's least slowdown over all models in Table 1, minus its slowdown in our timings.
 
     If none of the models was timed on a GPU, each value is NotPlanned.
     """

@@ -97,7 +97,7 @@ def c3() -> Exact:
 
 @exact("primer", "C4")
 def c4() -> Exact:
-    """Check whether the training code that the primer's text 002 prints runs.
+    """Check whether the training code in the primer's text 002 can be run without errors.
 
     Each part of the code is tried on its own, so that a failure does not hide later ones.
     """
