@@ -30,7 +30,8 @@ def training(results: Results) -> Mapping[str, Measured]:
 
     A turn is one timing of each arm. There is a number for each turn in which other processes used little of the
     machine: of the values of the timed models in this turn, the one that is least favourable to the claim. The slowdown
-    of a method is the share of BF16's throughput that training with the method loses.
+    of a method is the share of BF16's throughput that training with the method loses. Table 1 is that of the paper; its
+    slowdowns follow from the throughputs that it prints.
 
     order-gaussws: (time of GaussWS) / (time of BF16) − 1.
     order-diffq: (time of DiffQ) / (time of GaussWS) − 1.

@@ -56,7 +56,7 @@ def test_equal_content_is_the_same_data_and_other_content_is_not(tmp_path: Path)
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.txt", b"caf\xe9 " * 100, "UTF-8: byte 3"),
+        ("a.txt", b"caf\xe9 " * 100, "UTF-8: the byte at offset 3"),
         ("a.txt", b"", "too few"),
         ("a.jsonl", b"{}", "fewbits data prepare"),
     ],
