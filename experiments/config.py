@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ from fewbits.experiments.trial import Runtime, Trial
 from fewbits.models.networks.presets import MODELS
 from fewbits.models.recipe import GEMMS, SLOTS, Recipe
 
+_FIELDS = tuple(f.name for f in dataclasses.fields(Recipe))
 _MISSING = "???"  # OmegaConf's mark for a key whose value is missing
 KINDS = {float: "a number", int: "a whole number", str: "a string"}  # names of types in error messages
 
@@ -223,9 +225,15 @@ def _recipe(data: Mapping[str, Any], overrides: Sequence[str]) -> Recipe:
     data: this section, with the recipe's fields and settings. overrides: those with which the config was composed; if
         they choose a recipe and do not set `recipe.name`, the returned recipe has the name of the chosen one.
     Raise ValueError if a field is invalid; if the cause is a setting with a value of a wrong type, the message names
-    this setting.
+    this setting. Also raise ValueError for a setting whose name is nearly that of a field, because it is misspelt.
     """
     settings = _settings(data)
+    for key in settings:
+        if near := difflib.get_close_matches(key, _FIELDS, 1, cutoff=0.75):
+            raise ValueError(
+                f"unknown key recipe.{key}: did you mean {near[0]}? Your own settings need names less similar to the "
+                f"recipe's keys, {', '.join(_FIELDS)}"
+            )
     parsed = _parsed_with(overrides, folders(overrides))
     chosen = [override.value for override in parsed if override.key == "recipe" and override.chooses]
     if chosen and not any(override.startswith("recipe.name=") for override in overrides):
@@ -237,8 +245,7 @@ def _recipe(data: Mapping[str, Any], overrides: Sequence[str]) -> Recipe:
 
 
 def _settings(data: Mapping[str, Any]) -> dict[str, Any]:
-    fields = {f.name for f in dataclasses.fields(Recipe)}
-    return {key: value for key, value in data.items() if key not in fields}
+    return {key: value for key, value in data.items() if key not in _FIELDS}
 
 
 @cache

@@ -1,7 +1,8 @@
 """Define the scalings as one table: how blocks get their scales, what is stored, and which quantizers may use them.
 
-The reference, the C++ kernels and the parser read these records, and README.md shows them as a table. To add a scaling,
-it is enough to add a record here, if the arithmetic of the scaling's kind supports the fields that the record sets.
+The reference, the C++ kernels and the parser read these records, and README.md shows them as a table. For a new scaling
+the code needs only a record here, if the arithmetic of the scaling's kind supports the fields that the record sets;
+CONTRIBUTING.md lists the documents and tests that also name the scalings.
 README.md defines the arithmetic of each kind.
 """
 

@@ -15,6 +15,7 @@ import os
 import platform
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -36,6 +37,7 @@ a *mutant* is the sources with one small mistake. It is *killed* if a test fails
 section below is about one target, which is a set of sources and the tests that should detect mistakes in them. Targets
 are measured one by one, so their commits differ.
 """
+CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 PATIENCE = 4  # a mutant is killed if its tests take more than this many times as long as without a mutant
 
 
@@ -162,8 +164,8 @@ class Checkout:
             timeout=limit,
         )
         # pytest's status is 0 if tests passed, 1 if one failed, 2 after errors while tests are imported. It is negative
-        # if a signal ended the process, for example because a mutant writes to wrong addresses.
-        if done.returncode > 2:
+        # if a signal ended the process: one of CRASHES if a mutant, for example, writes to wrong addresses.
+        if done.returncode not in (0, 1, 2, *(-number for number in CRASHES)):
             raise SystemExit(f"pytest ended with status {done.returncode}:\n{done.stdout}")
         return done
 

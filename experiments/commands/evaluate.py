@@ -106,8 +106,8 @@ def _runs_and_tasks(arguments: Sequence[str], runs: Path) -> tuple[list[Path], l
     """Split the arguments into run folders and names of tasks.
 
     runs: the store. An argument that `find_run` does not accept as a run is taken as the name of a task. But if it
-    contains `/`, ends with a hash (eight hexadecimal digits) or is the start of a hash, a run was meant, so raise
-    ValueError. Also raise ValueError if none of the arguments is a run.
+    contains `/`, ends with a hash (eight hexadecimal digits), or has four or more hexadecimal digits, at least one of
+    them 0 to 9, a run was meant, so raise ValueError. Also raise ValueError if none of the arguments is a run.
     """
     from fewbits.experiments.storage.run_folder import find_run
 

@@ -110,10 +110,9 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[
     """Write the checkpoint of a step and return its path; keep only this one and the last `keep` − 1 of earlier steps.
 
     tensors, state: the results of `flatten`; `state` must be plain JSON. A tensor is copied in memory only if it is not
-    contiguous. A tensor that has several names in `tensors` is saved once for each name; in the results of
-    `flatten` each tensor has only one name. If writing fails,
-    for example on a full disk, the OSError names the bytes needed and the bytes free; the incomplete checkpoint is
-    removed, and older checkpoints stay.
+    contiguous. A tensor that has several names in `tensors` is saved once for each name; in the results of `flatten`
+    each tensor has only one name. If writing fails, for example on a full disk, the OSError names the bytes needed and
+    the bytes free; the incomplete checkpoint is removed, and older checkpoints stay.
     """
     if step < 0 or keep < 1:
         raise ValueError(f"step={step}, keep={keep}: step has to be 0 or more, and keep 1 or more")

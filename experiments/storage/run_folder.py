@@ -65,12 +65,15 @@ class RunFolder:
         available = {at: path for folder in folders for at, path in steps(folder).items()}
         if step not in available:
             if not available:
-                raise ValueError(f"{self.path} has no checkpoints: run the trial again")
+                raise ValueError(f"{self.path} has no checkpoints: move this folder away, and run the trial again")
             if step is None:
-                raise ValueError(f"all checkpoints of {self.path} are damaged: remove them and run the trial again")
+                raise ValueError(
+                    f"all checkpoints of {self.path} are damaged: move this folder away, and run the trial again"
+                )
             there = ", ".join(map(str, sorted(available)))
             raise ValueError(
-                f"{self.path} has no checkpoint of step {step}; available are {there}: name one of these steps"
+                f"{self.path} has no checkpoint of step {step}; available are {there}: name one of these steps, or "
+                "move this folder away and run the trial again"
             )
         return load(available[step])
 

@@ -7,7 +7,8 @@ treats it as a demand. There are three cases:
 - Ray's second autoscaler (v2, used by KubeRay and `ray up`) reports the demands that none of its node types can meet.
   If the bundle is one of these, the sweep ends with an error.
 - Ray's first autoscaler (v1) does not report this. A warning is printed, and the sweep starts.
-- Without an autoscaler, the sweep ends with an error if no suitable node joins within JOIN seconds.
+- Without an autoscaler, the sweep ends with an error if no suitable node joins within `join_seconds()`: 60 s
+  or FEWBITS_JOIN_SECONDS.
 
 Limit: if other work occupies as many nodes as the autoscaler may start, and none of these could hold the bundle, v2
 reports that no node type can hold it, even if one can.

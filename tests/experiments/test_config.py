@@ -277,6 +277,7 @@ MISTAKES = {  # arguments of `fewbits train`, and the parts of the message; … 
     "modle=gpt2-nano": "unknown key 'modle': … model, ",
     "scle=smoke": "unknown key 'scle': … scale, ",
     "training.step=3": "unknown key 'training.step': training … steps, ",
+    "+recipe.keeep.last=1": "unknown key recipe.keeep: …keep…",
     "recipe.fprop.z=bf16": "unknown key 'recipe.fprop.z': recipe.fprop … x, w",
     "training.steps.x=3": "training.steps is …value…'x'",
     "recipe.threshold=0.1": "unknown key 'recipe.threshold': recipe has ",

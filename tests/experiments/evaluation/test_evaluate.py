@@ -268,6 +268,7 @@ def test_wrong_input_is_one_line(run: Path, cache: Path, tmp_path: Path, capsys:
     for words, named in (
         (["loss"], ["loss", "names a run"]),
         ([str(run), "00000000"], ["00000000"]),
+        ([str(run), "00000"], ["00000", "no run"]),
         ([str(unfinished)], [unfinished.name, "not ended"]),
         ([str(run), "--step", "2"], ["step 2"]),
         ([str(run), "--text", str(tmp_path / "missing.txt")], ["missing.txt"]),

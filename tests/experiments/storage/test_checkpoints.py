@@ -35,6 +35,7 @@ from fewbits.experiments.storage.checkpoints import (
     save,
     unflatten,
 )
+from fewbits.experiments.storage.run_folder import RunFolder
 from tests.forked_python import run_python
 from tests.messages import naming
 
@@ -603,3 +604,17 @@ def test_equal_frames_give_equal_parquet_bytes_whatever_their_index(tmp_path: Pa
         write_parquet(tmp_path / name, rows)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "a"), frame)
+
+
+def test_a_run_without_an_intact_checkpoint_names_its_folder_and_what_to_do(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run", "0" * 64)
+    folder.checkpoints.mkdir(parents=True)
+    with pytest.raises(ValueError, match="has no checkpoints"):
+        folder.checkpoint()
+    path = save(folder.checkpoints, 3, some(3), {})
+    assert folder.checkpoint().step == 3
+    with pytest.raises(ValueError, match="no checkpoint of step 4; available are 3"):
+        folder.checkpoint(4)
+    (path / TENSORS).write_bytes(b"")
+    with pytest.warns(UserWarning, match="damaged checkpoint skipped"), pytest.raises(ValueError, match="are damaged"):
+        folder.checkpoint()

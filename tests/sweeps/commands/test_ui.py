@@ -9,8 +9,6 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -65,99 +63,90 @@ def test_a_row_is_called_by_its_arm_and_values() -> None:
     assert comparison.compared(SWEEP, first) == "a.steps=1 b.steps=3 lr=0.5"
 
 
-@dataclass(frozen=True)
-class Served:
-    """A running `fewbits ui --host 0.0.0.0`, whose store has a study with one comparison view."""
-
-    process: subprocess.Popen[str]
-    port: int
-    runs: Path
-    study: str  # the id of the study's experiment in MLflow
-    view: comparison.View
-    printed: list[str]  # the lines printed at the start
-    group: list[int]  # the processes of MLflow's server
+def test_the_page_is_served_with_comparison_views_in_the_form_that_it_understands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uri = connection.tracking_uri(tmp_path)
+    client = connection.connect(tmp_path, uri)
+    study = connection.experiment(client, SWEEP.study, tmp_path, uri)
+    owner = owner_of(tmp_path)
+    view = comparison.view_of(SWEEP, study, owner)
+    client.set_experiment_tag(study, comparison.TAG + view.key, comparison.view_state(SWEEP, ["a", "b"], owner))
+    (port,) = free_ports(1)
+    base = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "fewbits.cli", "ui", "--port", str(port), "--runs", str(tmp_path)]
+    environment = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
+        try:
+            assert server.stdout is not None
+            assert server.stdout.readline().startswith(base)
+            assert server.stdout.readline().endswith(f": {view.link(base)}\n")
+            assert cli.main(["ui", "--port", str(port), "--runs", str(tmp_path)]) == 2
+            assert len(capsys.readouterr().err.splitlines()) == 1
+            origin = f"http://localhost:{port}"
+            answer = get(f"{origin}/ajax-api/2.0/mlflow/experiments/get?experiment_id={study}", Origin=origin)
+            tags: list[dict[str, Any]] = json.loads(answer)["experiment"]["tags"]
+            (state,) = (
+                comparison.read_state(tag["value"])
+                for tag in tags
+                if tag["key"] == f"mlflow.sharedViewState.{view.key}"
+            )
+            assert "mlflow" in get(base).lower()
+            newer = {"columnOrder", "columnWidths"}  # fields of later versions, which MLflow 3.10 ignores
+            assert set(state) - understood(state) in (set(), newer)
+            (child,) = map(int, Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split())
+            assert len(processes(child)) == 2
+        finally:
+            server.send_signal(signal.SIGINT)
+    assert server.returncode == 0
+    assert processes(child) == []
 
 
 SECRET = "hunter2-Zq"
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    runs = tmp_path_factory.mktemp("ui")
-    uri = f"sqlite:///{runs / connection.DATABASE}?token={SECRET}"
-    client = connection.connect(runs, uri)
-    study = connection.experiment(client, SWEEP.study, runs, uri)
-    owner = owner_of(runs)
-    view = comparison.view_of(SWEEP, study, owner)
-    client.set_experiment_tag(study, comparison.TAG + view.key, comparison.view_state(SWEEP, ["a", "b"], owner))
+def test_on_all_interfaces_the_page_works_by_name_and_no_credential_is_seen(tmp_path: Path) -> None:
+    """Check that the page works only under the allowed host names if the host is 0.0.0.0.
+
+    No credential is in the arguments of a process, which all users can read, nor in the output or the log.
+    """
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}?token={SECRET}"
     (port,) = free_ports(1)
     command = [sys.executable, "-m", "fewbits.cli", "ui", "--host", "0.0.0.0", "--port", str(port)]
-    command += ["--runs", str(runs), "--allowed-hosts", "runs.example.org"]
-    environment = os.environ | {"MLFLOW_TRACKING_URI": uri}
+    command += ["--runs", str(tmp_path), "--allowed-hosts", "runs.example.org"]
     with (
-        (runs / "stderr").open("w") as errors,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment) as server,
+        (tmp_path / "stderr").open("w") as errors,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=os.environ | {"MLFLOW_TRACKING_URI": uri}
+        ) as server,
     ):
         try:
             assert server.stdout is not None
-            printed = [server.stdout.readline() for _ in range(3)]
+            printed = [server.stdout.readline() for _ in range(2)]
+            addresses = [line.split()[0] for line in printed]
+            assert addresses == [f"http://127.0.0.1:{port}", f"http://{socket.gethostname()}:{port}"]
+            search = "/ajax-api/2.0/mlflow/experiments/search"
+            for address in (*addresses, f"http://runs.example.org:{port}", "http://runs.example.org"):
+                host = address.removeprefix("http://")  # the Host header that a browser sends for this address
+                answer = post(f"{addresses[0]}{search}", {"max_results": 1}, Host=host, Origin=address)
+                assert "experiments" in json.loads(answer), address
+            for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):
+                with pytest.raises(urllib.error.HTTPError, match="403"):
+                    post(f"{addresses[0]}{search}", {"max_results": 1}, **headers)
             (child,) = map(int, Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split())
-            yield Served(server, port, runs, study, view, printed, processes(child))
+            of_all = [server.pid, *processes(child)]
+            assert len(of_all) == 3
+            for pid in of_all:
+                arguments = Path(f"/proc/{pid}/cmdline").read_text()
+                assert SECRET not in arguments
+                assert "sqlite" not in arguments
         finally:
             server.send_signal(signal.SIGINT)
-
-
-def test_the_page_is_served_with_comparison_views_in_the_form_that_it_understands(
-    served: Served, capsys: pytest.CaptureFixture[str]
-) -> None:
-    base, port = f"http://127.0.0.1:{served.port}", served.port
-    assert served.printed[0].startswith(base)
-    assert served.printed[2].endswith(f": {served.view.link(base)}\n")
-    assert cli.main(["ui", "--port", str(port), "--runs", str(served.runs)]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
-    origin = f"http://localhost:{port}"
-    answer = get(f"{origin}/ajax-api/2.0/mlflow/experiments/get?experiment_id={served.study}", Origin=origin)
-    tags: list[dict[str, Any]] = json.loads(answer)["experiment"]["tags"]
-    (state,) = (
-        comparison.read_state(tag["value"]) for tag in tags if tag["key"] == f"mlflow.sharedViewState.{served.view.key}"
-    )
-    assert "mlflow" in get(base).lower()
-    newer = {"columnOrder", "columnWidths"}  # fields of later versions, which MLflow 3.10 ignores
-    assert set(state) - understood(state) in (set(), newer)
-
-
-def test_on_all_interfaces_the_page_works_under_allowed_names_alone(served: Served) -> None:
-    addresses = [line.split()[0] for line in served.printed[:2]]
-    port = served.port
-    assert addresses == [f"http://127.0.0.1:{port}", f"http://{socket.gethostname()}:{port}"]
-    search = "/ajax-api/2.0/mlflow/experiments/search"
-    for address in (*addresses, f"http://runs.example.org:{port}", "http://runs.example.org"):
-        host = address.removeprefix("http://")  # the Host header that a browser sends for this address
-        answer = post(f"{addresses[0]}{search}", {"max_results": 1}, Host=host, Origin=address)
-        assert "experiments" in json.loads(answer), address
-    for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):
-        with pytest.raises(urllib.error.HTTPError, match="403"):
-            post(f"{addresses[0]}{search}", {"max_results": 1}, **headers)
-
-
-def test_no_credential_is_seen_and_ctrl_c_ends_all_processes(served: Served) -> None:
-    """Check that the database's password is not in arguments, which all users can read, nor in outputs or the log."""
-    group, process = served.group, served.process
-    assert len(group) == 2
-    for pid in (process.pid, *group):
-        arguments = Path(f"/proc/{pid}/cmdline").read_text()
-        assert SECRET not in arguments
-        assert "sqlite" not in arguments
-    with pytest.raises(urllib.error.HTTPError, match="403"):
-        post(f"http://127.0.0.1:{served.port}/", {}, Host="evil.example")
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 0
-    assert processes(group[0]) == []
-    outputs = [*served.printed, (served.runs / "stderr").read_text(), (served.runs / LOG).read_text()]
+    outputs = [*printed, (tmp_path / "stderr").read_text(), (tmp_path / LOG).read_text()]
     assert "evil.example" in outputs[-1]  # the server logs the refused requests
     assert SECRET not in "".join(outputs)
-    (warning,) = (line for line in outputs[3].splitlines() if "no log-in" in line)
-    assert all(word in warning for word in ("0.0.0.0", str(served.port), "read", "delete"))
+    (warning,) = (line for line in outputs[2].splitlines() if "no log-in" in line)
+    assert all(word in warning for word in ("0.0.0.0", str(port), "read", "delete"))
 
 
 def post(url: str, body: dict[str, Any], **headers: str) -> str:
