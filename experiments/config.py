@@ -229,7 +229,8 @@ def _recipe(data: Mapping[str, Any], overrides: Sequence[str]) -> Recipe:
     """
     settings = _settings(data)
     for key in settings:
-        if near := difflib.get_close_matches(key, _FIELDS, 1, cutoff=0.75):
+        # Only words are compared: a setting such as `dgrad_dy` is like a field, but no misspelling.
+        if key.isalpha() and (near := difflib.get_close_matches(key, _FIELDS, 1, cutoff=0.75)):
             raise ValueError(
                 f"unknown key recipe.{key}: did you mean {near[0]}? Your own settings need names less similar to the "
                 f"recipe's keys, {', '.join(_FIELDS)}"

@@ -10,12 +10,12 @@ from fewbits.common.process import environment, handled
 
 def test_signals_are_handled_within_the_block_only() -> None:
     received: list[int] = []
-    before = signal.getsignal(signal.SIGUSR1)
+    before = [signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2)]
     with handled(lambda number, frame: received.append(number), signal.SIGUSR1, signal.SIGUSR2):
         for number in (signal.SIGUSR1, signal.SIGUSR2):
             os.kill(os.getpid(), number)
     assert received == [signal.SIGUSR1, signal.SIGUSR2]
-    assert signal.getsignal(signal.SIGUSR1) == before
+    assert [signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2)] == before
 
 
 def test_variables_are_set_within_the_block_only(monkeypatch: pytest.MonkeyPatch) -> None:

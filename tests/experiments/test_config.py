@@ -377,6 +377,12 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
     assert not list(at_home.iterdir())
 
 
+def test_a_recipe_may_have_a_setting_that_is_named_after_a_slot(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("defaults: [/recipe_base/base@_here_, _self_]\ndgrad_dy: e5m2\ndgrad: {dy: '${..dgrad_dy}'}\n")
+    assert spellings(f"recipe={file}")["dgrad.dy"] == "e5m2"
+
+
 def test_settings_of_a_recipe_may_be_changed_in_any_order_of_words() -> None:
     overrides = ["recipe.threshold=0.03", "recipe=mor/block", "seed=3"]
     assert load_trial(overrides) == load_trial(overrides[::-1])
