@@ -95,21 +95,35 @@ template <class P> void pack_all_columns(const typename P::Element *x, const Hea
 
 // ------------------------------------------------------------------------------------------------ forward
 
-// Write e^(score - largest score) of n scores to `to`, padded with zeros up to `end`. Return their sum.
+// The number of vectors whose exponentials are computed at the same time. Smaller registers are too few for more than 1.
+constexpr int TOGETHER = REGISTER == 16 ? 4 : 1;
+
+// Write e^(score - largest score) of TOGETHER rows of scores to `to`, padded with zeros up to `end`. The first row has n
+// scores, and each further row has one more than the row before it; the last scores of all rows are in the same vector.
+// stride: the distance between rows. tops, sums: for each row, the largest score and the sum of the exponentials.
 template <class P>
-float softmax(const float *scores, int64_t n, int64_t end, typename P::Element *to, float *largest_) {
-  F32x16 most = all(-INFINITY), sum = {};
-  each_vector(n,
-              [&](int64_t i, auto lanes) FB_INLINED { most = larger(most, keep(load(scores + i), lanes, -INFINITY)); });
-  const float top = largest(most);
-  each_vector(n, [&](int64_t i, auto lanes) FB_INLINED {
-    F32x16 x = keep(exponential(load(scores + i) - top), lanes);
-    sum += x;
-    P::put(to + i, x);
-  });
-  for (int64_t i = padded(n); i < end; i += LANES) P::put(to + i, F32x16{});
-  *largest_ = top;
-  return total(sum);
+void softmax(const float *scores, int64_t stride, int64_t n, int64_t end, typename P::Element *to, float *tops,
+             float *sums) {
+  const int64_t last = (n - 1) / LANES * LANES;
+  F32x16 most[TOGETHER], sum[TOGETHER] = {}, x[TOGETHER];
+  auto kept = [&](int row, const F32x16 &v, float other)
+                  FB_INLINED { return keep(v, First{int(n - last) + row}, other); };
+  each<TOGETHER>([&](int r) FB_INLINED { most[r] = kept(r, load(scores + r * stride + last), -INFINITY); });
+  for (int64_t i = 0; i < last; i += LANES)
+    each<TOGETHER>([&](int r) FB_INLINED { most[r] = larger(most[r], load(scores + r * stride + i)); });
+  each<TOGETHER>([&](int r) FB_INLINED { tops[r] = largest(most[r]); });
+  for (int64_t i = 0; i <= last; i += LANES) {
+    each<TOGETHER>([&](int r) FB_INLINED { x[r] = load(scores + r * stride + i) - tops[r]; });
+    exponentials(x);
+    if (i == last) each<TOGETHER>([&](int r) FB_INLINED { x[r] = kept(r, x[r], 0.0f); });
+    each<TOGETHER>([&](int r) FB_INLINED {
+      sum[r] += x[r];
+      P::put(to + r * stride + i, x[r]);
+    });
+  }
+  for (int64_t i = last + LANES; i < end; i += LANES)
+    each<TOGETHER>([&](int r) FB_INLINED { P::put(to + r * stride + i, F32x16{}); });
+  each<TOGETHER>([&](int r) FB_INLINED { sums[r] = total(sum[r]); });
 }
 
 // Compute the attention of one head; log_sums: log Σ e^score for each token, which the backward pass needs.
@@ -138,12 +152,16 @@ void attend(const Rows &q, const Rows &k, const Rows &v, const HeadSize &h, cons
   for (int64_t first = 0; first < rows; first += BLOCK, std::swap(scores, next_scores)) {
     const int64_t end = first + BLOCK, present = std::min(BLOCK, h.tokens - first);
     const int64_t halves = end < rows ? 2 * (end / BLOCK + 1) : 0;
-    for (int64_t r = 0; r < BLOCK; r++) {
+    for (int64_t r = 0; r < BLOCK; r += TOGETHER) {
       // AMX multiplies for the next block while the vector units compute exponentials for this one.
-      for (int64_t i = r; i < halves; i += BLOCK) multiply_half(end, i, next_scores);
-      float top, sum = softmax<P>(scores + r * rows, first + r + 1, end, p + r * rows, &top);
-      inverse[r] = 1.0f / sum;
-      if (r < present) log_sums[first + r] = float(double(top) + log(double(sum)));
+      for (int64_t i = 0; i < halves; i++)
+        if (i % BLOCK / TOGETHER == r / TOGETHER) multiply_half(end, i, next_scores);
+      float tops[TOGETHER], totals[TOGETHER];
+      softmax<P>(scores + r * rows, rows, first + r + 1, end, p + r * rows, tops, totals);
+      for (int64_t i = 0; i < TOGETHER; i++) {
+        inverse[r + i] = 1.0f / totals[i];
+        if (r + i < present) log_sums[first + r + i] = float(double(tops[i]) + log(double(totals[i])));
+      }
     }
     for (int64_t e = 0; e < width; e += BLOCK) {
       P::template multiply<false>(p, rows, value_panels + e * rows, end, sums, BLOCK);

@@ -127,12 +127,17 @@ template <class P> struct AttentionBackward {
     for (int64_t c = 0; c < BLOCK; c += LANES) {
       const F32x16 log_sum = load(log_sums + s.query + c), product = load(inner + s.query + c);
       const I32x16 lane = lane_numbers() + int32_t(c);
-      for (int64_t r = begin; r < end; r++) {
-        F32x16 x = exponential(load(s.scores + r * BLOCK + c) - log_sum);
-        if (diagonal) x = select(lane < int32_t(r), F32x16{}, x);  // the query is before the key
-        const int64_t to = (s.key + r) * rows + s.query + c;
-        P::put(p + to, x);
-        P::put(ds + to, x * (load(s.dp + r * BLOCK + c) - product));
+      for (int64_t r = begin; r < end; r += TOGETHER) {
+        F32x16 x[TOGETHER];
+        each<TOGETHER>([&](int i) FB_INLINED { x[i] = load(s.scores + (r + i) * BLOCK + c) - log_sum; });
+        exponentials(x);
+        if (diagonal)  // 0 where the query is before the key
+          each<TOGETHER>([&](int i) FB_INLINED { x[i] = select(lane < int32_t(r + i), F32x16{}, x[i]); });
+        each<TOGETHER>([&](int i) FB_INLINED {
+          const int64_t to = (s.key + r + i) * rows + s.query + c;
+          P::put(p + to, x[i]);
+          P::put(ds + to, x[i] * (load(s.dp + (r + i) * BLOCK + c) - product));
+        });
       }
     }
   }

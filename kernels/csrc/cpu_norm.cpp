@@ -34,10 +34,7 @@ void forward_row(const NormCall &c, int64_t group, const In *x, const In *y, In 
   F32x16 sum = {}, squares = {};
   each_vector(c.width, [&](int64_t i, auto lanes) FB_INLINED {
     F32x16 a = load(x + i, lanes);
-    if (ADD) {
-      a = rounded(a + load(y + i, lanes), s);
-      store(s + i, a, lanes);
-    }
+    if (ADD) a = stored(s + i, a + load(y + i, lanes), lanes);
     store(v + i, a);
     if (CENTERED)
       sum += a;

@@ -150,11 +150,28 @@ FB_INLINE void store(float *to, const F32x16 &v, Whole = {}) {
 FB_INLINE void store(uint32_t *to, const U32x16 &v) {
   for (int p = 0; p < PARTS; p++) memcpy(to + p * REGISTER, &v.part[p], sizeof v.part[p]);
 }
+#ifdef __AVX512BW__
+FB_INLINE __m256i narrow_bf16(const F32x16 &v) {  // `narrow` with 16 bits a lane
+#if defined(__AVX512BF16__) && defined(__AVX512DQ__)
+  // The instruction replaces subnormals by zeros and keeps a part of a NaN's bits, so vectors with such lanes (they are
+  // rare) are converted by `narrow`.
+  constexpr int QUIET_NAN = 0x01, SUBNORMAL = 0x20, SIGNALING_NAN = 0x80;
+  const __m512 x = (__m512)v.part[0];
+  const bool usual = !_mm512_fpclass_ps_mask(x, QUIET_NAN | SUBNORMAL | SIGNALING_NAN);
+  if (__builtin_expect(usual, 1)) return (__m256i)_mm512_cvtneps_pbh(x);
+#endif
+  return _mm512_cvtepi32_epi16((__m512i)narrow(v).part[0]);
+}
+FB_INLINE F32x16 widen_bf16(const __m256i &n) {
+  return F32x16{{F32x16::Part(_mm512_slli_epi32(_mm512_cvtepu16_epi32(n), 16))}};
+}
+#endif
 FB_INLINE void store(bf16 *to, const F32x16 &v, Whole = {}) {
+#ifdef __AVX512BW__
+  _mm256_storeu_si256((__m256i *)to, narrow_bf16(v));
+#else
   U32x16 n = narrow(v);
-#if defined(__AVX512BW__)
-  _mm256_storeu_si256((__m256i *)to, _mm512_cvtepi32_epi16((__m512i)n.part[0]));
-#elif defined(__AVX2__)  // g++ would narrow each register separately
+#if defined(__AVX2__)  // g++ would narrow each register separately
   __m256i mixed = _mm256_packus_epi32((__m256i)n.part[0], (__m256i)n.part[1]);
   _mm256_storeu_si256((__m256i *)to, _mm256_permute4x64_epi64(mixed, 0xd8));
 #else
@@ -162,6 +179,7 @@ FB_INLINE void store(bf16 *to, const F32x16 &v, Whole = {}) {
     U16Part part = __builtin_convertvector(n.part[p], U16Part);
     memcpy(to + p * REGISTER, &part, sizeof part);
   }
+#endif
 #endif
 }
 template <class T> FB_INLINE void store(T *to, const F32x16 &v, First lanes) {
@@ -171,7 +189,26 @@ template <class T> FB_INLINE void store(T *to, const F32x16 &v, First lanes) {
 }
 // Return v as it would be after a store to this type and a load: rounded to BF16, or unchanged.
 FB_INLINE F32x16 rounded(const F32x16 &v, const float *) { return v; }
-FB_INLINE F32x16 rounded(const F32x16 &v, const bf16 *) { return widen(narrow(v)); }
+FB_INLINE F32x16 rounded(const F32x16 &v, const bf16 *) {
+#ifdef __AVX512BW__
+  return widen_bf16(narrow_bf16(v));
+#else
+  return widen(narrow(v));
+#endif
+}
+// Store v, and return what a load would return then.
+template <class T, class Lanes> FB_INLINE F32x16 stored(T *to, const F32x16 &v, Lanes lanes) {
+  const F32x16 result = rounded(v, to);
+  store(to, result, lanes);
+  return result;
+}
+#ifdef __AVX512BW__
+FB_INLINE F32x16 stored(bf16 *to, const F32x16 &v, Whole) {  // converts v once
+  const __m256i n = narrow_bf16(v);
+  _mm256_storeu_si256((__m256i *)to, n);
+  return widen_bf16(n);
+}
+#endif
 
 FB_INLINE float first(const F32x16 &v) { return v.part[0][0]; }
 FB_INLINE I32x16 lane_numbers() {
@@ -210,27 +247,36 @@ template <class F> FB_INLINE void each_vector(int64_t n, F f) {
 }
 inline int64_t padded(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
 
+// Call f(i) for i = 0 … N - 1, without a loop.
+template <int N, class F> FB_INLINE void each(F f) {
+#pragma GCC unroll 8
+  for (int i = 0; i < N; i++) f(i);
+}
+// Make the compiler compute all vectors of x before it goes on. It would compute one vector after the other.
+template <int N> FB_INLINE void together(F32x16 (&x)[N]) {
+#ifdef __AVX512BW__
+  static_assert(N == 1 || N == 4, "the statement below has four operands");
+  if (N == 4) __asm__("" : "+v"(x[0].part[0]), "+v"(x[1 % N].part[0]), "+v"(x[2 % N].part[0]), "+v"(x[3 % N].part[0]));
+#else
+  (void)x;
+#endif
+}
+
 // ------------------------------------------------------------------------------------------------ functions
 
-template <int HALF, class F> FB_INLINE void halve(float *lane, F f) {
-  for (int i = 0; i < HALF; i++) lane[i] = f(lane[i], lane[i + HALF]);
-}
 // Combine all lanes by f (`total`: the sum, `largest`: the maximum): first lanes i and i + 8, then i and i + 4, i and
-// i + 2, i and i + 1.
-template <class F> FB_INLINE float combined(const F32x16 &v, F f) {
-  float lane[LANES];
-  store(lane, v);
-  halve<8>(lane, f);
-  halve<4>(lane, f);
-  halve<2>(lane, f);
-  halve<1>(lane, f);
-  return lane[0];
+// i + 2, i and i + 1. Lane 0 has the result.
+template <class F> FB_INLINE float combined(F32x16 v, F f) {
+  v = f(v, crossed<8>(v));
+  v = f(v, crossed<4>(v));
+  v = f(v, crossed<2>(v));
+  return first(f(v, crossed<1>(v)));
 }
 FB_INLINE float total(const F32x16 &v) {
-  return combined(v, [](float a, float b) { return a + b; });
+  return combined(v, [](const F32x16 &a, const F32x16 &b) FB_INLINED { return a + b; });
 }
 FB_INLINE float largest(const F32x16 &v) {
-  return combined(v, [](float a, float b) { return a > b ? a : b; });
+  return combined(v, [](const F32x16 &a, const F32x16 &b) FB_INLINED { return larger(a, b); });
 }
 
 // Return p·2^n, rounded once, for integers n from -151 to 129 and p between 1/2 and 2; shifted = n + 1.5 · 2^23.
@@ -248,18 +294,35 @@ FB_INLINE F32x16 times_power(const F32x16 &p, const F32x16 &n, const F32x16 &shi
 // Return e^x to about 2 units in the last place, also for subnormal results; beyond float32 0 or infinity. e^x is 2^n ·
 // e^r with x = n·ln 2 + r. ln 2 is split into two constants, so that n times the first constant is exact; 2^n is
 // applied by `times_power`. reference/functions.py repeats the computation operation by operation.
-FB_INLINE F32x16 exponential(F32x16 x) {
+//
+// exponentials replaces N vectors by their exponentials. Each step is done for all vectors before the next step, because
+// an operation has to wait for the result of the one before it in its own vector.
+template <int N> FB_INLINE void exponentials(F32x16 (&x)[N]) {
   constexpr float MAGIC = 12582912.0f;  // 1.5 · 2^23: adding it to a small number rounds the number to an integer
-  x = lesser(all(89.0f), larger(all(-104.0f), x));
-  F32x16 shifted = x * 1.44269504f + MAGIC, n = shifted - MAGIC;
-  F32x16 r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-  F32x16 p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = (p * (r * r) + r) + 1.0f;
-  return times_power(p, n, shifted);
+  F32x16 shifted[N], n[N], p[N];
+  each<N>([&](int i) FB_INLINED { x[i] = lesser(all(89.0f), larger(all(-104.0f), x[i])); });
+  each<N>([&](int i) FB_INLINED { shifted[i] = x[i] * 1.44269504f + MAGIC; });
+  each<N>([&](int i) FB_INLINED { n[i] = shifted[i] - MAGIC; });
+  each<N>([&](int i) FB_INLINED { x[i] = x[i] - n[i] * 0.693359375f; });
+  each<N>([&](int i) FB_INLINED { x[i] = x[i] + n[i] * 2.12194440e-4f; });
+  each<N>([&](int i) FB_INLINED { p[i] = x[i] * 1.9875691500e-4f + 1.3981999507e-3f; });
+  auto add_term = [&](float coefficient) FB_INLINED {
+    together(p);
+    each<N>([&](int i) FB_INLINED { p[i] = p[i] * x[i] + coefficient; });
+  };
+  add_term(8.3334519073e-3f);
+  add_term(4.1665795894e-2f);
+  add_term(1.6666665459e-1f);
+  add_term(5.0000001201e-1f);
+  together(p);
+  each<N>([&](int i) FB_INLINED { p[i] = p[i] * (x[i] * x[i]) + x[i]; });
+  together(p);
+  each<N>([&](int i) FB_INLINED { x[i] = times_power(p[i] + 1.0f, n[i], shifted[i]); });
+}
+FB_INLINE F32x16 exponential(const F32x16 &x) {
+  F32x16 one[] = {x};
+  exponentials(one);
+  return one[0];
 }
 
 }  // namespace fb
