@@ -95,9 +95,6 @@ template <class P> void pack_all_columns(const typename P::Element *x, const Hea
 
 // ------------------------------------------------------------------------------------------------ forward
 
-// The number of vectors whose exponentials are computed at the same time. Smaller registers are too few for more than 1.
-constexpr int TOGETHER = REGISTER == 16 ? 4 : 1;
-
 // Write e^(score - largest score) of TOGETHER rows of scores to `to`, padded with zeros up to `end`. The first row has n
 // scores, and each further row has one more than the row before it; the last scores of all rows are in the same vector.
 // stride: the distance between rows. tops, sums: for each row, the largest score and the sum of the exponentials.

@@ -9,74 +9,116 @@ namespace {
 
 constexpr int64_t ELEMENTS = 4096;  // the number of elements that a thread processes at a time
 
+// Call f(i, lanes, N) for groups of N vectors, as `each_group` does.
 template <class F> void each_element(int64_t n, int threads, F f) {
-  in_parallel((n + ELEMENTS - 1) / ELEMENTS, threads, [&](int64_t count) {
+  in_parallel((n + ELEMENTS - 1) / ELEMENTS, threads, [&](int64_t chunks) {
 #pragma omp for schedule(static)
-    for (int64_t chunk = 0; chunk < count; chunk++) {
+    for (int64_t chunk = 0; chunk < chunks; chunk++) {
       int64_t start = chunk * ELEMENTS;
-      each_vector(std::min(ELEMENTS, n - start), [&](int64_t i, auto lanes) FB_INLINED { f(start + i, lanes); });
+      each_group(std::min(ELEMENTS, n - start),
+                 [&](int64_t i, auto lanes, auto count) FB_INLINED { f(start + i, lanes, count); });
     }
   });
 }
+template <int N, class T, class Lanes> FB_INLINE void load_group(F32x16 (&v)[N], const T *from, Lanes lanes) {
+  each<N>([&](int k) FB_INLINED { v[k] = load(from + k * LANES, lanes); });
+}
 
 FB_INLINE F32x16 relu(F32x16 x) { return select(x < 0.0f, F32x16{}, x); }  // NaN stays NaN
-FB_INLINE F32x16 sigmoid(F32x16 x) { return 1.0f / (exponential(-x) + 1.0f); }
 
 template <class T> void squared_relu(int64_t n, const T *x, T *y, int threads) {
-  each_element(n, threads, [&](int64_t i, auto lanes) FB_INLINED {
-    F32x16 r = relu(load(x + i, lanes));
-    store(y + i, r * r, lanes);
+  each_element(n, threads, [&](int64_t i, auto lanes, auto count) FB_INLINED {
+    each<count>([&](int k) FB_INLINED {
+      F32x16 r = relu(load(x + i + k * LANES, lanes));
+      store(y + i + k * LANES, r * r, lanes);
+    });
   });
 }
 template <class T> void squared_relu_backward(int64_t n, const T *x, const T *dy, T *dx, int threads) {
-  each_element(n, threads, [&](int64_t i, auto lanes) FB_INLINED {
-    F32x16 r = relu(load(x + i, lanes));
-    store(dx + i, load(dy + i, lanes) * (r + r), lanes);
+  each_element(n, threads, [&](int64_t i, auto lanes, auto count) FB_INLINED {
+    each<count>([&](int k) FB_INLINED {
+      F32x16 r = relu(load(x + i + k * LANES, lanes));
+      store(dx + i + k * LANES, load(dy + i + k * LANES, lanes) * (r + r), lanes);
+    });
   });
 }
 
-// density: e^(-x²/2), the density of the normal distribution times √(2π). below: the probability of a value below x.
-struct Normal {
-  F32x16 density, below;
+// For N vectors x of normally distributed values. density: e^(-x²/2), the density times √(2π). below: the probability of
+// a value below x.
+template <int N> struct Normal {
+  F32x16 density[N], below[N];
 };
 // The probability of a value above |x| is e^(-x²/2) · t·q(t) with t = 1/(1 + 0.35·|x|). The polynomial q was fitted to
 // erfcx(|x|/√2)/(2t) for |x| <= 14 with relative errors up to 3.2e-8, so small probabilities are accurate too.
-FB_INLINE Normal normal(const F32x16 &x) {
+template <int N> FB_INLINE Normal<N> normal(const F32x16 (&x)[N]) {
   constexpr float q[] = {1.439727070e-01f, -2.557163190e-01f, 1.591764911e-01f, -2.311141730e-02f,
                          1.055086629e-01f, 1.198327039e-01f,  1.398618918e-01f, 1.396214031e-01f};
-  F32x16 size = select(x < 0.0f, -x, x), density = exponential((size * size) * -0.5f);
-  F32x16 t = 1.0f / (size * 0.35f + 1.0f), sum = t * -2.914613938e-02f + q[0];
-#pragma GCC unroll 8
-  for (int i = 1; i < 8; i++) sum = sum * t + q[i];
-  F32x16 beyond = density * (t * sum);
-  return Normal{density, select(x < 0.0f, beyond, 1.0f - beyond)};
+  Normal<N> result;
+  F32x16 t[N], sum[N];
+  each<N>([&](int k) FB_INLINED {
+    const F32x16 size = select(x[k] < 0.0f, -x[k], x[k]);
+    result.density[k] = (size * size) * -0.5f;
+    t[k] = 1.0f / (size * 0.35f + 1.0f);
+  });
+  exponentials(result.density);
+  each<N>([&](int k) FB_INLINED { sum[k] = t[k] * -2.914613938e-02f + q[0]; });
+  each<7>([&](int i) FB_INLINED {
+    together(sum);
+    each<N>([&](int k) FB_INLINED { sum[k] = sum[k] * t[k] + q[i + 1]; });
+  });
+  each<N>([&](int k) FB_INLINED {
+    const F32x16 beyond = result.density[k] * (t[k] * sum[k]);
+    result.below[k] = select(x[k] < 0.0f, beyond, 1.0f - beyond);
+  });
+  return result;
 }
 template <class T> void gelu(int64_t n, const T *x, T *y, int threads) {
-  each_element(n, threads, [&](int64_t i, auto lanes) FB_INLINED {
-    F32x16 v = load(x + i, lanes);
-    store(y + i, v * normal(v).below, lanes);
+  each_element(n, threads, [&](int64_t i, auto lanes, auto count) FB_INLINED {
+    F32x16 v[count];
+    load_group(v, x + i, lanes);
+    const auto at = normal(v);
+    each<count>([&](int k) FB_INLINED { store(y + i + k * LANES, v[k] * at.below[k], lanes); });
   });
 }
 template <class T> void gelu_backward(int64_t n, const T *x, const T *dy, T *dx, int threads) {
-  each_element(n, threads, [&](int64_t i, auto lanes) FB_INLINED {
-    F32x16 v = load(x + i, lanes);
-    Normal at = normal(v);
-    store(dx + i, load(dy + i, lanes) * ((v * at.density) * 0.3989422804f + at.below), lanes);
+  each_element(n, threads, [&](int64_t i, auto lanes, auto count) FB_INLINED {
+    F32x16 v[count];
+    load_group(v, x + i, lanes);
+    const auto at = normal(v);
+    each<count>([&](int k) FB_INLINED {
+      const F32x16 slope = (v[k] * at.density[k]) * 0.3989422804f + at.below[k];
+      store(dx + i + k * LANES, load(dy + i + k * LANES, lanes) * slope, lanes);
+    });
   });
 }
 
+template <int N> FB_INLINE void sigmoids(const F32x16 (&x)[N], F32x16 (&y)[N]) {
+  each<N>([&](int k) FB_INLINED { y[k] = -x[k]; });
+  exponentials(y);
+  each<N>([&](int k) FB_INLINED { y[k] = 1.0f / (y[k] + 1.0f); });
+}
 template <class T> void swiglu(int64_t n, const T *gate, const T *up, T *y, int threads) {
-  each_element(n, threads, [&](int64_t i, auto lanes) FB_INLINED {
-    F32x16 g = load(gate + i, lanes);
-    store(y + i, (g * sigmoid(g)) * load(up + i, lanes), lanes);
+  each_element(n, threads, [&](int64_t i, auto lanes, auto count) FB_INLINED {
+    F32x16 g[count], s[count];
+    load_group(g, gate + i, lanes);
+    sigmoids(g, s);
+    each<count>([&](int k) FB_INLINED {
+      store(y + i + k * LANES, (g[k] * s[k]) * load(up + i + k * LANES, lanes), lanes);
+    });
   });
 }
 template <class T>
 void swiglu_backward(int64_t n, const T *gate, const T *up, const T *dy, T *dgate, T *dup, int threads) {
-  each_element(n, threads, [&](int64_t i, auto lanes) FB_INLINED {
-    F32x16 g = load(gate + i, lanes), d = load(dy + i, lanes), s = sigmoid(g), silu = g * s;
-    store(dup + i, d * silu, lanes);
-    store(dgate + i, (d * load(up + i, lanes)) * (silu * (1.0f - s) + s), lanes);
+  each_element(n, threads, [&](int64_t i, auto lanes, auto count) FB_INLINED {
+    F32x16 g[count], s[count];
+    load_group(g, gate + i, lanes);
+    sigmoids(g, s);
+    each<count>([&](int k) FB_INLINED {
+      const int64_t at = i + k * LANES;
+      const F32x16 d = load(dy + at, lanes), silu = g[k] * s[k];
+      store(dup + at, d * silu, lanes);
+      store(dgate + at, (d * load(up + at, lanes)) * (silu * (1.0f - s[k]) + s[k]), lanes);
+    });
   });
 }
 

@@ -14,8 +14,13 @@ template <class T> float entropy_row(const T *x, int64_t cols, int64_t target, f
   each_vector(
       cols, [&](int64_t i, auto lanes) FB_INLINED { most = larger(most, keep(load(x + i, lanes), lanes, -INFINITY)); });
   const float top = largest(most);
-  each_vector(cols,
-              [&](int64_t i, auto lanes) FB_INLINED { sum += keep(exponential(load(x + i, lanes) - top), lanes); });
+  each_group(cols, [&](int64_t i, auto lanes, auto count) FB_INLINED {
+    constexpr int N = count;
+    F32x16 e[N];
+    each<N>([&](int k) FB_INLINED { e[k] = load(x + i + k * LANES, lanes) - top; });
+    exponentials(e);
+    each<N>([&](int k) FB_INLINED { sum += keep(e[k], lanes); });
+  });
   const double logarithm = log(double(total(sum)));
   *log_sum = float(double(top) + logarithm);
   return float((double(top) - double(first(load(x + target, First{1})))) + logarithm);
@@ -25,8 +30,13 @@ template <class T> float entropy_row(const T *x, int64_t cols, int64_t target, f
 template <class T>
 void entropy_row_backward(const T *x, int64_t cols, int64_t target, float log_sum, float scale, T *dx) {
   const F32x16 right = (exponential(load(x + target, First{1}) - log_sum) - 1.0f) * scale;
-  each_vector(cols, [&](int64_t i, auto lanes)
-                        FB_INLINED { store(dx + i, exponential(load(x + i, lanes) - log_sum) * scale, lanes); });
+  each_group(cols, [&](int64_t i, auto lanes, auto count) FB_INLINED {
+    constexpr int N = count;
+    F32x16 e[N];
+    each<N>([&](int k) FB_INLINED { e[k] = load(x + i + k * LANES, lanes) - log_sum; });
+    exponentials(e);
+    each<N>([&](int k) FB_INLINED { store(dx + i + k * LANES, e[k] * scale, lanes); });
+  });
   store(dx + target, right, First{1});
 }
 

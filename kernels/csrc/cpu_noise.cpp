@@ -2,7 +2,7 @@
 #include <math.h>
 #include <algorithm>
 #include <vector>
-#include "lanes.h"
+#include "memory.h"
 #include "noise.h"
 #include "parallel.h"
 #include "request.h"
@@ -13,11 +13,12 @@ namespace {
 constexpr int64_t BATCH = 2048;  // the number of words (or uniform values) that a thread computes at a time
 
 void gaussian(uint64_t first, int64_t words, uint64_t seed, uint32_t *out) {
-  for (int64_t i = 0; i < words; i += REGISTER) {
-    U32Part w[4];
+  constexpr int GROUPS = REGISTER == 16 ? 2 : 1;
+  for (int64_t i = 0; i < words; i += GROUPS * REGISTER) {
+    U32Part w[GROUPS][4], packed[GROUPS];
     draw_words(first + uint64_t(i), NOISE, seed, w);
-    const U32Part packed = gaussian_word(w[0], w[1], w[2], w[3]);
-    if (words - i >= REGISTER) {
+    for (int g = 0; g < GROUPS; g++) packed[g] = gaussian_word(w[g][0], w[g][1], w[g][2], w[g][3]);
+    if (words - i >= GROUPS * REGISTER) {
       memcpy(out + i, &packed, sizeof packed);
     } else {
       memcpy(out + i, &packed, size_t(words - i) * 4);
@@ -25,16 +26,27 @@ void gaussian(uint64_t first, int64_t words, uint64_t seed, uint32_t *out) {
   }
 }
 
-// Unpack the eight values of a word, with the same results as `gaussian_value`. (The sign bit of a nibble is 0 if its
-// magnitude is 0.)
-FB_INLINE void unpack_word(uint32_t word, float *out) {
+// Unpack the eight values of each of n words, with the same results as `gaussian_value`. (The sign bit of a nibble is 0
+// if its magnitude is 0.)
+void unpack_words(const uint32_t *words, int64_t n, float *out) {
+  int64_t i = 0;
+#ifdef __AVX512BW__  // each nibble is the index of its value in a table
+  const __m512i shifts = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
+  const __m512 values = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 0, -1, -2, -3, -4, -5, -6, -7);
+  for (; i + 2 <= n; i += 2) {
+    const __m512i both = _mm512_mask_set1_epi32(_mm512_set1_epi32(int(words[i])), 0xff00, int(words[i + 1]));
+    _mm512_storeu_ps(out + 8 * i, _mm512_permutexvar_ps(_mm512_srlv_epi32(both, shifts), values));
+  }
+#endif
   typedef uint32_t U32x8 __attribute__((vector_size(32)));
   typedef int32_t I32x8 __attribute__((vector_size(32)));
   typedef float F32x8 __attribute__((vector_size(32)));
-  const U32x8 nibbles = (U32x8{} + word) >> (U32x8){0, 4, 8, 12, 16, 20, 24, 28};
-  const F32x8 sizes = __builtin_convertvector(I32x8(nibbles & 7), F32x8);
-  const U32x8 values = U32x8(sizes) | (nibbles & 8) << 28;
-  memcpy(out, &values, sizeof values);
+  for (; i < n; i++) {
+    const U32x8 nibbles = (U32x8{} + words[i]) >> (U32x8){0, 4, 8, 12, 16, 20, 24, 28};
+    const F32x8 sizes = __builtin_convertvector(I32x8(nibbles & 7), F32x8);
+    const U32x8 signed_values = U32x8(sizes) | (nibbles & 8) << 28;
+    memcpy(out + 8 * i, &signed_values, sizeof signed_values);
+  }
 }
 
 // Compute the noise of elements [first, first + n) as float32, and return a pointer to the noise of element `first` in
@@ -46,8 +58,12 @@ const float *gaussian_values(uint64_t first, int64_t n, uint64_t seed, std::vect
   words.resize(size_t(count));
   out.resize(size_t(8 * count));
   gaussian(counter, count, seed, words.data());
-  for (int64_t i = 0; i < count; i++) unpack_word(words[size_t(i)], out.data() + 8 * i);
+  unpack_words(words.data(), count, out.data());
   return out.data() + skipped;
+}
+// Return `uniform_value` of 16 elements before it is rounded.
+FB_INLINE F32x16 uniform(const uint16_t *high) {
+  return (number(load_bits(high)) + 0.5f) * 1.52587890625e-05f - 0.5f;
 }
 const float *uniform_values(uint64_t first, int64_t n, uint64_t seed, std::vector<float> &out,
                             std::vector<uint16_t> &high) {
@@ -56,9 +72,10 @@ const float *uniform_values(uint64_t first, int64_t n, uint64_t seed, std::vecto
   high.resize(size_t(count) + PIECE);
   out.resize(size_t(count));
   fill_high(first - skipped, count, seed, high.data(), NOISE);
-  const uint16_t *__restrict from = high.data();
-  float *__restrict to = out.data();
-  for (int64_t i = 0; i < count; i++) to[i] = uniform_value(from[i]);
+  float *to = out.data();
+  each_vector(count, [&](int64_t i, auto lanes) FB_INLINED {
+    store(to + i, rounded(uniform(high.data() + i), (const bf16 *)nullptr), lanes);
+  });
   return to + skipped;
 }
 
@@ -120,9 +137,43 @@ struct NoiseScratch {
   }
 };
 
+// Call f(element, column, n) for runs of n elements in rows r0 … r1 - 1, short enough that their noise stays in the L1
+// cache. Meanwhile the weights of the next row of squares are prefetched, because `amaxes` would wait for them.
+template <class D, class F> void each_chunk(const Weight<D> &weight, int64_t r0, int64_t r1, F f) {
+  for (int64_t r = r0; r < r1; r++)
+    for (int64_t c = 0; c < weight.cols; c += CHUNK) {
+      const int64_t at = r * weight.cols + c, n = std::min(CHUNK, weight.cols - c), next = r + weight.block;
+      if (next < weight.rows)
+        for (int64_t i = 0; i < n; i += 64 / int64_t(sizeof(*weight.w)))
+          __builtin_prefetch(weight.w + at + weight.block * weight.cols + i, 0, 2);
+      f(at, c, n);
+    }
+}
+
+// Compute to = w + noise · scale for n elements.
+template <class D, class O>
+void add_noise(const typename D::Storage *__restrict w, const float *__restrict noise, const float *__restrict scale,
+               int64_t n, typename O::Storage *__restrict to) {
+  int64_t first = 0;
+#ifdef FB_CONVERTS_BF16
+  if (std::is_same<O, Bf16>())
+    for (; first + 2 * LANES <= n; first += 2 * LANES) {
+      alignas(64) float sums[2 * LANES];
+      for (int k = 0; k < 2 * LANES; k++) sums[k] = D::widen(w[first + k]) + noise[first + k] * scale[first + k];
+      const __m512 low = _mm512_load_ps(sums), high = _mm512_load_ps(sums + LANES);
+      if (converts(low) && converts(high))
+        _mm512_storeu_si512(to + first, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+      else
+        for (int k = 0; k < 2 * LANES; k++) to[first + k] = O::narrow(sums[k]);
+    }
+#endif
+  for (int64_t i = first; i < n; i++) to[i] = O::narrow(D::widen(w[i]) + noise[i] * scale[i]);
+}
+
 template <class D, class O>
 void sample(const Weight<D> &weight, uint64_t seed, bool uniform, typename O::Storage *out, int threads) {
   int64_t rows = weight.rows, cols = weight.cols, block = weight.block, bands = (rows + block - 1) / block;
+  const bool around = exceeds_caches<O>(rows, cols);
   in_parallel(bands, threads, [&](int64_t count) {
     NoiseScratch s;
     std::vector<typename D::Storage> columns;
@@ -135,13 +186,11 @@ void sample(const Weight<D> &weight, uint64_t seed, bool uniform, typename O::St
         float factor = noise_scale(weight.bits[band * across + b], s.amax[size_t(b)]);
         std::fill(s.scale.begin() + b * block, s.scale.begin() + std::min(cols, (b + 1) * block), factor);
       }
-      for (int64_t r = r0; r < r1; r++) {
-        const float *__restrict noise = s.noise(uniform, uint64_t(r * cols), cols, seed);
-        const float *__restrict scale = s.scale.data();
-        const typename D::Storage *__restrict w = weight.w + r * cols;
-        typename O::Storage *__restrict to = out + r * cols;
-        for (int64_t c = 0; c < cols; c++) to[c] = O::narrow(D::widen(w[c]) + noise[c] * scale[c]);
-      }
+      each_chunk(weight, r0, r1, [&](int64_t at, int64_t c, int64_t n) {
+        alignas(64) Cell<O> sums[CHUNK];
+        add_noise<D, O>(weight.w + at, s.noise(uniform, uint64_t(at), n, seed), s.scale.data() + c, n, sums);
+        put(out + at, sums, size_t(n) * sizeof(Cell<O>), around);
+      });
     }
   });
 }
@@ -149,7 +198,7 @@ void sample(const Weight<D> &weight, uint64_t seed, bool uniform, typename O::St
 template <class D, class G>
 void sample_backward(const Weight<D> &weight, const typename G::Storage *grad, uint64_t seed, bool uniform, float *out,
                      int threads) {
-  int64_t rows = weight.rows, cols = weight.cols, block = weight.block, bands = (rows + block - 1) / block;
+  int64_t rows = weight.rows, block = weight.block, bands = (rows + block - 1) / block;
   in_parallel(bands, threads, [&](int64_t count) {
     NoiseScratch s;
     std::vector<typename D::Storage> columns;
@@ -158,12 +207,12 @@ void sample_backward(const Weight<D> &weight, const typename G::Storage *grad, u
       int64_t r0 = band * block, r1 = std::min(rows, r0 + block), across = weight.across();
       weight.amaxes(r0, r1, columns, s.amax);
       s.sums.assign(size_t(across * block), 0.0f);
-      for (int64_t r = r0; r < r1; r++) {
-        const float *__restrict noise = s.noise(uniform, uint64_t(r * cols), cols, seed);
-        const typename G::Storage *__restrict g = grad + r * cols;
-        float *__restrict sums = s.sums.data();
-        for (int64_t c = 0; c < cols; c++) sums[c] += G::widen(g[c]) * noise[c];
-      }
+      each_chunk(weight, r0, r1, [&](int64_t at, int64_t c, int64_t n) {
+        const float *__restrict noise = s.noise(uniform, uint64_t(at), n, seed);
+        const typename G::Storage *__restrict g = grad + at;
+        float *__restrict sums = s.sums.data() + c;
+        for (int64_t i = 0; i < n; i++) sums[i] += G::widen(g[i]) * noise[i];
+      });
       for (int64_t b = 0; b < across; b++) {
         float *v = s.sums.data() + b * block;
         for (int64_t half = block / 2; half > 0; half /= 2)
@@ -195,7 +244,8 @@ void fb_uniform_noise(int64_t n, uint64_t seed, uint16_t *out, int threads) {
     for (int64_t i = 0; i < count; i++) {
       int64_t m = std::min(fb::BATCH, n - i * fb::BATCH);
       fb::fill_high(uint64_t(i * fb::BATCH), m, seed, high, fb::NOISE);
-      for (int64_t k = 0; k < m; k++) out[i * fb::BATCH + k] = fb::Bf16::narrow(fb::uniform_value(high[k]));
+      fb::each_vector(m, [&](int64_t k, auto lanes)
+                             FB_INLINED { fb::store(out + i * fb::BATCH + k, fb::uniform(high + k), lanes); });
     }
   });
 }
@@ -208,7 +258,7 @@ void fb_box_muller(int64_t words, uint64_t seed, uint32_t *out, int threads) {
       for (int64_t k = 0; k < m; k += fb::REGISTER) {  // two outputs of Philox give four pairs, the values of a word
         uint32_t u[8][fb::REGISTER], packed[fb::REGISTER] = {};
         for (uint64_t half = 0; half < 2; half++) {
-          fb::U32Part words_of_half[4];
+          fb::U32Part words_of_half[1][4];
           fb::draw_words(uint64_t(i * fb::BATCH + k) | half << 63, fb::NOISE, seed, words_of_half);
           memcpy(u[4 * half], words_of_half, sizeof words_of_half);
         }

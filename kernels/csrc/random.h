@@ -1,8 +1,8 @@
 // Philox's random bits for consecutive counters, on the vector units.
 //
 // Each of the four words of a counter is in the lower half of a lane of 64 bits: then the two halves of a product of
-// words are where the next round needs them. Two sets of counters are computed together, because each round has to wait
-// for its products.
+// words are where the next round needs them. Several sets of counters are computed together, because each round has to
+// wait for its products.
 #pragma once
 #include "philox.h"
 #include "vector.h"
@@ -43,18 +43,19 @@ FB_INLINE U64Part product_of_lower_halves(U64Part a, U64Part b) {
 
 struct Draws {
   U64Part word[4];
+  Draws() {}
   Draws(U64Part counters, uint32_t stream) : word{counters, counters >> 32, U64Part{} + stream, U64Part{}} {}
   // Words 0 and 1, and words 2 and 3, of each counter as one number of 64 bits.
   U64Part first_two() const { return (word[0] & 0xffffffffu) | word[1] << 32; }
   U64Part last_two() const { return (word[2] & 0xffffffffu) | word[3] << 32; }
 };
 
-FB_INLINE void philox(Draws (&sets)[2], uint64_t seed) {
+template <int SETS> FB_INLINE void philox(Draws (&sets)[SETS], uint64_t seed) {
   const U64Part factor0 = U64Part{} + PHILOX_FACTOR_0, factor1 = U64Part{} + PHILOX_FACTOR_1;
   U64Part key0 = U64Part{} + (seed & 0xffffffffu), key1 = U64Part{} + (seed >> 32);
 #pragma GCC unroll 16
   for (int round = 0; round < PHILOX_ROUNDS; round++) {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (auto &set : sets) {
       U64Part *c = set.word, p0 = product_of_lower_halves(c[0], factor0), p1 = product_of_lower_halves(c[2], factor1);
       c[0] = p1 >> 32 ^ c[1] ^ key0;
@@ -73,28 +74,41 @@ FB_INLINE U64Part numbers(int64_t (*number)(int64_t)) {
   return n;
 }
 
-// Compute the four output words for the REGISTER counters first, first + 1, …
-FB_INLINE void draw_words(uint64_t first, uint32_t stream, uint64_t seed, U32Part (&words)[4]) {
+// Compute the four output words for each of the counters first, first + 1, … in GROUPS groups of REGISTER counters.
+template <int GROUPS>
+FB_INLINE void draw_words(uint64_t first, uint32_t stream, uint64_t seed, U32Part (&words)[GROUPS][4]) {
   const U64Part even = numbers([](int64_t i) { return 2 * i; }) + first;
-  Draws sets[2] = {Draws(even, stream), Draws(even + 1, stream)};
+  Draws sets[2 * GROUPS];
+  for (int s = 0; s < 2 * GROUPS; s++) sets[s] = Draws(even + uint64_t(s / 2 * REGISTER + s % 2), stream);
   philox(sets, seed);
-  for (int k = 0; k < 4; k++) words[k] = U32Part((sets[0].word[k] & 0xffffffffu) | sets[1].word[k] << 32);
+  for (int g = 0; g < GROUPS; g++)
+    for (int k = 0; k < 4; k++)
+      words[g][k] = U32Part((sets[2 * g].word[k] & 0xffffffffu) | sets[2 * g + 1].word[k] << 32);
+}
+
+// Write the 16 random bits of each of the 8 · WIDE · SETS elements from `first` on, a multiple of 8.
+template <int SETS> FB_INLINE void put_high(uint64_t first, uint64_t seed, uint16_t *out, uint32_t stream) {
+  // The counters are in the order for which `evens` and `odds` of their pairs of words return ascending counters.
+  const U64Part order = numbers([](int64_t i) { return i / 2 + i % 2 * (WIDE / 2); }), counters = order + (first >> 3);
+  Draws sets[SETS];
+#pragma GCC unroll 4
+  for (int s = 0; s < SETS; s++) sets[s] = Draws(counters + uint64_t(s * WIDE), stream);
+  philox(sets, seed);
+#pragma GCC unroll 4
+  for (int s = 0; s < SETS; s++) {
+    const U64Part x = sets[s].first_two(), y = sets[s].last_two(), lines[2] = {evens(x, y), odds(x, y)};
+    memcpy(out + 8 * WIDE * s, lines, sizeof lines);
+  }
 }
 
 // Compute the 16 random bits of each of the elements first … first + count - 1, where first is a multiple of 8. `out`
 // has space for 128 values more than count, because whole vectors are written.
 inline void fill_high(uint64_t first, int64_t count, uint64_t seed, uint16_t *out, uint32_t stream = ROUND_HIGH) {
-  // The counters are in the order for which `evens` and `odds` of their pairs of words return ascending counters.
-  const U64Part order = numbers([](int64_t i) { return i / 2 + i % 2 * (WIDE / 2); });
-  for (int64_t i = 0; i < count; i += 16 * WIDE) {
-    const U64Part counters = order + ((first + uint64_t(i)) >> 3);
-    Draws sets[2] = {Draws(counters, stream), Draws(counters + WIDE, stream)};
-    philox(sets, seed);
-    for (int half = 0; half < 2; half++) {
-      const U64Part x = sets[half].first_two(), y = sets[half].last_two(), lines[2] = {evens(x, y), odds(x, y)};
-      memcpy(out + i + 8 * WIDE * half, lines, sizeof lines);
-    }
-  }
+  constexpr int64_t EACH = 8 * WIDE;  // elements of a set
+  int64_t i = 0;
+  if (REGISTER == 16)
+    for (; i + 2 * EACH < count; i += 4 * EACH) put_high<4>(first + uint64_t(i), seed, out + i, stream);
+  for (; i < count; i += 2 * EACH) put_high<2>(first + uint64_t(i), seed, out + i, stream);
 }
 
 }  // namespace fb

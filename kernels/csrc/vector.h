@@ -6,6 +6,7 @@
 #pragma once
 #include <stdint.h>
 #include <string.h>
+#include <type_traits>
 #ifdef __AVX2__
 #include <immintrin.h>
 #endif
@@ -70,6 +71,7 @@ FB_BY_PARTS(F32x16, operator-, (float a, const F32x16 &b), a - b.part[p])
 FB_BY_PARTS(F32x16, operator/, (float a, const F32x16 &b), a / b.part[p])
 FB_BY_PARTS(F32x16, all, (float v), v - F32x16::Part{})  // v + 0 would turn -0 into 0
 FB_BY_PARTS(U32x16, bits, (const F32x16 &v), U32x16::Part(v.part[p]))
+FB_BY_PARTS(F32x16, number, (const U32x16 &v), __builtin_convertvector(I32x16::Part(v.part[p]), F32x16::Part))
 FB_BY_PARTS(I32x16, signed_bits, (const F32x16 &v), I32x16::Part(v.part[p]))
 FB_BY_PARTS(F32x16, value, (const U32x16 &v), F32x16::Part(v.part[p]))
 FB_BY_PARTS(F32x16, value, (const I32x16 &v), F32x16::Part(v.part[p]))
@@ -150,15 +152,19 @@ FB_INLINE void store(float *to, const F32x16 &v, Whole = {}) {
 FB_INLINE void store(uint32_t *to, const U32x16 &v) {
   for (int p = 0; p < PARTS; p++) memcpy(to + p * REGISTER, &v.part[p], sizeof v.part[p]);
 }
+#if defined(__AVX512BF16__) && defined(__AVX512DQ__)
+#define FB_CONVERTS_BF16
+// True if the instructions that convert to BF16 give the bits of `narrow`. They replace subnormals by zeros and keep a
+// part of a NaN's bits. Such lanes are rare.
+FB_INLINE bool converts(__m512 x) {
+  constexpr int QUIET_NAN = 0x01, SUBNORMAL = 0x20, SIGNALING_NAN = 0x80;
+  return __builtin_expect(_mm512_fpclass_ps_mask(x, QUIET_NAN | SUBNORMAL | SIGNALING_NAN) == 0, 1);
+}
+#endif
 #ifdef __AVX512BW__
 FB_INLINE __m256i narrow_bf16(const F32x16 &v) {  // `narrow` with 16 bits a lane
-#if defined(__AVX512BF16__) && defined(__AVX512DQ__)
-  // The instruction replaces subnormals by zeros and keeps a part of a NaN's bits, so vectors with such lanes (they are
-  // rare) are converted by `narrow`.
-  constexpr int QUIET_NAN = 0x01, SUBNORMAL = 0x20, SIGNALING_NAN = 0x80;
-  const __m512 x = (__m512)v.part[0];
-  const bool usual = !_mm512_fpclass_ps_mask(x, QUIET_NAN | SUBNORMAL | SIGNALING_NAN);
-  if (__builtin_expect(usual, 1)) return (__m256i)_mm512_cvtneps_pbh(x);
+#ifdef FB_CONVERTS_BF16
+  if (converts((__m512)v.part[0])) return (__m256i)_mm512_cvtneps_pbh((__m512)v.part[0]);
 #endif
   return _mm512_cvtepi32_epi16((__m512i)narrow(v).part[0]);
 }
@@ -247,12 +253,25 @@ template <class F> FB_INLINE void each_vector(int64_t n, F f) {
 }
 inline int64_t padded(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
 
+// Long computations of single vectors are slow, because each operation has to wait for the one before it. Therefore they
+// are done for TOGETHER vectors, and each step is done for all of them before the next step. Processors without AVX-512
+// have too few registers for more than one vector.
+constexpr int TOGETHER = REGISTER == 16 ? 4 : 1;
+template <int N> using Count = std::integral_constant<int, N>;
+
+// Call f(i, lanes, N) for groups of N = TOGETHER vectors of a row of n elements, and with N = 1 for each vector that
+// remains. i: the first element of a group. N is a Count, so f can use it as a constant.
+template <class F> FB_INLINE void each_group(int64_t n, F f) {
+  int64_t i = 0;
+  for (; i + TOGETHER * LANES <= n; i += TOGETHER * LANES) f(i, Whole{}, Count<TOGETHER>());
+  each_vector(n - i, [&](int64_t k, auto lanes) FB_INLINED { f(i + k, lanes, Count<1>()); });
+}
 // Call f(i) for i = 0 … N - 1, without a loop.
 template <int N, class F> FB_INLINE void each(F f) {
 #pragma GCC unroll 8
   for (int i = 0; i < N; i++) f(i);
 }
-// Make the compiler compute all vectors of x before it goes on. It would compute one vector after the other.
+// Make the compiler finish a step for all vectors of x; by itself it computes one vector after the other.
 template <int N> FB_INLINE void together(F32x16 (&x)[N]) {
 #ifdef __AVX512BW__
   static_assert(N == 1 || N == 4, "the statement below has four operands");
@@ -291,12 +310,9 @@ FB_INLINE F32x16 times_power(const F32x16 &p, const F32x16 &n, const F32x16 &shi
 #endif
 }
 
-// Return e^x to about 2 units in the last place, also for subnormal results; beyond float32 0 or infinity. e^x is 2^n ·
+// Replace x by e^x, to about 2 units in the last place, also for subnormal results; beyond float32 0 or infinity. e^x is 2^n ·
 // e^r with x = n·ln 2 + r. ln 2 is split into two constants, so that n times the first constant is exact; 2^n is
 // applied by `times_power`. reference/functions.py repeats the computation operation by operation.
-//
-// exponentials replaces N vectors by their exponentials. Each step is done for all vectors before the next step, because
-// an operation has to wait for the result of the one before it in its own vector.
 template <int N> FB_INLINE void exponentials(F32x16 (&x)[N]) {
   constexpr float MAGIC = 12582912.0f;  // 1.5 · 2^23: adding it to a small number rounds the number to an integer
   F32x16 shifted[N], n[N], p[N];

@@ -57,18 +57,26 @@ int main() {
   for (uint64_t first : {0ull, 0xfffffff0ull, 0xfffffff1ull, 0xffffffffull, 0x100000000ull, 0xffffffffffffff8ull})
     for (uint64_t seed : {0ull, 0xffffffffull, 0x100000000ull, 0x7fffffffffffffffull})
       for (uint32_t stream : {ROUND_HIGH, ROUND_LOW, NOISE, SIGNS}) {
-        for (uint64_t begin = first; begin < first + 16; begin += REGISTER) {
-          U32Part all[4];
+        for (uint64_t begin = first; begin < first + 32; begin += 2 * REGISTER) {
+          U32Part all[2][4], half[1][4];
           draw_words(begin, stream, seed, all);
-          for (uint64_t i = 0; i < REGISTER; i++, tried++) {
+          draw_words(begin, stream, seed, half);
+          for (uint64_t i = 0; i < 2 * REGISTER; i++, tried++) {
             Words one = philox(begin + i, stream, seed);
-            for (int k = 0; k < 4; k++) found += all[k][i] != one.w[k];
+            for (int k = 0; k < 4; k++) {
+              found += all[i / REGISTER][k][i % REGISTER] != one.w[k];
+              if (i < REGISTER) found += half[0][k][i] != one.w[k];
+            }
           }
         }
-        constexpr int PIECE = 128;
-        uint16_t high[2 * PIECE];
-        fill_high(first * 8, PIECE, seed, high);
-        for (uint64_t i = 0; i < PIECE; i++, tried++) found += high[i] != rounding_high(first * 8 + i, seed);
+        constexpr int SPACE = 128;
+        for (int count : {1, 128, 129, 300}) {
+          uint16_t high[300 + SPACE + 1];
+          high[count + SPACE] = 12345;
+          fill_high(first * 8, count, seed, high);
+          found += high[count + SPACE] != 12345;
+          for (int i = 0; i < count; i++, tried++) found += high[i] != rounding_high(first * 8 + uint64_t(i), seed);
+        }
       }
   printf("%d of %d", found, tried);
 }
@@ -98,5 +106,5 @@ def test_a_quotient_without_a_division_is_the_quotient(tmp_path: Path) -> None:
 
 def test_philox_of_counters_in_a_register_is_that_of_each_beyond_32_bits_too(tmp_path: Path) -> None:
     found, tried = output_of(COUNTERS, tmp_path).split(" of ")
-    assert int(tried) == 6 * 4 * 4 * (16 + 128)
+    assert int(tried) == 6 * 4 * 4 * (32 + 1 + 128 + 129 + 300)
     assert int(found) == 0
