@@ -151,8 +151,7 @@ void attend(const Rows &q, const Rows &k, const Rows &v, const HeadSize &h, cons
     const int64_t halves = end < rows ? 2 * (end / BLOCK + 1) : 0;
     for (int64_t r = 0; r < BLOCK; r += TOGETHER) {
       // AMX multiplies for the next block while the vector units compute exponentials for this one.
-      for (int64_t i = 0; i < halves; i++)
-        if (i % BLOCK / TOGETHER == r / TOGETHER) multiply_half(end, i, next_scores);
+      for (int64_t i = halves * r / BLOCK; i < halves * (r + TOGETHER) / BLOCK; i++) multiply_half(end, i, next_scores);
       float tops[TOGETHER], totals[TOGETHER];
       softmax<P>(scores + r * rows, rows, first + r + 1, end, p + r * rows, tops, totals);
       for (int64_t i = 0; i < TOGETHER; i++) {
