@@ -322,6 +322,9 @@ def _parsed(text: str) -> _Parsed:
     """Parse an override; raise ValueError if it is not KEY=VALUE."""
     override = parse_override(text)
     key, value = override.key_or_group, override.value()
+    if key == "branch.parent" and isinstance(value, (int, float)):  # a run's hash such as 12345678 or 12e45678
+        value = text.partition("=")[2].strip()
+        text = f"{key}={spelled(value)}"
     if is_hydra_setting(key):
         raise ValueError(explain_setting(key))
     in_group = key in GROUPS and override.package is None

@@ -388,6 +388,14 @@ def test_settings_of_a_recipe_may_be_changed_in_any_order_of_words() -> None:
     assert load_trial(overrides) == load_trial(overrides[::-1])
 
 
+@pytest.mark.parametrize("hash_", ["12345678", "12e45678", "1e234567", "0e000001", "abcdef12"])
+def test_a_hash_that_looks_like_a_number_names_a_parent(hash_: str) -> None:
+    """Check the parent of a trial, with and without an override that only Hydra can apply."""
+    for others in ([], ["+branch.step=4"], ["seed=3"]):
+        assert resolved([f"branch.parent={hash_}", *others])["branch"]["parent"] == hash_
+    assert load_trial([f"branch.parent={hash_}"])[0].branch.parent == hash_
+
+
 def test_composing_leaves_hydra_as_it_was() -> None:
     from hydra import compose, initialize_config_dir
 
