@@ -141,7 +141,7 @@ def test_seeds_and_elements_are_independent(noise: Noise) -> None:
 def test_reference_and_cpu_sample_the_same(noise: Noise, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_module, "SMALL", 0)
     before, names = torch.get_num_threads(), FINITE
-    for i, (shape, block) in enumerate(product((*ODD, (70, 100), (0, 5), (5, 0)), (32, 8, 128))):
+    for i, (shape, block) in enumerate(product((*ODD, (70, 100), (35, 1091), (0, 5), (5, 0)), (32, 8, 128))):
         w, grad = make(names[i % len(names)], shape, dtype, i), make("normal", shape, DTYPES[i % 3], i)
         bits, out = bits_for(w, block, -2, 30), DTYPES[(i // 3) % 3]
         want = reference.sample_weight(w, bits, i, noise, block, out)
@@ -152,6 +152,18 @@ def test_reference_and_cpu_sample_the_same(noise: Noise, dtype: torch.dtype, mon
             assert_same(cpu.sample_weight(w, bits, i, noise, block, out), want, what)
             assert_same(cpu.sample_weight_backward(grad, w, bits, i, noise, block), slope, what)
         torch.set_num_threads(before)
+
+
+@needs_compiler
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("columns", [4096, 4099])
+def test_a_weight_that_exceeds_the_caches_is_sampled_like_a_small_one(columns: int, noise: Noise) -> None:
+    """Check the stores that bypass the caches, for rows that start at a cache line and for others."""
+    w = make("normal", (2080, columns), torch.bfloat16, 0)
+    bits = bits_for(w, 32, 2, 8)
+    got = cpu.sample_weight(w, bits, 3, noise, 32, torch.bfloat16)
+    assert got.nbytes > 16 << 20
+    assert_same(got[:1024], cpu.sample_weight(w[:1024], bits[:32], 3, noise, 32, torch.bfloat16))
 
 
 @needs_compiler
