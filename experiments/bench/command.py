@@ -139,12 +139,15 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
         help="steps to time on the reference backend (0: none)",
     )
     parser.add_argument("--against", metavar="COMMIT", help="compare the step times with another commit's")
-    parser.add_argument("--rounds", type=positive, default=5, help="how often --against measures both commits")
+    parser.add_argument("--rounds", type=positive, help="how often --against measures both commits (default: 5)")
     parser.add_argument("--no-observer", action="store_true", help="omit the steps with the observer (column observed)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     results.add_options(parser)
     options = parser.parse_args(argv)
     results.check_options(options, "bench train")
+    if options.rounds and not options.against:
+        raise ValueError("bench train: --rounds requires --against COMMIT, the commit to compare with")
+    options.rounds = options.rounds or 5
     if options.against and options.store is not None:
         raise ValueError(
             "bench train: --store cannot be combined with --against, which stores no results: use only one of the two"

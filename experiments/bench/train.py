@@ -89,7 +89,12 @@ def measure(
 
 
 def first_layers(config: DecoderConfig, layers: int | None) -> DecoderConfig:
-    """Return the config of a model with the first `layers` blocks only; None keeps all of them."""
+    """Return the config of a model with the first `layers` blocks only; None keeps all of them.
+
+    Raise ValueError if the model has fewer blocks.
+    """
+    if layers is not None and layers > config.layers:
+        raise ValueError(f"bench train: --layers {layers}: {config.name} has only {config.layers} blocks")
     return config if layers is None else replace(config, layers=layers, pattern=config.pattern[:layers])
 
 

@@ -72,8 +72,7 @@ class RunFolder:
                 )
             there = ", ".join(map(str, sorted(available)))
             raise ValueError(
-                f"{self.path} has no checkpoint of step {step}; available are {there}: name one of these steps, or "
-                "move this folder away and run the trial again"
+                f"{self.path} has no checkpoint of step {step}; available are {there}: name one of these steps"
             )
         return load(available[step])
 

@@ -98,9 +98,17 @@ def test_once_measures_what_a_store_has_not_and_leaves_the_rest(
     assert bench(f"{SMALL} --once") == 2
 
 
-def test_wrong_names_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench(f"{SMALL} --optimizers sgd") == 2
-    assert "adamw" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ("--optimizers sgd", "adamw"),
+        ("--rounds 2", "--against"),
+        ("--model gpt2-nano --layers 7", "gpt2-nano has only 6 blocks"),
+    ],
+)
+def test_wrong_arguments_are_one_line(arguments: str, named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(f"{SMALL} {arguments}") == 2
+    assert named in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_products_of_the_linear_layers_are_timed_beside_the_steps(kept: dict[str, Any]) -> None:
