@@ -154,8 +154,8 @@ FB_INLINE void store(uint32_t *to, const U32x16 &v) {
 }
 #if defined(__AVX512BF16__) && defined(__AVX512DQ__)
 #define FB_CONVERTS_BF16
-// True if the instructions that convert to BF16 give the bits of `narrow`. They replace subnormals by zeros and keep a
-// part of a NaN's bits. Such lanes are rare.
+// True if the processor's conversions to BF16 round all lanes of x like `narrow` and Bf16::narrow. They replace subnormals
+// by zeros and keep a part of a NaN's bits; lanes with such values are rare.
 FB_INLINE bool converts(__m512 x) {
   constexpr int QUIET_NAN = 0x01, SUBNORMAL = 0x20, SIGNALING_NAN = 0x80;
   return __builtin_expect(_mm512_fpclass_ps_mask(x, QUIET_NAN | SUBNORMAL | SIGNALING_NAN) == 0, 1);
