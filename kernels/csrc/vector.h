@@ -154,8 +154,8 @@ FB_INLINE void store(uint32_t *to, const U32x16 &v) {
 }
 #if defined(__AVX512BF16__) && defined(__AVX512DQ__)
 #define FB_CONVERTS_BF16
-// True if the processor's conversions to BF16 round all lanes of x like `narrow` and Bf16::narrow. They replace subnormals
-// by zeros and keep a part of a NaN's bits; lanes with such values are rare.
+// True if the processor's conversions to BF16 round all lanes of x like `narrow` and Bf16::narrow. They replace
+// subnormals by zeros and keep a part of a NaN's bits; lanes with such values are rare.
 FB_INLINE bool converts(__m512 x) {
   constexpr int QUIET_NAN = 0x01, SUBNORMAL = 0x20, SIGNALING_NAN = 0x80;
   return __builtin_expect(_mm512_fpclass_ps_mask(x, QUIET_NAN | SUBNORMAL | SIGNALING_NAN) == 0, 1);
@@ -310,8 +310,8 @@ FB_INLINE F32x16 times_power(const F32x16 &p, const F32x16 &n, const F32x16 &shi
 #endif
 }
 
-// Replace x by e^x, to about 2 units in the last place, also for subnormal results; beyond float32 0 or infinity. e^x is 2^n ·
-// e^r with x = n·ln 2 + r. ln 2 is split into two constants, so that n times the first constant is exact; 2^n is
+// Replace x by e^x, to about 2 units in the last place, also for subnormal results; beyond float32 0 or infinity. e^x is
+// 2^n · e^r with x = n·ln 2 + r. ln 2 is split into two constants, so that n times the first constant is exact; 2^n is
 // applied by `times_power`. reference/functions.py repeats the computation operation by operation.
 template <int N> FB_INLINE void exponentials(F32x16 (&x)[N]) {
   constexpr float MAGIC = 12582912.0f;  // 1.5 · 2^23: adding it to a small number rounds the number to an integer
