@@ -95,8 +95,8 @@ template <class P> void pack_all_columns(const typename P::Element *x, const Hea
 
 // ------------------------------------------------------------------------------------------------ forward
 
-// Write e^(score - largest score) of TOGETHER rows of scores to `to`, padded with zeros up to `end`. The first row has n
-// scores, and each further row has one more than the row before it; the last scores of all rows are in the same vector.
+// Write e^(score - largest score) of TOGETHER rows of scores to `to`, padded with zeros up to `end`. The first row has
+// n scores, and each further row one more than the row before it; the last scores of all rows are in the same vector.
 // stride: the distance between rows. tops, sums: for each row, the largest score and the sum of the exponentials.
 template <class P>
 void softmax(const float *scores, int64_t stride, int64_t n, int64_t end, typename P::Element *to, float *tops,

@@ -43,8 +43,8 @@ template <class T> void squared_relu_backward(int64_t n, const T *x, const T *dy
   });
 }
 
-// For N vectors x of normally distributed values. density: e^(-x²/2), the density times √(2π). below: the probability of
-// a value below x.
+// For N vectors x of normally distributed values. density: e^(-x²/2), the density times √(2π). below: the probability
+// of a value below x.
 template <int N> struct Normal {
   F32x16 density[N], below[N];
 };

@@ -253,8 +253,8 @@ template <class F> FB_INLINE void each_vector(int64_t n, F f) {
 }
 inline int64_t padded(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
 
-// Long computations of single vectors are slow, because each operation has to wait for the one before it. Therefore they
-// are done for TOGETHER vectors, and each step is done for all of them before the next step. Processors without AVX-512
+// Long computations of single vectors are slow, because each operation has to wait for the one before it. So they are
+// done for TOGETHER vectors, and each step is done for all of them before the next step. Processors without AVX-512
 // have too few registers for more than one vector.
 constexpr int TOGETHER = REGISTER == 16 ? 4 : 1;
 template <int N> using Count = std::integral_constant<int, N>;
@@ -310,9 +310,9 @@ FB_INLINE F32x16 times_power(const F32x16 &p, const F32x16 &n, const F32x16 &shi
 #endif
 }
 
-// Replace x by e^x, to about 2 units in the last place, also for subnormal results; beyond float32 0 or infinity. e^x is
-// 2^n · e^r with x = n·ln 2 + r. ln 2 is split into two constants, so that n times the first constant is exact; 2^n is
-// applied by `times_power`. reference/functions.py repeats the computation operation by operation.
+// Replace x by e^x, to about 2 units in the last place, also for subnormal results; beyond float32 0 or infinity. e^x
+// is 2^n · e^r with x = n·ln 2 + r. ln 2 is split into two constants, so that n times the first constant is exact; 2^n
+// is applied by `times_power`. reference/functions.py repeats the computation operation by operation.
 template <int N> FB_INLINE void exponentials(F32x16 (&x)[N]) {
   constexpr float MAGIC = 12582912.0f;  // 1.5 · 2^23: adding it to a small number rounds the number to an integer
   F32x16 shifted[N], n[N], p[N];
