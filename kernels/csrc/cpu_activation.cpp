@@ -102,9 +102,8 @@ template <class T> void swiglu(int64_t n, const T *gate, const T *up, T *y, int 
     F32x16 g[count], s[count];
     load_group(g, gate + i, lanes);
     sigmoids(g, s);
-    each<count>([&](int k) FB_INLINED {
-      store(y + i + k * LANES, (g[k] * s[k]) * load(up + i + k * LANES, lanes), lanes);
-    });
+    each<count>([&](int k)
+                    FB_INLINED { store(y + i + k * LANES, (g[k] * s[k]) * load(up + i + k * LANES, lanes), lanes); });
   });
 }
 template <class T>

@@ -62,9 +62,7 @@ const float *gaussian_values(uint64_t first, int64_t n, uint64_t seed, std::vect
   return out.data() + skipped;
 }
 // Return `uniform_value` of 16 elements before it is rounded.
-FB_INLINE F32x16 uniform(const uint16_t *high) {
-  return (number(load_bits(high)) + 0.5f) * 1.52587890625e-05f - 0.5f;
-}
+FB_INLINE F32x16 uniform(const uint16_t *high) { return (number(load_bits(high)) + 0.5f) * 1.52587890625e-05f - 0.5f; }
 const float *uniform_values(uint64_t first, int64_t n, uint64_t seed, std::vector<float> &out,
                             std::vector<uint16_t> &high) {
   uint64_t skipped = first % 8;
