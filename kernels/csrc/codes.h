@@ -15,8 +15,9 @@ inline __attribute__((always_inline)) bool code_run(const typename D::Storage *_
   typedef typename D::Storage S;
   const Grid g = grid;
   const uint32_t sign_shift = code_bits - 1;
-  uint32_t ask = 0;
+  uint32_t undecided = 0;
   constexpr int STRIDE = 2 * GROUP;
+  alignas(64) uint32_t ask[STRIDE] = {};  // per column, as in `run`
   for (int start = 0; start < n; start += STRIDE) {
     int end = n == PIECE || n - start > STRIDE ? STRIDE : n - start;
     int left = LAYOUT == BY_SIXTEEN ? start / GROUP : 0, right = LAYOUT == BY_SIXTEEN && end > GROUP ? left + 1 : left;
@@ -25,12 +26,13 @@ inline __attribute__((always_inline)) bool code_run(const typename D::Storage *_
       int i = start + k;
       float e = LAYOUT == BY_COLUMN ? encode[i] : LAYOUT == UNIFORM || k < GROUP ? left_encode : right_encode;
       float v = D::widen(S(x[i] & D::magnitude_mask)) * e, q;
-      q = rounded_at_once<WIDE, STOCHASTIC>(v, g, STOCHASTIC ? high[i] : 0, &ask);
+      q = rounded_at_once<WIDE, STOCHASTIC>(v, g, STOCHASTIC ? high[i] : 0, &ask[k]);
       codes[i] = uint16_t(magnitude_code<WIDE>(smaller(q, g.max), g));
     }
   }
   for (int i = 0; i < n; i++) codes[i] = uint16_t(codes[i] | (x[i] >> (8 * sizeof(S) - 1)) << sign_shift);
-  return !ask;
+  for (int k = 0; STOCHASTIC && k < STRIDE; k++) undecided |= ask[k];
+  return !undecided;
 }
 template <class D, bool STOCHASTIC, Layout LAYOUT, bool WIDE>
 inline bool code_piece(const typename D::Storage *x, uint16_t *codes, int n, const float *encode, const Grid &g,

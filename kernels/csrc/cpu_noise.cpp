@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t BATCH = 2048;  // the number of words (or uniform values) that a thread computes at a time
 
 void gaussian(uint64_t first, int64_t words, uint64_t seed, uint32_t *out) {
-  constexpr int GROUPS = REGISTER == 16 ? 2 : 1;
+  constexpr int GROUPS = SETS / 2;
   for (int64_t i = 0; i < words; i += GROUPS * REGISTER) {
     U32Part w[GROUPS][4], packed[GROUPS];
     draw_words(first + uint64_t(i), NOISE, seed, w);
@@ -148,6 +148,11 @@ template <class D, class F> void each_chunk(const Weight<D> &weight, int64_t r0,
     }
 }
 
+// Round v to O. Unlike O::narrow, this keeps NaN with any bits: those that are all ones would become zero.
+template <class O> FB_INLINE Cell<O> narrow_any(float v) {
+  const Cell<O> nan = O::inf | O::inf >> 1;
+  return v == v ? O::narrow(v) : nan;
+}
 // Compute to = w + noise · scale for n elements.
 template <class D, class O>
 void add_noise(const typename D::Storage *__restrict w, const float *__restrict noise, const float *__restrict scale,
@@ -162,10 +167,10 @@ void add_noise(const typename D::Storage *__restrict w, const float *__restrict 
       if (converts(low) && converts(high))
         _mm512_storeu_si512(to + first, (__m512i)_mm512_cvtne2ps_pbh(high, low));
       else
-        for (int k = 0; k < 2 * LANES; k++) to[first + k] = O::narrow(sums[k]);
+        for (int k = 0; k < 2 * LANES; k++) to[first + k] = narrow_any<O>(sums[k]);
     }
 #endif
-  for (int64_t i = first; i < n; i++) to[i] = O::narrow(D::widen(w[i]) + noise[i] * scale[i]);
+  for (int64_t i = first; i < n; i++) to[i] = narrow_any<O>(D::widen(w[i]) + noise[i] * scale[i]);
 }
 
 template <class D, class O>

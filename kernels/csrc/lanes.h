@@ -12,11 +12,39 @@ constexpr int PIECE = 128;       // elements of a piece, few enough that their s
 constexpr int GROUP = 16;        // columns of a group, which share one scale in the layout BY_SIXTEEN
 constexpr int64_t CHUNK = 1024;  // columns whose scales, random bits or codes are buffered at a time
 
+#ifdef __AVX512BW__
+// Return maxima of the magnitudes of 16 bits in N vectors, each of which has two groups of 16. A step combines two
+// vectors into one that has half as many numbers of each group. With N = 16 one number per group remains: those of the
+// first groups of vectors 0 to 7, then of their second groups, then both for vectors 8 to 15.
+template <int N> FB_INLINE __m512i maxima(const uint16_t *x, __m512i mask) {
+  if constexpr (N == 1) {
+    return _mm512_and_si512(_mm512_loadu_si512(x), mask);
+  } else {
+    const __m512i a = maxima<N / 2>(x, mask), b = maxima<N / 2>(x + N * GROUP, mask);
+    if (N == 2) return _mm512_max_epu16(_mm512_unpacklo_epi16(a, b), _mm512_unpackhi_epi16(a, b));
+    if (N == 4) return _mm512_max_epu16(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    if (N == 8) return _mm512_max_epu16(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+    return _mm512_max_epu16(_mm512_shuffle_i64x2(a, b, 0x88), _mm512_shuffle_i64x2(a, b, 0xdd));
+  }
+}
+// Write the maxima of 32 groups of 16 magnitudes.
+FB_INLINE void maxima_of_groups(const uint16_t *x, uint16_t mask, uint16_t *out) {
+  const __m512i order = _mm512_set_epi16(31, 23, 30, 22, 29, 21, 28, 20, 27, 19, 26, 18, 25, 17, 24, 16,  //
+                                         15, 7, 14, 6, 13, 5, 12, 4, 11, 3, 10, 2, 9, 1, 8, 0);
+  const __m512i all = maxima<16>(x, _mm512_set1_epi16(int16_t(mask)));
+  _mm512_storeu_si512(out, _mm512_permutexvar_epi16(order, all));
+}
+#endif
 // Write the largest magnitude of each group of 16 elements, as storage bits (which have the order of the magnitudes).
 template <class D> inline void group_maxima(const typename D::Storage *x, int64_t n, typename D::Storage *out) {
   typedef typename D::Storage S;
-  int64_t whole = n / GROUP;
-  for (int64_t b = 0; b < whole; b++) {
+  int64_t whole = n / GROUP, b = 0;
+#ifdef __AVX512BW__
+  if (sizeof(S) == 2)
+    for (; b + 32 <= whole; b += 32)
+      maxima_of_groups((const uint16_t *)x + b * GROUP, uint16_t(D::magnitude_mask), (uint16_t *)out + b);
+#endif
+  for (; b < whole; b++) {
     S m = 0;
     for (int i = 0; i < GROUP; i++) {
       S v = S(x[b * GROUP + i] & D::magnitude_mask);
@@ -211,8 +239,46 @@ enum Layout { UNIFORM, BY_SIXTEEN, BY_COLUMN };
 
 struct Counts {                                       // the statistics of one piece
   uint32_t error, nonzero, zeros, saturated, capped;  // zeros: elements with y = 0
-  bool again;  // these loops cannot quantize an element, so the piece must be repeated element by element
+  uint32_t again;  // not 0: these loops cannot quantize an element, so the piece must be repeated element by element
 };
+
+#ifdef __AVX512BW__
+#define FB_COUNTS_PIECES
+// Count the errors of a piece in BF16: x are the elements, y the results. The sums do not depend on the order of their
+// terms, so the elements of a vector are split into those with even and those with odd numbers, which is faster than a
+// split into halves. Numbers of elements are counted in the processor's masks.
+template <bool STOCHASTIC> FB_INLINE void count_errors(const uint16_t *x, const uint16_t *y, Counts *counts) {
+  const __m512 one = _mm512_set1_ps(1.0f);
+  const __m512i magnitudes = _mm512_set1_epi16(0x7fff), odd = _mm512_set1_epi32(int32_t(0xffff0000u));
+  __m512i sum = _mm512_setzero_si512();
+  uint32_t nonzero = 0, zeros = 0, capped = 0;
+  __mmask16 above = 0;
+  for (int i = 0; i < PIECE; i += 32) {
+    const __m512i from = _mm512_and_si512(_mm512_loadu_si512(x + i), magnitudes);
+    const __m512i to = _mm512_and_si512(_mm512_loadu_si512(y + i), magnitudes);
+    nonzero += uint32_t(__builtin_popcount(_mm512_test_epi16_mask(from, from)));
+    zeros += uint32_t(__builtin_popcount(_mm512_testn_epi16_mask(to, to)));
+    auto count = [&](__m512i was, __m512i is) FB_INLINED {
+      const __m512i zero_free = _mm512_max_epu32(was, _mm512_set1_epi32(1));  // as in `run`
+      const __m512 error = _mm512_sub_ps(_mm512_castsi512_ps(was), _mm512_castsi512_ps(is));
+      __m512 r = _mm512_div_ps(_mm512_abs_ps(error), _mm512_castsi512_ps(zero_free));
+      const __mmask16 exceeds = _mm512_cmp_ps_mask(r, one, _CMP_GT_OQ);
+      if (STOCHASTIC) {
+        capped += uint32_t(__builtin_popcount(exceeds));
+        r = _mm512_min_ps(r, one);
+      } else {
+        above = _kor_mask16(above, exceeds);
+      }
+      sum = _mm512_add_epi32(sum, _mm512_castps_si512(_mm512_add_ps(r, one)));
+    };
+    count(_mm512_slli_epi32(from, 16), _mm512_slli_epi32(to, 16));
+    count(_mm512_and_si512(from, odd), _mm512_and_si512(to, odd));
+  }
+  counts->error = uint32_t(_mm512_reduce_add_epi32(sum)) - uint32_t(PIECE) * ONE;
+  counts->nonzero = nonzero, counts->zeros = zeros, counts->capped = capped;
+  counts->again |= above;
+}
+#endif
 
 // Quantize up to 128 ordinary elements, which are finite and far from the ends of float32 and of the dtype. A WIDE grid
 // is used only for naive casts. The loop works on magnitudes and restores the signs at the end, also for zeros. With
@@ -227,8 +293,9 @@ inline __attribute__((always_inline)) Counts run(const typename D::Storage *__re
   constexpr bool LIMIT = STOCHASTIC || !DIVIDE;
   const Grid g = grid;
   alignas(64) float back_wide[PIECE];
-  uint32_t over = 0, ask = 0;
   constexpr int STRIDE = 2 * GROUP;  // two groups at a time fill a vector of 16-bit elements
+  // Sums and `or` per column of a stride, because g++ would combine the lanes of a vector once per stride.
+  alignas(64) uint32_t over[STRIDE] = {}, ask[STRIDE] = {};
   for (int start = 0; start < n; start += STRIDE) {
     int end = n == PIECE || n - start > STRIDE ? STRIDE : n - start;
     int left = LAYOUT == BY_SIXTEEN ? start / GROUP : 0, right = LAYOUT == BY_SIXTEEN && end > GROUP ? left + 1 : left;
@@ -239,14 +306,22 @@ inline __attribute__((always_inline)) Counts run(const typename D::Storage *__re
       float e = LAYOUT == BY_COLUMN ? encode[i] : LAYOUT == UNIFORM || k < GROUP ? left_encode : right_encode;
       float d = LAYOUT == BY_COLUMN ? decode[i] : LAYOUT == UNIFORM || k < GROUP ? left_decode : right_decode;
       float v = D::widen(S(x[i] & D::magnitude_mask)) * e, q;
-      q = rounded_at_once<WIDE, STOCHASTIC>(v, g, STOCHASTIC ? high[i] : 0, &ask);
-      if (STATS && LIMIT) over += q > g.max;
+      q = rounded_at_once<WIDE, STOCHASTIC>(v, g, STOCHASTIC ? high[i] : 0, &ask[k]);
+      if (STATS && LIMIT) over[k] += q > g.max;
       if (LIMIT) q = smaller(q, g.max);
       back_wide[i] = DIVIDE ? quotient(q, e, d) : (q * d) * outer;
     }
   }
   narrow_run<D, !WIDE>(back_wide, x, y, n);
-  Counts counts{0, 0, 0, over, 0, ask != 0};
+  Counts counts{};
+  for (int k = 0; STATS && LIMIT && k < STRIDE; k++) counts.saturated += over[k];
+  for (int k = 0; STOCHASTIC && k < STRIDE; k++) counts.again |= ask[k];
+#ifdef FB_COUNTS_PIECES
+  if (STATS && std::is_same<D, Bf16>::value && n == PIECE) {
+    count_errors<STOCHASTIC>((const uint16_t *)x, (const uint16_t *)y, &counts);
+    return counts;
+  }
+#endif
   if (STATS) {
     uint32_t error = 0, capped = 0, worst = 0;
     S nonzero = 0, zeros = 0;
@@ -267,7 +342,7 @@ inline __attribute__((always_inline)) Counts run(const typename D::Storage *__re
     }
     counts.error = error - uint32_t(n) * ONE;  // wraps around like the sum, so the result is correct
     counts.nonzero = nonzero, counts.zeros = zeros, counts.capped = capped;
-    counts.again = counts.again || worst > ONE;
+    counts.again |= worst > ONE;
   }
   return counts;
 }

@@ -72,8 +72,11 @@ void Plan<D>::row(const Cell<D> *from, int64_t r, int64_t c0, int64_t c1, const 
   Cell<D> *out = (Cell<D> *)request.out;
   uint16_t high[STOCHASTIC ? CHUNK + 2 * PIECE : 1];
   int64_t drawn_from = 0, drawn_to = c0;  // the columns whose random bits are in `high`
+  int64_t tally_col = c0 / TC, block = c0 / C;
   for (int64_t c = c0; c < c1;) {
-    int64_t tally_col = c / TC, block = c / C;
+    // Divisions take long, so they are avoided where the next piece is in the same block or in the next one.
+    tally_col += c == (tally_col + 1) * TC;
+    block = LAYOUT == UNIFORM ? block + (c == (block + 1) * C) : c / C;
     int64_t stop = std::min(std::min(c + PIECE, c1), (tally_col + 1) * TC);
     if (LAYOUT == UNIFORM) stop = std::min(stop, (block + 1) * C);
     int n = int(stop - c);

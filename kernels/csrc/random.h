@@ -10,7 +10,8 @@
 namespace fb {
 
 typedef U32x16::Part U32Part;
-constexpr int WIDE = REGISTER / 2;  // counters in a register
+constexpr int WIDE = REGISTER / 2;            // counters in a register
+constexpr int SETS = REGISTER == 16 ? 4 : 2;  // sets of counters that are computed together
 
 // The even elements of a and b in turns (a0, b0, a2, b2, …), and the odd elements (a1, b1, a3, b3, …).
 #if defined(__AVX512BW__)
@@ -50,7 +51,7 @@ struct Draws {
   U64Part last_two() const { return (word[2] & 0xffffffffu) | word[3] << 32; }
 };
 
-template <int SETS> FB_INLINE void philox(Draws (&sets)[SETS], uint64_t seed) {
+template <int N> FB_INLINE void philox(Draws (&sets)[N], uint64_t seed) {
   const U64Part factor0 = U64Part{} + PHILOX_FACTOR_0, factor1 = U64Part{} + PHILOX_FACTOR_1;
   U64Part key0 = U64Part{} + (seed & 0xffffffffu), key1 = U64Part{} + (seed >> 32);
 #pragma GCC unroll 16
@@ -86,16 +87,16 @@ FB_INLINE void draw_words(uint64_t first, uint32_t stream, uint64_t seed, U32Par
       words[g][k] = U32Part((sets[2 * g].word[k] & 0xffffffffu) | sets[2 * g + 1].word[k] << 32);
 }
 
-// Write the 16 random bits of each of the 8 · WIDE · SETS elements from `first` on, a multiple of 8.
-template <int SETS> FB_INLINE void put_high(uint64_t first, uint64_t seed, uint16_t *out, uint32_t stream) {
+// Write the 16 random bits of each of the 8 · WIDE · N elements from `first` on, a multiple of 8.
+template <int N> FB_INLINE void put_high(uint64_t first, uint64_t seed, uint16_t *out, uint32_t stream) {
   // The counters are in the order for which `evens` and `odds` of their pairs of words return ascending counters.
   const U64Part order = numbers([](int64_t i) { return i / 2 + i % 2 * (WIDE / 2); }), counters = order + (first >> 3);
-  Draws sets[SETS];
+  Draws sets[N];
 #pragma GCC unroll 4
-  for (int s = 0; s < SETS; s++) sets[s] = Draws(counters + uint64_t(s * WIDE), stream);
+  for (int s = 0; s < N; s++) sets[s] = Draws(counters + uint64_t(s * WIDE), stream);
   philox(sets, seed);
 #pragma GCC unroll 4
-  for (int s = 0; s < SETS; s++) {
+  for (int s = 0; s < N; s++) {
     const U64Part x = sets[s].first_two(), y = sets[s].last_two(), lines[2] = {evens(x, y), odds(x, y)};
     memcpy(out + 8 * WIDE * s, lines, sizeof lines);
   }
@@ -106,8 +107,7 @@ template <int SETS> FB_INLINE void put_high(uint64_t first, uint64_t seed, uint1
 inline void fill_high(uint64_t first, int64_t count, uint64_t seed, uint16_t *out, uint32_t stream = ROUND_HIGH) {
   constexpr int64_t EACH = 8 * WIDE;  // elements of a set
   int64_t i = 0;
-  if (REGISTER == 16)
-    for (; i + 2 * EACH < count; i += 4 * EACH) put_high<4>(first + uint64_t(i), seed, out + i, stream);
+  for (; SETS > 2 && i + 2 * EACH < count; i += SETS * EACH) put_high<SETS>(first + uint64_t(i), seed, out + i, stream);
   for (; i < count; i += 2 * EACH) put_high<2>(first + uint64_t(i), seed, out + i, stream);
 }
 

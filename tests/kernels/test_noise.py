@@ -183,6 +183,18 @@ def test_reference_and_cpu_scale_noise_alike_to_the_last_bit() -> None:
 
 
 @pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("pattern", [0x7FFF_FFFF, -1, 0x7FC0_0000, 0x7F80_0001])
+def test_a_weight_that_is_nan_gives_nan_whatever_its_bits(noise: Noise, pattern: int) -> None:
+    """Check it for whole vectors and for the rest of a row; conversion to BF16 by an addition would give zeros."""
+    w = make("normal", (33, 77))
+    w.view(torch.int32)[[0, 32], [40, 76]] = pattern
+    nan = sample_weight(w, bits_for(w), 5, noise=noise).isnan()
+    expected = torch.zeros(33, 77, dtype=torch.bool)
+    expected[:32, 32:64] = expected[32:, 64:] = True
+    assert torch.equal(nan, expected)
+
+
+@pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("block", [32, 16, 1])
 def test_a_sampled_weight_is_equation_3(noise: Noise, block: int) -> None:
     w = make("lognormal", (70, 45))

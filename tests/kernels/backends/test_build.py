@@ -350,7 +350,7 @@ HOT_LOOPS = {
     "run": ("int k = 0; k < end", "int i = 0; i < n"),
     "narrow_run": ("; i < n",),
     "column_maxima": ("int64_t i = 0; i < n",),
-    "group_maxima": ("int64_t b = 0; b < whole",),
+    "group_maxima": ("; b < whole",),
 }
 
 
