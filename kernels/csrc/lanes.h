@@ -87,9 +87,9 @@ inline __attribute__((always_inline)) void narrow_run(const float *__restrict v,
   for (; i < n; i++) y[i] = S(D::narrow(v[i]) | (x[i] & S(~D::magnitude_mask)));
 }
 
-// For each column: the two scales that Four Over Six compares, and the amax of the block.
+// For each column: the two scales that Four Over Six compares, the amax of the block, and its `inverse`.
 struct Candidates {
-  const float *four_encode, *four_decode, *six_encode, *six_decode, *amax;
+  const float *four_encode, *four_decode, *six_encode, *six_decode, *amax, *inverse;
   float outer;
 
   FourOverSix at(int64_t i) const {
@@ -102,19 +102,34 @@ struct Candidates {
 // compiles a minimum of floats to slower selections if their bits are used elsewhere.
 FB_INLINE float smaller_magnitude(float a, float b) { return value(bits(a) < bits(b) ? bits(a) : bits(b)); }
 
+// True if `quotient` is correctly rounded for all divisors of the dtype D: their mantissas are so short that a quotient
+// is never as near to the middle of two floats as the errors before the last rounding.
+template <class D> constexpr bool DIVIDES_EXACTLY = sizeof(typename D::Storage) == 2;
+// The reciprocal of an amax, with which `relative` divides. It is 0 for a block of zeros, whose errors are 0, and NaN
+// where `quotient` would not be exact; then `four_less_six` of each element is computed with a division.
+template <class D> FB_INLINE float inverse_amax(float amax) {
+  const float inverse = divisible(amax) ? 1.0f / amax : value(NAN_BITS);
+  return DIVIDES_EXACTLY<D> && amax != 0.0f ? inverse : 0.0f;
+}
+template <class D> FB_INLINE float relative(float error, float amax, float inverse) {
+  return DIVIDES_EXACTLY<D> ? quotient(error, amax, inverse) : error / amax;
+}
+
 // `scaled` and `error_units` of element.h for E2M1, written so that they vectorise well. error_bits returns ZERO_ERROR,
 // the bits of 128, plus the units of the error.
 constexpr int32_t ZERO_ERROR = 0x43000000;
 FB_INLINE float scaled_magnitude(float size, const Grid &g, float encode) {
   return smaller_magnitude(size * encode, 4.0f * g.max);
 }
-FB_INLINE int32_t error_bits(float size, float q, const Grid &g, float decode, float outer, float amax) {
-  const float y = smaller((smaller(q, g.max) * decode) * outer, FLOAT_MAX);
-  return int32_t(bits(smaller_magnitude(magnitude(size - y) / amax, 1.0f) + 128.0f));
+template <class D>
+FB_INLINE int32_t error_bits(float size, float q, const Grid &g, float decode, float outer, float amax, float inverse) {
+  const float y = smaller_magnitude((smaller(q, g.max) * decode) * outer, FLOAT_MAX);
+  return int32_t(bits(smaller_magnitude(relative<D>(magnitude(size - y), amax, inverse), 1.0f) + 128.0f));
 }
 
 // Compute `four_less_six` of n elements; `high` are the first 16 random bits of each element. *ask becomes nonzero if
-// they do not decide the rounding of an element. There are two loops so that the first has only 32-bit lanes.
+// they do not decide the rounding of an element, or if its `inverse` is NaN. There are two loops so that the first has
+// only 32-bit lanes.
 template <class D, bool STOCHASTIC>
 FB_INLINE void weigh_run(const typename D::Storage *__restrict x, int64_t n, const Grid &grid,
                          const Candidates &columns, const uint16_t *__restrict high, int64_t *__restrict out,
@@ -123,7 +138,7 @@ FB_INLINE void weigh_run(const typename D::Storage *__restrict x, int64_t n, con
   const Grid g = grid;
   const float *__restrict four_encode = columns.four_encode, *__restrict four_decode = columns.four_decode;
   const float *__restrict six_encode = columns.six_encode, *__restrict six_decode = columns.six_decode;
-  const float *__restrict amax = columns.amax, outer = columns.outer;
+  const float *__restrict amax = columns.amax, *__restrict inverse = columns.inverse, outer = columns.outer;
   int32_t less[PIECE], sum[PIECE];
   uint32_t undecided = 0;
   for (int64_t i = 0; i < n; i++) {
@@ -133,9 +148,10 @@ FB_INLINE void weigh_run(const typename D::Storage *__restrict x, int64_t n, con
         rounded_at_once<false, STOCHASTIC>(scaled_magnitude(size, g, four_encode[i]), g, draw, &undecided);
     const float by_six =
         rounded_at_once<false, STOCHASTIC>(scaled_magnitude(size, g, six_encode[i]), g, draw, &undecided);
-    const int32_t a = error_bits(size, by_four, g, four_decode[i], outer, amax[i]);
-    const int32_t b = error_bits(size, by_six, g, six_decode[i], outer, amax[i]);
+    const int32_t a = error_bits<D>(size, by_four, g, four_decode[i], outer, amax[i], inverse[i]);
+    const int32_t b = error_bits<D>(size, by_six, g, six_decode[i], outer, amax[i], inverse[i]);
     less[i] = a - b, sum[i] = (a - ZERO_ERROR) + (b - ZERO_ERROR);
+    undecided |= inverse[i] != inverse[i];
   }
   *ask |= undecided;
   for (int64_t i = 0; i < n; i++) out[i] = int64_t(less[i]) * int64_t(sum[i]);
@@ -148,9 +164,9 @@ inline void weigh_piece(const typename D::Storage *x, int64_t n, const Grid &g, 
   uint32_t ask = 0;
   n == PIECE ? weigh_run<D, STOCHASTIC>(x, PIECE, g, columns, high, out, &ask)
              : weigh_run<D, STOCHASTIC>(x, n, g, columns, high, out, &ask);
-  for (int64_t i = 0; ask && i < n; i++) {  // the first 16 bits of a draw do not decide
+  for (int64_t i = 0; ask && i < n; i++) {
     const float size = D::widen(typename D::Storage(x[i] & D::magnitude_mask));
-    out[i] = four_less_six(size, g, columns.at(i), true, high[i], index + uint64_t(i), seed);
+    out[i] = four_less_six(size, g, columns.at(i), STOCHASTIC, STOCHASTIC ? high[i] : 0, index + uint64_t(i), seed);
   }
 }
 
@@ -186,26 +202,34 @@ inline int64_t weigh_each(const typename D::Storage *x, int64_t n, const Grid &g
   return total;
 }
 
-// Return what `weigh_each` returns for GROUP elements, computed in vectors.
+// Return what `weigh_each` returns for GROUP elements, computed in vectors. *ask becomes nonzero if this was not
+// possible.
 template <class D, bool STOCHASTIC>
 FB_INLINE int64_t weigh_group(const typename D::Storage *__restrict x, const Grid &grid, const FourOverSix &of_block,
-                              const uint16_t *__restrict high, uint64_t index, uint64_t seed) {
+                              float inverse, const uint16_t *__restrict high, uint32_t *ask) {
   typedef typename D::Storage S;
   const Grid g = grid;
   const FourOverSix block = of_block;
-  int32_t less[GROUP], sum[GROUP];
-  uint32_t ask = 0;
+  // The main loop has only types of 32 bits, because 16 elements of 16 bits would make g++ use half registers.
+  alignas(64) float sizes[GROUP];
+  alignas(64) uint32_t draws[GROUP];
+  alignas(64) int32_t less[GROUP], sum[GROUP];
+  uint32_t undecided = inverse != inverse;
+  for (int i = 0; i < GROUP; i++) sizes[i] = D::widen(S(x[i] & D::magnitude_mask));
+  for (int i = 0; i < GROUP; i++) draws[i] = STOCHASTIC ? high[i] : 0;
   for (int i = 0; i < GROUP; i++) {
-    const float size = D::widen(S(x[i] & D::magnitude_mask));
-    const uint32_t draw = STOCHASTIC ? high[i] : 0;
+    const float size = sizes[i];
+    const uint32_t draw = draws[i];
     const float by_four =
-        rounded_at_once<false, STOCHASTIC>(scaled_magnitude(size, g, block.four.encode), g, draw, &ask);
-    const float by_six = rounded_at_once<false, STOCHASTIC>(scaled_magnitude(size, g, block.six.encode), g, draw, &ask);
-    const int32_t a = error_bits(size, by_four, g, block.four.decode, block.four.outer, block.amax);
-    const int32_t b = error_bits(size, by_six, g, block.six.decode, block.six.outer, block.amax);
+        rounded_at_once<false, STOCHASTIC>(scaled_magnitude(size, g, block.four.encode), g, draw, &undecided);
+    const float by_six =
+        rounded_at_once<false, STOCHASTIC>(scaled_magnitude(size, g, block.six.encode), g, draw, &undecided);
+    const int32_t a = error_bits<D>(size, by_four, g, block.four.decode, block.four.outer, block.amax, inverse);
+    const int32_t b = error_bits<D>(size, by_six, g, block.six.decode, block.six.outer, block.amax, inverse);
     less[i] = a - b, sum[i] = (a - ZERO_ERROR) + (b - ZERO_ERROR);
   }
-  return ask ? weigh_each<D, STOCHASTIC>(x, GROUP, g, block, high, index, seed) : sum_of_products(less, sum);
+  *ask = undecided;
+  return sum_of_products(less, sum);
 }
 
 // Compute MS-EDEN's sums: `products_run` over n elements of one block; `products_each` adds each of n elements to the

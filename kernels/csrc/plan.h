@@ -37,7 +37,7 @@ template <class D> struct Scratch {  // one per thread
   std::vector<uint32_t> amax, code, care, squares, products;
   std::vector<float> block_encode, block_decode, block_outer, encode, decode;
   Candidate six, four;
-  std::vector<float> columns[5];  // for weigh_run, per column: encode and decode of four and of six, the block's amax
+  std::vector<float> columns[6];  // for weigh_run, per column: the arrays of `Candidates`
   std::vector<int64_t> weights;   // four_less_six of each element of a row
 };
 
@@ -114,11 +114,11 @@ template <class D> struct Plan {
   // plan_scales.h
   void weigh(const Tile &t, Scratch<D> &s);
   template <bool STOCHASTIC>
-  void weigh_groups(const Cell<D> *x, int64_t r, const Tile &t, Scratch<D> &s, const float *amax, float outer,
-                    int64_t *sums) const;
+  void weigh_groups(const Cell<D> *x, int64_t r, const Tile &t, Scratch<D> &s, const float *amax, const float *inverse,
+                    float outer, int64_t *sums) const;
   template <bool STOCHASTIC>
-  void weigh_columns(const Cell<D> *x, int64_t r, const Tile &t, Scratch<D> &s, const float *amax, float outer,
-                     int64_t *sums) const;
+  void weigh_columns(const Cell<D> *x, int64_t r, const Tile &t, Scratch<D> &s, const float *amax, const float *inverse,
+                     float outer, int64_t *sums) const;
   void spread(const float *blocks, int64_t c0, int64_t c1, float *to) const;
   void add_blocks(const int64_t *from, int64_t c0, int64_t c1, int64_t *sums) const;
   void correct(const Cell<D> *from, int64_t stride, int64_t height, int64_t block_row, const Tile &t,

@@ -12,7 +12,7 @@ template <class D> void Plan<D>::weigh(const Tile &t, Scratch<D> &s) {
   const Cell<D> *from = source(t, s, &stride, true);
   Group group = make_group(q.scaling, q.grid.max, value(group_amax[0]));
   std::vector<int64_t> sums(static_cast<size_t>(count));
-  std::vector<float> amaxes(static_cast<size_t>(count));
+  std::vector<float> amaxes(static_cast<size_t>(count)), inverses(static_cast<size_t>(count));
   const bool whole_columns = t.c0 % C == 0 && (t.c1 % C == 0 || t.c1 == cols);
   const bool by_group = C % GROUP == 0 && t.c0 % C == 0;
   auto weigh_row = by_group       ? q.stochastic ? &Plan::weigh_groups<true> : &Plan::weigh_groups<false>
@@ -25,16 +25,17 @@ template <class D> void Plan<D>::weigh(const Tile &t, Scratch<D> &s) {
     const uint32_t *amax = &block_amax[size_t(at)];
     s.six.compute(q, amax, count, group, 1.0f);
     s.four.compute(q, amax, count, group, value(q.scaling.expansion));
-    for (size_t b = 0; b < size_t(count); b++) amaxes[b] = value(amax[b]);
+    for (size_t b = 0; b < size_t(count); b++) amaxes[b] = value(amax[b]), inverses[b] = inverse_amax<D>(amaxes[b]);
     if (!by_group) {
-      const float *known[] = {s.four.encode.data(), s.four.decode.data(), s.six.encode.data(), s.six.decode.data(),
-                              amaxes.data()};
-      for (int k = 0; k < 5; k++)
+      const float *known[] = {s.four.encode.data(), s.four.decode.data(), s.six.encode.data(),
+                              s.six.decode.data(),  amaxes.data(),        inverses.data()};
+      for (int k = 0; k < 6; k++)
         s.columns[k].resize(size_t(t.c1 - t.c0)), spread(known[k], t.c0, t.c1, s.columns[k].data());
     }
     std::fill(sums.begin(), sums.end(), 0);
     for (; r < end; r++)
-      (this->*weigh_row)(from + (r - t.r0) * stride, r, t, s, amaxes.data(), group.decode, sums.data());
+      (this->*weigh_row)(from + (r - t.r0) * stride, r, t, s, amaxes.data(), inverses.data(), group.decode,
+                         sums.data());
     int64_t *to = &four_less_six[size_t(at)];
     if (whole) {
       std::copy(sums.begin(), sums.end(), to);
@@ -48,39 +49,57 @@ template <class D> void Plan<D>::weigh(const Tile &t, Scratch<D> &s) {
 // of columns, and the tile starts with a block.
 template <class D>
 template <bool STOCHASTIC>
-void Plan<D>::weigh_groups(const Cell<D> *x, int64_t r, const Tile &t, Scratch<D> &s, const float *amax, float outer,
-                           int64_t *sums) const {
+void Plan<D>::weigh_groups(const Cell<D> *x, int64_t r, const Tile &t, Scratch<D> &s, const float *amax,
+                           const float *inverse, float outer, int64_t *sums) const {
   uint16_t high[STOCHASTIC ? CHUNK + 2 * PIECE : 1];
   const int64_t width = t.c1 - t.c0, groups = C / GROUP;
   for (int64_t c = 0, b = 0, done = 0; c < width; c += CHUNK) {  // done: the groups of block b that are processed
     const int64_t end = std::min(width, c + CHUNK);
     const uint64_t index = uint64_t(r * cols + t.c0 + c), skipped = index % 8;
     if (STOCHASTIC) fill_high(index - skipped, end - c + int64_t(skipped), q.seed, high);
-    for (int64_t i = c; i < end; i += GROUP) {
-      const FourOverSix block{Scale{s.six.encode[size_t(b)], s.six.decode[size_t(b)], outer, 0},
-                              Scale{s.four.encode[size_t(b)], s.four.decode[size_t(b)], outer, 0}, amax[b]};
-      const uint16_t *draws = high + (STOCHASTIC ? int64_t(skipped) + i - c : 0);
-      sums[b] += end - i >= GROUP
-                     ? weigh_group<D, STOCHASTIC>(x + i, q.grid, block, draws, index + uint64_t(i - c), q.seed)
-                     : weigh_each<D, STOCHASTIC>(x + i, end - i, q.grid, block, draws, index + uint64_t(i - c), q.seed);
+    const uint16_t *draws = high + (STOCHASTIC ? int64_t(skipped) : 0);
+    auto block = [&](int64_t i) FB_INLINED {
+      return FourOverSix{Scale{s.six.encode[size_t(i)], s.six.decode[size_t(i)], outer, 0},
+                         Scale{s.four.encode[size_t(i)], s.four.decode[size_t(i)], outer, 0}, amax[i]};
+    };
+    // The first loop has no calls, because g++ would load its constants again after each call.
+    int64_t totals[CHUNK / GROUP], owners[CHUNK / GROUP];
+    uint32_t ask[CHUNK / GROUP];
+    const int64_t count = (end - c) / GROUP;
+    for (int64_t k = 0; k < count; k++) {
+      const int64_t at = k * GROUP;
+      totals[k] =
+          weigh_group<D, STOCHASTIC>(x + c + at, q.grid, block(b), inverse[b], draws + at * STOCHASTIC, &ask[k]);
+      owners[k] = b;
       if (++done == groups) done = 0, b++;
     }
+    auto weigh = [&](int64_t i, int64_t n, int64_t at) {
+      return weigh_each<D, STOCHASTIC>(x + c + at, n, q.grid, block(i), draws + at * STOCHASTIC, index + uint64_t(at),
+                                       q.seed);
+    };
+    for (int64_t k = 0; k < count; k++) sums[owners[k]] += ask[k] ? weigh(owners[k], GROUP, k * GROUP) : totals[k];
+    if ((end - c) % GROUP) sums[b] += weigh(b, (end - c) % GROUP, count * GROUP);
   }
 }
 
 // Do what `weigh_groups` does, for blocks of any width, with scales that were expanded to columns (s.columns).
 template <class D>
 template <bool STOCHASTIC>
-void Plan<D>::weigh_columns(const Cell<D> *x, int64_t r, const Tile &t, Scratch<D> &s, const float *, float outer,
-                            int64_t *sums) const {
+void Plan<D>::weigh_columns(const Cell<D> *x, int64_t r, const Tile &t, Scratch<D> &s, const float *, const float *,
+                            float outer, int64_t *sums) const {
   uint16_t high[3 * PIECE];  // fill_high may write up to PIECE values more than requested
   const int64_t width = t.c1 - t.c0;
   s.weights.resize(size_t(width));
   for (int64_t i = 0; i < width; i += PIECE) {
     const int64_t n = std::min(int64_t(PIECE), width - i);
     const uint64_t index = uint64_t(r * cols + t.c0 + i), skipped = STOCHASTIC ? index % 8 : 0;
-    const Candidates columns{s.columns[0].data() + i, s.columns[1].data() + i, s.columns[2].data() + i,
-                             s.columns[3].data() + i, s.columns[4].data() + i, outer};
+    const Candidates columns{s.columns[0].data() + i,
+                             s.columns[1].data() + i,
+                             s.columns[2].data() + i,
+                             s.columns[3].data() + i,
+                             s.columns[4].data() + i,
+                             s.columns[5].data() + i,
+                             outer};
     if (STOCHASTIC) fill_high(index - skipped, n + int64_t(skipped), q.seed, high);
     weigh_piece<D, STOCHASTIC>(x + i, n, q.grid, columns, high + skipped, index, q.seed, s.weights.data() + i);
   }
