@@ -9,6 +9,7 @@ change in the machine's speed between rounds does not affect them.
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -40,6 +41,15 @@ class Change:
     milliseconds: float  # in this checkout
     other_milliseconds: float  # in the other commit
     speed: Ratio  # median and range over the rounds of: time in the other commit / time in this checkout
+    rest: Ratio | None  # of: step without products in this checkout / step without products in the other commit
+
+
+@dataclass(frozen=True)
+class Times:
+    """The times, in milliseconds, that one run of `fewbits bench train` measured."""
+
+    steps: dict[Key, float]
+    products: dict[str, float]  # of all linear layers in BF16, by model; NaN if an old commit does not measure them
 
 
 def compare(commit: str, arguments: Sequence[str], rounds: int = ROUNDS) -> list[Change]:
@@ -48,36 +58,37 @@ def compare(commit: str, arguments: Sequence[str], rounds: int = ROUNDS) -> list
     Return the change of the step time for each model, variant (a recipe or plain BF16) and optimizer.
     rounds: how often the command runs in each of the two.
     """
-    times: list[tuple[dict[Key, float], dict[Key, float]]] = []
+    times: list[tuple[Times, Times]] = []
     with tempfile.TemporaryDirectory() as folder:
         other = Path(folder) / "checkout"
         unpack(commit, other)
         for number in range(rounds):
             print(f"fewbits: round {number + 1} of {rounds}", file=sys.stderr, flush=True)
-            both = {root: _milliseconds(root, arguments) for root in ((ROOT, other), (other, ROOT))[number % 2]}
+            both = {root: _times(root, arguments) for root in ((ROOT, other), (other, ROOT))[number % 2]}
             times.append((both[ROOT], both[other]))
     return changes(times)
 
 
-def changes(times: Sequence[tuple[dict[Key, float], dict[Key, float]]]) -> list[Change]:
+def changes(times: Sequence[tuple[Times, Times]]) -> list[Change]:
     """Return a Change for each model, recipe and optimizer that was measured in this checkout and in the other commit.
 
-    times: for each round, the milliseconds per step in this checkout and those in the other commit, each as a dict with
-        the keys (model, recipe, optimizer).
+    times: for each round, the times in this checkout and those in the other commit.
     """
     result = []
-    for key in times[0][0]:
-        if key in times[0][1]:
-            ours, theirs = [ours[key] for ours, _ in times], [theirs[key] for _, theirs in times]
-            result.append(Change(*key, median(ours), median(theirs), Ratio.of(theirs, ours)))
+    for key in times[0][0].steps:
+        if key in times[0][1].steps:
+            model, variant, _ = key
+            ours, theirs = [ours.steps[key] for ours, _ in times], [theirs.steps[key] for _, theirs in times]
+            products = [ours.products[model] for ours, _ in times]
+            rests = [[ms - p for ms, p in zip(each, products, strict=True)] for each in (ours, theirs)]
+            # Other recipes compute their products in another way.
+            rest = Ratio.of(*rests) if variant == "bf16" and min(map(min, rests)) > 0 else None
+            result.append(Change(*key, median(ours), median(theirs), Ratio.of(theirs, ours), rest))
     return result
 
 
-def _milliseconds(root: Path, arguments: Sequence[str]) -> dict[Key, float]:
-    """Run `fewbits bench train` in the checkout `root`; return the milliseconds of a step by model, recipe, optimizer.
-
-    arguments: the arguments of the command.
-    """
+def _times(root: Path, arguments: Sequence[str]) -> Times:
+    """Run `fewbits bench train` with these arguments in the checkout `root`, and return the times that it measured."""
     command = [sys.executable, "-m", "fewbits.cli", "bench", "train", *arguments, "--json"]
     environment = {**os.environ, "PYTHONPATH": str(root / "src")}
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
@@ -86,8 +97,6 @@ def _milliseconds(root: Path, arguments: Sequence[str]) -> dict[Key, float]:
         raise ValueError(
             f"--against: fewbits bench train failed in {version}: {done.stderr.strip().rpartition(chr(10))[2]}"
         )
-    return {
-        (one["model"], row["variant"], row["optimizer"]): row["milliseconds"]
-        for one in json.loads(done.stdout)
-        for row in one["rows"]
-    }
+    models = json.loads(done.stdout)
+    steps = {(m["model"], row["variant"], row["optimizer"]): row["milliseconds"] for m in models for row in m["rows"]}
+    return Times(steps, {m["model"]: m.get("gemm_milliseconds", math.nan) for m in models})

@@ -112,11 +112,13 @@ def _compare_commits(options: argparse.Namespace) -> int:
             *(change.model, change.variant, change.optimizer),
             *(f"{change.milliseconds:.1f}", f"{change.other_milliseconds:.1f}"),
             *(f"{change.speed.median:.2f}", f"{change.speed.low:.2f} to {change.speed.high:.2f}"),
+            "-" if change.rest is None else f"{change.rest.median:.2f}",
         )
         for change in changes
     ]
     print(f"{processor_name()}, {options.rounds} rounds of {options.steps} steps\n")
-    print_table(("model", "recipe", "optimizer", "ms", f"ms of {options.against}", "faster", "range"), rows)
+    print_table(("model", "recipe", "optimizer", "ms", f"ms of {options.against}", "faster", "range", "rest"), rows)
+    print("\nrest: time of a step outside the products of the linear layers, divided by the other commit's")
     return 0
 
 

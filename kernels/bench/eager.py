@@ -62,6 +62,19 @@ def _round(v: Tensor, q: Quantizer) -> Tensor:
     return (steps * step).clamp(-f.max, f.max)
 
 
+def _better_of_two(v: Tensor, amax: Tensor, q: Quantizer) -> Tensor:
+    """Quantize each block with both scales of Four Over Six, and return the values with the smaller squared error."""
+    top = q.format.max
+    g = amax.new_tensor(top * q.traits.target) / amax.amax()  # number / tensor would round twice
+    candidates = []
+    for expansion in (1.0, q.traits.expansion):
+        s8 = (amax * (g / top) * expansion).clamp(max=448).to(torch.float8_e4m3fn).float()
+        y = _round(v * (g / s8), q) * s8 * (1 / g)
+        candidates.append((y, (y - v).square().sum((1, 3), keepdim=True)))
+    (six, error_of_six), (four, error_of_four) = candidates
+    return torch.where(error_of_four < error_of_six, four, six)
+
+
 def _rotate(x: Tensor, q: Quantizer, axis: int) -> Tensor:
     if not q.hadamard:
         return x
@@ -80,7 +93,10 @@ def fake_quantize(x: Tensor, q: Quantizer, axis: int) -> Tensor:
     if q.scaling == "none":
         return _round(x.float(), q).to(x.dtype)
     v = _blocks(_rotate(x, q, axis).float(), q, axis)
-    encode, decode = _factors(v.abs().amax((1, 3), keepdim=True), q)
+    amax = v.abs().amax((1, 3), keepdim=True)
+    if q.scaling == "fouroversix":
+        return _better_of_two(v, amax, q).view(x.shape).to(x.dtype)
+    encode, decode = _factors(amax, q)
     return (_round(v * encode, q) * decode).view(x.shape).to(x.dtype)
 
 

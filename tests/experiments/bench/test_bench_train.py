@@ -12,7 +12,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from fewbits import cli
-from fewbits.experiments.bench.against import changes
+from fewbits.experiments.bench.against import Times, changes
 from fewbits.experiments.bench.products import LinearProducts
 from fewbits.experiments.bench.step import Step, peak_bytes
 from fewbits.experiments.config import load_recipe
@@ -135,9 +135,21 @@ def test_a_commit_is_compared_in_rounds(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_a_change_is_the_ratio_within_each_round() -> None:
     key, gone = ("m", "bf16", "adamw"), ("m", "gone", "adamw")
-    ((change),) = changes([({key: 1.0}, {key: 2.0, gone: 1.0}), ({key: 10.0}, {key: 30.0}), ({key: 5.0}, {key: 5.0})])
+    products = {"m": 0.5}
+    steps = [({key: 1.0}, {key: 2.0, gone: 1.0}), ({key: 10.0}, {key: 30.0}), ({key: 5.0}, {key: 5.0})]
+    ((change),) = changes([(Times(ours, products), Times(theirs, {})) for ours, theirs in steps])
     assert (change.milliseconds, change.other_milliseconds) == (5.0, 5.0)
     assert (change.speed.median, change.speed.low, change.speed.high) == (2.0, 1.0, 3.0)
+    assert change.rest is not None
+    assert (change.rest.median, change.rest.low, change.rest.high) == (0.5 / 1.5, 9.5 / 29.5, 1.0)
+
+
+def test_without_products_in_bf16_the_rest_of_a_step_is_unknown() -> None:
+    """A recipe computes its products in another way; and products that took longer than a step were disturbed."""
+    steps = {("m", "nvfp4", "adamw"): 2.0, ("m", "bf16", "adamw"): 2.0}
+    for products, known in ((1.0, [False, True]), (2.0, [False, False])):
+        times = Times(steps, {"m": products})
+        assert [change.rest is not None for change in changes([(times, times)])] == known
 
 
 @pytest.mark.parametrize("arguments", ["--against no-such-commit", "--against HEAD --store runs"])
