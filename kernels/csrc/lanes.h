@@ -170,8 +170,19 @@ inline void weigh_piece(const typename D::Storage *x, int64_t n, const Grid &g, 
   }
 }
 
-// Return Σ less[i] · sum[i], where only the products and their sum need 64 bits.
+// Return Σ less[i] · sum[i], where |less[i]| ≤ sum[i] and only the products and their sum need 64 bits. Usually the
+// errors are so small that sums of four products fit in 32 bits.
 FB_INLINE int64_t sum_of_products(const int32_t (&less)[GROUP], const int32_t (&sum)[GROUP]) {
+#ifdef __AVX512BW__
+  const __m512i differences = _mm512_loadu_si512(less), sums = _mm512_loadu_si512(sum);
+  if (__builtin_expect(!_mm512_cmpgt_epi32_mask(sums, _mm512_set1_epi32(23170)), 1)) {  // 4 · 23170^2 < 2^31
+    const __m512i all = _mm512_mullo_epi32(differences, sums);
+    const __m256i pairs = _mm256_add_epi32(_mm512_castsi512_si256(all), _mm512_extracti64x4_epi64(all, 1));
+    const __m128i fours = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+    const int64_t low = _mm_cvtsi128_si64(fours), high = _mm_extract_epi64(fours, 1);
+    return (int64_t(int32_t(low)) + (low >> 32)) + (int64_t(int32_t(high)) + (high >> 32));
+  }
+#endif
 #if defined(__AVX2__)
   __m256i total = _mm256_setzero_si256();
   for (int i = 0; i < GROUP; i += 8) {

@@ -37,8 +37,9 @@ template <class D> struct Scratch {  // one per thread
   std::vector<uint32_t> amax, code, care, squares, products;
   std::vector<float> block_encode, block_decode, block_outer, encode, decode;
   Candidate six, four;
-  std::vector<float> columns[6];  // for weigh_run, per column: the arrays of `Candidates`
-  std::vector<int64_t> weights;   // four_less_six of each element of a row
+  std::vector<float> columns[6];        // for weigh_run, per column: the arrays of `Candidates`
+  std::vector<float> amaxes, inverses;  // of the blocks that `weigh` compares
+  std::vector<int64_t> weights, sums;   // four_less_six of each element of a row, and of each block of a row of blocks
 };
 
 template <class D> struct Plan {
@@ -47,11 +48,12 @@ template <class D> struct Plan {
   const Cell<D> *x;
   int64_t rows, cols, R, C, block_count_rows, block_count_cols;  // R x C: the size of a block; numbers of blocks
   bool lookup = false;  // a first pass computes the amaxes of blocks, for example because blocks are larger than tiles
+  bool apart = false;   // Four Over Six: an additional pass compares the candidates of blocks larger than tiles
   bool grouped;         // blocks share a second-level value: a first pass computes the amaxes of groups
   bool around;          // the output bypasses the caches
   bool staged;          // the first pass writes the rotated matrix to the output, which the second pass reads
   std::vector<uint32_t> block_amax, group_amax;
-  std::vector<int64_t> four_less_six;  // Four Over Six: the sum of `four_less_six` of each block
+  std::vector<int64_t> four_less_six;  // if `apart`: the sum of `four_less_six` of each block
   Rotation<D> rotation;
 
   Plan(const Request &r, const Cell<D> *x, int64_t rows, int64_t cols)
@@ -77,7 +79,7 @@ template <class D> struct Plan {
   void allocate() {
     if (lookup) block_amax.assign(size_t(block_count_rows * block_count_cols), 0);
     if (grouped) group_amax.assign(size_t(group_count()), 0);
-    if (weighs()) four_less_six.assign(size_t(block_count_rows * block_count_cols), 0);
+    if (apart) four_less_six.assign(size_t(block_count_rows * block_count_cols), 0);
   }
 
   const Cell<D> *second_source() const { return staged ? (const Cell<D> *)request.out : x; }
@@ -112,13 +114,13 @@ template <class D> struct Plan {
                  Scratch<D> &s) const;
 
   // plan_scales.h
-  void weigh(const Tile &t, Scratch<D> &s);
+  void weigh(const Cell<D> *from, int64_t stride, int64_t r, int64_t end, const uint32_t *amax, const Tile &t,
+             Scratch<D> &s) const;
+  void weigh_parts(const Tile &t, Scratch<D> &s);
   template <bool STOCHASTIC>
-  void weigh_groups(const Cell<D> *x, int64_t r, const Tile &t, Scratch<D> &s, const float *amax, const float *inverse,
-                    float outer, int64_t *sums) const;
+  void weigh_groups(const Cell<D> *x, int64_t r, const Tile &t, Scratch<D> &s, float outer) const;
   template <bool STOCHASTIC>
-  void weigh_columns(const Cell<D> *x, int64_t r, const Tile &t, Scratch<D> &s, const float *amax, const float *inverse,
-                     float outer, int64_t *sums) const;
+  void weigh_columns(const Cell<D> *x, int64_t r, const Tile &t, Scratch<D> &s, float outer) const;
   void spread(const float *blocks, int64_t c0, int64_t c1, float *to) const;
   void add_blocks(const int64_t *from, int64_t c0, int64_t c1, int64_t *sums) const;
   void correct(const Cell<D> *from, int64_t stride, int64_t height, int64_t block_row, const Tile &t,

@@ -5,43 +5,42 @@
 
 namespace fb {
 
-// For Four Over Six, between the first and the second pass: add `four_less_six` of a tile's elements to the sums of
-// their blocks, which determine the scale of each block.
-template <class D> void Plan<D>::weigh(const Tile &t, Scratch<D> &s) {
-  int64_t stride, first = t.c0 / C, count = (t.c1 - 1) / C - first + 1;
-  const Cell<D> *from = source(t, s, &stride, true);
-  Group group = make_group(q.scaling, q.grid.max, value(group_amax[0]));
-  std::vector<int64_t> sums(static_cast<size_t>(count));
-  std::vector<float> amaxes(static_cast<size_t>(count)), inverses(static_cast<size_t>(count));
-  const bool whole_columns = t.c0 % C == 0 && (t.c1 % C == 0 || t.c1 == cols);
+// Compute into s.sums `four_less_six` of each block in a row of blocks, as far as its elements are in rows [r, end) and
+// in the tile's columns. from: row r. amax: the amaxes of the blocks.
+template <class D>
+void Plan<D>::weigh(const Cell<D> *from, int64_t stride, int64_t r, int64_t end, const uint32_t *amax, const Tile &t,
+                    Scratch<D> &s) const {
+  const int64_t count = (t.c1 - 1) / C - t.c0 / C + 1;
+  const Group group = make_group(q.scaling, q.grid.max, value(group_amax[0]));
   const bool by_group = C % GROUP == 0 && t.c0 % C == 0;
   auto weigh_row = by_group       ? q.stochastic ? &Plan::weigh_groups<true> : &Plan::weigh_groups<false>
                    : q.stochastic ? &Plan::weigh_columns<true>
                                   : &Plan::weigh_columns<false>;
-  for (int64_t r = t.r0; r < t.r1;) {
-    const int64_t block_row = r / R, bottom = std::min(rows, (block_row + 1) * R), end = std::min(t.r1, bottom);
-    const bool whole = whole_columns && r == block_row * R && end == bottom;
-    const int64_t at = block_row * block_count_cols + first;
-    const uint32_t *amax = &block_amax[size_t(at)];
-    s.six.compute(q, amax, count, group, 1.0f);
-    s.four.compute(q, amax, count, group, value(q.scaling.expansion));
-    for (size_t b = 0; b < size_t(count); b++) amaxes[b] = value(amax[b]), inverses[b] = inverse_amax<D>(amaxes[b]);
-    if (!by_group) {
-      const float *known[] = {s.four.encode.data(), s.four.decode.data(), s.six.encode.data(),
-                              s.six.decode.data(),  amaxes.data(),        inverses.data()};
-      for (int k = 0; k < 6; k++)
-        s.columns[k].resize(size_t(t.c1 - t.c0)), spread(known[k], t.c0, t.c1, s.columns[k].data());
-    }
-    std::fill(sums.begin(), sums.end(), 0);
-    for (; r < end; r++)
-      (this->*weigh_row)(from + (r - t.r0) * stride, r, t, s, amaxes.data(), inverses.data(), group.decode,
-                         sums.data());
-    int64_t *to = &four_less_six[size_t(at)];
-    if (whole) {
-      std::copy(sums.begin(), sums.end(), to);
-      continue;
-    }
-    for (int64_t b = 0; b < count; b++) __atomic_fetch_add(to + b, sums[size_t(b)], __ATOMIC_RELAXED);
+  s.six.compute(q, amax, count, group, 1.0f);
+  s.four.compute(q, amax, count, group, value(q.scaling.expansion));
+  s.amaxes.resize(size_t(count)), s.inverses.resize(size_t(count));
+  for (size_t b = 0; b < size_t(count); b++) s.amaxes[b] = value(amax[b]), s.inverses[b] = inverse_amax<D>(s.amaxes[b]);
+  if (!by_group) {
+    const float *known[] = {s.four.encode.data(), s.four.decode.data(), s.six.encode.data(),
+                            s.six.decode.data(),  s.amaxes.data(),      s.inverses.data()};
+    for (int k = 0; k < 6; k++)
+      s.columns[k].resize(size_t(t.c1 - t.c0)), spread(known[k], t.c0, t.c1, s.columns[k].data());
+  }
+  s.sums.assign(size_t(count), 0);
+  for (; r < end; r++, from += stride) (this->*weigh_row)(from, r, t, s, group.decode);
+}
+
+// Add `four_less_six` of a tile's elements to the sums of their blocks, in an additional pass for blocks that are
+// larger than a tile.
+template <class D> void Plan<D>::weigh_parts(const Tile &t, Scratch<D> &s) {
+  int64_t stride;
+  const Cell<D> *from = source(t, s, &stride, true);
+  for (int64_t r = t.r0, end; r < t.r1; r = end) {
+    const int64_t block_row = r / R, at = block_row * block_count_cols + t.c0 / C;
+    end = std::min(t.r1, (block_row + 1) * R);
+    weigh(from + (r - t.r0) * stride, stride, r, end, &block_amax[size_t(at)], t, s);
+    for (size_t b = 0; b < s.sums.size(); b++)
+      __atomic_fetch_add(&four_less_six[size_t(at) + b], s.sums[b], __ATOMIC_RELAXED);
   }
 }
 
@@ -49,8 +48,7 @@ template <class D> void Plan<D>::weigh(const Tile &t, Scratch<D> &s) {
 // of columns, and the tile starts with a block.
 template <class D>
 template <bool STOCHASTIC>
-void Plan<D>::weigh_groups(const Cell<D> *x, int64_t r, const Tile &t, Scratch<D> &s, const float *amax,
-                           const float *inverse, float outer, int64_t *sums) const {
+void Plan<D>::weigh_groups(const Cell<D> *x, int64_t r, const Tile &t, Scratch<D> &s, float outer) const {
   uint16_t high[STOCHASTIC ? CHUNK + 2 * PIECE : 1];
   const int64_t width = t.c1 - t.c0, groups = C / GROUP;
   for (int64_t c = 0, b = 0, done = 0; c < width; c += CHUNK) {  // done: the groups of block b that are processed
@@ -60,7 +58,7 @@ void Plan<D>::weigh_groups(const Cell<D> *x, int64_t r, const Tile &t, Scratch<D
     const uint16_t *draws = high + (STOCHASTIC ? int64_t(skipped) : 0);
     auto block = [&](int64_t i) FB_INLINED {
       return FourOverSix{Scale{s.six.encode[size_t(i)], s.six.decode[size_t(i)], outer, 0},
-                         Scale{s.four.encode[size_t(i)], s.four.decode[size_t(i)], outer, 0}, amax[i]};
+                         Scale{s.four.encode[size_t(i)], s.four.decode[size_t(i)], outer, 0}, s.amaxes[size_t(i)]};
     };
     // The first loop has no calls, because g++ would load its constants again after each call.
     int64_t totals[CHUNK / GROUP], owners[CHUNK / GROUP];
@@ -68,11 +66,12 @@ void Plan<D>::weigh_groups(const Cell<D> *x, int64_t r, const Tile &t, Scratch<D
     const int64_t count = (end - c) / GROUP;
     for (int64_t k = 0; k < count; k++) {
       const int64_t at = k * GROUP;
-      totals[k] =
-          weigh_group<D, STOCHASTIC>(x + c + at, q.grid, block(b), inverse[b], draws + at * STOCHASTIC, &ask[k]);
+      totals[k] = weigh_group<D, STOCHASTIC>(x + c + at, q.grid, block(b), s.inverses[size_t(b)],
+                                             draws + at * STOCHASTIC, &ask[k]);
       owners[k] = b;
       if (++done == groups) done = 0, b++;
     }
+    int64_t *sums = s.sums.data();
     auto weigh = [&](int64_t i, int64_t n, int64_t at) {
       return weigh_each<D, STOCHASTIC>(x + c + at, n, q.grid, block(i), draws + at * STOCHASTIC, index + uint64_t(at),
                                        q.seed);
@@ -85,8 +84,7 @@ void Plan<D>::weigh_groups(const Cell<D> *x, int64_t r, const Tile &t, Scratch<D
 // Do what `weigh_groups` does, for blocks of any width, with scales that were expanded to columns (s.columns).
 template <class D>
 template <bool STOCHASTIC>
-void Plan<D>::weigh_columns(const Cell<D> *x, int64_t r, const Tile &t, Scratch<D> &s, const float *, const float *,
-                            float outer, int64_t *sums) const {
+void Plan<D>::weigh_columns(const Cell<D> *x, int64_t r, const Tile &t, Scratch<D> &s, float outer) const {
   uint16_t high[3 * PIECE];  // fill_high may write up to PIECE values more than requested
   const int64_t width = t.c1 - t.c0;
   s.weights.resize(size_t(width));
@@ -103,7 +101,7 @@ void Plan<D>::weigh_columns(const Cell<D> *x, int64_t r, const Tile &t, Scratch<
     if (STOCHASTIC) fill_high(index - skipped, n + int64_t(skipped), q.seed, high);
     weigh_piece<D, STOCHASTIC>(x + i, n, q.grid, columns, high + skipped, index, q.seed, s.weights.data() + i);
   }
-  add_blocks(s.weights.data(), t.c0, t.c1, sums);
+  add_blocks(s.weights.data(), t.c0, t.c1, s.sums.data());
 }
 
 // Call f with the first column and the number of columns of each block in [c0, c1).
@@ -200,7 +198,9 @@ void Plan<D>::find_scales(const Cell<D> *from, int64_t stride, int64_t height, i
         break;
       case TWO_LEVEL:
         if (weighs()) {
-          const int64_t *less = &four_less_six[size_t(block_row * block_count_cols + first) + b];
+          if (!apart && b == 0) weigh(from, stride, block_row * R, block_row * R + height, s.amax.data(), t, s);
+          const int64_t *less = apart ? &four_less_six[size_t(block_row * block_count_cols + first)] : s.sums.data();
+          less += b;
           const float four = value(q.scaling.expansion);
           scales<TWO_LEVEL>(q.scaling, amax, m, max, g, ordinary, to,
                             [=](int64_t i) { return less[i] < 0 ? four : 1.0f; });

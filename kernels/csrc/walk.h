@@ -28,7 +28,8 @@ struct Walk {
       bool fits = r <= TILE_ROWS && c <= TILE_COLS;
       if (fits) tile_rows = unit_rows = r, tile_cols = unit_cols = c;
       // If a first pass is needed anyway, it also records the amaxes of blocks.
-      p.lookup = !fits || (p.grouped && p.R * p.C >= FEW) || p.weighs();
+      p.lookup = !fits || (p.grouped && p.R * p.C >= FEW);
+      p.apart = p.weighs() && !fits;
     }
     int64_t limit = rotated ? ROTATED_ELEMENTS : TILE_ELEMENTS;
     int64_t widest = std::max(unit_cols, std::min(TILE_COLS, limit / tile_rows) / unit_cols * unit_cols);
@@ -68,13 +69,13 @@ void quantize(const void *x, int64_t rows, int64_t cols, const Request *requests
           if (p.needs_first_walk()) p.first_walk(walk.tile(i, rows, cols), s);
     });
     for (auto &p : plans) p.after_first_walk();
-    in_parallel(tiles, threads, [&](int64_t count) {
-      Scratch<D> s;
+    for (auto &p : plans)
+      if (p.apart)
+        in_parallel(tiles, threads, [&](int64_t count) {
+          Scratch<D> s;
 #pragma omp for schedule(static)
-      for (int64_t i = 0; i < count; i++)
-        for (auto &p : plans)
-          if (p.weighs()) p.weigh(walk.tile(i, rows, cols), s);
-    });
+          for (int64_t i = 0; i < count; i++) p.weigh_parts(walk.tile(i, rows, cols), s);
+        });
   }
   in_parallel(tiles, threads, [&](int64_t count) {
     Scratch<D> s;
