@@ -41,7 +41,7 @@ class Change:
     milliseconds: float  # in this checkout
     other_milliseconds: float  # in the other commit
     speed: Ratio  # median and range over the rounds of: time in the other commit / time in this checkout
-    rest: Ratio | None  # of: step without products in this checkout / step without products in the other commit
+    rest: Ratio | None  # of: step minus products in this checkout / step in the other commit minus the same products
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Times:
     """The times, in milliseconds, that one run of `fewbits bench train` measured."""
 
     steps: dict[Key, float]
-    products: dict[str, float]  # of all linear layers in BF16, by model; NaN if an old commit does not measure them
+    products: dict[str, float]  # of all linear layers in BF16, by model; NaN from commits that did not measure them
 
 
 def compare(commit: str, arguments: Sequence[str], rounds: int = ROUNDS) -> list[Change]:

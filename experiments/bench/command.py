@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from fewbits.common.arguments import CommandParser, not_negative, positive
 from fewbits.common.tables import print_table
+from fewbits.common.wording import plural
 from fewbits.experiments.bench import results
 
 if TYPE_CHECKING:
@@ -33,14 +34,18 @@ examples:
 Columns: ms per step; products: ms divided by the ms of all linear layers' products in BF16; tokens/s; share: tokens/s
 divided by the tokens/s of plain BF16; memory: MiB of tensors at a step's peak, parameters and optimizer included;
 observed: tokens/s with the observer divided by tokens/s without it; eager: the share if the same quantizers run as
-plain torch operators (the reference backend)."""
+plain torch operators (the reference backend).
+
+Columns with --against: faster: ms of the other commit divided by ms, the median over the rounds; range: its lowest and
+highest value; rest: the time of a step in BF16 without the products of the linear layers, divided by that of the other
+commit. The products are timed in this checkout and subtracted from both."""
 RECIPES = "mor/block,nvfp4,gaussws"
 COLUMNS = ("recipe", "ms", "products", "tokens/s", "share", "memory", "observed", "eager")
 
 
 def main(argv: Sequence[str]) -> int:
     options = _options(argv)
-    if options.against:
+    if options.against is not None:
         return _compare_commits(options)
     from fewbits.experiments.bench.train import Settings, first_layers, measure
     from fewbits.experiments.config import load_recipe
@@ -101,7 +106,8 @@ def _compare_commits(options: argparse.Namespace) -> int:
     from fewbits.kernels.bench.measure import warn_if_busy
 
     passed_on = ("model", "layers", "recipes", "optimizers", "device", "threads", "batch", "length", "steps")
-    both = [text for name in passed_on if (value := getattr(options, name)) for text in (f"--{name}", str(value))]
+    given = {name: value for name in passed_on if (value := getattr(options, name)) is not None}
+    both = [text for name, value in given.items() for text in (f"--{name}", str(value))]
     warn_if_busy()
     changes = compare(options.against, [*both, "--eager", "0", "--no-observer"], options.rounds)
     if options.json:
@@ -116,9 +122,9 @@ def _compare_commits(options: argparse.Namespace) -> int:
         )
         for change in changes
     ]
-    print(f"{processor_name()}, {options.rounds} rounds of {options.steps} steps\n")
+    print(f"{processor_name()}, {plural(options.rounds, 'round')} of {plural(options.steps, 'step')}\n")
     print_table(("model", "recipe", "optimizer", "ms", f"ms of {options.against}", "faster", "range", "rest"), rows)
-    print("\nrest: time of a step outside the products of the linear layers, divided by the other commit's")
+    print("\nrest: time of a step in BF16 minus the products of the linear layers, divided by the other commit's")
     return 0
 
 
@@ -147,10 +153,10 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     results.add_options(parser)
     options = parser.parse_args(argv)
     results.check_options(options, "bench train")
-    if options.rounds and not options.against:
+    if options.rounds and options.against is None:
         raise ValueError("bench train: --rounds requires --against COMMIT, the commit to compare with")
     options.rounds = options.rounds or 5
-    if options.against and options.store is not None:
+    if options.against is not None and options.store is not None:
         raise ValueError(
             "bench train: --store cannot be combined with --against, which stores no results: use only one of the two"
         )

@@ -12,18 +12,22 @@ from fewbits.experiments.fingerprint.numerics import ROOT
 
 def unpack(commit: str, folder: Path) -> None:
     """Write the files of a commit into `folder`, which must not exist; raise ValueError if there is no such commit."""
-    try:
-        done = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True)
-    except OSError as error:
-        raise ValueError(f"--against {commit}: git cannot run: {error}") from None
-    if done.returncode:
-        raise ValueError(f"--against {commit}: {done.stderr.decode().strip()}")
+    done = subprocess.run(["git", "archive", commit_name(commit)], cwd=ROOT, capture_output=True, check=True)
     folder.mkdir(parents=True)
     with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
         archive.extractall(folder, filter="tar")
 
 
 def commit_name(commit: str) -> str:
-    """Return the full hash of a commit, which may be given as a branch, a tag or an abbreviated hash."""
-    done = subprocess.run(["git", "rev-parse", commit], cwd=ROOT, capture_output=True, text=True, check=True)
+    """Return the full hash of a commit, which may be given as a branch, a tag or an abbreviated hash.
+
+    Raise ValueError if there is no such commit. A text that begins with a hyphen is no option of git.
+    """
+    command = ["git", "rev-parse", "--verify", "--end-of-options", f"{commit}^{{commit}}"]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    except OSError as error:
+        raise ValueError(f"--against {commit}: git cannot run: {error}") from None
+    if done.returncode:
+        raise ValueError(f"--against {commit!r}: there is no such commit: {done.stderr.strip()}")
     return done.stdout.strip()

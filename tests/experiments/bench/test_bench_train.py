@@ -152,7 +152,16 @@ def test_without_products_in_bf16_the_rest_of_a_step_is_unknown() -> None:
         assert [change.rest is not None for change in changes([(times, times)])] == known
 
 
-@pytest.mark.parametrize("arguments", ["--against no-such-commit", "--against HEAD --store runs"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "--against no-such-commit",
+        "--against=",
+        "--against=--help",
+        "--against HEAD:kernels",
+        "--against HEAD --store runs",
+    ],
+)
 def test_a_comparison_that_is_impossible_is_one_line(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench(f"{SMALL} {arguments}") == 2
     error = capsys.readouterr().err
