@@ -37,8 +37,8 @@ observed: tokens/s with the observer divided by tokens/s without it; eager: the 
 plain torch operators (the reference backend).
 
 Columns with --against: faster: ms of the other commit divided by ms, the median over the rounds; range: its lowest and
-highest value; rest: the time of a step in BF16 without the products of the linear layers, divided by that of the other
-commit. The products are timed in this checkout and subtracted from both."""
+highest value; rest: only for plain BF16, (ms − products) / (the other commit's ms − products), the median over the
+rounds, where products are those of the linear layers, timed in this checkout: less than 1 is faster."""
 RECIPES = "mor/block,nvfp4,gaussws"
 COLUMNS = ("recipe", "ms", "products", "tokens/s", "share", "memory", "observed", "eager")
 

@@ -21,7 +21,7 @@ def unpack(commit: str, folder: Path) -> None:
 def commit_name(commit: str) -> str:
     """Return the full hash of a commit, which may be given as a branch, a tag or an abbreviated hash.
 
-    Raise ValueError if there is no such commit. A text that begins with a hyphen is no option of git.
+    Raise ValueError if there is no such commit. A text that begins with a hyphen is not passed to git as an option.
     """
     command = ["git", "rev-parse", "--verify", "--end-of-options", f"{commit}^{{commit}}"]
     try:

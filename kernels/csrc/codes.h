@@ -17,7 +17,7 @@ inline __attribute__((always_inline)) bool code_run(const typename D::Storage *_
   const uint32_t sign_shift = code_bits - 1;
   uint32_t undecided = 0;
   constexpr int STRIDE = 2 * GROUP;
-  alignas(64) uint32_t ask[STRIDE] = {};  // per column, as in `run`
+  alignas(64) uint32_t ask[STRIDE] = {};  // per column, because g++ would combine them in each stride
   for (int start = 0; start < n; start += STRIDE) {
     int end = n == PIECE || n - start > STRIDE ? STRIDE : n - start;
     int left = LAYOUT == BY_SIXTEEN ? start / GROUP : 0, right = LAYOUT == BY_SIXTEEN && end > GROUP ? left + 1 : left;

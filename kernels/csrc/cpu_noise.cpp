@@ -148,7 +148,7 @@ template <class D, class F> void each_chunk(const Weight<D> &weight, int64_t r0,
     }
 }
 
-// Round v to O. Unlike O::narrow, this keeps NaN with any bits: those that are all ones would become zero.
+// Round v to O; NaN stays NaN. O::narrow adds integers to round, so NaN whose bits are nearly all ones would become 0.
 template <class O> FB_INLINE Cell<O> narrow_any(float v) {
   const Cell<O> nan = O::inf | O::inf >> 1;
   return v == v ? O::narrow(v) : nan;

@@ -102,8 +102,8 @@ struct Candidates {
 // compiles a minimum of floats to slower selections if their bits are used elsewhere.
 FB_INLINE float smaller_magnitude(float a, float b) { return value(bits(a) < bits(b) ? bits(a) : bits(b)); }
 
-// True if `quotient` is correctly rounded for all divisors of the dtype D: their mantissas are so short that a quotient
-// is never as near to the middle of two floats as the errors before the last rounding.
+// True if `quotient` is correctly rounded for all divisors of the dtype D that are `divisible`: their mantissas are so
+// short that the distance of a quotient from the middle of two floats exceeds the error before the last rounding.
 template <class D> constexpr bool DIVIDES_EXACTLY = sizeof(typename D::Storage) == 2;
 // The reciprocal of an amax, with which `relative` divides. It is 0 for a block of zeros, whose errors are 0, and NaN
 // where `quotient` would not be exact; then `four_less_six` of each element is computed with a division.
@@ -213,8 +213,8 @@ inline int64_t weigh_each(const typename D::Storage *x, int64_t n, const Grid &g
   return total;
 }
 
-// Return what `weigh_each` returns for GROUP elements, computed in vectors. *ask becomes nonzero if this was not
-// possible.
+// Return what `weigh_each` returns for GROUP elements, computed in vectors. *ask becomes nonzero if the caller has to use
+// `weigh_each`: 16 random bits do not decide the rounding of an element, or `inverse` is NaN.
 template <class D, bool STOCHASTIC>
 FB_INLINE int64_t weigh_group(const typename D::Storage *__restrict x, const Grid &grid, const FourOverSix &of_block,
                               float inverse, const uint16_t *__restrict high, uint32_t *ask) {
