@@ -213,8 +213,8 @@ inline int64_t weigh_each(const typename D::Storage *x, int64_t n, const Grid &g
   return total;
 }
 
-// Return what `weigh_each` returns for GROUP elements, computed in vectors. *ask becomes nonzero if the caller has to use
-// `weigh_each`: 16 random bits do not decide the rounding of an element, or `inverse` is NaN.
+// Return what `weigh_each` returns for GROUP elements, computed in vectors. *ask becomes nonzero if the caller has to
+// use `weigh_each`: 16 random bits do not decide the rounding of an element, or `inverse` is NaN.
 template <class D, bool STOCHASTIC>
 FB_INLINE int64_t weigh_group(const typename D::Storage *__restrict x, const Grid &grid, const FourOverSix &of_block,
                               float inverse, const uint16_t *__restrict high, uint32_t *ask) {
