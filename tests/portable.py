@@ -76,7 +76,7 @@ FILES = (
     "experiments/storage/test_resume.py",
     "experiments/test_titan.py",
     "experiments/tracking/test_tracker.py",
-    "experiments/commands/test_train.py",
+    "commands/test_train.py",
     "experiments/test_training.py",
 )
 

@@ -1,4 +1,4 @@
-"""Test the import rule: analysis → sweeps → experiments → models → kernels → common, and no import cycles.
+"""Test the import rule: commands → analysis → sweeps → experiments → models → kernels → common, and no import cycles.
 
 A package may import only from packages to its right. Imports are read from syntax trees, so imports inside functions,
 under `if TYPE_CHECKING` and by `import_module` count, too.
@@ -14,7 +14,8 @@ from textwrap import dedent
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("common", "kernels", "models", "experiments", "sweeps", "analysis")  # each may import from earlier ones
+# Each may import from earlier ones.
+PACKAGES = ("common", "kernels", "models", "experiments", "sweeps", "analysis", "commands")
 
 # Libraries that a package must not import: models do not read configs or track runs, and a trial does not use Ray. Only
 # the modules in TITAN may import torchtitan.
@@ -25,6 +26,7 @@ FOREIGN = {
     "experiments": {"ray", "torchtitan"},
     "sweeps": {"torchtitan"},
     "analysis": {"torchtitan"},
+    "commands": {"torchtitan"},
 }
 TITAN = tuple(f"fewbits.experiments.{name}" for name in ("titan", "torchtitan.decoder", "torchtitan.v0_3"))
 OF_ANY_VERSION = "fewbits.experiments.fingerprint.kernel_calls"  # may use the public API: other versions run it, too
@@ -35,7 +37,7 @@ MODULE = re.compile(rf"fewbits\.({'|'.join(PACKAGES)})(\.\w+)*")
 def files(root: Path) -> Iterator[tuple[str, Path]]:
     """Yield (name, file) of each module in the packages; a name is, for example, `fewbits.kernels.formats`."""
     for package in PACKAGES:
-        folder = root / "src" / "fewbits" / package if package == "common" else root / package
+        folder = root / "src" / "fewbits" / package if package in ("common", "commands") else root / package
         for file in sorted(folder.rglob("*.py")):
             yield ".".join(("fewbits", package, *file.relative_to(folder).with_suffix("").parts)), file
 

@@ -50,27 +50,27 @@ COMMANDS = (
     ),
     Command(
         ("train",),
-        "fewbits.sweeps.commands.multirun",
+        "fewbits.commands.multirun",
         "run a grid of trials: overrides with several values",
         "recipe.threshold=0.03,0.045",
         flags=("--multirun", "-m", "hydra.mode=MULTIRUN"),
     ),
     Command(
         ("train",),
-        "fewbits.experiments.commands.train",
+        "fewbits.commands.train",
         "train one trial on this machine",
         "--config",
     ),
     Command(
         ("sweep",),
-        "fewbits.sweeps.commands.sweep",
+        "fewbits.commands.sweep",
         "run the missing trials of a study or of your own sweep file",
         "study=mor scale=smoke --dry-run",
-        after_dry_run="fewbits.analysis.commands.power",
+        after_dry_run="fewbits.commands.power",
     ),
     Command(
         ("status",),
-        "fewbits.sweeps.commands.status",
+        "fewbits.commands.status",
         "list the trials of a sweep: planned, running, done, failed, diverged, blocked",
         "study=mor scale=smoke",
     ),
@@ -89,81 +89,79 @@ COMMANDS = (
     ),
     Command(
         ("explain",),
-        "fewbits.sweeps.commands.explain",
+        "fewbits.commands.explain",
         "show why two trials differ, or why a result is stale, field by field",
         "RUN RUN",
     ),
     Command(
         ("probe",),
-        "fewbits.experiments.commands.probe",
+        "fewbits.commands.probe",
         "compare recipes at a checkpoint: loss, gradients, operands",
         "RUN bf16 mor/block nvfp4",
     ),
     Command(
         ("evaluate",),
-        "fewbits.experiments.commands.evaluate",
+        "fewbits.commands.evaluate",
         "evaluate finished runs: loss, other text, cloze items, tasks of lm-eval",
         "RUN loss --text notes.txt",
     ),
     Command(
         ("import",),
-        "fewbits.experiments.commands.import_checkpoint",
+        "fewbits.commands.import_checkpoint",
         "turn a published model into a run, to probe it, evaluate it and branch from it",
         "smollm2",
     ),
     Command(
         ("export",),
-        "fewbits.experiments.commands.export",
+        "fewbits.commands.export",
         "write a run's model as a folder that Hugging Face's transformers loads",
         "RUN --format huggingface",
     ),
     Command(
         ("sync",),
-        "fewbits.sweeps.commands.sync",
+        "fewbits.commands.sync",
         "send a sweep's trials to MLflow again, from the store",
         "study=mor scale=smoke",
     ),
     Command(
         ("report",),
-        "fewbits.analysis.commands.report",
+        "fewbits.commands.report",
         "write a study's report: its tables, figures and claims, compared with the paper's",
         "study=mor scale=cpu",
     ),
     Command(
         ("claims",),
-        "fewbits.analysis.commands.claims",
+        "fewbits.commands.claims",
         "list a study's claims with their verdicts",
         "study=mor scale=cpu",
     ),
-    Command(("ui",), "fewbits.sweeps.commands.ui", "show the store's trials in MLflow, in the browser", "--port 5000"),
+    Command(("ui",), "fewbits.commands.ui", "show the store's trials in MLflow, in the browser", "--port 5000"),
     Command(
         ("number",),
-        "fewbits.kernels.commands.number",
+        "fewbits.commands.number",
         "show how each format rounds and encodes a number, and its neighbours",
         "0.3",
     ),
-    Command(("models",), "fewbits.experiments.commands.models", "list the models with their parameters", "--json"),
-    Command(("recipes",), "fewbits.experiments.commands.recipes", "list the recipes with their operands", "--json"),
-    Command(("scales",), "fewbits.experiments.commands.groups", "list the scales", "smoke", function="scales"),
-    Command(("schedules",), "fewbits.experiments.commands.groups", "list the schedules", "wsd", function="schedules"),
-    Command(
-        ("optimizers",), "fewbits.experiments.commands.groups", "list the optimizers", "adamw", function="optimizers"
-    ),
+    Command(("models",), "fewbits.commands.models", "list the models with their parameters", "--json"),
+    Command(("recipes",), "fewbits.commands.recipes", "list the recipes with their operands", "--json"),
+    Command(("scales",), "fewbits.commands.groups", "list the scales", "smoke", function="scales"),
+    Command(("schedules",), "fewbits.commands.groups", "list the schedules", "wsd", function="schedules"),
+    Command(("optimizers",), "fewbits.commands.groups", "list the optimizers", "adamw", function="optimizers"),
     Command(
         ("precisions",),
-        "fewbits.experiments.commands.groups",
+        "fewbits.commands.groups",
         "list the precision policies",
         "fp16",
         function="precisions",
     ),
-    Command(("studies",), "fewbits.sweeps.commands.studies", "list the studies with their recipes", "--json"),
+    Command(("studies",), "fewbits.commands.studies", "list the studies with their recipes", "--json"),
     Command(
         ("data", "prepare"),
-        "fewbits.experiments.commands.prepare_data",
+        "fewbits.commands.prepare_data",
         "download and tokenize a collection of web text: OpenWebText, C4",
         "openwebtext",
     ),
-    Command(("data",), "fewbits.experiments.commands.groups", "list the training data", "python", function="data"),
+    Command(("data",), "fewbits.commands.groups", "list the training data", "python", function="data"),
     Command(
         ("bench", "kernels"),
         "fewbits.experiments.bench.generators",
@@ -185,7 +183,7 @@ COMMANDS = (
     ),
     Command(
         ("bench", "sweep"),
-        "fewbits.sweeps.commands.bench",
+        "fewbits.commands.bench_sweep",
         "measure how busy a sweep keeps the machine's cores",
         "--trials 4",
     ),
@@ -266,7 +264,7 @@ def _dispatch(argv: tuple[str, ...]) -> int:
         print(f"fewbits {__version__}")
         return 0
     if argv[:1] in (("-sc",), ("--shell-completion",)):
-        from fewbits.experiments.commands.completion import complete
+        from fewbits.commands.completion import complete
 
         complete(argv[1:], list(dict.fromkeys(command.words[0] for command in COMMANDS)))
         return 0

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fewbits import fake_quantize, mix
-from fewbits.experiments.commands.probe import main
+from fewbits.commands.probe import main
 from fewbits.experiments.config import load_recipe, load_trial
 from fewbits.experiments.data.corpus import Corpus
 from fewbits.experiments.data.load import load

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from fewbits.experiments.commands.train import summary
+from fewbits.commands.train import summary
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.experiments.tracking.decisions import add_decisions
 

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from fewbits import cli
+from fewbits.commands.sweep import in_store
 from fewbits.experiments.identity import trial_id
-from fewbits.sweeps.commands.sweep import in_store
 from fewbits.sweeps.planning.lookup import find_plan
 from fewbits.sweeps.planning.overrides import normalised
 from fewbits.sweeps.planning.plan import Plan

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from fewbits.commands.studies import main
 from fewbits.experiments.config_files import names
-from fewbits.sweeps.commands.studies import main
 from fewbits.sweeps.planning.studies import STUDIES, Study
 
 

@@ -12,8 +12,8 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+from fewbits.commands.ui import LIGHT
 from fewbits.experiments.tracking import connection
-from fewbits.sweeps.commands.ui import LIGHT
 from tests.ray_head import free_ports
 
 START = 120.0  # seconds that the server may take until it answers

@@ -9,9 +9,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from fewbits.commands.hydra_options import add_hydra_options
+from fewbits.commands.sweep import add_where
 from fewbits.common.arguments import CommandParser
-from fewbits.experiments.commands.hydra_options import add_hydra_options
-from fewbits.sweeps.commands.sweep import add_where
 
 EXAMPLES = """\
 examples:
@@ -34,6 +34,6 @@ def main(argv: Sequence[str]) -> int:
     add_hydra_options(parser)
     options = parser.parse_intermixed_args(argv)
 
-    from fewbits.sweeps.commands.multirun_jobs import run_multirun
+    from fewbits.commands.multirun_jobs import run_multirun
 
     return run_multirun(options)

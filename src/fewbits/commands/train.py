@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from fewbits.commands.hydra_options import add_hydra_options, show
 from fewbits.common import terminal
 from fewbits.common.arguments import CommandParser
 from fewbits.common.progress import clock
 from fewbits.common.redaction import redacted
 from fewbits.common.store_folder import store_folder
-from fewbits.experiments.commands.hydra_options import add_hydra_options, show
 
 if TYPE_CHECKING:
     from fewbits.experiments.storage.run_folder import RunFolder
@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
 
     if options.layers:
-        from fewbits.experiments.commands.layers import print_layers
+        from fewbits.commands.layers import print_layers
 
         print_layers(trial)
         return 0

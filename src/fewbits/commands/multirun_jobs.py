@@ -19,13 +19,13 @@ from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus
 
+from fewbits.commands.run_hydra import run_hydra
+from fewbits.commands.sweep import check_cluster
 from fewbits.common.arguments import warn_in_lines
 from fewbits.common.store_folder import runs_option, store_folder
-from fewbits.experiments.commands.run_hydra import run_hydra
 from fewbits.experiments.config_files import folders, is_search_path, with_config_dir, with_paths
 from fewbits.experiments.hydra_settings import explain_setting, is_hydra_setting
 from fewbits.sweeps.cluster.address import is_dashboard
-from fewbits.sweeps.commands.sweep import check_cluster
 from fewbits.sweeps.planning.multiruns import MODE, cells, fixed_keys, joined, multirun_name, sweep_of
 from fewbits.sweeps.planning.overrides import runs_named
 from fewbits.sweeps.planning.plan import Plan, plan_cells

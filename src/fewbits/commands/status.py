@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fewbits.commands.sweep import in_store
 from fewbits.common.arguments import CommandParser, existing
 from fewbits.common.store_folder import store_folder
 from fewbits.common.tables import print_table
 from fewbits.common.wording import plural
-from fewbits.sweeps.commands.sweep import in_store
 
 if TYPE_CHECKING:
     from fewbits.sweeps.planning.lookup import FoundPlan

@@ -23,7 +23,7 @@ def complete(arguments: Sequence[str], commands: Sequence[str] = ()) -> None:
 
     commands: the names of fewbits' commands, among which the first word is completed.
     """
-    from fewbits.experiments.commands.run_hydra import run_hydra
+    from fewbits.commands.run_hydra import run_hydra
 
     if len(arguments) != 1 or arguments[0].partition("=")[0] not in ("install", "uninstall", "query"):
         raise ValueError('-sc: install=bash (or fish) is expected, as in eval "$(fewbits -sc install=bash)"')
@@ -44,7 +44,7 @@ def _complete_train(line: str, program: str, query: str) -> None:
     line: the text that was typed so far after `fewbits train `. program: the first word of the command line.
     query: Hydra's argument, such as `query=bash`.
     """
-    from fewbits.experiments.commands.run_hydra import run_hydra
+    from fewbits.commands.run_hydra import run_hydra
     from fewbits.experiments.config_files import GROUPS, folders, is_search_path, names, with_config_dir, with_names
 
     *before, last = line.split(" ")

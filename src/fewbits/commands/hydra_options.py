@@ -52,7 +52,7 @@ def show(options: argparse.Namespace, overrides: Sequence[str]) -> bool:
     If one was given, the command has to end without training.
     """
     if options.shell_completion:
-        from fewbits.experiments.commands.completion import complete
+        from fewbits.commands.completion import complete
 
         complete(overrides)
         return True
@@ -69,7 +69,7 @@ def show(options: argparse.Namespace, overrides: Sequence[str]) -> bool:
         return False
     if options.cfg and options.info:
         raise ValueError("train: --cfg and --info cannot be combined: choose one of them")
-    from fewbits.experiments.commands.run_hydra import run_hydra
+    from fewbits.commands.run_hydra import run_hydra
 
     run_hydra(arguments, overrides)
     return True

@@ -42,7 +42,7 @@ def _list(group: str, command: str, example: str, argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON: a list of objects")
     options = parser.parse_args(argv)
 
-    from fewbits.experiments.commands.group_listing import print_group
+    from fewbits.commands.group_listing import print_group
 
     print_group(group, options.name, options.config_dir, options.json)
     return 0

@@ -24,7 +24,7 @@ def main(argv: Sequence[str]) -> int:
     )
     options = parser.parse_args(argv)
 
-    from fewbits.sweeps.commands.sweep_benchmark import measure
+    from fewbits.commands.sweep_benchmark import measure
 
     measure(options.trials, options.seconds, options.backend)
     return 0

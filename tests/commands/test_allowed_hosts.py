@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from fewbits.sweeps.commands.allowed_hosts import AllowedHosts, address_of
+from fewbits.commands.allowed_hosts import AllowedHosts, address_of
 
 
 def accepted(hosts: AllowedHosts, host: str) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fewbits.experiments.commands.recipes import main
+from fewbits.commands.recipes import main
 from fewbits.experiments.config import load_recipe
 from fewbits.experiments.config_files import names
 from fewbits.models.recipe import SLOTS

@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from fewbits import cli
-from fewbits.experiments.commands.train import LiveLine
+from fewbits.commands.train import LiveLine
 from fewbits.experiments.config import load_trial
 from fewbits.experiments.data.load import load
 from fewbits.experiments.storage.run_folder import plain

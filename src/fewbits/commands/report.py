@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from fewbits.commands.sweep import add_where, in_store, submit_report, sweep
 from fewbits.common.arguments import CommandParser, existing, warn_in_lines
 from fewbits.sweeps.cluster.address import is_dashboard
-from fewbits.sweeps.commands.sweep import add_where, in_store, submit_report, sweep
 
 EXAMPLES = """\
 examples:

@@ -81,7 +81,7 @@ def _dry_run(overrides: Sequence[str], options: argparse.Namespace) -> int:
     if is_dashboard(options.address):
         return _submit(overrides, options)
 
-    from fewbits.sweeps.commands.dry_run import print_memory, print_plan
+    from fewbits.commands.dry_run import print_memory, print_plan
     from fewbits.sweeps.dry_run.outline import plan_or_outline
     from fewbits.sweeps.planning.replacing import find_unlike
 

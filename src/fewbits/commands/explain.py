@@ -33,14 +33,14 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_intermixed_args(argv)
     runs = store_folder(options.runs)
 
-    from fewbits.common.differences import differences
-    from fewbits.experiments.storage.run_folder import find_run
-    from fewbits.sweeps.commands.explanation import (
+    from fewbits.commands.explanation import (
         as_computed,
         compared_with_today,
         data_differences,
         recipe_differences,
     )
+    from fewbits.common.differences import differences
+    from fewbits.experiments.storage.run_folder import find_run
 
     a = find_run(options.a, runs)
     _print_name(options.a, a)

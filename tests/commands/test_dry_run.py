@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from fewbits import cli
+from fewbits.commands.dry_run import print_plan
 from fewbits.experiments.composition import compose
 from fewbits.experiments.config_files import FOLDER, ROOT
 from fewbits.experiments.storage.run_folder import RunFolder
-from fewbits.sweeps.commands.dry_run import print_plan
 from fewbits.sweeps.planning.cost import STATE_BYTES, Speeds, disk, parameters_of, work_of
 from tests.experiments.trial_inputs import MOR
 from tests.sweeps.conftest import Undisturbed

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fewbits.experiments.commands.models import main
+from fewbits.commands.models import main
 from fewbits.models.networks.presets import MODELS
 
 

@@ -18,7 +18,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON: a list of objects")
     options = parser.parse_args(argv)
 
-    from fewbits.experiments.commands.recipe_listing import print_recipes
+    from fewbits.commands.recipe_listing import print_recipes
 
     print_recipes(options.name, options.config_dir, options.json)
     return 0

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from fewbits.commands.sweep import in_store
 from fewbits.common.arguments import CommandParser, existing
-from fewbits.sweeps.commands.sweep import in_store
 
 if TYPE_CHECKING:
     from fewbits.analysis.engine.claims.findings import Verdict

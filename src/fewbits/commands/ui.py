@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from fewbits.commands.allowed_hosts import ANY, AllowedHosts, address_of
 from fewbits.common.arguments import CommandParser, existing, warn_in_lines
 from fewbits.common.process import handled
 from fewbits.common.redaction import redacted
 from fewbits.common.store_folder import store_folder
 from fewbits.common.terminal import notice
-from fewbits.sweeps.commands.allowed_hosts import ANY, AllowedHosts, address_of
 
 if TYPE_CHECKING:
     from fewbits.sweeps.tracking.comparison import View

@@ -13,7 +13,7 @@ def main(argv: Sequence[str]) -> int:
     If trials of this scale cannot test the claims, print the reason instead. Print nothing if the sweep does not belong
     to a study with claims. argv: the arguments of `fewbits sweep`.
     """
-    from fewbits.sweeps.commands.sweep import overrides_of, parse
+    from fewbits.commands.sweep import overrides_of, parse
 
     options = parse(argv)
     study = next((text.removeprefix(STUDY) for text in options.overrides if text.startswith(STUDY)), "")

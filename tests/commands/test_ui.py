@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from fewbits import cli
+from fewbits.commands.ui import LOG
 from fewbits.experiments.tracking import connection
 from fewbits.experiments.tracking.owner import owner_of
-from fewbits.sweeps.commands.ui import LOG
 from fewbits.sweeps.planning.expand import expand
 from fewbits.sweeps.planning.sweep import Sweep
 from fewbits.sweeps.tracking import comparison

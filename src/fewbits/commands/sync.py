@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fewbits.commands.sweep import in_store
 from fewbits.common.arguments import CommandParser, existing, warn_in_lines
 from fewbits.common.redaction import redacted
-from fewbits.sweeps.commands.sweep import in_store
 
 EXAMPLES = """\
 examples:
