@@ -118,12 +118,6 @@ COMMANDS = (
         "RUN --format huggingface",
     ),
     Command(
-        ("sync",),
-        "fewbits.commands.sync",
-        "send a sweep's trials to MLflow again, from the store",
-        "study=mor scale=smoke",
-    ),
-    Command(
         ("report",),
         "fewbits.commands.report",
         "write a study's report: its tables, figures and claims, compared with the paper's",

@@ -18,7 +18,7 @@ from fewbits.common.arguments import warn_in_lines
 from fewbits.common.process import handled
 from fewbits.common.terminal import notice
 from fewbits.common.wording import plural
-from fewbits.experiments.tracking.decisions import add_decisions
+from fewbits.experiments.storage.decisions import add_decisions
 from fewbits.kernels.quantizer import Mixture
 from fewbits.sweeps.cluster.capacity import Demand
 from fewbits.sweeps.cluster.environment import worker_variables
@@ -34,8 +34,7 @@ from fewbits.sweeps.running.placement import Placement
 from fewbits.sweeps.running.progress import Display
 from fewbits.sweeps.running.store import OVER, State
 from fewbits.sweeps.running.trial_status import TrialStatus, counted, half_done, trial_statuses
-from fewbits.sweeps.tracking.links import link_lines
-from fewbits.sweeps.tracking.mlflow_view import Mirror
+from fewbits.sweeps.tracking.mirror import Mirror
 
 SHOWN = 8  # lines of a failed trial's log that the summary prints
 SYNC = 5.0  # seconds between updates of MLflow
@@ -63,7 +62,7 @@ def run_sweep(
     kind computed run again. overrides: the command's overrides, by which `load_plan` finds the stored plan.
     """
     store_plan(plan, overrides)
-    mirror = Mirror(plan)
+    mirror = Mirror(plan, overrides)
     driver = run_trials(plan, Where(backend, address, parallel, tuple(variables), like), mirror)
     return conclude(plan, [driver] if driver else [], mirror)
 
@@ -140,9 +139,8 @@ def conclude(plan: Plan, drivers: Sequence[Driver], mirror: Mirror) -> int:
     with warnings.catch_warnings():
         warn_in_lines()
         synced = mirror.sync(last=True)
-    if status != STOPPED:
-        for line in link_lines(synced, plan.store):
-            print(line)
+    if status != STOPPED and synced.studies:
+        print(synced.line(plan.store))
     return status
 
 

@@ -26,9 +26,8 @@ from fewbits.common.differences import differences
 from fewbits.common.process import environment
 from fewbits.experiments.run_trial import run
 from fewbits.experiments.storage import checkpoints
+from fewbits.experiments.storage.decisions import add_decisions
 from fewbits.experiments.storage.run_folder import Busy, RunFolder
-from fewbits.experiments.tracking.decisions import add_decisions
-from fewbits.experiments.tracking.system_metrics import sampled
 from fewbits.experiments.training import OtherTrial, Progress
 from fewbits.experiments.trial import Runtime, Trial
 from fewbits.sweeps.running import lease
@@ -104,15 +103,14 @@ def _lead(job: Job, lost: Callable[[], bool]) -> Outcome:
             report(progress)
 
         try:
-            with sampled(job.path):
-                _, result = run(
-                    job.trial,
-                    _settings_to_resume(job),
-                    on_progress,
-                    request.exists,
-                    expected=job.id,
-                    saved=add_decisions,
-                )
+            _, result = run(
+                job.trial,
+                _settings_to_resume(job),
+                on_progress,
+                request.exists,
+                expected=job.id,
+                saved=add_decisions,
+            )
         except _Lost:
             report.line("the lease is lost: another worker has taken it, or the run folder was removed")
             return Outcome("busy", "its lease was lost")

@@ -24,8 +24,8 @@ from fewbits import cli
 from fewbits.experiments.config import load_trial
 from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.run_folder import RunFolder
-from fewbits.experiments.tracking.tracker import Tracker
 from fewbits.experiments.training import Progress, Say, run
+from fewbits.sweeps.tracking.mirror import Tracker
 
 # A quarter of the -nano models' width: a step takes 0.1 s, even on processors where torch has only scalar loops for
 # BF16. Every operand still has several blocks of side 16 and of side 32.

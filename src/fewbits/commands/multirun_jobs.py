@@ -33,7 +33,7 @@ from fewbits.sweeps.planning.stored_plans import UnusablePlan, load_plan
 from fewbits.sweeps.running.backend import Backend
 from fewbits.sweeps.running.driver import Driver, unfinished
 from fewbits.sweeps.running.run_sweep import STOPPED, Where, conclude, run_trials, store_plan
-from fewbits.sweeps.tracking.mlflow_view import Mirror
+from fewbits.sweeps.tracking.mirror import Mirror
 
 FOLDER = "multirun"  # the folder in `plans/` for the files that sweepers themselves write
 RESULTS = "optimization_results.yaml"  # the file that sweepers such as Optuna's write at the end: the best values

@@ -18,7 +18,7 @@ from fewbits.sweeps.planning.sweep import load_sweeps
 from fewbits.sweeps.running import store
 from fewbits.sweeps.running.driver import Driver
 from fewbits.sweeps.running.run_sweep import make_backend
-from fewbits.sweeps.tracking.mlflow_view import Mirror
+from fewbits.sweeps.tracking.mirror import Mirror
 
 SWEEP = """\
 overrides: [model=nemotron-nano, model.layers=2, data=synthetic, recipe=mor/block, training.batch=4,

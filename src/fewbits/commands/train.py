@@ -80,8 +80,8 @@ def main(argv: Sequence[str]) -> int:
         return 0
 
     from fewbits.experiments.run_trial import run
-    from fewbits.experiments.tracking.decisions import add_decisions
-    from fewbits.experiments.tracking.tracker import Tracker
+    from fewbits.experiments.storage.decisions import add_decisions
+    from fewbits.sweeps.tracking.mirror import Tracker
 
     tracker = Tracker(runtime)
 

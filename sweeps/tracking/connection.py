@@ -1,4 +1,4 @@
-"""Connect to MLflow: choose its URI, create its database and experiments, and lock it against other processes."""
+"""Connect to MLflow: choose its URI, create its database and experiments, lock it, and survive its failures."""
 
 from __future__ import annotations
 
@@ -10,29 +10,27 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from fewbits.common.file_systems import network_kind_of
 from fewbits.common.locks import locked as flocked
 from fewbits.common.redaction import redacted
-from fewbits.experiments.tracking import sqlite_database
-from fewbits.experiments.tracking.owner import store_id
 from fewbits.kernels.backends.build import cache_folder
+from fewbits.sweeps.tracking.owner import store_id
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 DATABASE, ARTIFACTS, LOCK = "mlflow.db", "mlartifacts", ".mlflow.lock"  # files and folders in the store
-NO_LOCKS = "if two drivers create the same MLflow run, the next `fewbits sync` keeps only one of the two"
+SQLITE = "sqlite:///"
+NO_LOCKS = "if two drivers create the same MLflow run, the next one keeps only one of the two"
 SHARE = 20  # after a failed attempt, the next one waits for at least this many times the duration of the failed one
 
 
 def tracking_uri(runs: Path) -> str:
-    """Return the environment variable MLFLOW_TRACKING_URI, or if it is not set, the URI of the store's own database.
-
-    runs: the store.
-    """
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"{sqlite_database.SCHEME}{default_database(runs)}"
+    """Return MLFLOW_TRACKING_URI, or if it is not set, the URI of the database of the store `runs`."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{default_database(runs)}"
 
 
 _warned: set[Path] = set()  # databases outside their store that this process has warned about
@@ -42,7 +40,7 @@ def default_database(runs: Path) -> Path:
     """Return the path of the SQLite database of the store `runs`.
 
     It is a file in the store, except on a network file system, where SQLite's locks are unreliable. There, all commands
-    use a file in this user's cache folder, in a folder named by the store's id, and the first call warns about it.
+    use a file in this user's cache folder, and the first call warns about it.
     """
     kind = network_kind_of(runs)
     if kind is None:
@@ -61,10 +59,7 @@ def default_database(runs: Path) -> Path:
 
 
 def connect(runs: Path, uri: str) -> MlflowClient:
-    """Return a client for an MLflow URI. An SQLite database is created first if it does not exist.
-
-    It is created under the lock of the store `runs`, because MLflow fails if two processes create it at the same time.
-    """
+    """Return a client for an MLflow URI; if an SQLite database does not exist, create it under the store's lock."""
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -74,14 +69,24 @@ def connect(runs: Path, uri: str) -> MlflowClient:
 
     for name, level in (("mlflow", logging.CRITICAL), ("alembic", logging.WARNING)):
         logging.getLogger(name).setLevel(level)  # failures raise exceptions, which are reported in one line
-    if uri.startswith(sqlite_database.SCHEME):
+    if uri.startswith(SQLITE):
         # Open the file for each request: a pooled connection would go on using a file after it is deleted or moved.
         os.environ.setdefault("MLFLOW_SQLALCHEMYSTORE_POOLCLASS", "NullPool")
         runs.mkdir(parents=True, exist_ok=True)
         with locked(runs):
-            sqlite_database.make(sqlite_database.path_of(uri), runs / ARTIFACTS / "Default")
-            return mlflow.MlflowClient(tracking_uri=uri)
+            _create(Path(uri.removeprefix(SQLITE).partition("?")[0]))
     return mlflow.MlflowClient(tracking_uri=uri)
+
+
+def _create(path: Path) -> None:
+    """Create MLflow's SQLite database if it does not exist: atomically, since MLflow refuses an incomplete one."""
+    if path.exists() and path.stat().st_size:  # SQLite creates an empty file when a deleted database is opened
+        return
+    import mlflow
+
+    with TemporaryDirectory(prefix=".mlflow-", dir=path.parent) as folder:
+        mlflow.MlflowClient(tracking_uri=f"{SQLITE}{folder}/{path.name}").search_experiments()
+        os.replace(Path(folder) / path.name, path)
 
 
 @contextmanager
@@ -112,10 +117,7 @@ def experiment(client: MlflowClient, name: str, runs: Path, uri: str) -> str:
 
 
 class Patience:
-    """Guards calls of MLflow: reports only the first failure, and tells after a failure when the next call may start.
-
-    The delay after a failure is SHARE times as long as the failed call took.
-    """
+    """Guards calls of MLflow: reports only the first failure, and delays the next call after a slow failure."""
 
     def __init__(self) -> None:
         self._not_before = -math.inf
@@ -123,7 +125,7 @@ class Patience:
 
     @property
     def may_retry(self) -> bool:
-        """True if the delay after the last failure is over."""
+        """True if the delay after the last failure, SHARE times as long as the failed call took, is over."""
         return time.monotonic() >= self._not_before
 
     @contextmanager

@@ -1,0 +1,175 @@
+"""Copy a store's trials and reports to MLflow, which is only a view of the store.
+
+    in MLflow         shows                                           found again by the tags
+    experiment        a study, or `fewbits` for single runs
+    top-level run     an arm of a sweep                               fewbits.store, .user, .arm
+    nested run        a trial of the arm that has started             fewbits.store, .user, .arm, .trial
+    top-level run     a trial of `fewbits train`                      fewbits.store, .user, .trial
+    top-level run     a report of a study at a scale                  fewbits.store, .user, .scale
+
+Workers never connect to MLflow; the driver of a sweep, `fewbits train`, `fewbits report` and `fewbits ui` do. When
+MLflow is away, one warning says so, trials go on, and the next call sends what is missing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fewbits.common.redaction import redacted
+from fewbits.common.store_folder import runs_option
+from fewbits.experiments.storage.run_folder import RunFolder, opened, saved_trial
+from fewbits.experiments.trial import Runtime
+from fewbits.sweeps.planning.plan import Plan
+from fewbits.sweeps.planning.stored_plans import stored_plans
+from fewbits.sweeps.running import store
+from fewbits.sweeps.running.store import State
+from fewbits.sweeps.tracking import connection
+from fewbits.sweeps.tracking.arms import SCALE, SOURCE, Arm, about, arms_of, write_arms
+from fewbits.sweeps.tracking.connection import Patience, connect, locked, tracking_uri
+from fewbits.sweeps.tracking.owner import FILE, owner_of
+from fewbits.sweeps.tracking.points import began
+from fewbits.sweeps.tracking.runs import KIND, SENT, TRIAL, make, only, search, send_trial
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+SINGLE = "fewbits"  # the MLflow experiment with the runs of `fewbits train`
+
+
+@dataclass(frozen=True)
+class Synced:
+    """The result of an update of MLflow."""
+
+    uri: str  # MLflow's tracking URI
+    studies: tuple[str, ...]  # the experiments with the plan's trials
+    sent: int  # the number of trials whose runs were created or changed
+    away: bool  # True: something has not been sent yet
+
+    def line(self, runs: Path) -> str:
+        """Return a line that tells where the trials of the store `runs` can be seen."""
+        names = ", ".join(self.studies)
+        if self.uri.startswith("http"):  # without user and password; a browser asks for them
+            scheme, _, rest = self.uri.partition("://")
+            host, slash, path = rest.partition("/")
+            return redacted(f"MLflow shows {names}: {scheme}://{host.rpartition('@')[2]}{slash}{path}")
+        option = "" if os.environ.get("MLFLOW_TRACKING_URI") else runs_option(runs)
+        return f"`fewbits ui{option}` shows in MLflow: {names}"
+
+
+class Mirror:
+    """The copy of one plan's trials in MLflow. `sync` may be called from any thread; each error is reported once.
+
+    overrides: those of the plan's command. uri: MLflow's tracking URI; None: that of the store.
+    """
+
+    def __init__(self, plan: Plan, overrides: Sequence[str] = (), uri: str | None = None) -> None:
+        self._plan, self._overrides, self._uri = plan, overrides, uri
+        self._patience = Patience()
+        self._seen: dict[tuple[str, str], str] = {}  # study and label of an arm: its stamp when it was sent
+
+    def sync(self, *, last: bool = False) -> Synced:
+        """Send to MLflow what has changed since the last call. last: also send again what users have deleted there."""
+        runs, sent, arms, away = self._plan.store, 0, list[Arm](), True
+        uri = self._uri or tracking_uri(runs)
+        if last or self._patience.may_retry:
+            with self._patience.guarding("trials go on"):
+                arms = arms_of(self._plan, self._overrides)
+                stamps = {(arm.study, arm.label): arm.stamp for arm in arms}
+                due = [arm for arm in arms if last or self._seen.get((arm.study, arm.label)) != arm.stamp]
+                if due:
+                    client = connect(runs, uri)
+                    with locked(runs):
+                        sent = write_arms(client, uri, runs, owner_of(runs), due)
+                self._seen, away = stamps, False
+        return Synced(uri, tuple(dict.fromkeys(arm.study for arm in arms)), sent, away)
+
+
+class Tracker:
+    """Sends the trial of `fewbits train` to MLflow, if runtime.tracking is `mlflow`.
+
+    `fewbits train` calls `saved` each time the config, a checkpoint or the result was written, and calls `close` when
+    training ends, also by an error or an interruption.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._on = runtime.tracking == "mlflow"
+        self._patience = Patience()
+        self._folder: RunFolder | None = None
+
+    def saved(self, folder: RunFolder) -> None:
+        if self._on:
+            self._folder = folder
+            self._send(folder, State.RUNNING)
+
+    def close(self) -> None:
+        """Set the MLflow run's status to KILLED if the trial has no result."""
+        if self._folder is not None and self._folder.result() is None:
+            self._send(self._folder, State.PLANNED)
+
+    def _send(self, folder: RunFolder, state: State) -> None:
+        if folder.over or self._patience.may_retry:
+            with self._patience.guarding("the trial goes on"):
+                runs = folder.path.parent
+                uri = tracking_uri(runs)
+                client = connect(runs, uri)
+                _send_single(client, uri, runs, folder, store.state(folder) if folder.over else state)
+
+
+def _send_single(client: MlflowClient, uri: str, runs: Path, folder: RunFolder, state: State) -> bool:
+    with locked(runs):
+        experiment = connection.experiment(client, SINGLE, runs, uri)
+        key = owner_of(runs) | {KIND: "single", TRIAL: folder.id}
+        run = only(client, search(client, experiment, key))
+        params = about(saved_trial(folder.path))
+        run = run or make(client, experiment, key, folder.path.name, params, began(folder))
+        return send_trial(client, run, folder, state, {SOURCE: "fewbits train"})
+
+
+def send_store(runs: Path, uri: str) -> int:
+    """Send all stored plans and all single runs of a store to MLflow; return how many trials were sent.
+
+    Where two plans have the same arm with other settings, that of the newest plan is shown.
+    """
+    arms: dict[tuple[str, str], Arm] = {}
+    planned = set[str]()
+    for stored in stored_plans(runs):
+        planned |= stored.plan.trials.keys()
+        for arm in arms_of(stored.plan, stored.overrides):
+            newest = arms.setdefault((arm.study, arm.label), arm)
+            if newest.variant == arm.variant:
+                newest.rows = arm.rows | newest.rows
+    singles = []
+    for path in sorted(runs.glob("*/provenance.json")):
+        folder = opened(path.parent)
+        if folder.id not in planned and (folder.provenance() or {}).get("command", [])[1:2] == ["train"]:
+            singles.append(folder)
+    client = connect(runs, uri)
+    with locked(runs):
+        sent = write_arms(client, uri, runs, owner_of(runs), arms.values())
+    return sent + sum(_send_single(client, uri, runs, folder, store.state(folder)) for folder in singles)
+
+
+def track_report(runs: Path, study: str, scale: str, folder: Path) -> None:
+    """Send the report in `folder` as the artifact `report/` of a run, if MLflow has arms of the study at the scale."""
+    if not (runs / FILE).exists():  # nothing of this store was sent to MLflow; also, the store may be read-only
+        return
+    with Patience().guarding("`fewbits report` sends the report when it is run again"):
+        client, owner = connect(runs, tracking_uri(runs)), owner_of(runs)
+        with locked(runs):
+            known = client.get_experiment_by_name(study)
+            if known is None or not search(client, known.experiment_id, owner | {KIND: "arm", SCALE: scale}):
+                return
+            key = owner | {KIND: "report", SCALE: scale}
+            run = only(client, search(client, known.experiment_id, key))
+            run = run or make(client, known.experiment_id, key, f"report {scale}", {}, time.time())
+            digest = hashlib.sha256((folder / "index.html").read_bytes()).hexdigest()
+            if run.data.tags.get(SENT) != digest:
+                client.log_artifacts(run.info.run_id, str(folder), "report")
+                client.set_terminated(run.info.run_id)
+                client.set_tag(run.info.run_id, SENT, digest)
