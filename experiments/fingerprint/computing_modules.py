@@ -107,8 +107,6 @@ NOT_COMPUTING = {
     "common.from_dict": "fills configuration classes; the id contains their values",
     "kernels.api": "checks arguments of operators; in a trial, only additional evaluations call it",
     "models.learned_widths": _EXTRA,
-    "models.importing.gguf_file": _DATA,
-    "models.importing.gguf_types": "decodes weights of published files; the id of an imported run contains their hash",
     "models.importing.packages": "finds files of published models",
     "models.networks.presets": "lists models; the id contains the configuration of the trial's model",
     "common.atomic": _FILES,
