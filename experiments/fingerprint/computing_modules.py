@@ -127,7 +127,6 @@ NOT_COMPUTING = {
     "experiments.data.preparation.web": _DATA,
     "experiments.environment": "describes the machine, for the provenance",
     "experiments.evaluation.by_document": _EXTRA,
-    "experiments.evaluation.cloze": _EXTRA,
     "experiments.evaluation.harness": _EXTRA,
     "experiments.evaluation.language_model": _EXTRA,
     "experiments.evaluation.tasks": _EXTRA,
