@@ -178,9 +178,8 @@ def _summary(path: Path, after: int, by_step: Callable[[pd.DataFrame], Summary])
 
 
 def _scores(result: Mapping[str, Any]) -> dict[str, float]:
-    """Return the scores in a result.json: of cloze items and lm-eval tasks, losses of the last evaluation, shares."""
+    """Return the scores in a result.json: of lm-eval tasks, losses of the last evaluation, shares."""
     scores = {key: value for key, value in result.items() if _SCORES.fullmatch(key)}
-    scores |= {key: value["accuracy"] for key, value in result.items() if key.endswith("_cloze")}
     tasks = result.get("tasks", {}).items()
     named = ((task, name, value) for task, metrics in tasks for name, value in metrics.items() if value is not None)
     return scores | {f"tasks/{task}/{name.replace(',', '.')}": value for task, name, value in named}
