@@ -51,17 +51,7 @@ if TYPE_CHECKING:
 ARM, SWEEP, SCALE = "fewbits.arm", "fewbits.sweep", "fewbits.scale"  # tags of the runs of arms and their trials
 VARIANT, TRIALS = "fewbits.variant", "fewbits.trials"  # a hash of a trial's settings; a hash of an arm's trials
 PARENT, SOURCE = "mlflow.parentRunId", "mlflow.source.name"
-SELECTION = (
-    "study",
-    "sweep",
-    "scale",
-    "seeds",
-    "only",
-    "axes",
-    "runtime",
-    "hydra",
-    "file",
-)  # keys that no label contains
+SELECTION = {"study", "sweep", "scale", "seeds", "only", "axes", "runtime", "hydra", "file"}  # keys not in labels
 LONG = 40  # the most characters of overrides in a label
 FEW = 4  # up to this number of arms, one request for each arm is faster than one for all runs of the experiment
 
@@ -168,7 +158,8 @@ def _write(
     if head and (head.data.tags.get(TRIALS) != tags[TRIALS] or head.data.params != arm.params):
         client.delete_run(head.info.run_id)
         head = None
-    head = head or make(client, experiment, key, arm.label, arm.params, time.time())
+    start = min((began(row.folder) for row in shown.values()), default=time.time())
+    head = head or make(client, experiment, key, arm.label, arm.params, start)
     notes = [arm.sweep.about, *(f"seed {seed}: {text}" for seed, row in shown.items() if (text := note(*row)))]
     set_tags(client, head, {**tags, NOTE: "\n\n".join(filter(None, notes)), SOURCE: "fewbits sweep"})
     sent = 0
@@ -185,7 +176,7 @@ def _write(
     stamp, (last, of_last) = _hash(*(stamp_of(folder, State.DONE) for folder in counted)), last_sent(head)
     if counted and stamp != of_last:
         with contextlib.suppress(ValueError):  # a damaged file, which `_naming_damage` has named
-            points = sorted(arm_points(counted, last, arm.trial.training.steps), key=lambda point: point.step)
+            points = list(arm_points(counted, last, arm.trial.training.steps))
             send_points(client, head, points)
             client.set_tag(head.info.run_id, SENT, f"{max([last, *(point.step for point in points)])} {stamp}")
     return sent

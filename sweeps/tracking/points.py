@@ -74,9 +74,9 @@ def arm_points(folders: Sequence[RunFolder], after: int, steps: int) -> Iterator
     """
     import pandas as pd
 
-    yield from _values(folders)
     tables = [_losses(folder) for folder in folders]
     every = max(1, steps // CURVE)
+    points = list[Point]()
     for name in LOSSES:
         columns = [table[name].dropna() for table in tables if name in table]
         if len(columns) < len(tables) or not columns:
@@ -87,7 +87,9 @@ def arm_points(folders: Sequence[RunFolder], after: int, steps: int) -> Iterator
         for step in map(int, values.index):
             if step > after and (name != "loss" or (step + 1) % every == 0 or step + 1 == steps):
                 at = {name: means[step], f"{name}_sd": deviations[step]}
-                yield from _points(at, round(1000 * times[step]), step)
+                points += _points(at, round(1000 * times[step]), step)
+    yield from sorted(points, key=lambda point: point.step)
+    yield from _values(folders)
 
 
 def _values(folders: Sequence[RunFolder]) -> Iterator[Point]:
@@ -106,10 +108,10 @@ def _final(folder: RunFolder) -> dict[str, float]:
     """Return the tokens, the shares of formats in a mixture's decisions, and a sampler's bits at the end of a trial."""
     metrics, windows = (table(folder.path / f"{name}.parquet") for name in ("metrics", "numerics"))
     values = {} if metrics is None or "tokens" not in metrics else {"tokens": float(metrics["tokens"].iloc[-1])}
-    values |= {f"decisions/{name}": share for name, share in (folder.result() or {}).get(DECISIONS, {}).items()}
+    values |= {f"share_{name}": share for name, share in (folder.result() or {}).get(DECISIONS, {}).items()}
     if windows is not None:
         (last,) = numerics_by_step(windows[windows["step"] == windows["step"].max()]).values() or ({},)
-        values |= {key: last[key] for key in ("bits/mean",) if key in last}
+        values |= {"weight_bits": last["bits/mean"]} if "bits/mean" in last else {}
     return values
 
 

@@ -89,7 +89,7 @@ def _check_free(host: str, port: int) -> None:
 
 
 def _serve(host: str, port: int, arguments: Sequence[str], uri: str, log: Path) -> None:
-    """Run MLflow's server until Ctrl-C. The URI, which may contain a password, is no argument: all users can read it."""
+    """Run MLflow's server until Ctrl-C. The URI may contain a password, so it is no argument, which all could read."""
     arguments = [*arguments, "--port", str(port), "--workers", "1", "--uvicorn-opts", "--log-level warning"]
     environment = {**os.environ, **LIGHT, "MLFLOW_BACKEND_STORE_URI": uri}
     base = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else f'[{host}]' if ':' in host else host}:{port}"
