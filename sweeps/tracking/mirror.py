@@ -17,7 +17,6 @@ import hashlib
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,26 +41,6 @@ if TYPE_CHECKING:
 SINGLE = "fewbits"  # the MLflow experiment with the runs of `fewbits train`
 
 
-@dataclass(frozen=True)
-class Synced:
-    """The result of an update of MLflow."""
-
-    uri: str  # MLflow's tracking URI
-    studies: tuple[str, ...]  # the experiments with the plan's trials
-    sent: int  # the number of trials whose runs were created or changed
-    away: bool  # True: something has not been sent yet
-
-    def line(self, runs: Path) -> str:
-        """Return a line that tells where the trials of the store `runs` can be seen."""
-        names = ", ".join(self.studies)
-        if self.uri.startswith("http"):  # without user and password; a browser asks for them
-            scheme, _, rest = self.uri.partition("://")
-            host, slash, path = rest.partition("/")
-            return redacted(f"MLflow shows {names}: {scheme}://{host.rpartition('@')[2]}{slash}{path}")
-        option = "" if os.environ.get("MLFLOW_TRACKING_URI") else runs_option(runs)
-        return f"`fewbits ui{option}` shows in MLflow: {names}"
-
-
 class Mirror:
     """The copy of one plan's trials in MLflow. `sync` may be called from any thread; each error is reported once.
 
@@ -69,25 +48,43 @@ class Mirror:
     """
 
     def __init__(self, plan: Plan, overrides: Sequence[str] = (), uri: str | None = None) -> None:
-        self._plan, self._overrides, self._uri = plan, overrides, uri
+        self._plan, self._overrides = plan, overrides
+        self.uri = uri or tracking_uri(plan.store)
         self._patience = Patience()
         self._seen: dict[tuple[str, str], str] = {}  # study and label of an arm: its stamp when it was sent
 
-    def sync(self, *, last: bool = False) -> Synced:
-        """Send to MLflow what has changed since the last call. last: also send again what users have deleted there."""
-        runs, sent, arms, away = self._plan.store, 0, list[Arm](), True
-        uri = self._uri or tracking_uri(runs)
+    @property
+    def to_server(self) -> bool:
+        return self.uri.startswith("http")
+
+    @property
+    def line(self) -> str:
+        """A line that tells where the trials can be seen, without the password in a server's URI."""
+        names = ", ".join(dict.fromkeys(sweep.study for sweep in self._plan.sweeps))
+        if self.to_server:
+            scheme, _, rest = self.uri.partition("://")
+            host, slash, path = rest.partition("/")
+            return redacted(f"MLflow shows {names}: {scheme}://{host.rpartition('@')[2]}{slash}{path}")
+        option = "" if os.environ.get("MLFLOW_TRACKING_URI") else runs_option(self._plan.store)
+        return f"`fewbits ui{option}` shows in MLflow: {names}"
+
+    def sync(self, *, last: bool = False) -> bool:
+        """Send to MLflow what has changed since the last call; return False if something could not be sent.
+
+        last: compare everything with what MLflow has, so that runs are created again that a user has deleted there.
+        """
+        runs, complete = self._plan.store, False
         if last or self._patience.may_retry:
             with self._patience.guarding("trials go on"):
                 arms = arms_of(self._plan, self._overrides)
                 stamps = {(arm.study, arm.label): arm.stamp for arm in arms}
                 due = [arm for arm in arms if last or self._seen.get((arm.study, arm.label)) != arm.stamp]
                 if due:
-                    client = connect(runs, uri)
+                    client = connect(runs, self.uri)
                     with locked(runs):
-                        sent = write_arms(client, uri, runs, owner_of(runs), due)
-                self._seen, away = stamps, False
-        return Synced(uri, tuple(dict.fromkeys(arm.study for arm in arms)), sent, away)
+                        write_arms(client, self.uri, runs, owner_of(runs), due)
+                self._seen, complete = stamps, True
+        return complete
 
 
 class Tracker:

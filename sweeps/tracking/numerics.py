@@ -1,20 +1,21 @@
 """Summarize a trial's numerics.parquet and precision.parquet for MLflow: a few metrics for each window of steps.
 
-    decisions/FORMAT            share of a mixture's decisions that chose the format: mean over layers and slots
-    decisions_FORMAT/SLOT       share of a mixture's decisions that chose the format in this slot: mean over layers
-    error/SLOT                  relative error of the quantized operand: mean over layers
-    error_max/SLOT              largest relative error of any layer
-    flushed/SLOT                share of values that became 0: mean over layers
-    saturated/SLOT              share of values that overflowed: mean over layers
-    weight_gradient/error       relative error of the weight gradient: mean over layers
-    weight_gradient/cosine      cosine of the weight gradient and the exact one: mean over layers
-    bits/mean bits/min bits/max learned bit widths of a sampler, over all layers
-    precision/lost…             share of the weights with a nonzero update whose stored value did not change, or would
-                                not have if stored in BF16 or FP16 (see experiments/optimization/update_records.py)
-    precision/zeros, nonfinite  shares of the elements of parameters' gradients that are 0, and infinite or NaN
-    precision/zeros_dy          share of the elements of the gradients of linear layers' outputs that are 0
+    share/FORMAT                 share of a mixture's decisions that chose the format: mean over layers and slots
+    share_FORMAT/SLOT            share of a mixture's decisions that chose the format in this slot: mean over layers
+    operand_error/SLOT           relative error of the quantized operand: mean over layers
+    operand_error_max/SLOT       largest relative error of any layer
+    operand_flushed/SLOT         share of values that became 0: mean over layers
+    operand_saturated/SLOT       share of values that overflowed: mean over layers
+    weight_gradient/error        relative error of the weight gradient: mean over layers
+    weight_gradient/cosine       cosine of the weight gradient and the exact one: mean over layers
+    weight_bits/mean, min, max   learned bit widths of a sampler, over all layers
+    precision/lost…              share of the weights with a nonzero update whose stored value did not change, or would
+                                 not have if stored in BF16 or FP16 (see experiments/optimization/update_records.py)
+    precision/zeros, nonfinite   shares of the elements of parameters' gradients that are 0, and infinite or NaN
+    precision/zeros_dy           share of the elements of the gradients of linear layers' outputs that are 0
 
-MLflow shows the chart of a metric `section/name` below the heading `section`.
+MLflow shows the chart of a metric `section/name` below the heading `section`. Its page always shows a chart of the
+first metric in alphabetical order, so no name is before `loss`.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ MEANS = ("error", "flushed", "saturated")  # columns that are averaged over laye
 WEIGHTS = {  # column in rows with the slot `weight`: name of the metric, and how the layers' values are combined
     "gradient_error": ("weight_gradient/error", "mean"),
     "gradient_cosine": ("weight_gradient/cosine", "mean"),
-    "bits_mean": ("bits/mean", "mean"),
-    "bits_min": ("bits/min", "min"),
-    "bits_max": ("bits/max", "max"),
+    "bits_mean": ("weight_bits/mean", "mean"),
+    "bits_min": ("weight_bits/min", "min"),
+    "bits_max": ("weight_bits/max", "max"),
 }
 LOST = ("lost", "lost_bf16", "lost_fp16")
 
@@ -76,7 +77,7 @@ def _means(rows: pd.DataFrame) -> Iterator[Value]:
     if aggregates and len(measured):
         for key, values in measured.groupby(["step", "slot"]).agg(aggregates).iterrows():
             step, slot = cast(tuple[int, str], key)
-            yield from ((step, f"{column}/{slot}", value) for column, value in values.items())
+            yield from ((step, f"operand_{column}/{slot}", value) for column, value in values.items())
 
 
 def _weights(rows: pd.DataFrame) -> Iterator[Value]:
@@ -91,7 +92,7 @@ def _decisions(rows: pd.DataFrame) -> Iterator[Value]:
     if (shares := decision_shares(rows)) is None:
         return
     for step, values in shares.drop(columns="slot").groupby("step").mean().iterrows():
-        yield from ((cast(int, step), f"decisions/{name}", value) for name, value in values.items())
+        yield from ((cast(int, step), f"share/{name}", value) for name, value in values.items())
     for key, values in shares.groupby(["step", "slot"]).mean().iterrows():
         step, slot = cast(tuple[int, str], key)
-        yield from ((step, f"decisions_{name}/{slot}", value) for name, value in values.items())
+        yield from ((step, f"share_{name}/{slot}", value) for name, value in values.items())

@@ -111,7 +111,7 @@ def _final(folder: RunFolder) -> dict[str, float]:
     values |= {f"share_{name}": share for name, share in (folder.result() or {}).get(DECISIONS, {}).items()}
     if windows is not None:
         (last,) = numerics_by_step(windows[windows["step"] == windows["step"].max()]).values() or ({},)
-        values |= {"weight_bits": last["bits/mean"]} if "bits/mean" in last else {}
+        values |= {"weight_bits": last["weight_bits/mean"]} if "weight_bits/mean" in last else {}
     return values
 
 
