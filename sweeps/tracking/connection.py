@@ -1,10 +1,18 @@
-"""Connect to MLflow: choose its URI, create its database and experiments, lock it, and survive its failures."""
+"""Connect to MLflow: name the owner of runs, choose the URI, create database and experiments, survive failures.
+
+The owner is a store and a user: several users may use one store, and several stores one server, and fewbits changes and
+deletes only runs of its own owner. The store's id is a random number in the file `.store.json`, so it does not depend
+on the path of the store, and a copy of a store has the same id.
+"""
 
 from __future__ import annotations
 
+import getpass
 import logging
 import math
 import os
+import re
+import secrets
 import time
 import warnings
 from collections.abc import Iterator
@@ -13,11 +21,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from fewbits.common.atomic import create_once, read_json
 from fewbits.common.file_systems import network_kind_of
 from fewbits.common.locks import locked as flocked
 from fewbits.common.redaction import redacted
 from fewbits.kernels.backends.build import cache_folder
-from fewbits.sweeps.tracking.owner import store_id
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -26,6 +34,53 @@ DATABASE, ARTIFACTS, LOCK = "mlflow.db", "mlartifacts", ".mlflow.lock"  # files 
 SQLITE = "sqlite:///"
 NO_LOCKS = "if two drivers create the same MLflow run, the next one keeps only one of the two"
 SHARE = 20  # after a failed attempt, the next one waits for at least this many times the duration of the failed one
+FILE = ".store.json"  # in the store's folder
+STORE, USER = "fewbits.store", "fewbits.user"  # tags of every MLflow run that fewbits creates
+
+
+def owner_of(runs: Path) -> dict[str, str]:
+    """Return the tags (name: value) that identify the MLflow runs of this user and the store `runs`."""
+    return {STORE: store_id(runs), USER: user()}
+
+
+def user() -> str:
+    """Return FEWBITS_USER, else MLFLOW_TRACKING_USERNAME, else the name of the operating system's user.
+
+    Raise ValueError for a name with characters that MLflow's queries cannot contain, such as quotes.
+    """
+    for variable in ("FEWBITS_USER", "MLFLOW_TRACKING_USERNAME"):
+        if name := os.environ.get(variable, "").strip():
+            break
+    else:
+        variable, name = "the user's name", _system_user()
+    if not re.fullmatch(r"[^'\"`%\x00-\x1f\x7f]{1,80}", name):
+        raise ValueError(
+            f"{variable} {name!r}: a valid name has at most 80 characters, without quotes, % and control characters; "
+            "set the environment variable FEWBITS_USER to a valid name"
+        )
+    return name
+
+
+def _system_user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):  # in a container, the user's id may have no name
+        return f"uid-{os.getuid()}"
+
+
+def store_id(runs: Path) -> str:
+    """Return the id of the store `runs` from its `.store.json`; create the file if it does not exist."""
+    path = runs / FILE
+    if not path.exists():
+        runs.mkdir(parents=True, exist_ok=True)
+        create_once(path, f'{{"id": "{secrets.token_hex(8)}"}}\n'.encode())
+    identifier = (read_json(path) or {}).get("id")
+    if not isinstance(identifier, str) or not re.fullmatch(r"[0-9a-f]{16}", identifier):
+        raise ValueError(
+            f'{path} has no valid id of the store, which is written as {{"id": "<16 hexadecimal digits>"}}: restore or '
+            "remove the file (then the store gets a new id)"
+        )
+    return identifier
 
 
 def tracking_uri(runs: Path) -> str:

@@ -29,11 +29,10 @@ from fewbits.sweeps.planning.stored_plans import stored_plans
 from fewbits.sweeps.running import store
 from fewbits.sweeps.running.store import State
 from fewbits.sweeps.tracking import connection
-from fewbits.sweeps.tracking.arms import SCALE, SOURCE, Arm, about, arms_of, write_arms
-from fewbits.sweeps.tracking.connection import Patience, connect, locked, tracking_uri
-from fewbits.sweeps.tracking.owner import FILE, owner_of
+from fewbits.sweeps.tracking.arms import Arm, about, arms_of, write_arms
+from fewbits.sweeps.tracking.connection import FILE, Patience, connect, locked, owner_of, tracking_uri
 from fewbits.sweeps.tracking.points import began
-from fewbits.sweeps.tracking.runs import KIND, SENT, TRIAL, make, only, search, send_trial
+from fewbits.sweeps.tracking.runs import KIND, SCALE, SENT, SOURCE, TRIAL, make, only, search, send_trial
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -77,8 +76,8 @@ class Mirror:
         if last or self._patience.may_retry:
             with self._patience.guarding("trials go on"):
                 arms = arms_of(self._plan, self._overrides)
-                stamps = {(arm.study, arm.label): arm.stamp for arm in arms}
-                due = [arm for arm in arms if last or self._seen.get((arm.study, arm.label)) != arm.stamp]
+                stamps = {arm.key: arm.stamp for arm in arms}
+                due = [arm for arm in arms if last or self._seen.get(arm.key) != stamps[arm.key]]
                 if due:
                     client = connect(runs, self.uri)
                     with locked(runs):
@@ -88,37 +87,30 @@ class Mirror:
 
 
 class Tracker:
-    """Sends the trial of `fewbits train` to MLflow, if runtime.tracking is `mlflow`.
-
-    `fewbits train` calls `saved` each time the config, a checkpoint or the result was written, and calls `close` when
-    training ends, also by an error or an interruption.
-    """
+    """Sends the trial of `fewbits train` to MLflow, if runtime.tracking is `mlflow`."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._on = runtime.tracking == "mlflow"
         self._patience = Patience()
         self._folder: RunFolder | None = None
 
-    def saved(self, folder: RunFolder) -> None:
-        if self._on:
+    def saved(self, folder: RunFolder, state: State = State.RUNNING) -> None:
+        """Send the trial; it is called each time the config, a checkpoint or the result was written."""
+        if self._on and (folder.over or self._patience.may_retry):
             self._folder = folder
-            self._send(folder, State.RUNNING)
-
-    def close(self) -> None:
-        """Set the MLflow run's status to KILLED if the trial has no result."""
-        if self._folder is not None and self._folder.result() is None:
-            self._send(self._folder, State.PLANNED)
-
-    def _send(self, folder: RunFolder, state: State) -> None:
-        if folder.over or self._patience.may_retry:
             with self._patience.guarding("the trial goes on"):
                 runs = folder.path.parent
                 uri = tracking_uri(runs)
-                client = connect(runs, uri)
-                _send_single(client, uri, runs, folder, store.state(folder) if folder.over else state)
+                _send_single(connect(runs, uri), uri, folder, store.state(folder) if folder.over else state)
+
+    def close(self) -> None:
+        """Set the MLflow run's status to KILLED if training has ended, by an error or Ctrl-C, without a result."""
+        if self._folder is not None and not self._folder.over:
+            self.saved(self._folder, State.PLANNED)
 
 
-def _send_single(client: MlflowClient, uri: str, runs: Path, folder: RunFolder, state: State) -> bool:
+def _send_single(client: MlflowClient, uri: str, folder: RunFolder, state: State) -> bool:
+    runs = folder.path.parent
     with locked(runs):
         experiment = connection.experiment(client, SINGLE, runs, uri)
         key = owner_of(runs) | {KIND: "single", TRIAL: folder.id}
@@ -138,7 +130,7 @@ def send_store(runs: Path, uri: str) -> int:
     for stored in stored_plans(runs):
         planned |= stored.plan.trials.keys()
         for arm in arms_of(stored.plan, stored.overrides):
-            newest = arms.setdefault((arm.study, arm.label), arm)
+            newest = arms.setdefault(arm.key, arm)
             if newest.variant == arm.variant:
                 newest.rows = arm.rows | newest.rows
     singles = []
@@ -149,7 +141,7 @@ def send_store(runs: Path, uri: str) -> int:
     client = connect(runs, uri)
     with locked(runs):
         sent = write_arms(client, uri, runs, owner_of(runs), arms.values())
-    return sent + sum(_send_single(client, uri, runs, folder, store.state(folder)) for folder in singles)
+    return sent + sum(_send_single(client, uri, folder, store.state(folder)) for folder in singles)
 
 
 def track_report(runs: Path, study: str, scale: str, folder: Path) -> None:

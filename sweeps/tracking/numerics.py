@@ -1,21 +1,7 @@
 """Summarize a trial's numerics.parquet and precision.parquet for MLflow: a few metrics for each window of steps.
 
-    share/FORMAT                 share of a mixture's decisions that chose the format: mean over layers and slots
-    share_FORMAT/SLOT            share of a mixture's decisions that chose the format in this slot: mean over layers
-    operand_error/SLOT           relative error of the quantized operand: mean over layers
-    operand_error_max/SLOT       largest relative error of any layer
-    operand_flushed/SLOT         share of values that became 0: mean over layers
-    operand_saturated/SLOT       share of values that overflowed: mean over layers
-    weight_gradient/error        relative error of the weight gradient: mean over layers
-    weight_gradient/cosine       cosine of the weight gradient and the exact one: mean over layers
-    weight_bits/mean, min, max   learned bit widths of a sampler, over all layers
-    precision/lost…              share of the weights with a nonzero update whose stored value did not change, or would
-                                 not have if stored in BF16 or FP16 (see experiments/optimization/update_records.py)
-    precision/zeros, nonfinite   shares of the elements of parameters' gradients that are 0, and infinite or NaN
-    precision/zeros_dy           share of the elements of the gradients of linear layers' outputs that are 0
-
-MLflow shows the chart of a metric `section/name` below the heading `section`. Its page always shows a chart of the
-first metric in alphabetical order, so no name is before `loss`.
+sweeps/README.md describes the metrics. MLflow's page shows the chart of a metric `section/name` below the heading
+`section`, and always one of the first metric in alphabetical order, so no name is before `loss`.
 """
 
 from __future__ import annotations

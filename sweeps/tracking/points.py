@@ -11,9 +11,9 @@ import io
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from fewbits.experiments.storage.decisions import KEY as DECISIONS
 from fewbits.experiments.storage.run_folder import RunFolder
@@ -21,45 +21,36 @@ from fewbits.sweeps.tracking.numerics import Summary, numerics_by_step, precisio
 
 if TYPE_CHECKING:
     import pandas as pd
+    from mlflow.entities import Metric
 
-SECTIONS = {  # metric: the heading below which MLflow shows its chart (the metric's name becomes `section/name`)
-    "gradient_norm": "optimizer",
-    "learning_rate": "optimizer",
-    "parameter_norm": "optimizer",
-    "penalty": "optimizer",
-    "loss_scale": "precision",
-    "skipped": "precision",
-    "tokens_per_second": "speed",
-    "mfu": "speed",
+SECTIONS = {  # the heading below which MLflow shows the chart of a metric, which gets the name `section/name`
+    "optimizer": ("gradient_norm", "learning_rate", "parameter_norm", "penalty"),
+    "precision": ("loss_scale", "skipped"),
+    "speed": ("tokens_per_second", "mfu"),
 }
+_SECTION = {name: f"{section}/{name}" for section, names in SECTIONS.items() for name in names}
 _SCORES = re.compile(r"(validation|ood)_loss_\w+|\w*_share")  # numbers that are in result.json, but in no table
 LOSSES = ("validation_loss", "ood_loss", "loss")  # an arm's metrics over steps
 CURVE = 200  # about how many points an arm's training loss has
 
 
-class Point(NamedTuple):
-    """One value of a metric; the fields have the order of MLflow's `Metric`."""
-
-    key: str  # the metric's name
-    value: float  # finite
-    timestamp: int  # milliseconds since 1970
-    step: int
-
-
-def trial_points(folder: RunFolder, after: int) -> Iterator[Point]:
+def trial_points(folder: RunFolder, after: int) -> Iterator[Metric]:
     """Yield the points of all steps after the step `after`, and at the end the scores of a finished trial."""
     timing = {row["step"]: row for row in _rows(folder.path / "timing.parquet")}
     last = math.inf if folder.over else max(timing, default=-1)
     rows = [row for row in _rows(folder.path / "metrics.parquet") if after < row["step"] <= last]
-    windows = _summary(folder.path / "numerics.parquet", after, numerics_by_step) if rows else {}
-    measured = _summary(folder.path / "precision.parquet", after, precision_by_step) if rows else {}
+    summaries: Summary = {}
+    for name, by_step in (("numerics", numerics_by_step), ("precision", precision_by_step)):
+        if rows and (frame := table(folder.path / f"{name}.parquet")) is not None:
+            for step, metrics in by_step(frame[frame["step"] > after]).items():
+                summaries.setdefault(step, {}).update(metrics)
     for row in rows:
         step = int(row["step"])
         times = timing.get(step, {})
         values = {key: value for key, value in row.items() if key != "step"}
         values |= {key: times[key] for key in ("tokens_per_second", "mfu") if key in times}
-        named = {f"{SECTIONS[key]}/{key}" if key in SECTIONS else key: value for key, value in values.items()}
-        named |= windows.get(step, {}) | measured.get(step, {})
+        named = {_SECTION.get(key, key): value for key, value in values.items()}
+        named |= summaries.get(step, {})
         yield from _points(named, round(1000 * times.get("time", 0.0)), step)
     result = folder.result() or {}
     if result.get("status") == "done":
@@ -67,7 +58,7 @@ def trial_points(folder: RunFolder, after: int) -> Iterator[Point]:
         yield from _points(_scores(result), round(1000 * at), int(result["step"]))
 
 
-def arm_points(folders: Sequence[RunFolder], after: int, steps: int) -> Iterator[Point]:
+def arm_points(folders: Sequence[RunFolder], after: int, steps: int) -> Iterator[Metric]:
     """Yield the means of the losses over an arm's trials, at steps after `after` that all have, and of other values.
 
     With two or more trials, `…_sd` is the standard deviation. steps: of a whole trial, of which a running one has some.
@@ -76,7 +67,7 @@ def arm_points(folders: Sequence[RunFolder], after: int, steps: int) -> Iterator
 
     tables = [_losses(folder) for folder in folders]
     every = max(1, steps // CURVE)
-    points = list[Point]()
+    points = list[Metric]()
     for name in LOSSES:
         columns = [table[name].dropna() for table in tables if name in table]
         if len(columns) < len(tables) or not columns:
@@ -92,7 +83,7 @@ def arm_points(folders: Sequence[RunFolder], after: int, steps: int) -> Iterator
     yield from _values(folders)
 
 
-def _values(folders: Sequence[RunFolder]) -> Iterator[Point]:
+def _values(folders: Sequence[RunFolder]) -> Iterator[Metric]:
     """Yield the number of an arm's trials, and if all have ended, how many diverged and the means of final values."""
     at, results = round(1000 * max(map(began, folders))), [folder.result() for folder in folders]
     diverged = sum(result is not None and result["status"] == "diverged" for result in results)
@@ -164,19 +155,16 @@ def table(path: Path) -> pd.DataFrame | None:
     return frame if len(frame) else None
 
 
-def _points(values: Mapping[str, Any], timestamp: int, step: int) -> Iterator[Point]:
-    return (Point(key_of(key), float(value), timestamp, step) for key, value in values.items() if math.isfinite(value))
+def _points(values: Mapping[str, Any], timestamp: int, step: int) -> Iterator[Metric]:
+    from mlflow.entities import Metric
+
+    finite = {key: float(value) for key, value in values.items() if math.isfinite(value)}
+    return (Metric(key_of(key), value, timestamp, step) for key, value in finite.items())
 
 
 def _rows(path: Path) -> list[dict[str, float]]:
     frame = table(path)
     return [] if frame is None else [{str(k): v for k, v in row.items()} for row in frame.to_dict("records")]
-
-
-def _summary(path: Path, after: int, by_step: Callable[[pd.DataFrame], Summary]) -> Summary:
-    """Return the metrics of the steps after `after`, which `by_step` computes from rows of the table at `path`."""
-    frame = table(path)
-    return {} if frame is None else by_step(frame[frame["step"] > after])
 
 
 def _scores(result: Mapping[str, Any]) -> dict[str, float]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,49 +19,40 @@ from urllib.request import url2pathname
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.sweeps.running import store
 from fewbits.sweeps.running.store import State
-from fewbits.sweeps.tracking.connection import ARTIFACTS
-from fewbits.sweeps.tracking.owner import USER
-from fewbits.sweeps.tracking.points import Point, ended, key_of, trial_points
+from fewbits.sweeps.tracking.connection import ARTIFACTS, USER
+from fewbits.sweeps.tracking.points import ended, key_of, trial_points
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import DatasetInput, Run
+    from mlflow.entities import Metric, Run
 
-SENT, KIND, TRIAL, FOLDER = "fewbits.sent", "fewbits.kind", "fewbits.trial", "fewbits.folder"  # tags of runs
-NOTE = "mlflow.note.content"
+# Names of tags. The value of KIND is arm, trial, single (a trial of `fewbits train`) or report.
+SENT, KIND, TRIAL, FOLDER = "fewbits.sent", "fewbits.kind", "fewbits.trial", "fewbits.folder"
+ARM, SWEEP, SCALE, STATE = "fewbits.arm", "fewbits.sweep", "fewbits.scale", "fewbits.state"
+PARENT, SOURCE, NOTE = "mlflow.parentRunId", "mlflow.source.name", "mlflow.note.content"
 BATCH = 800  # points per request: MLflow allows 1,000 values, and parameters and tags are sent with them
-STATUS = {
-    State.PLANNED: "KILLED",  # the trial has started, since it has a run, but no worker trains it now
-    State.RUNNING: "RUNNING",
-    State.DONE: "FINISHED",
-    State.FAILED: "FAILED",
-    State.DIVERGED: "FAILED",
-}
-CONFIG = "config.yaml"
+# A trial that has a run, and so has started, is PLANNED if no worker trains it now.
+STATUS = dict(zip(State, ("KILLED", "RUNNING", "FINISHED", "FAILED", "FAILED", "KILLED"), strict=True))
 TABLES = tuple(f"{name}.parquet" for name in ("metrics", "numerics", "precision", "timing", "evaluation"))
-AT_END = ("result.json", "provenance.json", *TABLES)
-SPLITS = {"train": "training", "validation": "validation", "ood": "out of domain"}  # split: its context in MLflow
+CONFIG, AT_END = "config.yaml", ("result.json", "provenance.json", *TABLES)  # artifacts
 
 
-def search(client: MlflowClient, experiment: str, key: Mapping[str, str], more: str = "") -> list[Run]:
-    """Return the MLflow runs of an experiment that have the tags `key` and are not deleted, the oldest first.
-
-    more: the end of the filter, which begins with ` and `.
-    """
-    query = " and ".join(f"tags.`{tag}` = '{value}'" for tag, value in key.items()) + more
+def search(client: MlflowClient, experiment: str, key: Mapping[str, str]) -> list[Run]:
+    """Return the MLflow runs of an experiment that have the tags `key` and are not deleted, the oldest first."""
+    query = " and ".join(f"tags.`{tag}` = '{value}'" for tag, value in key.items())
     order = ["attributes.start_time ASC", "attributes.run_id ASC"]
-    runs, token = list[Any](), ""
-    while token is not None:
-        page = client.search_runs([experiment], query, order_by=order, page_token=token or None)
+    page = client.search_runs([experiment], query, order_by=order)
+    runs = list(page)
+    while page.token:
+        page = client.search_runs([experiment], query, order_by=order, page_token=page.token)
         runs += page
-        token = page.token or None
     return runs
 
 
 def only(client: MlflowClient, runs: Iterable[Run]) -> Run | None:
     """Return the first of the runs and delete the others, which other processes created at the same time."""
-    first, *others = [*runs] or [None]
-    for other in others:
+    first, *others = [*runs, None]
+    for other in (run for run in others if run is not None):
         client.delete_run(other.info.run_id)
     return first
 
@@ -99,15 +89,15 @@ def set_status(client: MlflowClient, run: Run, status: str, end: float) -> None:
             client.set_terminated(run.info.run_id, status, round(1000 * end))
 
 
-def send_points(client: MlflowClient, run: Run, points: Iterable[Point]) -> None:
+def send_points(client: MlflowClient, run: Run, points: Iterable[Metric]) -> None:
     """Send points in batches, each with the last step in the tag `fewbits.sent`. The points are sorted by step."""
-    from mlflow.entities import Metric, RunTag
+    from mlflow.entities import RunTag
 
     pending = iter(points)
     while batch := list(itertools.islice(pending, BATCH)):
         # The next batch may have more points of the last step, so this step counts only when it is complete.
         sent = RunTag(SENT, f"{batch[-1].step - 1} ")
-        client.log_batch(run.info.run_id, [Metric(*point) for point in batch], tags=[sent])
+        client.log_batch(run.info.run_id, batch, tags=[sent])
 
 
 def last_sent(run: Run) -> tuple[int, str]:
@@ -128,21 +118,14 @@ def send_trial(client: MlflowClient, run: Run, folder: RunFolder, state: State, 
 
     Artifacts are sent last, because that can fail when all else succeeds, for example without access to their store.
     """
-    from mlflow.exceptions import MlflowException
-
     stamp, (step, sent) = stamp_of(folder, state), last_sent(run)
-    set_tags(client, run, {"fewbits.state": state.value, FOLDER: str(folder.path), NOTE: note(folder, state), **tags})
+    set_tags(client, run, {STATE: state.value, FOLDER: str(folder.path), NOTE: note(folder, state), **tags})
     set_status(client, run, STATUS[state], ended(folder))
     if sent == stamp:
         return False
     set_tags(client, run, _origin(folder))
     points = list(trial_points(folder, step))
     send_points(client, run, points)
-    if not (run.inputs and run.inputs.dataset_inputs) and (inputs := _datasets(folder)):
-        try:
-            client.log_inputs(run.info.run_id, inputs)
-        except MlflowException:  # MLflow fails if two processes log the same new data set at the same time: try again
-            client.log_inputs(run.info.run_id, inputs)
     names = [CONFIG, *(AT_END if folder.over else ())] if folder.over or not sent else []
     with TemporaryDirectory(prefix="fewbits-") as staged:
         for name in names:
@@ -186,20 +169,3 @@ def _origin(folder: RunFolder) -> dict[str, str | None]:
     }
     tags: dict[str, str | None] = {f"provenance.{key}": str(value) for key, value in facts.items() if value}
     return tags | {"mlflow.source.git.commit": newest.get("git") or origin.get("git"), "mlflow.source.type": "LOCAL"}
-
-
-def _datasets(folder: RunFolder) -> list[DatasetInput]:
-    """Return the trial's data as MLflow's inputs: a data set for each split, with the digest of the split's tokens."""
-    from mlflow.entities import Dataset, DatasetInput, InputTag
-
-    data: Mapping[str, Any] = (folder.provenance() or {}).get("data") or {}
-    source = json.dumps({key.partition(".")[2]: value for key, value in data.items() if key.startswith("source.")})
-    inputs = []
-    for split, context in SPLITS.items():
-        if digest := data.get(f"{split}.sha256"):
-            facts = {key.rpartition(".")[2]: value for key, value in data.items() if key.startswith(f"{split}.")}
-            facts |= {key: data[key] for key in ("vocab", "tokenizer", "fingerprint") if data.get(key) is not None}
-            name, kind = f"{data['kind']}/{split}", str(data["kind"])
-            dataset = Dataset(name, str(digest)[:8], kind, source, profile=json.dumps(facts))
-            inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", context)]))
-    return inputs
