@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from fewbits.experiments.numerics import running, total
 from fewbits.sweeps.planning.cost import work_of
 from fewbits.sweeps.planning.plan import Plan, Planned
 from fewbits.sweeps.running import store
@@ -279,7 +280,7 @@ def job(planned: Planned) -> Job:
 
     keep = tuple(sorted({*planned.runtime.keep_steps, *planned.keep}))
     runtime = replace(planned.runtime, keep_steps=keep, runs=str(planned.folder.path.parent), tracking="none")
-    return Job(planned.id, planned.folder.path, planned.trial, runtime, planned.made_of)
+    return Job(planned.id, planned.folder.path, planned.trial, runtime, planned.made_of, total(running()))
 
 
 def finished(planned: Planned) -> bool:

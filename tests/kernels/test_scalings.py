@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from fewbits.experiments.fingerprint import kernel_calls
+
 from fewbits.kernels.backends import compilation
 from fewbits.kernels.backends.constants import Grid, Scaling, flat, scaling_of
 from fewbits.kernels.formats import TABLE
