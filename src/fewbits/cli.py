@@ -102,7 +102,7 @@ COMMANDS = (
     Command(
         ("evaluate",),
         "fewbits.commands.evaluate",
-        "evaluate finished runs: loss, other text, cloze items, tasks of lm-eval",
+        "evaluate finished runs: loss, other text, tasks of lm-eval",
         "RUN loss --text notes.txt",
     ),
     Command(
