@@ -31,9 +31,9 @@ PACKAGES = ("kernels", "models", "experiments")
 # Paths that begin like this compute no numbers of trials (data: the id has the fingerprint of the tokens), except BUT.
 NOT_COMPUTING = (
     *("experiments/config", "experiments/data/", "experiments/environment", "experiments/evaluation/"),
-    *("experiments/identity", "experiments/numerics", "experiments/storage/", "experiments/tracking/"),
+    *("experiments/identity", "experiments/machine_kinds", "experiments/numerics", "experiments/storage/"),
+    *("experiments/tracking/", "models/importing/", "models/networks/presets"),
     *("kernels/backends/build", "kernels/backends/choice", "kernels/bench/"),
-    *("models/importing/", "models/networks/presets"),
 )
 BUT = (
     *("experiments/data/corpus", "experiments/data/order"),
