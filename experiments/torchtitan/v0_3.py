@@ -194,7 +194,7 @@ class Fewbits:
     """The section `fewbits` of torchtitan's config."""
 
     recipe: str = "bf16"
-    """The name of a recipe, as `fewbits recipes` lists them"""
+    """The name of a recipe, as `fewbits list recipes` lists them"""
 
     settings: list[str] = field(default_factory=list)
     """Overrides of the recipe's settings and fields, without the prefix `recipe.`, such as keep.last=2"""

@@ -23,7 +23,7 @@ def complete(arguments: Sequence[str], commands: Sequence[str] = ()) -> None:
 
     commands: the names of fewbits' commands, among which the first word is completed.
     """
-    from fewbits.commands.run_hydra import run_hydra
+    from fewbits.commands.hydra_options import run_hydra
 
     if len(arguments) != 1 or arguments[0].partition("=")[0] not in ("install", "uninstall", "query"):
         raise ValueError('-sc: install=bash (or fish) is expected, as in eval "$(fewbits -sc install=bash)"')
@@ -44,8 +44,9 @@ def _complete_train(line: str, program: str, query: str) -> None:
     line: the text that was typed so far after `fewbits train `. program: the first word of the command line.
     query: Hydra's argument, such as `query=bash`.
     """
-    from fewbits.commands.run_hydra import run_hydra
-    from fewbits.experiments.config_files import GROUPS, folders, is_search_path, names, with_config_dir, with_names
+    from fewbits.commands.hydra_options import run_hydra
+    from fewbits.experiments.config import prepare
+    from fewbits.experiments.config_files import GROUPS, folders, is_search_path, names, with_config_dir
 
     *before, last = line.split(" ")
     directories = [value for option, value in pairwise(before) if option in CONFIG_DIR]
@@ -55,6 +56,7 @@ def _complete_train(line: str, program: str, query: str) -> None:
     if equals and group in GROUPS and not value.startswith((".", "/")):  # Hydra would leave out names like mor/block
         print("\n".join(f"{group}={name}" for name in names(group, own) if name.startswith(value)))
         return
-    arguments = [*own.overrides, *(with_names(text) for text in overrides if not is_search_path(text)), last]
+    prepare(own)
+    arguments = [*own.overrides, *(text for text in overrides if not is_search_path(text)), last]
     with environment({LINE: " ".join([program, *arguments])}):
         run_hydra(["--shell-completion", query], [])
