@@ -39,7 +39,7 @@ MEASURE_gaussws = $(BIN)/fewbits bench train $(if $(ON_GPU),$(TIMED_gpu),$(TIMED
 	$(BIN)/fewbits bench kernels --generators $(if $(ON_GPU),--device cuda) --once --store $(or $(RUNS),runs) || exit $$?;
 
 .DEFAULT_GOAL := help
-.PHONY: help setup more-extras test tests test-deep test-portable mutate lint style types bench measure-gpu ui clean reproduce $(REPRODUCE)
+.PHONY: help setup more-extras test tests test-deep test-portable lint style types bench measure-gpu ui clean reproduce $(REPRODUCE)
 
 help: ## Show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1	/p' $(firstword $(MAKEFILE_LIST)) | expand -t 26
@@ -62,9 +62,6 @@ test-deep: setup ## Run all tests with all random examples, and also the long te
 
 test-portable: setup ## Run the tests that train under three instruction sets: this processor's own and two older ones
 	$(BIN)/python tests/portable.py --numprocesses 3 --dist loadfile --quiet
-
-mutate: setup ## Insert errors into the sources, and write how many the tests detect to docs/measured/mutation.md
-	$(BIN)/python -m tests.mutate --write
 
 lint: style types ## Check style and format (ruff, clang-format) and types (mypy)
 

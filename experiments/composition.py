@@ -1,7 +1,7 @@
 """Compose configs from folders of config files with Hydra's public API, and read and write Hydra's overrides.
 
-Hydra needs up to 0.2 s to compose a config, and a study has up to 100 of them, so composed configs are cached on disk. The
-name of a cached file is a digest of all that the config is made of, so a cached config is never out of date.
+Hydra needs up to 0.2 s to compose a config, and a study has up to 100 of them, so composed configs are cached on disk.
+The name of a cached file is a digest of all that the config is made of, so a cached config is never out of date.
 """
 
 from __future__ import annotations

@@ -103,7 +103,9 @@ def resolved(overrides: Sequence[str]) -> dict[str, Any]:
         try:
             return _resolved(_composed(tuple(override.text for override in parsed), own))
         except ValueError:
-            resolved([*own.overrides, *(override.text for override in simple)])  # raises a clearer error, if one is wrong
+            resolved(
+                [*own.overrides, *(override.text for override in simple)]
+            )  # raises a clearer error, if one is wrong
             raise
     choices = tuple(override.text for override in parsed if override.chooses)
     values = [override for override in parsed if override.sets]
@@ -111,7 +113,8 @@ def resolved(overrides: Sequence[str]) -> dict[str, Any]:
     if _reads_seed(choices, own) or any("seed}" in override.text for override in values):
         seeds = []
     others = tuple(override.text for override in values if override not in seeds)
-    return copy.deepcopy(_with_values(choices, others, own)) | {"seed": override.value for override in seeds}
+    data = copy.deepcopy(_with_values(choices, others, own))
+    return data | {"seed": seeds[-1].value} if seeds else data
 
 
 @lru_cache(maxsize=256)
@@ -243,7 +246,7 @@ def _about_key(config: DictConfig, key: str) -> str | None:
 
 
 def prepare(own: Folders) -> None:
-    """Register with Hydra what config files use but do not define: defaults, models, files of the user's, a resolver."""
+    """Register with Hydra what config files use but do not define: defaults, models, a resolver, and chosen files."""
     _prepare()
     register_chosen(own)
 

@@ -83,7 +83,8 @@ def folders(overrides: Sequence[str] = ()) -> Folders:
     except OSError as error:
         raise ValueError(f"{error.filename}: {error.strerror}") from None
     for group, value in chosen:
-        if (group == "model" and value.removesuffix(".yaml") in MODELS) or any(Path(f"{path}/{group}/{value}").is_file() for path in (FOLDER, *paths)):
+        is_model = group == "model" and value.removesuffix(".yaml") in MODELS
+        if is_model or any(Path(f"{path}/{group}/{value}").is_file() for path in (FOLDER, *paths)):
             file = Path(value).expanduser().absolute()
             raise ValueError(f"{group}={value}: Hydra would read its own {group}/{value}; write {group}={file}")
     return Folders(tuple(paths), tuple(chosen), tuple((file, stat.st_mtime_ns, stat.st_size) for file, stat in stats))

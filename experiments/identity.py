@@ -40,7 +40,6 @@ FREE = {
     "recipe.about",
     "training.checkpoint_every",
     "training.recompute",
-    "evaluation.cloze",
     "evaluation.tasks",
     "evaluation.tasks_path",
     "evaluation.run_code",

@@ -11,7 +11,6 @@ from typing import Any
 
 from fewbits.experiments.data.corpus import Corpus
 from fewbits.experiments.data.tokenizing import Tokenizer, saved_tokenizer
-from fewbits.experiments.evaluation.cloze import ClozeItems, cloze_items
 from fewbits.experiments.evaluation.harness import check_tasks
 from fewbits.experiments.evaluation.loss import window_count
 from fewbits.experiments.optimization.schedules import phases
@@ -26,8 +25,6 @@ from fewbits.models.quantized_linear import BlockLinear
 from fewbits.models.recipe import Slot
 
 ROUND = 64  # vocabularies are padded to a multiple of this
-CLOZE_CONTEXT, CLOZE_CONTINUATION = 64, 8  # tokens (our choice: the papers have no such task)
-SHORTEST_CLOZE = 2 * CLOZE_CONTINUATION  # the shortest training.length with which cloze items can be cut
 
 
 def corpus_model(trial: Trial, corpus: Corpus) -> Trial:
@@ -131,9 +128,8 @@ def check_data(trial: Trial, corpus: Corpus) -> None:
 
 
 def check_evaluation(trial: Trial, corpus: Corpus) -> None:
-    """Raise ValueError if the cloze items or lm-eval tasks that the trial requests could not be evaluated."""
+    """Raise ValueError if the lm-eval tasks that the trial requests could not be evaluated."""
     e = trial.evaluation
-    cloze(trial, corpus)
     if e.tasks:
         if text_tokenizer(corpus) is None:
             raise ValueError(
@@ -142,27 +138,6 @@ def check_evaluation(trial: Trial, corpus: Corpus) -> None:
                 "data=text, or set evaluation.tasks=[]"
             )
         check_tasks(e.tasks, e.tasks_path, e.run_code)
-
-
-def cloze(trial: Trial, corpus: Corpus) -> dict[str, ClozeItems]:
-    """Return the cloze items that the trial requests, by held-out split; {} if `evaluation.cloze` is 0.
-
-    If training.length is too short for a context of CLOZE_CONTEXT tokens, contexts are shorter.
-    """
-    count, length = trial.evaluation.cloze, trial.training.length
-    if not count:
-        return {}
-    if length < SHORTEST_CLOZE:
-        raise ValueError(f"evaluation.cloze {count}: needs a training.length of {SHORTEST_CLOZE} or more, not {length}")
-    context = min(CLOZE_CONTEXT, length - CLOZE_CONTINUATION)
-    try:
-        return {
-            split: cloze_items(corpus, split, count=count, context=context, continuation=CLOZE_CONTINUATION)
-            for split in ("validation", "ood")
-            if split in corpus.splits
-        }
-    except ValueError as error:
-        raise ValueError(f"evaluation.cloze {count}: {error}") from None
 
 
 def text_tokenizer(corpus: Corpus) -> TextTokenizer | None:

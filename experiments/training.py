@@ -29,12 +29,13 @@ from fewbits.experiments.data.once import default_cache
 from fewbits.experiments.distributed import saving
 from fewbits.experiments.distributed.penalties import Penalties
 from fewbits.experiments.distributed.sharding import build_sharded, recompute_blocks, reshard, synchronize_gradients
+from fewbits.experiments.environment import environment
 from fewbits.experiments.evaluation.by_document import evaluate_documents, means
-from fewbits.experiments.evaluation.cloze import evaluate_cloze
 from fewbits.experiments.evaluation.harness import run_tasks
 from fewbits.experiments.evaluation.loss import evaluate_loss, window_count
 from fewbits.experiments.evaluation.tasks import shots
 from fewbits.experiments.identity import identity, possible_identities, provenance, segment, trial_id
+from fewbits.experiments.machine_kinds import discard_unlike
 from fewbits.experiments.optimization.optimizers import (
     clip_gradients,
     load_optimizer_state,
@@ -44,7 +45,7 @@ from fewbits.experiments.optimization.optimizers import (
 )
 from fewbits.experiments.optimization.precision import DTYPES, Policy
 from fewbits.experiments.optimization.schedules import factor
-from fewbits.experiments.setup import check, check_data, check_evaluation, cloze, corpus_model, text_tokenizer
+from fewbits.experiments.setup import check, check_data, check_evaluation, corpus_model, text_tokenizer
 from fewbits.experiments.storage import checkpoints, run_folder
 from fewbits.experiments.storage.branches import Parent, find_parent
 from fewbits.experiments.trial import Runtime, Trial
@@ -159,6 +160,7 @@ def run(
             _check_examples(done or folder.earlier_result, trial)
             if done is not None:
                 folder.reopen(runtime.keep_steps)
+            discard_unlike(folder, environment(world.device))
             origin = {"data": describe(corpus), "parent": parent and str(parent.folder.path)}
             facts = origin | {"products": trial.recipe.execute}
             (own,) = [possible for possible in possible_identities(made_of) if trial_id(possible) == folder.id]
@@ -466,16 +468,13 @@ def evaluate_last(state: State, trial: Trial, corpus: Corpus, folder: Path | Non
 
 
 def final_evaluation(state: State, trial: Trial, corpus: Corpus) -> dict[str, Any]:
-    """Return the results of the cloze items and tasks that the trial requests, by their keys in result.json.
+    """Return the results of the tasks that the trial requests, by their keys in result.json.
 
-    The key `evaluated` lists what was evaluated; without cloze items and tasks, the dictionary is empty.
+    The key `evaluated` lists what was evaluated; without tasks, the dictionary is empty.
     """
     e, model = trial.evaluation, state.model
     _begin_evaluation(state, trial)
     found: dict[str, Any] = {}
-    for split, items in cloze(trial, corpus).items():
-        score = evaluate_cloze(model, items)
-        found[f"{split}_cloze"] = {"accuracy": score.accuracy, "error": score.standard_error, "items": score.count}
     if (tokenizer := text_tokenizer(corpus)) and e.tasks:
         end, length = corpus.folder.meta.separator, trial.training.length
         scores = run_tasks(
@@ -487,7 +486,7 @@ def final_evaluation(state: State, trial: Trial, corpus: Corpus) -> dict[str, An
             for task, metrics in by_task.items()
         }
     if found:
-        found["evaluated"] = {"cloze": e.cloze, "tasks": list(e.tasks)}
+        found["evaluated"] = {"tasks": list(e.tasks)}
     return found
 
 
@@ -499,7 +498,7 @@ def with_evaluation(
     folder: run_folder.RunFolder,
     tell: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Return a finished trial's result; if requested cloze items or tasks are missing, evaluate and store them first.
+    """Return a finished trial's result; if requested tasks are missing, evaluate and store them first.
 
     The missing results are computed from the trial's last checkpoint.
     """
@@ -531,10 +530,7 @@ def _check_examples(result: dict[str, Any], trial: Trial) -> None:
 def _merged(result: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
     """Return `result` updated with `later`, the result of a later evaluation; tasks that only `result` has are kept."""
     before, now = (part.get("evaluated") or {} for part in (result, later))
-    evaluated = {
-        "cloze": now.get("cloze") or before.get("cloze", 0),
-        "tasks": [*dict.fromkeys((*before.get("tasks", ()), *now.get("tasks", ())))],
-    }
+    evaluated = {"tasks": [*dict.fromkeys((*before.get("tasks", ()), *now.get("tasks", ())))]}
     merged = result | later | {"evaluated": evaluated}
     if "tasks" in merged:
         merged["tasks"] = {**(result.get("tasks") or {}), **later.get("tasks", {})}

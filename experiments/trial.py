@@ -62,25 +62,20 @@ class Evaluation:
     every: int = 50  # steps between evaluations of the loss; the last step is always evaluated
     windows: int = 64  # number of windows to evaluate in each held-out split (validation and out-of-domain text)
     ood_windows: int | None = None  # number of windows of out-of-domain text; None: as many as `windows`
-    cloze: int = 0  # number of cloze items (four choices each) to evaluate when training is done; 0: none
     tasks: tuple[str, ...] = ()  # lm-eval's tasks or our groups of tasks (mor, nvfp4), when training is done
     tasks_path: str | None = None  # a folder of further lm-eval tasks, as YAML files
     run_code: bool = False  # let tasks run code that the model writes; use a sandbox
 
     def __post_init__(self) -> None:
-        for name, least in (("every", 1), ("windows", 1), ("cloze", 0)):
+        for name, least in (("every", 1), ("windows", 1)):
             at_least(f"evaluation.{name}", getattr(self, name), least)
         if self.ood_windows is not None:
             at_least("evaluation.ood_windows", self.ood_windows, 1)
 
     def missing_from(self, result: Mapping[str, Any]) -> bool:
-        """Tell whether a result lacks cloze items or tasks that this config requests; False if the trial diverged."""
-        if result.get("status") != "done":
-            return False
-        evaluated = result.get("evaluated", {})
-        return bool(self.cloze and evaluated.get("cloze") != self.cloze) or not set(self.tasks) <= set(
-            evaluated.get("tasks", ())
-        )
+        """Tell whether a result lacks tasks that this config requests; False if the trial diverged."""
+        evaluated = result.get("evaluated", {}).get("tasks", ())
+        return result.get("status") == "done" and not set(self.tasks) <= set(evaluated)
 
 
 @dataclass(frozen=True)
@@ -126,6 +121,9 @@ class Trial:
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Trial:
         """Return the trial from nested data, such as a config; raise ValueError for unknown keys and wrong types."""
+        evaluation = data.get("evaluation")
+        if isinstance(evaluation, Mapping):  # `cloze` is in configs of 0.1.0
+            data = {**data, "evaluation": {key: value for key, value in evaluation.items() if key != "cloze"}}
         return from_dict(Trial, data)
 
     def to_dict(self) -> dict[str, Any]:

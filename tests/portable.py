@@ -58,7 +58,6 @@ FILES = (
     "experiments/test_divergence.py",
     "experiments/test_execution.py",
     "experiments/evaluation/test_by_document.py",
-    "experiments/evaluation/test_cloze.py",
     "experiments/evaluation/test_harness.py",
     "experiments/evaluation/test_loss.py",
     "experiments/evaluation/test_final_evaluation.py",

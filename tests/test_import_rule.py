@@ -28,7 +28,7 @@ FOREIGN = {
     "analysis": {"torchtitan"},
     "commands": {"torchtitan"},
 }
-TITAN = tuple(f"fewbits.experiments.{name}" for name in ("titan", "torchtitan.decoder", "torchtitan.v0_3"))
+TITAN = tuple(f"fewbits.experiments.{name}" for name in ("titan", "torchtitan.decoder"))
 OF_ANY_VERSION = "fewbits.experiments.fingerprint.kernel_calls"  # may use the public API: other versions run it, too
 NOTEBOOKS = "fewbits.analysis.notebooks."  # may use the public API, as users do
 MODULE = re.compile(rf"fewbits\.({'|'.join(PACKAGES)})(\.\w+)*")

@@ -13,26 +13,22 @@ from dataclasses import dataclass, field
 from matplotlib.figure import Figure
 
 from fewbits.analysis.engine.results.arms import arm_table
-from fewbits.analysis.engine.results.data import Differences, NoData
+from fewbits.analysis.engine.results.data import NoData
 from fewbits.analysis.engine.results.frames import Results
-from fewbits.analysis.engine.results.pairing import sample
 from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.engine.results.places import not_planned
-from fewbits.analysis.engine.statistics.estimates import ALPHA, summary
 from fewbits.analysis.figures.bars import Estimate, draw_estimates
 from fewbits.analysis.figures.curves import ROW, draw_panel, keys
 from fewbits.analysis.figures.panels import legend, panels, paper_key, placeholder
 from fewbits.analysis.figures.training import ArmCurves, Shown, left_out, notes_of, show_rows, trials_of
 from fewbits.analysis.report.items import FigureResult, Picture
 
-CLOZE = ("ood_cloze.accuracy", "validation_cloze.accuracy")
-
 
 @dataclass(frozen=True)
 class OodFigure:
     """A figure with a row of panels for each group of arms, as figures.yaml declares it.
 
-    The panels show the out-of-domain loss, the accuracy in our cloze task (if measured), and the paper's final score.
+    The panels show the out-of-domain loss and the paper's final score.
     """
 
     id: str
@@ -53,12 +49,10 @@ def ood_figure(results: Results, study: str, of: OodFigure) -> Picture:
         return not_planned(results)
     if not any(row.drawn for row in shown.values()):
         return NoData("no curve of out-of-domain loss, since no trial has recorded this loss yet")
-    cloze = {name: _cloze(row) for name, row in shown.items()}
     scores = {row.name: _scores(study, of, row) for row in of.rows}
 
     def draw() -> Figure:
-        columns = 3 if any(cloze.values()) else 2
-        figure, grid = panels(len(of.rows), columns, 0.6 + ROW * len(of.rows))
+        figure, grid = panels(len(of.rows), 2, 0.6 + ROW * len(of.rows))
         drawn: list[Mapping[str, float]] = []
         for axes, row in zip(grid, of.rows, strict=True):
             if row.name not in shown:
@@ -66,20 +60,14 @@ def ood_figure(results: Results, study: str, of: OodFigure) -> Picture:
                     placeholder(one, not_planned(results).reason)
                 continue
             ours = shown[row.name]
-            narrow = columns == 3
-            baseline = row.label(ours.table, row.baseline)
-            title = "Other text, %" if narrow else f"Out-of-domain loss, from {baseline}, %"
+            title = f"Out-of-domain loss, from {row.label(ours.table, row.baseline)}, %"
             draw_panel(axes[0], ours.change_panel(title=title, y_label=row.name))
-            if narrow:
-                draw_estimates(axes[1], "Cloze, %", [_estimate(ours, arm, cloze[row.name]) for arm in row.all_arms])
-                axes[0].locator_params(axis="x", nbins=2)
             if scores[row.name] in drawn:  # a row above shows the same numbers
                 axes[-1].set_axis_off()
                 continue
             drawn.append(scores[row.name])
-            paper_title = f"{of.score}, paper" if narrow else f"{of.score}, the paper's, %"
-            draw_estimates(axes[-1], paper_title, [_printed(ours, arm, scores[row.name]) for arm in row.all_arms])
-            axes[-1].tick_params(labelleft=not narrow)  # the panel beside it has the arms' names
+            printed = [_printed(ours, arm, scores[row.name]) for arm in row.all_arms]
+            draw_estimates(axes[-1], f"{of.score}, the paper's, %", printed)
         entries = keys([row.change_panel() for row in shown.values()])
         legend(figure, [*entries, paper_key()])
         return figure
@@ -94,23 +82,6 @@ def _scores(study: str, of: OodFigure, row: ArmCurves) -> dict[str, float]:
     table, printed = arm_table(study), paper(study).table(row.table)
     values = {arm: printed.value(of.row, table.column(printed.id, arm, table.place(row.where))) for arm in row.all_arms}
     return {arm: value / 100 for arm, value in values.items() if value is not None}
-
-
-def _cloze(row: Shown) -> dict[str, tuple[float, ...]]:
-    """Return the final accuracies in our four-way cloze task, one for each seed, by arm; {} if none was measured."""
-    metric = next((name for name in CLOZE if name in row.part.metrics()), None)
-    if metric is None:
-        return {}
-    found = {arm: sample(row.part, metric, arm, row.of.where) for arm in row.of.all_arms if row.part.has(arm)}
-    return {arm: sample.values for arm, sample in found.items() if isinstance(sample, Differences)}
-
-
-def _estimate(row: Shown, arm: str, values: Mapping[str, tuple[float, ...]]) -> Estimate:
-    label = row.of.label(row.table, arm)
-    if arm not in values:
-        return Estimate(label, None, style=row.style(arm))
-    found = summary(values[arm], 1 - 2 * ALPHA)
-    return Estimate(label, found.mean, found.interval, style=row.style(arm))
 
 
 def _printed(row: Shown, arm: str, scores: Mapping[str, float]) -> Estimate:

@@ -2,9 +2,9 @@
 
 Losses depend on data, tokenizer and model, so our losses and the paper's cannot be compared, and their difference is
 not shown. Changes from a baseline can be compared. So each loss has a second row with the change in percent; our change
-is computed from pairs of trials with equal seeds. Our small models cannot answer the questions of the paper's
-tasks. In place of task scores, a table has the loss on text of another kind and, if the scale has it, the accuracy in a
-cloze task. Scores of the paper's tasks are shown for trials that `fewbits evaluate` has evaluated on them.
+is computed from pairs of trials with equal seeds. Our small models cannot answer the questions of the paper's tasks. In
+place of task scores, a table has the loss on text of another kind. Scores of the paper's tasks are shown for trials
+that `fewbits evaluate` has evaluated on them.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ def _letters(title: str) -> str:
 TASKS = OutOfReach("question answering needs models of billions of parameters")
 STAND_INS = {  # title of the row → our metric
     "Loss on other text": "ood_loss",
-    "Cloze": "validation_cloze.accuracy",
-    "Cloze on other text": "ood_cloze.accuracy",
 }
 # Title in a paper's table, reduced to lower-case letters and digits → the task.
 PAPER_TASKS = {_letters(task.title): task for group in TASK_GROUPS.values() for task in reversed(group)}
@@ -161,8 +159,7 @@ def _stand_in(
     baseline's name in the title of the second row.
     """
     if metric in results.metrics():
-        unit = "nats" if "loss" in metric else "of 1"
         levels = tuple(column.level(results, metric) for column in columns)
         changes = tuple(column.change(results, metric) for column in columns)
-        yield TableRow(f"{title} (ours, in place of tasks)", levels, unit)
+        yield TableRow(f"{title} (ours, in place of tasks)", levels, "nats")
         yield TableRow(f"{title}, change from {baseline} (ours)", changes, "%")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from fewbits.models.importing.gguf_file import GgufFile
+from fewbits.models.importing.gguf import GgufFile
 
 PREFIX: Final = "tokenizer.ggml."
 _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4  # GGUF's types of tokens

@@ -1,4 +1,4 @@
-"""Evaluate finished runs: loss, cloze items, other text and lm-eval's tasks; results are stored in the run folder.
+"""Evaluate finished runs: loss, other text and lm-eval's tasks; results are stored in the run folder.
 
 The numbers equal those that training itself would have written, because the model is opened with the operands, noise
 and batch sizes of the trial's own evaluation (finished_run.py). A stored result is not computed again.
@@ -10,9 +10,9 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,11 @@ from torch.nn import Module
 from fewbits.experiments import devices
 from fewbits.experiments.environment import environment
 from fewbits.experiments.evaluation.by_document import LOSS, evaluate_documents, loss_count, means
-from fewbits.experiments.evaluation.cloze import evaluate_cloze
 from fewbits.experiments.evaluation.finished_run import FinishedRun
 from fewbits.experiments.evaluation.harness import check_tasks, run_tasks
 from fewbits.experiments.evaluation.loss import evaluate_loss
 from fewbits.experiments.evaluation.text_loss import text_loss, text_windows
 from fewbits.experiments.fingerprint.numerics import numerics_fingerprint
-from fewbits.experiments.setup import cloze
 from fewbits.experiments.storage import evaluations
 from fewbits.experiments.storage.evaluations import Evaluation, Key
 from fewbits.experiments.storage.run_folder import find_run
@@ -38,9 +36,6 @@ from fewbits.experiments.trial import Runtime
 from fewbits.models.networks.decoder import Decoder
 from fewbits.models.quantize import Quantization, unquantized
 
-CLOZE = "cloze"
-OWN_TASKS = (LOSS, CLOZE)
-ITEMS = 500  # default number of cloze items of each held-out split
 Report = Callable[[str], None]
 Progress = Callable[[int], AbstractContextManager[None]]  # made by `_progress`
 
@@ -49,9 +44,8 @@ Progress = Callable[[int], AbstractContextManager[None]]  # made by `_progress`
 class Request:
     """The evaluations to compute for each run.
 
-    tasks: loss, cloze, names of lm-eval's tasks and groups, or of fewbits' groups (mor, nvfp4: a paper's tasks).
+    tasks: loss, names of lm-eval's tasks and groups, or of fewbits' groups (mor, nvfp4: a paper's tasks).
     texts: text files on which the loss is also computed.
-    items: number of cloze items of each held-out split.
     limit: number of questions of each lm-eval task; None: all.
     include_path: a folder of further lm-eval tasks. run_code: let tasks run code that the model writes.
     unquantized: evaluate with all operands in the compute dtype, not quantized by the recipe.
@@ -59,7 +53,6 @@ class Request:
 
     tasks: tuple[str, ...] = (LOSS,)
     texts: tuple[Path, ...] = ()
-    items: int = ITEMS
     limit: int | None = None
     include_path: str | None = None
     run_code: bool = False
@@ -73,7 +66,7 @@ class Request:
 
     @property
     def harness_tasks(self) -> tuple[str, ...]:
-        return tuple(task for task in self.tasks if task not in OWN_TASKS)
+        return tuple(task for task in self.tasks if task != LOSS)
 
 
 def evaluate(
@@ -89,8 +82,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Return the results of tasks on a finished run, computed now or stored earlier, nested as in result.json.
 
-    Results of lm-eval's tasks are under the key `tasks`, those of texts under `texts`. Losses and cloze scores are at
-    the top, with keys such as `validation_loss` and `validation_cloze`.
+    Results of lm-eval's tasks are under the key `tasks`, those of texts under `texts`. Losses are at the top,
+    with keys such as `validation_loss`.
 
     run: the run's folder, or its name or hash in the store `runs`. step: step of the checkpoint; None: the last step.
     settings: further fields of `Request`, such as limit=100. again: compute results again that are already stored.
@@ -129,9 +122,8 @@ def evaluations_of(
 
 def _keys(run: FinishedRun, request: Request, device: str) -> Iterator[Key]:
     common = {"unquantized": True} if request.unquantized else {}
-    own: Mapping[str, dict[str, Any]] = {LOSS: {}, CLOZE: {"items": request.items}}
     for task in dict.fromkeys(request.tasks):
-        settings = own[task] if task in own else _harness_settings(request)
+        settings = {} if task == LOSS else _harness_settings(request)
         yield Key(task, common | settings, run.step, numerics_fingerprint(device))
     for name, text in _texts(request).items():
         yield Key(name, common | {"text": _digest(text)}, run.step, numerics_fingerprint(device))
@@ -172,10 +164,9 @@ def _computed(
             if "text" in key.settings:
                 measured = _text(run, model, quantization, texts[key.task], _progress(key.task, model, report))
                 yield stored(key, {"texts": {key.task: measured}})
-            elif key.task in OWN_TASKS:
-                measure = _loss if key.task == LOSS else _cloze
-                yield stored(key, measure(run, request, model, quantization, _progress(key.task, model, report)))
-        if harness := [key for key in keys if key.task not in OWN_TASKS and "text" not in key.settings]:
+            elif key.task == LOSS:
+                yield stored(key, _loss(run, model, quantization, _progress(key.task, model, report)))
+        if harness := [key for key in keys if key.task != LOSS and "text" not in key.settings]:
             report(", ".join(key.task for key in harness))
             results = _run_tasks(run, request, model, [key.task for key in harness])
             for key in harness:
@@ -205,9 +196,7 @@ def _progress(task: str, model: Decoder, report: Report) -> Progress:
     return counting
 
 
-def _loss(
-    run: FinishedRun, request: Request, model: Decoder, quantization: Quantization, progress: Progress
-) -> dict[str, Any]:
+def _loss(run: FinishedRun, model: Decoder, quantization: Quantization, progress: Progress) -> dict[str, Any]:
     t, windows = run.trial.training, evaluated_windows(run.trial, run.corpus)
     sizes = {"length": t.length, "batch": t.micro_batch}
     with progress(sum(windows.values()) * (1 + loss_count(quantization))):
@@ -217,19 +206,6 @@ def _loss(
         }
         losses |= means(evaluate_documents(model, quantization, run.corpus, windows, **sizes))
     return {name: _number(value) for name, value in losses.items()}
-
-
-def _cloze(
-    run: FinishedRun, request: Request, model: Decoder, quantization: Quantization, progress: Progress
-) -> dict[str, Any]:
-    trial = replace(run.trial, evaluation=replace(run.trial.evaluation, cloze=request.items))
-    items_by_split = cloze(trial, run.corpus)
-    with progress(sum(items.choices[:, :, 0].numel() for items in items_by_split.values())):
-        scores = {split: evaluate_cloze(model, items) for split, items in items_by_split.items()}
-    return {
-        f"{split}_cloze": {"accuracy": score.accuracy, "error": score.standard_error, "items": score.count}
-        for split, score in scores.items()
-    }
 
 
 def _text(

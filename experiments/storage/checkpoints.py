@@ -25,18 +25,18 @@ import errno
 import hashlib
 import json
 import math
+import os
 import re
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, TensorSpec, safe_open, serialize_file
 from torch import Tensor
 
 from fewbits.common.atomic import folder_atomically, remove_folder, remove_leftovers, synced_file
@@ -47,26 +47,7 @@ TENSORS, STATE = "tensors.safetensors", "state.json"
 # If the folder of the same step exists already, for example damaged, the step is saved as a second edition with the
 # name step-00001234.2.
 _NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
-_CHUNK = 32 << 20  # bytes that are written and hashed at a time
-_SMALL = 1 << 20  # bytes; smaller chunks are hashed by the writing thread, because passing them to another costs more
-_DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.float8_e8m0fnu: "F8_E8M0",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint64: "U64",
-    torch.uint32: "U32",
-    torch.uint16: "U16",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
+_UNSAVED = (torch.complex32, torch.complex64, torch.complex128)  # numbers that safetensors cannot write
 
 
 class DamagedCheckpoint(ValueError):
@@ -109,23 +90,22 @@ class Checkpoint:
 def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], *, keep: int = 2) -> Path:
     """Write the checkpoint of a step and return its path; keep only this one and the last `keep` − 1 of earlier steps.
 
-    tensors, state: the results of `flatten`; `state` must be plain JSON. A tensor is copied in memory only if it is not
-    contiguous. A tensor that has several names in `tensors` is saved once for each name; in the results of `flatten`
-    each tensor has only one name. If writing fails, for example on a full disk, the OSError names the bytes needed and
-    the bytes free; the incomplete checkpoint is removed, and older checkpoints stay.
+    tensors, state: the results of `flatten`; `state` must be plain JSON. A tensor that has several names in `tensors`
+    is saved once for each name; in the results of `flatten` each tensor has only one name. If writing fails, for
+    example on a full disk, the OSError names the bytes needed and the bytes free; the incomplete checkpoint is removed,
+    and older checkpoints stay.
     """
     if step < 0 or keep < 1:
         raise ValueError(f"step={step}, keep={keep}: step has to be 0 or more, and keep 1 or more")
-    layout, size = _layout(tensors)
+    _check_tensors(tensors)
     _check_json(state)
     path = next_path(folder, step)
     try:
         with folder_atomically(path) as partial:
-            with synced_file(partial / TENSORS) as file:
-                digest = _write(file, layout)
+            size, digest = _write(partial / TENSORS, tensors)
             write_state(partial, {"format": FORMAT, "step": step, "bytes": size, "sha256": digest, "state": state})
     except OSError as error:
-        raise write_error(error, path, size) from error
+        raise write_error(error, path, tensors) from error
     retain(path, keep)
     return path
 
@@ -140,12 +120,11 @@ def next_path(folder: Path, step: int) -> Path:
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
     """Write tensors to a safetensors file; return its size in bytes and its SHA-256."""
-    layout, size = _layout(tensors)
+    _check_tensors(tensors)
     try:
-        with synced_file(path) as file:
-            return size, _write(file, layout)
+        return _write(path, tensors)
     except OSError as error:
-        raise write_error(error, path, size) from error
+        raise write_error(error, path, tensors) from error
 
 
 def write_state(partial: Path, content: dict[str, Any]) -> None:
@@ -155,13 +134,12 @@ def write_state(partial: Path, content: dict[str, Any]) -> None:
         file.write(_sealed(content))
 
 
-def write_error(error: OSError, path: Path, size: int) -> OSError:
-    """Return an OSError with the errno of `error`, to raise when a checkpoint could not be written.
+def write_error(error: OSError, path: Path, tensors: Mapping[str, Tensor]) -> OSError:
+    """Return an OSError with the errno of `error`, whose message has the bytes of the tensors and those free at `path`.
 
-    The message says that `path`, the checkpoint's folder or its file of tensors, needs `size` bytes, and how many bytes
-    are free on its disk.
+    path: the checkpoint's folder or its file of tensors.
     """
-    free = shutil.disk_usage(path.parent).free
+    size, free = sum(tensor.nbytes for tensor in tensors.values()), shutil.disk_usage(path.parent).free
     reason = f"checkpoint not written, {error.strerror}: {path} needs {size:,} bytes, {free:,} are free"
     return OSError(error.errno, reason)
 
@@ -316,59 +294,40 @@ def retain(newest: Path, keep: int) -> None:
         remove_folder(path)
 
 
-def _layout(tensors: Mapping[str, Tensor]) -> tuple[list[bytes | Tensor], int]:
-    """Return the content of a safetensors file, as its header and then its tensors in order, and the file's size.
-
-    Tensors whose elements have more bytes come first, so that all tensors are aligned without gaps.
-    """
+def _check_tensors(tensors: Mapping[str, Tensor]) -> None:
+    """Raise ValueError for tensors or names that a safetensors file cannot contain."""
     for name, tensor in tensors.items():
-        if tensor.dtype not in _DTYPES or tensor.layout is not torch.strided or tensor.is_meta:
+        if tensor.dtype in _UNSAVED or tensor.layout is not torch.strided or tensor.is_meta:
             kind = f"{tensor.dtype} tensor, {tensor.layout}, on {tensor.device}"
-            raise ValueError(
-                f"{name} is a {kind}: only dense tensors with values can be saved, of {', '.join(map(str, _DTYPES))}"
-            )
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    if clash := entries.keys() & tensors.keys():
-        raise ValueError(f"no tensor may be named {clash.pop()}: safetensors reserves this name")
-    ordered = sorted(tensors.items(), key=lambda item: -item[1].itemsize)
-    at = 0
-    for name, tensor in ordered:
-        end = at + tensor.numel() * tensor.itemsize
-        entries[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, end]}
-        at = end
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return [len(text).to_bytes(8, "little") + text, *(tensor for _, tensor in ordered)], 8 + len(text) + at
+            raise ValueError(f"{name} is a {kind}: only dense tensors of real numbers with values can be saved")
+    if "__metadata__" in tensors:
+        raise ValueError("no tensor may be named __metadata__: safetensors reserves this name")
 
 
-def _write(file: BinaryIO, layout: list[bytes | Tensor]) -> str:
-    """Write the content that `_layout` returned; return the file's SHA-256.
+def _write(path: Path, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
+    """Write tensors to a new safetensors file and flush it to the disk; return its size in bytes and its SHA-256.
 
-    A second thread hashes each chunk while this thread writes it.
+    Tensors that are on a GPU or not contiguous are copied to the CPU's memory; tensors may share memory.
     """
-    digest = hashlib.sha256()
-    with ThreadPoolExecutor(1) as pool:
-        hashed = pool.submit(digest.update, b"")
-        for chunk in _chunks(layout):
-            hashed.result()
-            if len(chunk) < _SMALL:
-                digest.update(chunk)
-            else:
-                hashed = pool.submit(digest.update, chunk)
-            file.write(chunk)
-        hashed.result()
-    return digest.hexdigest()
-
-
-def _chunks(layout: list[bytes | Tensor]) -> Iterator[Any]:
-    """Yield the bytes of the header and of the tensors in chunks; tensors on a GPU are copied chunk by chunk."""
-    for part in layout:
-        if isinstance(part, bytes):
-            yield part
-        elif part.numel():
-            flat = part.detach().contiguous().as_strided((part.numel(),), (1,))
-            for chunk in flat.view(torch.uint8).split(_CHUNK):
-                yield chunk.cpu().numpy().data
+    dense = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    specs = {
+        name: TensorSpec(
+            dtype=str(x.dtype).removeprefix("torch."), shape=x.shape, data_ptr=x.data_ptr(), data_len=x.nbytes
+        )
+        for name, x in dense.items()
+    }
+    path.touch(exist_ok=False)
+    mode = path.stat().st_mode
+    try:
+        serialize_file(specs, path, {"format": "pt"})
+    except SafetensorError as error:
+        if number := re.search(r"\(os error (\d+)\)", str(error)):
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+        raise
+    path.chmod(mode)  # safetensors gives its files to their owner alone
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        return path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _check_json(state: Mapping[str, Any]) -> None:

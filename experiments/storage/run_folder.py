@@ -132,7 +132,7 @@ class RunFolder:
         The dict is empty if there is no such result or it has no evaluations.
         """
         earlier = checked_json(self.path / EARLIER) or {}
-        kept = {key: value for key, value in earlier.items() if key.endswith("_cloze") or key in ("tasks", "evaluated")}
+        kept = {key: value for key, value in earlier.items() if key in ("tasks", "evaluated")}
         return kept if earlier.get("id") == self.id and "evaluated" in kept else {}
 
     def write_result(self, result: Mapping[str, Any]) -> None:

@@ -153,13 +153,11 @@ def _in_section(key: str) -> str:
 def _scores(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """Yield the name and the value of each score in `result`, the content of a result.json.
 
-    Scores are the accuracies of cloze items, the losses that only the evaluation at the end of training computes (such
+    Scores are the losses that only the evaluation at the end of training computes (such
     as `validation_loss_unquantized`), the values of keys that end with `_share`, and the scores of lm-eval tasks.
     """
     for key, value in result.items():
-        if key.endswith("_cloze"):
-            yield key, value["accuracy"]
-        elif _SCORES.fullmatch(key):
+        if _SCORES.fullmatch(key):
             yield key, value
     for task, metrics in result.get("tasks", {}).items():
         for name, value in metrics.items():

@@ -1,5 +1,7 @@
 """Read a published model from a GGUF file: the metadata become a DecoderConfig, the tensors the decoder's parameters.
 
+The package `gguf` of llama.cpp reads the file through a memory map, and decodes packed tensors.
+
 In files of Llama and Arcee, the rows of W_q and W_k are in the order of `Decoder`, whose RoPE rotates neighbours
 (2i, 2i + 1). In files of Nemotron they are in the order for rotating (i, i + n/2), where n is the number of rotated
 dimensions, and are reordered. In files of Nemotron, a norm's weight is the factor itself, whereas LayerNorm1p
@@ -8,15 +10,16 @@ multiplies by 1 + weight, so 1 is subtracted from the stored weights.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fewbits.models.importing.fields import Fields
-from fewbits.models.importing.gguf_file import GgufFile
 from fewbits.models.importing.layouts import Layout
 from fewbits.models.importing.published import Published
 from fewbits.models.networks.decoder import DecoderConfig
@@ -38,6 +41,65 @@ _NAMES = {  # a layer of Decoder: its name in GGUF, where {} is the block's numb
     "ffn.up": "blk.{}.ffn_up",
     "ffn.down": "blk.{}.ffn_down",
 }
+
+
+@dataclass(frozen=True)
+class GgufFile:
+    """An opened GGUF file, whose tensors are decoded when `read` is called."""
+
+    path: Path
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, Any]  # ReaderTensor of the package `gguf`, by name
+
+    @staticmethod
+    def open(path: Path) -> GgufFile:
+        """Open a file; raise ValueError if it is not GGUF, or is truncated or damaged."""
+        try:
+            from gguf.gguf_reader import GGUFReader
+        except ImportError:
+            raise ValueError(f"{path}: the package gguf, which reads it, is missing: pip install gguf") from None
+
+        class Reader(GGUFReader):
+            """A reader that fails at the end of the file, where the package's own returns fewer numbers."""
+
+            def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **orders: Any) -> Any:
+                numbers = super()._get(offset, dtype, count, *order, **orders)
+                if len(numbers) < count:
+                    raise ValueError("its header describes more than its bytes")
+                return numbers
+
+        try:
+            with np.errstate(over="ignore"):  # an offset that overflows fails the check below
+                reader = Reader(path)
+            metadata = {key: field.contents() for key, field in reader.fields.items()}
+            if reader.byte_order == "S" or any(tensor.data_offset < reader.data_offset for tensor in reader.tensors):
+                raise ValueError("the order of bytes is reversed, or a tensor lies inside the header")
+        except (ValueError, LookupError, OverflowError, RecursionError) as error:
+            raise ValueError(
+                f"{path} is not a GGUF file, or truncated or damaged ({error}): copy or download the file again"
+            ) from None
+        return GgufFile(path, metadata, {tensor.name: tensor for tensor in reader.tensors})
+
+    @property
+    def origin(self) -> str:
+        return str(self.path)
+
+    @property
+    def names(self) -> Collection[str]:
+        return self.tensors.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.tensors[name].shape.tolist())[::-1]  # a file lists columns first
+
+    def read(self, name: str) -> Tensor:
+        from gguf.quants import dequantize
+
+        tensor = self.tensors[name]
+        try:
+            values = dequantize(tensor.data, tensor.tensor_type)
+        except NotImplementedError:
+            raise ValueError(f"{self.path}: tensor {name} has the unsupported type {tensor.tensor_type.name}") from None
+        return torch.from_numpy(np.require(values, np.float32, ("C", "W")))
 
 
 @dataclass(frozen=True)
@@ -73,7 +135,7 @@ def _config(name: str, file: GgufFile, kind: str, family: _Family) -> DecoderCon
     )
     fields.expect("rope.scaling.type", "none", "none", because="fewbits does not scale rotations")
     fields.expect("expert_count", 0, 0, because="fewbits has no experts")
-    if _EMBEDDING not in file.places:
+    if _EMBEDDING not in file.tensors:
         raise ValueError(f"{file.path} has no tensor {_EMBEDDING}: the complete file of a language model is expected")
     width, heads = fields.whole("embedding_length"), fields.whole("attention.head_count")
     head_dim = fields.whole("attention.key_length", width // max(heads, 1))
@@ -97,8 +159,8 @@ def _config(name: str, file: GgufFile, kind: str, family: _Family) -> DecoderCon
         ffn=fields.whole("feed_forward_length"),
         norm_eps=_shortest(fields.number(f"attention.{eps}", 1e-5)),
         context=fields.whole("context_length"),
-        tied=_HEAD not in file.places,
-        bias="blk.0.attn_output.bias" in file.places,
+        tied=_HEAD not in file.tensors,
+        bias="blk.0.attn_output.bias" in file.tensors,
         **rope,
         **family.ours,
     )

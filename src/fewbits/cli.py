@@ -102,7 +102,7 @@ COMMANDS = (
     Command(
         ("evaluate",),
         "fewbits.commands.evaluate",
-        "evaluate finished runs: loss, other text, cloze items, tasks of lm-eval",
+        "evaluate finished runs: loss, other text, tasks of lm-eval",
         "RUN loss --text notes.txt",
     ),
     Command(
@@ -251,7 +251,7 @@ def _dispatch(argv: tuple[str, ...]) -> int:
         print(f"fewbits {__version__}")
         return 0
     if argv[:1] in (("-sc",), ("--shell-completion",)):
-        from fewbits.commands.completion import complete
+        from fewbits.commands.run_hydra import complete
 
         complete(argv[1:], list(dict.fromkeys(command.words[0] for command in COMMANDS)))
         return 0

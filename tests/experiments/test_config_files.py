@@ -10,9 +10,7 @@ from fewbits.experiments.config import load_recipe, load_trial
 from fewbits.experiments.config_files import CONF, folders, names
 from tests.messages import naming
 
-RECIPE = (
-    "level: 4\nfprop: {{x: 'e4m3:1x128:amax'}}\nkeep: {{last: {last}}}\n"
-)
+RECIPE = "level: 4\nfprop: {{x: 'e4m3:1x128:amax'}}\nkeep: {{last: {last}}}\n"
 MODEL = "defaults: [nemotron-nano, _self_]\nname: small\nwidth: 64\n"
 
 

@@ -18,7 +18,7 @@ from fewbits.analysis.engine.statistics.estimates import differences, pseudo_val
 from fewbits.common.from_dict import one_of
 from fewbits.sweeps.running.store import OVER, State
 
-Metric = str | Mapping[str, float]  # the name of a number in result.json (`ood_cloze.accuracy`), or {trial id: number}
+Metric = str | Mapping[str, float]  # the name of a number in result.json (`tasks.piqa.acc,none`), or {trial id: number}
 Between = Callable[[str, str], float | None]  # (id of the arm's trial, id of the baseline's trial) → their difference
 Where = Mapping[str, str]  # axis → selected value
 

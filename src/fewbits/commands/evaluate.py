@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 examples:
   fewbits evaluate 1a2b3c4d                                  held-out losses of the run with this hash
-  fewbits evaluate runs/*-mor-* loss cloze --items 1000      losses and 1000 cloze items per text, of several runs
+  fewbits evaluate runs/*-mor-* loss                         the same of several runs
   fewbits evaluate 1a2b3c4d --text notes.txt                 the loss on a file of text
   fewbits evaluate 1a2b3c4d piqa hellaswag --limit 200       tasks of lm-eval (pip install 'fewbits[eval]')
   fewbits evaluate 1a2b3c4d mor                              all tasks of MoR's tables; also: nvfp4
@@ -27,9 +27,6 @@ examples:
 Results are stored in RUN/evaluations, and a stored result is not computed again. Reports show only results of whole
 tasks (without --limit) with the recipe's operands (without --unquantized). lm-eval's own command line accepts runs as
 models: python -m fewbits.lm_eval run --model fewbits --model_args run=RUN --tasks piqa"""
-
-# Metric: the name of its standard error. For metrics that are not listed, it follows lm-eval's METRIC_stderr,FILTER.
-_ERRORS = {"accuracy": "error"}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -44,7 +41,6 @@ def main(argv: Sequence[str]) -> int:
     request = Request(
         tasks=tuple(tasks) or (() if options.text else Request.tasks),
         texts=tuple(options.text),
-        items=options.items,
         limit=options.limit,
         include_path=options.include_path,
         run_code=options.run_code,
@@ -75,8 +71,8 @@ def _parser() -> CommandParser:
         "words",
         nargs="+",
         metavar="RUN|TASK",
-        help="one run or more (folders, names or hashes), and tasks: loss (the default), cloze, names of lm-eval's "
-        "tasks, and the groups mor and nvfp4",
+        help="one run or more (folders, names or hashes), and tasks: loss (the default), names of lm-eval's tasks, "
+        "and the groups mor and nvfp4",
     )
     parser.add_argument(
         "--text",
@@ -87,9 +83,6 @@ def _parser() -> CommandParser:
         help="also compute the loss on this text file; may be repeated",
     )
     parser.add_argument("--step", type=int, help="step of the checkpoint to evaluate (default: the last step)")
-    parser.add_argument(
-        "--items", type=positive, default=500, help="number of cloze items of each held-out text (default: %(default)s)"
-    )
     parser.add_argument("--limit", type=positive, metavar="N", help="only the first N questions of each lm-eval task")
     spellings = ("--include-path", "--include_path")  # the second is lm-eval's spelling
     parser.add_argument(*spellings, metavar="DIR", help="a folder of further lm-eval tasks, as YAML files")
@@ -147,7 +140,7 @@ def _print(evaluated: Sequence[tuple[str, Evaluation, bool]]) -> None:
     for run, one, was_stored in evaluated:
         values = dict(numbers(one.results))
         for name, value in values.items():
-            if not _is_error(name, values) and not name.endswith((".items", ".tokens", ".sample_len")):
+            if not _is_error(name, values) and not name.endswith((".tokens", ".sample_len")):
                 error = values.get(_error_of(name))
                 shown = "not finite" if value is None else f"{value:.4f}" + (f" ± {error:.4f}" if error else "")
                 rows.append((name.removeprefix("tasks."), run, shown, "stored" if was_stored else ""))
@@ -158,7 +151,7 @@ def _print(evaluated: Sequence[tuple[str, Evaluation, bool]]) -> None:
 def _error_of(name: str) -> str:
     head, _, last = name.rpartition(".")
     metric, comma, name_of_filter = last.partition(",")
-    return f"{head}.{_ERRORS.get(last, f'{metric}_stderr{comma}{name_of_filter}')}"
+    return f"{head}.{metric}_stderr{comma}{name_of_filter}"  # lm-eval's name of the standard error
 
 
 def _is_error(name: str, values: dict[str, float | None]) -> bool:

@@ -1,17 +1,14 @@
 """Offer Hydra's own options in `fewbits train`, such as `--cfg job`, `--info` and `--config-dir`.
 
-Options that print something, and multiruns, are passed on to Hydra's own command line.
+Options that print something are passed on to Hydra's own command line (run_hydra.py).
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from fewbits.common.arguments import CommandParser
-from fewbits.common.process import environment
 
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 _REFUSED = {
@@ -50,7 +47,7 @@ def show(options: argparse.Namespace, overrides: Sequence[str]) -> bool:
     If one was given, the command has to end without training.
     """
     if options.shell_completion:
-        from fewbits.commands.completion import complete
+        from fewbits.commands.run_hydra import complete
 
         complete(overrides)
         return True
@@ -66,72 +63,7 @@ def show(options: argparse.Namespace, overrides: Sequence[str]) -> bool:
         *(["--hydra-help"] if options.hydra_help else []),
     ]
     if arguments:
+        from fewbits.commands.run_hydra import run_hydra
+
         run_hydra(arguments, overrides)
     return bool(arguments)
-
-
-def run_hydra(options: Sequence[str], overrides: Sequence[str]) -> None:
-    """Run Hydra's command line with Hydra's options and the overrides; Hydra's errors become one-line ValueErrors."""
-    import hydra
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
-    from fewbits.experiments.composition import in_one_line
-    from fewbits.experiments.config import prepare
-    from fewbits.experiments.config_files import FOLDER, ROOT, folders, is_search_path, with_globs
-
-    own = folders(overrides)
-    overrides = [with_globs(text, own) for text in overrides]
-    _check(overrides)
-    prepare(own)
-    passed = [*own.overrides, *(text for text in overrides if not is_search_path(text))]
-    try:
-        with _arguments(*options, *passed):
-            hydra.main(str(FOLDER), ROOT, version_base=None)(lambda _: None)()  # a launcher runs the trials, not this
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(in_one_line(error)) from error
-    except SystemExit as error:  # after --hydra-help, with status 0
-        if error.code:
-            raise ValueError(
-                f"train: Hydra does not accept {' '.join((*options, *overrides))}; its message above says why"
-            ) from None
-
-
-def _check(overrides: Sequence[str]) -> None:
-    """Raise ValueError, with the valid choices, if an override has an unknown key or names an unknown config.
-
-    This check comes before Hydra's own, whose errors do not list all valid choices. Of several values of a key that is
-    no group, only the first is checked.
-    """
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    from fewbits.experiments.composition import override_values
-    from fewbits.experiments.config import is_hydra_setting, resolved
-    from fewbits.experiments.config_files import GROUPS, check_choice, folders, is_search_path
-
-    own, single = folders(overrides), []
-    for text in overrides:
-        values, key = override_values(text), text.partition("=")[0]
-        if key in GROUPS:
-            for value in values:
-                check_choice(key, value, own)
-        if values and (is_search_path(text) or not is_hydra_setting(key)):
-            override = OverridesParser.create().parse_override(text)
-            swept = override.is_sweep_override()
-            single.append(f"{key}={next(override.sweep_string_iterator())}" if swept else text)
-    resolved(single)
-
-
-@contextmanager
-def _arguments(*arguments: str) -> Iterator[None]:
-    """Make `hydra.main`, inside the `with` block, read these arguments and raise errors instead of printing them."""
-    from hydra.core.global_hydra import GlobalHydra
-
-    outer = sys.argv, GlobalHydra.instance().hydra
-    sys.argv = [sys.argv[0], *arguments]
-    GlobalHydra.instance().clear()
-    try:
-        with environment({"HYDRA_FULL_ERROR": "1"}):
-            yield
-    finally:
-        sys.argv, GlobalHydra.instance().hydra = outer

@@ -31,7 +31,7 @@ examples:
 Hydra overrides: GROUP=NAME chooses a config (GROUP: model, recipe, data, scale, optimizer, schedule or precision), and
 KEY.FIELD=VALUE sets a field. GROUP=./mine.yaml chooses a file of your own. Configs in a folder ./conf, such as
 conf/recipe/mine.yaml, are found without --config-dir. With -m, KEY=A,B trains a grid: see `fewbits train -m --help`.
-precision=NAME chooses loss scaling and the formats of weights, states and gradients: `fewbits list precisions` lists them.
+precision=NAME chooses loss scaling and the formats of weights, states and gradients (`fewbits list precisions`).
 The same command resumes an interrupted trial; for a finished trial it prints the result."""
 
 
@@ -159,15 +159,12 @@ def _out_of_memory(error: Exception) -> bool:
 
 
 def summary(result: dict[str, Any]) -> str:
-    """Return result.json's content in one line: status, losses, share of decisions for BF16, cloze accuracy."""
+    """Return result.json's content in one line: status, losses, share of decisions for BF16."""
     parts = [f"{result['status']} at step {result['step']}"]
     names = (("loss", "loss"), ("validation_loss", "validation"), ("ood_loss", "out of domain"))
     parts += [f"{name} {result[key]:.4f}" for key, name in names if result.get(key) is not None]
     if (share := result.get("decisions", {}).get("bf16")) is not None:
         parts.append(f"BF16 in {100 * share:.1f} % of decisions")
-    for split in ("validation", "ood"):
-        if score := result.get(f"{split}_cloze"):
-            parts.append(f"{split} cloze {100 * score['accuracy']:.1f} ± {100 * score['error']:.1f} %")
     return ", ".join(parts)
 
 

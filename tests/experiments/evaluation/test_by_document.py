@@ -13,13 +13,8 @@ import pytest
 from fewbits.experiments.data.config import DataConfig
 from fewbits.experiments.data.load import load
 from fewbits.experiments.evaluation.by_document import means
-from tests.experiments.data.data_inputs import bin_folder, shared_cache
+from tests.experiments.data.data_inputs import bin_folder
 from tests.experiments.trial_inputs import train
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return shared_cache(tmp_path_factory)
 
 
 def test_targets_belong_to_the_documents_that_separators_end(tmp_path: Path) -> None:

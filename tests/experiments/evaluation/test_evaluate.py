@@ -20,7 +20,6 @@ from fewbits.experiments.evaluation.finished_run import FinishedRun
 from fewbits.experiments.evaluation.text_loss import text_windows
 from fewbits.experiments.storage import evaluations
 from fewbits.experiments.trial import Runtime
-from tests.experiments.data.data_inputs import shared_cache
 from tests.experiments.evaluation.evaluation_inputs import toy_tasks
 from tests.experiments.trial_inputs import GAUSSWS_MOR, result_of, train, train_until
 from tests.messages import names, naming
@@ -31,17 +30,12 @@ DATA = ("data=python", "data.size=200000", "training.steps=4", "training.length=
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return shared_cache(tmp_path_factory)
-
-
-@pytest.fixture(scope="module")
 def finished(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the run folder of a trial with a mixture, a sampler's noise, and cloze items in its result."""
+    """Return the run folder of a trial with a mixture and a sampler's noise."""
     folder = once(
         tmp_path_factory,
         "evaluated",
-        lambda folder: train(cache, folder / "runs", *DATA, *GAUSSWS_MOR, "evaluation.cloze=8") and None,
+        lambda folder: train(cache, folder / "runs", *DATA, *GAUSSWS_MOR) and None,
     )
     (run,) = (folder / "runs").iterdir()
     return run
@@ -71,26 +65,23 @@ def printed(run: Path, cache: Path, capsys: pytest.CaptureFixture[str], *words: 
     return found
 
 
-def test_loss_and_cloze_are_those_of_training_bit_for_bit(
-    run: Path, cache: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_loss_is_that_of_training_bit_for_bit(run: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trained, before = result_of(run), (run / "result.json").read_bytes()
-    loss, cloze = printed(run, cache, capsys, "loss", "cloze", "--items", "8")
+    (loss,) = printed(run, cache, capsys, "loss")
     assert {"validation_loss", "ood_loss", "validation_loss_unquantized", "ood_loss_cast"} <= loss["results"].keys()
-    for one in (loss, cloze):
-        assert one["results"] == {key: trained[key] for key in one["results"]}
-        assert one["step"] == 4
+    assert loss["results"] == {key: trained[key] for key in loss["results"]}
+    assert loss["step"] == 4
     assert (run / "result.json").read_bytes() == before
 
 
 def test_a_second_call_computes_nothing(run: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (first,) = printed(run, cache, capsys, "cloze", "--items", "4")
+    (first,) = printed(run, cache, capsys, "loss")
     shutil.rmtree(run / "checkpoints")  # so that nothing can be computed
-    (second,) = printed(run, cache, capsys, "cloze", "--items", "4")
+    (second,) = printed(run, cache, capsys, "loss")
     assert (first["stored"], second["stored"]) == (False, True)
     assert first["results"] == second["results"]
-    assert cli.main(command(run, cache, "cloze", "--items", "5")) == 2
-    assert cli.main(command(run, cache, "cloze", "--items", "4", "--again")) == 2
+    assert cli.main(command(run, cache, "loss", "--unquantized")) == 2
+    assert cli.main(command(run, cache, "loss", "--again")) == 2
 
 
 def test_the_loss_of_a_text_predicts_every_byte_once(
@@ -133,9 +124,9 @@ def test_long_evaluations_report_the_windows_that_are_done(run: Path, cache: Pat
     (tmp_path / "notes.txt").write_text("x = 1\n" * 100)
     shown: list[str] = []
     opened = FinishedRun.open(run, cache=cache)
-    request = Request(("loss", "cloze"), (tmp_path / "notes.txt",), items=4)
+    request = Request(("loss",), (tmp_path / "notes.txt",))
     evaluations_of(opened, request, Runtime(), report=shown.append)
-    for task in ("loss", "cloze", "notes.txt"):
+    for task in ("loss", "notes.txt"):
         counts = [re.findall(r"\d+", text) for text in shown if text.startswith(f"{task}: ")]
         assert len(counts) > 1
         (total,) = {int(all_) for _, all_ in counts}
@@ -247,14 +238,14 @@ def test_evaluations_are_numbers_of_reports_unless_the_result_has_them(run: Path
         key = evaluations.Key(task, settings, step, "fingerprint")
         evaluations.write(run, evaluations.Evaluation(key, results, {}, 1))
 
-    store("cloze", {"validation_cloze": {"accuracy": 2.0}})
+    store("loss", {"validation_loss": 2.0})
     store("toy", {"tasks": {"toy": {"acc,none": 0.5}}})
     store("other", {"tasks": {"other": {"acc,none": 0.25}}})
     store("early", {"tasks": {"early": {"acc,none": 0.25}}}, step=3)
     store("some", {"tasks": {"some": {"acc,none": 0.25}}}, limit=10)
     (run / evaluations.FOLDER / "damaged.json").write_text("{")
     found = dict(evaluations.numbers(evaluations.with_stored(run, result_of(run))))
-    assert found["validation_cloze.accuracy"] == result_of(run)["validation_cloze"]["accuracy"]
+    assert found["validation_loss"] == result_of(run)["validation_loss"]
     assert {name: value for name, value in found.items() if name.startswith("tasks.")} == {
         "tasks.toy.acc,none": 0.5,
         "tasks.other.acc,none": 0.25,

@@ -1,4 +1,4 @@
-"""Test the evaluation of a trial on cloze items and lm-eval tasks when its training is done.
+"""Test the evaluation of a trial on lm-eval tasks when its training is done.
 
 The data are subword tokens. An evaluation that would fail is refused before training.
 """
@@ -15,17 +15,12 @@ from fewbits.experiments.evaluation.tasks import TASK_GROUPS, Task
 from fewbits.experiments.setup import text_tokenizer
 from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.training import run
-from tests.experiments.data.data_inputs import bin_folder, shared_cache
+from tests.experiments.data.data_inputs import bin_folder
 from tests.experiments.evaluation.evaluation_inputs import toy_tasks
 from tests.messages import naming
 
 SUBWORDS = ["data.tokenizer=bpe:512", "data.size=200000"]
 TEXT = "def naïve(x):\n    return '<|endoftext|>' * x  # 日本\n"
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return shared_cache(tmp_path_factory)
 
 
 def overrides(*more: str) -> list[str]:
@@ -79,21 +74,18 @@ def tasks(tmp_path: Path) -> Path:
     return toy_tasks(tmp_path / "tasks")
 
 
-def test_a_trial_in_subwords_ends_with_cloze_and_tasks(
+def test_a_trial_in_subwords_ends_with_tasks(
     cache: Path, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import datasets
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    asked = ["evaluation.cloze=8", "evaluation.tasks=[toy]", f"evaluation.tasks_path={tasks}"]
+    asked = ["evaluation.tasks=[toy]", f"evaluation.tasks_path={tasks}"]
     place = [f"runtime.runs={tmp_path}", f"runtime.cache={cache}"]
     trial, runtime = load_trial(overrides(*SUBWORDS, *asked, *place))
     folder, result = run(trial, runtime)
     assert result["status"] == "done"
-    for split in ("validation", "ood"):
-        assert result[f"{split}_cloze"]["items"] == 8
-        assert 0 <= result[f"{split}_cloze"]["accuracy"] <= 1
     assert result["tasks"]["toy"]["acc,none"] in (1 / 3, 2 / 3)
     assert json.loads((folder.path / "result.json").read_text()) == result
 
@@ -107,11 +99,11 @@ def test_a_trial_that_trains_again_for_a_checkpoint_keeps_its_evaluations(
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     place = [*SUBWORDS, f"runtime.runs={tmp_path}", f"runtime.cache={cache}"]
     folder, before = run(*load_trial(overrides(*place, "evaluation.tasks=[toy]", f"evaluation.tasks_path={tasks}")))
-    again, after = run(*load_trial(overrides(*place, "evaluation.cloze=8", "runtime.keep_steps=[1]")))
+    again, after = run(*load_trial(overrides(*place, "runtime.keep_steps=[1]")))
     assert again == folder
     assert 1 in checkpoints.steps(folder.kept)
     assert after["tasks"] == before["tasks"]
-    assert after["evaluated"] == {"tasks": ["toy"], "cloze": 8}
+    assert after["evaluated"] == {"tasks": ["toy"]}
     assert folder.result() == after
     assert not folder.earlier_result
 
@@ -141,20 +133,13 @@ def test_one_task_with_another_number_of_examples_does_not_replace_a_stored_resu
     [
         (["evaluation.tasks=[toy_code]"], "toy_code run code that the model writes"),
         (["data=synthetic", "data.size=5000", "evaluation.tasks=[toy]"], "the tokenizer of data.kind=synthetic"),
-        (
-            ["data=synthetic", "data.size=5000", "evaluation.cloze=4"],
-            "evaluation.cloze 4: the documents cannot be separated",
-        ),
-        (["data=bin", "evaluation.cloze=4"], "evaluation.cloze 4: split 'validation' has fewer than 4 items"),
-        (["evaluation.cloze=4", "training.length=8"], "needs a training.length of 16 or more, not 8"),
     ],
 )
 def test_an_evaluation_that_cannot_be_is_refused_before_training(
     cache: Path, tasks: Path, tmp_path: Path, asked: list[str], told: str
 ) -> None:
     place = [f"runtime.runs={tmp_path / 'runs'}", f"runtime.cache={cache}", f"evaluation.tasks_path={tasks}"]
-    few = bin_folder(tmp_path / "few", [1, 2, 0] * 100, [1, 2, 0] * 100, meta={"separator": 0})
-    data = [f"data.path={few}"] if "data=bin" in asked else [] if "data=synthetic" in asked else SUBWORDS
+    data = [] if "data=synthetic" in asked else SUBWORDS
     trial, runtime = load_trial(overrides(*data, *place, *asked))
     with pytest.raises(ValueError, match=told):
         run(trial, runtime)

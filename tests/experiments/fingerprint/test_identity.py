@@ -47,7 +47,7 @@ def test_names_intervals_and_extra_evaluation_are_no_part_of_an_id() -> None:
     overrides = ("recipe=nvfp4", "model=gpt2-nano")
     free = ["model.name=mine", "recipe.name=mine", "recipe.about=mine", "training.checkpoint_every=7"]
     free += ["training.recompute=true"]
-    free += ["evaluation.cloze=8", "evaluation.tasks=[mor]", "evaluation.tasks_path=x", "evaluation.run_code=true"]
+    free += ["evaluation.tasks=[mor]", "evaluation.tasks_path=x", "evaluation.run_code=true"]
     assert {override.partition("=")[0] for override in free} == FREE
     assert the_id(*overrides, *free) == the_id(*overrides)
     settings: dict[str, object] = {"runs": "else", "cache": "else", "keep_checkpoints": 5, "keep_every": 3}
@@ -324,22 +324,7 @@ def test_backends_are_provenance_and_give_the_same_numbers(
     assert metric(runs["cpu"], "loss") == metric(runs["reference"], "loss")
 
 
-def test_evaluation_asked_for_later_is_added_to_a_finished_trial(cache: Path, tmp_path: Path) -> None:
-    asked = ("training.steps=2", "evaluation.windows=2", "data=python", "data.size=65536")
-    first, result = train(cache, tmp_path, *asked)
-    assert "validation_cloze" not in result
-    weights = left(first.path)[TENSORS]
-    same, later = train(cache, tmp_path, *asked, "evaluation.cloze=8")
-    assert same == first
-    assert later["validation_cloze"]["items"] == 8
-    assert {key: later[key] for key in result} == result
-    assert left(first.path)[TENSORS] == weights
-    at_once, whole = train(cache, tmp_path / "else", *asked, "evaluation.cloze=8")
-    assert at_once.id == first.id
-    assert whole == later
-
-
-def test_a_second_evaluation_keeps_the_tasks_of_the_first(
+def test_evaluation_asked_for_later_is_added_to_a_finished_trial(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import datasets
@@ -350,11 +335,18 @@ def test_a_second_evaluation_keeps_the_tasks_of_the_first(
     (tasks / "again.yaml").write_text((tasks / "toy.yaml").read_text().replace("toy\n", "again\n", 1))
     asked = ("training.steps=2", "evaluation.windows=2", "data=python", "data.size=65536")
     both = (*asked, f"evaluation.tasks_path={tasks}")
-    train(cache, tmp_path, *both, "evaluation.tasks=[toy]", "evaluation.cloze=8")
+    first, result = train(cache, tmp_path, *asked)
+    weights = left(first.path)[TENSORS]
+    same, toy = train(cache, tmp_path, *both, "evaluation.tasks=[toy]")
+    assert same == first
+    assert {key: toy[key] for key in result} == result
+    assert left(first.path)[TENSORS] == weights
+    at_once, whole = train(cache, tmp_path / "else", *both, "evaluation.tasks=[toy]")
+    assert at_once.id == first.id
+    assert whole == toy
     _, later = train(cache, tmp_path, *both, "evaluation.tasks=[again]")
     assert later["tasks"]["toy"] == later["tasks"]["again"]
-    assert later["validation_cloze"]["items"] == 8
-    assert later["evaluated"] == {"cloze": 8, "tasks": ["toy", "again"]}
+    assert later["evaluated"] == {"tasks": ["toy", "again"]}
     assert train(cache, tmp_path, *both, "evaluation.tasks=[again,toy]")[1] == later
 
 

@@ -204,7 +204,7 @@ def test_a_trial_that_has_all_wanted_checkpoints_loses_none_when_it_is_opened_ag
     result = {
         **(folder.result() or {}),
         "tasks": {"toy": {"acc,none": 0.5}},
-        "evaluated": {"cloze": 0, "tasks": ["toy"]},
+        "evaluated": {"tasks": ["toy"]},
     }
     folder.write_result(result)
     folder.reopen((4, 8))

@@ -11,17 +11,11 @@ from fewbits import cli
 from fewbits.experiments.evaluation.finished_run import FinishedRun
 from fewbits.experiments.trial import Runtime
 from fewbits.models.quantize import unquantized
-from tests.experiments.data.data_inputs import shared_cache
 from tests.experiments.trial_inputs import TINY, train
 from tests.messages import names
 
 DATA = ("data=python", "data.size=200000", "training.steps=2", "training.length=64", "training.dtype=fp32")
 TEXT = "def naïve(x):\n    return '\x7f' * x  # 日本\n"
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return shared_cache(tmp_path_factory)
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "bpe:512"])

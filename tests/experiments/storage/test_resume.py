@@ -101,9 +101,8 @@ def test_a_trial_gives_the_same_bytes_twice(cache: Path, tmp_path: Path) -> None
 def test_final_evaluations_are_the_same_where_only_they_are_left(cache: Path, tmp_path: Path) -> None:
     """Check that a trial whose result is lost after the last step gives the same bytes when it is run again."""
     trial = (*TRIALS["unobserved, stochastic forward, late switch"], "data=python", "data.size=200000")
-    trial += ("evaluation.cloze=40", "training.steps=4")
-    folder, result = train(cache, tmp_path, *trial)
-    assert 0 <= result["ood_cloze"]["accuracy"] <= 1
+    trial += ("training.steps=4",)
+    folder, _ = train(cache, tmp_path, *trial)
     before = left(folder.path)
     (folder.path / "result.json").unlink()
     train(cache, tmp_path, *trial)
