@@ -103,9 +103,7 @@ def resolved(overrides: Sequence[str]) -> dict[str, Any]:
         try:
             return _resolved(_composed(tuple(override.text for override in parsed), own))
         except ValueError:
-            resolved(
-                [*own.overrides, *(override.text for override in simple)]
-            )  # raises a clearer error, if one is wrong
+            resolved([*own.overrides, *(override.text for override in simple)])  # a clearer error, if one is wrong
             raise
     choices = tuple(override.text for override in parsed if override.chooses)
     values = [override for override in parsed if override.sets]
