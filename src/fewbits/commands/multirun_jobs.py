@@ -74,7 +74,7 @@ def run_multirun(options: argparse.Namespace) -> int:
     runs = store_folder(runs_named(overrides) or "runs")
     with contextlib.suppress(UnusablePlan):
         stored = load_plan(runs, [name])
-    where = Where(options.backend, options.address, options.parallel, tuple(options.env))
+    where = Where(options.backend, options.address, options.parallel, options.env)
     warn_in_lines()
     return _run(name, stored.plan if stored else None, overrides, where, runs)
 
