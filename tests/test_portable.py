@@ -29,7 +29,7 @@ COMPUTES = {
     "fewbits.experiments.optimization.optimizers",
     "fewbits.experiments.probes.probe",
     "fewbits.experiments.training",
-    "fewbits.experiments.bench.step",
+    "fewbits.experiments.bench.train",
     "fewbits.experiments.evaluation.loss",
     "torchtitan.train",
 }

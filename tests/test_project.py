@@ -125,7 +125,7 @@ def test_make_test_sets_up_in_order_and_runs_every_check() -> None:
         "mypy",
         "pytest",
     ]
-    places = [commands.index(step) for step in steps]
+    places = [commands.rindex(step) for step in steps]
     assert places == sorted(places)
 
 
