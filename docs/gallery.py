@@ -1,12 +1,12 @@
-"""Publish reports in docs/gallery, and write the tables of verdicts from them, so that nobody types results by hand.
+"""Publish reports in docs/gallery, and write its table of verdicts from them, so that nobody types results by hand.
 
     make reproduce SCALE=cpu
     python docs/gallery.py reports/*-cpu
 
 For each report folder, this copies the page to docs/gallery/STUDY-SCALE/index.html, and writes verdicts.json beside it
-with the verdicts and the numbers from which they follow. Then it writes the table of verdicts in README.md, and
-docs/gallery/README.md. Without arguments, only these two files are written. A report with warnings is refused, for
-example if it is incomplete or if another version of the code computed its trials.
+with the verdicts and the numbers from which they follow. Then it writes docs/gallery/README.md; without arguments, only
+this file. A report with warnings is refused, for example if it is incomplete or if another version of the code computed
+its trials.
 """
 
 import json
@@ -26,7 +26,6 @@ from fewbits.sweeps.planning.studies import STUDIES
 
 ROOT = Path(__file__).parents[1]
 GALLERY = ROOT / "docs" / "gallery"
-BEGIN, END = "<!-- verdicts: written by docs/gallery.py -->\n", "<!-- end of verdicts -->\n"
 FOOT = (
     b'<a href="verdicts.json">verdicts.json</a> has the verdicts with the numbers from which they follow. The command '
     b"`fewbits report` also writes the notebook, the tables and the figures as files."
@@ -34,14 +33,12 @@ FOOT = (
 LARGEST_PAGE = 2 * 2**20  # bytes
 # The scales in the order of rows and columns of the tables.
 SCALES = ("smoke", "cpu", "sizes", "pretrained", "cpu-full", "questions", "gpu", "paper")
-# The outcomes that are always columns of README's table. Another outcome is a column only if a stored verdict has it.
-ALWAYS = (Outcome.REPRODUCED, Outcome.CONTRADICTED, Outcome.INCONCLUSIVE)
 HEAD = """\
 # Gallery of reports
 
 This page has a table for each study, with the verdict of each claim at each scale, and links to the published reports.
 `fewbits report` wrote the reports; the commit at which a report was published is in parentheses, and
-[measured](../measured) names the commits of the runs. The number below a verdict is the effect, with its 90 %
+[studies](../measured/studies.md) has the commits of the runs. The number below a verdict is the effect, with its 90 %
 interval, of the claim's comparison that has the weakest support (among those with an interval). Statements are those of
 [claims.md](../claims.md); a page has the statements, tests, controls and seeds of its commit. On some pages controls
 were weaker than now: those of M3, M17 and M19 on `cpu-full` of MoR, that of N22 on `cpu-full` of NVFP4, and those of
@@ -53,10 +50,7 @@ G9 and G12 on `cpu` and `cpu-full` of GaussWS.
 def main(folders: Sequence[str]) -> None:
     for folder in map(Path, folders):
         publish(folder)
-    published = records(GALLERY)
-    readme = ROOT / "README.md"
-    readme.write_text(with_table(readme.read_text("utf-8"), table(published)), "utf-8")
-    write_atomically(GALLERY / "README.md", (HEAD + "\n" + by_scale(published)).encode())
+    write_atomically(GALLERY / "README.md", (HEAD + "\n" + by_scale(records(GALLERY))).encode())
 
 
 def publish(folder: Path) -> None:
@@ -142,25 +136,6 @@ def records(folder: Path) -> list[dict[str, Any]]:
     return sorted(found, key=lambda record: (studies.index(record["study"]), SCALES.index(record["scale"])))
 
 
-def table(published: Iterable[Mapping[str, Any]]) -> str:
-    """Return README's table in Markdown: a row for each published report, a column for each outcome with its claims.
-
-    A study without a published report has one row, which names the command that makes a report.
-    """
-    rows = list(published)
-    had = {claim["verdict"] for record in rows for claim in record["claims"].values()}
-    outcomes = [outcome for outcome in Outcome if outcome in (*ALWAYS, *had)]
-    lines = [f"| study | runs | {' | '.join(outcomes)} |", "|---" * (2 + len(outcomes)) + "|"]
-    for study in STUDIES.values():
-        title = study.title.partition(":")[0]
-        link = f"[{title}](https://arxiv.org/abs/{study.arxiv})" if study.arxiv else title
-        own = [record for record in rows if record["study"] == study.name]
-        lines += [f"| {link} | {_runs(record, 'docs/gallery/')} | {_cells(record, outcomes)} |" for record in own]
-        if not own:
-            lines.append(f"| {link} | none published: `make reproduce-{study.name}` |" + " |" * len(outcomes))
-    return "\n".join(lines) + "\n"
-
-
 def by_scale(published: Iterable[Mapping[str, Any]]) -> str:
     """Return a Markdown section for each study, with a row for each claim and a column for each published scale.
 
@@ -183,23 +158,14 @@ def by_scale(published: Iterable[Mapping[str, Any]]) -> str:
     return "\n".join(sections)
 
 
-def with_table(text: str, made: str) -> str:
-    """Return README's text with the table `made` in place of the text between the marks BEGIN and END."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"README.md lacks {BEGIN.strip()} or {END.strip()}: add both lines around the table")
-    return before + BEGIN + made + END + after
-
-
 def _verdict(claim: Mapping[str, Any] | None) -> str:
     if claim is None:
         return "–"
     return f"{claim['verdict']}<br>{claim['shown']}" if claim["shown"] else claim["verdict"]
 
 
-def _runs(record: Mapping[str, Any], folder: str = "") -> str:
-    page = f"{folder}{record['study']}-{record['scale']}/index.html"
+def _runs(record: Mapping[str, Any]) -> str:
+    page = f"{record['study']}-{record['scale']}/index.html"
     return f"[`{record['scale']}`]({page}): {record['size'].partition(';')[0]} ({record['commit']})"
 
 
@@ -210,12 +176,6 @@ def _changed(record: Mapping[str, Any]) -> str:
     """
     changed = [text for text in record["overrides"] if text.partition("=")[0] not in ("study", "scale", "runs")]
     return f", with {', '.join(f'`{text}`' for text in changed)}" if changed else ""
-
-
-def _cells(record: Mapping[str, Any], outcomes: Sequence[str]) -> str:
-    verdicts = {name: claim["verdict"] for name, claim in record["claims"].items()}
-    claims = [[claim for claim, verdict in verdicts.items() if verdict == outcome] for outcome in outcomes]
-    return " | ".join(f"{len(names)}: {' '.join(names)}" if names else "0" for names in claims)
 
 
 if __name__ == "__main__":

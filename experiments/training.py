@@ -29,11 +29,13 @@ from fewbits.experiments.data.once import default_cache
 from fewbits.experiments.distributed import saving
 from fewbits.experiments.distributed.penalties import Penalties
 from fewbits.experiments.distributed.sharding import build_sharded, recompute_blocks, reshard, synchronize_gradients
+from fewbits.experiments.environment import environment
 from fewbits.experiments.evaluation.by_document import evaluate_documents, means
 from fewbits.experiments.evaluation.harness import run_tasks
 from fewbits.experiments.evaluation.loss import evaluate_loss, window_count
 from fewbits.experiments.evaluation.tasks import shots
 from fewbits.experiments.identity import identity, possible_identities, provenance, segment, trial_id
+from fewbits.experiments.machine_kinds import discard_unlike
 from fewbits.experiments.optimization.optimizers import (
     clip_gradients,
     load_optimizer_state,
@@ -158,6 +160,7 @@ def run(
             _check_examples(done or folder.earlier_result, trial)
             if done is not None:
                 folder.reopen(runtime.keep_steps)
+            discard_unlike(folder, environment(world.device))
             origin = {"data": describe(corpus), "parent": parent and str(parent.folder.path)}
             facts = origin | {"products": trial.recipe.execute}
             (own,) = [possible for possible in possible_identities(made_of) if trial_id(possible) == folder.id]

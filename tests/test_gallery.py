@@ -1,4 +1,4 @@
-"""Test docs/gallery.py, which publishes reports in docs/gallery and writes tables of their verdicts into READMEs."""
+"""Test docs/gallery.py, which publishes reports in docs/gallery with a table of their verdicts."""
 
 import importlib.util
 import json
@@ -54,10 +54,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_tables_are_those_of_the_gallery(script: Any) -> None:
-    published = script.records(ROOT / "docs" / "gallery")
-    text = (ROOT / "README.md").read_text()
-    assert script.with_table(text, script.table(published)) == text
-    assert (ROOT / "docs" / "gallery" / "README.md").read_text() == f"{script.HEAD}\n{script.by_scale(published)}"
+    published = script.records(script.GALLERY)
+    assert (script.GALLERY / "README.md").read_text() == f"{script.HEAD}\n{script.by_scale(published)}"
 
 
 def test_every_published_page_is_small_and_has_its_verdicts(script: Any) -> None:
@@ -66,17 +64,6 @@ def test_every_published_page_is_small_and_has_its_verdicts(script: Any) -> None
         assert file.parent.name == f"{record['study']}-{record['scale']}"
         assert file.with_name("index.html").stat().st_size <= script.LARGEST_PAGE
         assert set(record["claims"]) <= {claim.id for claim in load_claims(record["study"]).claims}
-
-
-def test_a_row_lists_the_claims_of_each_outcome(script: Any) -> None:
-    head, _, mor, *others = script.table([script.stored(REPORT, "x")]).splitlines()
-    columns = [cell.strip() for cell in head.strip("|").split("|")]
-    cells = dict(zip(columns, (cell.strip() for cell in mor.strip("|").split("|")), strict=True))
-    assert cells["reproduced"] == "2: M1 M2"
-    assert (cells["contradicted"], cells["not run"]) == ("0", "1: M3")
-    assert "out of reach" not in cells
-    assert re.search(r"cpu.*3.3 M parameters, 1 M tokens \(\w+\)", cells["runs"])
-    assert all("make reproduce-" in line for line in others)
 
 
 def test_a_stored_claim_has_its_numbers_and_controls(script: Any) -> None:
@@ -100,10 +87,10 @@ def test_scales_stand_side_by_side(script: Any) -> None:
 @pytest.mark.parametrize("change", [{"flags": ["bf16, seed 0: missing"]}, {"notices": ["other sources: missing"]}])
 def test_a_report_with_warnings_is_refused(script: Any, folder: Path, change: dict[str, Any]) -> None:
     (folder / "verdicts.json").write_text(json.dumps(REPORT | change))
-    before = (ROOT / "README.md").read_text()
+    before = (script.GALLERY / "README.md").read_text()
     with pytest.raises(SystemExit, match="missing"):
         script.main([str(folder)])
-    assert (ROOT / "README.md").read_text() == before
+    assert (script.GALLERY / "README.md").read_text() == before
 
 
 def test_a_large_page_is_refused(script: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

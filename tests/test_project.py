@@ -75,7 +75,7 @@ def test_the_wheel_contains_every_file_of_every_package_but_readmes(wheel: Path)
     carried = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     top = ROOT / "src" / "fewbits"
     wanted = {"fewbits/py.typed"} | {f"fewbits/{file.name}" for file in top.glob("*.py")}
-    wanted |= {f"fewbits/common/{file.name}" for file in (top / "common").glob("*.py")}
+    wanted |= {f"fewbits/{name}/{file.name}" for name in ("commands", "common") for file in (top / name).glob("*.py")}
     for name in PACKAGES:
         sources = [file for file in (ROOT / name).rglob("*") if file.is_file() and file.suffix not in (".md", ".pyc")]
         wanted |= {f"fewbits/{file.relative_to(ROOT)}" for file in sources}
@@ -248,6 +248,24 @@ def test_every_make_target_that_a_page_names_exists() -> None:
     named = {target for page in PAGES for target in re.findall(r"^make (\S+)|`make ([\w-]+)", page.read_text(), re.M)}
     targets = {target for pair in named for target in pair if target}
     assert {"setup", "test"} <= targets <= listed
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, made as GitHub makes them."""
+    heads = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+def test_every_relative_link_of_a_page_leads_to_a_file_and_a_heading() -> None:
+    broken = []
+    for page in (*ROOT.glob("*.md"), *ROOT.glob("*/README.md"), *(ROOT / "docs").rglob("*.md")):
+        text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+        for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text):
+            path, _, anchor = link.partition("#")
+            target = page.parent / path if path else page
+            if not target.exists() or (anchor and anchor not in anchors(target)):
+                broken.append((page.relative_to(ROOT).as_posix(), link))
+    assert broken == []
 
 
 def test_every_line_of_a_block_of_commands_is_one_command() -> None:

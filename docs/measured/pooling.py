@@ -1,6 +1,6 @@
 """Simulate how often a test with pooled variance finds a difference between arms of equal mean but unequal variance.
 
-    python docs/measured/pooling.py > docs/measured/pooling.txt     # docs/measured/pooling.md discusses the results
+    python docs/measured/pooling.py     # docs/measured/statistics.md discusses the results
 
 The data are arrays arms × seeds of normal noise. One arm has `factor` times the standard deviation of the others, and
 is compared with another arm, which has the same true mean. The rules for pooling are those of the functions `pooled`

@@ -63,7 +63,8 @@ class Display(Progress):
                 self.print_line(f"{name}: stopped at step {store.reached(task.planned.folder)} by `fewbits stop`")
         if driver.stopping and not self._stopping:
             self._stopping = True
-            self.print_line("fewbits: stopping: trials end at a checkpoint (Ctrl-C again: stop at once)")
+            reason = "the disk is full: " if driver.disk_full else "stopping: "
+            self.print_line(f"fewbits: {reason}trials end at a checkpoint (Ctrl-C again: stop at once)")
 
     def _seconds_left(self, driver: Driver, reports: Mapping[str, Mapping[str, Any]], slots: int) -> float | None:
         """Estimate the seconds until all trials have ended.

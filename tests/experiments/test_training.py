@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 import torch
 
-from fewbits.experiments import training
 from fewbits.experiments.config import load_trial
 from fewbits.experiments.data.load import load
 from fewbits.experiments.evaluation.loss import evaluate_loss
@@ -146,7 +145,7 @@ def test_tables_and_result_say_what_happened(cache: Path, tmp_path: Path) -> Non
 
 def test_every_column_of_the_tables_is_explained(cache: Path, tmp_path: Path) -> None:
     folder, _ = train(cache, tmp_path, *GAUSSWS_MOR, "precision.loss_scaling=static", "precision.every=1")
-    text = (Path(training.__file__).resolve().parent / "README.md").read_text("utf-8").partition("## Columns")[2]
+    text = (Path(__file__).parents[2] / "docs" / "columns.md").read_text("utf-8")
     for table in ("metrics", "numerics", "precision", "timing"):
         about = text.partition(f"| `{table}.parquet` |")[2].partition("\n\n")[0]
         columns = set(pd.read_parquet(folder.path / f"{table}.parquet").columns) - {"share_1", "share_2"}

@@ -7,8 +7,8 @@ other. The differences are assumed to be normal with an unknown spread (Student'
 If many arms share the seeds, a common spread can be estimated from all of them: from the residuals that remain after
 subtraction of each arm's mean and each seed's mean (`pooled`). It has more degrees of freedom than the spread of one
 pair: with three seeds, two arms give 2 degrees and twelve arms give 22. Kinds of arms that differ in their spreads are
-pooled separately (`pooled_by_kind`). `estimate` has the rule by which a pooled spread is used; docs/measured/pooling.md
-has the error rates of this rule.
+pooled separately (`pooled_by_kind`). `estimate` has the rule by which a pooled spread is used;
+docs/measured/statistics.md has its error rates.
 
 A single value has no spread: its interval, error and p are None, never 0. If all values are equal, their signs are
 tested: three equal values above 0 have p = 2^-3, not 0.
@@ -301,8 +301,8 @@ def estimate(values: ArrayLike, pooled: Spread | None = None, shared: Shared | N
     pooled: a spread that was estimated from more arms. The estimate uses `pooled` times the factor CAUTION or, if it is
     larger, the spread of the values themselves. Reason: an arm whose spread is twice that of the others often stays in
     the pool. With the plain pooled spread, 8 to 11 % of this arm's comparisons would be significant by chance instead
-    of 5 % (docs/measured/pooling.md). shared: a standard error that more values do not reduce; its square is added to
-    the square of the values' standard error.
+    of 5 % (docs/measured/statistics.md). shared: a standard error that more values do not reduce; its square is added
+    to the square of the values' standard error.
     """
     x = checked(values)
     if x.size < 2:

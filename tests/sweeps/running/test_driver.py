@@ -400,7 +400,7 @@ def test_crashes_are_told_and_leave_the_others_whole(
 
 @pytest.mark.parametrize(
     ("resources", "expected"),
-    [({"gpus": 1000}, "(1 cpus, 1000 gpus)"), ({"cpus": 500}, "asks for 1 × (500 cpus, 0 gpus)")],
+    [({"gpus": 1000}, "(1000 GPUs, 1 CPU)"), ({"cpus": 500}, "asks for 1 × (500 CPUs)")],
 )
 def test_what_this_machine_has_not_is_told(
     resources: dict[str, Any], expected: str, cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]

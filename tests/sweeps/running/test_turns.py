@@ -19,7 +19,6 @@ from fewbits.sweeps.running import run_sweep as run_sweep
 from fewbits.sweeps.running.backend import Ended
 from fewbits.sweeps.running.driver import Driver, Stage, job
 from fewbits.sweeps.running.lease import Holder
-from fewbits.sweeps.running.machine_kinds import Machine
 from fewbits.sweeps.running.worker import Job, Outcome
 from fewbits.sweeps.tracking.synced import Synced
 from tests.messages import names
@@ -47,17 +46,12 @@ class Pretended:
         self._befalls = befalls
         self._jobs: list[Job] = []
 
-    def require(self, demands: object, log: object) -> None: ...
+    def require(self, trials: object) -> None: ...
 
-    alone = True
-
-    def machines(self) -> list[Machine]:
-        return []
-
-    def room(self, resources: Resources, like: str | None = None) -> bool:
+    def room(self, resources: Resources) -> bool:
         return not self._jobs
 
-    def start(self, job: Job, resources: Resources, like: str | None = None) -> None:
+    def start(self, job: Job, resources: Resources) -> None:
         self.started.append(job.id)
         self._jobs.append(job)
 
@@ -172,7 +166,7 @@ def test_files_that_are_seen_late_do_not_have_it_trained_twice(
 
     backend = Pretended(hide)
     one = Driver(plan_of(cache, tmp_path), backend, show)
-    backend.room = lambda resources, like=None: looks != 1  # type: ignore[method-assign]
+    backend.room = lambda resources: looks != 1  # type: ignore[method-assign]
     one.run()
     assert backend.started.count(trunk.id) == 1
     assert len(one.of(Stage.OVER)) == 3
@@ -257,8 +251,8 @@ def test_a_stop_file_that_is_written_again_while_the_worker_ends_is_removed(cach
         held = contextlib.ExitStack()
         turns = 0
 
-        def start(self, job: Job, resources: Resources, like: str | None = None) -> None:
-            super().start(job, resources, like)
+        def start(self, job: Job, resources: Resources) -> None:
+            super().start(job, resources)
             self.held.enter_context(lease.leased(job.path))
 
         def wait(self, seconds: float) -> list[Ended]:

@@ -43,12 +43,9 @@ SHOWN = (  # the names of the classes on the page, in its order
     "128x128, amax",
     STRIPS,
     HIGH_STRIPS,
-    "channel down, many rows, gam",
-    "channel down, many rows, stochastic, with statistics",
     "nvfp4",
     "nvfp4, stochastic",
     "nvfp4, stochastic, rht16",
-    "nvfp4, stochastic, rht16 down",
     "tensor, amax",
     "1x32, mx",
     "128x128, statistics of blocks",
@@ -56,49 +53,27 @@ SHOWN = (  # the names of the classes on the page, in its order
     "1x16, statistics of blocks",
     "encode, e4m3, 128x128, gam",
     "nvfp4, stochastic, rht16, both axes",
-    "gam by row",
     "channel",
 )
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 HEAD = """# CUDA kernels: predicted speed
 
-**Predicted, not measured.** No GPU has run the CUDA kernels yet, so this page predicts their speed on an H100 SXM,
-relative to a copy of the same matrix (the time of the copy divided by the time of the call). Most kernels that read a
-matrix once reach the speed of a copy. Kernels that read it twice, round stochastically or compute statistics of small
-blocks are slower by a fifth or more.
+**Predicted, not measured**: the speed on an H100 SXM relative to a copy of the same BF16 matrix, by a roofline model of
+the machine code for sm_90 by NVRTC {nvrtc}: a kernel takes as long as its slowest resource.
+`python -m tests.kernels.backends.gpu.predict` writes this page.
 
-The predictions are those of a roofline model of the machine code for sm_90 by NVRTC {nvrtc}: a kernel takes as long as
-its slowest resource. `python -m tests.kernels.backends.gpu.predict` writes this page. An H100 SXM has 132
-multiprocessors; a copy at 3.0 TB/s and a clock of 1.755 GHz are assumed. Latency, launch overhead, divergence, atomic
-operations and idle multiprocessors are not modelled.
-
-In the table, a *class* is a set of settings for which kernels are compiled: its name has the quantizer, `down` for
-blocks along columns, and `rht…` for a Hadamard transform and its size. Matrices are BF16, and too large for any cache.
-The kernel `measure` reads the matrix to find its scales, and `quantize` or `quantize_strip` writes the quantized
-values. A CTA is a block of threads; a thread has 64 elements. The column `instructions/element` has the number of
-instructions that a thread executes for each of its elements, on the longest path through the kernel that avoids the
-code for rare cases: ragged edges, misaligned matrices and rare values.
-
-The column `limited by` names the slowest resource: `memory`; `instruction issue` (a multiprocessor issues 128
-instructions each clock); or operations that only a part of the multiprocessor executes, which are `integer and
-comparison` (64 each clock) or `conversion` (16). If a call launches several kernels, the last column has the speed of
-all of them together, in the row of the last one. A second read of the matrix is assumed to take as long as the first,
-although a cache may hold the data.
+Assumed are 132 multiprocessors, copies at 3.0 TB/s and 1.755 GHz. A multiprocessor issues 128 instructions each clock,
+64 of integers and comparisons, 16 conversions. Latency, launches, divergence, atomic operations and idle
+multiprocessors are not modelled. Instructions are those of the longest path without rare cases. The last column is
+the speed of all kernels of a call together.
 
 | class | kernel | registers/thread | CTAs/multiprocessor | instructions/element | limited by | speed relative to copy |
 |---|---|---|---|---|---|---|
 """
 HEAD_OF_HEIGHTS = """
-Whole columns of more than 2048 rows, each with one scale, are quantized in strips of 16 columns, by one launch
-(`csrc/strip.cuh`). A CTA keeps at most 6144 rows of its strip in its shared memory and 2048 in registers, and reads the
-other rows twice. Of very tall columns it reads nearly all rows twice. Two reads and a write take 1.5 times as long as a
-copy's read and write, which is 67 % of the speed of a copy. So no kernel reaches 75 % for columns of every height.
-
-The next table has the predicted speed by the height of the columns. Its column `with the L2` assumes that the L2 cache
-serves second reads at 6.8 TB/s if the 132 CTAs together read at most 33,152 KiB twice (up to 14,336 rows), and that
-second reads have the speed of memory otherwise. Others measured both numbers on an H100 PCIe (gpu-benches,
-`gpu-l2-cache/h100_pcie.txt`). Up to 8192 rows nothing is read twice, so nothing is assumed. If the L2 could hold 50 MB
-of these rows, it would serve all second reads up to 18,432 rows.
+Whole columns of more than 2048 rows are quantized in strips (`csrc/strip.cuh`). A CTA keeps at most 6144 rows in shared
+memory and 2048 in registers, and reads the others twice; `with the L2` assumes that the L2 cache serves second reads of
+at most 33,152 KiB at 6.8 TB/s.
 
 | rows | share of rows read twice | speed relative to a copy, with the L2 | the same, if the L2 holds nothing |
 |---|---|---|---|

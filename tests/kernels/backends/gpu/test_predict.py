@@ -14,7 +14,6 @@ from tests.kernels.backends.gpu.machine_code import nvdisasm
 from tests.kernels.backends.gpu.predict import SHOWN, TARGET, heights, of_copy, read_again, rows_of, seconds
 from tests.kernels.backends.gpu.test_machine_code import SHORT, variants_of
 
-CHANGES = TARGET.with_name("cuda-kernels.md")
 CLOCK = 1 / (132 * 1.755e9)  # seconds of a clock cycle, divided by the number of multiprocessors of an H100
 BYTE = 1 / 3.0e12  # seconds that a copy needs for a byte
 
@@ -107,25 +106,6 @@ def test_the_page_shows_what_the_model_computes(name: str) -> None:
 def test_the_page_shows_what_the_model_computes_of_tall_columns() -> None:
     of_the_pages_compiler()
     assert heights() in TARGET.read_text()
-
-
-def test_changes_end_at_the_predictions_of_today() -> None:
-    """Compare the last values in each row of the table of changes in cuda-kernels.md with the page of predictions."""
-    predicted = {}
-    for line in TARGET.read_text().splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) == 7:
-            name, kernel, registers, _, instructions, _, share = cells
-            predicted[f"{name}, {kernel}"] = predicted[name] = (instructions, registers, share.replace("%", " %"))
-    after = {}
-    for line in CHANGES.read_text().splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) == 5 and "→" in cells[2]:
-            after[cells[1]] = tuple(cell.rpartition("→")[2].strip() for cell in cells[2:])
-    assert len(after) == 10
-    for name, (instructions, registers, share) in after.items():
-        assert (instructions, registers) == predicted[name][:2], name
-        assert share.startswith(predicted[name.removesuffix(", measure")][2]), name
 
 
 def test_the_page_has_the_classes_of_its_command() -> None:
