@@ -119,13 +119,13 @@ def test_make_test_sets_up_in_order_and_runs_every_check() -> None:
         "pip install --no-compile --constraint constraints.txt torch",
         "pip install --no-compile --constraint constraints.txt --editable '.[dev]'",
         "compileall",
-        "fewbits.kernels.backends.build",
+        "fewbits.kernels.backends.build\n",
         "ruff check",
         "ruff format --check",
         "mypy",
         "pytest",
     ]
-    places = [commands.rindex(step) for step in steps]
+    places = [commands.index(step) for step in steps]
     assert places == sorted(places)
 
 
