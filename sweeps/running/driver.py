@@ -173,6 +173,8 @@ class Driver:
         wrong_input = outcome is not None and outcome.wrong_input
         if not wrong_input and not task.late and self._disk_is_full(task.planned):
             self.disk_full = True
+            with contextlib.suppress(OSError):  # the trial itself has not failed
+                (folder.path / store.FAILURE).unlink(missing_ok=True)
             if not self.stopping:
                 self.stop()
         # While the driver stops, a worker without an outcome has not failed: a shutdown, for example, ends both.
