@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from fewbits.experiments.bench.measure import Ratio
 from fewbits.experiments.numerics import ROOT
-from fewbits.kernels.bench.measure import Ratio
 
 ROUNDS = 5
 

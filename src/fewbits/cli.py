@@ -151,22 +151,25 @@ COMMANDS = (
     ),
     Command(
         ("bench", "kernels"),
-        "fewbits.experiments.bench.generators",
+        "fewbits.commands.bench",
         "measure the speed of noise generators for several matrix shapes",
         "--store runs",
+        function="generators",
         flags=("--generators",),
     ),
     Command(
         ("bench", "kernels"),
-        "fewbits.kernels.bench.command",
+        "fewbits.commands.bench",
         "measure the speed and memory of the kernels and of other libraries",
         "--no-peers",
+        function="kernels",
     ),
     Command(
         ("bench", "train"),
-        "fewbits.experiments.bench.command",
+        "fewbits.commands.bench",
         "measure the training speed of recipes, compared with plain BF16",
         "--steps 5",
+        function="train",
     ),
     Command(
         ("bench", "sweep"),
