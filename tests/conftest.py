@@ -30,8 +30,7 @@ STARTS_A_CLUSTER = (
 
 USES_THE_MLFLOW_SERVER = (
     "sweeps/tracking/test_secrets.py",
-    "sweeps/tracking/test_mlflow_databases.py",
-    "sweeps/tracking/test_mlflow_owners.py",
+    "sweeps/tracking/test_databases.py",
 )
 OF_ONE_STUDY = tuple(f"tests/analysis/{study}/" for study in ("mor", "nvfp4", "gaussws"))
 
@@ -47,19 +46,18 @@ LONG = (
     "experiments/test_distributed.py",
     "commands/test_multirun.py",
     "analysis/nvfp4/test_figures.py",
-    "experiments/fingerprint/test_same_bits.py",
     "experiments/test_titan.py",
     "kernels/backends/test_parity.py",
     "kernels/backends/test_reference.py",
     "test_examples.py",
-    "sweeps/tracking/test_mlflow_view.py",
+    "sweeps/tracking/test_arms.py",
     "commands/test_ui.py",
-    "experiments/tracking/test_tracker.py",
+    "sweeps/tracking/test_single_runs.py",
     "analysis/gaussws/test_figures.py",
     "experiments/test_training.py",
     "kernels/test_ops.py",
     "sweeps/planning/test_every_scale.py",
-    "experiments/fingerprint/test_fingerprint.py",
+    "experiments/test_numerics.py",
     "models/test_quantize.py",
     "kernels/test_mix.py",
     "commands/test_prepare_data.py",
@@ -69,7 +67,7 @@ LONG = (
     "sweeps/dry_run/test_outline.py",
     "kernels/test_products.py",
     "analysis/report/test_notebooks.py",
-    "experiments/fingerprint/test_identity.py",
+    "experiments/test_identity.py",
     "kernels/backends/test_build.py",
     "kernels/test_accumulators.py",
     "test_portable.py",

@@ -113,8 +113,7 @@ def write_arms(client: MlflowClient, uri: str, folder: Path, owner: dict[str, st
     """Write what MLflow does not have yet of arms of the store in `folder`; return how many trials were sent."""
     by_study: dict[str, list[Arm]] = {}
     for arm in arms:
-        if any(row.begun for row in arm.rows.values()):
-            by_study.setdefault(arm.sweep.study, []).append(arm)
+        by_study.setdefault(arm.sweep.study, []).append(arm)
     sent = 0
     for study, of_study in by_study.items():
         experiment = connection.experiment(client, study, folder, uri)
@@ -133,6 +132,8 @@ def _write(
     """Write an arm; found: the runs that MLflow has of it. Return how many trials were sent."""
     children = _children(client, store_folder, arm, [run for run in found if run.data.tags.get(KIND) == "trial"])
     shown = {seed: row for seed, row in sorted(arm.rows.items()) if row.begun or seed in children}
+    if not shown:
+        return 0
     over = [row.folder for row in shown.values() if row.folder.over]
     counted = over or [row.folder for row in shown.values() if (row.folder.path / "timing.parquet").exists()]
     common = {SWEEP: arm.sweep.name, SCALE: arm.sweep.scale, SOURCE: "fewbits sweep"}
@@ -141,7 +142,7 @@ def _write(
     if head and (head.data.tags.get(TRIALS) != trials or head.data.params != arm.params):
         client.delete_run(head.info.run_id)
         head = None
-    start = min((began(row.folder) for row in shown.values()), default=time.time())
+    start = min(began(row.folder) for row in shown.values())
     head = head or runs.make(client, experiment, key | {KIND: "arm"}, arm.label, arm.params, start)
     notes = [f"seed {seed}: {text}" for seed, row in shown.items() if (text := runs.note(*row))]
     runs.set_tags(client, head, {**common, TRIALS: trials, NOTE: "\n\n".join(filter(None, [arm.sweep.about, *notes]))})

@@ -1,6 +1,12 @@
 """Summarize a trial's numerics.parquet and precision.parquet for MLflow: a few metrics for each window of steps.
 
-sweeps/README.md describes the metrics. MLflow's page shows the chart of a metric `section/name` below the heading
+    share/FORMAT, share_FORMAT/SLOT          share of a mixture's decisions that chose the format, also by slot
+    operand_error, _flushed, _saturated/SLOT means over layers; operand_error_max/SLOT: the maximum
+    weight_gradient/error, cosine            means over layers
+    weight_bits/mean, min, max               learned bit widths of a sampler, over all layers
+    precision/lost…, zeros…, nonfinite       see experiments/optimization/update_records.py
+
+MLflow's page shows the chart of a metric `section/name` below the heading
 `section`, and always one of the first metric in alphabetical order, so no name is before `loss`.
 """
 

@@ -67,7 +67,7 @@ def arm_points(folders: Sequence[RunFolder], after: int, steps: int) -> Iterator
 
     tables = [_losses(folder) for folder in folders]
     every = max(1, steps // CURVE)
-    points = list[Metric]()
+    points: list[Metric] = []
     for name in LOSSES:
         columns = [table[name].dropna() for table in tables if name in table]
         if len(columns) < len(tables) or not columns:

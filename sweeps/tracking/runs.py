@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
@@ -49,12 +49,11 @@ def search(client: MlflowClient, experiment: str, key: Mapping[str, str]) -> lis
     return runs
 
 
-def only(client: MlflowClient, runs: Iterable[Run]) -> Run | None:
+def only(client: MlflowClient, runs: Sequence[Run]) -> Run | None:
     """Return the first of the runs and delete the others, which other processes created at the same time."""
-    first, *others = [*runs, None]
-    for other in (run for run in others if run is not None):
+    for other in runs[1:]:
         client.delete_run(other.info.run_id)
-    return first
+    return runs[0] if runs else None
 
 
 def make(

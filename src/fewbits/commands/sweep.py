@@ -66,10 +66,10 @@ def sweep(overrides: Sequence[str], options: argparse.Namespace) -> int:
 
     from fewbits.sweeps.planning.plan import plan
     from fewbits.sweeps.planning.sweep import load_sweeps
-    from fewbits.sweeps.running.run_sweep import run_sweep
+    from fewbits.sweeps.running.run_sweep import Where, run_sweep
 
     planned = plan(*load_sweeps(overrides))
-    return run_sweep(planned, options.backend, options.address, options.parallel, options.env, overrides=overrides)
+    return run_sweep(planned, Where(options.backend, options.address, options.parallel, options.env), overrides)
 
 
 def _dry_run(overrides: Sequence[str], options: argparse.Namespace) -> int:

@@ -24,7 +24,7 @@ import pytest
 from fewbits import cli
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.sweeps.planning.plan import Plan
-from fewbits.sweeps.running import store
+from fewbits.sweeps.running import driver, store
 from fewbits.sweeps.running.driver import PATIENCE as STOPS_WITHIN
 from tests.effort import DEEP
 from tests.forked_python import run_python
@@ -309,6 +309,26 @@ def test_a_folder_that_takes_no_files_is_that_trials_failure_alone(
     assert store.state(good) == "done"
 
 
+def test_a_full_disk_ends_the_sweep_with_one_line_and_the_same_command_resumes(
+    undisturbed: Undisturbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A trial that fails while the disk has no room for a checkpoint is not tried again, and no further one starts."""
+    runs = tmp_path / "runs"
+    plan = planned(undisturbed.file, f"runtime.runs={runs}", *SOME)
+    spoilt = folders(plan)[0]
+    spoil(spoilt)
+    with monkeypatch.context() as full:
+        full.setattr(driver, "free_bytes", lambda path: 1000)
+        assert sweep(undisturbed.file, runs, *SOME, "--parallel", "1") == 1
+    shown = capfd.readouterr().err
+    assert names(shown.splitlines()[-1], "disk", str(runs), "is full", "fewbits prune", "same command")
+    assert "failed" not in shown
+    assert [attempts(folder) for folder in folders(plan)] == [1, 0, 0, 0]
+    (spoilt.path / "checkpoints").unlink()
+    assert sweep(undisturbed.file, runs, *SOME) == 0
+    assert all_left(plan) == undisturbed.of(plan)
+
+
 def test_a_damaged_result_is_that_trials_failure_alone(
     cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -333,15 +353,12 @@ def test_a_damaged_result_is_that_trials_failure_alone(
 def test_what_may_be_deleted_may_be_damaged(
     content: str, undisturbed: Undisturbed, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Damaged plans, speeds.json, leases and caches cause no error; they are written again."""
+    """Damaged plans, speeds.json and leases cause no error; they are written again."""
     runs = tmp_path / "runs"
     shutil.copytree(undisturbed.store, runs)
     folder = folders(plan_of(undisturbed.file, runs))[-1]
     (folder.path / "result.json").unlink()
     shutil.rmtree(folder.checkpoints)
-    uri = f"sqlite:///{runs / 'mlflow.db'}"
-    cached = json.dumps({uri: json.loads(content)}) if content.startswith("{") else content
-    (runs / ".mlflow-sync.json").write_text(cached, errors="surrogateescape")
     spoilt = [*(runs / "plans").iterdir(), runs / "speeds.json"]
     spoilt += [folder.path / name for name in (store.FAILURE, store.PROGRESS, "lease.json")]
     for path in spoilt:

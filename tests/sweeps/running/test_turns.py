@@ -5,7 +5,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from fewbits.sweeps.running.backend import Ended
 from fewbits.sweeps.running.driver import Driver, Stage, job
 from fewbits.sweeps.running.lease import Holder
 from fewbits.sweeps.running.worker import Job, Outcome
-from fewbits.sweeps.tracking.synced import Synced
 from tests.messages import names
 from tests.sweeps.sweep_inputs import planned, tiny_file
 
@@ -88,16 +87,16 @@ def plan_of(cache: Path, where: Path) -> Plan:
 @pytest.fixture
 def without_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
     class Away:
-        def __init__(self, plan: Plan) -> None: ...
-        def sync(self, *, last: bool = False) -> Synced:
-            return Synced("", (), 0, away=True)
+        def __init__(self, plan: Plan, overrides: Sequence[str]) -> None: ...
+        def sync(self, *, last: bool = False) -> bool:
+            return False
 
     monkeypatch.setattr(run_sweep, "Mirror", Away)
 
 
 def conducted(plan: Plan, backend: Any, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(run_sweep, "make_backend", lambda *_: backend)
-    return run_sweep.run_sweep(plan, "local")
+    monkeypatch.setattr(run_sweep.Where, "open", lambda _: backend)
+    return run_sweep.run_sweep(plan, run_sweep.Where("local"))
 
 
 # ------------------------------------------------------------------------------------------------ removed meanwhile
@@ -219,11 +218,11 @@ def test_at_once_does_not_wait_for_mlflow(cache: Path, tmp_path: Path, monkeypat
     busy, answered = threading.Event(), threading.Event()
 
     class Slow:
-        def __init__(self, plan: Plan) -> None: ...
-        def sync(self, *, last: bool = False) -> Synced:
+        def __init__(self, plan: Plan, overrides: Sequence[str]) -> None: ...
+        def sync(self, *, last: bool = False) -> bool:
             busy.set()
             answered.wait(60)
-            return Synced("", (), 0, away=True)
+            return False
 
     class Interrupted(Pretended):
         def wait(self, seconds: float) -> list[Ended]:
