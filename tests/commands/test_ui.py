@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fewbits import cli
-from fewbits.commands.ui import LOG
+from fewbits.commands import ui
 from fewbits.sweeps.tracking import connection
 from tests.ray_head import free_ports
 
@@ -87,7 +87,7 @@ def test_the_page_is_served_by_two_processes_without_showing_a_credential(
             server.send_signal(signal.SIGINT)
     assert server.returncode == 0
     assert processes(child) == []
-    outputs = [printed, (tmp_path / "stderr").read_text(), (tmp_path / LOG).read_text()]
+    outputs = [printed, (tmp_path / "stderr").read_text(), (tmp_path / ui.LOG).read_text()]
     assert "evil.example" in outputs[-1]  # the server logs the refused requests
     assert SECRET not in "".join(outputs)
     assert ("no log-in" in outputs[1]) == (host == "0.0.0.0")
@@ -96,9 +96,7 @@ def test_the_page_is_served_by_two_processes_without_showing_a_credential(
 def test_a_server_elsewhere_is_not_served_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://alice:{SECRET}@127.0.0.1:9")
     with pytest.raises(ValueError, match=r"\*\*\*.* is a server: .*--sync-only"):
-        from fewbits.commands.ui import main
-
-        main(["--runs", str(tmp_path)])
+        ui.main(["--runs", str(tmp_path)])
 
 
 def test_a_database_that_mlflow_does_not_open_is_one_line(

@@ -50,7 +50,7 @@ def test_the_user_is_named_by_ours_then_mlflows_then_the_systems_variable(monkey
         monkeypatch.delenv(variable, raising=False)
     assert user() == getpass.getuser()
     with monkeypatch.context() as patched:
-        patched.setattr(getpass, "getuser", lambda: {}["no name"])  # as in a container with `--user 12345`
+        patched.setattr(getpass, "getuser", lambda: dict[str, str]()["name"])  # as in a container with `--user 12345`
         assert user().startswith("uid-")
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "of-mlflow")
     assert user() == "of-mlflow"
