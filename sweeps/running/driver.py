@@ -92,10 +92,7 @@ class Driver:
         self.on_turn(self)
 
     def stop(self) -> None:
-        """Make `run` stop all running trials at a checkpoint.
-
-        `run` then returns when they have ended, at the latest PATIENCE seconds after this call.
-        """
+        """Make `run` stop all running trials at a checkpoint, and return at the latest PATIENCE seconds after this."""
         self.stopping = True
         self._stop_by = time.monotonic() + PATIENCE
 
@@ -106,10 +103,7 @@ class Driver:
     # -------------------------------------------------------------------------------------------- turns
 
     def _start_ready(self) -> None:
-        """Start ready trials as long as the backend has free resources, those with the largest `_urgency` first.
-
-        The urgency of a trial is its FLOPs plus those of the costliest chain of branches that starts from it.
-        """
+        """Start ready trials as long as the backend has free resources, those with the largest `_urgency` first."""
         now = time.monotonic()
         ready = [task for task in self.of(Stage.WAITING) if now >= task.rests_until and self._ready(task)]
         for task in sorted(ready, key=lambda task: self._urgency[task.planned.id], reverse=True):
@@ -141,8 +135,7 @@ class Driver:
     def _run_again(self, task: Task) -> None:
         """Queue a finished trial to run again, because a checkpoint from which one of its branches starts is missing.
 
-        Someone removed the checkpoint, or a network file system does not show it on this machine yet. After
-        `resources.attempts` attempts, the trial counts as failed.
+        After `resources.attempts` attempts, the trial counts as failed.
         """
         task.attempts += 1
         if task.attempts < task.planned.resources.attempts:
@@ -213,9 +206,9 @@ class Driver:
                 self.backend.kill(task.planned.id)
 
     def _stop_tasks(self) -> bool:
-        """Ask running trials to end at a checkpoint, and cancel started trials that no worker trains yet.
+        """Ask running trials to end at a checkpoint, and cancel those that no worker trains yet; True: none runs more.
 
-        Return True if no trial runs any more, or if PATIENCE seconds have passed since the call of `stop`.
+        PATIENCE seconds after the call of `stop`, the result is True, too.
         """
         for task in self.of(Stage.STARTED):
             if store.holder(task.planned.folder):
@@ -228,10 +221,7 @@ class Driver:
 
 
 def _urgency(plan: Plan) -> dict[str, float]:
-    """Return, by trial id, the trial's FLOPs plus those of the costliest chain of branches that starts from it.
-
-    Trials with the largest values are started first, so that no long chain is left for the end of the sweep.
-    """
+    """Return, by trial id, the trial's FLOPs plus those of the costliest chain of branches that starts from it."""
     below = dict.fromkeys(plan.trials, 0.0)
     urgency = {}
     for key, planned in reversed(plan.trials.items()):  # branches first, since a plan lists parents before them

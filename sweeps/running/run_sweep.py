@@ -169,8 +169,7 @@ def _mirrored(mirror: Mirror) -> Iterator[None]:
 def _interruptible(driver: Driver) -> Iterator[None]:
     """Call `driver.stop` on the first Ctrl-C or SIGTERM in the `with` block, and raise KeyboardInterrupt on the second.
 
-    After `driver.stop`, the trials end with a checkpoint. The block has to begin after the backend has started, because
-    Ray installs its own handler for SIGTERM when it starts, which would replace the handler of this function.
+    The block has to begin after the backend has started, because Ray then installs its own handler for SIGTERM.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
