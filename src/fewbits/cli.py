@@ -41,6 +41,8 @@ class Command:
             os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         module = import_module(f"fewbits.{self.module or f'commands.{self.name}'}")
         status: int = getattr(module, self.function)(argv)
+        if self.name == "sweep" and "--dry-run" in argv and not status:
+            import_module("fewbits.commands.power").main(argv)
         return status
 
 
@@ -74,6 +76,7 @@ GROUPS = {
         Command("bench train", "measure training steps, against plain BF16", "--steps 5", "commands.bench", "train"),
         Command("bench sweep", "measure how busy a sweep keeps the cores", "--trials 4", "commands.bench_sweep"),
         Command("data", "download and tokenize web text: OpenWebText, C4", "openwebtext", "commands.prepare_data"),
+        Command("sync", "send a sweep's trials to MLflow again, from the store", "study=mor"),
         Command("ui", "show the store's trials in MLflow, in the browser", "--port 5000"),
     ),
 }
@@ -82,7 +85,6 @@ LISTS = ("recipes", "models", "scales", "schedules", "optimizers", "precisions",
 EARLIER = {  # names of commands in version 0.1, and what to write instead
     **{name: f"list {name}" for name in LISTS},
     "data prepare": "data",
-    "sync": "ui --sync-only",
 }
 
 
