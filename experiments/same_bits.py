@@ -299,16 +299,18 @@ def train_all(folder: Path, trials: Mapping[str, Sequence[str]], trace: str | No
 
 def _train(runs: Path, overrides: Sequence[str], interrupted: bool = False) -> None:
     from fewbits.experiments.config import load_trial
-    from fewbits.experiments.training import Progress, run
+    from fewbits.experiments.run_trial import run
+    from fewbits.experiments.session import Events, Progress
 
-    def stop(progress: Progress) -> None:
-        if progress.step == STOPPED_AT:
-            raise _Interrupted
+    class Stop(Events):
+        def step(self, progress: Progress) -> None:
+            if progress.step == STOPPED_AT:
+                raise _Interrupted
 
     trial, runtime = load_trial([*overrides, f"runtime.runs={runs}"])
     if interrupted:
         with contextlib.suppress(_Interrupted):
-            run(trial, runtime, stop)
+            run(trial, runtime, Stop())
     run(trial, runtime)
 
 

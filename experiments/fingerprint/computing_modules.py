@@ -81,6 +81,7 @@ COMPUTING = {
     "experiments.optimization.precision": "any",
     "experiments.optimization.schedules": "any",
     "experiments.optimization.update_records": "any",
+    "experiments.state": "any",
     "experiments.training": "any",
 }
 
@@ -127,6 +128,13 @@ NOT_COMPUTING = {
     "experiments.data.preparation.web": _DATA,
     "experiments.environment": "describes the machine, for the provenance",
     "experiments.evaluation.by_document": _EXTRA,
+    "experiments.evaluation.evaluate": _EXTRA,
+    "experiments.evaluation.finished_run": _EXTRA,
+    "experiments.evaluation.text_loss": _EXTRA,
+    "experiments.storage.evaluations": _FILES,
+    "experiments.storage.lease": _FILES,
+    "experiments.session": "prepares a trial; what it makes is in the id",
+    "experiments.run_trial": "runs a trial",
     "experiments.evaluation.harness": _EXTRA,
     "experiments.evaluation.language_model": _EXTRA,
     "experiments.evaluation.tasks": _EXTRA,

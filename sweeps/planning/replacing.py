@@ -14,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from fewbits.experiments.environment import COMPARED_KEYS, compared_values
-from fewbits.experiments.storage.run_folder import Busy, RunFolder
+from fewbits.experiments.storage.lease import Held, leased
+from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.sweeps.planning.plan import Plan, Planned
 from fewbits.sweeps.running import store
 from fewbits.sweeps.running.machine_kinds import Machine, computed, describe, this_machine
@@ -95,12 +96,12 @@ def _move(folder: RunFolder) -> Path:
     place = folder.path.parent / FOLDER
     place.mkdir(exist_ok=True)
     try:
-        with folder.alone():
+        with leased(folder.path):
             number = 1
             while (target := place / f"{folder.path.name}.{number}").exists():
                 number += 1
             return folder.path.rename(target)
-    except Busy as error:
+    except Held as error:
         raise ValueError(
             f"{error}, but --like has to run this trial again: wait until that process ends, or stop it first"
         ) from None

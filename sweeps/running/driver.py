@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from fewbits.experiments.storage.evaluations import missing_tasks
 from fewbits.sweeps.planning.cost import work_of
 from fewbits.sweeps.planning.plan import Plan, Planned
 from fewbits.sweeps.running import store
@@ -304,6 +305,4 @@ def unfinished(plan: Plan, again: Collection[str] = ()) -> set[str]:
 
 
 def _has_result(planned: Planned) -> bool:
-    if store.state(planned.folder) not in OVER:
-        return False
-    return not planned.trial.evaluation.missing_from(planned.folder.result() or {})
+    return store.state(planned.folder) in OVER and not missing_tasks(planned.folder, planned.trial.evaluation.tasks)

@@ -288,7 +288,7 @@ def test_every_module_that_training_imports_is_listed_once() -> None:
 LOADED = """
 import sys
 from fewbits.experiments.config import load_trial
-from fewbits.experiments.training import run
+from fewbits.experiments.run_trial import run
 trial, runtime = load_trial(sys.argv[1:])
 run(trial, runtime)
 print(*(name.removeprefix("fewbits.") for name in sys.modules if name.startswith("fewbits.")))

@@ -12,7 +12,7 @@ import torch
 from fewbits import cli
 from fewbits.experiments import environment as environment_module
 from fewbits.experiments import identity as identity_module
-from fewbits.experiments import training
+from fewbits.experiments import session
 from fewbits.experiments.config import load_trial
 from fewbits.experiments.devices import check_openmp
 from fewbits.experiments.environment import compared_values, environment
@@ -28,6 +28,7 @@ from fewbits.experiments.identity import (
     trial_id,
 )
 from fewbits.experiments.storage.checkpoints import TENSORS
+from fewbits.experiments.storage.evaluations import stored
 from fewbits.experiments.trial import Runtime, Trial
 from fewbits.kernels.backends import cpu, reference
 from fewbits.kernels.backends.processor import instruction_set
@@ -255,7 +256,7 @@ def test_trials_of_sources_with_the_same_bits_are_found_where_that_was_proven(
 
 def cli_id(cache: Path, runs: Path, *more: str) -> str:
     trial, runtime = load_trial(overrides(cache, runs, "training.steps=2", *more))
-    return training.find_folder(trial, runtime).id
+    return session.find_folder(trial, runtime).id
 
 
 def test_a_branch_of_a_parent_with_the_same_bits_is_the_same_branch(
@@ -337,17 +338,17 @@ def test_evaluation_asked_for_later_is_added_to_a_finished_trial(
     both = (*asked, f"evaluation.tasks_path={tasks}")
     first, result = train(cache, tmp_path, *asked)
     weights = left(first.path)[TENSORS]
-    same, toy = train(cache, tmp_path, *both, "evaluation.tasks=[toy]")
-    assert same == first
-    assert {key: toy[key] for key in result} == result
+    assert train(cache, tmp_path, *both, "evaluation.tasks=[toy]") == (first, result)
     assert left(first.path)[TENSORS] == weights
+    (toy,) = stored(first.path)
     at_once, whole = train(cache, tmp_path / "else", *both, "evaluation.tasks=[toy]")
-    assert at_once.id == first.id
-    assert whole == toy
-    _, later = train(cache, tmp_path, *both, "evaluation.tasks=[again]")
-    assert later["tasks"]["toy"] == later["tasks"]["again"]
-    assert later["evaluated"] == {"tasks": ["toy", "again"]}
-    assert train(cache, tmp_path, *both, "evaluation.tasks=[again,toy]")[1] == later
+    assert (at_once.id, whole) == (first.id, result)
+    (same,) = stored(at_once.path)
+    assert (same.key, same.results) == (toy.key, toy.results)
+    train(cache, tmp_path, *both, "evaluation.tasks=[again,toy]")
+    by_task = {one.key.task: one for one in stored(first.path)}
+    assert by_task["toy"] == toy
+    assert by_task["again"].results["tasks"]["again"] == toy.results["tasks"]["toy"]
 
 
 def test_a_segment_that_begins_where_another_began_replaces_it() -> None:

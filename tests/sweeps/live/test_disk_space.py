@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fewbits.experiments.storage.lease import leased
 from fewbits.sweeps.live.disk_space import MARGIN, RESERVE, DiskSpace, bytes_below
 from fewbits.sweeps.planning.cost import checkpoint_bytes, disk
 from fewbits.sweeps.planning.plan import Plan
@@ -16,7 +17,6 @@ from fewbits.sweeps.planning.sweep import Resources
 from fewbits.sweeps.running import store
 from fewbits.sweeps.running.backend import Ended
 from fewbits.sweeps.running.driver import Driver, Stage
-from fewbits.sweeps.running.lease import leased
 from fewbits.sweeps.running.worker import Job, Outcome
 from tests.messages import names
 from tests.sweeps.running.test_turns import Pretended

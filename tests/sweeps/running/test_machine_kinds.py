@@ -280,7 +280,7 @@ def test_a_trial_of_an_unknown_kind_runs_again(plan: Plan) -> None:
 
 
 def test_a_trial_that_is_being_trained_is_not_moved(plan: Plan) -> None:
-    from fewbits.sweeps.running import lease
+    from fewbits.experiments.storage import lease
 
     one = trials(plan, 0)["scratch"]
     leave(driver.job(one), "intel-amx")
