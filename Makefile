@@ -57,7 +57,8 @@ test: style ## Run what CI runs: lint, type check, and all tests, property tests
 tests: setup
 	$(TESTS)
 
-test-deep: setup ## Run all tests with all random examples, and also the long tests marked `deep`
+test-deep: ## Run all tests with all random examples, and also the long tests marked `deep` (installs the extra oracles)
+	@$(MAKE) --no-print-directory setup EXTRAS=$(subst $(space),$(comma),$(strip oracles $(subst $(comma), ,$(EXTRAS))))
 	FEWBITS_TESTS=deep $(TESTS)
 
 test-portable: setup ## Run the tests that train under three instruction sets: this processor's own and two older ones
@@ -108,12 +109,13 @@ clean: ## Remove .venv, caches and build products, but not runs/ and reports/
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch is installed first and alone: if pip installs torch together with packages that depend on it, it may choose
-# another build of torch.
+# another build of torch. The kernels are compiled in the background meanwhile, and the rule of $(BUILT) waits for them.
 $(INSTALLED): pyproject.toml constraints.txt $(if $(filter-out $(HAVE),$(WANTED)),more-extras)
 	$(PYTHON) -m venv $(VENV)
+	PYTHONPATH=src $(BIN)/python -m fewbits.kernels.backends.build > /dev/null 2>&1 &
 	$(BIN)/python -m pip install --no-compile --constraint constraints.txt torch
 	$(BIN)/python -m pip install --no-compile --constraint constraints.txt --editable '.[$(subst $(space),$(comma),$(strip dev $(WANTED)))]'
-	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # on all processors, while pip would use only one
+	$(BIN)/python -m compileall -qq -j 0 -x '/(tests|transformers/models|ray/rllib)/' $(VENV)/lib || true  # on all processors
 	@echo $(WANTED) > $(VENV)/.extras
 	touch $@
 

@@ -14,7 +14,9 @@ from fewbits.experiments import devices
 from fewbits.experiments.data.corpus import Corpus, describe
 from fewbits.experiments.data.load import load
 from fewbits.experiments.data.once import default_cache
+from fewbits.experiments.environment import environment
 from fewbits.experiments.identity import identity, possible_identities, provenance, segment, trial_id
+from fewbits.experiments.machine_kinds import discard_unlike
 from fewbits.experiments.setup import check, corpus_model
 from fewbits.experiments.storage import checkpoints, lease, run_folder
 from fewbits.experiments.storage.branches import Parent, find_parent
@@ -83,6 +85,7 @@ class Session:
     def begin(self) -> None:
         """Write the config and provenance, and remove what has to be computed again. Call it on rank 0."""
         self.folder.rewind(self.runtime.keep_steps)
+        discard_unlike(self.folder, environment(self.world.device))
         parent = self.parent and str(self.parent.folder.path)
         facts = {"data": describe(self.corpus), "parent": parent, "products": self.trial.recipe.execute}
         self.folder.begin(self.trial, provenance(self.identity, facts))

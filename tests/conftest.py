@@ -23,7 +23,6 @@ load_profile()
 
 STARTS_A_CLUSTER = (
     "sweeps/cluster/test_on_cluster.py",
-    "sweeps/cluster/test_capacity.py",
     "sweeps/cluster/test_several_nodes.py",
     "sweeps/running/test_ray.py",
     "infra/test_slurm.py",

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from fewbits.experiments.bench.measure import Ratio
 from fewbits.experiments.fingerprint.commits import unpack
 from fewbits.experiments.fingerprint.numerics import ROOT
-from fewbits.kernels.bench.measure import Ratio
 
 ROUNDS = 5
 

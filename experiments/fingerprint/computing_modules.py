@@ -127,6 +127,7 @@ NOT_COMPUTING = {
     "experiments.data.tokenizing": _DATA,
     "experiments.data.preparation.web": _DATA,
     "experiments.environment": "describes the machine, for the provenance",
+    "experiments.machine_kinds": "tells which machine computed a run; an unlike run starts again",
     "experiments.evaluation.by_document": _EXTRA,
     "experiments.evaluation.evaluate": _EXTRA,
     "experiments.evaluation.finished_run": _EXTRA,

@@ -6,10 +6,10 @@ continues if the terminal is closed or the connection is lost. Ctrl-C stops the 
 at checkpoints, and the same command resumes them. After a second Ctrl-C, this process does not wait for the trials.
 
 A request that fails is repeated, since a new cluster may answer the first ones with HTTP 500. This process chooses the
-job's name, so a repeated submit cannot start the job twice. To print the log, one request reads the whole log every
-second, or less often if that takes long; so no connection has to stay open.
+job's name, so a repeated submit cannot start the job twice.
 """
 
+import contextlib
 import logging
 import os
 import secrets
@@ -17,21 +17,18 @@ import shlex
 import signal
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from types import FrameType
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from fewbits.common.process import environment, handled
 from fewbits.common.redaction import redacted
 from fewbits.common.terminal import notice
 from fewbits.experiments.config_files import GROUPS, folders, is_path, is_search_path
 from fewbits.experiments.tracking.owner import user
-from fewbits.sweeps.cluster.environment import TRACKING, means_the_same_elsewhere, variables
+from fewbits.sweeps.cluster.access import TRACKING, is_dashboard, means_the_same_elsewhere, variables
 from fewbits.sweeps.cluster.shipment import pack
 from fewbits.sweeps.planning.overrides import runs_named
 
@@ -43,7 +40,6 @@ POLL = 1.0  # the least number of seconds between two requests
 SHARE = 10  # after a request that took t seconds, the next one follows SHARE * t seconds later
 STOP_WAIT = 600  # seconds that a stopped job has to write its checkpoints before Ray kills it
 INTERRUPTED = 130
-END = 10_000  # the number of characters at the end of a log that `_Log.end` keeps
 FEWBITS = ("python", "-m", "fewbits.cli")  # the command `fewbits` on the cluster
 
 
@@ -51,7 +47,7 @@ def submit(arguments: Sequence[str], address: str, named: Sequence[str] = ()) ->
     """Run `fewbits sweep ARGUMENTS --address auto` as a job, and return its exit status.
 
     address: the URL of the cluster's dashboard. named: names of environment variables that the job gets in addition to
-    the usual ones (environment.py).
+    the usual ones (access.py).
     """
     lasting_store(arguments)
     files, passed = _shipped_files(arguments)
@@ -62,11 +58,29 @@ def submit(arguments: Sequence[str], address: str, named: Sequence[str] = ()) ->
     return run_job([*FEWBITS, "sweep", "--address", "auto", *passed], address, [*files, *own], named)
 
 
+def submit_study(
+    overrides: Sequence[str], address: str, reports: str, options: Sequence[str] = (), named: Sequence[str] = ()
+) -> int:
+    """Submit a job that runs a study's trials and writes its report, and return the job's exit status.
+
+    reports: the folder for reports on the cluster; a relative path is relative to the folder that contains the store.
+    options: further options of `fewbits report --sweep`. address, named: as for `submit`.
+    """
+    out = lasting_store(overrides).parent / reports
+    command = [*FEWBITS, "report", *overrides, "--sweep", "--address", "auto", "--out", str(out), *options]
+    return run_job(command, address, named=named)
+
+
+def is_study(overrides: Sequence[str]) -> bool:
+    """Tell whether the overrides select a whole study, as `study=NAME` without `sweep=NAME` does."""
+    keys = [override.partition("=")[0] for override in overrides]
+    return "study" in keys and "sweep" not in keys
+
+
 def _shipped_files(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
     """Return the sweep and config files that the arguments name, and the arguments for the job.
 
-    In the job's arguments, the path of each of these files is replaced by its name, since the files are in the job's
-    working directory, and overrides of Hydra's search path are left out.
+    The job has these files in its working directory. Overrides of Hydra's search path are left out.
     """
     files, passed = list[Path](), list[str]()
     for argument in arguments:
@@ -80,64 +94,8 @@ def _shipped_files(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
     return files, passed
 
 
-def run_job(command: Sequence[str], address: str, files: Sequence[Path] = (), named: Sequence[str] = ()) -> int:
-    """Run a command as a job on the cluster, print its log, and return its exit status.
-
-    address: the URL of the dashboard. files: sweep files, other config files and config folders; the job's working
-    directory contains them and the sources of the running fewbits. named: names of environment variables that the job
-    gets in addition to the usual ones (environment.py).
-    """
-    return watch_job(command, address, files, named)[0]
-
-
-def watch_job(
-    command: Sequence[str], address: str, files: Sequence[Path] = (), named: Sequence[str] = ()
-) -> tuple[int, str]:
-    """Run a command as a job and print its log, as `run_job` does with the same arguments.
-
-    Return the job's exit status and the last END characters of its log.
-    """
-    environment = job_variables(os.environ, named)
-    client = _connect(address)
-    job = f"fewbits-{secrets.token_hex(4)}"
-    with _remembered_ctrl_c() as pressed:
-        log = _Log(client, job, pressed)
-        try:
-            _start(client, job, command, environment, files)
-            notice(
-                f"job {job} on {address}: Ctrl-C stops it at checkpoints; it continues if this terminal is closed "
-                f"(its log: ray job logs --follow {job} --address {address})"
-            )
-            return _exit_status(log.follow()), log.end
-        except KeyboardInterrupt:
-            pressed.clear()
-            _stop(log)
-            return INTERRUPTED, log.end
-
-
-@contextmanager
-def _remembered_ctrl_c() -> Iterator[threading.Event]:
-    """Yield an event that each Ctrl-C sets, in addition to raising KeyboardInterrupt.
-
-    The event shows a Ctrl-C whose KeyboardInterrupt was lost: Python drops an exception that is raised in a finalizer,
-    for example while the connections of a request are closed.
-    """
-    pressed = threading.Event()
-
-    def remember(number: int, frame: FrameType | None) -> None:
-        pressed.set()
-        signal.default_int_handler(number, frame)
-
-    with handled(remember, signal.SIGINT):
-        yield pressed
-
-
 def lasting_store(arguments: Sequence[str]) -> PurePosixPath:
-    """Return the store in the arguments' override `runtime.runs=STORE`, as a path on the cluster.
-
-    Raise ValueError if there is no such override or STORE is relative: in both cases, the store would be in the
-    job's working directory, which Ray removes when the job ends.
-    """
+    """Return the store in the override `runtime.runs=STORE`; raise ValueError if there is none or STORE is relative."""
     path = runs_named(arguments)
     if path is None or not PurePosixPath(path).is_absolute():
         problem = "no store is named" if path is None else f"the store {path!r} is relative"
@@ -148,13 +106,47 @@ def lasting_store(arguments: Sequence[str]) -> PurePosixPath:
     return PurePosixPath(path)
 
 
+def run_job(command: Sequence[str], address: str, files: Sequence[Path] = (), named: Sequence[str] = ()) -> int:
+    """Run a command as a job on the cluster, print its log, and return its exit status.
+
+    files: sweep files, other config files and config folders; the job's working directory contains them and the sources
+    of the running fewbits. address, named: as for `submit`.
+    """
+    sent = job_variables(os.environ, named)
+    client = _connect(address)
+    job = f"fewbits-{secrets.token_hex(4)}"
+    presses: list[int] = []
+
+    def press(number: int, frame: FrameType | None) -> None:
+        presses.append(number)  # the first Ctrl-C stops the job as soon as the present request is answered
+        if len(presses) > 1:
+            raise KeyboardInterrupt
+
+    log = _Log(client, job)
+    with handled(press, signal.SIGINT):
+        try:
+            _start(client, job, command, sent, files)
+            notice(
+                f"job {job} on {address}: Ctrl-C stops it at checkpoints; it continues if this terminal is closed "
+                f"(its log: ray job logs --follow {job} --address {address})"
+            )
+            if log.follow(presses):
+                return log.exit_status()
+            client.stop_job(job)
+            notice("asked the job to stop at checkpoints; the same command resumes it (Ctrl-C again: do not wait)")
+            log.follow()
+        except KeyboardInterrupt:
+            notice(f"not waiting for job {job}")
+        except (RuntimeError, OSError) as error:
+            notice(f"the request to stop job {job} failed: {_last_line(error)}")
+    return INTERRUPTED
+
+
 def job_variables(environment: Mapping[str, str], named: Sequence[str] = ()) -> dict[str, str]:
     """Return the environment variables of a job, by name.
 
-    They are: the variables that environment.py chooses from this machine's `environment`, including those whose names
-    are in `named`; the name of the user who submits the job, to whom the job's MLflow runs belong; and the settings
-    with which Ray stops the job in such a way that trials can write checkpoints. Raise ValueError if
-    MLFLOW_TRACKING_URI is relative, since it would then name another place on the cluster.
+    They are those that access.py chooses, the name of the user, and settings with which Ray stops the job in such a way
+    that trials can write checkpoints. Raise ValueError if MLFLOW_TRACKING_URI is relative.
     """
     tracking = environment.get(TRACKING)
     if tracking and not means_the_same_elsewhere(tracking):
@@ -162,8 +154,7 @@ def job_variables(environment: Mapping[str, str], named: Sequence[str] = ()) -> 
             f"MLFLOW_TRACKING_URI={redacted(tracking)} is relative, so it would name another place on the cluster: "
             "set it to a server (http://…) or an absolute path, or unset it"
         )
-    # By default Ray sends SIGTERM and, after three seconds, SIGKILL. A sweep needs longer: until its trials have ended
-    # their current steps and written checkpoints.
+    # By default Ray sends SIGTERM and, after three seconds, SIGKILL.
     graceful = {"RAY_JOB_STOP_SIGNAL": "SIGINT", "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT)}
     # On a cluster all jobs run as the same system user, but MLflow runs belong to the user who submits the job.
     return {"FEWBITS_USER": user(), **variables(environment, named), **graceful}
@@ -172,18 +163,16 @@ def job_variables(environment: Mapping[str, str], named: Sequence[str] = ()) -> 
 def token(environment: Mapping[str, str]) -> str | None:
     """Return the token for the cluster, or None if there is none or RAY_AUTH_MODE is `disabled`.
 
-    The token is the value of RAY_AUTH_TOKEN; without this variable, the content of the file that RAY_AUTH_TOKEN_PATH
-    names; without both, the content of ~/.ray/auth_token. Ray's own client reads these three places only if
-    RAY_AUTH_MODE=token, but a cluster that `ray start` starts requires a token as soon as one of the places has one.
+    Ray's own client reads RAY_AUTH_TOKEN, the file of RAY_AUTH_TOKEN_PATH, or ~/.ray/auth_token only if
+    RAY_AUTH_MODE=token, but a cluster that `ray start` starts requires a token as soon as one of them exists.
     """
     if environment.get("RAY_AUTH_MODE", "").lower() == "disabled":
         return None
     if value := environment.get("RAY_AUTH_TOKEN", "").strip():
         return value
     named = environment.get("RAY_AUTH_TOKEN_PATH")
-    file = Path(named) if named else Path.home() / ".ray" / "auth_token"
     try:
-        return file.read_text("utf-8").strip() or None
+        return Path(named or Path.home() / ".ray" / "auth_token").read_text("utf-8").strip() or None
     except OSError as error:
         if named:
             raise ValueError(
@@ -193,13 +182,12 @@ def token(environment: Mapping[str, str]) -> str | None:
 
 
 def _connect(address: str) -> "JobSubmissionClient":
-    if urlsplit(address).scheme not in ("http", "https"):
+    if not is_dashboard(address):
         raise ValueError(f"--address {address!r}: expected the URL of a Ray dashboard, as in http://head:8265")
     from ray.exceptions import AuthenticationError
     from ray.job_submission import JobSubmissionClient
 
-    for name in ("ray.dashboard.modules.job.sdk", "ray.dashboard.modules.dashboard_sdk"):
-        logging.getLogger(name).setLevel(logging.WARNING)  # otherwise each upload and each closed connection is logged
+    logging.getLogger("ray.dashboard").setLevel(logging.WARNING)  # otherwise it logs each upload and closed connection
     secret = token(os.environ)
     try:
         with environment({"RAY_API_SERVER_ADDRESS": address}):  # otherwise RAY_ADDRESS would override --address
@@ -217,117 +205,86 @@ def _connect(address: str) -> "JobSubmissionClient":
 
 
 def _start(
-    client: "JobSubmissionClient",
-    job: str,
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    files: Sequence[Path],
+    client: "JobSubmissionClient", job: str, command: Sequence[str], sent: Mapping[str, str], files: Sequence[Path]
 ) -> None:
+    """Submit the job; repeat a failed request for PATIENCE seconds, unless the cluster has the job already."""
     entrypoint = f"exec {shlex.join(command)}"  # exec: Ray's signals reach the command itself and not a shell
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder, "fewbits.zip")
         package.write_bytes(pack(beside=files))
-        runtime: dict[str, Any] = {"working_dir": str(package), "env_vars": dict(environment)}
+        runtime: dict[str, Any] = {"working_dir": str(package), "env_vars": dict(sent)}
         give_up = time.monotonic() + PATIENCE
         while True:
             try:
                 client.submit_job(entrypoint=entrypoint, submission_id=job, runtime_env=runtime)
                 return
             except (RuntimeError, OSError) as error:  # HTTP 500 while the head still starts, or a dropped connection
-                if _is_known(client, job):
+                with contextlib.suppress(RuntimeError, OSError):
+                    client.get_job_info(job)
                     return
                 if time.monotonic() > give_up:
                     raise ValueError(f"the cluster does not accept the job: {_last_line(error)}") from error
             time.sleep(POLL)
 
 
-def _is_known(client: "JobSubmissionClient", job: str) -> bool:
-    try:
-        client.get_job_info(job)
-    except (RuntimeError, OSError):
-        return False
-    return True
-
-
 class _Log:
     """The log of a job, which is printed on stdout as it grows."""
 
-    def __init__(self, client: "JobSubmissionClient", job: str, pressed: threading.Event) -> None:
-        self.client, self.job, self.pressed = client, job, pressed
-        self.shown = 0  # the number of characters printed so far
-        self.end = ""  # the last END of these characters
+    def __init__(self, client: "JobSubmissionClient", job: str) -> None:
+        self._client, self._job = client, job
+        self._shown = 0  # the number of characters printed so far
+        self._ended: JobDetails | None = None  # Ray's details of the job when it has ended; None: not known
 
-    def follow(self) -> "JobDetails | None":
-        """Print the log until the job has ended; return Ray's details of the ended job.
+    def follow(self, presses: Sequence[int] = ()) -> bool:
+        """Print the log until the job has ended or is out of reach; return False if the user has pressed Ctrl-C.
 
-        Return None if the cluster does not know the job any more, or was unreachable for PATIENCE seconds. Raise
-        KeyboardInterrupt if the user has pressed Ctrl-C.
+        Each request reads the whole log, so that no connection has to stay open.
         """
         answered = time.monotonic()
-        while True:
-            if self.pressed.is_set():
-                raise KeyboardInterrupt
+        while not presses:
             began = time.monotonic()
             try:
                 # The details are read before the log: if the job has ended by then, the log is complete.
-                details = self.client.get_job_info(self.job)
-                self._show(self.client.get_job_logs(self.job))
+                details = self._client.get_job_info(self._job)
+                log = self._client.get_job_logs(self._job)
+                sys.stdout.write(log[self._shown :])
+                sys.stdout.flush()
+                self._shown = len(log)
                 if details.status.is_terminal():
-                    return details
+                    self._ended = details
+                    return True
                 answered = time.monotonic()
             except (RuntimeError, OSError) as error:
                 if "status code 404" in str(error):
                     notice(
-                        f"the cluster does not know job {self.job} any more (was its head restarted?): run the same "
+                        f"the cluster does not know job {self._job} any more (was its head restarted?): run the same "
                         "command again, which resumes from the checkpoints"
                     )
-                    return None
+                    return True
                 if time.monotonic() - answered > PATIENCE:
                     notice(
                         f"the cluster has been unreachable for {PATIENCE:.0f} s; the job may still run there; run the "
                         f"same command again to continue its work: {_last_line(error)}"
                     )
-                    return None
+                    return True
             time.sleep(max(POLL, SHARE * (time.monotonic() - began)))
+        return False
 
-    def _show(self, log: str) -> None:
-        new = log[self.shown :]
-        sys.stdout.write(new)
-        sys.stdout.flush()
-        self.shown += len(new)
-        self.end = (self.end + new)[-END:]
-
-
-def _stop(log: _Log) -> None:
-    """Ask the job to stop, and print its log until it has stopped or the user presses Ctrl-C again."""
-    try:
-        log.client.stop_job(log.job)
-        notice("asked the job to stop at checkpoints; the same command resumes it (Ctrl-C again: do not wait for it)")
-        log.follow()
-    except (RuntimeError, OSError) as error:
-        notice(f"the request to stop job {log.job} failed: {_last_line(error)}")
-    except KeyboardInterrupt:
-        notice(f"not waiting for job {log.job}, which is stopping")
-
-
-def _exit_status(ended: "JobDetails | None") -> int:
-    """Return the exit status for a job: its command's status, 128 + N after signal N, 130 if the job was stopped.
-
-    ended: Ray's details of the ended job; None, if they are unknown, gives 1.
-    """
-    if ended is None:
-        return 1
-    if ended.status.value == "STOPPED":
-        notice("the job was stopped; the same command resumes it from its checkpoints")
-        return INTERRUPTED
-    if ended.driver_exit_code is None:
-        if ended.status.value != "SUCCEEDED":
-            notice(f"the job failed, and Ray reports no exit status of its command: {ended.message}")
-        return int(ended.status.value != "SUCCEEDED")
-    if ended.driver_exit_code < 0:
-        notice(f"the job's command was ended by signal {-ended.driver_exit_code}; the same command resumes it")
-        return 128 - ended.driver_exit_code
-    return ended.driver_exit_code
+    def exit_status(self) -> int:
+        """Return the status of the job's command: 128 + N after signal N, 130 if it was stopped, 1 if it is unknown."""
+        if self._ended is None:
+            return 1
+        status, code = self._ended.status.value, self._ended.driver_exit_code
+        if status == "STOPPED":
+            notice("the job was stopped; the same command resumes it from its checkpoints")
+            return INTERRUPTED
+        if code is None:
+            if status != "SUCCEEDED":
+                notice(f"the job failed, and Ray reports no exit status of its command: {self._ended.message}")
+            return int(status != "SUCCEEDED")
+        if code < 0:
+            notice(f"the job's command was ended by signal {-code}; the same command resumes it")
+        return 128 - code if code < 0 else code
 
 
 def _last_line(error: Exception) -> str:

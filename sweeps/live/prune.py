@@ -13,7 +13,6 @@ from fewbits.common.tables import print_table
 KINDS = {
     "leftovers": "unfinished files of processes that were killed",
     "checkpoints": "of trials that have ended: all but the last checkpoint and those from which branches start",
-    "replaced": "old run folders that `fewbits sweep --like` has moved to replaced/",
     "stale": "whole runs that another version of the code computed, and that no stored plan and no other run needs",
 }
 NAMED_ONLY = ("stale",)  # kinds that are listed only if the command names them, since their removal loses results
@@ -36,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
     options = parser.parse_intermixed_args(argv)
 
-    from fewbits.sweeps.live.disk_space import free_bytes, size
+    from fewbits.common.file_systems import free_bytes, size
     from fewbits.sweeps.live.removable import removable, remove
 
     for kind in options.kinds:

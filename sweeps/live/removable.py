@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fewbits.common.atomic import remove_folder
+from fewbits.common.file_systems import bytes_below
 from fewbits.common.terminal import notice
 from fewbits.experiments.identity import computed_by_installed_sources
 from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.lease import Held, leased
 from fewbits.experiments.storage.run_folder import RunFolder, opened
-from fewbits.sweeps.live.disk_space import bytes_below
-from fewbits.sweeps.planning.replacing import FOLDER as REPLACED
 from fewbits.sweeps.planning.stored_plans import UnusablePlan, stored_plans
 from fewbits.sweeps.running import store
 
@@ -56,7 +55,6 @@ def removable(runs: Path) -> Iterator[Item]:
     for file in sorted(runs.glob(".*.partial")):
         if time.time() - file.stat().st_mtime > OLD:
             yield Item("leftovers", file)
-    yield from (Item("replaced", folder) for folder in sorted((runs / REPLACED).glob("*")))
 
 
 def _started(runs: Path) -> Iterator[RunFolder]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from fewbits.sweeps.cluster.capacity import Demand
+from fewbits.sweeps.planning.plan import Planned
 from fewbits.sweeps.planning.sweep import Resources
-from fewbits.sweeps.running.machine_kinds import Machine
 
 if TYPE_CHECKING:  # not imported at run time, so that a sweep with nothing left to train need not import training code
     from fewbits.sweeps.running.worker import Job, Outcome
@@ -26,26 +25,14 @@ class Ended:
 class Backend(Protocol):
     """The interface of a backend, which runs the worker processes of trials on this machine or on a cluster."""
 
-    @property
-    def alone(self) -> bool:
-        """True if trials run on this machine only, so that no machine of another kind can join later."""
+    def require(self, trials: Sequence[Planned]) -> None:
+        """Raise ValueError if a trial requests more than this machine has and no other machine can run it."""
 
-    def require(self, demands: Sequence[Demand], log: Callable[[str], None]) -> None:
-        """Raise ValueError if the backend can never provide the resources that one of the trials requests.
+    def room(self, resources: Resources) -> bool:
+        """Tell whether one more trial with these resources may start now."""
 
-        The driver's caller calls it before the first `start`. On a cluster that nodes are still joining, the call may
-        take a minute, and it logs a line that says so. demands: what each trial that has to run requests. log: called
-        with each line of text to show.
-        """
-
-    def machines(self) -> Sequence[Machine]:
-        """Return the machines that trials can run on now and whose kind of processor or GPU is known."""
-
-    def room(self, resources: Resources, like: str | None = None) -> bool:
-        """Tell whether one more trial with these resources may start now on a machine of kind `like` (None: any)."""
-
-    def start(self, job: Job, resources: Resources, like: str | None = None) -> None:
-        """Start a job's trial on a machine of the kind `like` (None: any kind), and return without waiting for it."""
+    def start(self, job: Job, resources: Resources) -> None:
+        """Start a job's trial as soon as its resources are free, and return without waiting for it."""
 
     def wait(self, seconds: float) -> list[Ended]:
         """Wait until a trial ends, at most `seconds`; return the trials that have ended since the last call."""
@@ -55,3 +42,36 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """End all processes that this backend has started, and no others."""
+
+
+def bundle(resources: Resources) -> dict[str, float]:
+    """Return the CPU, GPU and memory (in bytes) that one rank needs, by Ray's names; amounts of 0 are left out."""
+    wanted = {"CPU": resources.cpus or 0.0, "GPU": resources.gpus, "memory": resources.memory * 2**30}
+    return {name: amount for name, amount in wanted.items() if amount}
+
+
+def bundles_that_fit(machine: Mapping[str, float], wanted: Mapping[str, float]) -> float:
+    """Return how many copies of a bundle fit on a machine while nothing else runs there; infinity for an empty bundle.
+
+    machine: the machine's resources. wanted: the resources of one bundle. Both are amounts by Ray's names.
+    """
+    return min(((machine.get(name, 0.0) + 1e-9) // amount for name, amount in wanted.items()), default=float("inf"))
+
+
+def require_here(trial: str, resources: Resources, machine: Mapping[str, float]) -> None:
+    """Raise ValueError if a trial requests more than this machine has.
+
+    trial: the name of its run folder. machine: the machine's resources, by Ray's names.
+    """
+    if bundles_that_fit(machine, bundle(resources)) < resources.ranks:
+        raise ValueError(
+            f"trial {trial} asks for {resources.ranks} × ({amounts(bundle(resources))}), but this machine has "
+            f"{amounts(machine)}: lower `resources` (ranks × what each rank needs), or use --address with a cluster"
+        )
+
+
+def amounts(resources: Mapping[str, float]) -> str:
+    """Return resources as text, for example `1 GPU, 16 CPUs`. resources: amounts by Ray's names."""
+    parts = [f"{count:g} {name}{'s' * (count != 1)}" for name in ("GPU", "CPU") if (count := resources.get(name, 0.0))]
+    memory = resources.get("memory", 0.0)
+    return ", ".join([*parts, *([f"{memory / 2**30:.4g} GiB"] if memory else [])]) or "no resources"

@@ -2,6 +2,7 @@
 
 All state that must survive is in the run folders: if the driver is killed, the next driver continues from there. Two
 drivers may run trials of the same store, since the lease in a run folder gives one worker at a time the right to train.
+If a trial fails and the disk has no room for a checkpoint, the driver stops: the same command resumes all trials.
 """
 
 from __future__ import annotations
@@ -9,22 +10,21 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from fewbits.common.file_systems import free_bytes
 from fewbits.experiments.storage.evaluations import missing_tasks
-from fewbits.sweeps.planning.cost import work_of
+from fewbits.sweeps.planning.cost import checkpoint_bytes, work_of
 from fewbits.sweeps.planning.plan import Plan, Planned
 from fewbits.sweeps.running import store
 from fewbits.sweeps.running.backend import Backend, Ended
-from fewbits.sweeps.running.placement import Placement
 from fewbits.sweeps.running.store import OVER, Failure
 from fewbits.sweeps.running.trial_status import lacks_checkpoint
 
 if TYPE_CHECKING:
-    from fewbits.sweeps.live.disk_space import DiskSpace
     from fewbits.sweeps.running.worker import Job
 
 TURN = 0.5  # seconds between turns of the driver's loop while no trial ends
@@ -53,9 +53,7 @@ class Task:
     began: float = 0.0  # when the current attempt began, by time.monotonic()
     rests_until: float = 0.0  # the time before which the driver does not start the trial, by time.monotonic()
     late: bool = False  # killed because it exceeded `resources.hours`
-    paused: bool = False  # asked to stop because the disk is almost full
     speed: float | None = None  # tokens per second, known when the trial is over
-    like: str | None = None  # the kind of machine on which it was started; None: any kind
 
     @property
     def ended(self) -> bool:
@@ -69,9 +67,8 @@ class Driver:
     plan: Plan
     backend: Backend
     on_turn: Callable[[Driver], None] = lambda driver: None  # called in every turn of the loop, to show the progress
-    placement: Placement | None = None  # chooses each trial's kind of machine; None: any kind
-    space: DiskSpace | None = None  # checks that the disk has room for checkpoints; None: not checked
     stopping: bool = False  # no further trial is started
+    disk_full: bool = False  # the driver stops because the disk has no room for a checkpoint
     tasks: dict[str, Task] = field(default_factory=dict)  # by trial id
 
     def __post_init__(self) -> None:
@@ -90,17 +87,13 @@ class Driver:
             for ended in self.backend.wait(TURN):
                 self._handle_end(ended)
             self._kill_late_tasks()
-            self._pause_if_disk_is_low()
             self.on_turn(self)
             if self.stopping and self._stop_tasks():
                 return
         self.on_turn(self)
 
     def stop(self) -> None:
-        """Make `run` stop all running trials at a checkpoint.
-
-        `run` then returns when they have ended, at the latest PATIENCE seconds after this call.
-        """
+        """Make `run` stop all running trials at a checkpoint, and return at the latest PATIENCE seconds after this."""
         self.stopping = True
         self._stop_by = time.monotonic() + PATIENCE
 
@@ -111,47 +104,21 @@ class Driver:
     # -------------------------------------------------------------------------------------------- turns
 
     def _start_ready(self) -> None:
-        """Start ready trials as long as the backend has free resources, those with the largest `_urgency` first.
-
-        The urgency of a trial is its FLOPs plus those of the costliest chain of branches that starts from it.
-        """
+        """Start ready trials as long as the backend has free resources, those with the largest `_urgency` first."""
         now = time.monotonic()
-        full: set[str | None] = set()  # kinds of machines without free resources
-        self._take_back_lost_tasks()
         ready = [task for task in self.of(Stage.WAITING) if now >= task.rests_until and self._ready(task)]
         for task in sorted(ready, key=lambda task: self._urgency[task.planned.id], reverse=True):
             planned = task.planned
-            like = self.placement.kind_for(planned) if self.placement else None
-            if like in full or (self.placement and self.placement.waits(like, planned.resources)):
-                continue
-            if not self.backend.room(planned.resources, like):
-                full.add(like)
-                continue
+            if not self.backend.room(planned.resources):
+                return
             if store.holder(planned.folder):  # a worker of another driver has the trial
                 continue
             if finished(planned):
                 task.stage = Stage.OVER
                 continue
-            if self.space and not self.space.admits(planned, [other.planned for other in self.of(Stage.STARTED)]):
-                continue
-            task.stage, task.began, task.late, task.like = Stage.STARTED, time.monotonic(), False, like
+            task.stage, task.began, task.late = Stage.STARTED, time.monotonic(), False
             task.reached = store.reached(planned.folder)
-            self.backend.start(job(planned), planned.resources, like)
-
-    def _take_back_lost_tasks(self) -> None:
-        """Cancel started trials that no worker trains yet, if no machine of their kind can run them any more.
-
-        `Placement.is_lost` tells this, and first allows some time for such a machine to join. REST seconds later, the
-        cancelled trials are ready to start again, and the placement may choose another kind for them.
-        """
-        if self.placement is None:
-            return
-        self.placement.refresh()
-        for task in self.of(Stage.STARTED):
-            lost = self.placement.is_lost(task.like, task.planned.resources)
-            if lost and not store.holder(task.planned.folder):
-                self.backend.kill(task.planned.id)
-                task.stage, task.rests_until = Stage.WAITING, time.monotonic() + REST
+            self.backend.start(job(planned), planned.resources)
 
     def _ready(self, task: Task) -> bool:
         if task.planned.parent is None:
@@ -169,8 +136,7 @@ class Driver:
     def _run_again(self, task: Task) -> None:
         """Queue a finished trial to run again, because a checkpoint from which one of its branches starts is missing.
 
-        Someone removed the checkpoint, or a network file system does not show it on this machine yet. After
-        `resources.attempts` attempts, the trial counts as failed.
+        After `resources.attempts` attempts, the trial counts as failed.
         """
         task.attempts += 1
         if task.attempts < task.planned.resources.attempts:
@@ -188,25 +154,31 @@ class Driver:
             return
         folder = task.planned.folder
         # A worker removes the stop file when it ends, but this driver may have written it just after that.
-        if self.stopping or task.paused:
+        if self.stopping:
             with contextlib.suppress(OSError):
                 (folder.path / store.STOP).unlink(missing_ok=True)
         if outcome is not None and outcome.kind == "over":
             task.stage, task.failure, task.speed = Stage.OVER, None, outcome.speed
             return
         if outcome is not None and outcome.kind in ("busy", "stopped"):
-            by_user = outcome.kind == "stopped" and not (self.stopping or task.paused)
-            task.stage, task.paused = Stage.STOPPED if by_user else Stage.WAITING, False
+            task.stage = Stage.STOPPED if outcome.kind == "stopped" and not self.stopping else Stage.WAITING
             task.rests_until = time.monotonic() + REST if outcome.kind == "busy" else 0.0
             return
-        if outcome is None and self.stopping:  # no failure: a shutdown, for example, ends both driver and worker
+        wrong_input = outcome is not None and outcome.wrong_input
+        if not wrong_input and not task.late and self._disk_is_full(task.planned):
+            self.disk_full = True
+            with contextlib.suppress(OSError):  # the trial itself has not failed
+                (folder.path / store.FAILURE).unlink(missing_ok=True)
+            if not self.stopping:
+                self.stop()
+        # While the driver stops, a worker without an outcome has not failed: a shutdown, for example, ends both.
+        if self.disk_full or (outcome is None and self.stopping):
             task.stage = Stage.WAITING
             return
         reached = store.reached(folder)
         reason = ended.why if outcome is None else outcome.reason
         if task.late:
             reason = f"it exceeded its time limit of {task.planned.resources.hours:g} hours"
-        wrong_input = outcome is not None and outcome.wrong_input
         failure = Failure(reason, wrong_input, reached, store.last_lines(folder))
         if store.failure(folder) != failure:  # the worker died or could not write failure.json, so write it here
             with contextlib.suppress(OSError):
@@ -214,6 +186,10 @@ class Driver:
         task.attempts = 1 if reached > task.reached else task.attempts + 1
         again = not failure.wrong_input and not task.late and task.attempts < task.planned.resources.attempts
         task.stage, task.failure = (Stage.WAITING if again else Stage.FAILED), failure
+
+    def _disk_is_full(self, planned: Planned) -> bool:
+        """Tell whether the disk has no room for one checkpoint of a trial that has just failed."""
+        return free_bytes(self.plan.store) < checkpoint_bytes(planned.trial)
 
     def _kill_late_tasks(self) -> None:
         """Kill the trials that have exceeded `resources.hours` in their present attempt.
@@ -230,22 +206,10 @@ class Driver:
                 task.late = True
                 self.backend.kill(task.planned.id)
 
-    def _pause_if_disk_is_low(self) -> None:
-        """Ask all running trials to stop if the disk is almost full, while there is still room for their checkpoints.
-
-        When a trial has stopped, it is ready to start again, and resumes when the disk has room again.
-        """
-        if self.space and self.space.is_low([task.planned for task in self.of(Stage.STARTED)]):
-            for task in self.of(Stage.STARTED):
-                task.paused = True
-                if store.holder(task.planned.folder):
-                    with contextlib.suppress(OSError):
-                        (task.planned.folder.path / store.STOP).touch()
-
     def _stop_tasks(self) -> bool:
-        """Ask running trials to end at a checkpoint, and cancel started trials that no worker trains yet.
+        """Ask running trials to end at a checkpoint, and cancel those that no worker trains yet; True: none runs more.
 
-        Return True if no trial runs any more, or if PATIENCE seconds have passed since the call of `stop`.
+        PATIENCE seconds after the call of `stop`, the result is True, too.
         """
         for task in self.of(Stage.STARTED):
             if store.holder(task.planned.folder):
@@ -258,10 +222,7 @@ class Driver:
 
 
 def _urgency(plan: Plan) -> dict[str, float]:
-    """Return, by trial id, the trial's FLOPs plus those of the costliest chain of branches that starts from it.
-
-    Trials with the largest values are started first, so that no long chain is left for the end of the sweep.
-    """
+    """Return, by trial id, the trial's FLOPs plus those of the costliest chain of branches that starts from it."""
     below = dict.fromkeys(plan.trials, 0.0)
     urgency = {}
     for key, planned in reversed(plan.trials.items()):  # branches first, since a plan lists parents before them
@@ -288,16 +249,16 @@ def finished(planned: Planned) -> bool:
     return _has_result(planned) and planned.folder.has(planned.keep)
 
 
-def unfinished(plan: Plan, again: Collection[str] = ()) -> set[str]:
+def unfinished(plan: Plan) -> set[str]:
     """Return the ids of the trials that have to run.
 
     A finished trial with a missing checkpoint has to run again only if a trial that has to run starts from this
-    checkpoint. again: ids of trials that have to run although they have a result.
+    checkpoint.
     """
     needed: dict[str, set[int]] = defaultdict(set)
     missing = set()
     for key, planned in reversed(plan.trials.items()):  # branches first, so that their parents find `needed` complete
-        if key in again or not _has_result(planned) or not planned.folder.has(needed[key]):
+        if not _has_result(planned) or not planned.folder.has(needed[key]):
             missing.add(key)
             if planned.parent is not None and planned.trial.branch.step is not None:
                 needed[planned.parent].add(planned.trial.branch.step)

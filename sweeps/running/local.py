@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
@@ -22,10 +22,9 @@ from multiprocessing.context import ForkServerProcess
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from fewbits.sweeps.cluster.capacity import Demand
+from fewbits.sweeps.planning.plan import Planned
 from fewbits.sweeps.planning.sweep import Resources
-from fewbits.sweeps.running.backend import Ended
-from fewbits.sweeps.running.machine_kinds import Machine, this_machine
+from fewbits.sweeps.running.backend import Ended, require_here
 from fewbits.sweeps.running.worker import Job, Outcome, work
 
 _PR_SET_PDEATHSIG = 1
@@ -45,8 +44,6 @@ class _Running:
 class Local:
     """The backend that runs trials in processes of this machine."""
 
-    alone = True
-
     def __init__(self, parallel: int | None = None) -> None:
         """Start no process yet. parallel: the largest number of trials at a time; None: as many as the cores allow."""
         self._parallel, self._cpus = parallel, len(os.sched_getaffinity(0))
@@ -56,32 +53,22 @@ class Local:
         # A pipe: workers have one end, and only this process has the other. When this process ends, its end closes,
         # which tells the workers (`_die_with_driver`).
         self._lifeline, self._our_end = self._context.Pipe(duplex=False)
-        self._machine: Machine | None = None
 
-    def require(self, demands: Sequence[Demand], log: Callable[[str], None]) -> None:
-        cores, gpus = len(os.sched_getaffinity(0)), torch.cuda.device_count()
-        for demand in demands:
-            wanted = demand.resources
-            if _gpus(wanted) > gpus or _cpus(wanted) > max(cores, wanted.ranks):
-                raise ValueError(
-                    f"{demand.trial} asks for {wanted.ranks} × ({wanted.cpus:g} cpus, {wanted.gpus:g} gpus), but this "
-                    f"machine has {cores} cpus and {gpus} gpus: lower `resources` (ranks × what each rank needs), or "
-                    "use --address with a cluster"
-                )
+    def require(self, trials: Sequence[Planned]) -> None:
+        memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        for planned in trials:
+            wanted = replace(planned.resources, gpus=math.ceil(planned.resources.gpus or 0))
+            cpus = float(max(self._cpus, wanted.ranks))  # ranks may share cores, slowly
+            machine = {"CPU": cpus, "GPU": float(len(self._gpus)), "memory": memory}
+            require_here(planned.folder.path.name, wanted, machine)
 
-    def machines(self) -> Sequence[Machine]:
-        """Return a list of this machine alone, with the CPUs and GPUs that trials may use."""
-        if self._machine is None:
-            self._machine = this_machine()
-        return [self._machine]
-
-    def room(self, resources: Resources, like: str | None = None) -> bool:
+    def room(self, resources: Resources) -> bool:
         if _gpus(resources) > len(self._gpus) or len(self._running) == self._parallel:
             return False
         used = sum(running.cpus for running in self._running.values())
         return not self._running or used + _cpus(resources) <= self._cpus
 
-    def start(self, job: Job, resources: Resources, like: str | None = None) -> None:
+    def start(self, job: Job, resources: Resources) -> None:
         of_ranks = ["torch.distributed.fsdp"] if resources.ranks > 1 else []  # slow to import, so only if it is needed
         # The modules that the fork server imports; this has no effect after the first process has started.
         self._context.set_forkserver_preload(["fewbits.sweeps.running.preload", *of_ranks])
@@ -98,10 +85,7 @@ class Local:
         self._running[job.id] = _Running(processes, ours, _cpus(resources), gpus, served)
 
     def _fork(self, job: Job, answer: Connection | None) -> ForkServerProcess:
-        """Start a worker process, and try again if the fork server is gone.
-
-        The operating system may have killed the fork server for lack of memory. Then this attempt fails, and on the
-        next one multiprocessing starts a new fork server.
+        """Start a worker process; try again if the fork server was killed: multiprocessing then starts a new one.
 
         answer: the end of a pipe through which the worker sends its outcome; None: it sends none (all ranks but 0).
         """
@@ -162,11 +146,7 @@ def _child(job: Job, answer: Connection | None, lifeline: Connection) -> None:
 
 
 def _die_with_parent() -> None:
-    """Make the operating system kill this worker when the fork server ends (only on Linux).
-
-    The driver learns from the fork server that a worker has ended. If the fork server itself ends, the driver assumes
-    that all workers have ended; so none of them may continue.
-    """
+    """Make Linux kill this worker when the fork server ends: the driver then assumes that all workers have ended."""
     server = os.getppid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -175,10 +155,7 @@ def _die_with_parent() -> None:
 
 
 def _die_with_driver(lifeline: Connection) -> None:
-    """Kill this process when the driver has ended.
-
-    Otherwise the trials of a killed driver would continue, and the next driver would wait for them. The fork server
-    would not end either, since every worker has the pipe that keeps the fork server alive.
+    """Kill this process when the driver has ended; otherwise the next driver would wait for the trials.
 
     lifeline: a pipe whose other end is open only in the driver.
     """
@@ -191,7 +168,7 @@ def meeting_place() -> TCPStore:
     """Return a TCP store, served by this process, through which the ranks of one trial find each other.
 
     It is open as long as a reference to it exists. Rank 0 does not serve it, since another program might take the port
-    after it was chosen and before rank 0 opens it; torchrun's agent serves the store for the same reason.
+    before rank 0 opens it.
     """
     return TCPStore(_HERE, 0, is_master=True, wait_for_workers=False)
 

@@ -9,28 +9,25 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
 from fewbits.common.arguments import warn_in_lines
+from fewbits.common.file_systems import free_bytes, size
 from fewbits.common.process import handled
 from fewbits.common.terminal import notice
 from fewbits.common.wording import plural
 from fewbits.experiments.tracking.decisions import add_decisions
 from fewbits.kernels.quantizer import Mixture
-from fewbits.sweeps.cluster.capacity import Demand
-from fewbits.sweeps.cluster.environment import worker_variables
-from fewbits.sweeps.live.disk_space import DiskSpace, estimate
-from fewbits.sweeps.planning.cost import Speeds
+from fewbits.sweeps.cluster.access import worker_variables
+from fewbits.sweeps.planning.cost import Speeds, disk
 from fewbits.sweeps.planning.plan import Plan, Planned
-from fewbits.sweeps.planning.replacing import find_unlike, move_aside, reasons_to_rerun, require_kind
 from fewbits.sweeps.planning.stored_plans import save_plan
 from fewbits.sweeps.running import store
 from fewbits.sweeps.running.backend import Backend
 from fewbits.sweeps.running.driver import Driver, Stage, Task, unfinished
-from fewbits.sweeps.running.placement import Placement
 from fewbits.sweeps.running.progress import Display
 from fewbits.sweeps.running.store import OVER, State
 from fewbits.sweeps.running.trial_status import TrialStatus, counted, half_done, trial_statuses
@@ -45,50 +42,39 @@ ENDED = (*OVER, State.FAILED, State.BLOCKED)  # states of trials that no longer 
 STOPPED = 130  # the exit status if Ctrl-C or SIGTERM stopped the sweep
 
 
-def run_sweep(
-    plan: Plan,
-    backend: str = "ray",
-    address: str | None = None,
-    parallel: int | None = None,
-    variables: Sequence[str] = (),
-    like: str | None = None,
-    *,
-    overrides: Sequence[str] = (),
-) -> int:
-    """Store the plan, run those of its trials that are not finished, print a summary, and return the exit status.
-
-    backend: `ray` or `local`. address: a Ray cluster's address; None: start Ray on this machine. parallel: the largest
-    number of trials at a time; None: as many as fit. variables: names of environment variables that a cluster's workers
-    get in addition to the usual ones (environment.py). like: the kind of machine for all trials; trials that another
-    kind computed run again. overrides: the command's overrides, by which `load_plan` finds the stored plan.
-    """
-    store_plan(plan, overrides)
-    mirror = Mirror(plan)
-    driver = run_trials(plan, Where(backend, address, parallel, tuple(variables), like), mirror)
-    return conclude(plan, [driver] if driver else [], mirror)
-
-
 @dataclass(frozen=True)
 class Where:
-    """The options that choose the backend and the machines for trials: parameters of `run_sweep` with these names."""
+    """The options that choose the backend for trials."""
 
     backend: str = "ray"  # or `local`
-    address: str | None = None  # of a Ray cluster
-    parallel: int | None = None  # the largest number of trials at a time
-    variables: tuple[str, ...] = ()  # names of further environment variables for a cluster's workers
-    like: str | None = None  # the kind of machine for all trials
+    address: str | None = None  # of a Ray cluster; None: start Ray on this machine
+    parallel: int | None = None  # the largest number of trials at a time; None: as many as fit
+    variables: Sequence[str] = ()  # names of further environment variables for a cluster's workers (access.py)
 
     def open(self) -> Backend:
         """Start the backend and return it; the caller has to close it."""
-        return make_backend(self.backend, self.address, self.parallel, self.variables)
+        if self.backend == "local":
+            from fewbits.sweeps.running.local import Local
+
+            return Local(self.parallel)
+        from fewbits.sweeps.running.on_ray import OnRay
+
+        return OnRay(self.address, self.parallel, worker_variables(os.environ, self.variables))
+
+
+def run_sweep(plan: Plan, where: Where, overrides: Sequence[str] = ()) -> int:
+    """Store the plan, run those of its trials that are not finished, print a summary, and return the exit status.
+
+    overrides: the command's overrides, by which `load_plan` finds the stored plan.
+    """
+    store_plan(plan, overrides)
+    mirror = Mirror(plan)
+    driver = run_trials(plan, where, mirror)
+    return conclude(plan, [driver] if driver else [], mirror)
 
 
 def store_plan(plan: Plan, overrides: Sequence[str]) -> None:
-    """Store the plan, so that `load_plan` finds it by these overrides; raise ValueError if it cannot be written.
-
-    It is called before the plan's trials start. overrides: those of the command `fewbits sweep`; for a multirun, the
-    multirun's name as the only element.
-    """
+    """Store the plan, so that `load_plan` finds it by these overrides; raise ValueError if it cannot be written."""
     try:
         save_plan(plan, overrides)
     except OSError as error:
@@ -98,26 +84,26 @@ def store_plan(plan: Plan, overrides: Sequence[str]) -> None:
 def run_trials(plan: Plan, where: Where, mirror: Mirror, opened: Callable[[], Backend] | None = None) -> Driver | None:
     """Run the trials of a plan that have to run, and return the driver when they have ended; None if none has to run.
 
-    Warnings that are raised while the trials run are printed as lines of the progress display.
-
-    where: the options of the backend, and the kind of machine. mirror: the plan's copy in MLflow, which is updated
-    while the trials run. opened: a function that returns a backend that is open already, which `run_trials` uses and
-    does not close; None: start a backend with the options `where`, and close it at the end.
+    Warnings that are raised meanwhile are printed as lines of the progress display. opened: returns a backend that is
+    open already, and that is not closed; None: start a backend, and close it at the end.
     """
-    again = find_unlike(plan, where.like, where.address) if where.like else {}
-    if not (missing := _trials_to_run(plan, again)):
+    if not (missing := _trials_to_run(plan)):
         return None
     speeds = Speeds(plan.store)
     display = Display(speeds)
     with warnings.catch_warnings():
         warnings.showwarning = display.warn  # type: ignore[assignment]  # its type names only the first argument
         start = "; starting Ray" if where.backend == "ray" and opened is None else ""
-        space = estimate(missing, plan.store)
+        need, free = disk(missing), free_bytes(plan.store)
+        space = f"{size(need)} of checkpoints, {size(free)} free on the disk" + (": too little" * (need > free))
         display.print_line(f"{len(missing)} of {plural(len(plan.trials), 'trial')} to run: {space}{start}")
         began = time.monotonic()
         with contextlib.closing(display), contextlib.ExitStack() as closing:
             chosen = opened() if opened else closing.enter_context(contextlib.closing(where.open()))
-            driver = _run(plan, chosen, where.like, display, mirror)
+            chosen.require(missing)
+            driver = Driver(plan, chosen, display)
+            with _interruptible(driver), _mirrored(mirror):
+                driver.run()
         with contextlib.suppress(OSError):  # on a full disk, the speeds are not stored, and later estimates lack them
             for task in driver.tasks.values():
                 if task.speed is not None:
@@ -146,35 +132,13 @@ def conclude(plan: Plan, drivers: Sequence[Driver], mirror: Mirror) -> int:
     return status
 
 
-def _run(plan: Plan, backend: Backend, like: str | None, display: Display, mirror: Mirror) -> Driver:
-    """Use an open backend to run those trials of a plan that have to run; return the driver when they have ended.
+def _trials_to_run(plan: Plan) -> list[Planned]:
+    """Return the unfinished trials that are not blocked for good (see `TrialStatus.blocked_permanently`).
 
-    like: the kind of machine for all trials, or None. If it is given, first move the run folders of trials that have to
-    run again on this kind (see `reasons_to_rerun`) to the store's folder `replaced/`.
+    A finished trial also has to run if it lacks a checkpoint from which a branch that has to run starts.
     """
-    if like:
-        again = reasons_to_rerun(plan, like, require_kind(plan, like, backend.machines()))
-        if moved := move_aside(plan, again):
-            display.print_line(f"{len(moved)} run folders from other kinds of machines were moved to {moved[0].parent}")
-    demands = [Demand(trial.folder.path.name, trial.resources) for trial in _trials_to_run(plan)]
-    backend.require(demands, display.print_line)
-    placement = Placement(plan, backend, like, display.print_line)
-    driver = Driver(plan, backend, display, placement, DiskSpace(plan.store, display.print_line))
-    with _interruptible(driver), _mirrored(mirror):
-        driver.run()
-    return driver
-
-
-def _trials_to_run(plan: Plan, again: Collection[str] = ()) -> list[Planned]:
-    """Return the trials that have to run: the unfinished ones, and those in `again`.
-
-    A finished trial also has to run if it lacks a checkpoint from which a branch that has to run starts. Trials that
-    are blocked for good (see `TrialStatus.blocked_permanently`) are left out, unless they are in `again`.
-
-    again: ids of trials that have to run again although they have a result.
-    """
-    stuck = {key for key, status in trial_statuses(plan).items() if status.blocked_permanently} - set(again)
-    missing = unfinished(plan, again) - stuck
+    stuck = {key for key, status in trial_statuses(plan).items() if status.blocked_permanently}
+    missing = unfinished(plan) - stuck
     return [trial for key, trial in plan.trials.items() if key in missing]
 
 
@@ -182,7 +146,7 @@ def _trials_to_run(plan: Plan, again: Collection[str] = ()) -> list[Planned]:
 def _mirrored(mirror: Mirror) -> Iterator[None]:
     """Update MLflow every SYNC seconds while the `with` block runs, in a thread, since MLflow may not answer at once.
 
-    When the block ends, wait up to SYNC_WAIT seconds for an update that still runs; if the block raises, do not wait.
+    If the block ends without an error, wait up to SYNC_WAIT seconds for an update that still runs.
     """
     ended = threading.Event()
 
@@ -201,28 +165,11 @@ def _mirrored(mirror: Mirror) -> Iterator[None]:
         ended.set()
 
 
-def make_backend(name: str, address: str | None, parallel: int | None, variables: Sequence[str] = ()) -> Backend:
-    """Start the backend `local` or `ray`, and return it; the caller has to close it.
-
-    address: a Ray cluster's address; None: start Ray on this machine. parallel: the largest number of trials at a time;
-    None: as many as the resources allow. variables: names of environment variables that a cluster's workers get in
-    addition to the usual ones (environment.py).
-    """
-    if name == "local":
-        from fewbits.sweeps.running.local import Local
-
-        return Local(parallel)
-    from fewbits.sweeps.cluster.on_ray import OnRay
-
-    return OnRay(address, parallel, worker_variables(os.environ, variables))
-
-
 @contextmanager
 def _interruptible(driver: Driver) -> Iterator[None]:
     """Call `driver.stop` on the first Ctrl-C or SIGTERM in the `with` block, and raise KeyboardInterrupt on the second.
 
-    After `driver.stop`, the trials end with a checkpoint. The block has to begin after the backend has started, because
-    Ray installs its own handler for SIGTERM when it starts, which would replace the handler of this function.
+    The block has to begin after the backend has started, because Ray then installs its own handler for SIGTERM.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -252,6 +199,12 @@ def _summary(plan: Plan, drivers: Sequence[Driver]) -> int:
             print(f"blocked: {path}: {status.why}", file=sys.stderr)
     for task in failed:
         print(_failure_lines(task), file=sys.stderr)
+    if any(driver.disk_full for driver in drivers):
+        notice(
+            f"stopped: the disk of {plan.store} is full ({size(free_bytes(plan.store))} free): make room (`fewbits "
+            f"prune` lists what can be removed), then {AGAIN} to resume"
+        )
+        return 1
     if any(driver.stopping for driver in drivers):
         notice(f"stopped; {AGAIN} to resume")
         return STOPPED

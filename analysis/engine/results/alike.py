@@ -13,7 +13,7 @@ from typing import Any
 
 from fewbits.common.wording import plural
 from fewbits.experiments.environment import COMPARED_KEYS
-from fewbits.sweeps.running.machine_kinds import UNKNOWN, Computed, alike, describe, is_mixed, kinds_of
+from fewbits.experiments.machine_kinds import UNKNOWN, Computed, alike, describe, is_mixed, kinds_of
 from fewbits.sweeps.running.store import OVER
 
 NAMES = {  # the plural names of the properties of an environment (COMPARED_KEYS), for messages
@@ -38,7 +38,7 @@ def why_not_compared(row: Row, names: tuple[str, str], other: Row, usual: str | 
     if row["id"] == other["id"] or alike(ours, theirs):
         return None
     ran = f"{names[0]} ran on {describe(ours, [theirs])}, {names[1]} on {describe(theirs, [ours])}"
-    return f"seed {row['seed']}: {ran}, so the two are not compared; {_remedy([ours, theirs], usual)}"
+    return f"seed {row['seed']}: {ran}, so the two are not compared; {_remedy(usual)}"
 
 
 def usual_kind(rows: Iterable[Row]) -> str | None:
@@ -68,17 +68,15 @@ def unlike_within_seeds(rows: Sequence[Row]) -> list[str]:
         total = sum(differing.values(), Counter[str]())
         each = ", ".join(f"{value} ({plural(total[value], 'trial')})" for value in sorted(total))
         within = f"{'seed' if len(differing) == 1 else 'seeds'} {', '.join(map(str, sorted(differing)))}"
-        unlike = [row["computed"] for row in finished.values() if row["seed"] in differing]
         lines.append(
             f"{len(total)} {NAMES[key]} within {within}: {each}; trials that differ in this are not compared; "
-            f"{_remedy(unlike, usual)}"
+            f"{_remedy(usual)}"
         )
     for row in finished.values():
         if is_mixed(row["computed"]):
             name = str(row["folder"]).rpartition("/")[2]
             lines.append(
-                f"{name} was computed on {describe(row['computed'])}, so nothing is compared with it; "
-                f"{_remedy([row['computed']], usual)}"
+                f"{name} was computed on {describe(row['computed'])}, so nothing is compared with it; {_remedy(usual)}"
             )
     return lines
 
@@ -93,16 +91,7 @@ def _values(computed: Computed, at: int) -> set[str]:
     return {str(part[at]) for part in computed}
 
 
-def _remedy(unlike: Sequence[Computed], usual: str | None) -> str:
-    """Return a text that tells the user how to run trials again so that their runs can be compared.
-
-    unlike: for each run, the environments in which it was computed. usual: the kind of machine that the text names. The
-    text contains `fewbits sweep --like KIND`, which runs trials again on this kind of machine, with the installed torch
-    and any backend. If the runs differ only in the backend, or in environment variables that change how sums are
-    rounded, the option --like does not help, and the text says instead to move the run folders away.
-    """
-    parts = [tuple(zip(COMPARED_KEYS, part, strict=True)) for computed in unlike for part in computed]
-    chosen = {tuple(fact for fact in part if fact[0] not in ("backend", "limits")) for part in parts}
-    if len(chosen) > 1 or not all(unlike):
-        return f"to run the deviating trials again: `fewbits sweep … --like {usual or 'KIND'}`"
-    return "to run the trials of one backend again: move their run folders away, then `fewbits sweep …`"
+def _remedy(usual: str | None) -> str:
+    """Return a text that tells how to run the deviating trials again. usual: the kind of machine that it names."""
+    machines = usual or "machines of one kind"
+    return f"to run the deviating trials again: move their run folders away, then `fewbits sweep …` on {machines}"

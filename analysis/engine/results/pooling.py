@@ -15,10 +15,10 @@ from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.pairing import Metric, Where, number
 from fewbits.analysis.engine.results.rows import Row, treatment
 from fewbits.analysis.engine.statistics.estimates import Pools, pooled_by_kind
+from fewbits.experiments.machine_kinds import is_mixed
 from fewbits.kernels.quantizer import Mixture
 from fewbits.models.recipe import EMULATE, Recipe, Slot
 from fewbits.sweeps.planning.plan import Member
-from fewbits.sweeps.running.machine_kinds import is_mixed
 
 COARSE = 8  # arms whose forward passes use formats of fewer bits than this have greater spreads: a kind of their own
 OUTLIERS = ("bad-arm", "e2m1")  # control arms that are worse on purpose; they are not pooled

@@ -34,16 +34,14 @@ def print_plan(
     parallel: int | None = None,
     backend: str = "ray",
     trials: bool = False,
-    rerun: Mapping[str, str] | None = None,
 ) -> None:
     """Print the trials with their states, the table of arms and the totals.
 
     If data are missing on this machine, print the arms' settings instead of the trials, and at the end the commands
     that prepare the data. parallel, backend: the values of `--parallel` and `--backend`, for the estimate of the time.
-    trials: also list the trials of a plan with more than FEW places. rerun: ids of trials that `--like` runs again,
-    each with the reason.
+    trials: also list the trials of a plan with more than FEW places.
     """
-    statuses, rerun, missing = trial_statuses(plan), rerun or {}, outline.missing_data(plan)
+    statuses, missing = trial_statuses(plan), outline.missing_data(plan)
     tokens, runs = outline.corpus_tokens(plan, missing), {} if missing else earlier_runs(plan)
     earlier = {
         member.id: runs[place_of(member)]
@@ -53,13 +51,12 @@ def print_plan(
     if missing:
         print_table(("sweep", "place", *outline.SETTINGS), outline.setting_rows(plan))
         print(f"\n{outline.LEGEND}\n" if any(sweep.assumed for sweep in plan.sweeps) else "")
-    elif trials or rerun or len(plan.members) <= FEW:
-        notes = {key: [f"runs again: {reason}"] for key, reason in rerun.items()}
-        notes |= {key: [stale_note(plan.trials[key], run)] for key, run in earlier.items()}
+    elif trials or len(plan.members) <= FEW:
+        notes = {key: [stale_note(plan.trials[key], run)] for key, run in earlier.items()}
         print_table([""] * 4, _trial_rows(plan, statuses, notes))
         print()
     print_table(arms.COLUMNS, arms.arm_rows(plan, tokens))
-    print("", *totals(plan, statuses, parallel, backend, rerun), sep="\n")
+    print("", *totals(plan, statuses, parallel, backend), sep="\n")
     if stale := sum(is_stale(plan.trials[key], run) for key, run in earlier.items()):
         message = "planned trials have results that another version of the code computed; these are not used"
         print(f"{stale} {message} (--trials lists them)")
@@ -112,20 +109,15 @@ def _describe_status(planned: Planned, status: TrialStatus, has_to_run: bool) ->
     return f"{state}, resumes from step {step}" if step and state is not store.State.RUNNING else str(state)
 
 
-def totals(
-    plan: Plan, statuses: Mapping[str, TrialStatus], parallel: int | None, backend: str, rerun: Mapping[str, str]
-) -> list[str]:
+def totals(plan: Plan, statuses: Mapping[str, TrialStatus], parallel: int | None, backend: str) -> list[str]:
     """Return lines with the number of trials in each state, and the time and disk space that the sweep still needs.
 
     statuses: the status of each trial, by id. parallel: the number of trials that run at a time; None: estimated from
-    this machine's CPUs. backend: `ray` or `local`; the time includes the start of the backend. rerun: ids of trials
-    that `--like` runs again, each with the reason.
+    this machine's CPUs. backend: `ray` or `local`; the time includes the start of the backend.
     """
-    has_to_run = unfinished(plan, rerun)
+    has_to_run = unfinished(plan)
     missing = [
-        trial
-        for key, trial in plan.trials.items()
-        if key in has_to_run and (key in rerun or not statuses[key].blocked_permanently)
+        trial for key, trial in plan.trials.items() if key in has_to_run and not statuses[key].blocked_permanently
     ]
     states = counted((status.state for status in statuses.values()), half_done(plan, statuses))
     lines = [f"{plural(len(plan.trials), 'trial')}: {states}"]
@@ -141,7 +133,7 @@ def totals(
         if seconds is None:
             lines.append("time unknown: no similar trial has run in this store yet")
             break
-        seconds *= 1.0 if planned.id in rerun else _part_left(planned)
+        seconds *= _part_left(planned)
         total += seconds
         until[planned.id] = seconds + until.get(planned.parent or "", 0.0)
     else:

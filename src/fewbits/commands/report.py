@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fewbits.commands.sweep import add_where, in_store, submit_report, sweep
 from fewbits.common.arguments import CommandParser, existing, warn_in_lines
-from fewbits.sweeps.cluster.address import is_dashboard
+from fewbits.sweeps.cluster.access import is_dashboard
 
 EXAMPLES = """\
 examples:
@@ -35,7 +35,12 @@ def main(argv: Sequence[str]) -> int:
         "overrides", nargs="*", metavar="OVERRIDE", help="selects the study and scale, as for `fewbits sweep`"
     )
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
-    parser.add_argument("--out", metavar="DIR", default="reports", help="the folder for reports (default: reports)")
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        default="reports",
+        help="the folder for reports (default: reports); of a job on a cluster, beside the store",
+    )
     parser.add_argument("--compare", nargs="+", metavar="SCALE", help="write one page that compares these scales")
     parser.add_argument(
         "--index", action="store_true", help="write one page with the verdicts of all reports in the folder --out"
@@ -51,10 +56,10 @@ def main(argv: Sequence[str]) -> int:
         parser.error("name a study (study=NAME), or use --index")
     if options.sweep and options.compare:
         parser.error("--sweep runs one scale, but --compare needs several: run `fewbits sweep` for each scale first")
-    if options.like and not options.sweep:
-        parser.error("--like needs --sweep, because without --sweep nothing is trained")
     runs = options.runs if options.sweep else existing(options.runs)
     overrides, reports = in_store(options.overrides, runs), Path(options.out).expanduser()
+    if options.sweep and is_dashboard(options.address):
+        return submit_report(overrides, options, options.out)
 
     from fewbits.analysis.report.files import check_place, write_report
     from fewbits.sweeps.planning.lookup import show_notes
@@ -62,8 +67,6 @@ def main(argv: Sequence[str]) -> int:
     warn_in_lines()
     if options.sweep:  # a report folder without write access must be an error before the training, not after it
         check_place(reports)
-    if options.sweep and is_dashboard(options.address):
-        return submit_report(overrides, options, reports)
     swept = sweep(overrides, options) if options.sweep else 0
     if swept > 1:
         return swept

@@ -135,10 +135,10 @@ def _progress(row: Row) -> str:
 def rows_of(selected: FoundPlan) -> list[Row]:
     """Return a row for each place of the plan, with the present state of its trial; a trial may have several places."""
     from fewbits.experiments.identity import computed_by_installed_sources
+    from fewbits.experiments.machine_kinds import kind
     from fewbits.experiments.storage.run_folder import HASH
     from fewbits.sweeps.planning.stored_plans import place_of
     from fewbits.sweeps.running import store
-    from fewbits.sweeps.running.machine_kinds import kind
     from fewbits.sweeps.running.trial_status import explain_hint, stale_note, trial_statuses
 
     rows, statuses = [], trial_statuses(selected.plan)

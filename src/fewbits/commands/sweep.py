@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
-from fewbits.common.arguments import CommandParser
+from fewbits.common.arguments import CommandParser, positive
 from fewbits.common.store_folder import store_folder
-from fewbits.sweeps.cluster.address import check_reachable, is_dashboard
-from fewbits.sweeps.cluster.environment import check_name
+from fewbits.sweeps.cluster.access import check_name, check_reachable, is_dashboard
 
 EXAMPLES = """\
 examples:
@@ -21,7 +19,6 @@ examples:
   fewbits sweep study=mor --address auto              on the Ray cluster that this machine is part of
   fewbits sweep study=mor --address http://head:8265  submit it as a Ray job, which also writes the study's report
   fewbits sweep study=mor --address http://head:8265 --env HF_TOKEN    also send a variable that looks like a secret
-  fewbits sweep study=mor --like amd-avx2 --dry-run   which trials would run again, to have all on one kind of machine
 
 Exit status: 0 all trials have a result; 1 some failed or are blocked, which are named; 2 wrong input; 130 interrupted.
 """
@@ -69,12 +66,10 @@ def sweep(overrides: Sequence[str], options: argparse.Namespace) -> int:
 
     from fewbits.sweeps.planning.plan import plan
     from fewbits.sweeps.planning.sweep import load_sweeps
-    from fewbits.sweeps.running.run_sweep import run_sweep
+    from fewbits.sweeps.running.run_sweep import Where, run_sweep
 
     planned = plan(*load_sweeps(overrides))
-    return run_sweep(
-        planned, options.backend, options.address, options.parallel, options.env, options.like, overrides=overrides
-    )
+    return run_sweep(planned, Where(options.backend, options.address, options.parallel, options.env), overrides)
 
 
 def _dry_run(overrides: Sequence[str], options: argparse.Namespace) -> int:
@@ -83,11 +78,9 @@ def _dry_run(overrides: Sequence[str], options: argparse.Namespace) -> int:
 
     from fewbits.commands.dry_run import print_memory, print_plan
     from fewbits.sweeps.dry_run.outline import plan_or_outline
-    from fewbits.sweeps.planning.replacing import find_unlike
 
     planned = plan_or_outline(overrides)
-    again = find_unlike(planned, options.like, options.address) if options.like else {}
-    print_plan(planned, options.parallel, options.backend, options.trials, again)
+    print_plan(planned, options.parallel, options.backend, options.trials)
     return print_memory(planned, options.gpu_memory * 1e9)
 
 
@@ -112,13 +105,7 @@ def add_where(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend", choices=("ray", "local"), default="ray", help="local: processes of this machine, without Ray"
     )
-    parser.add_argument("--parallel", type=_count, metavar="N", help="run at most N trials at a time")
-    parser.add_argument(
-        "--like",
-        metavar="KIND",
-        help="run all trials on this kind of processor or GPU, for example amd-avx2: trials that another kind computed "
-        "run again, and their old folders are moved to replaced/ in the store",
-    )
+    parser.add_argument("--parallel", type=positive, metavar="N", help="run at most N trials at a time")
     parser.add_argument(
         "--env",
         action="append",
@@ -127,12 +114,6 @@ def add_where(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="on a cluster: also send this environment variable to jobs and workers, with its value on this machine",
     )
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, 1 or more")
-    return int(text)
 
 
 def overrides_of(options: argparse.Namespace) -> list[str]:
@@ -154,31 +135,28 @@ def in_store(overrides: Sequence[str], runs: str | None) -> list[str]:
     return [*overrides, f"runtime.runs={spelled(str(store_folder(runs).absolute()))}"]
 
 
-def submit_report(overrides: Sequence[str], options: argparse.Namespace, reports: Path) -> int:
+def submit_report(overrides: Sequence[str], options: argparse.Namespace, reports: str) -> int:
     """Submit a job that runs a study's trials and writes its report, and return the job's exit status.
 
-    reports: the folder on this machine into which the report is copied, if this machine mounts the cluster's store.
+    reports: the folder for reports on the cluster; a relative path is relative to the folder that contains the store.
     """
-    from fewbits.sweeps.cluster.report_job import submit_study
+    from fewbits.sweeps.cluster.submit import submit_study
 
     return submit_study(overrides, options.address, reports, _job_options(options), options.env)
 
 
 def _submit(overrides: Sequence[str], options: argparse.Namespace) -> int:
-    from fewbits.sweeps.cluster.report_job import is_study
-    from fewbits.sweeps.cluster.submit import submit
+    from fewbits.sweeps.cluster.submit import is_study, submit
 
     if is_study(overrides) and not options.dry_run:
-        return submit_report(overrides, options, Path("reports"))
+        return submit_report(overrides, options, "reports")
     dry = ["--dry-run", "--gpu-memory", str(options.gpu_memory), *(["--trials"] if options.trials else [])]
     return submit([*overrides, *(dry if options.dry_run else []), *_job_options(options)], options.address, options.env)
 
 
 def _job_options(options: argparse.Namespace) -> list[str]:
-    """Return the options --backend, --parallel and --like for the fewbits command that runs as a job on the cluster.
+    """Return the options --backend and, if the user gave it, --parallel, for the command that runs as a job.
 
-    `--parallel` and `--like` are left out if the user did not give them. `--env` is never passed on: the environment
-    variables that it names are sent to the job when the job is submitted.
+    `--env` is never passed on: the environment variables that it names are sent when the job is submitted.
     """
-    parallel = ["--parallel", str(options.parallel)] if options.parallel else []
-    return ["--backend", options.backend, *parallel, *(["--like", options.like] if options.like else [])]
+    return ["--backend", options.backend, *(["--parallel", str(options.parallel)] if options.parallel else [])]

@@ -1,12 +1,13 @@
-"""Find the type of the file system that a path is on, from Linux's /proc/self/mountinfo.
+"""Find the type of the file system that a path is on, its free space, and the size of folders.
 
-fewbits needs the type because SQLite databases must not be on network file systems, where file locks and memory mapping
-are missing or unreliable.
+fewbits needs the type, which it reads from Linux's /proc/self/mountinfo, because SQLite databases must not be on
+network file systems, where file locks and memory mapping are missing or unreliable.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 MOUNTS = Path("/proc/self/mountinfo")
@@ -45,3 +46,27 @@ def network_kind_of(path: Path) -> str | None:
     """Return the type of a path's file system, such as `nfs4`, if it is a network file system (NETWORK); else None."""
     kind = kind_of(path)
     return kind if kind in NETWORK else None
+
+
+def free_bytes(path: Path) -> int:
+    """Return the free bytes of the disk that a path is on; the path need not exist."""
+    return shutil.disk_usage(next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())).free
+
+
+def bytes_below(path: Path) -> int:
+    """Return the total bytes of all files below a folder; files that vanish meanwhile are not counted."""
+    total = 0
+    for file in path.rglob("*"):
+        try:
+            total += 0 if file.is_dir() else file.lstat().st_size
+        except FileNotFoundError:
+            continue
+    return total
+
+
+def size(count: float) -> str:
+    """Return a number of bytes with a unit, for example `1.4 GB` (10⁹ bytes)."""
+    for unit, bytes_ in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= bytes_:
+            return f"{count / bytes_:.3g} {unit}"
+    return f"{count:.0f} bytes"

@@ -10,35 +10,26 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import redirect_stderr
-from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
 
 import pytest
 
 import fewbits.sweeps.cluster.submit as submit_module
 from fewbits import cli
-from fewbits.experiments.environment import processor_kind
-from fewbits.kernels.backends.processor import processor_vendor
+from fewbits.experiments.machine_kinds import computed, is_mixed
+from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.sweeps.cluster.submit import run_job
-from fewbits.sweeps.planning.plan import Plan
-from fewbits.sweeps.running import placement
-from fewbits.sweeps.running.machine_kinds import computed, kinds_of
+from fewbits.sweeps.running import on_ray, store
 from tests.messages import names, naming
-from tests.ray_head import Head, client_environment, joining, parent_of, ray_head
+from tests.ray_head import PATIENCE, Head, client_environment, joining, parent_of, ray_head
 from tests.sweeps.cluster.faulty_way import faulty_way
 from tests.sweeps.sweep_inputs import attempts, folders, holder_of, planned, running, tiny_file
 
 CLAIMS_CUDA = {"PYTHONPATH": str(Path(__file__).with_name("claims_cuda"))}
 OF_OLD = {"ONEDNN_MAX_CPU_ISA": "SSE41"}  # environment variables of the node that simulates an old processor
-OURS, OLD = processor_kind(), f"{processor_vendor()}-sse"  # the kinds of the two nodes
 STEPS = 12  # so many steps that the trial still runs when its node is killed
-ARMS: dict[str, Any] = {
-    "seeds": [0, 1],
-    "arms": {"plain": {"overrides": ["recipe=bf16"]}, "noisy": {"overrides": ["recipe=nvfp4"], "parent": "plain"}},
-}
 
 
 @pytest.fixture(scope="module")
@@ -140,31 +131,6 @@ def test_ctrl_c_lets_the_job_come_to_its_end(cluster: Head, tmp_path: Path, capf
     assert "asked the job to stop" in shown.err
 
 
-class PressesCtrlC:
-    """An object in whose finalizer Ctrl-C arrives, so that Python drops the KeyboardInterrupt."""
-
-    def __del__(self) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.1)
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_ctrl_c_stops_the_job_also_if_python_drops_the_interrupt(
-    cluster: Head, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    show, presses = submit_module._Log._show, [PressesCtrlC()]
-
-    def show_and_press_once(log: submit_module._Log, text: str) -> None:
-        show(log, text)
-        if "begun" in text:
-            presses.clear()
-
-    monkeypatch.setattr(submit_module._Log, "_show", show_and_press_once)
-    command = "import time; print('begun', flush=True); time.sleep(60)"
-    assert run_job(["python", "-c", command], cluster.address) == 130
-    assert "asked the job to stop" in capfd.readouterr().err
-
-
 def test_a_cluster_that_stays_out_of_reach_is_given_up_and_the_job_is_not(
     cluster: Head, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -202,94 +168,58 @@ def test_a_missing_and_a_wrong_token_say_where_to_find_the_right_one(
 # Sweeps
 
 
-@dataclass(frozen=True)
-class Swept:
-    """A sweep of two seeds on the cluster."""
-
-    head: Head
-    file: Path  # the sweep file
-    runs: Path  # the store
-    logged: str = ""  # what the sweep's first run printed on stderr
-
-    def run(self, *arguments: str) -> int:
-        """Run the sweep, with its driver in this process, on the cluster, and return the exit status."""
-        with joining(self.head):
-            return cli.main(["sweep", str(self.file), "--runs", str(self.runs), "--address", self.head.gcs, *arguments])
-
-    @property
-    def plan(self) -> Plan:
-        return planned(self.file, f"runtime.runs={self.runs}")
-
-    @property
-    def kinds(self) -> dict[int, set[str]]:
-        """Seed → the set of kinds of machine that computed its trials."""
-        found: dict[int, set[str]] = {}
-        for one in self.plan.trials.values():
-            found.setdefault(one.trial.seed, set()).update(kinds_of(computed(one.folder)))
-        return found
+def sweep(head: Head, file: Path, runs: Path, *arguments: str) -> int:
+    """Run a sweep on the cluster, with its driver in this process, and return the exit status."""
+    with joining(head):
+        return cli.main(["sweep", str(file), "--runs", str(runs), "--address", head.gcs, *arguments])
 
 
-@pytest.fixture(scope="module")
-def swept(head: Head, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Swept:
-    """Return a sweep that has run on both nodes."""
-    folder, logged = tmp_path_factory.mktemp("kinds"), StringIO()
-    sweep = Swept(head, tiny_file(folder, cache, ARMS), folder / "runs")
-    head.wait_for_nodes()
-    with redirect_stderr(logged):
-        assert sweep.run() == 0, logged.getvalue()
-    return replace(sweep, logged=logged.getvalue())
-
-
-of_two_kinds = pytest.mark.skipif(OURS == OLD, reason="this processor has no newer instructions than SSE4.1")
-
-
-@of_two_kinds
-def test_each_seed_keeps_to_one_kind_of_machine(swept: Swept) -> None:
-    assert f"{OURS} (1 trials at a time)" in swept.logged
-    assert sorted(map(sorted, swept.kinds.values())) == [[OURS], [OLD]]
-
-
-def test_more_than_a_node_has_is_refused(
+def test_a_trial_that_no_node_can_hold_waits_and_is_named_and_the_others_run(
     head: Head, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("FEWBITS_JOIN_SECONDS", "1")
-    greedy = Swept(head, tiny_file(tmp_path, cache, {"resources": {"cpus": 3}}), tmp_path / "runs")
-    assert greedy.run() == 2
-    expected = r"^fewbits: trial \S+ asks for 1 × \(3 CPUs, 0 GPUs\); the largest of 3 nodes has 1 CPUs"
-    assert re.search(expected, capfd.readouterr().err, re.MULTILINE)
+    monkeypatch.setattr(on_ray, "WAIT", 1.0)
+    file = tiny_file(tmp_path, cache, {"seeds": [0, 1, 2], "resources": {"gpus": 4}})
+    printed = StringIO()
+
+    def press_ctrl_c_once_the_line_is_there() -> None:
+        give_up = time.monotonic() + PATIENCE
+        while "no node" not in printed.getvalue() and time.monotonic() < give_up:
+            time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    Thread(target=press_ctrl_c_once_the_line_is_there).start()
+    with redirect_stderr(printed):
+        assert sweep(head, file, tmp_path / "runs") == 130
+    (line,) = [line for line in printed.getvalue().splitlines() if "no node" in line]
+    assert names(line, "3 trials wait for 4 GPUs", "no node of the cluster has them")
 
 
 def test_a_sweep_runs_on_the_worker_nodes_and_outlives_one_of_them(
-    cluster: Head,
-    swept: Swept,
-    cache: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    cluster: Head, cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A sweep finishes although one of two nodes is killed; later, trials of the lost kind run on the other kind.
+    """A sweep that is submitted as a job finishes although one of two nodes is killed.
 
-    The trials of the first sweep are for CUDA, which the worker nodes only seem to have (claims_cuda). At the end,
-    --like runs the trials again that the lost kind of machine computed.
+    The trials are for CUDA, which the worker nodes only seem to have (claims_cuda). The nodes are of different kinds: a
+    trial that was begun on the lost node starts again on the other one.
     """
     runs = tmp_path / "runs"
-    file = tiny_file(
-        tmp_path, cache, {"seeds": [0, 1], "overrides": [f"training.steps={STEPS}", "runtime.device=cuda"]}
-    )
+    cluster.wait_for_nodes()
+    overrides = [f"training.steps={STEPS}", "training.checkpoint_every=1"]
+    file = tiny_file(tmp_path, cache, {"seeds": [0, 1], "overrides": [*overrides, "runtime.device=cuda"]})
     plan = planned(file, f"runtime.runs={runs}")
-    killed: list[bytes] = []  # the environment variables of the killed node, which tell its kind
+    killed: list[RunFolder] = []
     ended = Event()
 
     def kill_the_node_of_the_first_trial() -> None:
         while not ended.wait(0.05):
             # Wait until the log has a line of the worker, so that `attempts` counts this attempt.
-            at_work = [folder for folder in running(plan) if attempts(folder)]
-            for pid in filter(None, map(holder_of, at_work)):
-                node = parent_of(pid)  # the raylet: Ray's main process of the node
-                killed.append(Path(f"/proc/{node}/environ").read_bytes())
-                os.kill(node, signal.SIGKILL)
-                os.kill(pid, signal.SIGKILL)  # since a machine that is lost loses its workers at the same moment
-                return
+            for folder in running(plan):
+                pid = holder_of(folder)
+                if pid and attempts(folder) and store.reached(folder):
+                    killed.append(folder)
+                    os.kill(parent_of(pid), signal.SIGKILL)  # the raylet: Ray's main process of the node
+                    os.kill(pid, signal.SIGKILL)  # since a machine that is lost loses its workers at the same moment
+                    return
 
     killer = Thread(target=kill_the_node_of_the_first_trial)
     killer.start()
@@ -306,18 +236,4 @@ def test_a_sweep_runs_on_the_worker_nodes_and_outlives_one_of_them(
     assert cli.main(["status", str(file), "--runs", str(runs)]) == 0
     assert "2 trials: 2 done" in capfd.readouterr().out
     assert sorted(attempts(folder) for folder in folders(plan)) == [1, 2]
-    if OURS == OLD:
-        return
-
-    lost, left = (OLD, OURS) if b"ONEDNN_MAX_CPU_ISA=SSE41" in killed[0] else (OURS, OLD)
-    monkeypatch.setattr(placement, "WAIT", 1.0)
-    (seed,) = (seed for seed, kinds in swept.kinds.items() if kinds == {lost})
-    noisy = next(one.folder for one in swept.plan.trials.values() if one.trial.seed == seed and one.parent)
-    noisy.path.rename(tmp_path / "away")
-    assert swept.run() == 0
-    assert names(capfd.readouterr().err, lost, "1 s", f"run on {left}")
-    assert swept.kinds == {seed: {lost, left}, 1 - seed: {left}}
-
-    assert swept.run("--like", left) == 0
-    assert swept.kinds == {0: {left}, 1: {left}}
-    assert len(list((swept.runs / "replaced").iterdir())) == 2
+    assert not any(is_mixed(computed(folder)) for folder in folders(plan))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fewbits import cli
-from fewbits.sweeps.cluster.on_ray import placement
+from fewbits.sweeps.running.on_ray import placement
 from tests.ray_head import joining, parent_of, ray_head
 from tests.sweeps.sweep_inputs import all_left, attempts, folders, holder_of, planned, running, steps_done, tiny_file
 

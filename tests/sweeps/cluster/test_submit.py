@@ -1,23 +1,20 @@
 """Test the submission of sweeps as Ray jobs.
 
-The tests cover checks of the input, the environment variables that are sent, and the copy of the job's report to the
-user's machine.
+The tests cover checks of the input, the environment variables that are sent, and the commands of the jobs.
 """
 
 import json
 import re
 import time
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import pytest
 
-import fewbits.sweeps.cluster.report_job as report_job
 import fewbits.sweeps.cluster.submit as submit_module
 from fewbits import cli
 from fewbits.experiments.tracking.owner import user
-from fewbits.sweeps.cluster.environment import worker_variables
-from fewbits.sweeps.cluster.report_job import fetch, is_study, report_name
-from fewbits.sweeps.cluster.submit import job_variables, lasting_store, run_job, submit, token
+from fewbits.sweeps.cluster.access import worker_variables
+from fewbits.sweeps.cluster.submit import is_study, job_variables, lasting_store, run_job, submit, token
 from tests.messages import naming
 
 # Wrong input: the message has one line, and nothing is sent
@@ -119,61 +116,25 @@ def test_the_token_is_looked_for_where_ray_looks(tmp_path: Path, monkeypatch: py
 
 
 def test_a_study_is_reported_by_the_job_and_other_sweeps_are_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     commands: list[list[str]] = []
 
-    def run_job(command: list[str], *_: object) -> int:
+    def run_job(command: list[str], *_: object, **__: object) -> int:
         commands.append(list(command))
         return 0
 
-    def watch_job(command: list[str], *_: object, **__: object) -> tuple[int, str]:
-        commands.append(list(command))
-        return 1, ""
-
     monkeypatch.setattr(submit_module, "run_job", run_job)
-    monkeypatch.setattr(report_job, "watch_job", watch_job)
     where = ["--runs", "/mnt/runs", "--address", "http://head:8265"]
-    assert cli.main(["sweep", "study=mor", *where, "--parallel", "3"]) == 1
-    assert cli.main(["report", "study=mor", *where, "--sweep", "--out", str(tmp_path)]) == 1
+    assert cli.main(["sweep", "study=mor", *where, "--parallel", "3"]) == 0
+    assert cli.main(["report", "study=mor", *where, "--sweep", "--out", "/mnt/pages"]) == 0
     assert cli.main(["sweep", "study=mor", *where, "--dry-run", "--gpu-memory", "141"]) == 0
     assert cli.main(["sweep", "study=mor", "sweep=tables", *where]) == 0
     assert [command[3] for command in commands] == ["report", "report", "sweep", "sweep"]
-    reported = ["study=mor", 'runtime.runs="/mnt/runs"', "--sweep", "--address", "auto", "--out", "/mnt/reports"]
-    assert [*commands[0][4:]] == [*reported, "--backend", "ray", "--parallel", "3"]
-    assert [*commands[1][4:]] == [*reported, "--backend", "ray"]
+    reported = ["study=mor", 'runtime.runs="/mnt/runs"', "--sweep", "--address", "auto", "--out"]
+    assert commands[0][4:] == [*reported, "/mnt/reports", "--backend", "ray", "--parallel", "3"]
+    assert commands[1][4:] == [*reported, "/mnt/pages", "--backend", "ray"]
     options = commands[2]
     assert "--dry-run" in options
     assert float(options[options.index("--gpu-memory") + 1]) == 141
     assert not is_study(["my-sweep.yaml"])
-
-
-def test_a_report_that_is_seen_from_here_is_copied_in_place_of_the_older_one(tmp_path: Path) -> None:
-    made, here = tmp_path / "there" / "reports" / "mor-cpu", tmp_path / "here" / "reports"
-    (made / "tables").mkdir(parents=True)
-    (made / "index.html").write_text("new")
-    log = f"12 reproduced\n{made}/index.html\n"
-    assert report_name(log, PurePosixPath(made.parent)) == "mor-cpu"
-    assert fetch(made, here) == str(here / "mor-cpu" / "index.html")
-    (here / "mor-cpu" / "old").write_text("left by an older report")
-    fetch(made, here)
-    assert sorted(path.name for path in (here / "mor-cpu").iterdir()) == ["index.html", "tables"]
-    assert [path.name for path in here.iterdir()] == ["mor-cpu"]
-
-
-def test_a_report_that_is_not_seen_from_here_is_said_to_lie_on_the_cluster(tmp_path: Path) -> None:
-    assert fetch(Path("/nowhere/reports/mor-cpu"), tmp_path) == (
-        "the report is on the cluster: /nowhere/reports/mor-cpu/index.html"
-    )
-    assert report_name("no report was made\n", PurePosixPath("/nowhere/reports")) is None
-
-
-def test_a_folder_that_is_no_report_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made, mine = tmp_path / "there" / "mor-cpu", tmp_path / "here" / "mor-cpu" / "thesis.tex"
-    for folder in (made, mine.parent):
-        folder.mkdir(parents=True)
-    (made / "index.html").write_text("new")
-    mine.write_text("precious")
-    assert fetch(made, tmp_path / "here") == str(made / "index.html")
-    assert mine.read_text() == "precious"
-    assert "not a report" in capsys.readouterr().err

@@ -24,7 +24,7 @@ import pytest
 from fewbits import cli
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.sweeps.planning.plan import Plan
-from fewbits.sweeps.running import store
+from fewbits.sweeps.running import driver, store
 from fewbits.sweeps.running.driver import PATIENCE as STOPS_WITHIN
 from tests.effort import DEEP
 from tests.forked_python import run_python
@@ -309,6 +309,26 @@ def test_a_folder_that_takes_no_files_is_that_trials_failure_alone(
     assert store.state(good) == "done"
 
 
+def test_a_full_disk_ends_the_sweep_with_one_line_and_the_same_command_resumes(
+    undisturbed: Undisturbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A trial that fails while the disk has no room for a checkpoint is not tried again, and no further one starts."""
+    runs = tmp_path / "runs"
+    plan = planned(undisturbed.file, f"runtime.runs={runs}", *SOME)
+    spoilt = folders(plan)[0]
+    spoil(spoilt)
+    with monkeypatch.context() as full:
+        full.setattr(driver, "free_bytes", lambda path: 1000)
+        assert sweep(undisturbed.file, runs, *SOME, "--parallel", "1") == 1
+    shown = capfd.readouterr().err
+    assert names(shown.splitlines()[-1], "disk", str(runs), "is full", "fewbits prune", "same command")
+    assert "failed" not in shown
+    assert [attempts(folder) for folder in folders(plan)] == [1, 0, 0, 0]
+    (spoilt.path / "checkpoints").unlink()
+    assert sweep(undisturbed.file, runs, *SOME) == 0
+    assert all_left(plan) == undisturbed.of(plan)
+
+
 def test_a_damaged_result_is_that_trials_failure_alone(
     cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -400,7 +420,7 @@ def test_crashes_are_told_and_leave_the_others_whole(
 
 @pytest.mark.parametrize(
     ("resources", "expected"),
-    [({"gpus": 1000}, "(1 cpus, 1000 gpus)"), ({"cpus": 500}, "asks for 1 × (500 cpus, 0 gpus)")],
+    [({"gpus": 1000}, "(1000 GPUs, 1 CPU)"), ({"cpus": 500}, "asks for 1 × (500 CPUs)")],
 )
 def test_what_this_machine_has_not_is_told(
     resources: dict[str, Any], expected: str, cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]

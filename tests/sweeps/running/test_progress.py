@@ -15,7 +15,6 @@ from fewbits.sweeps.planning.sweep import Resources
 from fewbits.sweeps.running import store
 from fewbits.sweeps.running.backend import Ended
 from fewbits.sweeps.running.driver import Driver, Stage
-from fewbits.sweeps.running.machine_kinds import Machine
 from fewbits.sweeps.running.progress import Display
 from fewbits.sweeps.running.store import Failure
 from fewbits.sweeps.running.worker import Job
@@ -49,17 +48,12 @@ class Terminal(io.StringIO):
 class Nowhere:
     """A backend that never has room, so that a driver starts no trial."""
 
-    def require(self, demands: object, log: object) -> None: ...
+    def require(self, trials: object) -> None: ...
 
-    alone = True
-
-    def machines(self) -> list[Machine]:
-        return []
-
-    def room(self, resources: Resources, like: str | None = None) -> bool:
+    def room(self, resources: Resources) -> bool:
         return False
 
-    def start(self, job: Job, resources: Resources, like: str | None = None) -> None: ...
+    def start(self, job: Job, resources: Resources) -> None: ...
     def wait(self, seconds: float) -> list[Ended]:
         return []
 

@@ -20,7 +20,6 @@ from fewbits.sweeps.running import driver, store, worker
 from fewbits.sweeps.running import run_sweep as run_sweep
 from fewbits.sweeps.running.backend import Ended
 from fewbits.sweeps.running.driver import Driver, Stage, job
-from fewbits.sweeps.running.machine_kinds import Machine
 from fewbits.sweeps.running.worker import Job, Outcome
 from fewbits.sweeps.tracking.synced import Synced
 from tests.messages import names
@@ -48,17 +47,12 @@ class Pretended:
         self._befalls = befalls
         self._jobs: list[Job] = []
 
-    def require(self, demands: object, log: object) -> None: ...
+    def require(self, trials: object) -> None: ...
 
-    alone = True
-
-    def machines(self) -> list[Machine]:
-        return []
-
-    def room(self, resources: Resources, like: str | None = None) -> bool:
+    def room(self, resources: Resources) -> bool:
         return not self._jobs
 
-    def start(self, job: Job, resources: Resources, like: str | None = None) -> None:
+    def start(self, job: Job, resources: Resources) -> None:
         self.started.append(job.id)
         self._jobs.append(job)
 
@@ -103,8 +97,8 @@ def without_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def conducted(plan: Plan, backend: Any, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(run_sweep, "make_backend", lambda *_: backend)
-    return run_sweep.run_sweep(plan, "local")
+    monkeypatch.setattr(run_sweep.Where, "open", lambda _: backend)
+    return run_sweep.run_sweep(plan, run_sweep.Where("local"))
 
 
 # ------------------------------------------------------------------------------------------------ removed meanwhile
@@ -173,7 +167,7 @@ def test_files_that_are_seen_late_do_not_have_it_trained_twice(
 
     backend = Pretended(hide)
     one = Driver(plan_of(cache, tmp_path), backend, show)
-    backend.room = lambda resources, like=None: looks != 1  # type: ignore[method-assign]
+    backend.room = lambda resources: looks != 1  # type: ignore[method-assign]
     one.run()
     assert backend.started.count(trunk.id) == 1
     assert len(one.of(Stage.OVER)) == 3
@@ -258,8 +252,8 @@ def test_a_stop_file_that_is_written_again_while_the_worker_ends_is_removed(cach
         held = contextlib.ExitStack()
         turns = 0
 
-        def start(self, job: Job, resources: Resources, like: str | None = None) -> None:
-            super().start(job, resources, like)
+        def start(self, job: Job, resources: Resources) -> None:
+            super().start(job, resources)
             self.held.enter_context(lease.leased(job.path))
 
         def wait(self, seconds: float) -> list[Ended]:

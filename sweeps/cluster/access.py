@@ -1,8 +1,8 @@
-"""Choose the environment variables that a cluster's job and workers get from the machine that starts a sweep.
+"""Check the address of a Ray cluster (`--address`), and choose the environment variables that its workers get.
 
-They get the settings of fewbits, of Hugging Face's libraries, of NCCL and of gloo, and the address of the MLflow
-server. A variable that looks like a credential is sent only if `--env NAME` names it, since Ray's dashboard shows the
-variables of a job to everybody who has the cluster's token.
+Jobs and workers get the settings of fewbits, of Hugging Face's libraries, of NCCL and of gloo, and the address of the
+MLflow server. A variable that looks like a credential is sent only if `--env NAME` names it, since Ray's dashboard
+shows the variables of a job to everybody who has the cluster's token.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 from argparse import ArgumentTypeError
 from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
@@ -26,6 +27,27 @@ PREFIXES = (
 )
 _CREDENTIAL = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY")
 _JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray sets it in a job's processes; JSON with the job's variables
+
+
+def is_dashboard(address: str | None) -> bool:
+    """Tell whether the address is the URL of a Ray dashboard, to which a sweep is submitted as a job."""
+    return (address or "").startswith(("http://", "https://"))
+
+
+def check_reachable(address: str) -> None:
+    """Raise ValueError if the address is HOST:PORT and nothing answers there; Ray itself would retry for minutes.
+
+    Addresses of other forms, such as `auto`, are not checked.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdecimal():
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+        except OSError as error:
+            raise ValueError(
+                f"no Ray at {address}: {error.strerror or error}: check that Ray runs there, and the address in "
+                "--address or RAY_ADDRESS"
+            ) from None
 
 
 def check_name(text: str) -> str:

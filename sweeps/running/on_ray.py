@@ -5,11 +5,8 @@ store, which an actor serves on the node of rank 0 as long as the trial runs, so
 port. Ray retries nothing, since only the driver knows whether another attempt makes sense. If one rank fails or its
 node is lost, all ranks of the trial end.
 
-On a cluster with an autoscaler, every ready trial is started as a task, up to --parallel: the autoscaler adds nodes for
-waiting tasks. Ray has another way to ask the autoscaler for nodes, `ray.autoscaler.sdk.request_resources`. It is not
-used for three reasons. A cluster has only one such request, so a second sweep would overwrite it. The request stays
-when its driver is killed, while waiting tasks end. The autoscaler ignores the whole request if it exceeds the cluster's
-limits.
+On a cluster, every ready trial is started as a task, up to --parallel, so that an autoscaler adds nodes for waiting
+tasks. A trial that no node can hold waits too, since such a node may join; after WAIT seconds, a warning says so.
 """
 
 from __future__ import annotations
@@ -17,28 +14,30 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import shlex
 import sys
 import time
+import warnings
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fewbits.sweeps.cluster.address import check_reachable
-from fewbits.sweeps.cluster.capacity import Demand, ask_autoscaler, bundle, bundles_that_fit, nodes, require_capacity
-from fewbits.sweeps.cluster.ray_machines import RayMachines, selector
+from fewbits.common.wording import plural
+from fewbits.sweeps.cluster.access import check_reachable
+from fewbits.sweeps.planning.plan import Planned
 from fewbits.sweeps.planning.sweep import Resources
-from fewbits.sweeps.running.backend import Ended
+from fewbits.sweeps.running.backend import Ended, amounts, bundle, bundles_that_fit, require_here
 from fewbits.sweeps.running.local import meeting_place, rank_environments
-from fewbits.sweeps.running.machine_kinds import Machine
 from fewbits.sweeps.running.store import plain
 from fewbits.sweeps.running.worker import Job, Outcome, work
 
 STARTS = 3  # attempts to start Ray on this machine: Ray's limit of 30 s for an attempt is short on a busy machine
-QUEUED = 2  # without an autoscaler: the number of trials that wait in Ray, so that they start as soon as others end
+QUEUED = 2  # on this machine: the number of trials that wait in Ray, so that they start as soon as others end
 LEADER = 5.0  # seconds for which the driver waits for rank 0's outcome after another rank has failed
+WAIT = 60.0  # seconds after which a warning names the trials that no node of the cluster can hold
+SHOWN = 3  # the largest number of trials that this warning names
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -48,10 +47,12 @@ _QUIET = {
 
 @dataclass
 class _Running:
+    name: str  # of the run folder
+    resources: Resources
     tasks: list[Any]  # Ray's references to the tasks, one for each rank, rank 0 first
     group: Any = None  # the placement group; None: one rank
     meeting: Any = None  # the actor that serves the ranks' TCP store; it ends when this reference is dropped
-    like: str | None = None  # the kind of machine on which the trial must run; None: any
+    since: float = 0.0  # when the tasks were submitted, by time.monotonic()
 
 
 class OnRay:
@@ -63,30 +64,25 @@ class OnRay:
         """Connect to a Ray cluster, or start Ray on this machine.
 
         address: the cluster's address; None: the address in RAY_ADDRESS or, without it, start Ray on this machine.
-        parallel: the largest number of trials that run at a time; None: as many as the resources allow.
-        variables: environment variables for a cluster's workers.
+        parallel: the largest number of trials at a time, or None. variables: those of a cluster's workers.
         """
         os.environ.update({name: value for name, value in _QUIET.items() if name not in os.environ})
         import ray
 
         self._ray = ray
         address = address or os.environ.get("RAY_ADDRESS") or None
-        self.alone = address is None  # Ray is started on this machine only
-        if address is not None:
-            check_reachable(address)
-        if self.alone:
-            options: dict[str, Any] = {"include_dashboard": False, "num_cpus": _cores()}
+        self._alone = address is None  # Ray is started on this machine only, so no other machine can join
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": "fewbits"}
+        if address is None:
+            options |= {"include_dashboard": False, "num_cpus": len(os.sched_getaffinity(0))}
         else:
-            options = {"runtime_env": {"env_vars": dict(variables)}} if variables else {}
+            check_reachable(address)
+            options |= {"runtime_env": {"env_vars": dict(variables)}} if variables else {}
         try:
-            _start(
-                lambda: ray.init(
-                    address, log_to_driver=False, logging_level=logging.ERROR, namespace="fewbits", **options
-                )
-            )
+            _start(lambda: ray.init(address, **options))
         except (OSError, RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())[:300]
-            if self.alone:
+            if self._alone:
                 raise ValueError(f"Ray did not start on this machine: {reason}; without Ray: {_local()}") from error
             raise ValueError(
                 f"cannot connect to Ray at {address}, which --address or RAY_ADDRESS names: {reason}"
@@ -98,70 +94,48 @@ class OnRay:
         self._silenced.enter_context(contextlib.redirect_stdout(null))
         self._task = ray.remote(max_retries=0)(work)
         self._parallel = parallel
-        self._grows = False  # True: an autoscaler adds nodes for waiting tasks
-        self._machines = RayMachines(self.alone)
         self._running: dict[str, _Running] = {}
-        self._ended: list[Ended] = []
+        self._named: set[str] = set()  # ids of trials that a warning has named since no node can hold them
 
-    def require(self, demands: Sequence[Demand], log: Callable[[str], None]) -> None:
-        """Raise ValueError if the cluster can never provide the resources that one of the trials requests.
+    def require(self, trials: Sequence[Planned]) -> None:
+        if self._alone:
+            (machine,) = self._nodes()
+            for planned in trials:
+                require_here(planned.folder.path.name, planned.resources, machine)
 
-        Nodes that join within `join_seconds` count, so the call may wait. log: called with each line of text to show.
-        """
-        require_capacity(demands, log, self.alone)
-        self._grows = not self.alone and bool(ask_autoscaler().exists)
+    def _nodes(self) -> list[Mapping[str, float]]:
+        return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
 
-    def machines(self) -> Sequence[Machine]:
-        return self._machines()
-
-    def room(self, resources: Resources, like: str | None = None) -> bool:
+    def room(self, resources: Resources) -> bool:
         if self._parallel is not None:
             return len(self._running) < self._parallel
-        if self._grows:
+        if not self._alone:
             return True
+        (machine,) = self._nodes()
         wanted = bundle(resources)
-        machines = self.machines()
-        usable, running = nodes(), len(self._running)
-        if selector(machines, like, resources) is not None:
-            usable = [machine.resources for machine in machines if machine.kind(resources) == like]
-            running = sum(trial.like == like for trial in self._running.values())
-        ranks = resources.ranks
-        if not wanted:
-            at_once = 1.0
-        elif placement(usable, wanted, ranks) == "STRICT_PACK":
-            at_once = sum(bundles_that_fit(node, wanted) // ranks for node in usable)
-        else:
-            at_once = sum(bundles_that_fit(node, wanted) for node in usable) // ranks
-        return running < at_once + QUEUED
+        at_once = bundles_that_fit(machine, wanted) // resources.ranks if wanted else 1.0
+        return len(self._running) < at_once + QUEUED
 
-    def start(self, job: Job, resources: Resources, like: str | None = None) -> None:
-        chosen = selector(self.machines(), like, resources)
+    def start(self, job: Job, resources: Resources) -> None:
+        running = _Running(job.path.name, resources, [], since=time.monotonic())
+        self._running[job.id] = running
         if resources.ranks == 1:
-            more = {"label_selector": chosen} if chosen else {}
-            task = self._task.options(name=job.path.name, **_options(resources), **more).remote(job)
-            self._running[job.id] = _Running([task], like=like)
+            running.tasks.append(self._task.options(name=running.name, **_options(resources)).remote(job))
             return
         from ray.util.placement_group import placement_group
 
-        labels = {"bundle_label_selector": [dict(chosen)] * resources.ranks} if chosen else {}
         wanted = bundle(resources)
-        strategy = placement([] if self._grows else nodes(), wanted, resources.ranks)
-        group = placement_group([wanted] * resources.ranks, strategy=strategy, **labels)
-        meeting = self._ray.remote(num_cpus=0, **_in_group(group, 0))(_Meeting).remote()
-        place = meeting.place.remote()  # type: ignore[attr-defined]  # Ray adds `remote` to methods of actors
-        self._running[job.id] = _Running(
-            [
-                self._ray.remote(max_retries=0, **_options(resources, group, rank))(_rank)
-                .options(name=f"{job.path.name} rank {rank}")
-                .remote(job, place, rank, resources.ranks)
-                for rank in range(resources.ranks)
-            ],
-            group,
-            meeting,
-            like,
-        )
+        strategy = placement(self._nodes(), wanted, resources.ranks)
+        running.group = group = placement_group([wanted] * resources.ranks, strategy=strategy)
+        running.meeting = self._ray.remote(num_cpus=0, **_in_group(group, 0))(_Meeting).remote()
+        place = running.meeting.place.remote()
+        rank_task = self._ray.remote(max_retries=0)(_rank)
+        for rank in range(resources.ranks):
+            options = {"name": f"{running.name} rank {rank}", **_options(resources), **_in_group(group, rank)}
+            running.tasks.append(rank_task.options(**options).remote(job, place, rank, resources.ranks))
 
     def wait(self, seconds: float) -> list[Ended]:
+        self._name_waiting()
         owner = {task: trial for trial, running in self._running.items() for task in running.tasks}
         if not owner:
             time.sleep(seconds)
@@ -179,12 +153,28 @@ class OnRay:
                 ends.append(ended)
         return ends
 
-    def _read(self, trial: str, running: _Running, done: list[Any]) -> Ended | None:
-        """Return how a trial ended, or None if it still runs.
+    def _name_waiting(self) -> None:
+        """Warn once about trials that were submitted WAIT seconds ago and that no node of the cluster can hold."""
+        before = time.monotonic() - WAIT
+        late = {key: one for key, one in self._running.items() if one.since < before and key not in self._named}
+        if not late:
+            return
+        self._named |= late.keys()
+        nodes, waiting = self._nodes(), defaultdict[tuple[int, str], list[str]](list)
+        for running in late.values():
+            wanted, ranks = bundle(running.resources), running.resources.ranks
+            if sum(bundles_that_fit(node, wanted) for node in nodes) < ranks:
+                waiting[ranks, amounts(wanted)].append(running.name)
+        for (ranks, wanted_text), names in waiting.items():
+            shown = ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
+            each = f"{ranks} × ({wanted_text})" if ranks > 1 else wanted_text
+            verb = f"{plural(len(names), 'trial')} {'waits' if len(names) == 1 else 'wait'}"
+            warnings.warn(f"{verb} for {each} each: no node of the cluster has them ({shown})", stacklevel=2)
 
-        A trial has ended if rank 0 has ended or another rank has failed. In this case, remove its placement group
-        and, unless the trial has a result, cancel its unfinished tasks. trial: the trial's id. running: its tasks and
-        placement group. done: those of the tasks that have ended.
+    def _read(self, trial: str, running: _Running, done: list[Any]) -> Ended | None:
+        """Return how a trial ended, or None if it still runs: if rank 0 has not ended and no other rank has failed.
+
+        Free what the ended trial still has. done: those of its tasks that have ended.
         """
         outcomes: dict[Any, Outcome] = {}
         reason = ""
@@ -207,9 +197,7 @@ class OnRay:
     def _late_outcome(self, leader: Any) -> Outcome | None:
         """Return rank 0's outcome after a rank has failed; None if rank 0 fails or still runs after LEADER seconds.
 
-        The failure of another rank may be harmless: if a trial stops at a checkpoint, rank 0 ends first, and the other
-        ranks fail because they lose their connection to rank 0. In this case, the trial's outcome is the outcome of
-        rank 0. leader: Ray's reference to the task of rank 0.
+        If a trial stops at a checkpoint, rank 0 ends first, and other ranks fail since they lose the connection to it.
         """
         with contextlib.suppress(Exception):
             outcome: Outcome = self._ray.get(leader, timeout=LEADER)
@@ -236,20 +224,11 @@ class OnRay:
 
 
 def _describe(error: Exception) -> str:
-    text = plain(str(error))
-    if module := re.search(r"No module named '([\w.]+)'", text):
-        return (
-            f"the cluster's workers have no module {module[1]!r}: run `ray start` on its nodes in the Python "
-            "environment in which fewbits is installed"
-        )
-    return f"{type(error).__name__}: {' '.join(text.split())[:300]}"
+    return f"{type(error).__name__}: {' '.join(plain(str(error)).split())[:300]}"
 
 
 def _start(init: Callable[[], object]) -> None:
-    """Call `init`, which starts Ray; repeat it if it exceeds Ray's time limit, up to STARTS attempts.
-
-    It may exceed the limit on a busy machine. Other errors are raised at once.
-    """
+    """Call `init`, which starts Ray; repeat it up to STARTS times if it exceeds Ray's time limit."""
     for attempt in range(1, STARTS + 1):
         try:
             init()
@@ -271,12 +250,10 @@ def _local() -> str:
 
 
 def placement(nodes: Sequence[Mapping[str, float]], wanted: Mapping[str, float], ranks: int) -> str:
-    """Return Ray's strategy for placing the ranks of a trial on nodes: "STRICT_PACK" or "PACK".
+    """Return Ray's strategy for placing the ranks of a trial on nodes.
 
-    nodes: the resources of each node; wanted: the resources of a rank. The result is "STRICT_PACK", all ranks on one
-    node, if every node that can hold one rank can hold all of them. Otherwise it is "PACK", as few nodes as possible,
-    also if no node can hold a rank yet. With smaller nodes in the cluster, a trial with "STRICT_PACK" would wait for
-    ever if the large nodes were lost.
+    It is "STRICT_PACK", all ranks on one node, if every node that can hold one rank can hold all of them, else "PACK",
+    as few nodes as possible. nodes: the resources of each node; wanted: the resources of a rank.
     """
     counts = [bundles_that_fit(node, wanted) for node in nodes]
     usable = [count for count in counts if count >= 1]
@@ -301,18 +278,12 @@ def _rank(job: Job, place: tuple[str, int], rank: int, ranks: int) -> Outcome:
     return work(replace(job, environment={**rank_environments(ranks, *place)[rank], **served}))
 
 
-def _options(resources: Resources, group: Any = None, rank: int = 0) -> dict[str, Any]:
+def _options(resources: Resources) -> dict[str, Any]:
     options: dict[str, Any] = {"num_cpus": resources.cpus, "num_gpus": resources.gpus}
-    if resources.memory:
-        options["memory"] = resources.memory * 2**30
-    return options if group is None else options | _in_group(group, rank)
+    return options | ({"memory": resources.memory * 2**30} if resources.memory else {})
 
 
 def _in_group(group: Any, rank: int) -> dict[str, Any]:
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     return {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)}
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))

@@ -1,4 +1,4 @@
-"""Determine the kind of processor or GPU of a machine, and the kind that computed a trial.
+"""Determine the kind of machine that computed a run, and start a run again that another kind has begun.
 
 The kind of a trial on a CPU is the processor's, for example `amd-avx2`; the kind of a trial on GPUs is the GPU's name.
 Trials round in the same way if four things are equal: their kind, kernel backend, version of torch and limits (the
@@ -8,27 +8,20 @@ four are equal.
 
 from __future__ import annotations
 
-import os
-import subprocess
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+import warnings
+from collections.abc import Collection
 
-import torch
-
-from fewbits.experiments.environment import COMPARED_KEYS, compared_values, gpu_kind, processor_kind
+from fewbits.common.atomic import remove_folder
+from fewbits.experiments.environment import COMPARED_KEYS, Environment, compared_values
 from fewbits.experiments.identity import environments
+from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.run_folder import RunFolder
-from fewbits.sweeps.cluster.capacity import bundle, bundles_that_fit
-from fewbits.sweeps.planning.sweep import Resources
 
 UNKNOWN = "an unknown kind"
 
 # The environments that computed a run's steps, in order; each is the tuple of the values of COMPARED_KEYS (kind,
 # backend, torch, limits). Empty: unknown.
 Computed = tuple[tuple[str | None, ...], ...]
-
-
-# ------------------------------------------------------------------------------------------------ kinds of runs
 
 
 def computed(folder: RunFolder) -> Computed:
@@ -87,58 +80,17 @@ def _describe_part(part: tuple[str | None, ...], differing: Collection[str]) -> 
     return f"{facts['kind']} ({', '.join(more)})" if more else str(facts["kind"])
 
 
-# ------------------------------------------------------------------------------------------------ machines
+def discard_unlike(folder: RunFolder, here: Environment) -> None:
+    """Remove a run's checkpoints if another environment than `here` has computed its steps, so that it starts again.
 
-
-@dataclass(frozen=True)
-class Machine:
-    """A machine on which trials can run: this machine, or a node of a Ray cluster."""
-
-    processor: str  # the kind of the processor
-    gpu: str | None  # the kind of the GPUs; None: the machine has no GPU
-    torch: str  # the version of torch
-    resources: Mapping[str, float]  # the machine's total CPU, GPU and memory (in bytes), by Ray's names
-    id: str = ""  # the node's id in Ray
-    labels: Mapping[str, str] = field(default_factory=dict)  # the node's labels in Ray
-
-    def kind(self, resources: Resources) -> str | None:
-        """Return this machine's kind for trials with these resources: the GPU's if they have GPUs, else the CPU's."""
-        return self.gpu if resources.gpus else self.processor
-
-    def bundles_that_fit(self, resources: Resources) -> float:
-        """Return how many ranks with these resources fit on this machine at a time, if nothing else runs there."""
-        return bundles_that_fit(self.resources, bundle(resources))
-
-
-def room_by_kind(machines: Sequence[Machine], resources: Resources) -> dict[str, float]:
-    """Return, by kind of machine, how many trials with these resources fit at a time on all machines of that kind.
-
-    Kinds whose machines cannot hold all ranks of one trial are left out.
+    If it went on from them, its steps would round in different ways. A warning says so. Call it only inside
+    `RunFolder.alone`, before the run resumes.
     """
-    ranks: dict[str, float] = {}
-    for machine in machines:
-        if (kind := machine.kind(resources)) is not None:
-            ranks[kind] = ranks.get(kind, 0.0) + machine.bundles_that_fit(resources)
-    return {kind: count / resources.ranks for kind, count in ranks.items() if count >= resources.ranks}
-
-
-def this_machine() -> Machine:
-    """Return this machine with its kinds, version of torch, GPUs, memory, and the CPUs that this process may use."""
-    gpus = _gpus()
-    resources = {"CPU": float(len(os.sched_getaffinity(0))), "GPU": float(len(gpus))}
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    kind = gpu_kind(gpus[0]) if gpus else None
-    return Machine(processor_kind(), kind, str(torch.__version__), resources | {"memory": float(memory)})
-
-
-def _gpus() -> list[str]:
-    """Return the names of this machine's GPUs; empty if there are none.
-
-    They are read from `nvidia-smi`, since a request to CUDA would occupy half a GiB of GPU memory.
-    """
-    command = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return done.stdout.splitlines() if done.returncode == 0 else []
+    before, now = computed(folder), (compared_values(here),)
+    places = [path for place in (folder.checkpoints, folder.kept) for path in checkpoints.steps(place).values()]
+    if not places or not before or before == now:
+        return
+    for path in places:
+        remove_folder(path)
+    kinds = f"its checkpoints are from {describe(before, [now])}, and this machine is {describe(now, [before])}"
+    warnings.warn(f"{folder.path.name} starts again: {kinds}", stacklevel=2)
