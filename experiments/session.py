@@ -15,7 +15,7 @@ from fewbits.experiments.data.corpus import Corpus, describe
 from fewbits.experiments.data.load import load
 from fewbits.experiments.data.once import default_cache
 from fewbits.experiments.environment import environment
-from fewbits.experiments.identity import identity, possible_identities, provenance, segment, trial_id
+from fewbits.experiments.identity import identity, provenance, segment
 from fewbits.experiments.machine_kinds import discard_unlike
 from fewbits.experiments.setup import check, corpus_model
 from fewbits.experiments.storage import checkpoints, lease, run_folder
@@ -93,7 +93,7 @@ class Session:
 
     def add_segment(self, step: int) -> None:
         """Record in provenance.json that this process computes the steps from `step` on."""
-        self.folder.add_segment(segment(step, devices.kind_of_device(self.runtime), self.world.device))
+        self.folder.add_segment(segment(step, self.world.device))
 
     def stopping(self) -> bool:
         """Tell whether the trial shall end after the present step: by Ctrl-C, or by `fewbits stop`."""
@@ -134,5 +134,4 @@ def _find(trial: Trial, corpus: Corpus, runtime: Runtime, parent: Parent | None)
         threads=runtime.threads,
         parent=parent.point if parent else None,
     )
-    folder = run_folder.find(Path(runtime.runs).expanduser(), trial.name, made_of)
-    return folder, next(possible for possible in possible_identities(made_of) if trial_id(possible) == folder.id)
+    return run_folder.find(Path(runtime.runs).expanduser(), trial.name, made_of), made_of

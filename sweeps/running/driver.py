@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from fewbits.common.file_systems import free_bytes
+from fewbits.experiments.numerics import running, total
 from fewbits.experiments.storage.evaluations import missing_tasks
 from fewbits.sweeps.planning.cost import checkpoint_bytes, work_of
 from fewbits.sweeps.planning.plan import Plan, Planned
@@ -241,7 +242,7 @@ def job(planned: Planned) -> Job:
 
     keep = tuple(sorted({*planned.runtime.keep_steps, *planned.keep}))
     runtime = replace(planned.runtime, keep_steps=keep, runs=str(planned.folder.path.parent), tracking="none")
-    return Job(planned.id, planned.folder.path, planned.trial, runtime, planned.made_of)
+    return Job(planned.id, planned.folder.path, planned.trial, runtime, planned.made_of, total(running()))
 
 
 def finished(planned: Planned) -> bool:

@@ -22,6 +22,7 @@ from typing import IO, Any
 
 from fewbits.common.differences import differences
 from fewbits.common.process import environment
+from fewbits.experiments.numerics import ROOT, running, total
 from fewbits.experiments.run_trial import run
 from fewbits.experiments.session import Events, Progress
 from fewbits.experiments.storage import lease
@@ -44,6 +45,7 @@ class Job:
     trial: Trial
     runtime: Runtime
     made_of: Mapping[str, object]  # the settings and versions whose hash is the id
+    sources: str  # digest of the driver's sources that compute (`numerics.total`)
     environment: Mapping[str, str] = field(default_factory=dict)  # variables to set, such as RANK, CUDA_VISIBLE_DEVICES
 
     @property
@@ -87,6 +89,7 @@ class _Planned(Events):
         self._job = job
 
     def begin(self, folder: RunFolder, identity: Mapping[str, Any]) -> None:
+        _check_sources(self._job)
         if folder.id != self._job.id:
             raise OtherTrial(identity)
 
@@ -136,6 +139,15 @@ def _lead(job: Job) -> Outcome:
     for name in (FAILURE, PROGRESS):
         (job.path / name).unlink(missing_ok=True)
     return Outcome("over", speed=report.speed)
+
+
+def _check_sources(job: Job) -> None:
+    """Raise ValueError if this machine's sources that compute are not those of the driver."""
+    if (here := total(running())) != job.sources:
+        raise ValueError(
+            f"{ROOT} on {os.uname().nodename} has other sources that compute (digest {here[:12]}) than the driver "
+            f"({job.sources[:12]}): install the same version of fewbits on all machines"
+        )
 
 
 def _describe(error: Exception, job: Job) -> str:
