@@ -344,7 +344,7 @@ MISTAKES = {  # arguments of `fewbits train`, and the parts of the message; … 
     "data=text": "data.path is missing",
     "data=text data.path=/nowhere.txt": "data.path=/nowhere.txt: No such file",
     "data=text data.path=/": "is a folder",
-    "data=openwebtext": "make it by fewbits data prepare openwebtext",
+    "data=openwebtext": "make it by fewbits data openwebtext",
     "data.path=/nowhere": "data.path=/nowhere with data.kind=python, which takes only",
     "branch.parent=nowhere": "branch.parent: no run 'nowhere' has started in runs",
 }
