@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from fewbits.common.redaction import redacted
 from fewbits.common.store_folder import store_folder
 
 if TYPE_CHECKING:
+    from fewbits.experiments.session import Progress
     from fewbits.experiments.storage.run_folder import RunFolder
 
 EXAMPLES = """\
@@ -89,30 +90,42 @@ def main(argv: Sequence[str]) -> int:
         return 0
 
     if options.id:
-        from fewbits.experiments.training import find_folder
+        from fewbits.experiments.session import find_folder
 
         print(find_folder(trial, runtime).id)
         return 0
 
     from fewbits.experiments.run_trial import run
+    from fewbits.experiments.session import Events
+    from fewbits.experiments.storage.lease import Lost
     from fewbits.experiments.tracking.decisions import add_decisions
     from fewbits.experiments.tracking.tracker import Tracker
 
-    tracker = Tracker(runtime)
+    tracker, line, stop = Tracker(runtime), LiveLine(), Stop()
 
-    def saved(folder: RunFolder) -> None:
-        add_decisions(folder)
-        tracker.saved(folder)
+    class Reporter(Events):
+        def saved(self, folder: RunFolder) -> None:
+            add_decisions(folder)
+            tracker.saved(folder)
 
-    line = LiveLine()
+        def step(self, progress: Progress) -> None:
+            stop.wait_for_the_step()
+            line.show(progress)
+
+        def stopping(self) -> bool:
+            return stop.asked()
+
+        def message(self, text: str) -> None:
+            line.tell(text)
+
     warnings.showwarning = line.warn  # type: ignore[assignment]  # `warn` ignores where a warning arose
     try:
-        with Stop() as stop:
-            line.then = stop.wait_for_the_step
-            folder, result = run(trial, runtime, line, stop.asked, saved=saved, tell=line.tell)
-    except OSError as error:
+        with stop:
+            folder, result = run(trial, runtime, Reporter())
+    except (OSError, Lost) as error:
         line.end()
-        print(f"fewbits: {_reason(error)}; the same command resumes from the last checkpoint", file=sys.stderr)
+        reason = _reason(error) if isinstance(error, OSError) else error
+        print(f"fewbits: {reason}; the same command resumes from the last checkpoint", file=sys.stderr)
         return 1
     except (MemoryError, RuntimeError) as error:
         if not _out_of_memory(error):
@@ -187,15 +200,13 @@ class LiveLine:
     """A progress line on stderr: updated in place on a terminal, else a new line after each 5 % of the steps."""
 
     def __init__(self) -> None:
-        self.then: Callable[[], None] = lambda: None
         self._live = sys.stderr.isatty()
         self._open = False
         self._shown_part = -1
         self._began: tuple[float, int] | None = None
         self._evaluated: float | None = None
 
-    def __call__(self, progress: Any) -> None:
-        self.then()
+    def show(self, progress: Progress) -> None:
         now = time.monotonic()
         if self._began is None:
             self._began = now, progress.step
