@@ -92,7 +92,7 @@ def run_trials(plan: Plan, where: Where, mirror: Mirror, opened: Callable[[], Ba
     display = Display(speeds)
     with warnings.catch_warnings():
         warnings.showwarning = display.warn  # type: ignore[assignment]  # its type names only the first argument
-        start = "; starting Ray" if where.backend == "ray" and opened is None else ""
+        start = "; starting Ray" if where.backend == "ray" and not where.address and opened is None else ""
         need, free = disk(missing), free_bytes(plan.store)
         space = f"{size(need)} of checkpoints, {size(free)} free on the disk" + (": too little" * (need > free))
         display.print_line(f"{len(missing)} of {plural(len(plan.trials), 'trial')} to run: {space}{start}")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fewbits.experiments.storage.decisions import KEY as DECISIONS
+from fewbits.experiments.storage.evaluations import with_stored
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.sweeps.tracking.numerics import Summary, numerics_by_step, precision_by_step
 
@@ -52,7 +53,7 @@ def trial_points(folder: RunFolder, after: int) -> Iterator[Metric]:
         named = {_SECTION.get(key, key): value for key, value in values.items()}
         named |= summaries.get(step, {})
         yield from _points(named, round(1000 * times.get("time", 0.0)), step)
-    result = folder.result() or {}
+    result = with_stored(folder.path, folder.result() or {})
     if result.get("status") == "done":
         at = max((row["time"] for row in timing.values()), default=began(folder))
         yield from _points(_scores(result), round(1000 * at), int(result["step"]))

@@ -107,7 +107,7 @@ def last_sent(run: Run) -> tuple[int, str]:
 
 def stamp_of(folder: RunFolder, state: State) -> str:
     """Return a hash of a trial's state and of the modification times and sizes of its files."""
-    paths = (folder.path / name for name in (CONFIG, *AT_END, store.FAILURE))
+    paths = (folder.path / name for name in (CONFIG, *AT_END, store.FAILURE, "evaluations"))
     facts = [(path.name, (at := path.stat()).st_mtime_ns, at.st_size) for path in paths if path.exists()]
     return hashlib.sha256(repr((state.value, facts)).encode()).hexdigest()[:16]
 

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from fewbits import cli
+from fewbits.experiments.session import Progress
 from fewbits.experiments.storage.run_folder import RunFolder
-from fewbits.experiments.training import Progress
 from fewbits.sweeps.tracking import connection, points, runs
 from fewbits.sweeps.tracking.mirror import SINGLE, Tracker
 from tests.experiments.trial_inputs import MOR, Interrupted, left, metric, train, train_until

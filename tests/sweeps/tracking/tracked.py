@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from fewbits.experiments.run_trial import run as run_trial
 from fewbits.experiments.storage.decisions import add_decisions
-from fewbits.experiments.training import run as run_trial
 from fewbits.sweeps.planning.plan import Plan, Planned, plan
 from fewbits.sweeps.planning.sweep import load_sweeps
 from fewbits.sweeps.tracking import connection
 from fewbits.sweeps.tracking.runs import ARM, KIND, TRIAL, search
-from tests.experiments.trial_inputs import TINY, Interrupted
+from tests.experiments.trial_inputs import TINY, Interrupted, Reporter
 
 SWEEP = """
 about: what a recipe costs
@@ -52,7 +52,7 @@ def train(trial: Planned, until: int = STEPS) -> None:
             raise Interrupted
 
     try:
-        run_trial(trial.trial, trial.runtime, say, expected=trial.id, saved=add_decisions)
+        assert run_trial(trial.trial, trial.runtime, Reporter(say, add_decisions))[0].id == trial.id
     except Interrupted:
         assert until < STEPS
 
