@@ -248,6 +248,7 @@ def test_a_dirty_checkout_has_other_ids_says_so_once_and_has_the_old_ids_after_t
     copied: Path, cache: Path
 ) -> None:
     shutil.copytree(ROOT / "src", copied / "src", symlinks=True)
+    (copied / "sweeps").symlink_to(ROOT / "sweeps")
     shutil.copytree(ROOT / "experiments/config", copied / "experiments/config", dirs_exist_ok=True)
 
     def ids() -> tuple[set[str], str]:
