@@ -31,7 +31,6 @@ class Command:
     example: str = ""  # arguments for an example in the help
     flags: tuple[str, ...] = ()  # if not empty, the command is chosen only if one of these options is used
     function: str = "main"  # the function of the module that gets the arguments
-    after_dry_run: str = ""  # a module whose main(argv) runs after a successful --dry-run, to print more
 
     @property
     def name(self) -> str:
@@ -66,19 +65,12 @@ COMMANDS = (
         "fewbits.commands.sweep",
         "run the missing trials of a study or of your own sweep file",
         "study=mor scale=smoke --dry-run",
-        after_dry_run="fewbits.commands.power",
     ),
     Command(
         ("status",),
         "fewbits.commands.status",
-        "list the trials of a sweep: planned, running, done, failed, diverged, blocked",
+        "list the states of a sweep's trials, or print the end of a trial's log",
         "study=mor scale=smoke",
-    ),
-    Command(
-        ("logs",),
-        "fewbits.sweeps.live.logs",
-        "print the log of a sweep's trial, and follow it",
-        "RUN --follow",
     ),
     Command(("stop",), "fewbits.sweeps.live.stop", "stop running trials at a checkpoint", "RUN"),
     Command(
@@ -257,8 +249,6 @@ def _dispatch(argv: tuple[str, ...]) -> int:
                 # OpenMP's threads would otherwise spin while they wait, which takes the cores from a running sweep.
                 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
             status: int = getattr(import_module(command.module), command.function)(argv[len(command.words) :])
-            if status == 0 and command.after_dry_run and "--dry-run" in argv:
-                status = import_module(command.after_dry_run).main(argv[len(command.words) :])
             return status
     if argv == ("--version",):
         print(f"fewbits {__version__}")
