@@ -39,7 +39,7 @@ MEASURE_gaussws = $(BIN)/fewbits bench train $(if $(ON_GPU),$(TIMED_gpu),$(TIMED
 	$(BIN)/fewbits bench kernels --generators $(if $(ON_GPU),--device cuda) --once --store $(or $(RUNS),runs) || exit $$?;
 
 .DEFAULT_GOAL := help
-.PHONY: help setup more-extras test tests test-deep test-portable lint style types bench measure-gpu ui clean reproduce $(REPRODUCE)
+.PHONY: help setup more-extras test tests test-deep test-portable numerics lint style types bench measure-gpu ui clean reproduce $(REPRODUCE)
 
 help: ## Show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1	/p' $(firstword $(MAKEFILE_LIST)) | expand -t 26
@@ -57,11 +57,15 @@ test: style ## Run what CI runs: lint, type check, and all tests, property tests
 tests: setup
 	$(TESTS)
 
-test-deep: setup ## Run all tests with all random examples, and also the long tests marked `deep`
+test-deep: ## Run all tests with all random examples, and also the long tests marked `deep` (installs the extra oracles)
+	@$(MAKE) --no-print-directory setup EXTRAS=$(subst $(space),$(comma),$(strip oracles $(subst $(comma), ,$(EXTRAS))))
 	FEWBITS_TESTS=deep $(TESTS)
 
 test-portable: setup ## Run the tests that train under three instruction sets: this processor's own and two older ones
 	$(BIN)/python tests/portable.py --numprocesses 3 --dist loadfile --quiet
+
+numerics: setup ## After edits of sources that compute: compare golden digests, and record the sources
+	$(BIN)/python -m tests.record_numerics
 
 lint: style types ## Check style and format (ruff, clang-format) and types (mypy)
 
@@ -108,12 +112,13 @@ clean: ## Remove .venv, caches and build products, but not runs/ and reports/
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch is installed first and alone: if pip installs torch together with packages that depend on it, it may choose
-# another build of torch.
+# another build of torch. The kernels are compiled in the background meanwhile, and the rule of $(BUILT) waits for them.
 $(INSTALLED): pyproject.toml constraints.txt $(if $(filter-out $(HAVE),$(WANTED)),more-extras)
 	$(PYTHON) -m venv $(VENV)
+	PYTHONPATH=src $(BIN)/python -m fewbits.kernels.backends.build > /dev/null 2>&1 &
 	$(BIN)/python -m pip install --no-compile --constraint constraints.txt torch
 	$(BIN)/python -m pip install --no-compile --constraint constraints.txt --editable '.[$(subst $(space),$(comma),$(strip dev $(WANTED)))]'
-	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # on all processors, while pip would use only one
+	$(BIN)/python -m compileall -qq -j 0 -x '/(tests|transformers/models|ray/rllib)/' $(VENV)/lib || true  # on all processors
 	@echo $(WANTED) > $(VENV)/.extras
 	touch $@
 

@@ -1,8 +1,15 @@
-"""Compose configs from folders of config files with Hydra's public API, and read and write Hydra's overrides."""
+"""Compose configs from folders of config files with Hydra's public API, and read and write Hydra's overrides.
+
+Hydra needs up to 0.2 s to compose a config, and a study has up to 100 of them, so composed configs are cached on disk.
+The name of a cached file is a digest of all that the config is made of, so a cached config is never out of date.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import hashlib
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -10,6 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import hydra
+import omegaconf
 import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
@@ -20,11 +28,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from fewbits.common.atomic import write_atomically
 from fewbits.common.from_dict import one_of
-from fewbits.experiments.composed_cache import digest_of_texts, load_or_compose, resolve
+from fewbits.kernels.backends.build import cache_folder
 
 ERRORS = (HydraException, OmegaConfBaseException, YAMLError)
-_BASE, _ROOT = "fewbits_defaults", "fewbits_root"  # names in Hydra's store that `compose_file` uses
+_BASE, _ROOT = "fewbits_base", "fewbits_root"  # names in Hydra's store that `compose_file` uses
 # Overrides that remove Hydra's own settings of logs, help and sweeps. Trials do not use these settings, and composing a
 # config without them takes a third less time.
 _WITHOUT_HYDRA = tuple(
@@ -66,6 +75,30 @@ def _initialised(folder: Path) -> Any:
         GlobalHydra.instance().hydra = outer
 
 
+def cached(made_of: object, make: Callable[[], DictConfig]) -> dict[str, Any]:
+    """Return the config that `make` composes as plain values, without resolving interpolations; cached on disk.
+
+    made_of: the texts and values that determine the config.
+    """
+    digest = hashlib.sha256(json.dumps([hydra.__version__, omegaconf.__version__, made_of], default=str).encode())
+    file = cache_folder() / "composed" / f"{digest.hexdigest()}.json"
+    with contextlib.suppress(OSError, ValueError):  # the file does not exist yet, or is damaged: compose the config
+        if isinstance(data := json.loads(file.read_text("utf-8")), dict):
+            return data
+    data = cast(dict[str, Any], OmegaConf.to_container(make(), resolve=False))
+    text = json.dumps(data)
+    if json.loads(text) == data:  # false if a key is no string, because JSON changes it, and for NaN
+        with contextlib.suppress(OSError):  # a cache that cannot be written only costs time
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(file, text.encode())
+    return data
+
+
+def to_plain(config: DictConfig) -> dict[str, Any]:
+    """Return a config as plain values, with interpolations resolved; raise OmegaConf's error for a missing value."""
+    return cast(dict[str, Any], OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
+
+
 def compose_file(file: Path, base: Mapping[str, Any], overrides: Sequence[str], group: str) -> dict[str, Any]:
     """Return plain data: the default values `base`, changed by a YAML file, then changed by the overrides.
 
@@ -73,15 +106,17 @@ def compose_file(file: Path, base: Mapping[str, Any], overrides: Sequence[str], 
         such folder, the key has no special meaning.
     Raise ValueError for keys that `base` does not have.
     """
-    folder, values, top = file.parent / group, list(overrides), _top_level(file, base)
+    folder, values, files = file.parent / group, list(overrides), [file]
     defaults: list[Any] = [_BASE, file.stem]
     choice: dict[str, Any] = {}
+    top = _top_level(file, base)
     if folder.is_dir():
         chosen = [value.partition("=")[2] for value in values if value.startswith(f"{group}=")]
         choice[group] = chosen[-1] if chosen else top.get(group, base[group])
         one_of(group, choice[group], sorted(path.stem for path in folder.glob("*.yaml")))
         defaults.append({f"{group}@_global_": choice[group]})
         values = [value for value in values if not value.startswith(f"{group}=")]
+        files.append(folder / f"{choice[group]}.yaml")
     for text in values:
         key = str(parse_override(text).key_or_group).partition(".")[0]
         if key not in base:
@@ -93,30 +128,13 @@ def compose_file(file: Path, base: Mapping[str, Any], overrides: Sequence[str], 
         store.store(_ROOT, {"defaults": [*defaults, "_self_"]})
         return compose(file.parent, _ROOT, values)
 
+    texts = [path.read_text("utf-8") for path in files]
     try:
-        data = resolve(_cached(file, [folder / f"{name}.yaml" for name in choice.values()], base, values, composed))
+        if "defaults" in "".join(texts):  # it may include further files
+            return to_plain(composed()) | choice
+        return to_plain(OmegaConf.create(cached([file.stem, texts, base, values, choice], composed))) | choice
     except ERRORS as error:
         raise ValueError(f"{file.name}: {' '.join(str(error).split())}") from error
-    return data | choice
-
-
-def _cached(
-    file: Path,
-    included: Sequence[Path],
-    base: Mapping[str, Any],
-    values: Sequence[str],
-    composed: Callable[[], DictConfig],
-) -> dict[str, Any]:
-    """Return the config from the cache as plain values, or call `composed`, which composes the config.
-
-    base: the default values of all keys. values: the overrides.
-    The cache's key contains these two and the texts of `file` and `included`. If one of these files has a defaults
-    list, it may include further files, whose changes the key would miss, so the cache is not used.
-    """
-    texts = {path.relative_to(file.parent).as_posix(): path.read_text("utf-8") for path in (file, *included)}
-    if any(re.search(r"^[\"']?defaults\b", text, re.MULTILINE) for text in texts.values()):
-        return cast(dict[str, Any], OmegaConf.to_container(composed(), resolve=False))
-    return load_or_compose(digest_of_texts(texts, file.stem, base), values, composed)
 
 
 def _top_level(file: Path, base: Mapping[str, Any]) -> dict[str, Any]:
@@ -191,3 +209,11 @@ def nearest_first(name: str, valid: Sequence[str]) -> str:
     """Return the valid names, separated by commas; those most similar to `name` come first."""
     near = difflib.get_close_matches(name, valid, n=3, cutoff=0.5)
     return ", ".join([*near, *(v for v in valid if v not in near)])
+
+
+def in_one_line(error: Exception) -> str:
+    """Return an error of Hydra or OmegaConf as one line that begins with the key, if the error is about one key."""
+    text = " ".join(str(error).split()).partition(" full_key:")[0].partition(" Config search path:")[0]
+    own = "ValueError raised while resolving interpolation: "  # of our resolver, whose message names the key
+    key = getattr(error, "full_key", None)
+    return f"{key}: {text}" if key and not text.startswith(own) else text.removeprefix(own)

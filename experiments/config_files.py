@@ -25,7 +25,6 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from fewbits.experiments.composed_cache import digest_of_files, digest_of_texts, yaml_files
 from fewbits.experiments.composition import nearest_first, override_values, parse_override, spelled
 from fewbits.models.networks.presets import MODELS
 
@@ -35,19 +34,18 @@ GROUPS = ("model", *sorted(folder.name for folder in FOLDER.iterdir() if folder.
 SWEEPS = "sweep"  # the subfolder of a user's config folder that holds sweep files
 SEARCH_PATH = "hydra.searchpath"
 CONF = "conf"  # the user's config folder in the working directory
-_YAML = (".yaml", ".yml")
-_registered: dict[tuple[str, str], str] = {}  # the files that are registered with Hydra, by group and name
 
 
 @dataclass(frozen=True)
 class Folders:
-    """The user's config folders, in the order of Hydra's search path.
+    """The user's configs: folders, in the order of Hydra's search path, and single files that overrides choose.
 
     state: path, modification time (ns) and size of each config file. If a file changes, a later call of
         `folders` returns a different `Folders`, so a cache whose keys are `Folders` never gives an outdated result.
     """
 
     paths: tuple[Path, ...] = ()
+    chosen: tuple[tuple[str, str], ...] = ()  # the single files: the group and the value, which is a path
     state: tuple[tuple[str, int, int], ...] = ()
 
     @property
@@ -56,9 +54,9 @@ class Folders:
         return (f"{SEARCH_PATH}={spelled([f'file://{path}' for path in self.paths])}",) if self.paths else ()
 
     @property
-    def digests(self) -> tuple[str, ...]:
-        """The digest of the config files in each folder."""
-        return tuple(digest_of_files(path) for path in self.paths)
+    def texts(self) -> list[tuple[str, str]]:
+        """The path and text of each config file."""
+        return [(file, Path(file).read_bytes().decode("utf-8", "surrogateescape")) for file, _, _ in self.state]
 
     def file(self, group: str, name: object) -> Path | None:
         """Return the path of GROUP/NAME.yaml in the first folder that has this file; None if no folder has it."""
@@ -67,7 +65,7 @@ class Folders:
 
 
 def folders(overrides: Sequence[str] = ()) -> Folders:
-    """Return the user's config folders: the folders in overrides of `hydra.searchpath`, then `./conf`.
+    """Return the user's configs: the folders that overrides of `hydra.searchpath` list, `./conf`, and single files.
 
     `./conf` counts only if it has a subfolder for a group or for sweeps.
     """
@@ -76,8 +74,32 @@ def folders(overrides: Sequence[str] = ()) -> Folders:
     if any((conf / group).is_dir() for group in (*GROUPS, SWEEPS)):
         paths.append(conf)
     paths = list(dict.fromkeys(paths))
-    stats = ((str(file), file.stat()) for path in paths for file in yaml_files(path))
-    return Folders(tuple(paths), tuple((file, stat.st_mtime_ns, stat.st_size) for file, stat in stats))
+    groups = [text for text in overrides if text.partition("=")[0] in GROUPS and ".y" in text]
+    chosen = [(text.partition("=")[0], value) for text in groups for value in override_values(text) if is_path(value)]
+    try:
+        files = [file for path in paths for file in yaml_files(path)]
+        files += [Path(value).expanduser().absolute() for _, value in chosen]
+        stats = [(str(file), file.stat()) for file in files]
+    except OSError as error:
+        raise ValueError(f"{error.filename}: {error.strerror}") from None
+    for group, value in chosen:
+        is_model = group == "model" and value.removesuffix(".yaml") in MODELS
+        if is_model or any(Path(f"{path}/{group}/{value}").is_file() for path in (FOLDER, *paths)):
+            file = Path(value).expanduser().absolute()
+            raise ValueError(f"{group}={value}: Hydra would read its own {group}/{value}; write {group}={file}")
+    return Folders(tuple(paths), tuple(chosen), tuple((file, stat.st_mtime_ns, stat.st_size) for file, stat in stats))
+
+
+def yaml_files(folder: Path) -> list[Path]:
+    """Return the YAML files in a folder and its subfolders, sorted, without hidden files and without dangling links.
+
+    Editors create hidden files and dangling links: for example, Emacs makes the link `.#mine.yaml`.
+    """
+    return [
+        file
+        for file in sorted(folder.rglob("*.yaml"))
+        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(folder).parts)
+    ]
 
 
 def is_search_path(override: str) -> bool:
@@ -108,7 +130,11 @@ def _named(override: str) -> Iterator[Path]:
         if not colon or scheme == "file":
             path = Path(rest if colon else item).expanduser().absolute()
         elif scheme == "pkg":
-            path = _package_folder(rest)
+            package, *below = re.split(r"[./]", rest)  # the package, then the folders below it: my_package/configs
+            try:
+                path = Path(str(package_files(package))).joinpath(*below)
+            except (ModuleNotFoundError, TypeError, ValueError):
+                raise ValueError(f"{SEARCH_PATH}: {item}: there is no Python package {package!r}") from None
         else:
             raise ValueError(f"{override!r}: {item}: valid items are paths of folders, file://PATH and pkg://PACKAGE")
         if not path.is_dir():
@@ -116,25 +142,12 @@ def _named(override: str) -> Iterator[Path]:
         yield path
 
 
-def _package_folder(name: str) -> Path:
-    """Return the path of a folder in an installed Python package; raise ValueError if there is no such package.
-
-    name: the package, then the folders below it, separated by `/` or `.`, for example `my_package/configs`.
-    """
-    package, *below = re.split(r"[./]", name)
-    try:
-        return Path(str(package_files(package))).joinpath(*below)
-    except (ModuleNotFoundError, TypeError, ValueError):
-        raise ValueError(f"{SEARCH_PATH}: pkg://{name}: there is no Python package {package!r}") from None
-
-
 def names(group: str, own: Folders | None = None) -> list[str]:
     """Return the names of all configs in a group, for example of all recipes in the group `recipe`.
 
     own: the user's config folders, whose configs are listed last; None: list only fewbits' own configs.
     """
-    stored = MODELS if group == "model" else ()
-    offered = [*stored, *_files(FOLDER / group)]
+    offered = [*(MODELS if group == "model" else ()), *_files(FOLDER / group)]
     return [*offered, *(name for path in (own.paths if own else ()) for name in _files(path / group))]
 
 
@@ -149,7 +162,7 @@ def _files(folder: Path) -> list[str]:
 
 def is_path(value: object) -> bool:
     """Tell whether the chosen value of a group is the path of a YAML file rather than the name of a config."""
-    return isinstance(value, str) and value.endswith(_YAML)
+    return isinstance(value, str) and value.endswith((".yaml", ".yml"))
 
 
 def check_choice(group: str, value: object, own: Folders) -> None:
@@ -159,7 +172,7 @@ def check_choice(group: str, value: object, own: Folders) -> None:
     file that is not UTF-8.
     """
     name = str(value)
-    if is_path(value) or (group, name) in _registered:
+    if is_path(value):
         return
     file = own.file(group, name)
     if name in _own_names(group):
@@ -171,51 +184,26 @@ def check_choice(group: str, value: object, own: Folders) -> None:
         valid = nearest_first(name, names(group, own))
         raise ValueError(f"no {group} {value!r} exists: valid names are {valid}; a path of a YAML file is valid, too")
     else:
-        _check_utf8(file)
+        try:
+            file.read_text("utf-8")
+        except UnicodeDecodeError as error:  # unlike Hydra's error, this one names the file
+            raise ValueError(f"{file} is not text in UTF-8: {error.reason} at byte {error.start}") from None
 
 
-def _check_utf8(file: Path) -> None:
-    """Raise ValueError if a file is not text in UTF-8; unlike Hydra's error, the message names the file."""
-    try:
-        file.read_text("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is not text in UTF-8: {error.reason} at byte {error.start}") from None
-
-
-def register_file(group: str, value: str) -> str:
-    """Register the user's config file at the path `value` with Hydra; return the name under which Hydra finds it.
-
-    The name contains a digest of the content, so a file that has changed gets another name.
-    """
-    path = Path(value).expanduser()
-    try:
-        text = path.read_text("utf-8")
-        config = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    except OSError as error:
-        raise ValueError(f"{group}={value}: {path.absolute()}: {error.strerror}") from None
-    except (UnicodeError, YAMLError, OmegaConfBaseException) as error:
-        raise ValueError(f"{value}: {' '.join(str(error).split())}") from None
-    if not isinstance(config, dict):
-        raise ValueError(f"{value}: a mapping is expected (lines KEY: VALUE), as in fewbits' own config files")
-    name = f"{_stem(value)}-{digest_of_texts({group: text})[:16]}"
-    store: Any = ConfigStore.instance()
-    store.store(name, config, group=group, package=_package(text))
-    _registered[group, name] = value
-    return name
-
-
-def with_names(override: str) -> str:
-    """Register the config files whose paths an override contains; return the override with names in place of paths.
-
-    Hydra's own command line accepts only names.
-    """
-    group = override.partition("=")[0]
-    if group in GROUPS:
-        registered = {value: register_file(group, value) for value in override_values(override) if is_path(value)}
-        longest_first = sorted(registered, key=len, reverse=True)  # one path may contain another one
-        if registered:
-            return re.sub("|".join(map(re.escape, longest_first)), lambda match: registered[match[0]], override)
-    return override
+def register_chosen(own: Folders) -> None:
+    """Let Hydra find the single files that overrides choose, under the name that is their path."""
+    for group, value in own.chosen:
+        try:
+            text = Path(value).expanduser().read_text("utf-8")
+            config = OmegaConf.to_container(OmegaConf.create(text or "{}"), resolve=False)
+        except (OSError, UnicodeError, YAMLError, OmegaConfBaseException) as error:
+            raise ValueError(f"{value}: {' '.join(str(error).split())}") from None
+        if not isinstance(config, dict):
+            raise ValueError(f"{value}: a mapping is expected (lines KEY: VALUE), as in fewbits' own config files")
+        *folder, name = value.split("/")
+        header = re.match(r"(?:\s*#.*\n)*?\s*#\s*@package[ \t]+(\S+)", text)  # the key that gets the file's content
+        store: Any = ConfigStore.instance()
+        store.store(name, config, "/".join([group, *filter(None, folder)]), package=header[1] if header else None)
 
 
 def with_globs(override: str, own: Folders) -> str:
@@ -233,28 +221,6 @@ def with_globs(override: str, own: Folders) -> str:
     return f"{group}={','.join(matching)}"
 
 
-def with_paths(override: str) -> str:
-    """Return an override with the name of a registered file replaced by its path: the inverse of `with_names`."""
-    group, _, value = override.partition("=")
-    if (path := _registered.get((group, value))) is None:
-        return override
-    is_plain = re.fullmatch(r"[./\w-]+", path) is not None
-    return f"{group}={path if is_plain else spelled(path)}"
-
-
 def name_of(value: object) -> object:
     """Return the name of the config that a group's value chooses; for a path, the file's name without its suffix."""
-    return _stem(str(value)) if is_path(value) else value
-
-
-def _stem(path: str) -> str:
-    return re.sub(r"[^\w-]", "-", Path(path).stem)
-
-
-def _package(text: str) -> str | None:
-    """Return PACKAGE of a header `# @package PACKAGE` in a config file's text; None if there is no such header.
-
-    In Hydra, the package is the key under which the file's content is placed.
-    """
-    header = re.match(r"(?:\s*#.*\n)*?\s*#\s*@package[ \t]+(\S+)", text)
-    return header[1] if header else None
+    return re.sub(r"[^\w-]", "-", Path(str(value)).stem) if is_path(value) else value

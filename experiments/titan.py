@@ -72,7 +72,7 @@ class Fewbits:
     """The section `[fewbits]` of torchtitan's config."""
 
     recipe: str = ""
-    """The name of a recipe that `fewbits recipes` lists"""
+    """The name of a recipe that `fewbits list recipes` lists"""
 
     settings: list[str] = field(default_factory=list)
     """Changes of the recipe, written as overrides without their prefix `recipe.`: keep.last=2,rht=32"""

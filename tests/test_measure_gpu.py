@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from fewbits.experiments.bench import kernel_cases as cases
 from fewbits.kernels.backends.gpu import cuda
 from fewbits.kernels.backends.gpu.warm import kernels_of
-from fewbits.kernels.bench import cases
 from tests import measure_gpu
 from tests.kernels.backends.gpu import test_cuda, warm_parity
 from tests.kernels.backends.gpu.test_machine_code import variants_of

@@ -119,7 +119,7 @@ def test_make_test_sets_up_in_order_and_runs_every_check() -> None:
         "pip install --no-compile --constraint constraints.txt torch",
         "pip install --no-compile --constraint constraints.txt --editable '.[dev]'",
         "compileall",
-        "fewbits.kernels.backends.build",
+        "fewbits.kernels.backends.build\n",
         "ruff check",
         "ruff format --check",
         "mypy",

@@ -1,69 +1,107 @@
-"""Run `fewbits bench kernels --generators`: time noise generators on several matrix shapes, for GaussWS's report."""
+"""Time noise generators over matrix shapes, as in GaussWS's Figure 6.
 
-from __future__ import annotations
+    bitwise      our generator: rounded normal noise from 16 random bits by bit operations (eq. 10), packed in 4 bits
+    box-muller   round(z / 2) of normal z, the distribution that `bitwise` approximates: in C++ on a CPU, with
+                 torch.compile on a GPU
+    torch        normally distributed numbers of torch without rounding, which is less work than the other two do
 
-import argparse
-import json
-from collections.abc import Sequence
-from dataclasses import asdict
-
-from fewbits.common.arguments import CommandParser
-from fewbits.experiments.bench import results
-from fewbits.kernels.bench import command
-
-EXAMPLES = """\
-examples:
-  fewbits bench kernels --generators --shapes 2048x512,16384x16384
-  fewbits bench kernels --generators --device cuda --store runs
+For each shape two things are timed: the generator alone, and the whole of GaussWS's eq. 3, which the paper's figure
+shows: the weight sampled in BF16, ŵ = w + R · 2^(1−b) · max|w|, with noise R and bit width b. With Box–Muller, eq. 3 is
+timed only on a GPU, where torch.compile fuses it. For eq. 3, `torch` computes the equation in plain torch, and rounds
+the normally distributed numbers. The generators take turns.
 """
-SQUARE = 32  # side of the square blocks that share a bit width; sides of matrices have to be multiples of it
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from fewbits.common.tables import print_table
+from fewbits.experiments.bench import eager
+from fewbits.experiments.bench.kernel_cases import BITS, SQUARE, Case, Work, gaussian_noise, sample_weight
+from fewbits.experiments.bench.measure import OtherProcesses, in_touched_memory, seconds, take_turns
+from fewbits.experiments.bench.peers import box_muller, randn
+from fewbits.kernels.backends import build
+
+# The smallest weights of Llama 3.2 1B and the largest of Llama 3.1 405B are named in the paper's text; the shapes
+# between them are assumed.
+SHAPES = ((2048, 512), (2048, 2048), (2048, 8192), (8192, 8192), (16384, 1024), (16384, 4096), (16384, 16384))
+BITWISE, BOX_MULLER, TORCH = "bitwise", "box-muller", "torch"
+CASES = {"generator": gaussian_noise(), "forward": sample_weight("gaussian")}
+TITLES = {"generator": "generator alone", "forward": "w + R · 2^(1−b) · max|w|"}
+PEER_ELEMENTS = 1 << 24  # eq. 3 in plain torch gets only this many elements: it needs ten times the matrix's memory
 
 
-def main(argv: Sequence[str]) -> int:
-    options = _options(argv)
-    name = f"generators-{options.device}"
-    if results.is_measured(options, name):
-        return 0
-    command.prepare(options)
-    from fewbits.kernels.bench.generators import SHAPES, show, time_shapes
-    from fewbits.kernels.bench.measure import warn_if_busy
-    from fewbits.kernels.bench.results import machine
+@dataclass(frozen=True)
+class Timed:
+    """The times of one generator for one shape: of the generator alone, or of the whole of eq. 3 with its noise."""
 
-    warn_if_busy()
-    facts = machine(options.device)
-    timings = time_shapes(options.shapes or SHAPES, options.device, options.runs)
-    print(f"{facts['device']}; torch {facts['torch']}; median of {options.runs} runs of each generator")
-    show(timings)
-    measured = {"turns": options.runs, "timed": [asdict(timed) for timed in timings]}
-    results.save(options.store, name, facts, measured)
-    if options.json:
-        options.json.write_text(json.dumps({"machine": facts, **measured}, indent=1))
-    return 0
+    rows: int
+    cols: int
+    what: str  # "generator" (alone), or "forward" (the whole of eq. 3)
+    arm: str  # the name of the generator: bitwise, box-muller or torch
+    elements: int  # the number of elements of one call
+    seconds: list[float]  # the seconds of the call in each turn
+    others: list[float | None]  # the share of the processors that other processes used in each turn
+
+    @property
+    def speed(self) -> float:
+        """The number of elements per second, from the median of `seconds`."""
+        return self.elements / median(self.seconds)
 
 
-def _options(argv: Sequence[str]) -> argparse.Namespace:
-    about = "Compare noise generators over matrix shapes: GaussWS's, Box–Muller, torch's."
-    parser = CommandParser("fewbits bench kernels --generators", about, EXAMPLES)
-    parser.add_argument("--generators", action="store_true", help="select this benchmark")
-    parser.add_argument(
-        "--shapes", type=_shapes, metavar="RxC,…", help="matrix shapes (default: the weights of Llama 3)"
-    )
-    command.add_options(parser)
-    results.add_options(parser)
-    options = parser.parse_args(argv)
-    results.check_options(options, "bench kernels")
-    return options
+def time_shapes(shapes: Sequence[tuple[int, int]], device: str, runs: int) -> list[Timed]:
+    timings = []
+    for rows, cols in shapes:
+        print(f"fewbits: timing {rows}x{cols} in {runs} turns", file=sys.stderr, flush=True)
+        w = torch.randn(rows, cols, device=device, generator=torch.Generator(device).manual_seed(0)).bfloat16()
+        for what, case in CASES.items():
+            generators = _generators(case, w)
+            timers = [partial(seconds, partial(work, x), device) for work, x in generators.values()]
+            others = OtherProcesses()
+            times = take_turns(timers, runs, others=others)
+            timings += [
+                Timed(rows, cols, what, name, x.numel(), list_, others.shares)
+                for (name, (_, x)), list_ in zip(generators.items(), times, strict=True)
+            ]
+    return timings
 
 
-def _shapes(text: str) -> tuple[tuple[int, int], ...]:
-    """Parse matrix shapes (rows x columns) such as 2048x512,16384x16384."""
-    sides = [part.split("x") for part in text.split(",")]
-    if not all(len(pair) == 2 and all(side.isdecimal() and _divides(int(side)) for side in pair) for pair in sides):
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: expected shapes such as 2048x512,16384x16384, with sides that are multiples of {SQUARE}"
-        )
-    return tuple((int(rows), int(cols)) for rows, cols in sides)
+def _generators(case: Case, w: Tensor) -> dict[str, tuple[Work, Tensor]]:
+    """Return a dictionary from each generator's name to the function to time and the tensor to pass to it.
+
+    case: a value of CASES, for the generators alone or for the whole of eq. 3. w: the weight; if w is large,
+    `torch` gets only its first rows for eq. 3. On a CPU, box-muller is absent for eq. 3, and without a C++ compiler.
+    """
+    few = w[: max(SQUARE, PEER_ELEMENTS // w.shape[1] // SQUARE * SQUARE)]
+    generators: dict[str, tuple[Work, Tensor]] = {BITWISE: (in_touched_memory(lambda x: case.into(x, x)), w)}
+    if w.is_cuda:
+        work = partial(eager.sample, draw=_box_muller, bits=BITS, square=SQUARE) if case.eager else _box_muller
+        generators[BOX_MULLER] = torch.compile(work, dynamic=True), w
+    elif case.is_noise and build.compiler():
+        generators[BOX_MULLER] = box_muller(), w
+    generators[TORCH] = (case.eager, few) if case.eager else (randn(), w)
+    return generators
 
 
-def _divides(side: int) -> bool:
-    return side > 0 and side % SQUARE == 0
+def _box_muller(like: Tensor) -> Tensor:
+    """Return round(N(0, 1) / 2) as int8 in the shape of `like`, by the Box–Muller method."""
+    u, v = (torch.rand(like.shape, device=like.device) for _ in range(2))
+    z = torch.sqrt(-2 * torch.log(1 - u)) * torch.cos(2 * math.pi * v)
+    return (z / 2).round().to(torch.int8)
+
+
+def show(timings: Sequence[Timed]) -> None:
+    """Print two tables of speeds: for the generators alone, and for whole weight sampling (GaussWS eq. 3)."""
+    arms = (BITWISE, BOX_MULLER, TORCH)
+    for what, title in TITLES.items():
+        speeds = {(t.rows, t.cols, t.arm): f"{t.speed / 1e9:.3g}" for t in timings if t.what == what}
+        print(f"\n10⁹ elements/s, {title}:")
+        shapes = dict.fromkeys((rows, cols) for rows, cols, _ in speeds)
+        rows = ((f"{r}x{c}", *(speeds.get((r, c, arm), "-") for arm in arms)) for r, c in shapes)
+        print_table(("shape", *arms), rows, right=arms)

@@ -1,4 +1,4 @@
-"""Describe a model in one line, for the list that `fewbits models` prints."""
+"""Describe a model in one line, for the list that `fewbits list models` prints."""
 
 from fewbits.models.networks.decoder import DecoderConfig
 

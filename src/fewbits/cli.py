@@ -134,44 +134,34 @@ COMMANDS = (
         "show how each format rounds and encodes a number, and its neighbours",
         "0.3",
     ),
-    Command(("models",), "fewbits.commands.models", "list the models with their parameters", "--json"),
-    Command(("recipes",), "fewbits.commands.recipes", "list the recipes with their operands", "--json"),
-    Command(("scales",), "fewbits.commands.groups", "list the scales", "smoke", function="scales"),
-    Command(("schedules",), "fewbits.commands.groups", "list the schedules", "wsd", function="schedules"),
-    Command(("optimizers",), "fewbits.commands.groups", "list the optimizers", "adamw", function="optimizers"),
-    Command(
-        ("precisions",),
-        "fewbits.commands.groups",
-        "list the precision policies",
-        "fp16",
-        function="precisions",
-    ),
-    Command(("studies",), "fewbits.commands.studies", "list the studies with their recipes", "--json"),
+    Command(("list",), "fewbits.commands.list", "list recipes, models, scales and so on", "recipes nvfp4"),
     Command(
         ("data", "prepare"),
         "fewbits.commands.prepare_data",
         "download and tokenize a collection of web text: OpenWebText, C4",
         "openwebtext",
     ),
-    Command(("data",), "fewbits.commands.groups", "list the training data", "python", function="data"),
     Command(
         ("bench", "kernels"),
-        "fewbits.experiments.bench.generators",
+        "fewbits.commands.bench",
         "measure the speed of noise generators for several matrix shapes",
         "--store runs",
+        function="generators",
         flags=("--generators",),
     ),
     Command(
         ("bench", "kernels"),
-        "fewbits.kernels.bench.command",
+        "fewbits.commands.bench",
         "measure the speed and memory of the kernels and of other libraries",
         "--no-peers",
+        function="kernels",
     ),
     Command(
         ("bench", "train"),
-        "fewbits.experiments.bench.command",
+        "fewbits.commands.bench",
         "measure the training speed of recipes, compared with plain BF16",
         "--steps 5",
+        function="train",
     ),
     Command(
         ("bench", "sweep"),
@@ -254,7 +244,7 @@ def _dispatch(argv: tuple[str, ...]) -> int:
         print(f"fewbits {__version__}")
         return 0
     if argv[:1] in (("-sc",), ("--shell-completion",)):
-        from fewbits.commands.completion import complete
+        from fewbits.commands.run_hydra import complete
 
         complete(argv[1:], list(dict.fromkeys(command.words[0] for command in COMMANDS)))
         return 0

@@ -11,7 +11,7 @@ from typing import Any
 from fewbits.common.progress import Progress, clock
 from fewbits.common.store_folder import runs_option
 from fewbits.common.wording import plural
-from fewbits.experiments.identity import computed_by_installed_sources
+from fewbits.experiments.identity import is_current
 from fewbits.experiments.machine_kinds import kind
 from fewbits.experiments.storage.run_folder import HASH, RunFolder
 from fewbits.experiments.training import flops_a_token
@@ -53,7 +53,7 @@ def rows_of(plan: Plan) -> list[Row]:
     for member in plan.members:
         planned, status = plan.trials[member.id], statuses[member.id]
         folder, state, note = planned.folder, status.state, status.why
-        if state in OVER and not computed_by_installed_sources(folder.provenance() or {}):
+        if state in OVER and not is_current(folder.provenance() or {}):
             hint = f"`fewbits explain {folder.id[:HASH]}{runs_option(folder.path.parent)}` shows the difference"
             note = f"computed by another version of the code; {hint}"
         live: dict[str, Any] = store.progress(folder) or {}

@@ -16,7 +16,7 @@ class Study:
     name: str  # as in `study=NAME`; also the name of the study's folders
     title: str  # of the paper
     arxiv: str  # the paper's arXiv number; empty for texts without one
-    about: str  # its subject in one line, for `fewbits studies`
+    about: str  # its subject in one line, for `fewbits list studies`
 
     @property
     def scales(self) -> tuple[str, ...]:

@@ -42,48 +42,39 @@ ENDED = (*OVER, State.FAILED, State.BLOCKED)  # states of trials that no longer 
 STOPPED = 130  # the exit status if Ctrl-C or SIGTERM stopped the sweep
 
 
-def run_sweep(
-    plan: Plan,
-    backend: str = "ray",
-    address: str | None = None,
-    parallel: int | None = None,
-    variables: Sequence[str] = (),
-    *,
-    overrides: Sequence[str] = (),
-) -> int:
-    """Store the plan, run those of its trials that are not finished, print a summary, and return the exit status.
-
-    backend: `ray` or `local`. address: a Ray cluster's address; None: start Ray on this machine. parallel: the largest
-    number of trials at a time; None: as many as fit. variables: names of environment variables that a cluster's workers
-    get in addition to the usual ones (environment.py). overrides: the command's overrides, by which `load_plan` finds
-    the stored plan.
-    """
-    store_plan(plan, overrides)
-    mirror = Mirror(plan)
-    driver = run_trials(plan, Where(backend, address, parallel, tuple(variables)), mirror)
-    return conclude(plan, [driver] if driver else [], mirror)
-
-
 @dataclass(frozen=True)
 class Where:
-    """The options that choose the backend for trials: parameters of `run_sweep` with these names."""
+    """The options that choose the backend for trials."""
 
     backend: str = "ray"  # or `local`
-    address: str | None = None  # of a Ray cluster
-    parallel: int | None = None  # the largest number of trials at a time
-    variables: tuple[str, ...] = ()  # names of further environment variables for a cluster's workers
+    address: str | None = None  # of a Ray cluster; None: start Ray on this machine
+    parallel: int | None = None  # the largest number of trials at a time; None: as many as fit
+    variables: Sequence[str] = ()  # names of further environment variables for a cluster's workers (access.py)
 
     def open(self) -> Backend:
         """Start the backend and return it; the caller has to close it."""
-        return make_backend(self.backend, self.address, self.parallel, self.variables)
+        if self.backend == "local":
+            from fewbits.sweeps.running.local import Local
+
+            return Local(self.parallel)
+        from fewbits.sweeps.running.on_ray import OnRay
+
+        return OnRay(self.address, self.parallel, worker_variables(os.environ, self.variables))
+
+
+def run_sweep(plan: Plan, where: Where, overrides: Sequence[str] = ()) -> int:
+    """Store the plan, run those of its trials that are not finished, print a summary, and return the exit status.
+
+    overrides: the command's overrides, by which `load_plan` finds the stored plan.
+    """
+    store_plan(plan, overrides)
+    mirror = Mirror(plan)
+    driver = run_trials(plan, where, mirror)
+    return conclude(plan, [driver] if driver else [], mirror)
 
 
 def store_plan(plan: Plan, overrides: Sequence[str]) -> None:
-    """Store the plan, so that `load_plan` finds it by these overrides; raise ValueError if it cannot be written.
-
-    It is called before the plan's trials start. overrides: those of the command `fewbits sweep`; for a multirun, the
-    multirun's name as the only element.
-    """
+    """Store the plan, so that `load_plan` finds it by these overrides; raise ValueError if it cannot be written."""
     try:
         save_plan(plan, overrides)
     except OSError as error:
@@ -93,11 +84,8 @@ def store_plan(plan: Plan, overrides: Sequence[str]) -> None:
 def run_trials(plan: Plan, where: Where, mirror: Mirror, opened: Callable[[], Backend] | None = None) -> Driver | None:
     """Run the trials of a plan that have to run, and return the driver when they have ended; None if none has to run.
 
-    Warnings that are raised while the trials run are printed as lines of the progress display.
-
-    where: the options of the backend. mirror: the plan's copy in MLflow, which is updated
-    while the trials run. opened: a function that returns a backend that is open already, which `run_trials` uses and
-    does not close; None: start a backend with the options `where`, and close it at the end.
+    Warnings that are raised meanwhile are printed as lines of the progress display. opened: returns a backend that is
+    open already, and that is not closed; None: start a backend, and close it at the end.
     """
     if not (missing := _trials_to_run(plan)):
         return None
@@ -105,14 +93,17 @@ def run_trials(plan: Plan, where: Where, mirror: Mirror, opened: Callable[[], Ba
     display = Display(speeds)
     with warnings.catch_warnings():
         warnings.showwarning = display.warn  # type: ignore[assignment]  # its type names only the first argument
-        start = "; starting Ray" if where.backend == "ray" and opened is None else ""
+        start = "; starting Ray" if where.backend == "ray" and not where.address and opened is None else ""
         need, free = disk(missing), free_bytes(plan.store)
         space = f"{size(need)} of checkpoints, {size(free)} free on the disk" + (": too little" * (need > free))
         display.print_line(f"{len(missing)} of {plural(len(plan.trials), 'trial')} to run: {space}{start}")
         began = time.monotonic()
         with contextlib.closing(display), contextlib.ExitStack() as closing:
             chosen = opened() if opened else closing.enter_context(contextlib.closing(where.open()))
-            driver = _run(plan, chosen, missing, display, mirror)
+            chosen.require(missing)
+            driver = Driver(plan, chosen, display)
+            with _interruptible(driver), _mirrored(mirror):
+                driver.run()
         with contextlib.suppress(OSError):  # on a full disk, the speeds are not stored, and later estimates lack them
             for task in driver.tasks.values():
                 if task.speed is not None:
@@ -141,15 +132,6 @@ def conclude(plan: Plan, drivers: Sequence[Driver], mirror: Mirror) -> int:
     return status
 
 
-def _run(plan: Plan, backend: Backend, missing: Sequence[Planned], display: Display, mirror: Mirror) -> Driver:
-    """Run the missing trials of a plan on an open backend; return the driver when they have ended."""
-    backend.require(missing)
-    driver = Driver(plan, backend, display)
-    with _interruptible(driver), _mirrored(mirror):
-        driver.run()
-    return driver
-
-
 def _trials_to_run(plan: Plan) -> list[Planned]:
     """Return the unfinished trials that are not blocked for good (see `TrialStatus.blocked_permanently`).
 
@@ -164,7 +146,7 @@ def _trials_to_run(plan: Plan) -> list[Planned]:
 def _mirrored(mirror: Mirror) -> Iterator[None]:
     """Update MLflow every SYNC seconds while the `with` block runs, in a thread, since MLflow may not answer at once.
 
-    When the block ends, wait up to SYNC_WAIT seconds for an update that still runs; if the block raises, do not wait.
+    If the block ends without an error, wait up to SYNC_WAIT seconds for an update that still runs.
     """
     ended = threading.Event()
 
@@ -183,28 +165,11 @@ def _mirrored(mirror: Mirror) -> Iterator[None]:
         ended.set()
 
 
-def make_backend(name: str, address: str | None, parallel: int | None, variables: Sequence[str] = ()) -> Backend:
-    """Start the backend `local` or `ray`, and return it; the caller has to close it.
-
-    address: a Ray cluster's address; None: start Ray on this machine. parallel: the largest number of trials at a time;
-    None: as many as the resources allow. variables: names of environment variables that a cluster's workers get in
-    addition to the usual ones (environment.py).
-    """
-    if name == "local":
-        from fewbits.sweeps.running.local import Local
-
-        return Local(parallel)
-    from fewbits.sweeps.running.on_ray import OnRay
-
-    return OnRay(address, parallel, worker_variables(os.environ, variables))
-
-
 @contextmanager
 def _interruptible(driver: Driver) -> Iterator[None]:
     """Call `driver.stop` on the first Ctrl-C or SIGTERM in the `with` block, and raise KeyboardInterrupt on the second.
 
-    After `driver.stop`, the trials end with a checkpoint. The block has to begin after the backend has started, because
-    Ray installs its own handler for SIGTERM when it starts, which would replace the handler of this function.
+    The block has to begin after the backend has started, because Ray then installs its own handler for SIGTERM.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:

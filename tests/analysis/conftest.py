@@ -12,7 +12,7 @@ import torch
 
 from fewbits.sweeps.planning.plan import Plan, plan
 from fewbits.sweeps.planning.sweep import load_sweeps
-from fewbits.sweeps.running.run_sweep import run_sweep
+from fewbits.sweeps.running.run_sweep import Where, run_sweep
 from tests.experiments.data.data_inputs import shared_cache
 from tests.once import once
 
@@ -57,7 +57,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
     def make(folder: Path) -> None:
         (folder / "tiny.yaml").write_text(SWEEP)
-        assert run_sweep(_plan(folder, folder / "runs", cache), backend="local", parallel=2) == 0
+        assert run_sweep(_plan(folder, folder / "runs", cache), Where("local", parallel=2)) == 0
 
     return once(tmp_path_factory, "trained", make), cache
 

@@ -1,16 +1,16 @@
-"""Test that `fewbits models` lists all models, also the user's own."""
+"""Test that `fewbits list models` lists all models, also the user's own."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from fewbits.commands.models import main
+from fewbits.commands.list import main
 from fewbits.models.networks.presets import MODELS
 
 
 def test_json_lists_every_model_with_its_parameters(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--json"]) == 0
+    assert main(["models", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in rows] == list(MODELS)
     assert all(row.keys() == {"name", "parameters", "linear_parameters", "description"} for row in rows)
@@ -19,7 +19,7 @@ def test_json_lists_every_model_with_its_parameters(capsys: pytest.CaptureFixtur
 
 
 def test_the_table_has_a_line_for_each_model(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 0
+    assert main(["models"]) == 0
     head, *lines = capsys.readouterr().out.splitlines()
     assert head.split() == ["name", "parameters", "linear", "description"]
     assert [line.split()[0] for line in lines] == list(MODELS)
@@ -30,14 +30,14 @@ def test_the_table_has_a_line_for_each_model(capsys: pytest.CaptureFixture[str])
 
 def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
-        main(["--help"])
+        main(["models", "--help"])
     assert stopped.value.code == 0
-    assert "example: fewbits models --json" in capsys.readouterr().out
+    assert "fewbits list models --json" in capsys.readouterr().out
 
 
 def test_an_unknown_option_is_a_value_error() -> None:
-    with pytest.raises(ValueError, match="models: unrecognized arguments: --xml"):
-        main(["--xml"])
+    with pytest.raises(ValueError, match="list: unrecognized arguments: --xml"):
+        main(["models", "--xml"])
 
 
 def test_it_lists_the_models_of_the_users_config_folders(
@@ -47,14 +47,14 @@ def test_it_lists_the_models_of_the_users_config_folders(
     (tmp_path / "conf" / "model").mkdir(parents=True)
     mine = tmp_path / "conf" / "model" / "mine.yaml"
     mine.write_text("defaults: [gpt2-nano, _self_]\nname: mine\nlayers: 2\n")
-    assert main(["--json"]) == 0
+    assert main(["models", "--json"]) == 0
     *known, own = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in known] == list(MODELS)
     assert own["name"] == "mine"
     assert own["description"].startswith("2 blocks of width 256")
-    assert main([str(mine)]) == 0
+    assert main(["models", str(mine)]) == 0
     assert "2 blocks of width 256" in capsys.readouterr().out
     mine.write_text("name: mine\nlayers: two\n")
     with pytest.raises(ValueError, match="model mine"):
-        main([])
+        main(["models"])
     assert next(iter(MODELS)) in capsys.readouterr().out

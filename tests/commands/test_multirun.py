@@ -77,7 +77,7 @@ def test_a_failure_is_status_1(cache: Path, tmp_path: Path, capfd: pytest.Captur
         ("recipe=glob(nvfp8*)", "nvfp4-ms-eden"),
         ("training.steps=1,-1", "training.steps -1: 1 or more is expected"),
         ("nonsense", "is not KEY=VALUE"),
-        ("hydra/launcher=basic", "--backend local"),
+        ("hydra/launcher=basic", "runtime.runs=DIR"),
         ("hydra.sweep.dir=elsewhere", "runtime.runs=DIR"),
         ("seed=one,two", "seed=one"),
         ("--cfg=job", "leave out --multirun"),

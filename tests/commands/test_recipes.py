@@ -1,4 +1,4 @@
-"""Test that `fewbits recipes` lists every recipe with the quantizers of its six operands and its settings."""
+"""Test that `fewbits list recipes` lists every recipe with the quantizers of its six operands and its settings."""
 
 import json
 from collections.abc import Callable
@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from fewbits.commands.recipes import main
+from fewbits.commands.list import main
 from fewbits.experiments.config import load_recipe
 from fewbits.experiments.config_files import names
 from fewbits.models.recipe import SLOTS
 
 
 def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
-    assert main([*arguments, "--json"]) == 0
+    assert main(["recipes", *arguments, "--json"]) == 0
     rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
     return rows
 
 
 def entry(capsys: pytest.CaptureFixture[str], name: str) -> list[str]:
-    assert main([name]) == 0
+    assert main(["recipes", name]) == 0
     return capsys.readouterr().out.splitlines()
 
 
@@ -31,7 +31,7 @@ def test_programs_get_every_recipe_with_what_it_is_about(capsys: pytest.CaptureF
 
 
 def test_people_get_every_recipe(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 0
+    assert main(["recipes"]) == 0
     entries = capsys.readouterr().out.rstrip("\n").split("\n\n")
     assert [lines.splitlines()[0] for lines in entries] == names("recipe")
 
@@ -67,7 +67,7 @@ def test_settings_are_what_a_recipe_can_be_changed_by(capsys: pytest.CaptureFixt
 
 def test_an_unknown_recipe_is_told_with_the_nearest_first() -> None:
     with pytest.raises(ValueError, match=r"^no recipe 'nvfp'.*nvfp4, "):
-        main(["nvfp"])
+        main(["recipes", "nvfp"])
 
 
 @pytest.fixture
@@ -95,5 +95,5 @@ def test_a_wrong_recipe_is_named_after_the_others(
 ) -> None:
     write_recipe("broken", "defaults: [fp8, _self_]\nkeep: {parts: [down, qk]}\n")
     with pytest.raises(ValueError, match=r"recipe broken: .*'qk'"):
-        main([])
+        main(["recipes"])
     assert "nvfp4" in capsys.readouterr().out.splitlines()

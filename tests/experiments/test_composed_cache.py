@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from fewbits.experiments import config as configs
-from fewbits.experiments.composed_cache import digest_of_files, load_or_compose, resolve, to_config
-from fewbits.experiments.composition import compose, compose_file
-from fewbits.experiments.config_files import FOLDER, ROOT
+from fewbits.experiments.composition import cached, compose, compose_file
+from fewbits.experiments.config_files import FOLDER, ROOT, folders
 
 CHOICES = [(), ("model=hybrid-nano", "recipe=nvfp4"), ("recipe=mor/block", "optimizer=adam-mini", "scale=smoke")]
 
@@ -24,7 +22,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def hydra_composes(choice: tuple[str, ...]) -> Callable[[], DictConfig]:
-    configs.prepare()
+    configs.prepare(folders())
     return lambda: compose(FOLDER, ROOT, choice)
 
 
@@ -34,32 +32,15 @@ def nothing_composes() -> DictConfig:
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_a_cached_config_is_the_composed_one(choice: tuple[str, ...], folder: Path) -> None:
-    composed = load_or_compose("digest", choice, hydra_composes(choice))
-    cached = load_or_compose("digest", choice, nothing_composes)
-    assert cached == composed == OmegaConf.to_container(hydra_composes(choice)())
-    assert resolve(cached) == OmegaConf.to_container(hydra_composes(choice)(), resolve=True)
-    with pytest.raises(OmegaConfBaseException):
-        OmegaConf.update(to_config(cached), "training.no_such_key", 1)
+    composed = cached(["a", choice], hydra_composes(choice))
+    assert cached(["a", choice], nothing_composes) == composed == OmegaConf.to_container(hydra_composes(choice)())
 
 
-def test_other_overrides_and_other_sources_are_other_configs(folder: Path) -> None:
-    load_or_compose("digest", (), hydra_composes(()))
-    for digest, choice in (("digest", ("model=gpt2-nano",)), ("other", ())):
+def test_configs_made_of_other_things_are_other_configs(folder: Path) -> None:
+    cached(["a", ()], hydra_composes(()))
+    for made_of in (["a", ("model=gpt2-nano",)], ["b", ()]):
         with pytest.raises(AssertionError, match="in the cache"):
-            load_or_compose(digest, choice, nothing_composes)
-
-
-def test_the_digest_follows_every_file_its_name_and_the_models(tmp_path: Path) -> None:
-    (tmp_path / "group").mkdir()
-    file = tmp_path / "group" / "a.yaml"
-    digests = set()
-    for text in ("x: 1\n", "x: 2\n"):
-        file.write_text(text)
-        digests.add(digest_of_files(tmp_path, {"nano": 1}))
-    digests.add(digest_of_files(tmp_path, {"nano": 2}))
-    file.rename(tmp_path / "a.yaml")
-    digests.add(digest_of_files(tmp_path, {"nano": 2}))
-    assert len(digests) == 4
+            cached(made_of, nothing_composes)
 
 
 BASE = {"scale": "small", "steps": 0, "width": 0, "about": ""}
@@ -100,19 +81,25 @@ def test_a_sweep_file_with_a_defaults_list_is_composed_each_time(sweep_file: Pat
 
 @pytest.mark.parametrize("damage", ["", "{", "[1]", "null", '"text"'])
 def test_a_damaged_file_is_composed_again(damage: str, folder: Path) -> None:
-    composed = load_or_compose("digest", (), hydra_composes(()))
+    composed = cached("it", hydra_composes(()))
     (file,) = folder.iterdir()
     file.write_text(damage)
-    assert load_or_compose("digest", (), hydra_composes(())) == composed
+    assert cached("it", hydra_composes(())) == composed
     assert json.loads(file.read_text())["seed"] == composed["seed"]
 
 
 def test_a_config_that_json_would_change_is_not_cached(folder: Path) -> None:
-    assert list(load_or_compose("digest", (), lambda: OmegaConf.create({1: "one"})).values()) == ["one"]
+    assert list(cached("it", lambda: OmegaConf.create({1: "one"})).values()) == ["one"]
     assert not folder.exists()
 
 
 def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("FEWBITS_CACHE", str(tmp_path / "file"))
-    assert load_or_compose("digest", (), hydra_composes(()))["seed"] == 0
+    assert cached("it", hydra_composes(()))["seed"] == 0
+
+
+@pytest.mark.parametrize("override", ["data.seed=${seed}", "+data={seed:'${seed}'}"])
+def test_what_reads_the_seed_follows_it(override: str) -> None:
+    for seed in (3, 4):
+        assert configs.resolved([override, f"seed={seed}"])["data"]["seed"] == seed

@@ -13,12 +13,12 @@ from omegaconf import OmegaConf
 
 from fewbits.experiments.composition import spelled
 from fewbits.experiments.config import load_trial, prepare, resolved
-from fewbits.experiments.config_files import FOLDER, ROOT
+from fewbits.experiments.config_files import FOLDER, ROOT, folders
 from tests.effort import examples
 
 
 def composed(overrides: list[str]) -> Any:
-    prepare()
+    prepare(folders())
     with initialize_config_dir(str(FOLDER), version_base=None):
         return OmegaConf.to_container(compose(ROOT, overrides=overrides), resolve=True, throw_on_missing=True)
 

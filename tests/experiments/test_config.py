@@ -284,6 +284,7 @@ MISTAKES = {  # arguments of `fewbits train`, and the parts of the message; … 
     "recipe=mor/block recipe.thresold=0.1": "unknown key 'recipe.thresold': recipe … threshold, ",
     "+training.foo=3": "unknown key training.foo… steps, ",
     "hydra.run.dir=x": "hydra.run.dir…runtime.runs=DIR",
+    "+data.size=5 training.step=3": "unknown key 'training.step': training … steps, ",
     "~training.steps": "training: missing keys: steps",
     "~recipe": "missing keys: recipe",
     # types and ranges
@@ -309,7 +310,7 @@ MISTAKES = {  # arguments of `fewbits train`, and the parts of the message; … 
     "recipe=bf16,nvfp4": "'recipe=bf16,nvfp4': a trial takes one value",
     "recipe.fprop.x=e4m3:tensor:amax@error<0.1|bf16": "a value that has special characters such as <: KEY='\"VALUE\"'",
     "training.steps=${nowhere}": "training.steps: Interpolation key 'nowhere' not found",
-    "+training.steps=3": "training.steps: Could not append",
+    "+training.steps=3": "Could not append…'training.steps'",
     "--steps": "train: unrecognized arguments: --steps",
     # operands
     "recipe.fprop.x=e9m9": "fprop.x: format 'e9m9'",
@@ -379,7 +380,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
 
 def test_a_recipe_may_have_a_setting_that_is_named_after_a_slot(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
-    file.write_text("defaults: [/recipe_base/base@_here_, _self_]\ndgrad_dy: e5m2\ndgrad: {dy: '${..dgrad_dy}'}\n")
+    file.write_text("dgrad_dy: e5m2\ndgrad: {dy: '${..dgrad_dy}'}\n")
     assert spellings(f"recipe={file}")["dgrad.dy"] == "e5m2"
 
 

@@ -7,12 +7,10 @@ import pytest
 
 from fewbits import cli
 from fewbits.experiments.config import load_recipe, load_trial
-from fewbits.experiments.config_files import CONF, folders, names, with_names, with_paths
+from fewbits.experiments.config_files import CONF, folders, names
 from tests.messages import naming
 
-RECIPE = (
-    "defaults: [/recipe_base/base@_here_, _self_]\nlevel: 4\nfprop: {{x: 'e4m3:1x128:amax'}}\nkeep: {{last: {last}}}\n"
-)
+RECIPE = "level: 4\nfprop: {{x: 'e4m3:1x128:amax'}}\nkeep: {{last: {last}}}\n"
 MODEL = "defaults: [nemotron-nano, _self_]\nname: small\nwidth: 64\n"
 
 
@@ -105,7 +103,7 @@ def test_a_bad_file_stops_only_what_uses_it(
     bad.write_bytes("about: é\n".encode("latin-1"))
     assert load_recipe("own").keep.last == 1
     assert [name for name in names("recipe", folders()) if name not in names("recipe")] == ["latin", "own"]
-    assert cli.main(["recipes"]) == 2
+    assert cli.main(["list", "recipes"]) == 2
     printed = capsys.readouterr()
     assert "own\n" in printed.out
     assert printed.err.count("UTF-8") == 1
@@ -114,16 +112,28 @@ def test_a_bad_file_stops_only_what_uses_it(
         load_recipe("latin")
 
 
-def test_a_grid_of_files_whose_names_end_alike(write: Callable[[str, str], Path]) -> None:
-    for last, name in enumerate(("mine", "notmine")):
-        write(f"{name}.yaml", RECIPE.format(last=last))
-    grid = with_names("recipe=mine.yaml,notmine.yaml,bf16")
-    chosen = grid.removeprefix("recipe=").split(",")
-    assert [with_paths(f"recipe={name}") for name in chosen] == [
-        "recipe=mine.yaml",
-        "recipe=notmine.yaml",
-        "recipe=bf16",
-    ]
+@pytest.mark.parametrize("value", ["one.yaml", "./one.yaml", "../here/one.yaml", "some where/one.yaml", "ABSOLUTE"])
+def test_a_file_is_chosen_by_any_path(
+    value: str, write: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write("here/one.yaml", f"defaults: [fp8, _self_]\n{RECIPE.format(last=5)}")
+    write("here/some where/one.yaml", RECIPE.format(last=5))
+    monkeypatch.chdir(file.parent)
+    recipe = load_recipe(value.replace("ABSOLUTE", str(file)))
+    assert (recipe.name, recipe.keep.last) == ("one", 5)
+
+
+@pytest.mark.parametrize("choice", ["recipe=./nvfp4.yaml", "recipe=own.yaml", "model=gpt2-nano.yaml"])
+def test_a_path_that_hydra_would_read_from_its_search_path_is_refused(
+    choice: str, write: Callable[[str, str], Path]
+) -> None:
+    group, _, value = choice.partition("=")
+    write("conf/recipe/own.yaml", RECIPE.format(last=1))
+    file = write(value, RECIPE.format(last=2) if group == "recipe" else MODEL)
+    with pytest.raises(ValueError, match=naming(value, str(file))):
+        load_trial([choice])
+    trial, _ = load_trial([f"{group}={file}"])
+    assert trial.recipe.keep.last == 2 if group == "recipe" else trial.model.name == "small"
 
 
 def test_a_folder_named_conf_without_configs_is_not_searched(write: Callable[[str, str], Path]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fewbits.experiments.identity import computed_by_installed_sources
+from fewbits.experiments.identity import is_current
 from fewbits.experiments.machine_kinds import computed
 from fewbits.experiments.storage.evaluations import numbers, with_stored
 from fewbits.experiments.storage.run_folder import RunFolder
@@ -53,7 +53,7 @@ def standing(folder: RunFolder, trial: Trial) -> dict[str, Any]:
     result = with_stored(folder.path, folder.result() or {}) if over else {}
     failure = store.failure(folder) if state is store.State.FAILED else None
     note = failure.reason if failure else ""
-    if over and not computed_by_installed_sources(folder.provenance() or {}):
+    if over and not is_current(folder.provenance() or {}):
         note = OTHER_CODE
     elif state is store.State.PLANNED:
         note = "missing: not run yet, or not finished"

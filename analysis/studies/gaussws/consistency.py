@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.studies.gaussws.theory import SQUARE, noise
-from fewbits.experiments.bench.step import Step
+from fewbits.experiments.bench.train import Step
 from fewbits.experiments.config import load_recipe
 from fewbits.kernels.api import fake_quantize
 from fewbits.kernels.noise import gaussian_noise, sample_weight, uniform_noise

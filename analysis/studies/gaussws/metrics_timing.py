@@ -16,7 +16,7 @@ from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.studies.gaussws import benches
 from fewbits.analysis.studies.gaussws.benches import PLAIN, QUIET, Timed, lost_throughput
-from fewbits.kernels.bench.generators import BITWISE, BOX_MULLER, TORCH
+from fewbits.experiments.bench.generators import BITWISE, BOX_MULLER, TORCH
 
 MODELS = {"134m": "llama2-134m", "1b": "llama2-1b", "3b": "llama2-3b", "70b": "llama2-70b-4l"}  # by size in Table 1
 THREEFOLD = 3.0

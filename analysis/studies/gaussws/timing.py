@@ -22,7 +22,7 @@ from fewbits.analysis.studies.gaussws import benches
 from fewbits.analysis.studies.gaussws.benches import PLAIN, Arms, Bench, overhead
 from fewbits.analysis.studies.gaussws.metrics_timing import MODELS
 from fewbits.analysis.tables.cells import BLANK, PERCENT
-from fewbits.kernels.bench.generators import BITWISE, BOX_MULLER, TORCH
+from fewbits.experiments.bench.generators import BITWISE, BOX_MULLER, TORCH
 
 GIB, THOUSAND = 2**30, 1e3
 COLUMNS = {  # by id of a column of Table 1, the optimizer and the recipe

@@ -53,7 +53,7 @@ TOKENS = 1024
 def memory(model: str, *changes: str) -> Memory:
     """Return the estimated memory of training a model in BF16 on one device with AdamW.
 
-    The batch is one sequence of TOKENS tokens. model: a name that `fewbits models` lists. changes: overrides that
+    The batch is one sequence of TOKENS tokens. model: a name that `fewbits list models` lists. changes: overrides that
     change this training, for example `training.dtype=fp32`.
     """
     training = ["training.batch=1", "training.micro_batch=1", f"training.length={TOKENS}"]
@@ -63,7 +63,7 @@ def memory(model: str, *changes: str) -> Memory:
 
 @cache
 def size(model: str) -> int:
-    """Return the number of parameters of a model. model: a name that `fewbits models` lists."""
+    """Return the number of parameters of a model. model: a name that `fewbits list models` lists."""
     trial, _ = load_trial([f"model={model}"])
     return parameters(trial.model)
 

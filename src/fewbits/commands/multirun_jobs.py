@@ -23,8 +23,8 @@ from fewbits.commands.run_hydra import run_hydra
 from fewbits.commands.sweep import check_cluster
 from fewbits.common.arguments import warn_in_lines
 from fewbits.common.store_folder import runs_option, store_folder
-from fewbits.experiments.config_files import folders, is_search_path, with_config_dir, with_paths
-from fewbits.experiments.hydra_settings import explain_setting, is_hydra_setting
+from fewbits.experiments.config import HYDRA_SETTINGS, is_hydra_setting
+from fewbits.experiments.config_files import SEARCH_PATH, folders, with_config_dir
 from fewbits.sweeps.cluster.access import is_dashboard
 from fewbits.sweeps.planning.multiruns import MODE, cells, fixed_keys, joined, multirun_name, sweep_of
 from fewbits.sweeps.planning.plan import Plan, plan_cells
@@ -73,7 +73,7 @@ def run_multirun(options: argparse.Namespace) -> int:
     runs = store_folder(runs_named(overrides) or "runs")
     with contextlib.suppress(UnusablePlan):
         stored = load_plan(runs, [name])
-    where = Where(options.backend, options.address, options.parallel, tuple(options.env))
+    where = Where(options.backend, options.address, options.parallel, options.env)
     warn_in_lines()
     return _run(name, stored.plan if stored else None, overrides, where, runs)
 
@@ -130,10 +130,10 @@ def _check(options: argparse.Namespace, overrides: Sequence[str]) -> None:
         )
     check_cluster(options)
     for text in overrides:
-        key = text.partition("=")[0]
-        allowed = is_search_path(text) or text == f"{LAUNCHER}fewbits" or not is_hydra_setting(key)
-        if not allowed and (reason := explain_setting(key, multirun=True)) is not None:
-            raise ValueError(reason)
+        key = text.partition("=")[0].lstrip("+~").replace("/", ".")
+        used = key.startswith(("hydra.sweeper", "hydra.job.name", "hydra.callbacks", SEARCH_PATH))
+        if is_hydra_setting(key) and not used and text != f"{LAUNCHER}fewbits":
+            raise ValueError(f"{key}: {HYDRA_SETTINGS}")
 
 
 def _sweeper(overrides: Sequence[str]) -> str:
@@ -170,8 +170,7 @@ def launch(jobs: Sequence[Sequence[str]]) -> list[JobReturn]:
 
 
 def _launch(multirun: _Multirun, jobs: Sequence[Sequence[str]]) -> list[JobReturn]:
-    named = [[with_paths(override) for override in job] for job in jobs]
-    grid = cells(multirun.name, named, multirun.fixed, multirun.always)
+    grid = cells(multirun.name, jobs, multirun.fixed, multirun.always)
     plan = plan_cells(sweep_of(multirun.name, grid), grid)
     multirun.whole = joined(multirun.whole, plan)
     store_plan(multirun.whole, [multirun.name])

@@ -26,7 +26,7 @@ examples:
   fewbits probe 1a2b3c4d bf16 nvfp4 --accumulators hopper-fp8,hopper-fp8-promoted
   fewbits probe runs/gpt2-nano-bf16-python-s0-5e6f7a8b --step 500 nvfp4 nvfp4 rht=null stochastic=[] --seeds 8 --layers
 
-A recipe is a name from `fewbits recipes`; KEY=VALUE after the name changes a setting of this recipe. The table shows
+A recipe is a name from `fewbits list recipes`; KEY=VALUE after it changes a setting of this recipe. The table shows
 the loss increase over the unquantized model, with the standard error over batches. For the gradient of the loss it
 shows cosine, error and bias, compared with the unquantized gradient, and noise: the part of the error that changes with
 the seed. With --accumulators, a column for each accumulator shows the relative error that forward products would have

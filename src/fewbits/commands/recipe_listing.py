@@ -1,14 +1,14 @@
-"""Print recipes with the quantizers of their six operand slots and their settings (recipes.py has the command)."""
+"""Print recipes with the quantizers of their six operand slots and their settings, for `fewbits list recipes`."""
 
 from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fewbits.experiments.config import recipe_and_settings
-from fewbits.experiments.config_files import folders, name_of, names, with_config_dir
+from fewbits.experiments.config_files import folders, name_of, names
 from fewbits.models.recipe import HIGH, PART_GROUPS, PARTS, PASSES, SAMPLERS, SQUARES, Keep, Recipe, Sampler, Switch
 
 WIDTH = 110
@@ -39,14 +39,13 @@ EXECUTE = "emulate: products of rounded values; fp8: E4M3 products from codes an
 GEMMS = {"fprop": ("x", "w"), "dgrad": ("dy", "w"), "wgrad": ("dy", "x")}
 
 
-def print_recipes(name: str | None, directory: str | None, as_json: bool) -> None:
+def print_recipes(name: str | None, searched: Sequence[str], as_json: bool) -> None:
     """Print all recipes, or the recipe `name` with its settings and fields.
 
     Fields are those of the class Recipe; settings are the other keys in the recipe's file.
-    directory: a further config folder of the user. If some recipes cannot be read, print the other recipes, then raise
-    ValueError with a message about each recipe that cannot be read.
+    searched: the overrides that set the search path of config folders. If some recipes cannot be read, print the other
+    recipes, then raise ValueError with a message about each recipe that cannot be read.
     """
-    searched = with_config_dir([], directory)
     chosen = names("recipe", folders(searched)) if name is None else [name]
     recipes, wrong = {}, []
     for one in chosen:

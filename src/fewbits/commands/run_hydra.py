@@ -1,25 +1,28 @@
-"""Run Hydra's own command line on the config of trials, for multiruns and for options that print a config.
+"""Run Hydra's own command line on the config of trials: for multiruns, options that print a config, and completion.
 
-Hydra reads its arguments from sys.argv, which `run_hydra` replaces while it runs.
+    eval "$(fewbits -sc install=bash)"      in ~/.bashrc; install=fish for fish, and install=bash also for zsh
+
+At each Tab, Hydra's script runs `fewbits -sc query=bash`, with the command line so far in the environment variable
+COMP_LINE. The first word after `fewbits` is completed to a command. Hydra completes the arguments of `fewbits train`.
 """
 
 from __future__ import annotations
 
-import re
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import OverrideType
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from fewbits.common.process import environment
-from fewbits.experiments.composition import override_values
-from fewbits.experiments.config import about_key, in_one_line, prepare
+from fewbits.experiments.composition import in_one_line, override_values
+from fewbits.experiments.config import is_hydra_setting, prepare, resolved
 from fewbits.experiments.config_files import (
     FOLDER,
     GROUPS,
@@ -27,26 +30,27 @@ from fewbits.experiments.config_files import (
     check_choice,
     folders,
     is_search_path,
+    names,
+    with_config_dir,
     with_globs,
-    with_names,
 )
-from fewbits.experiments.hydra_settings import is_hydra_setting
+
+LINE = "COMP_LINE"
+CONFIG_DIR = ("--config-dir", "-cd")
 
 
 def run_hydra(options: Sequence[str], overrides: Sequence[str]) -> None:
     """Run Hydra's command line with Hydra's options and the overrides; Hydra's errors become one-line ValueErrors."""
-    prepare()
-    searched = folders(overrides)
-    overrides = [with_globs(text, searched) for text in overrides]
-    check_overrides(overrides)
-    own = searched.overrides
-    passed = [with_names(text) for text in overrides if not is_search_path(text)]
+    own = folders(overrides)
+    overrides = [with_globs(text, own) for text in overrides]
+    _check(overrides)
+    prepare(own)
+    passed = [*own.overrides, *(text for text in overrides if not is_search_path(text))]
     try:
-        with _arguments(*options, *own, *passed):
-            hydra.main(str(FOLDER), ROOT, version_base=None)(_unused)()
+        with _arguments(*options, *passed):
+            hydra.main(str(FOLDER), ROOT, version_base=None)(lambda _: None)()  # a launcher runs the trials, not this
     except (HydraException, OmegaConfBaseException) as error:
-        single = [text for text in overrides if not is_hydra_setting(text) and not re.search(r"[,(]", text)]
-        raise ValueError(in_one_line(error, [*own, *single]).partition(" Config search path:")[0]) from error
+        raise ValueError(in_one_line(error)) from error
     except SystemExit as error:  # after --hydra-help, with status 0
         if error.code:
             raise ValueError(
@@ -54,23 +58,23 @@ def run_hydra(options: Sequence[str], overrides: Sequence[str]) -> None:
             ) from None
 
 
-def check_overrides(overrides: Sequence[str]) -> None:
+def _check(overrides: Sequence[str]) -> None:
     """Raise ValueError, with the valid choices, if an override has an unknown key or names an unknown config.
 
-    This check comes before Hydra's own, whose errors do not list all valid choices.
+    This check comes before Hydra's own, whose errors do not list all valid choices. Of several values of a key that is
+    no group, only the first is checked.
     """
-    own = folders(overrides)
+    own, single = folders(overrides), []
     for text in overrides:
-        values = override_values(text)
-        override = OverridesParser.create().parse_override(text)
-        key = override.key_or_group
-        if key in GROUPS and override.package is None and not override.is_delete():
+        values, key = override_values(text), text.partition("=")[0]
+        if key in GROUPS:
             for value in values:
                 check_choice(key, value, own)
-        elif override.type != OverrideType.CHANGE or re.split(r"\W", key)[0] in (*GROUPS, "hydra"):
-            continue
-        elif (complaint := about_key(key, [*filter(is_search_path, overrides)])) is not None:
-            raise ValueError(complaint)
+        if values and (is_search_path(text) or not is_hydra_setting(key)):
+            override = OverridesParser.create().parse_override(text)
+            swept = override.is_sweep_override()
+            single.append(f"{key}={next(override.sweep_string_iterator())}" if swept else text)
+    resolved(single)
 
 
 @contextmanager
@@ -86,5 +90,39 @@ def _arguments(*arguments: str) -> Iterator[None]:
         sys.argv, GlobalHydra.instance().hydra = outer
 
 
-def _unused(config: object) -> None:
-    """Do nothing: Hydra requires a task function, but here Hydra only prints, or a launcher runs the trials."""
+def complete(arguments: Sequence[str], commands: Sequence[str] = ()) -> None:
+    """Print a shell script for the argument `install=SHELL` or `uninstall=SHELL`, or completions for `query=SHELL`.
+
+    commands: the names of fewbits' commands, among which the first word is completed.
+    """
+    if len(arguments) != 1 or arguments[0].partition("=")[0] not in ("install", "uninstall", "query"):
+        raise ValueError('-sc: install=bash (or fish) is expected, as in eval "$(fewbits -sc install=bash)"')
+    if not arguments[0].startswith("query="):
+        run_hydra(["--shell-completion", *arguments], [])
+        return
+    program, _, rest = os.environ.get(LINE, "").lstrip().partition(" ")
+    command, space, line = rest.lstrip().partition(" ")
+    if not space:
+        print(" ".join(name for name in commands if name.startswith(command)))
+    elif command == "train":
+        _complete_train(line, program, arguments[0])
+
+
+def _complete_train(line: str, program: str, query: str) -> None:
+    """Print the completions of the last word on a command line of `fewbits train`.
+
+    line: the text that was typed so far after `fewbits train `. program: the first word of the command line.
+    query: Hydra's argument, such as `query=bash`.
+    """
+    *before, last = line.split(" ")
+    directories = [value for option, value in pairwise(before) if option in CONFIG_DIR]
+    overrides = [word for word in before if "=" in word and not word.startswith("-")]
+    own = folders(with_config_dir(overrides, directories[-1] if directories else None))
+    group, equals, value = last.partition("=")
+    if equals and group in GROUPS and not value.startswith((".", "/")):  # Hydra would leave out names like mor/block
+        print("\n".join(f"{group}={name}" for name in names(group, own) if name.startswith(value)))
+        return
+    prepare(own)
+    arguments = [*own.overrides, *(text for text in overrides if not is_search_path(text)), last]
+    with environment({LINE: " ".join([program, *arguments])}):
+        run_hydra(["--shell-completion", query], [])

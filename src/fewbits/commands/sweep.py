@@ -68,12 +68,12 @@ def sweep(overrides: Sequence[str], options: argparse.Namespace) -> int:
     from fewbits.sweeps.planning.plan import plan
     from fewbits.sweeps.planning.stored_plans import changes
     from fewbits.sweeps.planning.sweep import load_sweeps
-    from fewbits.sweeps.running.run_sweep import run_sweep
+    from fewbits.sweeps.running.run_sweep import Where, run_sweep
 
     planned = plan(*load_sweeps(overrides))
     for line in changes(overrides, planned):
         notice(line)
-    return run_sweep(planned, options.backend, options.address, options.parallel, options.env, overrides=overrides)
+    return run_sweep(planned, Where(options.backend, options.address, options.parallel, options.env), overrides)
 
 
 def _dry_run(overrides: Sequence[str], options: argparse.Namespace) -> int:

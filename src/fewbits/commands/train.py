@@ -31,7 +31,7 @@ examples:
 Hydra overrides: GROUP=NAME chooses a config (GROUP: model, recipe, data, scale, optimizer, schedule or precision), and
 KEY.FIELD=VALUE sets a field. GROUP=./mine.yaml chooses a file of your own. Configs in a folder ./conf, such as
 conf/recipe/mine.yaml, are found without --config-dir. With -m, KEY=A,B trains a grid: see `fewbits train -m --help`.
-precision=NAME chooses loss scaling and the formats of weights, states and gradients: `fewbits precisions` lists them.
+precision=NAME chooses loss scaling and the formats of weights, states and gradients (`fewbits list precisions`).
 The same command resumes an interrupted trial; for a finished trial it prints the result."""
 
 

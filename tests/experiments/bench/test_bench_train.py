@@ -13,8 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fewbits import cli
 from fewbits.experiments.bench.against import Times, changes
-from fewbits.experiments.bench.products import LinearProducts
-from fewbits.experiments.bench.step import Step, peak_bytes
+from fewbits.experiments.bench.train import LinearProducts, Step, peak_bytes
 from fewbits.experiments.config import load_recipe
 from fewbits.models.networks.registry import linear_parameters, model, parameters
 from tests.effort import DEEP

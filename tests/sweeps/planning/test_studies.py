@@ -1,4 +1,4 @@
-"""Test the table of studies and `fewbits studies`: each study is listed, and its recipes exist."""
+"""Test the table of studies and `fewbits list studies`: each study is listed, and its recipes exist."""
 
 import json
 import re
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fewbits.commands.studies import main
+from fewbits.commands.list import main
 from fewbits.experiments.config_files import names
 from fewbits.sweeps.planning.studies import STUDIES, Study
 
@@ -40,9 +40,9 @@ def test_sweeps_name_neither_claims_nor_figures() -> None:
 
 
 def test_people_and_programs_are_told_of_every_study(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 0
+    assert main(["studies"]) == 0
     text = capsys.readouterr().out
-    assert main(["--json"]) == 0
+    assert main(["studies", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in rows] == list(STUDIES)
     for row in rows:

@@ -24,7 +24,7 @@ import pytest
 from fewbits import cli
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.sweeps.planning.plan import Plan
-from fewbits.sweeps.running import store
+from fewbits.sweeps.running import driver, store
 from fewbits.sweeps.running.driver import PATIENCE as STOPS_WITHIN
 from tests.effort import DEEP
 from tests.forked_python import run_python
@@ -307,6 +307,26 @@ def test_a_folder_that_takes_no_files_is_that_trials_failure_alone(
     assert sweep(file, tmp_path / "runs") == 1
     assert f"failed: {bad.path}: IsADirectoryError: " in capfd.readouterr().err
     assert store.state(good) == "done"
+
+
+def test_a_full_disk_ends_the_sweep_with_one_line_and_the_same_command_resumes(
+    undisturbed: Undisturbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A trial that fails while the disk has no room for a checkpoint is not tried again, and no further one starts."""
+    runs = tmp_path / "runs"
+    plan = planned(undisturbed.file, f"runtime.runs={runs}", *SOME)
+    spoilt = folders(plan)[0]
+    spoil(spoilt)
+    with monkeypatch.context() as full:
+        full.setattr(driver, "free_bytes", lambda path: 1000)
+        assert sweep(undisturbed.file, runs, *SOME, "--parallel", "1") == 1
+    shown = capfd.readouterr().err
+    assert names(shown.splitlines()[-1], "disk", str(runs), "is full", "fewbits prune", "same command")
+    assert "failed" not in shown
+    assert [attempts(folder) for folder in folders(plan)] == [1, 0, 0, 0]
+    (spoilt.path / "checkpoints").unlink()
+    assert sweep(undisturbed.file, runs, *SOME) == 0
+    assert all_left(plan) == undisturbed.of(plan)
 
 
 def test_a_damaged_result_is_that_trials_failure_alone(

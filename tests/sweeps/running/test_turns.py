@@ -96,8 +96,8 @@ def without_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def conducted(plan: Plan, backend: Any, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(run_sweep, "make_backend", lambda *_: backend)
-    return run_sweep.run_sweep(plan, "local")
+    monkeypatch.setattr(run_sweep.Where, "open", lambda _: backend)
+    return run_sweep.run_sweep(plan, run_sweep.Where("local"))
 
 
 # ------------------------------------------------------------------------------------------------ removed meanwhile

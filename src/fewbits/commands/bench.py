@@ -1,9 +1,6 @@
-"""Measure what recipes cost in training (`fewbits bench train`): tokens/s relative to plain BF16.
+"""Implement `fewbits bench kernels`, `fewbits bench kernels --generators` and `fewbits bench train`.
 
-A step is a forward and a backward pass, gradient clipping and the optimizer's update. Plain BF16 and the recipes take
-turns in one process, one step each. The matrix products of all linear layers are timed in the same turns, without the
-rest of a step: no step in BF16 can be faster than they are. `--against` compares step times with another commit.
-`--store` writes the time of every step and a description of the machine into the store, for a study's report.
+`--store` writes the times and a description of the machine into the store, for a study's report.
 """
 
 from __future__ import annotations
@@ -13,23 +10,39 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fewbits.common.arguments import CommandParser, not_negative, positive
+from fewbits.common.atomic import write_atomically
 from fewbits.common.tables import print_table
 from fewbits.common.wording import plural
 from fewbits.experiments.bench import results
 
 if TYPE_CHECKING:
+    from fewbits.experiments.bench.kernels import Bench
     from fewbits.experiments.bench.train import ModelResult
 
-EXAMPLES = """\
+KERNELS = """\
+examples:
+  fewbits bench kernels --size 4096 --only nvfp4 --json nvfp4.json
+  fewbits bench kernels --generators --help    the noise generators of GaussWS over matrix shapes
+"""
+GENERATORS = """\
+examples:
+  fewbits bench kernels --generators --shapes 2048x512,16384x16384
+  fewbits bench kernels --generators --device cuda --store runs
+"""
+TRAIN = """\
 examples:
   fewbits bench train
   fewbits bench train --model llama2-nano --recipes gaussws,diffq --steps 20
   fewbits bench train --device cuda --model gpt2-124m --batch 12 --length 1024
   fewbits bench train --against HEAD~1 --recipes nvfp4
   fewbits bench train --model gpt2-nano,llama2-nano --recipes gaussws,diffq --optimizers adamw,adam-mini --store runs
+
+A step is a forward and a backward pass, gradient clipping and the optimizer's update. Plain BF16 and the recipes take
+turns in one process, one step each.
 
 Columns: ms per step; products: ms divided by the ms of all linear layers' products in BF16; tokens/s; share: tokens/s
 divided by the tokens/s of plain BF16; memory: MiB of tensors at a step's peak, parameters and optimizer included;
@@ -39,21 +52,123 @@ plain torch operators (the reference backend).
 Columns with --against: faster: ms of the other commit divided by ms, the median over the rounds; range: its lowest and
 highest value; rest: only for plain BF16, (ms − products) / (the other commit's ms − products), the median over the
 rounds, where products are those of the linear layers, timed in this checkout: less than 1 is faster."""
-RECIPES = "mor/block,nvfp4,gaussws"
 COLUMNS = ("recipe", "ms", "products", "tokens/s", "share", "memory", "observed", "eager")
+SQUARE = 32  # side of the square blocks that share a bit width; sides of matrices have to be multiples of it
 
 
-def main(argv: Sequence[str]) -> int:
-    options = _options(argv)
+def kernels(argv: Sequence[str]) -> int:
+    """Time the kernels, a copy of the same tensor and other implementations."""
+    about = "Time the kernels, a copy of the same tensor and other implementations, in one run."
+    parser = CommandParser("fewbits bench kernels", about, KERNELS)
+    parser.add_argument("--size", type=positive, default=8192, metavar="N", help="rows and columns (default: 8192)")
+    parser.add_argument("--rows", type=positive, metavar="R", help="rows (default: N)")
+    parser.add_argument("--cols", type=positive, metavar="C", help="columns (default: N)")
+    dtypes = ("bfloat16", "float16", "float32")
+    parser.add_argument("--dtype", choices=dtypes, default="bfloat16", help="dtype of the tensor (default: bfloat16)")
+    parser.add_argument(
+        "--only", default="", metavar="SUBSTRING", help="run only the cases whose names contain this text"
+    )
+    parser.add_argument("--no-peers", action="store_true", help="time only our kernels and the copy: under a minute")
+    _add_kernel_options(parser)
+    options = parser.parse_args(argv)
+    _prepare(options)
+    from fewbits.experiments.bench.kernel_cases import CASES
+    from fewbits.experiments.bench.kernels import run, show
+
+    def save(bench: Bench) -> None:
+        if options.json:
+            write_atomically(options.json.resolve(), bench.as_json().encode())
+
+    cases = [case for case in CASES if options.only in case.name]
+    if not cases:
+        names = ", ".join(case.name for case in CASES)
+        raise ValueError(
+            f"bench kernels: --only {options.only!r} matches no case: pass a part of one of these names: {names}"
+        )
+    rows, cols = options.rows or options.size, options.cols or options.size
+    shared = {"dtype": options.dtype, "device": options.device, "runs": options.runs}
+    show(run(cases, rows, cols, **shared, peers=not options.no_peers, save=save))
+    return 0
+
+
+def generators(argv: Sequence[str]) -> int:
+    """Time noise generators on several matrix shapes, for GaussWS's report."""
+    about = "Compare noise generators over matrix shapes: GaussWS's, Box–Muller, torch's."
+    parser = CommandParser("fewbits bench kernels --generators", about, GENERATORS)
+    parser.add_argument("--generators", action="store_true", help="select this benchmark")
+    parser.add_argument(
+        "--shapes", type=_shapes, metavar="RxC,…", help="matrix shapes (default: the weights of Llama 3)"
+    )
+    _add_kernel_options(parser)
+    results.add_options(parser)
+    options = parser.parse_args(argv)
+    results.check_options(options, "bench kernels")
+    name = f"generators-{options.device}"
+    if results.is_measured(options, name):
+        return 0
+    _prepare(options)
+    from fewbits.experiments.bench.generators import SHAPES, show, time_shapes
+    from fewbits.experiments.bench.measure import machine, warn_if_busy
+
+    warn_if_busy()
+    facts = machine(options.device)
+    timings = time_shapes(options.shapes or SHAPES, options.device, options.runs)
+    print(f"{facts['device']}; torch {facts['torch']}; median of {options.runs} runs of each generator")
+    show(timings)
+    measured = {"turns": options.runs, "timed": [asdict(timed) for timed in timings]}
+    results.save(options.store, name, facts, measured)
+    if options.json:
+        options.json.write_text(json.dumps({"machine": facts, **measured}, indent=1))
+    return 0
+
+
+def _add_kernel_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="cpu or cuda (default: cpu)")
+    parser.add_argument("--threads", type=positive, metavar="N", help="number of threads (default: torch's)")
+    parser.add_argument(
+        "--runs", type=positive, default=5, metavar="N", help="number of runs of each case (default: 5)"
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="also write all results, and the time of every timed call, to FILE"
+    )
+
+
+def _prepare(options: argparse.Namespace) -> None:
+    """Set torch's number of threads; raise ValueError if the device is missing or --json is no file in a folder."""
+    import torch
+
+    from fewbits.kernels.backends.gpu import cuda
+
+    if options.device == "cuda" and (complaint := cuda.complaint()):
+        raise ValueError(f"bench kernels: --device cuda: {complaint}; the only valid device on this machine is cpu")
+    if options.json and ((options.json.exists() and not options.json.is_file()) or not options.json.parent.is_dir()):
+        raise ValueError(f"bench kernels: --json {options.json}: expected a file in an existing folder")
+    if options.threads:
+        torch.set_num_threads(options.threads)
+
+
+def _shapes(text: str) -> tuple[tuple[int, int], ...]:
+    """Parse matrix shapes (rows x columns) such as 2048x512,16384x16384."""
+    sides = [part.split("x") for part in text.split(",")]
+    whole = all(len(pair) == 2 and all(side.isdecimal() for side in pair) for pair in sides)
+    if not whole or not all(int(side) and int(side) % SQUARE == 0 for pair in sides for side in pair):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected shapes such as 2048x512,16384x16384, with sides that are multiples of {SQUARE}"
+        )
+    return tuple((int(rows), int(cols)) for rows, cols in sides)
+
+
+def train(argv: Sequence[str]) -> int:
+    """Measure what recipes cost in training: tokens/s relative to plain BF16."""
+    options = _train_options(argv)
     if options.against is not None:
         return _compare_commits(options)
+    from fewbits.experiments.bench.measure import machine, warn_if_busy
     from fewbits.experiments.bench.train import Settings, first_layers, measure
     from fewbits.experiments.config import load_recipe
     from fewbits.experiments.devices import choose
     from fewbits.experiments.trial import Runtime
     from fewbits.kernels.backends.gpu import cuda
-    from fewbits.kernels.bench.measure import warn_if_busy
-    from fewbits.kernels.bench.results import machine
     from fewbits.models.networks.registry import model
 
     device = choose(Runtime(device=options.device, threads=options.threads)).device
@@ -102,8 +217,8 @@ def _show(result: ModelResult, device: str) -> None:
 
 def _compare_commits(options: argparse.Namespace) -> int:
     from fewbits.experiments.bench.against import compare
+    from fewbits.experiments.bench.measure import warn_if_busy
     from fewbits.kernels.backends.processor import processor_name
-    from fewbits.kernels.bench.measure import warn_if_busy
 
     passed_on = ("model", "layers", "recipes", "optimizers", "device", "threads", "batch", "length", "steps")
     given = {name: value for name in passed_on if (value := getattr(options, name)) is not None}
@@ -124,28 +239,24 @@ def _compare_commits(options: argparse.Namespace) -> int:
     ]
     print(f"{processor_name()}, {plural(options.rounds, 'round')} of {plural(options.steps, 'step')}\n")
     print_table(("model", "recipe", "optimizer", "ms", f"ms of {options.against}", "faster", "range", "rest"), rows)
-    print("\nrest: time of a step in BF16 minus the products of the linear layers, divided by the other commit's")
     return 0
 
 
-def _options(argv: Sequence[str]) -> argparse.Namespace:
-    parser = CommandParser("fewbits bench train", __doc__, EXAMPLES)
+def _train_options(argv: Sequence[str]) -> argparse.Namespace:
+    about = "Measure what recipes cost in training: tokens/s relative to plain BF16."
+    parser = CommandParser("fewbits bench train", about, TRAIN)
     parser.add_argument("--model", default="nemotron-nano", help="models, separated by commas (default: nemotron-nano)")
     parser.add_argument("--layers", type=positive, help="time only this number of blocks, if a model is too large")
-    parser.add_argument("--recipes", default=RECIPES, help="recipes, separated by commas (default: %(default)s)")
+    defaults = "mor/block,nvfp4,gaussws"
+    parser.add_argument("--recipes", default=defaults, help="recipes, separated by commas (default: %(default)s)")
     parser.add_argument("--optimizers", default="adamw", help="adamw, adam-mini, or both, separated by a comma")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help="default: %(default)s")
     parser.add_argument("--threads", type=positive, default=1, help="threads on a CPU (default: %(default)s)")
     parser.add_argument("--batch", type=positive, default=8, help="sequences in a batch (default: %(default)s)")
     parser.add_argument("--length", type=positive, default=256, help="tokens in a sequence (default: %(default)s)")
     parser.add_argument("--steps", type=positive, default=20, help="timed steps of each recipe (default: %(default)s)")
-    parser.add_argument(
-        "--eager",
-        type=not_negative,
-        default=2,
-        metavar="TURNS",
-        help="steps to time on the reference backend (0: none)",
-    )
+    eager = "steps to time on the reference backend (0: none)"
+    parser.add_argument("--eager", type=not_negative, default=2, metavar="TURNS", help=eager)
     parser.add_argument("--against", metavar="COMMIT", help="compare the step times with another commit's")
     parser.add_argument("--rounds", type=positive, help="how often --against measures both commits (default: 5)")
     parser.add_argument("--no-observer", action="store_true", help="omit the steps with the observer (column observed)")

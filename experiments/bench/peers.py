@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fewbits.experiments.bench.kernel_cases import SEED, Case, Work
+from fewbits.experiments.bench.measure import in_touched_memory
 from fewbits.kernels.backends import cpu
-from fewbits.kernels.bench.cases import SEED, Case, Work
-from fewbits.kernels.bench.measure import in_touched_memory
 from fewbits.kernels.quantizer import Quantizer
 
 

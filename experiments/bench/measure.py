@@ -6,6 +6,8 @@ both calls of a turn become slower, and the ratio stays.
 
 import ctypes
 import os
+import platform
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,14 +20,40 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from fewbits import __version__
+from fewbits.kernels.backends import build
+from fewbits.kernels.backends.choice import backend_for
+from fewbits.kernels.backends.processor import processor_name
+
 Call = Callable[[], object]
 Timer = Callable[[], float]  # makes the measured call once and returns its seconds
 
 PATIENCE = 5.0  # seconds after which no further turn of a case starts
-BURST, BURST_PATIENCE = 12, 0.03  # the most calls of a burst, and the seconds after which no further call starts
 SHORTEST = 0.25  # the shortest time, in seconds, over which the processor time of other processes is measured
 LONGEST_WAIT = 8 * SHORTEST  # seconds to wait for a measurement, because the counts of /proc/stat may never change
 BUSY_CYCLES = 40_000_000  # cycles for which the GPU is kept busy, about 20 ms, while the host queues the call
+
+
+def machine(device: str) -> dict[str, str | int | float]:
+    """Return facts about this machine, its load average and its software."""
+    compiler, version = build.compiler(), "none"
+    if compiler:
+        answer = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False)
+        version = answer.stdout.partition("\n")[0]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0
+    on_cpu = f"{processor_name()}, {torch.get_num_threads()} of {cores} cores"
+    return {
+        "processor": processor_name(),
+        "cores": cores,
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name() if device == "cuda" else on_cpu,
+        "load": round(os.getloadavg()[0], 1),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "compiler": version,
+        "backend": backend_for(device).name,
+        "fewbits": __version__,
+    }
 
 
 def warn_if_busy() -> None:
@@ -43,10 +71,7 @@ def busy(load: float, cores: int) -> str | None:
 
 @dataclass(frozen=True)
 class Ratio:
-    """The median, the minimum and the maximum, over all turns, of the ratio of two measured times.
-
-    In a turn, each of the compared calls is made once.
-    """
+    """The median, minimum and maximum over all turns of the ratio of two times that were measured in the same turn."""
 
     median: float
     low: float
@@ -84,21 +109,11 @@ def gpu_seconds(call: Call) -> float:
     return start.elapsed_time(stop) / 1e3
 
 
-def burst_seconds(call: Call) -> float:
-    """Call once to bring the tensors into the caches; return the seconds of the fastest of several further calls."""
-    call()
-    times = [seconds(call)]
-    while len(times) < BURST and sum(times) < BURST_PATIENCE:
-        times.append(seconds(call))
-    return min(times)
-
-
 class OtherProcesses:
     """The share of the machine's processor time that other processes used in each turn of the timed calls.
 
     Linux counts processor time in ticks of 10 ms, so the share is measured only over `SHORTEST` seconds or more. A
-    shorter turn gets the latest share that was measured. The untimed turns at the start continue until a first share
-    is measured (`measured`). The share is None where /proc/stat does not exist.
+    shorter turn gets the latest share. The share is None where /proc/stat does not exist.
     """
 
     def __init__(self) -> None:
@@ -107,10 +122,7 @@ class OtherProcesses:
         self._share: float | None = None
 
     def measured(self) -> bool:
-        """Update the share of processor time of other processes if `SHORTEST` seconds passed since the last update.
-
-        Return True if the share was measured at least once, or cannot be measured because /proc/stat is missing.
-        """
+        """Update the share if `SHORTEST` seconds passed; return whether it is known, or cannot be measured at all."""
         now = _processor_seconds()
         if now is None or self._last is None:
             return True
@@ -127,19 +139,16 @@ class OtherProcesses:
 
 
 def _processor_seconds() -> tuple[float, float, float] | None:
-    """Return (total, busy, own) in seconds, summed over all processors; None if /proc/stat is missing.
+    """Return the processors' seconds since the machine started: all, busy, and those of this process and its children.
 
-    total: all time since the machine started, also idle time. busy: the processor time of all processes since then.
-    own: the processor time of this process and of its children that have ended.
+    None if /proc/stat is missing.
     """
     try:
         ticks = [int(count) for count in Path("/proc/stat").read_text().partition("\n")[0].split()[1:9]]
     except (OSError, ValueError):
         return None
     each = os.sysconf("SC_CLK_TCK")
-    idle, waiting = ticks[3], ticks[4]
-    own = sum(os.times()[:4])
-    return sum(ticks) / each, (sum(ticks) - idle - waiting) / each, own
+    return sum(ticks) / each, (sum(ticks) - ticks[3] - ticks[4]) / each, sum(os.times()[:4])  # 3: idle, 4: waiting
 
 
 def take_turns(
@@ -170,30 +179,11 @@ def take_turns(
     return [list(times) for times in zip(*turns, strict=True)]
 
 
-def seconds_per_element(small: float, double: float, elements: int, in_memory: float) -> float | None:
-    """Return the seconds per element of a tensor that stays in the caches.
-
-    small, double: the seconds for a tensor of `elements` elements, and for one with twice as many. Their difference
-        does not contain the fixed cost of a call (dispatch, waking threads).
-    in_memory: the seconds per element of a tensor that is larger than the caches.
-
-    Return None if the times are implausible because other programs interfered: `double` is not about one to two times
-    `small`, or an element takes much longer than `in_memory`.
-    """
-    each = (double - small) / elements
-    plausible = 0.45 * double < small < 0.9 * double and each < 1.3 * in_memory
-    return each if plausible else None
-
-
-# ------------------------------------------------------------------------------------------------ memory
-
-
 class TouchedMemory(TorchFunctionMode):
     """A torch mode in which torch.empty and torch.empty_like return memory that was written before.
 
     New memory would be slower, because the system provides it only at the first write. Each time the mode is entered,
-    calls get the tensors of the last time again, so a call that allocates its results can be timed like a call with
-    out=. A result is valid only until the mode is entered again.
+    calls get the tensors of the last time again. A result is valid only until the mode is entered again.
     """
 
     def __init__(self) -> None:

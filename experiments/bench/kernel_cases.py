@@ -4,16 +4,16 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from fewbits.experiments.bench import eager
 from fewbits.kernels import api, noise, packed
 from fewbits.kernels.backends.choice import backend_for
 from fewbits.kernels.backends.protocol import Backend
-from fewbits.kernels.bench import eager
 from fewbits.kernels.quantizer import Mixture, Quantizer
 
 Work = Callable[[Tensor], object]
@@ -30,14 +30,20 @@ class Case:
 
     name: str
     accesses: int  # how often a perfect kernel reads or writes each element in the tensor's dtype
-    fresh: Work  # the public call, which returns new tensors
-    into: Callable[[Tensor, Tensor], object]  # the call that writes into memory that was written before; see has_out
+    call: Callable[..., object]  # the public call of x, with out=None if there is no `backend`
     more_bytes: float = 0  # other bytes per element that a perfect kernel moves, such as the element's code
-    has_out: bool = False  # False: no public call has out=, so `into` calls the backend, which allocates its results
+    backend: Work | None = None  # the backend's function, which allocates its results, where no public call has out=
     dtype: torch.dtype | None = None  # None: the dtype of the run
     eager: Work | None = None  # the same computation in plain torch
     plain: Quantizer | None = None  # set if the case is fake_quantize along rows without statistics: its quantizer
     is_noise: bool = False  # the case only generates noise: one value for each element of the tensor
+
+    def fresh(self, x: Tensor) -> object:
+        """Make the public call, which returns new tensors."""
+        return self.call(x)
+
+    def into(self, x: Tensor, out: Tensor) -> object:
+        return self.backend(x) if self.backend else self.call(x, out=out)
 
     def traffic(self, itemsize: int) -> float:
         """Return the bytes that a perfect kernel moves, divided by those that a copy of the tensor moves.
@@ -49,43 +55,28 @@ class Case:
 
 def quantize(spec: str, axis: int = -1, stats: bool = False, dtype: torch.dtype | None = None) -> Case:
     q = Quantizer.parse(spec)
-    name = spec + " axis=0" * (axis == 0) + " + stats" * stats + " of float32" * (dtype == torch.float32)
-    accesses = _reads(q, axis) + 1
-    if stats:
-        return Case(
-            name,
-            accesses,
-            fresh=lambda x: api.fake_quantize(x, q, axis=axis, seed=SEED, stats=True),
-            into=lambda x, out: api.fake_quantize(x, q, axis=axis, seed=SEED, out=out, stats=True),
-            has_out=True,
-            dtype=dtype,
-            eager=partial(eager.with_error, q=q, axis=axis),
-        )
+    more: dict[str, Any] = {"stats": True} if stats else {}
     return Case(
-        name,
-        accesses,
-        fresh=lambda x: api.fake_quantize(x, q, axis=axis, seed=SEED),
-        into=lambda x, out: api.fake_quantize(x, q, axis=axis, seed=SEED, out=out),
-        has_out=True,
+        spec + " axis=0" * (axis == 0) + " + stats" * stats + " of float32" * (dtype == torch.float32),
+        _reads(q, axis) + 1,
+        lambda x, out=None: api.fake_quantize(x, q, axis=axis, seed=SEED, out=out, **more),
         dtype=dtype,
-        eager=partial(eager.fake_quantize, q=q, axis=axis),
-        plain=q if axis == -1 else None,
+        eager=partial(eager.with_error if stats else eager.fake_quantize, q=q, axis=axis),
+        plain=q if axis == -1 and not stats else None,
     )
 
 
 def both_axes(spec: str) -> Case:
     q = Quantizer.parse(spec)
 
-    def into(x: Tensor, out: Tensor) -> object:
-        second = _prepared(x, "second result", lambda: torch.empty_like(x))
-        return api.fake_quantize_both(x, q, q, row_seed=SEED, column_seed=SEED, out=(out, second))
+    def call(x: Tensor, out: Tensor | None = None) -> object:
+        both = None if out is None else (out, _prepared(x, "second result", lambda: torch.empty_like(x)))
+        return api.fake_quantize_both(x, q, q, row_seed=SEED, column_seed=SEED, out=both)
 
     return Case(
         f"both axes {spec}",
         max(_reads(q, axis) for axis in (-1, 0)) + 2,
-        fresh=lambda x: api.fake_quantize_both(x, q, q, row_seed=SEED, column_seed=SEED),
-        into=into,
-        has_out=True,
+        call,
         eager=lambda x: (eager.fake_quantize(x, q, -1), eager.fake_quantize(x, q, 0)),
     )
 
@@ -100,9 +91,7 @@ def mix(name: str, spec: str) -> Case:
     return Case(
         name,
         max(_reads(q, -1) for q in mixture.quantizers) + 1,
-        fresh=lambda x: api.mix(x, mixture, seed=SEED),
-        into=lambda x, out: api.mix(x, mixture, seed=SEED, out=out),
-        has_out=True,
+        lambda x, out=None: api.mix(x, mixture, seed=SEED, out=out),
         eager=partial(eager.mix_tensor if mixture.per == "tensor" else eager.mix_blocks, mixture=mixture),
     )
 
@@ -114,10 +103,10 @@ def sample_weight(kind: Literal["gaussian", "uniform"]) -> Case:
     """
     return Case(
         f"sample_weight {kind}",
-        accesses=2,
+        2,
+        lambda x: noise.sample_weight(x, _widths(x), SEED, noise=kind, block=SQUARE, dtype=x.dtype),
         more_bytes=2 * NOISE_BYTES[kind],
-        fresh=lambda x: noise.sample_weight(x, _widths(x), SEED, noise=kind, block=SQUARE, dtype=x.dtype),
-        into=lambda x, out: _backend(x).sample_weight(x, _widths(x), SEED, kind, SQUARE, x.dtype),
+        backend=lambda x: _backend(x).sample_weight(x, _widths(x), SEED, kind, SQUARE, x.dtype),
         eager=partial(eager.sample, draw=eager.DRAWS[kind], bits=BITS, square=SQUARE),
     )
 
@@ -125,10 +114,10 @@ def sample_weight(kind: Literal["gaussian", "uniform"]) -> Case:
 def gaussian_noise() -> Case:
     return Case(
         "gaussian_noise (4 bits)",
-        accesses=0,
+        0,
+        lambda x: noise.gaussian_noise(x.numel(), SEED, device=x.device),
         more_bytes=NOISE_BYTES["gaussian"],
-        fresh=lambda x: noise.gaussian_noise(x.numel(), SEED, device=x.device),
-        into=lambda x, out: _backend(x).gaussian_noise(x.numel(), SEED, x.device),
+        backend=lambda x: _backend(x).gaussian_noise(x.numel(), SEED, x.device),
         is_noise=True,
     )
 
@@ -136,10 +125,10 @@ def gaussian_noise() -> Case:
 def uniform_noise() -> Case:
     return Case(
         "uniform_noise (bfloat16)",
-        accesses=0,
+        0,
+        lambda x: noise.uniform_noise(x.numel(), SEED, device=x.device),
         more_bytes=NOISE_BYTES["uniform"],
-        fresh=lambda x: noise.uniform_noise(x.numel(), SEED, device=x.device),
-        into=lambda x, out: _backend(x).uniform_noise(x.numel(), SEED, x.device),
+        backend=lambda x: _backend(x).uniform_noise(x.numel(), SEED, x.device),
         is_noise=True,
     )
 
@@ -148,10 +137,10 @@ def encode(spec: str) -> Case:
     q = Quantizer.parse(spec)
     return Case(
         f"encode {spec}",
-        accesses=_reads(q, -1),
+        _reads(q, -1),
+        lambda x: packed.encode(x, q, seed=SEED),
         more_bytes=_stored_bytes(q),
-        fresh=lambda x: packed.encode(x, q, seed=SEED),
-        into=lambda x, out: _backend(x).encode(x, q, -1, SEED),
+        backend=lambda x: _backend(x).encode(x, q, -1, SEED),
     )
 
 
@@ -162,7 +151,7 @@ def decode(spec: str) -> Case:
     def call(x: Tensor, out: Tensor | None = None) -> Tensor:
         return packed.decode(_prepared(x, spec, lambda: packed.encode(x, q, seed=SEED)), out=out)
 
-    return Case(f"decode {spec}", accesses=1, more_bytes=_stored_bytes(q), fresh=call, into=call, has_out=True)
+    return Case(f"decode {spec}", 1, call, more_bytes=_stored_bytes(q))
 
 
 def _backend(x: Tensor) -> Backend:
@@ -172,15 +161,13 @@ def _backend(x: Tensor) -> Backend:
 def _reads(q: Quantizer, axis: int) -> int:
     """Return how often a kernel must read the input: 1, or 2 if a scale depends on more elements than caches hold."""
     spans_tensor = bool(q.traits.groups) or (q.scaling != "none" and q.block.rows is None)
-    spans_columns = str(q.block) == "channel" and axis == 0
-    return 2 if spans_tensor or spans_columns else 1
+    return 2 if spans_tensor or (str(q.block) == "channel" and axis == 0) else 1
 
 
 def _stored_bytes(q: Quantizer) -> float:
     """Return the bytes per element in packed storage: bytes of the code + bytes of a scale / elements of a block."""
     elements = (q.block.rows or math.inf) * (q.block.cols or math.inf)
-    scale = {"none": 0, "amax": 4}.get(q.scaling, 1)
-    return q.format.stored_bits / 8 + scale / elements
+    return q.format.stored_bits / 8 + {"none": 0, "amax": 4}.get(q.scaling, 1) / elements
 
 
 def _widths(x: Tensor) -> Tensor:
@@ -192,20 +179,13 @@ _PREPARED: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def _prepared(x: Tensor, name: str, make: Callable[[], T]) -> T:
-    """Return an input that a case needs besides x, from a cache with the key (x, name).
-
-    `make` creates the input at the first use, in a call that is not timed. The cache keeps the input as long as x
-    exists.
-    """
+    """Return an input that a case needs besides x; it is made in an untimed call, and kept as long as x exists."""
     kept: dict[str, T] = _PREPARED.setdefault(x, {})
-    if name not in kept:
-        kept[name] = make()
-    return kept[name]
+    return kept[name] if name in kept else kept.setdefault(name, make())
 
 
 CASES: Final[tuple[Case, ...]] = (
-    quantize("e4m3"),
-    quantize("e4m3:tensor:amax"),
+    *map(quantize, ("e4m3", "e4m3:tensor:amax")),
     quantize("e4m3:tensor:amax", stats=True),
     quantize("e4m3:channel:amax"),
     quantize("e4m3:channel:amax", stats=True),
@@ -214,20 +194,12 @@ CASES: Final[tuple[Case, ...]] = (
     quantize("e4m3:128x128:amax", stats=True),
     quantize("e4m3:128x128:gam"),
     quantize("e4m3:128x128:gam", stats=True),
-    quantize("e4m3:1x128:amax"),
-    quantize("e4m3:1x32:e8m0"),
-    quantize("e2m3:1x32:e8m0"),
-    quantize("e2m1:1x32:e8m0"),
-    quantize("e2m1:1x32:mx"),
+    *map(quantize, ("e4m3:1x128:amax", "e4m3:1x32:e8m0", "e2m3:1x32:e8m0", "e2m1:1x32:e8m0", "e2m1:1x32:mx")),
     quantize("e2m1:1x16:nvfp4"),
     quantize("e2m1:1x16:nvfp4", axis=0),
-    quantize("e2m1:16x16:nvfp4"),
-    quantize("e2m1:1x16:nvfp4:stochastic"),
-    quantize("e2m1:1x16:fouroversix"),
+    *map(quantize, ("e2m1:16x16:nvfp4", "e2m1:1x16:nvfp4:stochastic", "e2m1:1x16:fouroversix")),
     quantize("e2m1:1x16:fouroversix", axis=0),
-    quantize("e2m1:16x16:fouroversix"),
-    quantize("e2m1:1x16:fouroversix:stochastic"),
-    quantize("e2m1:1x16:nvfp4:rht16"),
+    *map(quantize, ("e2m1:16x16:fouroversix", "e2m1:1x16:fouroversix:stochastic", "e2m1:1x16:nvfp4:rht16")),
     quantize("e2m1:1x16:nvfp4:rht16", axis=0),
     quantize("e2m1:1x16:nvfp4:stochastic:rht16"),
     quantize("bf16:stochastic", dtype=torch.float32),
@@ -238,10 +210,8 @@ CASES: Final[tuple[Case, ...]] = (
         "mix e4m3 | e5m2 | bf16 per block",
         "e4m3:128x128:gam @ error<e5m2:128x128:gam | e5m2:128x128:gam @ spread<normal | bf16 ; per=block",
     ),
-    encode("e2m1:1x16:nvfp4"),
-    encode("e4m3:128x128:gam"),
-    decode("e2m1:1x16:nvfp4"),
-    decode("e4m3:128x128:gam"),
+    *map(encode, ("e2m1:1x16:nvfp4", "e4m3:128x128:gam")),
+    *map(decode, ("e2m1:1x16:nvfp4", "e4m3:128x128:gam")),
     sample_weight("gaussian"),
     sample_weight("uniform"),
     gaussian_noise(),

@@ -1,0 +1,312 @@
+"""Measure and report the cases of the kernels: ours and a copy of the same tensor in turns, then other implementations.
+
+All our kernels are measured before the peers, whose compilation and memory use would affect the times.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from fewbits.common.tables import print_table
+from fewbits.experiments.bench.kernel_cases import Case, Work
+from fewbits.experiments.bench.measure import (
+    PATIENCE,
+    Ratio,
+    Timer,
+    gpu_seconds,
+    in_touched_memory,
+    machine,
+    peak_memory,
+    seconds,
+    take_turns,
+)
+from fewbits.experiments.bench.peers import PEERS, Peer, first_line, quiet
+
+BEYOND_L2 = 4  # on a GPU, the input tensors of a turn are together at least this many times as large as the L2 cache
+PEER_TURNS = 3  # recorded turns of a peer
+PEER_SECONDS = 0.3  # a slow peer gets as many rows as it can process in about this time
+PEER_UNIT = 128  # peers need whole blocks: rows and columns must be multiples of this
+SMALL = 64 << 20  # if a tensor and its copy have fewer bytes together, they may stay in the caches
+NOTES = """\
+All columns except those with × are in %.
+copy   time of out.copy_(x) / time of our kernel, both into memory that was written before, in turns A B A B: median
+       and range over {runs} turns (fewer if they take more than {patience:g} s).
+       encode, weights and noise have no public out=: their backend functions are timed, and torch is patched to give
+       their results memory that was written before.
+mem    the value of `copy` that memory traffic alone would allow. The traffic counts each element once per read and
+       once per write. A scale of the whole tensor needs a second read (then mem is 67); a second result needs
+       a second write. Cache lines that a store fetches, and second reads that hit a cache, are not considered. Noise
+       generators only write; they are compared with a copy of as many elements.
+at     copy / mem: the share of what memory traffic allows.
+new    time of x.clone() / time of our kernel when both return new tensors; freeing them is not timed.
+temp   peak memory during a call, without x and the result, relative to the tensor's bytes.
+×      how many times longer a peer takes than our kernel, both returning new tensors (generators: per value, into
+       memory that was written before), in turns, median of 3. Peers compute only the mean error and use torch's
+       random numbers."""
+SHORT = {"torch eager": "×eager", "torch.compile": "×compile"}
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The comparison of a peer (another implementation) with our kernel, on the first `rows` rows of the tensor."""
+
+    longer: Ratio  # the peer's time / our time
+    rows: int
+    temporary: float | None  # the peer's peak memory without x and the result, relative to the bytes of these rows
+    seconds: dict[str, list[float]]  # "theirs", "ours" -> the seconds of each turn
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The result of one case. `share` is the kernel's speed relative to the copy, `memory` the upper limit of `share`.
+
+    `NOTES` defines the columns copy (`share`), mem (`memory`), new (`allocating`) and temp (`temporary`).
+    """
+
+    case: str  # the name of the case
+    noise: bool  # True: the case only generates noise
+    share: Ratio
+    memory: float
+    allocating: Ratio
+    temporary: float | None
+    copy_bytes_per_second: float  # bytes read and written
+    seconds_per_element: float
+    seconds: dict[str, list[float]]  # name of a timer (copy, into, clone, fresh) -> the seconds of each turn
+    peers: dict[str, Compared] = field(default_factory=dict)  # name of the peer -> comparison
+
+
+@dataclass
+class Bench:
+    machine: dict[str, str | int | float]
+    device: str
+    dtype: str
+    rows: int
+    cols: int
+    runs: int
+    measured: list[Measured] = field(default_factory=list)
+    peers: dict[str, str] = field(default_factory=dict)  # name -> version
+    notes: list[str] = field(default_factory=list)
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self), indent=1)
+
+
+def run(
+    cases: Sequence[Case],
+    rows: int,
+    cols: int,
+    *,
+    dtype: str,
+    device: str,
+    runs: int,
+    peers: bool = True,
+    save: Callable[[Bench], object],
+) -> Bench:
+    """Measure the cases on tensors of this size; print progress on stderr.
+
+    dtype: the dtype of the tensors for all cases that do not set their own.
+    runs: the largest number of turns in which our kernels and the copy are timed.
+    peers: True to measure other implementations too.
+    save: is called with the results so far after each case and each peer, so that an interrupted run keeps them.
+    """
+    bench = Bench(machine(device), device, dtype, rows, cols, runs)
+    tensors = _Tensors(rows, cols, getattr(torch, dtype), device)
+    for number, case in enumerate(cases, start=1):
+        print(f"{number}/{len(cases)} {case.name}", file=sys.stderr, flush=True)
+        bench.measured.append(_measure(case, tensors, runs))
+        save(bench)
+    if peers and (rows % PEER_UNIT or cols % PEER_UNIT):
+        bench.notes.append(
+            f"no peers were timed: they need whole blocks, so rows and columns must be multiples of {PEER_UNIT}"
+        )
+    for peer in PEERS if peers and not bench.notes else ():
+        _compare(peer, cases, bench, tensors)
+        save(bench)
+    return bench
+
+
+class _Tensors:
+    """Pairs of an input tensor, N(0, 1), and an output buffer.
+
+    On a CPU there is one pair. On a GPU there are several, used in turn, so that an input is no longer in the L2 cache
+    when it is read again. `use_dtype` allocates the pairs, and replaces them if they have another dtype.
+    """
+
+    def __init__(self, rows: int, cols: int, dtype: torch.dtype, device: str) -> None:
+        self.rows, self.cols, self.default_dtype, self.device = rows, cols, dtype, device
+        self.pairs: list[tuple[Tensor, Tensor]] = []
+
+    @property
+    def x(self) -> Tensor:
+        return self.pairs[0][0]
+
+    def use_dtype(self, dtype: torch.dtype | None) -> None:
+        dtype = dtype or self.default_dtype
+        if self.pairs and self.x.dtype == dtype:
+            return
+        self.pairs = []  # frees the old pairs before new pairs are allocated
+        count = 1
+        if self.device == "cuda":
+            cache: int = torch.cuda.get_device_properties(0).L2_cache_size
+            count = max(2, -(-BEYOND_L2 * cache // (self.rows * self.cols * dtype.itemsize)))
+        for _ in range(count):
+            generator = torch.Generator(self.device).manual_seed(0)
+            x = torch.randn(self.rows, self.cols, generator=generator, device=self.device).to(dtype)
+            self.pairs.append((x, torch.zeros_like(x)))
+
+    def timer(self, call: Callable[[Tensor, Tensor], object], rows: int | None = None) -> Timer:
+        """Return a timer for `call` on (input, buffer), both cut to the first `rows` rows (None: all)."""
+        pairs = [(x[:rows], out[:rows]) for x, out in self.pairs]
+        if self.device == "cuda":
+            return lambda: gpu_seconds(lambda: [call(*pair) for pair in pairs]) / len(pairs)
+        return partial(seconds, partial(call, *pairs[0]))
+
+    def into(self, case: Case) -> Callable[[Tensor, Tensor], object]:
+        """Return case.into; if it allocates its results, every call gets the same memory (on a GPU, torch's anyway)."""
+        return in_touched_memory(case.into) if case.backend and self.device == "cpu" else case.into
+
+
+def _measure(case: Case, tensors: _Tensors, runs: int) -> Measured:
+    tensors.use_dtype(case.dtype)
+    x = tensors.x
+    times = {}
+    for first, second in (
+        (("copy", lambda x, out: out.copy_(x)), ("into", tensors.into(case))),
+        (("clone", lambda x, _: x.clone()), ("fresh", lambda x, _: case.fresh(x))),
+    ):
+        taken = take_turns([tensors.timer(first[1]), tensors.timer(second[1])], runs)
+        times[first[0]], times[second[0]] = taken
+    return Measured(
+        case=case.name,
+        noise=case.is_noise,
+        share=Ratio.of(times["copy"], times["into"]),
+        memory=1 / case.traffic(x.itemsize),
+        allocating=Ratio.of(times["clone"], times["fresh"]),
+        temporary=_temporary(case.fresh, x),
+        copy_bytes_per_second=2 * x.nbytes / median(times["copy"]),
+        seconds_per_element=median(times["into"]) / x.numel(),
+        seconds=times,
+    )
+
+
+def _temporary(call: Work, x: Tensor) -> float | None:
+    """Return the peak memory during a call, without x and the new result, relative to the bytes of x; None on a GPU."""
+    if x.is_cuda:
+        return None
+    call(x)  # makes the further inputs of the case
+    extra = peak_memory(lambda: call(x))
+    return None if extra is None else extra / x.nbytes
+
+
+def _compare(peer: Peer, cases: Sequence[Case], bench: Bench, tensors: _Tensors) -> None:
+    if missing := peer.missing(tensors.device):
+        bench.notes.append(f"{peer.name} skipped: {missing}")
+        return
+    bench.peers[peer.name] = peer.version
+    for case, measured in zip(cases, bench.measured, strict=True):
+        try:
+            with quiet():
+                work = peer.work(case)
+                if work is not None:
+                    print(f"{peer.name}: {case.name}", file=sys.stderr, flush=True)
+                    measured.peers[peer.name] = _compare_one(work, peer.slow, case, tensors)
+        except Exception as error:  # a failure of another package is a result
+            bench.notes.append(f"{peer.name} failed on {case.name}: {first_line(error)}")
+
+
+def _compare_one(work: Work, slow: bool, case: Case, tensors: _Tensors) -> Compared:
+    tensors.use_dtype(case.dtype)
+    rows = _rows_for(work, tensors.x) if slow and tensors.device == "cpu" else tensors.rows
+    into = tensors.into(case)
+    ours = (lambda x, _: into(x, x)) if case.is_noise else (lambda x, _: case.fresh(x))
+    theirs, our = take_turns([tensors.timer(lambda x, _: work(x), rows), tensors.timer(ours, rows)], PEER_TURNS)
+    return Compared(Ratio.of(theirs, our), rows, _temporary(work, tensors.x[:rows]), {"theirs": theirs, "ours": our})
+
+
+def _rows_for(work: Work, x: Tensor) -> int:
+    """Return for how many rows of x `work` takes at most about PEER_SECONDS; `work` is another library's function.
+
+    The result is the number of all rows, halved until the call is short enough or half would be no multiple of
+    PEER_UNIT. The time per row is measured by a call on few rows.
+    """
+    few = x[: max(PEER_UNIT, x.shape[0] // 16 // PEER_UNIT * PEER_UNIT)]
+    work(few)
+    each = seconds(lambda: work(few)) / len(few)
+    rows = x.shape[0]
+    while rows * each > PEER_SECONDS and rows // 2 >= PEER_UNIT and rows // 2 % PEER_UNIT == 0:
+        rows //= 2
+    return rows
+
+
+def show(bench: Bench) -> None:
+    """Print the report to stdout."""
+    facts = bench.machine
+    speed = median([m.copy_bytes_per_second for m in bench.measured]) / 1e9
+    print(
+        f"{facts['device']}, load {facts['load']} at the start; fewbits {facts['fewbits']}, backend {facts['backend']}"
+    )
+    print(f"torch {facts['torch']}, python {facts['python']}, compiler {facts['compiler']}")
+    print(f"tensor {bench.rows}x{bench.cols} {bench.dtype}, N(0, 1); a copy reads and writes {speed:.1f} GB/s in total")
+    if bench.device == "cpu" and 2 * bench.rows * bench.cols * getattr(torch, bench.dtype).itemsize < SMALL:
+        print("the tensor is small: the copy may stay in the caches, so these figures do not apply to large tensors")
+    if float(facts["load"]) > float(facts["cores"]) / 2:
+        print("other programs were running: they distort all figures, above all for calls that use several threads")
+    for noise in (False, True):
+        if measured := [m for m in bench.measured if m.noise == noise]:
+            shown = [name for name in bench.peers if any(name in m.peers for m in measured)]
+            rows = [
+                _cells(m, bench.device) | {SHORT.get(name, f"×{name}"): _times(m, name) for name in shown}
+                for m in measured
+            ]
+            print()
+            print_table([*rows[0]], [[*row.values()] for row in rows], right=[*rows[0]][1:])
+    print()
+    print("\n".join([NOTES.format(runs=bench.runs, patience=PATIENCE), *_peer_lines(bench), *bench.notes]))
+
+
+def _cells(m: Measured, device: str) -> dict[str, str]:
+    cells = {"case": m.case}
+    if device == "cuda":
+        cells["µs"] = f"{1e6 * median(m.seconds['into']):.1f}"
+    cells |= {
+        "copy": _percent(m.share.median),
+        "range": f"{_percent(m.share.low)}–{_percent(m.share.high)}",
+        "mem": _percent(m.memory),
+        "at": _percent(m.share.median / m.memory),
+    }
+    if device == "cpu":
+        cells |= {"new": _percent(m.allocating.median), "temp": _percent(m.temporary)}
+        cells |= {"ns each": f"{1e9 * m.seconds_per_element:.3f}"} if m.noise else {}
+    return cells
+
+
+def _peer_lines(bench: Bench) -> list[str]:
+    """Return a line for each peer: version, temporary memory, and the number of cases timed on a part of the rows."""
+    lines = []
+    for name, version in bench.peers.items():
+        if compared := [m.peers[name] for m in bench.measured if name in m.peers]:
+            line = f"{name} {version}"
+            if temporary := [c.temporary for c in compared if c.temporary is not None]:
+                line += f": temporary memory {_percent(min(temporary))}–{_percent(max(temporary))} %"
+            if fewer := [c.rows for c in compared if c.rows < bench.rows]:
+                rows = " or ".join(map(str, sorted(set(fewer))))
+                line += f"; {len(fewer)} of {len(compared)} cases timed on the first {rows} rows only (slow)"
+            lines.append(line)
+    return lines
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.0f}"
+
+
+def _times(m: Measured, peer: str) -> str:
+    if peer not in m.peers:
+        return ""
+    ratio = m.peers[peer].longer.median
+    return f"{ratio:.2g}" if ratio < 10 else f"{ratio:.0f}"

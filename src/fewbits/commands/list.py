@@ -1,0 +1,214 @@
+"""List what overrides can choose, and the studies (`fewbits list GROUP`), or show one of them with its settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from fewbits.common.arguments import CommandParser
+from fewbits.common.tables import print_table
+
+if TYPE_CHECKING:
+    from fewbits.experiments.config_files import Folders
+    from fewbits.models.networks.decoder import DecoderConfig
+
+GROUPS = {  # what the command lists, and the key of the override that chooses one of it
+    "recipes": "recipe",
+    "models": "model",
+    "scales": "scale",
+    "schedules": "schedule",
+    "optimizers": "optimizer",
+    "precisions": "precision",
+    "data": "data",
+    "studies": "study",
+}
+EXAMPLES = """\
+examples:
+  fewbits list recipes                     all recipes, with the quantizer of each operand of the three GEMMs
+  fewbits list recipes nvfp4               one recipe with its settings, as in fewbits train recipe=nvfp4 recipe.rht=32
+  fewbits list models --json --config-dir conf
+"""
+COLUMNS = ("name", "about", "settings")
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = CommandParser("fewbits list", __doc__, EXAMPLES)
+    parser.add_argument("group", choices=GROUPS, metavar="GROUP", help=", ".join(GROUPS))
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME", help="show this one only, with its settings: a name, or ./FILE.yaml"
+    )
+    parser.add_argument(
+        "-cd", "--config-dir", metavar="DIR", help="also list the files of DIR/recipe, DIR/model and so on"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON: a list of objects")
+    options = parser.parse_args(argv)
+    if options.group == "studies":
+        _print_studies(options.name, options.json)
+        return 0
+
+    from fewbits.experiments.config_files import with_config_dir
+
+    searched, group = with_config_dir([], options.config_dir), GROUPS[options.group]
+    if group == "recipe":
+        from fewbits.commands.recipe_listing import print_recipes
+
+        print_recipes(options.name, searched, options.json)
+    elif group == "model":
+        _print_models(options.name, searched, options.json)
+    else:
+        _print_group(group, options.name, searched, options.json)
+    return 0
+
+
+def _print_json(rows: Sequence[Mapping[str, Any]]) -> None:
+    print(json.dumps(rows, indent=2, ensure_ascii=False))
+
+
+def _setting_lines(settings: Mapping[str, Any]) -> Iterator[str]:
+    width = max(map(len, settings), default=0)
+    yield "  settings, changed by KEY=VALUE:"
+    yield from (f"    {key:{width}}  {json.dumps(value)}" for key, value in settings.items())
+
+
+# ------------------------------------------------------------------------------------------------ studies
+
+
+def _print_studies(name: str | None, as_json: bool) -> None:
+    from fewbits.common.from_dict import one_of
+    from fewbits.sweeps.planning.studies import STUDIES
+
+    if name is not None:
+        one_of("study", name, STUDIES)
+    studies = [study for study in STUDIES.values() if name in (None, study.name)]
+    if as_json:
+        _print_json([{**dataclasses.asdict(study), "recipes": study.recipes} for study in studies])
+        return
+    titles = [f"{study.title} (arXiv {study.arxiv})" if study.arxiv else study.title for study in studies]
+    entries = [
+        [study.name, title, study.about, f"recipes {', '.join(study.recipes)}"]
+        for study, title in zip(studies, titles, strict=True)
+    ]
+    print("\n\n".join("\n  ".join(entry) for entry in entries))
+
+
+# ------------------------------------------------------------------------------------------------ models
+
+
+def _print_models(name: str | None, searched: Sequence[str], as_json: bool) -> None:
+    from fewbits.experiments.config_files import folders, names
+    from fewbits.models.networks.listing import describe
+    from fewbits.models.networks.registry import linear_parameters, parameters
+
+    configs, wrong = {}, []
+    for model in names("model", folders(searched)) if name is None else [name]:
+        try:
+            configs[model] = _model(model, searched)
+        except ValueError as error:
+            wrong.append(str(error) if name else f"model {model}: {error}")
+    rows: list[dict[str, str | int]] = [
+        {
+            "name": model,
+            "parameters": parameters(config),
+            "linear_parameters": linear_parameters(config),
+            "description": describe(config),
+        }
+        for model, config in configs.items()
+    ]
+    if as_json:
+        _print_json(rows)
+    elif rows:
+        cells = [[f"{value:,}" if isinstance(value, int) else value for value in row.values()] for row in rows]
+        print_table(("name", "parameters", "linear", "description"), cells, right=("parameters", "linear"))
+    if wrong:
+        raise ValueError("; ".join(wrong))
+
+
+def _model(name: str, searched: Sequence[str]) -> DecoderConfig:
+    from fewbits.common.from_dict import from_dict
+    from fewbits.experiments.config import resolved
+    from fewbits.models.networks.decoder import DecoderConfig
+    from fewbits.models.networks.presets import MODELS
+
+    return MODELS.get(name) or from_dict(DecoderConfig, resolved([*searched, f"model={name}"])["model"], "model")
+
+
+# ------------------------------------------------------------------------------------------------ other groups
+
+
+def _print_group(group: str, name: str | None, searched: Sequence[str], as_json: bool) -> None:
+    """Print the names and descriptions of all configs in a group, or the settings of the config `name`.
+
+    searched: the overrides that set the search path of config folders.
+    """
+    from fewbits.experiments.config_files import check_choice, folders, names
+
+    own = folders(searched)
+    if name is not None:
+        check_choice(group, name, own)
+    chosen = names(group, own) if name is None else [name]
+    rows = [(name, _about(group, name, own), _settings(group, name, searched, own)) for name in chosen]
+    if as_json:
+        _print_json([dict(zip(COLUMNS, row, strict=True)) for row in rows])
+        return
+    if name is None:
+        print_table(COLUMNS[:2], [(name, about) for name, about, _ in rows])
+    else:
+        print("\n".join([name, f"  {rows[0][1]}", *_setting_lines(rows[0][2])]))
+    if group == "data":
+        from fewbits.experiments.data.tokenizing import SPELLINGS
+
+        print(f"\ndata.tokenizer: {SPELLINGS}; the default is bytes. A folder of tokens has its own tokenizer.")
+        print("data=text data.path=FILE trains on a text file of your own, whose last tenth is for validation.")
+        print(
+            "`fewbits data NAME` downloads and tokenizes openwebtext, c4 and c4-nemotron; data=bin data.path=DIR reads "
+            "a folder of train.bin and val.bin."
+        )
+
+
+def _about(group: str, name: str, own: Folders) -> str:
+    """Return a config's description: the comment at the head of its file, or the summary of a kind of data."""
+    from fewbits.experiments.data.load import KINDS
+
+    if group == "data" and name in KINDS:
+        return KINDS[name].summary
+    head = re.match(r"(?:#.*\n)*", _file(group, name, own).read_text("utf-8"))
+    comments = [line.removeprefix("#").strip() for line in head[0].splitlines()] if head else []
+    return " ".join(comment for comment in comments if not comment.startswith("@package"))
+
+
+def _file(group: str, name: str, own: Folders) -> Path:
+    from fewbits.experiments.config_files import FOLDER, is_path
+
+    return Path(name).expanduser() if is_path(name) else own.file(group, name) or FOLDER / group / f"{name}.yaml"
+
+
+def _settings(group: str, name: str, searched: Sequence[str], own: Folders) -> dict[str, Any]:
+    """Return a config's settings: the value of each, by the key of its override, such as `optimizer.lr`.
+
+    For a scale, return only what the scale's own file sets: settings, and choices of other groups' configs.
+    """
+    from omegaconf import OmegaConf
+
+    from fewbits.experiments.config import resolved
+
+    if group != "scale":
+        config = resolved([*searched, f"{group}={name}"])
+        also = {"training.dtype": config["training"]["dtype"]} if group == "precision" else {}
+        return also | dict(_flat(config[group], group))
+    content = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(_file(group, name, own))))
+    items = [item for item in content.pop("defaults", []) if isinstance(item, Mapping)]
+    choices = {str(key).removeprefix("override").strip(" /"): value for item in items for key, value in item.items()}
+    return choices | dict(_flat(content))
+
+
+def _flat(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, item in value.items():
+        name = f"{path}.{key}" if path else str(key)
+        if isinstance(item, Mapping) and item:
+            yield from _flat(item, name)
+        else:
+            yield name, item
