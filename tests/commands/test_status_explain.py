@@ -226,7 +226,7 @@ def test_an_edit_of_the_sweep_is_explained_in_the_trial_and_in_its_parent(
 def test_a_result_of_other_code_is_shown_and_noted(
     undisturbed: Undisturbed, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fewbits.experiments.identity.is_current", lambda provenance: False)
+    monkeypatch.setattr("fewbits.sweeps.live.status.is_current", lambda provenance: False)
     for row in status(undisturbed, capsys, runs=undisturbed.store):
         assert row["state"] == "done"
         assert row["step"] == 8
