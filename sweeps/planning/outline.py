@@ -221,7 +221,7 @@ def corpus_tokens(plan: Plan, missing: Missing) -> dict[str, int | None]:
 
 
 def preparations(missing: Missing) -> Iterator[str]:
-    """Yield the commands `fewbits data prepare …` for the missing collections, each with a comment on the size."""
+    """Yield the commands `fewbits data …` for the missing collections, each with a comment on the size."""
     for folder, readers in missing.items():
         kind = readers[0].trial.data.kind
         if kind not in COLLECTIONS:  # such as a user's own text file
@@ -229,7 +229,7 @@ def preparations(missing: Missing) -> Iterator[str]:
         collection = COLLECTIONS[kind]
         documents, tokens = _prepared(collection, readers)
         size = tokens * np.dtype(smallest_dtype(readers[0].trial.model.vocab)).itemsize
-        command = ["fewbits data prepare", kind, *([f"--documents {documents}"] if documents else [])]
+        command = ["fewbits data", kind, *([f"--documents {documents}"] if documents else [])]
         command += [] if folder == default_cache() / kind else [f"--out {shlex.quote(str(folder))}"]
         assumed = f"; assumed: {collection.assumed}" if collection.assumed else ""
         yield f"{' '.join(command)}    # about {tokens / 1e9:.1f} G tokens, {size / 1e9:.0f} GB{assumed}"

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from fewbits.common.file_systems import free_bytes
 from fewbits.experiments.numerics import running, total
+from fewbits.experiments.storage.evaluations import missing_tasks
 from fewbits.sweeps.planning.cost import checkpoint_bytes, work_of
 from fewbits.sweeps.planning.plan import Plan, Planned
 from fewbits.sweeps.running import store
@@ -267,6 +268,4 @@ def unfinished(plan: Plan) -> set[str]:
 
 
 def _has_result(planned: Planned) -> bool:
-    if store.state(planned.folder) not in OVER:
-        return False
-    return not planned.trial.evaluation.missing_from(planned.folder.result() or {})
+    return store.state(planned.folder) in OVER and not missing_tasks(planned.folder, planned.trial.evaluation.tasks)
