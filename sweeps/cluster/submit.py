@@ -29,7 +29,7 @@ from fewbits.common.terminal import notice
 from fewbits.experiments.config_files import GROUPS, folders, is_path, is_search_path
 from fewbits.sweeps.cluster.access import TRACKING, is_dashboard, means_the_same_elsewhere, variables
 from fewbits.sweeps.cluster.shipment import pack
-from fewbits.sweeps.planning.overrides import runs_named
+from fewbits.sweeps.planning.stored_plans import runs_named
 from fewbits.sweeps.tracking.connection import user
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from fewbits.common.store_folder import runs_option
 from fewbits.experiments.storage.run_folder import RunFolder, opened, saved_trial
 from fewbits.experiments.trial import Runtime
 from fewbits.sweeps.planning.plan import Plan
-from fewbits.sweeps.planning.stored_plans import stored_plans
+from fewbits.sweeps.planning.stored_plans import selection, stored_plans
 from fewbits.sweeps.running import store
 from fewbits.sweeps.running.store import State
 from fewbits.sweeps.tracking import connection
@@ -47,7 +47,7 @@ class Mirror:
     """
 
     def __init__(self, plan: Plan, overrides: Sequence[str] = (), uri: str | None = None) -> None:
-        self._plan, self._overrides = plan, overrides
+        self._plan, self._overrides = plan, selection(overrides)
         self.uri = uri or tracking_uri(plan.store)
         self._patience = Patience()
         self._seen: dict[tuple[str, str], str] = {}  # study and label of an arm: its stamp when it was sent
