@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -127,21 +128,24 @@ def send_store(runs: Path, uri: str) -> int:
     """
     arms: dict[tuple[str, str], Arm] = {}
     planned = set[str]()
-    for stored in stored_plans(runs):
+    for stored in stored_plans(runs, lambda error: warnings.warn(str(error), RuntimeWarning, stacklevel=2)):
         planned |= stored.plan.trials.keys()
         for arm in arms_of(stored.plan, stored.overrides):
             newest = arms.setdefault(arm.key, arm)
             if newest.variant == arm.variant:
                 newest.rows = arm.rows | newest.rows
-    singles = []
-    for path in sorted(runs.glob("*/provenance.json")):
-        folder = opened(path.parent)
-        if folder.id not in planned and (folder.provenance() or {}).get("command", [])[1:2] == ["train"]:
-            singles.append(folder)
     client = connect(runs, uri)
+    client.search_experiments(max_results=1)  # raises an error if the database is damaged, also if there are no trials
     with locked(runs):
         sent = write_arms(client, uri, runs, owner_of(runs), arms.values())
-    return sent + sum(_send_single(client, uri, folder, store.state(folder)) for folder in singles)
+    for path in sorted(runs.glob("*/provenance.json")):
+        try:
+            folder = opened(path.parent)
+            if folder.id not in planned and (folder.provenance() or {}).get("command", [])[1:2] == ["train"]:
+                sent += _send_single(client, uri, folder, store.state(folder))
+        except ValueError as error:  # a file is damaged
+            warnings.warn(f"{path.parent.name} was not sent to MLflow: {error}", RuntimeWarning, stacklevel=2)
+    return sent
 
 
 def track_report(runs: Path, study: str, scale: str, folder: Path) -> None:

@@ -13,7 +13,7 @@ import time
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from fewbits.common.arguments import CommandParser, existing, warn_in_lines
 from fewbits.common.process import handled
@@ -29,15 +29,12 @@ examples:
   MLFLOW_TRACKING_URI=http://server:5000 fewbits ui --sync-only     to a server that somebody else runs
 
 The page shows the MLflow database that MLFLOW_TRACKING_URI names or, without this variable, the store's own database.
-To open it from another machine: ssh -L 5000:127.0.0.1:5000 HOST. There is no log-in: with --host 0.0.0.0, everybody who
-can reach this machine can read, change and delete the runs; MLflow's variables MLFLOW_SERVER_ALLOWED_HOSTS and
-MLFLOW_SERVER_CORS_ALLOWED_ORIGINS set under which names.
+To open it from another machine: ssh -L 5000:127.0.0.1:5000 HOST. There is no log-in. With --host 0.0.0.0, the variables
+MLFLOW_SERVER_ALLOWED_HOSTS and MLFLOW_SERVER_CORS_ALLOWED_ORIGINS add names under which browsers reach the page.
 """
-LIGHT = {  # with these settings, the server has two processes and about 380 MB, instead of 15 processes and 1.8 GB
-    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_DISABLE_AGENT_HINT": "true",
-}
+OFF = ("MLFLOW_DISABLE_TELEMETRY", "MLFLOW_DISABLE_AGENT_HINT")
+# With these settings, the server has two processes and about 380 MB, instead of 15 processes and 1.8 GB.
+LIGHT = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **dict.fromkeys(OFF, "true")}
 LOG = ".mlflow-ui.log"  # the file in the store with the server's output
 START = 120.0  # seconds that the server may take until it answers
 
@@ -71,7 +68,8 @@ def main(argv: Sequence[str]) -> int:
         raise ValueError(f"ui: MLflow cannot open {redacted(uri)}: {reason}{advice}") from None
     print(f"{plural(sent, 'trial')} sent to {redacted(uri)}", file=sys.stderr, flush=True)
     if not options.sync_only:
-        arguments = ["--artifacts-destination", str(runs.resolve() / ARTIFACTS), "--host", options.host]
+        arguments = ["--artifacts-destination", str(runs.resolve() / ARTIFACTS), "--workers", "1"]
+        arguments += ["--uvicorn-opts", "--log-level warning"]
         _serve(options.host, options.port, arguments, uri, runs.resolve() / LOG)
     return 0
 
@@ -90,7 +88,6 @@ def _check_free(host: str, port: int) -> None:
 
 def _serve(host: str, port: int, arguments: Sequence[str], uri: str, log: Path) -> None:
     """Run MLflow's server until Ctrl-C. The URI may contain a password, so it is no argument, which all could read."""
-    arguments = [*arguments, "--port", str(port), "--workers", "1", "--uvicorn-opts", "--log-level warning"]
     environment = {**os.environ, **LIGHT, "MLFLOW_BACKEND_STORE_URI": uri}
     base = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else f'[{host}]' if ':' in host else host}:{port}"
     if host not in ("127.0.0.1", "localhost", "::1"):
@@ -100,27 +97,26 @@ def _serve(host: str, port: int, arguments: Sequence[str], uri: str, log: Path) 
         names = [f"{name}:{port}" for name in dict.fromkeys((host, socket.gethostname(), "localhost", "127.0.0.1"))]
         environment.setdefault("MLFLOW_SERVER_ALLOWED_HOSTS", ",".join(names))
         environment.setdefault("MLFLOW_SERVER_CORS_ALLOWED_ORIGINS", ",".join(f"http://{name}" for name in names))
-    with log.open("w") as output:
-        server = subprocess.Popen(
-            [sys.executable, "-m", "mlflow", "server", *arguments],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # in its own process group, so that `_end` also ends the server's children
-        )
+    pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    command = [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(port), *arguments]
+    # The server has its own process group, so that its children can be ended, too.
+    with log.open("w") as output, subprocess.Popen(command, env=environment, start_new_session=True, **pipes) as server:
         copying = threading.Thread(target=_copy_redacted, args=(server.stdout, output), daemon=True)
         copying.start()
         try:
             with handled(signal.default_int_handler, signal.SIGINT, signal.SIGTERM):
-                if _answers(server, base, log):
-                    print(f"{base}/#/experiments   (Ctrl-C ends it)", flush=True)
+                _wait(server, base, log)
+                print(f"{base}/#/experiments   (Ctrl-C ends it)", flush=True)
                 server.wait()
                 raise ValueError(f"ui: MLflow's server ended with status {server.returncode}; read its log, {log}")
         except KeyboardInterrupt:
             print(file=sys.stderr)
         finally:
-            _end(server)
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(server.pid, number)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    server.wait(10)
             copying.join(10)
 
 
@@ -132,25 +128,13 @@ def _copy_redacted(source: IO[bytes], log: IO[str]) -> None:
             log.flush()
 
 
-def _answers(server: subprocess.Popen[bytes], base: str, log: Path) -> bool:
-    """Wait until the server answers at the URL `base`, and return True; return False if the server ends before.
-
-    Raise ValueError if it has not answered after START seconds. log: the file with the server's output.
-    """
+def _wait(server: subprocess.Popen[bytes], base: str, log: Path) -> None:
+    """Wait until the server answers at the URL `base`; raise ValueError if it has not after START seconds."""
     until = time.monotonic() + START
-    while server.poll() is None:
+    while time.monotonic() < until:
+        if server.poll() is not None:
+            raise ValueError(f"ui: MLflow's server ended with status {server.returncode}; read its log, {log}")
         with contextlib.suppress(OSError), urllib.request.urlopen(f"{base}/health", timeout=5):
-            return True
-        if time.monotonic() > until:
-            raise ValueError(f"ui: MLflow's server has not answered for {START:.0f} s; read its log, {log}")
+            return
         time.sleep(0.2)
-    return False
-
-
-def _end(server: subprocess.Popen[bytes]) -> None:
-    """End the server and all processes that it has started: by SIGTERM and, after ten seconds, SIGKILL."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(server.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            server.wait(10)
+    raise ValueError(f"ui: MLflow's server has not answered for {START:.0f} s; read its log, {log}")
