@@ -127,17 +127,17 @@ def write_arms(client: MlflowClient, uri: str, folder: Path, owner: dict[str, st
 
 
 def _write(
-    client: MlflowClient, experiment: str, store_folder: Path, owner: dict[str, str], arm: Arm, found: Sequence[Run]
+    client: MlflowClient, experiment: str, folder: Path, owner: dict[str, str], arm: Arm, found: list[Run]
 ) -> int:
     """Write an arm; found: the runs that MLflow has of it. Return how many trials were sent."""
-    children = _children(client, store_folder, arm, [run for run in found if run.data.tags.get(KIND) == "trial"])
+    children = _children(client, folder, arm, [run for run in found if run.data.tags.get(KIND) == "trial"])
     shown = {seed: row for seed, row in sorted(arm.rows.items()) if row.begun or seed in children}
     if not shown:
         return 0
     over = [row.folder for row in shown.values() if row.folder.over]
     counted = over or [row.folder for row in shown.values() if (row.folder.path / "timing.parquet").exists()]
     common = {SWEEP: arm.sweep.name, SCALE: arm.sweep.scale, SOURCE: "fewbits sweep"}
-    trials, key = _hash(*(folder.id for folder in counted)), owner | {ARM: arm.label}
+    trials, key = _hash(*(one.id for one in counted)), owner | {ARM: arm.label}
     head = runs.only(client, [run for run in found if run.data.tags.get(KIND) == "arm"])
     if head and (head.data.tags.get(TRIALS) != trials or head.data.params != arm.params):
         client.delete_run(head.info.run_id)
@@ -157,7 +157,7 @@ def _write(
             sent += runs.send_trial(client, child, row.folder, row.state, tags)
         except ValueError as error:  # a file is damaged
             warnings.warn(f"{row.folder.path.name} was not sent to MLflow: {error}", RuntimeWarning, stacklevel=4)
-    stamp, (last, of_last) = _hash(*(runs.stamp_of(folder, State.DONE) for folder in counted)), runs.last_sent(head)
+    stamp, (last, of_last) = _hash(*(runs.stamp_of(one, State.DONE) for one in counted)), runs.last_sent(head)
     if counted and stamp != of_last:
         with contextlib.suppress(ValueError):  # a damaged file, which a warning has named
             points = list(arm_points(counted, last, arm.trial.training.steps))

@@ -44,15 +44,9 @@ def owner_of(runs: Path) -> dict[str, str]:
 
 
 def user() -> str:
-    """Return FEWBITS_USER, else MLFLOW_TRACKING_USERNAME, else the name of the operating system's user.
-
-    Raise ValueError for a name with characters that MLflow's queries cannot contain, such as quotes.
-    """
-    for variable in ("FEWBITS_USER", "MLFLOW_TRACKING_USERNAME"):
-        if name := os.environ.get(variable, "").strip():
-            break
-    else:
-        variable, name = "the user's name", _system_user()
+    """Return FEWBITS_USER, else MLFLOW_TRACKING_USERNAME, else the system's user; raise ValueError for quotes in it."""
+    named = [(name, os.environ.get(name, "").strip()) for name in ("FEWBITS_USER", "MLFLOW_TRACKING_USERNAME")]
+    variable, name = next(filter(lambda pair: pair[1], named), None) or ("the user's name", _system_user())
     if not re.fullmatch(r"[^'\"`%\x00-\x1f\x7f]{1,80}", name):
         raise ValueError(
             f"{variable} {name!r}: a valid name has at most 80 characters, without quotes, % and control characters; "
@@ -92,13 +86,8 @@ _warned: set[Path] = set()  # databases outside their store that this process ha
 
 
 def default_database(runs: Path) -> Path:
-    """Return the path of the SQLite database of the store `runs`.
-
-    It is a file in the store, except on a network file system, where SQLite's locks are unreliable. There, all commands
-    use a file in this user's cache folder, and the first call warns about it.
-    """
-    kind = network_kind_of(runs)
-    if kind is None:
+    """Return the path of the SQLite database: in the store, or on a network file system in this user's cache folder."""
+    if (kind := network_kind_of(runs)) is None:
         return runs.resolve() / DATABASE
     cache = cache_folder().expanduser().resolve()
     path = cache / "mlflow" / "stores" / store_id(runs) / DATABASE
@@ -146,16 +135,13 @@ def _create(path: Path) -> None:
 
 @contextmanager
 def locked(runs: Path) -> Iterator[None]:
-    """Lock the store `runs` inside a `with` block, so that only one process at a time writes to MLflow for it."""
+    """Let only one process at a time write to MLflow for the store `runs`."""
     with (runs / LOCK).open("a") as lock, flocked(lock, NO_LOCKS):
         yield
 
 
 def experiment(client: MlflowClient, name: str, runs: Path, uri: str) -> str:
-    """Return the id of the MLflow experiment with this name; create it, or restore it if it was deleted.
-
-    If the URI is not that of a server (http), the experiment's artifacts are stored in the store `runs`.
-    """
+    """Return the id of an MLflow experiment; create or restore it. Without a server, its artifacts are in the store."""
     existing = client.get_experiment_by_name(name)
     if existing is None:
         location = None if uri.startswith("http") else (runs.resolve() / ARTIFACTS / name).as_uri()
@@ -174,9 +160,7 @@ def experiment(client: MlflowClient, name: str, runs: Path, uri: str) -> str:
 class Patience:
     """Guards calls of MLflow: reports only the first failure, and delays the next call after a slow failure."""
 
-    def __init__(self) -> None:
-        self._not_before = -math.inf
-        self._reported = False
+    _not_before, _reported = -math.inf, False
 
     @property
     def may_retry(self) -> bool:
@@ -185,10 +169,7 @@ class Patience:
 
     @contextmanager
     def guarding(self, consequence: str) -> Iterator[None]:
-        """Suppress an exception of the `with` block: the first one becomes a warning, later ones are ignored.
-
-        consequence: the end of "MLflow was not updated, but …" in the warning.
-        """
+        """Suppress exceptions of the `with` block: the first becomes a warning, which ends with `consequence`."""
         began = time.monotonic()
         try:
             yield

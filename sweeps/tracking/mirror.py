@@ -1,14 +1,7 @@
 """Copy a store's trials and reports to MLflow, which is only a view of the store.
 
-    in MLflow         shows                                           found again by the tags
-    experiment        a study, or `fewbits` for single runs
-    top-level run     an arm of a sweep                               fewbits.store, .user, .arm
-    nested run        a trial of the arm that has started             fewbits.store, .user, .arm, .trial
-    top-level run     a trial of `fewbits train`                      fewbits.store, .user, .trial
-    top-level run     a report of a study at a scale                  fewbits.store, .user, .scale
-
-Workers never connect to MLflow; the driver of a sweep, `fewbits train`, `fewbits report` and `fewbits ui` do. When
-MLflow is away, one warning says so, trials go on, and the next call sends what is missing.
+An experiment is a study, or `fewbits` for single runs. Its top-level runs are arms, trials of `fewbits train`, and
+reports; the trials of an arm are nested. Runs are found again by their tags. Workers never connect to MLflow.
 """
 
 from __future__ import annotations
@@ -42,10 +35,7 @@ SINGLE = "fewbits"  # the MLflow experiment with the runs of `fewbits train`
 
 
 class Mirror:
-    """The copy of one plan's trials in MLflow. `sync` may be called from any thread; each error is reported once.
-
-    overrides: those of the plan's command. uri: MLflow's tracking URI; None: that of the store.
-    """
+    """The copy of one plan's trials in MLflow. overrides: those of the plan's command. uri: None: that of the store."""
 
     def __init__(self, plan: Plan, overrides: Sequence[str] = (), uri: str | None = None) -> None:
         self._plan, self._overrides = plan, selection(overrides)

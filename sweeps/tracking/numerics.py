@@ -35,7 +35,7 @@ Value = tuple[int, str, float]  # step, name of the metric, value
 
 
 def numerics_by_step(rows: pd.DataFrame) -> Summary:
-    """Return the metrics of each window, by the window's last step. rows: those of numerics.parquet."""
+    """Return the metrics of each window, by the window's last step, from rows of numerics.parquet."""
     metrics: Summary = {}
     for step, name, value in (*_means(rows), *_weights(rows), *_decisions(rows)):
         if value == value:  # NaN: not measured in this window
@@ -44,10 +44,7 @@ def numerics_by_step(rows: pd.DataFrame) -> Summary:
 
 
 def precision_by_step(rows: pd.DataFrame) -> Summary:
-    """Return the metrics of each measured step. rows: those of precision.parquet.
-
-    A step whose update was skipped, because its gradients overflowed, has no metrics `precision/lost…`.
-    """
+    """Return the metrics of each measured step (without `lost…` if the update was skipped) from precision.parquet."""
     counts = ["values", "zeros", "nonfinite", *(name for name in ("updates", *LOST) if name in rows)]
     metrics: Summary = {}
     for key, count in rows.groupby(["step", "slot"])[counts].sum().iterrows():

@@ -60,9 +60,9 @@ def trial_points(folder: RunFolder, after: int) -> Iterator[Metric]:
 
 
 def arm_points(folders: Sequence[RunFolder], after: int, steps: int) -> Iterator[Metric]:
-    """Yield the means of the losses over an arm's trials, at steps after `after` that all have, and of other values.
+    """Yield means over an arm's trials: of losses, at the steps after `after` that all have, and of final values.
 
-    With two or more trials, `…_sd` is the standard deviation. steps: of a whole trial, of which a running one has some.
+    With two or more trials, `…_sd` is the standard deviation. steps: of a whole trial.
     """
     import pandas as pd
 
@@ -129,7 +129,7 @@ def began(folder: RunFolder) -> float:
 
 
 def ended(folder: RunFolder) -> float:
-    """Return when the trial ended or last wrote timing.parquet, in seconds since 1970; else the current time."""
+    """Return when the trial ended or wrote its last steps, in seconds since 1970; else the current time."""
     files = [folder.path / name for name in ("result.json", "failure.json", "timing.parquet")]
     return next((file.stat().st_mtime for file in files if file.exists()), time.time())
 
@@ -145,22 +145,18 @@ def table(path: Path) -> pd.DataFrame | None:
 
     if not path.exists():
         return None
-    content = io.BytesIO(path.read_bytes())  # all bytes at once, because a running trial may replace the file
-    try:
-        frame = pd.read_parquet(content)
+    try:  # read all bytes at once, because a running trial may replace the file
+        frame = pd.read_parquet(io.BytesIO(path.read_bytes()))
     except (OSError, ValueError) as error:
         reason = str(error).partition("\n")[0]
-        raise ValueError(
-            f"{path} is damaged ({reason}): remove the run folder that contains it, and run the trial again"
-        ) from None
+        raise ValueError(f"{path} is damaged ({reason}): remove its run folder, and run the trial again") from None
     return frame if len(frame) else None
 
 
 def _points(values: Mapping[str, Any], timestamp: int, step: int) -> Iterator[Metric]:
     from mlflow.entities import Metric
 
-    finite = {key: float(value) for key, value in values.items() if math.isfinite(value)}
-    return (Metric(key_of(key), value, timestamp, step) for key, value in finite.items())
+    return (Metric(key_of(key), float(v), timestamp, step) for key, v in values.items() if math.isfinite(v))
 
 
 def _rows(path: Path) -> list[dict[str, float]]:

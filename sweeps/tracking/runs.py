@@ -81,11 +81,10 @@ def set_tags(client: MlflowClient, run: Run, tags: Mapping[str, str | None]) -> 
 
 def set_status(client: MlflowClient, run: Run, status: str, end: float) -> None:
     """Set an MLflow run's status; if it is not RUNNING, the run has ended at `end`, in seconds since 1970."""
-    if run.info.status != status:
-        if status == "RUNNING":
-            client.update_run(run.info.run_id, status=status)
-        else:
-            client.set_terminated(run.info.run_id, status, round(1000 * end))
+    if run.info.status != status and status == "RUNNING":
+        client.update_run(run.info.run_id, status=status)
+    elif run.info.status != status:
+        client.set_terminated(run.info.run_id, status, round(1000 * end))
 
 
 def send_points(client: MlflowClient, run: Run, points: Iterable[Metric]) -> None:
@@ -113,10 +112,7 @@ def stamp_of(folder: RunFolder, state: State) -> str:
 
 
 def send_trial(client: MlflowClient, run: Run, folder: RunFolder, state: State, tags: Mapping[str, str | None]) -> bool:
-    """Send what MLflow does not have yet of a run folder; return False if there was nothing to send.
-
-    Artifacts are sent last, because that can fail when all else succeeds, for example without access to their store.
-    """
+    """Send what MLflow does not have yet of a run folder; return False if there was nothing to send."""
     stamp, (step, sent) = stamp_of(folder, state), last_sent(run)
     set_tags(client, run, {STATE: state.value, FOLDER: str(folder.path), NOTE: note(folder, state), **tags})
     set_status(client, run, STATUS[state], ended(folder))
@@ -126,7 +122,7 @@ def send_trial(client: MlflowClient, run: Run, folder: RunFolder, state: State, 
     points = list(trial_points(folder, step))
     send_points(client, run, points)
     names = [CONFIG, *(AT_END if folder.over else ())] if folder.over or not sent else []
-    with TemporaryDirectory(prefix="fewbits-") as staged:
+    with TemporaryDirectory(prefix="fewbits-") as staged:  # last, because it fails without access to the artifacts
         for name in names:
             if (folder.path / name).exists():
                 (Path(staged) / name).symlink_to((folder.path / name).resolve())
@@ -158,13 +154,7 @@ def _origin(folder: RunFolder) -> dict[str, str | None]:
     if (origin := folder.provenance()) is None:
         return {}
     newest = (origin.get("segments") or [{}])[-1]
-    facts = {
-        "host": newest.get("host") or origin.get("host"),
-        "command": " ".join(origin.get("command", ())),
-        "uncommitted_changes": "yes" if origin.get("git_dirty") else None,
-        "parent": str(origin.get("parent") or "").rpartition("/")[2],
-        "segments": len(origin.get("segments", ())),
-        **newest.get("environment", {}),
-    }
+    facts = {"host": newest.get("host") or origin.get("host"), "command": " ".join(origin.get("command", ()))}
+    facts |= {"uncommitted_changes": origin.get("git_dirty") and "yes", **newest.get("environment", {})}
     tags: dict[str, str | None] = {f"provenance.{key}": str(value) for key, value in facts.items() if value}
     return tags | {"mlflow.source.git.commit": newest.get("git") or origin.get("git"), "mlflow.source.type": "LOCAL"}
