@@ -49,7 +49,7 @@ class Backend(Protocol):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return (values, counts, amax): the quantized x in x's dtype, and the statistics of each part of the matrix.
 
-        The counts are int64 [parts down, parts across, 7]; protocol.py names the seven statistics. The amaxes are float32
+        The counts are int64 [parts down, parts across, 7]; named above. The amaxes are float32
         [parts down, parts across]: the largest magnitude in each part of x (after the Hadamard transform, if any).
 
         axis: -1 for blocks along the rows, 0 for blocks down the columns. seed: the seed of the random numbers.
