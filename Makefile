@@ -39,7 +39,7 @@ MEASURE_gaussws = $(BIN)/fewbits bench train $(if $(ON_GPU),$(TIMED_gpu),$(TIMED
 	$(BIN)/fewbits bench kernels --generators $(if $(ON_GPU),--device cuda) --once --store $(or $(RUNS),runs) || exit $$?;
 
 .DEFAULT_GOAL := help
-.PHONY: help setup more-extras test tests test-deep test-portable lint style types bench measure-gpu ui clean reproduce $(REPRODUCE)
+.PHONY: help setup more-extras test tests test-deep test-portable numerics lint style types bench measure-gpu ui clean reproduce $(REPRODUCE)
 
 help: ## Show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1	/p' $(firstword $(MAKEFILE_LIST)) | expand -t 26
@@ -63,6 +63,9 @@ test-deep: ## Run all tests with all random examples, and also the long tests ma
 
 test-portable: setup ## Run the tests that train under three instruction sets: this processor's own and two older ones
 	$(BIN)/python tests/portable.py --numprocesses 3 --dist loadfile --quiet
+
+numerics: setup ## After edits of sources that compute: compare golden digests, and record the sources
+	$(BIN)/python -m tests.record_numerics
 
 lint: style types ## Check style and format (ruff, clang-format) and types (mypy)
 

@@ -34,7 +34,7 @@ from fewbits.experiments.evaluation.by_document import evaluate_documents, means
 from fewbits.experiments.evaluation.harness import run_tasks
 from fewbits.experiments.evaluation.loss import evaluate_loss, window_count
 from fewbits.experiments.evaluation.tasks import shots
-from fewbits.experiments.identity import identity, possible_identities, provenance, segment, trial_id
+from fewbits.experiments.identity import identity, provenance, segment
 from fewbits.experiments.machine_kinds import discard_unlike
 from fewbits.experiments.optimization.optimizers import (
     clip_gradients,
@@ -132,7 +132,7 @@ def run(
         devices.check_products(trial.recipe, world.device)
         parent = find_parent(trial.branch, runs)
         made_of = identity_here(trial, corpus, runtime, parent)
-        folder = run_folder.find(runs, trial.name, made_of, expected)
+        folder = run_folder.find(runs, trial.name, made_of)
         if expected not in (None, folder.id):
             raise OtherTrial(made_of)
         done = folder.result()
@@ -163,8 +163,7 @@ def run(
             discard_unlike(folder, environment(world.device))
             origin = {"data": describe(corpus), "parent": parent and str(parent.folder.path)}
             facts = origin | {"products": trial.recipe.execute}
-            (own,) = [possible for possible in possible_identities(made_of) if trial_id(possible) == folder.id]
-            folder.begin(trial, provenance(own, facts))
+            folder.begin(trial, provenance(made_of, facts))
             saved(folder)
             world.agree(False)
             return folder, _train(trial, runtime, world, corpus, folder, parent, say, stop, saved, tell)
@@ -188,7 +187,7 @@ def _train(
     state = set_up(trial, world.device, world.ranks)
     resume(state, corpus, folder, parent, world)
     if leads:
-        folder.add_segment(segment(state.step, devices.kind_of_device(runtime), world.device))
+        folder.add_segment(segment(state.step, world.device))
         if state.step:
             tell(f"resuming from step {state.step}")
     model, optimizer, policy, observer = state.model, state.optimizer, state.policy, state.quantization.observer

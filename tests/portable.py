@@ -64,7 +64,7 @@ FILES = (
     "experiments/evaluation/test_evaluate.py",
     "experiments/storage/test_huggingface_export.py",
     "models/networks/test_huggingface.py",
-    "experiments/fingerprint/test_identity.py",
+    "experiments/test_identity.py",
     "experiments/optimization/test_optimizers.py",
     "experiments/optimization/test_precision.py",
     "experiments/probes/test_probe.py",

@@ -5,7 +5,6 @@ killed. `ray stop` is not used, since it would also end other instances of Ray o
 """
 
 import fcntl
-import json
 import os
 import re
 import secrets
@@ -29,20 +28,11 @@ import pytest
 PATIENCE = 180.0  # seconds after which a wait fails; so many, since the machine may be busy
 MARK = "MARK_OF_A_TEST"  # the name of the environment variable
 AT_NORMAL_PRIORITY = {"RAY_worker_niceness": "0"}  # Ray's default, 15, stops its workers beside other tests
-HEAD_ID = "f" * 51 + "00000"  # the head's node id that Ray's test provider expects
-AUTOSCALER = {  # environment variables of a head with Ray's autoscaler v2 and its provider for tests
-    "RAY_enable_autoscaler_v2": "1",
-    "RAY_FAKE_CLUSTER": "1",
-    "RAY_CLOUD_INSTANCE_ID": HEAD_ID,
-    "RAY_OVERRIDE_NODE_ID_FOR_TESTING": HEAD_ID,
-    "RAY_NODE_TYPE_NAME": "ray.head.default",
-    "AUTOSCALER_UPDATE_INTERVAL_S": "1",
-}
 
 
 @dataclass(frozen=True)
 class Head:
-    address: str  # the URL of the dashboard, if the head has one
+    address: str  # the URL of the dashboard
     gcs: str  # HOST:PORT, the address with which drivers and nodes join
     token_file: Path
     joining: list[Thread] = field(default_factory=list)  # threads, each of which ends when its node has joined
@@ -53,18 +43,13 @@ class Head:
 
 
 @contextmanager
-def ray_head(
-    nodes: Sequence[Mapping[str, str]] = (),
-    grows_by: Mapping[str, Mapping[str, float]] | None = None,
-) -> Iterator[Head]:
+def ray_head(nodes: Sequence[Mapping[str, str]] = ()) -> Iterator[Head]:
     """Start a Ray head and worker nodes on this machine, and yield the head; end all their processes after the block.
 
     The head has no CPUs, as on a real cluster.
 
     nodes: for each worker node, its environment variables. A node has one CPU and reports one GPU. It may still be
         joining when the block begins; `Head.wait_for_nodes` waits until all have joined.
-    grows_by: node types → resources; an autoscaler starts at most one node of each type. A head with an autoscaler has
-        no dashboard, whose ten processes take longer to start than all other processes.
     """
     with marked_environment() as environment, short_folder() as folder:
         token_file = folder / "token"
@@ -79,14 +64,10 @@ def ray_head(
         command += of_each
         # RAY_AUTH_MODE is not set for the head, which requires a token because a token file exists.
         environment = environment | {"RAY_AUTH_TOKEN_PATH": str(token_file)}
-        if grows_by is not None:
-            environment, config = environment | AUTOSCALER, folder / "autoscaler.json"
-            config.write_text(json.dumps(autoscaler(grows_by, gcs)))
-            command += [f"--autoscaling-config={config}", "--include-dashboard=false"]
         with (folder / "log").open("wb") as log:
             starting = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
         head = Head(f"http://127.0.0.1:{dashboard}", f"127.0.0.1:{gcs}", token_file)
-        wait_until(lambda: is_up(head, folder / "log", grows_by is None), starting, folder / "log")
+        wait_until(lambda: is_up(head, folder / "log"), starting, folder / "log")
         ended = Event()
         worker = [ray(), "start", "--block", f"--address=127.0.0.1:{gcs}", "--num-cpus=1", "--num-gpus=1", *of_each]
         worker += ["--disable-usage-stats"]
@@ -116,40 +97,6 @@ def ray_head(
                 thread.join()
 
 
-def autoscaler(types: Mapping[str, Mapping[str, float]], gcs: int) -> dict[str, object]:
-    """Return the configuration of Ray's autoscaler v2 with Ray's provider for tests, whose nodes are local processes.
-
-    types: node types → resources. gcs: the head's port.
-    """
-    small = {"object_store_memory": 80_000_000}
-    nodes = {
-        name: {"resources": {**resources, **small}, "node_config": {}, "min_workers": 0, "max_workers": 1}
-        for name, resources in types.items()
-    }
-    head = {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0}
-    provider = {
-        "type": "external",  # not `fake_multinode`, since Ray's wheels lack a file that this type needs
-        "module": "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider",
-        "head_node_id": HEAD_ID,
-        "gcs_address": f"127.0.0.1:{gcs}",
-        "launch_multiple": True,
-        "disable_node_updaters": True,
-    }
-    kinds = ("setup", "head_setup", "worker_setup", "initialization", "head_start_ray", "worker_start_ray")
-    empty = [*(f"{kind}_commands" for kind in kinds), "cluster_synced_files"]
-    return {
-        "cluster_name": "test",
-        "max_workers": len(types),
-        "idle_timeout_minutes": 60,
-        "provider": provider,
-        "auth": {},
-        "file_mounts": {},
-        "available_node_types": {"ray.head.default": head, **nodes},
-        "head_node_type": "ray.head.default",
-        **{key: [] for key in empty},
-    }
-
-
 def _join(command: list[str], environment: Mapping[str, str], log: Path, ended: Event) -> None:
     """Start a worker node, and restart it until it has joined or `ended` is set.
 
@@ -172,18 +119,17 @@ def wait_until(up: Callable[[], bool], starting: "subprocess.Popen[bytes]", log:
     raise RuntimeError(f"Ray's head did not start:\n{log.read_text()}")
 
 
-def is_up(head: Head, log: Path, has_dashboard: bool) -> bool:
-    """Tell whether the head has started and its dashboard, if any, answers with status 401 (a token is required)."""
+def is_up(head: Head, log: Path) -> bool:
+    """Tell whether the head has started and its dashboard answers with status 401 (a token is required)."""
     if b"Ray runtime started" not in log.read_bytes():
         return False
     try:
-        if has_dashboard:
-            urllib.request.urlopen(f"{head.address}/api/version", timeout=5)
+        urllib.request.urlopen(f"{head.address}/api/version", timeout=5)
     except urllib.error.HTTPError as answer:
         return answer.code == 401
     except OSError:
         return False
-    return not has_dashboard
+    return False
 
 
 @contextmanager

@@ -29,7 +29,6 @@ FOREIGN = {
     "commands": {"torchtitan"},
 }
 TITAN = tuple(f"fewbits.experiments.{name}" for name in ("titan", "torchtitan.decoder"))
-OF_ANY_VERSION = "fewbits.experiments.fingerprint.kernel_calls"  # may use the public API: other versions run it, too
 NOTEBOOKS = "fewbits.analysis.notebooks."  # may use the public API, as users do
 MODULE = re.compile(rf"fewbits\.({'|'.join(PACKAGES)})(\.\w+)*")
 
@@ -81,8 +80,6 @@ def breach(module: str, name: str) -> str | None:
     if top in PACKAGES:
         return f"import it as fewbits.{top}"
     if top != "fewbits" or rest == ["__version__"]:
-        return None
-    if module == OF_ANY_VERSION and rest and rest[0] not in PACKAGES:
         return None
     if module.startswith(NOTEBOOKS) and rest and rest[0] not in PACKAGES:
         return None

@@ -35,8 +35,7 @@ COMPUTES = {
 }
 WITHOUT_PRODUCTS = {  # files that import such a module but assert nothing about products → what they assert about
     "experiments/data/test_gguf_tokenizer.py": "tokens of text",
-    "experiments/fingerprint/test_fingerprint.py": "hashes of sources",
-    "experiments/fingerprint/test_same_bits.py": "trials of two versions on one processor",
+    "kernels/test_scalings.py": "tables of scalings",
     "kernels/backends/gpu/test_host_times.py": "times and waits of the host",
     "kernels/test_bad_use.py": "arguments that are refused",
     "models/test_kernel_calls.py": "which kernels are launched",

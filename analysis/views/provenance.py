@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -23,7 +22,8 @@ from fewbits.analysis.report.fingerprint import sources
 from fewbits.analysis.views.html import render
 from fewbits.analysis.views.numbers import number
 from fewbits.common.wording import plural
-from fewbits.experiments.identity import computed_by_installed_sources, environments
+from fewbits.experiments.identity import environments, is_current
+from fewbits.experiments.numerics import label
 from fewbits.experiments.storage.run_folder import HASH
 from fewbits.models.recipe import FP8
 from fewbits.sweeps.planning.cost import tokens_of, work_of
@@ -57,7 +57,7 @@ class Provenance:
 
     @property
     def _same_sources(self) -> bool:
-        return len({json.dumps(record.get("sources"), sort_keys=True) for _, record in self.finished}) == 1
+        return len({label(record.get("identity", {})) for _, record in self.finished}) == 1
 
     @property
     def notices(self) -> list[str]:
@@ -77,7 +77,7 @@ class Provenance:
     @property
     def _not_installed_sources(self) -> list[str]:
         """A warning if some of the trials were computed by code that may give other bits than the installed code."""
-        other = [(planned, record) for planned, record in self.finished if not computed_by_installed_sources(record)]
+        other = [(planned, record) for planned, record in self.finished if not is_current(record)]
         if not other:
             return []
         commits = sorted({str(record["git"])[:10] for _, record in other if record.get("git")})
@@ -134,7 +134,7 @@ class Provenance:
         tokens, work = (sum(amount(done.trial) for done, _ in self.finished) for amount in (tokens_of, work_of))
         yield "Training", f"{number(tokens)} tokens and {work:.2g} FLOPs in all finished trials", False
         made_of = next(iter(trials.values())).made_of
-        yield "Fingerprint of the training code", made_of["numerics"][0][:16], True
+        yield "Numerics version", label(made_of), False
         yield "Fingerprint of the analysis", sources(("analysis",))[:16], True
         for name, data in sorted({(trial.trial.data.kind, trial.made_of["data"]) for trial in trials.values()}):
             yield f"Data: {name}", data[:16], True

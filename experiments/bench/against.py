@@ -8,11 +8,13 @@ change in the machine's speed between rounds does not affect them.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,8 +22,7 @@ from pathlib import Path
 from statistics import median
 
 from fewbits.experiments.bench.measure import Ratio
-from fewbits.experiments.fingerprint.commits import unpack
-from fewbits.experiments.fingerprint.numerics import ROOT
+from fewbits.experiments.numerics import ROOT
 
 ROUNDS = 5
 
@@ -85,6 +86,29 @@ def changes(times: Sequence[tuple[Times, Times]]) -> list[Change]:
             rest = Ratio.of(*rests) if variant == "bf16" and min(map(min, rests)) > 0 else None
             result.append(Change(*key, median(ours), median(theirs), Ratio.of(theirs, ours), rest))
     return result
+
+
+def unpack(commit: str, folder: Path) -> None:
+    """Write the files of a commit into `folder`, which must not exist; raise ValueError if there is no such commit."""
+    done = subprocess.run(["git", "archive", _commit_name(commit)], cwd=ROOT, capture_output=True, check=True)
+    folder.mkdir(parents=True)
+    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+        archive.extractall(folder, filter="tar")
+
+
+def _commit_name(commit: str) -> str:
+    """Return the full hash of a commit, which may be given as a branch, a tag or an abbreviated hash.
+
+    Raise ValueError if there is no such commit. A text that begins with a hyphen is not passed to git as an option.
+    """
+    command = ["git", "rev-parse", "--verify", "--end-of-options", f"{commit}^{{commit}}"]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    except OSError as error:
+        raise ValueError(f"--against {commit}: git cannot run: {error}") from None
+    if done.returncode:
+        raise ValueError(f"--against {commit!r}: there is no such commit: {done.stderr.strip()}")
+    return done.stdout.strip()
 
 
 def _times(root: Path, arguments: Sequence[str]) -> Times:

@@ -27,7 +27,7 @@ from fewbits.experiments.evaluation.finished_run import FinishedRun
 from fewbits.experiments.evaluation.harness import check_tasks, run_tasks
 from fewbits.experiments.evaluation.loss import evaluate_loss
 from fewbits.experiments.evaluation.text_loss import text_loss, text_windows
-from fewbits.experiments.fingerprint.numerics import numerics_fingerprint
+from fewbits.experiments.numerics import label, numerics
 from fewbits.experiments.storage import evaluations
 from fewbits.experiments.storage.evaluations import Evaluation, Key
 from fewbits.experiments.storage.run_folder import find_run
@@ -124,9 +124,9 @@ def _keys(run: FinishedRun, request: Request, device: str) -> Iterator[Key]:
     common = {"unquantized": True} if request.unquantized else {}
     for task in dict.fromkeys(request.tasks):
         settings = {} if task == LOSS else _harness_settings(request)
-        yield Key(task, common | settings, run.step, numerics_fingerprint(device))
+        yield Key(task, common | settings, run.step, label(numerics()))
     for name, text in _texts(request).items():
-        yield Key(name, common | {"text": _digest(text)}, run.step, numerics_fingerprint(device))
+        yield Key(name, common | {"text": _digest(text)}, run.step, label(numerics()))
 
 
 def _harness_settings(request: Request) -> dict[str, Any]:

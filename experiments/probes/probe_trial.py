@@ -28,7 +28,7 @@ from torch import Tensor
 from fewbits.common.atomic import checked_json, remove_folder, write_json, write_parquet
 from fewbits.experiments import devices
 from fewbits.experiments.data.corpus import Corpus, describe
-from fewbits.experiments.identity import possible_identities, provenance, segment, trial_id
+from fewbits.experiments.identity import provenance, segment
 from fewbits.experiments.optimization.precision import DTYPES
 from fewbits.experiments.probes.batches import batches
 from fewbits.experiments.probes.bench import Bench, backward, layer_labels, make_bench
@@ -76,7 +76,7 @@ def run_probe(
     if parent is None:
         raise ValueError("probe.seeds: a probe needs a checkpoint: set branch.parent to a run")
     made_of = identity_here(trial, corpus, runtime, parent)
-    folder = run_folder.find(runs, trial.name, made_of, expected)
+    folder = run_folder.find(runs, trial.name, made_of)
     if expected not in (None, folder.id):
         raise OtherTrial(made_of)
     with folder.alone():
@@ -85,13 +85,12 @@ def run_probe(
             return folder, done
         source = _Source.of(parent, trial, corpus)
         facts = {"data": describe(corpus), "parent": str(parent.folder.path)}
-        (own,) = [possible for possible in possible_identities(made_of) if trial_id(possible) == folder.id]
-        folder.begin(trial, provenance(own, facts))
+        folder.begin(trial, provenance(made_of, facts))
         saved(folder)
         world = devices.choose(runtime)
         try:
             devices.check_products(trial.recipe, world.device)
-            folder.add_segment(segment(_finished(folder.path), devices.kind_of_device(runtime), world.device))
+            folder.add_segment(segment(_finished(folder.path), world.device))
             result = _measure(trial, source, corpus, folder, world.device, say, stop)
         finally:
             devices.leave(world)

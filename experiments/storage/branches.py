@@ -18,7 +18,7 @@ from pathlib import Path
 from fewbits.common.atomic import checked_json
 from fewbits.experiments.data.config import DataConfig
 from fewbits.experiments.data.corpus import Corpus
-from fewbits.experiments.identity import IMPORTED, ParentPoint, parent_point
+from fewbits.experiments.identity import IMPORTED, ParentPoint
 from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.run_folder import RunFolder, find_run, opened, saved_trial
 from fewbits.experiments.trial import Branch, Trial
@@ -36,7 +36,7 @@ class Parent:
     @cached_property
     def point(self) -> ParentPoint:
         """The parent's id and the step, for the identity of the branch."""
-        return parent_point(self.folder.provenance() or {}, self.step)
+        return ParentPoint(self.folder.id, self.step)
 
     @cached_property
     def checkpoint(self) -> checkpoints.Checkpoint:

@@ -1,7 +1,7 @@
 """Store evaluations of a finished run (`fewbits evaluate`): one JSON file for each, in the run folder's `evaluations/`.
 
-An evaluation is found by its key: the task and its settings, the checkpoint's step, and a hash of the sources that
-compute it. Evaluations are not part of the trial, so they change neither the trial's id nor its `result.json`.
+An evaluation is found by its key: the task and its settings, the checkpoint's step, and the numerics version of the
+sources. Evaluations are not part of the trial, so they change neither the trial's id nor its `result.json`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Key:
     task: str
     settings: dict[str, Any]
     step: int  # of the checkpoint
-    numerics: str  # the hash of the sources that compute (fingerprint/numerics.py)
+    numerics: str  # of the sources that computed it (experiments/numerics.py)
 
     @property
     def file(self) -> str:

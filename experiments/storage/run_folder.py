@@ -23,7 +23,7 @@ import yaml
 
 from fewbits.common.atomic import checked_json, remove_folder, remove_leftovers, write_atomically, write_json
 from fewbits.common.locks import locked
-from fewbits.experiments.identity import computed_by_installed_sources, possible_identities, trial_id
+from fewbits.experiments.identity import trial_id
 from fewbits.experiments.storage.checkpoints import Checkpoint, load, newest, steps
 from fewbits.experiments.trial import Trial
 
@@ -181,25 +181,13 @@ class RunFolder:
             yield
 
 
-def find(runs: Path, slug: str, made_of: Mapping[str, Any], expected: str | None = None) -> RunFolder:
+def find(runs: Path, slug: str, made_of: Mapping[str, Any]) -> RunFolder:
     """Return the folder where a trial is stored, or where it will be stored if it has not started.
 
-    The id depends on the sources that compute. The file equal_bits.json lists older sources that are proven to give the
-    same bits as the current ones, so a trial has several possible ids. A folder with one of these ids is returned if
-    the proof holds for the instruction set that computed the folder.
-
-    runs: the store. slug: the trial's name, for a new folder.
-    made_of: the trial's identity, that is, the values from which its id is computed as a hash.
-    expected: the id with which the trial was planned. If it is one of the possible ids, the result is the folder with
-        this id, whether it exists or not.
+    runs: the store. slug: the trial's name, for a new folder. made_of: the trial's identity.
     """
-    ids = [trial_id(identity) for identity in possible_identities(made_of)]
-    for number, possible in enumerate([expected] if expected in ids else ids):
-        folder = existing(runs, possible)
-        if folder is not None and (number == 0 or computed_by_installed_sources(folder.provenance() or {})):
-            return folder
-    new = expected if expected in ids else ids[0]
-    return RunFolder(runs / f"{slug}-{new[:HASH]}", new)
+    new = trial_id(made_of)
+    return existing(runs, new) or RunFolder(runs / f"{slug}-{new[:HASH]}", new)
 
 
 def existing(runs: Path, trial_id: str) -> RunFolder | None:

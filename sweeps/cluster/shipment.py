@@ -22,9 +22,8 @@ def pack(package: Path | None = None, beside: Sequence[Path] = ()) -> bytes:
     """Return a zip that contains the folder `package` under its own name; None: the folder of fewbits itself.
 
     beside: config files and config folders of the user. A config file is packed with the YAML files of the folder
-    `scale/` beside it, since sweep files include files from there. The YAML files of a config folder are packed into
-    `conf/`; if several folders have a file of the same name, the first folder's file is packed, as on Hydra's search
-    path.
+    `scale/` beside it, which sweep files include. The YAML files of a config folder are packed into `conf/`; of files
+    with the same name, the first is packed, as on Hydra's search path.
     """
     folder = _HERE.parents[1] if package is None else package
     files = _files(folder)
@@ -47,10 +46,7 @@ def pack(package: Path | None = None, beside: Sequence[Path] = ()) -> bytes:
 
 
 def _users_files(beside: Sequence[Path]) -> dict[str, Path]:
-    """Return the user's files to pack, by their names in the zip.
-
-    beside: the user's config files and config folders; `pack` describes which files are packed for each.
-    """
+    """Return the user's files to pack (see `pack`), by their names in the zip."""
     parts: dict[str, Path] = {}
     for path in beside:
         if path.is_dir():

@@ -9,6 +9,7 @@ A request that fails is repeated, since a new cluster may answer the first ones 
 job's name, so a repeated submit cannot start the job twice.
 """
 
+import contextlib
 import logging
 import os
 import secrets
@@ -62,9 +63,8 @@ def submit_study(
 ) -> int:
     """Submit a job that runs a study's trials and writes its report, and return the job's exit status.
 
-    The job's log ends with the path of the report. reports: the folder for reports on the cluster; a relative path is
-    relative to the folder that contains the store. options: further options of `fewbits report --sweep`. The other
-    arguments are those of `submit`.
+    reports: the folder for reports on the cluster; a relative path is relative to the folder that contains the store.
+    options: further options of `fewbits report --sweep`. address, named: as for `submit`.
     """
     out = lasting_store(overrides).parent / reports
     command = [*FEWBITS, "report", *overrides, "--sweep", "--address", "auto", "--out", str(out), *options]
@@ -80,8 +80,7 @@ def is_study(overrides: Sequence[str]) -> bool:
 def _shipped_files(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
     """Return the sweep and config files that the arguments name, and the arguments for the job.
 
-    In the job's arguments, the path of each of these files is replaced by its name, since the files are in the job's
-    working directory, and overrides of Hydra's search path are left out.
+    The job has these files in its working directory. Overrides of Hydra's search path are left out.
     """
     files, passed = list[Path](), list[str]()
     for argument in arguments:
@@ -96,11 +95,7 @@ def _shipped_files(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
 
 
 def lasting_store(arguments: Sequence[str]) -> PurePosixPath:
-    """Return the store in the arguments' override `runtime.runs=STORE`, as a path on the cluster.
-
-    Raise ValueError if there is no such override or STORE is relative: in both cases, the store would be in the
-    job's working directory, which Ray removes when the job ends.
-    """
+    """Return the store in the override `runtime.runs=STORE`; raise ValueError if there is none or STORE is relative."""
     path = runs_named(arguments)
     if path is None or not PurePosixPath(path).is_absolute():
         problem = "no store is named" if path is None else f"the store {path!r} is relative"
@@ -150,10 +145,8 @@ def run_job(command: Sequence[str], address: str, files: Sequence[Path] = (), na
 def job_variables(environment: Mapping[str, str], named: Sequence[str] = ()) -> dict[str, str]:
     """Return the environment variables of a job, by name.
 
-    They are: the variables that access.py chooses from this machine's `environment`, including those whose names are in
-    `named`; the name of the user who submits the job, to whom the job's MLflow runs belong; and the settings with which
-    Ray stops the job in such a way that trials can write checkpoints. Raise ValueError if MLFLOW_TRACKING_URI is
-    relative, since it would then name another place on the cluster.
+    They are those that access.py chooses, the name of the user, and settings with which Ray stops the job in such a way
+    that trials can write checkpoints. Raise ValueError if MLFLOW_TRACKING_URI is relative.
     """
     tracking = environment.get(TRACKING)
     if tracking and not means_the_same_elsewhere(tracking):
@@ -161,8 +154,7 @@ def job_variables(environment: Mapping[str, str], named: Sequence[str] = ()) -> 
             f"MLFLOW_TRACKING_URI={redacted(tracking)} is relative, so it would name another place on the cluster: "
             "set it to a server (http://…) or an absolute path, or unset it"
         )
-    # By default Ray sends SIGTERM and, after three seconds, SIGKILL. A sweep needs longer: until its trials have ended
-    # their current steps and written checkpoints.
+    # By default Ray sends SIGTERM and, after three seconds, SIGKILL.
     graceful = {"RAY_JOB_STOP_SIGNAL": "SIGINT", "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT)}
     # On a cluster all jobs run as the same system user, but MLflow runs belong to the user who submits the job.
     return {"FEWBITS_USER": user(), **variables(environment, named), **graceful}
@@ -215,6 +207,7 @@ def _connect(address: str) -> "JobSubmissionClient":
 def _start(
     client: "JobSubmissionClient", job: str, command: Sequence[str], sent: Mapping[str, str], files: Sequence[Path]
 ) -> None:
+    """Submit the job; repeat a failed request for PATIENCE seconds, unless the cluster has the job already."""
     entrypoint = f"exec {shlex.join(command)}"  # exec: Ray's signals reach the command itself and not a shell
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder, "fewbits.zip")
@@ -226,19 +219,12 @@ def _start(
                 client.submit_job(entrypoint=entrypoint, submission_id=job, runtime_env=runtime)
                 return
             except (RuntimeError, OSError) as error:  # HTTP 500 while the head still starts, or a dropped connection
-                if _is_known(client, job):
+                with contextlib.suppress(RuntimeError, OSError):
+                    client.get_job_info(job)
                     return
                 if time.monotonic() > give_up:
                     raise ValueError(f"the cluster does not accept the job: {_last_line(error)}") from error
             time.sleep(POLL)
-
-
-def _is_known(client: "JobSubmissionClient", job: str) -> bool:
-    try:
-        client.get_job_info(job)
-    except (RuntimeError, OSError):
-        return False
-    return True
 
 
 class _Log:
@@ -250,10 +236,9 @@ class _Log:
         self._ended: JobDetails | None = None  # Ray's details of the job when it has ended; None: not known
 
     def follow(self, presses: Sequence[int] = ()) -> bool:
-        """Print the log until the job has ended, the cluster does not know it, or was unreachable for PATIENCE seconds.
+        """Print the log until the job has ended or is out of reach; return False if the user has pressed Ctrl-C.
 
-        Each request reads the whole log, so that no connection has to stay open. Return False if the user has pressed
-        Ctrl-C meanwhile. presses: has an element for each Ctrl-C.
+        Each request reads the whole log, so that no connection has to stay open.
         """
         answered = time.monotonic()
         while not presses:

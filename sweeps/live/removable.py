@@ -11,7 +11,7 @@ from pathlib import Path
 from fewbits.common.atomic import remove_folder
 from fewbits.common.file_systems import bytes_below
 from fewbits.common.terminal import notice
-from fewbits.experiments.identity import computed_by_installed_sources
+from fewbits.experiments.identity import is_current
 from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.run_folder import Busy, RunFolder, opened
 from fewbits.sweeps.planning.stored_plans import UnusablePlan, stored_plans
@@ -101,7 +101,9 @@ def _needs(runs: Path, started: Sequence[RunFolder]) -> tuple[dict[str, set[int]
 
 
 def _is_stale(run: RunFolder) -> bool:
-    return not computed_by_installed_sources(run.provenance() or {})
+    """Tell whether another numerics version computed a run; False for runs of fewbits 0.1.0, which had no versions."""
+    provenance = run.provenance() or {}
+    return not is_current(provenance) and not isinstance((provenance.get("identity") or {}).get("numerics"), list)
 
 
 def remove(item: Item) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 from fewbits.experiments.config import load_trial
 from fewbits.experiments.data.corpus import Corpus
-from fewbits.experiments.identity import ParentPoint, identity, meaning
+from fewbits.experiments.identity import ParentPoint, identity
 from fewbits.experiments.setup import check, check_data, corpus_model
 from fewbits.experiments.storage import run_folder
 from fewbits.experiments.storage.branches import find_parent
@@ -121,7 +121,7 @@ def _planned(cell: Cell, resources: Resources, parent: Planned | None, with_data
     if parent is not None:
         step = _branch_step(cell, parent.trial)
         parent.keep.add(step)
-        start = ParentPoint(meaning(parent.made_of), step, ())
+        start = ParentPoint(parent.id, step)
         earlier_tokens = parent.earlier_tokens + tokens_until(parent.trial, step)
         trial = replace(trial, branch=Branch(str(parent.folder.path), step))
     elif with_data and (outside := find_parent(trial.branch, Path(runtime.runs).expanduser())) is not None:

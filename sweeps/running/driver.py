@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from fewbits.common.file_systems import free_bytes
+from fewbits.experiments.numerics import running, total
 from fewbits.sweeps.planning.cost import checkpoint_bytes, work_of
 from fewbits.sweeps.planning.plan import Plan, Planned
 from fewbits.sweeps.running import store
@@ -92,10 +93,7 @@ class Driver:
         self.on_turn(self)
 
     def stop(self) -> None:
-        """Make `run` stop all running trials at a checkpoint.
-
-        `run` then returns when they have ended, at the latest PATIENCE seconds after this call.
-        """
+        """Make `run` stop all running trials at a checkpoint, and return at the latest PATIENCE seconds after this."""
         self.stopping = True
         self._stop_by = time.monotonic() + PATIENCE
 
@@ -106,10 +104,7 @@ class Driver:
     # -------------------------------------------------------------------------------------------- turns
 
     def _start_ready(self) -> None:
-        """Start ready trials as long as the backend has free resources, those with the largest `_urgency` first.
-
-        The urgency of a trial is its FLOPs plus those of the costliest chain of branches that starts from it.
-        """
+        """Start ready trials as long as the backend has free resources, those with the largest `_urgency` first."""
         now = time.monotonic()
         ready = [task for task in self.of(Stage.WAITING) if now >= task.rests_until and self._ready(task)]
         for task in sorted(ready, key=lambda task: self._urgency[task.planned.id], reverse=True):
@@ -141,8 +136,7 @@ class Driver:
     def _run_again(self, task: Task) -> None:
         """Queue a finished trial to run again, because a checkpoint from which one of its branches starts is missing.
 
-        Someone removed the checkpoint, or a network file system does not show it on this machine yet. After
-        `resources.attempts` attempts, the trial counts as failed.
+        After `resources.attempts` attempts, the trial counts as failed.
         """
         task.attempts += 1
         if task.attempts < task.planned.resources.attempts:
@@ -213,9 +207,9 @@ class Driver:
                 self.backend.kill(task.planned.id)
 
     def _stop_tasks(self) -> bool:
-        """Ask running trials to end at a checkpoint, and cancel started trials that no worker trains yet.
+        """Ask running trials to end at a checkpoint, and cancel those that no worker trains yet; True: none runs more.
 
-        Return True if no trial runs any more, or if PATIENCE seconds have passed since the call of `stop`.
+        PATIENCE seconds after the call of `stop`, the result is True, too.
         """
         for task in self.of(Stage.STARTED):
             if store.holder(task.planned.folder):
@@ -228,10 +222,7 @@ class Driver:
 
 
 def _urgency(plan: Plan) -> dict[str, float]:
-    """Return, by trial id, the trial's FLOPs plus those of the costliest chain of branches that starts from it.
-
-    Trials with the largest values are started first, so that no long chain is left for the end of the sweep.
-    """
+    """Return, by trial id, the trial's FLOPs plus those of the costliest chain of branches that starts from it."""
     below = dict.fromkeys(plan.trials, 0.0)
     urgency = {}
     for key, planned in reversed(plan.trials.items()):  # branches first, since a plan lists parents before them
@@ -250,7 +241,7 @@ def job(planned: Planned) -> Job:
 
     keep = tuple(sorted({*planned.runtime.keep_steps, *planned.keep}))
     runtime = replace(planned.runtime, keep_steps=keep, runs=str(planned.folder.path.parent), tracking="none")
-    return Job(planned.id, planned.folder.path, planned.trial, runtime, planned.made_of)
+    return Job(planned.id, planned.folder.path, planned.trial, runtime, planned.made_of, total(running()))
 
 
 def finished(planned: Planned) -> bool:

@@ -85,10 +85,7 @@ class Local:
         self._running[job.id] = _Running(processes, ours, _cpus(resources), gpus, served)
 
     def _fork(self, job: Job, answer: Connection | None) -> ForkServerProcess:
-        """Start a worker process, and try again if the fork server is gone.
-
-        The operating system may have killed the fork server for lack of memory. Then this attempt fails, and on the
-        next one multiprocessing starts a new fork server.
+        """Start a worker process; try again if the fork server was killed: multiprocessing then starts a new one.
 
         answer: the end of a pipe through which the worker sends its outcome; None: it sends none (all ranks but 0).
         """
@@ -149,11 +146,7 @@ def _child(job: Job, answer: Connection | None, lifeline: Connection) -> None:
 
 
 def _die_with_parent() -> None:
-    """Make the operating system kill this worker when the fork server ends (only on Linux).
-
-    The driver learns from the fork server that a worker has ended. If the fork server itself ends, the driver assumes
-    that all workers have ended; so none of them may continue.
-    """
+    """Make Linux kill this worker when the fork server ends: the driver then assumes that all workers have ended."""
     server = os.getppid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -162,10 +155,7 @@ def _die_with_parent() -> None:
 
 
 def _die_with_driver(lifeline: Connection) -> None:
-    """Kill this process when the driver has ended.
-
-    Otherwise the trials of a killed driver would continue, and the next driver would wait for them. The fork server
-    would not end either, since every worker has the pipe that keeps the fork server alive.
+    """Kill this process when the driver has ended; otherwise the next driver would wait for the trials.
 
     lifeline: a pipe whose other end is open only in the driver.
     """
@@ -178,7 +168,7 @@ def meeting_place() -> TCPStore:
     """Return a TCP store, served by this process, through which the ranks of one trial find each other.
 
     It is open as long as a reference to it exists. Rank 0 does not serve it, since another program might take the port
-    after it was chosen and before rank 0 opens it; torchrun's agent serves the store for the same reason.
+    before rank 0 opens it.
     """
     return TCPStore(_HERE, 0, is_master=True, wait_for_workers=False)
 

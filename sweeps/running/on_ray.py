@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import shlex
 import sys
 import time
@@ -65,8 +64,7 @@ class OnRay:
         """Connect to a Ray cluster, or start Ray on this machine.
 
         address: the cluster's address; None: the address in RAY_ADDRESS or, without it, start Ray on this machine.
-        parallel: the largest number of trials that run at a time; None: as many as the resources allow.
-        variables: environment variables for a cluster's workers.
+        parallel: the largest number of trials at a time, or None. variables: those of a cluster's workers.
         """
         os.environ.update({name: value for name, value in _QUIET.items() if name not in os.environ})
         import ray
@@ -74,18 +72,14 @@ class OnRay:
         self._ray = ray
         address = address or os.environ.get("RAY_ADDRESS") or None
         self._alone = address is None  # Ray is started on this machine only, so no other machine can join
-        if address is not None:
-            check_reachable(address)
-        if self._alone:
-            options: dict[str, Any] = {"include_dashboard": False, "num_cpus": len(os.sched_getaffinity(0))}
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": "fewbits"}
+        if address is None:
+            options |= {"include_dashboard": False, "num_cpus": len(os.sched_getaffinity(0))}
         else:
-            options = {"runtime_env": {"env_vars": dict(variables)}} if variables else {}
+            check_reachable(address)
+            options |= {"runtime_env": {"env_vars": dict(variables)}} if variables else {}
         try:
-            _start(
-                lambda: ray.init(
-                    address, log_to_driver=False, logging_level=logging.ERROR, namespace="fewbits", **options
-                )
-            )
+            _start(lambda: ray.init(address, **options))
         except (OSError, RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())[:300]
             if self._alone:
@@ -110,7 +104,6 @@ class OnRay:
                 require_here(planned.folder.path.name, planned.resources, machine)
 
     def _nodes(self) -> list[Mapping[str, float]]:
-        """Return the total resources of each living node of the cluster, by Ray's names."""
         return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
 
     def room(self, resources: Resources) -> bool:
@@ -179,11 +172,9 @@ class OnRay:
             warnings.warn(f"{verb} for {each} each: no node of the cluster has them ({shown})", stacklevel=2)
 
     def _read(self, trial: str, running: _Running, done: list[Any]) -> Ended | None:
-        """Return how a trial ended, or None if it still runs.
+        """Return how a trial ended, or None if it still runs: if rank 0 has not ended and no other rank has failed.
 
-        A trial has ended if rank 0 has ended or another rank has failed. In this case, remove its placement group
-        and, unless the trial has a result, cancel its unfinished tasks. trial: the trial's id. running: its tasks and
-        placement group. done: those of the tasks that have ended.
+        Free what the ended trial still has. done: those of its tasks that have ended.
         """
         outcomes: dict[Any, Outcome] = {}
         reason = ""
@@ -206,9 +197,7 @@ class OnRay:
     def _late_outcome(self, leader: Any) -> Outcome | None:
         """Return rank 0's outcome after a rank has failed; None if rank 0 fails or still runs after LEADER seconds.
 
-        The failure of another rank may be harmless: if a trial stops at a checkpoint, rank 0 ends first, and the other
-        ranks fail because they lose their connection to rank 0. In this case, the trial's outcome is the outcome of
-        rank 0. leader: Ray's reference to the task of rank 0.
+        If a trial stops at a checkpoint, rank 0 ends first, and other ranks fail since they lose the connection to it.
         """
         with contextlib.suppress(Exception):
             outcome: Outcome = self._ray.get(leader, timeout=LEADER)
@@ -235,20 +224,11 @@ class OnRay:
 
 
 def _describe(error: Exception) -> str:
-    text = plain(str(error))
-    if module := re.search(r"No module named '([\w.]+)'", text):
-        return (
-            f"the cluster's workers have no module {module[1]!r}: run `ray start` on its nodes in the Python "
-            "environment in which fewbits is installed"
-        )
-    return f"{type(error).__name__}: {' '.join(text.split())[:300]}"
+    return f"{type(error).__name__}: {' '.join(plain(str(error)).split())[:300]}"
 
 
 def _start(init: Callable[[], object]) -> None:
-    """Call `init`, which starts Ray; repeat it if it exceeds Ray's time limit, up to STARTS attempts.
-
-    It may exceed the limit on a busy machine. Other errors are raised at once.
-    """
+    """Call `init`, which starts Ray; repeat it up to STARTS times if it exceeds Ray's time limit."""
     for attempt in range(1, STARTS + 1):
         try:
             init()
@@ -270,12 +250,10 @@ def _local() -> str:
 
 
 def placement(nodes: Sequence[Mapping[str, float]], wanted: Mapping[str, float], ranks: int) -> str:
-    """Return Ray's strategy for placing the ranks of a trial on nodes: "STRICT_PACK" or "PACK".
+    """Return Ray's strategy for placing the ranks of a trial on nodes.
 
-    nodes: the resources of each node; wanted: the resources of a rank. The result is "STRICT_PACK", all ranks on one
-    node, if every node that can hold one rank can hold all of them. Otherwise it is "PACK", as few nodes as possible,
-    also if no node can hold a rank yet. With smaller nodes in the cluster, a trial with "STRICT_PACK" would wait for
-    ever if the large nodes were lost.
+    It is "STRICT_PACK", all ranks on one node, if every node that can hold one rank can hold all of them, else "PACK",
+    as few nodes as possible. nodes: the resources of each node; wanted: the resources of a rank.
     """
     counts = [bundles_that_fit(node, wanted) for node in nodes]
     usable = [count for count in counts if count >= 1]

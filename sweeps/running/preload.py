@@ -19,9 +19,9 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 try:
     import fewbits.sweeps.running.worker  # noqa: F401
-    from fewbits.experiments.fingerprint.numerics import numerics_fingerprint
+    from fewbits.experiments.numerics import running
 
-    numerics_fingerprint("cpu")
+    running()
 finally:  # the collector has to run again even if the import fails, since a fork server ignores failed imports
     gc.freeze()
     gc.enable()

@@ -67,13 +67,10 @@ class Display(Progress):
             self.print_line(f"fewbits: {reason}trials end at a checkpoint (Ctrl-C again: stop at once)")
 
     def _seconds_left(self, driver: Driver, reports: Mapping[str, Mapping[str, Any]], slots: int) -> float | None:
-        """Estimate the seconds until all trials have ended.
+        """Estimate the seconds until all trials have ended, at first from speeds in the store, then from this sweep's.
 
-        For the first WARM seconds, use the speeds of earlier trials, which the store contains; then use the speed of
-        this sweep itself.
-
-        reports: by trial id, the progress that its worker wrote. slots: the number of trials that run now. Return None
-        if no trial has begun, none runs, or a speed is unknown.
+        Return None if no trial has begun, none runs, or a speed is unknown. reports: by trial id, the progress that its
+        worker wrote. slots: the number of trials that run now.
         """
         tasks = driver.tasks
         if not self._reached:
@@ -101,8 +98,7 @@ class Display(Progress):
 def _counts(driver: Driver, here: Sequence[Task], elsewhere: Sequence[Task]) -> tuple[tuple[str, int], ...]:
     """Return pairs (state, number of its trials); `done` is always included, other states only if a trial is in them.
 
-    here, elsewhere: the trials that run for this driver and for other drivers. The names of the states are those of
-    `fewbits status`.
+    here, elsewhere: the trials that run for this driver and for other drivers.
     """
     over = driver.of(Stage.OVER)
     diverged = sum(store.state(task.planned.folder) is State.DIVERGED for task in over)

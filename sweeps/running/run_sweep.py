@@ -93,7 +93,7 @@ def run_trials(plan: Plan, where: Where, mirror: Mirror, opened: Callable[[], Ba
     display = Display(speeds)
     with warnings.catch_warnings():
         warnings.showwarning = display.warn  # type: ignore[assignment]  # its type names only the first argument
-        start = "; starting Ray" if where.backend == "ray" and opened is None else ""
+        start = "; starting Ray" if where.backend == "ray" and not where.address and opened is None else ""
         need, free = disk(missing), free_bytes(plan.store)
         space = f"{size(need)} of checkpoints, {size(free)} free on the disk" + (": too little" * (need > free))
         display.print_line(f"{len(missing)} of {plural(len(plan.trials), 'trial')} to run: {space}{start}")
@@ -169,8 +169,7 @@ def _mirrored(mirror: Mirror) -> Iterator[None]:
 def _interruptible(driver: Driver) -> Iterator[None]:
     """Call `driver.stop` on the first Ctrl-C or SIGTERM in the `with` block, and raise KeyboardInterrupt on the second.
 
-    After `driver.stop`, the trials end with a checkpoint. The block has to begin after the backend has started, because
-    Ray installs its own handler for SIGTERM when it starts, which would replace the handler of this function.
+    The block has to begin after the backend has started, because Ray then installs its own handler for SIGTERM.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:

@@ -46,11 +46,9 @@ class Failure:
 
 
 def state(folder: RunFolder) -> State:
-    """Return the state of a trial from its run folder.
+    """Return the state of a trial from its run folder; never BLOCKED, which depends on its parents (`trial_statuses`).
 
-    The state is never BLOCKED, because that depends on the trials from which this one branches (see `trial_statuses`).
-    A trial with a lease and a `failure.json` is RUNNING, since the file of a failed attempt stays until a later attempt
-    succeeds. A trial with a damaged `result.json` is FAILED, since the user has to repair the file.
+    A trial with a damaged `result.json` is FAILED, since the user has to repair the file.
     """
     try:
         result = folder.result()

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from fewbits.common.store_folder import runs_option
-from fewbits.experiments.identity import computed_by_installed_sources
+from fewbits.experiments.identity import is_current
 from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.run_folder import RunFolder, opened
 from fewbits.sweeps.planning.plan import Plan, Planned
@@ -115,4 +115,4 @@ def is_stale(planned: Planned, earlier: str) -> bool:
 
     earlier: the name of the run's folder, which is in the same store as the planned trial's run folder.
     """
-    return not computed_by_installed_sources(opened(planned.folder.path.with_name(earlier)).provenance() or {})
+    return not is_current(opened(planned.folder.path.with_name(earlier)).provenance() or {})

@@ -24,6 +24,7 @@ from typing import IO
 from fewbits.common.atomic import remove_folder
 from fewbits.common.differences import differences
 from fewbits.common.process import environment
+from fewbits.experiments.numerics import ROOT, running, total
 from fewbits.experiments.run_trial import run
 from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.run_folder import Busy, RunFolder
@@ -47,6 +48,7 @@ class Job:
     trial: Trial
     runtime: Runtime
     made_of: Mapping[str, object]  # the settings and versions whose hash is the id
+    sources: str  # digest of the driver's sources that compute (`numerics.total`)
     environment: Mapping[str, str] = field(default_factory=dict)  # variables to set, such as RANK, CUDA_VISIBLE_DEVICES
 
     @property
@@ -79,6 +81,7 @@ def work(job: Job) -> Outcome:
             job.path.mkdir(parents=True, exist_ok=True)
             with _logged(job.path / LOG):
                 try:
+                    _check_sources(job)
                     run(job.trial, job.runtime, expected=job.id)
                 except KeyboardInterrupt:  # raised in all ranks when rank 0 was asked to stop
                     return Outcome("stopped")
@@ -104,6 +107,7 @@ def _lead(job: Job, lost: Callable[[], bool]) -> Outcome:
             report(progress)
 
         try:
+            _check_sources(job)
             with sampled(job.path):
                 _, result = run(
                     job.trial,
@@ -134,6 +138,15 @@ def _lead(job: Job, lost: Callable[[], bool]) -> Outcome:
     for name in (FAILURE, PROGRESS):
         (job.path / name).unlink(missing_ok=True)
     return Outcome("over", speed=report.speed)
+
+
+def _check_sources(job: Job) -> None:
+    """Raise ValueError if this machine's sources that compute are not those of the driver."""
+    if (here := total(running())) != job.sources:
+        raise ValueError(
+            f"{ROOT} on {os.uname().nodename} has other sources that compute (digest {here[:12]}) than the driver "
+            f"({job.sources[:12]}): install the same version of fewbits on all machines"
+        )
 
 
 def _settings_to_resume(job: Job) -> Runtime:

@@ -115,7 +115,7 @@ def test_a_stale_result_is_named_beside_the_trial_that_takes_its_place(
     run = next(runs.glob("*-bf16-*"))
     assert f"stale: {run.name}" not in dry_run(undisturbed.file, runs, capsys, "training.blow_up=2"), "another config"
     provenance = json.loads((run / "provenance.json").read_text())
-    provenance["identity"]["numerics"] = ["0" * 64]
+    provenance["identity"]["numerics"] = 1
     (run / "provenance.json").write_text(json.dumps(provenance))
     shown = dry_run(undisturbed.file, runs, capsys, "training.blow_up=2")
     assert shown.count(f"stale: {run.name}") == 1

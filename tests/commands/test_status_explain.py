@@ -155,14 +155,14 @@ def test_an_edit_of_the_code_is_named_by_its_file(
     run = tmp_path / source.name
     run.mkdir()
     provenance = json.loads((source / "provenance.json").read_text())
-    provenance["sources"]["models/networks/decoder.py"] = "0" * 64
-    provenance["identity"]["numerics"] = ["0" * 64]
+    provenance["sources"] = {"models/networks/decoder.py": "0" * 32}
+    provenance["identity"]["edited"] = "1" * 64
     (run / "provenance.json").write_text(json.dumps(provenance))
     (run / "config.yaml").write_text((source / "config.yaml").read_text())
     assert cli.main(["explain", run.name, "--runs", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2  # the second line explains what `stale` means
-    assert lines[0].startswith("sources.models/networks/decoder.py: 000000000000 → ")
+    assert lines[0] == "edited source models/networks/decoder.py: 000000000000 → (none)"
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_an_edit_of_the_sweep_is_explained_in_the_trial_and_in_its_parent(
 def test_a_result_of_other_code_is_shown_and_noted(
     undisturbed: Undisturbed, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fewbits.experiments.identity.computed_by_installed_sources", lambda provenance: False)
+    monkeypatch.setattr("fewbits.experiments.identity.is_current", lambda provenance: False)
     for row in status(undisturbed, capsys, runs=undisturbed.store):
         assert row["state"] == "done"
         assert row["step"] == 8

@@ -8,7 +8,7 @@ import pytest
 
 from fewbits.analysis.engine.results.pooling import kind
 from fewbits.experiments.config import load_recipe, load_trial
-from fewbits.experiments.identity import changed_settings
+from fewbits.experiments.identity import all_settings
 from fewbits.experiments.probes.probe import probe
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.experiments.training import run
@@ -46,8 +46,7 @@ def test_execution_is_in_the_id_the_name_and_the_provenance(both: dict[str, tupl
     assert emulated.provenance()["products"] == "emulate"  # type: ignore[index]
     plain, _ = load_trial(list(CHANNELS))
     explicit, _ = load_trial([*CHANNELS, "recipe.execute=emulate"])
-    assert changed_settings(plain) == changed_settings(explicit)
-    assert "execute" not in changed_settings(plain)["recipe"]
+    assert all_settings(plain) == all_settings(explicit)
 
 
 def test_a_probe_compares_execution_and_emulation_at_one_checkpoint(

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from fewbits.experiments.fingerprint import kernel_calls
 from fewbits.kernels.backends import compilation
 from fewbits.kernels.backends.constants import Grid, Scaling, flat, scaling_of
 from fewbits.kernels.formats import TABLE
 from fewbits.kernels.quantizer import Quantizer
 from fewbits.kernels.scalings import KINDS, SCALE_ROUNDINGS, SCALINGS
 from fewbits.kernels.scalings import Scaling as Record
+from tests.golden import digests
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "kernels" / "README.md"
@@ -94,10 +94,10 @@ def test_a_quantizer_beyond_a_scalings_restrictions_is_told_which_are_valid(text
     assert ", ".join(map(str, getattr(SCALINGS[scaling], f"{field}s"))) in str(error.value)
 
 
-def test_the_readme_and_the_proof_of_equal_bits_list_every_scaling() -> None:
+def test_the_readme_and_the_golden_digests_list_every_scaling() -> None:
     (row,) = re.findall(r"^\| scaling \|(.*)\|$", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert set(re.findall(r"`(\w+)`", row)) == set(SCALINGS) - {"none"}
-    assert set(kernel_calls.SCALINGS) == set(SCALINGS) - {"none"}
+    assert set(digests.SCALINGS) == set(SCALINGS) - {"none"}
 
 
 @pytest.mark.parametrize(

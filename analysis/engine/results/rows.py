@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fewbits.experiments.identity import computed_by_installed_sources
+from fewbits.experiments.identity import is_current
 from fewbits.experiments.machine_kinds import computed
 from fewbits.experiments.storage.evaluations import numbers, with_stored
 from fewbits.experiments.storage.run_folder import RunFolder
@@ -58,7 +58,7 @@ def standing(folder: RunFolder, trial: Trial, earlier_run: str) -> dict[str, Any
     stale = earlier_run if earlier_run and not over else ""
     if stale:
         note = f"stale: {earlier_run} was computed by other code or with another config"
-    elif over and not computed_by_installed_sources(folder.provenance() or {}):
+    elif over and not is_current(folder.provenance() or {}):
         note = OTHER_CODE
     elif state is store.State.PLANNED:
         note = "missing: not run yet, or not finished"

@@ -17,9 +17,8 @@ examples:
 The command works on any machine that has access to the store, without the training data.
 """
 STALE = (
-    "the run is stale: statements of these source files have changed since it ran, so its bits may differ now (changes "
-    "of comments, messages and docstrings do not count); `git diff` shows the changes; CONTRIBUTING.md says how to "
-    "prove that all bits stay equal"
+    "the run is stale: other sources computed it, so its bits may differ now; after an edit, undo the edit to find the "
+    "run again (comments, messages and docstrings do not count)"
 )
 
 
@@ -53,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     else:
         lines, same = compared_with_today(a), "the current code computes the same trial"
     print("\n".join(lines) or same)
-    if not options.b and any(line.startswith("sources.") for line in lines):
+    if not options.b and any(line.startswith(("numerics version", "edited source")) for line in lines):
         print(STALE)
     return 0
 

@@ -77,19 +77,30 @@ def _overrides(path: Path) -> list[str]:
 def as_computed(path: Path) -> dict[str, Any]:
     """Return the settings whose hash is a run's id, by name.
 
-    path: the run folder. The key `numerics` has the digest of each source file at the time of the run, if the run has
-    recorded them. The key `config` has all settings of the trial. The key `parent` has the text NAME@STEP, the name of
-    the parent's run folder and the step at which the trial starts, or None if the trial has no parent.
+    path: the run folder. The key `sources` has the digests of files that were edited when the trial ran. The key
+    `config` has all settings of the trial. The key `parent` has the text NAME@STEP, the name of the parent's run folder
+    and the step at which the trial starts, or None if the trial has no parent.
     """
     from fewbits.experiments.identity import all_settings
     from fewbits.experiments.storage.run_folder import saved_trial
 
     provenance = _provenance(path)
-    files = provenance.get("sources")
     parent = provenance["identity"].get("parent")
-    name = parent and f"{Path(provenance.get('parent') or parent['meaning']).name}@{parent['step']}"
+    name = parent and f"{Path(provenance.get('parent') or parent.get('id') or parent['meaning']).name}@{parent['step']}"
     fields = {**provenance["identity"], "config": all_settings(saved_trial(path)), "parent": name}
-    return fields | {"numerics": files} if files else fields
+    return {key: value for key, value in fields.items() if key not in ("numerics", "edited", "probe")} | _of_sources(
+        provenance
+    )
+
+
+def _of_sources(provenance: dict[str, Any]) -> dict[str, Any]:
+    """Return the numerics version of a run's sources, and the digests of the files that had been edited."""
+    version = provenance["identity"].get("numerics")
+    if isinstance(version, list):  # fewbits 0.1.0 recorded digests of all files, but no version
+        return {"numerics version": 1} if version else {}
+    edited = provenance.get("sources") or {} if "edited" in provenance["identity"] else {}
+    files = {f"edited source {path}": (digest or "removed")[:12] for path, digest in edited.items()}
+    return ({} if version is None else {"numerics version": version}) | files
 
 
 def compared_with_today(path: Path) -> list[str]:
@@ -98,18 +109,18 @@ def compared_with_today(path: Path) -> list[str]:
     The newest stored plan that contains the run tells the run's place in its sweep; the run is compared with the trial
     that the sweep file now has at this place. If no stored plan contains the run, only the sources are compared.
     """
-    from fewbits.experiments.fingerprint.numerics import ROOT, source_digests
-    from fewbits.experiments.identity import all_settings, computed_by_installed_sources
+    from fewbits.experiments.identity import all_settings, is_current
+    from fewbits.experiments.numerics import changed, numerics, running
     from fewbits.experiments.storage.run_folder import saved_trial
 
     provenance, trial = _provenance(path), saved_trial(path)
-    made_of, files = provenance["identity"], provenance.get("sources")
     was: dict[str, Any] = {"config": all_settings(trial)}
     now = was
     if planned := _planned(path, provenance["id"]):
         was, now = _by_plan(*planned)
-    if not computed_by_installed_sources(provenance):
-        was, now = was | {"sources": files}, now | {"sources": source_digests(made_of["device"], ROOT)}
+    if not is_current(provenance):
+        sources = {path: running().get(path) for path in changed()}
+        was, now = was | _of_sources(provenance), now | _of_sources({"identity": numerics(), "sources": sources})
     return differences(was, now)
 
 

@@ -134,7 +134,7 @@ def _progress(row: Row) -> str:
 
 def rows_of(selected: FoundPlan) -> list[Row]:
     """Return a row for each place of the plan, with the present state of its trial; a trial may have several places."""
-    from fewbits.experiments.identity import computed_by_installed_sources
+    from fewbits.experiments.identity import is_current
     from fewbits.experiments.machine_kinds import kind
     from fewbits.experiments.storage.run_folder import HASH
     from fewbits.sweeps.planning.stored_plans import place_of
@@ -146,7 +146,7 @@ def rows_of(selected: FoundPlan) -> list[Row]:
         trial = selected.plan.trials[member.id]
         folder, state, note = trial.folder, statuses[member.id].state, statuses[member.id].why
         earlier = selected.earlier.get(place_of(member))
-        if state in store.OVER and not computed_by_installed_sources(folder.provenance() or {}):
+        if state in store.OVER and not is_current(folder.provenance() or {}):
             note = f"computed by another version of the code; {explain_hint(folder, folder.id[:HASH])}"
         elif state is store.State.PLANNED and earlier is not None:
             note = stale_note(trial, earlier)

@@ -260,7 +260,7 @@ def test_a_deleted_trial_is_said_to_be_missing(made: Made, capsys: pytest.Captur
 
 @pytest.fixture
 def edited_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fewbits.experiments.identity.numerics_fingerprint", lambda device: "0" * 64)
+    monkeypatch.setattr("fewbits.experiments.identity.numerics", lambda: {"numerics": 9})
 
 
 @pytest.mark.usefixtures("edited_kernel")

@@ -155,5 +155,5 @@ def age(folder: RunFolder) -> None:
     """Change provenance.json so that the run seems to be computed by another version of the code (stale)."""
     path = folder.path / "provenance.json"
     provenance = json.loads(path.read_text())
-    provenance["identity"]["numerics"][0] = "0" * 64
+    provenance["identity"]["numerics"] = 1
     path.write_text(json.dumps(provenance))

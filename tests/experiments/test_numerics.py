@@ -1,0 +1,271 @@
+"""Test which edits of the sources change the ids of trials, and that numerics.txt records the running sources."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fewbits.experiments import numerics
+from fewbits.experiments.numerics import BUT, NOT_COMPUTING, ROOT, changed, record, recorded, running, total
+from fewbits.experiments.sources import cpp_digest, python_digest
+
+
+def test_numerics_txt_records_the_running_sources() -> None:
+    assert changed() == [], "run `make numerics`, and commit the files that it writes"
+
+
+# Python sources
+
+
+BASE = '''
+"""A module."""
+import math
+
+def f(x: int, y: float = 0.5) -> float:
+    """Return something."""
+    # a comment
+    if x < 0:
+        raise ValueError(f"x is {x}: valid are 0 or more")
+    warnings.warn("slow")
+    logger.info("step %d", x)
+    assert y, "y is missing"
+    z: float = x * y
+    return z + 1.0
+'''
+# Edits (before, after) of BASE that must not change its digest, and edits that must.
+SAME = {
+    "comments": ("# a comment", "# another comment\n\n"),
+    "module docstring": ('"""A module."""', '"""Another text."""'),
+    "docstring": ('"""Return something."""', '"""Use other words."""'),
+    "no docstring": ('    """Return something."""\n', ""),
+    "annotations": ("x: int, y: float = 0.5) -> float", "x, y=0.5)"),
+    "a local annotation": ("z: float = x", "z: int = x"),
+    "error": ('f"x is {x}: valid are 0 or more"', 'f"{x} is no x"'),
+    "warning": ('"slow"', '"very slow"'),
+    "log": ('"step %d"', '"update %d"'),
+    "assertion": ('"y is missing"', '"no y"'),
+    "positions": ("return z + 1.0", "return (\n        z\n        + 1.0\n    )"),
+}
+OTHER = {
+    "constant": ("1.0", "1.5"),
+    "default": ("0.5", "0.25"),
+    "operator": ("x * y", "x / y"),
+    "condition": ("x < 0", "x <= 0"),
+    "error's class": ("raise ValueError", "raise TypeError"),
+    "name": ("z + 1.0", "x + 1.0"),
+    "import": ("import math", "import cmath"),
+    "type of a constant": ("1.0", "1"),
+}
+
+
+@pytest.mark.parametrize("edit", SAME.values(), ids=SAME)
+def test_an_edit_for_people_leaves_a_modules_digest(edit: tuple[str, str]) -> None:
+    """Check edits that do not change what is computed, such as those of comments and messages."""
+    edited = BASE.replace(*edit)
+    assert edited != BASE
+    assert python_digest(edited) == python_digest(BASE)
+
+
+@pytest.mark.parametrize("edit", OTHER.values(), ids=OTHER)
+def test_an_edit_of_what_is_computed_changes_a_modules_digest(edit: tuple[str, str]) -> None:
+    assert python_digest(BASE.replace(*edit)) != python_digest(BASE)
+
+
+def test_fields_of_configuration_classes_are_left_to_the_id() -> None:
+    """Check that a new field of a configuration class does not change a digest, because the id has its value."""
+    base = "@dataclass\nclass Config:\n    size: int\n    def f(self): return self.size"
+    grown = base.replace("size: int\n", "size: int\n    new: float = 1.0\n")
+    assert python_digest(grown, {"Config"}) == python_digest(base, {"Config"})
+    assert python_digest(grown) != python_digest(base)
+    assert python_digest(grown.replace("self.size", "self.new"), {"Config"}) != python_digest(base, {"Config"})
+
+
+def test_strings_elsewhere_than_in_messages_count() -> None:
+    assert python_digest('KIND = "a"') != python_digest('KIND = "b"')
+    assert python_digest('f("a")') != python_digest('f("b")')
+
+
+# C++ sources
+
+
+CPP = """#define TWO(x) \\
+    (x + 2)
+float f(float x) {
+    // add
+    return TWO(x) - -1.0f; /* "two" */
+}
+auto s = "a // b";
+"""
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        ("// add", "// subtract\n    // twice"),
+        ('/* "two" */', ""),
+        ("float f(float x) {", "float f(float x)\n{"),
+        ("\\\n    (x + 2)", "(x+2)"),
+        ("return TWO(x) - -1.0f", "return TWO( x )- -1.0f"),
+    ],
+    ids=["comment", "block comment", "line break", "continued line", "spaces"],
+)
+def test_comments_and_white_space_leave_a_cpp_digest(edit: tuple[str, str]) -> None:
+    edited = CPP.replace(*edit)
+    assert edited != CPP
+    assert cpp_digest(edited) == cpp_digest(CPP)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        ("1.0f", "2.0f"),
+        ("- -1", "--1"),
+        ("x + 2", "x + 3"),
+        ("a // b", "a / / b"),
+        ("float x", "double x"),
+        ("(x + 2)\n", "(x + 2) "),
+    ],
+    ids=["constant", "operator", "macro", "string", "type", "end of a directive"],
+)
+def test_other_tokens_change_a_cpp_digest(edit: tuple[str, str]) -> None:
+    assert cpp_digest(CPP.replace(*edit)) != cpp_digest(CPP)
+
+
+# All sources together
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    """Copy the packages that compute into a separate folder; return the folder."""
+    for package in numerics.PACKAGES:
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__", "config"))
+    return tmp_path
+
+
+def edit(root: Path, file: str, pattern: str, by: str) -> None:
+    path = root / file
+    edited, count = re.subn(pattern, by, path.read_text("utf-8"), count=1)
+    assert count
+    path.write_text(edited, "utf-8")
+
+
+def test_every_name_of_files_that_do_not_compute_is_that_of_a_file() -> None:
+    for name in (*NOT_COMPUTING, *BUT):
+        assert list(ROOT.glob(f"{name}*")) or (ROOT / name).is_dir(), name
+
+
+def test_the_files_that_compute_include_those_that_are_imported_inside_functions_and_all_kernels() -> None:
+    files = set(running())
+    assert {"kernels/backends/cpu.py", "kernels/backends/gpu/cuda.py", "kernels/csrc/quantize.cu"} <= files
+    assert {"models/networks/layers.py", "experiments/optimization/optimizers.py", f"{BUT[0]}.py"} <= files
+    assert {f"{numerics.START.replace('.', '/')}.py", "experiments/probes/variants.py"} <= files
+    assert not files & {"experiments/data/tokenizing.py", "experiments/config.py", "models/networks/presets.py"}
+
+
+@pytest.mark.parametrize(
+    ("file", "pattern", "by", "counts"),
+    [
+        ("kernels/csrc/element.h", r"\breturn ", "return 1 + ", True),
+        ("kernels/csrc/element.h", r"\Z", "// a remark\n", False),
+        ("models/networks/layers.py", r"offset = 1\.0", "offset = 2.0", True),
+        ("models/networks/layers.py", r"\Z", "# a remark\n", False),
+        ("kernels/backends/gpu/tiles.py", r"= (\d+)\n", r"= 1\1\n", True),
+        ("models/networks/presets.py", r"\Z", "\nOTHERS = 1\n", False),
+        ("experiments/storage/checkpoints.py", r"\Z", "\nOTHERS = 1\n", False),
+        ("models/recipe.py", r"\n    keep: Keep", "\n    newer: int = 3\n    keep: Keep", False),
+    ],
+)
+def test_an_edit_counts_if_it_can_change_numbers(copied: Path, file: str, pattern: str, by: str, counts: bool) -> None:
+    edit(copied, file, pattern, by)
+    assert changed(running(), running(copied)) == [file] * counts
+
+
+def test_a_moved_file_changes_nothing(copied: Path) -> None:
+    (copied / "models" / "numbers").mkdir()
+    (copied / "models/observer.py").rename(copied / "models/numbers/observer.py")
+    for path in copied.rglob("*.py"):
+        text = path.read_text("utf-8")
+        path.write_text(text.replace("fewbits.models.observer ", "fewbits.models.numbers.observer "), "utf-8")
+    assert "models/numbers/observer.py" in running(copied)
+    assert changed(running(), running(copied)) == []
+    assert total(running(copied)) == total(running())
+
+
+PYTHON = [file for file in running() if file.endswith(".py")]
+
+
+@pytest.mark.parametrize("version", ["python3.12", "python3.13", "python3.14"])
+def test_other_versions_of_python_find_the_same_digest(version: str) -> None:
+    program = shutil.which(version)
+    script = f"import ast, sys; sys.path.insert(0, {str(ROOT / 'src')!r})\nfrom fewbits.experiments.sources import *\n"
+    script += f"print(*[python_digest(open(file, 'rb').read()) for file in {[str(ROOT / file) for file in PYTHON]}])"
+    # Version managers may provide a program for a version that is not installed; it only prints an error.
+    if program is None or subprocess.run([program, "-c", ""], capture_output=True).returncode:
+        pytest.skip(f"{version} is not installed here")
+    done = subprocess.run([program, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [python_digest((ROOT / file).read_bytes()) for file in PYTHON]
+
+
+# The record
+
+
+def git(folder: Path, *arguments: str) -> str:
+    settings = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main")
+    done = subprocess.run(["git", *settings, *arguments], cwd=folder, capture_output=True, text=True)
+    assert not done.returncode, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_branches_that_touch_different_files_merge(tmp_path: Path) -> None:
+    """Check the closest case: two files whose entries follow each other."""
+    first, second, *_ = before = dict(running())
+    file = tmp_path / "numerics.txt"
+    record(2, before, file)
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "base")
+    for branch, edited in (("one", first), ("two", second)):
+        git(tmp_path, "checkout", "-qb", branch, "main")
+        record(2, before | {edited: branch * 5}, file)
+        git(tmp_path, "commit", "-qam", branch)
+    git(tmp_path, "merge", "-q", "one", "-m", "merge")
+    recorded.cache_clear()
+    assert recorded(file) == (2, before | {first: "one" * 5, second: "two" * 5})
+
+
+EDIT = """
+import sys
+from fewbits import cli
+sys.exit(cli.main(["train", *sys.argv[1:], "--id"]) or cli.main(["train", *sys.argv[1:], "--id"]))
+"""
+
+
+def test_a_dirty_checkout_has_other_ids_says_so_once_and_has_the_old_ids_after_the_edit_is_undone(
+    copied: Path, cache: Path
+) -> None:
+    shutil.copytree(ROOT / "src", copied / "src", symlinks=True)
+    shutil.copytree(ROOT / "experiments/config", copied / "experiments/config", dirs_exist_ok=True)
+
+    def ids() -> tuple[set[str], str]:
+        environment = os.environ | {"PYTHONPATH": str(copied / "src")}
+        command = [sys.executable, "-c", EDIT, "data=synthetic", f"runtime.cache={cache}", "runtime.device=cpu"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=copied)
+        assert not done.returncode, done.stderr
+        return set(done.stdout.split()), done.stderr
+
+    record(2, running(copied), copied / "experiments/numerics.txt")
+    before = ids()
+    assert before[1] == ""
+    original = (copied / "models/observer.py").read_text("utf-8")
+    edit(copied, "models/observer.py", r"\Z", "\nOTHERS = 1\n")
+    edited, printed = ids()
+    assert edited.isdisjoint(before[0])
+    assert len(edited) == 1
+    assert printed.count("\n") == 1
+    assert "models/observer.py" in printed
+    (copied / "models/observer.py").write_text(original, "utf-8")
+    assert ids() == before

@@ -1,0 +1,207 @@
+"""Print golden digests as a JSON object: of the results of kernels, or of the numbers of tiny trials.
+
+    python tests/golden/digests.py kernels            those of the backend that FEWBITS_BACKEND names
+    python tests/golden/digests.py cuda               a part of them, by the CUDA sources on the emulator of the tests
+    python tests/golden/digests.py tiles              products and attention by the code for AMX, on emulated tiles
+    python tests/golden/digests.py trials             trials of three steps
+
+`tests.record_numerics` runs it with the sources of the checkout and, for `kernels` and `trials`, with those of an older
+commit. Therefore these two use only the public API and the command line. The kernels' tensors contain NaN, infinities,
+signed zeros, subnormals, midpoints, values beyond the range of every format, and blocks of very different magnitudes.
+"""
+
+import hashlib
+import itertools
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from fewbits import Mixture, cli, decode, encode, fake_quantize, gaussian_noise, mix, sample_weight, uniform_noise
+
+FORMATS = ("e4m3", "e5m2", "e2m1", "e3m2", "e2m3", "e3m4")
+BLOCKS = ("tensor", "channel", "16x16", "1x16", "1x32")
+SCALINGS = ("amax", "gam", "e8m0", "mx", "nvfp4", "ue5m3", "fouroversix", "eden")
+OPTIONS = ("", ":stochastic", ":rht16", ":stochastic:rht16:signs=each")
+PLAIN = (
+    "",
+    ":stochastic",
+    ":overflow=saturate",
+    ":overflow=nan",
+    ":overflow=inf",
+)  # of quantizers without scaling
+BASES = dict.fromkeys((*FORMATS, "bf16", "fp16"), PLAIN) | {
+    ":".join(parts): OPTIONS for parts in itertools.product(FORMATS, BLOCKS, SCALINGS)
+}
+MIXTURES = (
+    "e4m3:16x16:gam @ error<0.045 | bf16 ; per=tensor",
+    "e4m3:16x16:gam @ error<e5m2:16x16:gam | e5m2:16x16:gam @ spread<normal | bf16 ; per=block",
+)
+ON_CUDA = ("e4m3", "bf16", *(f"{f}:{b}:{s}" for f, b, s in zip(FORMATS * 2, BLOCKS * 3, SCALINGS * 2, strict=False)))
+SPECIAL = (0.0, -0.0, 1e-40, 2.0**-9, 6.0, 6.5, 448.0, 464.0, 480.0, 57344.0, 65520.0, 1e38)
+NOT_FINITE = (float("nan"), float("inf"), -float("inf"))
+
+TINY = (
+    *("model.layers=2", "data=synthetic", "data.size=65536", "runtime.device=cpu", "training.checkpoint_every=2"),
+    *("training.steps=3", "training.batch=4", "training.micro_batch=2", "training.length=128", "evaluation.every=2"),
+    *("evaluation.windows=2", "observer.window=2", "observer.every=1", "observer.gradients_every=2", "scale=smoke"),
+)
+ALL_LAYERS = ("recipe.keep.first=0", "recipe.keep.last=0")
+TRIALS = {
+    "quantizer": ("recipe=nvfp4", *ALL_LAYERS, "model=llama2-nano", "schedule=wsd"),
+    "mixture": ("recipe=mor/block", "recipe.block=32x32", "model=gpt2-nano", "optimizer=adam-mini"),
+    "sampler": ("recipe=gaussws", "recipe.sampler.penalty=0.01"),
+    "stochastic": ("recipe=bf16", "precision=bf16-weights-stochastic"),
+    "fp16": ("recipe=bf16", "precision=fp16"),
+    "hybrid": ("recipe=mxfp8", "model=hybrid-nano", "model.layers=4", "model.pattern=M-*-", "schedule=linear"),
+    "branch": ("recipe=mxfp4", *ALL_LAYERS, "model=llama2-nano", "branch.parent={quantizer}", "branch.step=3"),
+    "probe": (
+        *("recipe=nvfp4", *ALL_LAYERS, "model=llama2-nano", "branch.parent={quantizer}", "branch.step=3"),
+        *("probe.seeds=2", "probe.parts=[gemms]", "training.batch=2"),
+    ),
+}
+
+# The columns of a trial's tables whose numbers count.
+COLUMNS = (
+    *("loss", "loss_max", "gradient_norm", "validation_loss", "ood_loss", "parameter_norm", "increase", "reference"),
+    *("error", "error_max", "flushed", "saturated", "lost", "gradient_error", "gradient_cosine", "bias", "noise"),
+    *("cross_gradient", "cross_error", "decrease_own_exact", "decrease_own_quantized"),
+)
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    """Return two FP32 operands by name: `finite`, and `wild`, which also contains NaN and infinities."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.exp2(torch.randint(-20, 12, (64, 6), generator=generator).float()).repeat_interleave(16, dim=1)
+    finite = torch.randn(64, 96, generator=generator) * sizes
+    finite[3, : len(SPECIAL)] = torch.tensor(SPECIAL)
+    finite[4, : len(SPECIAL)] = -torch.tensor(SPECIAL)
+    finite[16:32, 16:32] = 0
+    wild = finite.clone()
+    wild[5, : len(NOT_FINITE)] = torch.tensor(NOT_FINITE)
+    return {"finite": finite, "wild": wild}
+
+
+def digest(*values: torch.Tensor | None) -> str:
+    """Return a digest of the bits of these tensors, in which every NaN is the same."""
+    result = hashlib.sha256()
+    for value in values:
+        if value is not None:
+            value = value.detach().reshape(-1)
+            value = torch.where(value.isnan(), torch.nan, value) if value.is_floating_point() else value
+            result.update(str(value.dtype).encode() + value.view(torch.uint8).numpy().tobytes())
+    return result.hexdigest()[:16]
+
+
+def attempts(compute: Callable[..., str]) -> Iterator[str]:
+    """Yield the result of `compute` with a seed or, if that is refused, without one; nothing if both are refused."""
+    for seed in (7, None):
+        try:
+            yield compute(seed=seed)
+            return
+        except ValueError:
+            continue
+
+
+def rounded(x: torch.Tensor, name: str, axis: int, seed: int | None) -> str:
+    return digest(fake_quantize(x, name, axis=axis, seed=seed))
+
+
+def packed(x: torch.Tensor, name: str, axis: int, seed: int | None) -> str:
+    parts = encode(x, name, axis=axis, seed=seed)
+    return digest(parts.codes, parts.scales, parts.group_scales, decode(parts))
+
+
+def quantized(base: str, options: tuple[str, ...]) -> str | None:
+    """Return a digest of all results of a quantizer with these options; None if it accepts no call."""
+    results = []
+    for (kind, x), dtype in itertools.product(tensors().items(), (torch.bfloat16, torch.float32)):
+        for option, axis in itertools.product(options, (0, 1)):
+            for compute in (rounded, packed)[: 1 + (dtype == torch.bfloat16 and option in OPTIONS[:2])]:
+                for text in attempts(partial(compute, x.to(dtype), f"{base}{option}", axis)):
+                    results.append(f"{compute.__name__} {kind} {dtype} {option} {axis} {text}")
+    return hashlib.sha256("\n".join(results).encode()).hexdigest()[:16] if results else None
+
+
+def kernels(bases: dict[str, tuple[str, ...]]) -> dict[str, str]:
+    rows = {base: text for base, options in bases.items() if (text := quantized(base, options)) is not None}
+    for text in MIXTURES:
+        parts = [mix(x.to(t), Mixture.parse(text)) for x in tensors().values() for t in (torch.bfloat16, torch.float32)]
+        rows[text] = digest(*(part for pair in parts for part in pair))
+    rows["noise"] = digest(gaussian_noise(4096, seed=7), uniform_noise(4096, seed=7))
+    weight, bits = tensors()["finite"][32:].clone(), torch.linspace(3, 8, 2 * 6).reshape(2, 6)
+    rows["sampled weight"] = digest(sample_weight(weight, bits, seed=7, block=16))
+    return rows
+
+
+def tiles() -> dict[str, str]:
+    from fewbits.kernels.backends import cpu
+    from fewbits.kernels.layers import attention
+    from fewbits.kernels.products import matmul_fp32
+    from tests.kernels.emulation import library_with_tiles
+
+    compiled, generator = cpu.library(), torch.Generator().manual_seed(0)
+    gemm, own = library_with_tiles("cpu_gemm.cpp"), library_with_tiles("cpu_attention.cpp")
+    gemm.fb_matmul_fp32.argtypes = compiled.fb_matmul_fp32.argtypes
+    cpu.library = lambda: gemm  # type: ignore[assignment]
+    pairs = [
+        [torch.randn(shape, generator=generator).bfloat16() for shape in ((m, k), (k, n))]
+        for m, k, n in ((64, 128, 96), (33, 513, 47), (5, 5, 1))
+    ]
+    products = digest(*(matmul_fp32(a, b) for a, b in pairs))
+    attention.library, attention.threads = lambda: own, lambda elements: 1  # type: ignore[assignment]
+    q, k, v = (torch.randn(2, 40, n, 32, generator=generator).bfloat16().requires_grad_() for n in (4, 2, 2))
+    result = attention.causal_attention(q, k, v)
+    result.backward(torch.randn(result.shape, generator=generator).bfloat16())
+    return {"products on AMX tiles": products, "attention on AMX tiles": digest(result, q.grad, k.grad, v.grad)}
+
+
+def trials() -> dict[str, str]:
+    """Train the trials of TRIALS; return a digest of the numbers that each wrote."""
+    import pandas as pd
+    from safetensors.torch import load_file
+
+    rows, folders = {}, {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, chosen in TRIALS.items():
+            runs = Path(folder, name)
+            overrides = [text.format(**folders) for text in (*TINY, *chosen)]
+            if status := cli.main(["train", *overrides, f"runtime.runs={runs}"]):
+                raise SystemExit(status)
+            (folders[name],) = runs.iterdir()
+            numbers = []
+            for file in folders[name].rglob("*.safetensors"):
+                numbers += [digest(value) for key, value in load_file(file).items() if key.startswith("model.")]
+            for file in folders[name].glob("*.parquet"):
+                table = pd.read_parquet(file)
+                numbers += [
+                    digest(torch.tensor(table[key].astype(float).to_numpy())) for key in COLUMNS if key in table
+                ]
+            rows[name] = hashlib.sha256("\n".join(sorted(numbers)).encode()).hexdigest()[:16]
+    return rows
+
+
+def main(which: str) -> None:
+    torch.set_num_threads(1)
+    sys.stdout, out = sys.stderr, sys.stdout  # `fewbits train` prints, too
+    if which == "kernels":
+        rows = kernels(BASES)
+    elif which == "cuda":
+        from fewbits.kernels.backends.choice import replaced_by
+        from tests.kernels.backends.gpu.emulated import emulated_device
+
+        with replaced_by(emulated_device()[0]):
+            rows = kernels({base: BASES[base] for base in ON_CUDA})
+    else:
+        rows = tiles() if which == "tiles" else trials()
+    print(json.dumps(rows), file=out)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, os.fspath(Path(__file__).parents[2]))
+    main(sys.argv[1])
