@@ -33,7 +33,7 @@ NOT_COMPUTING = (
     *("experiments/config", "experiments/data/", "experiments/environment", "experiments/evaluation/"),
     *("experiments/identity", "experiments/machine_kinds", "experiments/numerics", "experiments/storage/"),
     *("experiments/tracking/", "models/importing/", "models/networks/presets"),
-    *("kernels/backends/build", "kernels/backends/choice"),
+    *("kernels/backends/build", "kernels/backends/choice", "kernels/backends/gpu/cubins"),
 )
 BUT = (
     *("experiments/data/corpus", "experiments/data/order"),

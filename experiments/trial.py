@@ -16,6 +16,7 @@ from fewbits.experiments.optimization.optimizers import OptimizerConfig
 from fewbits.experiments.optimization.precision import Precision
 from fewbits.experiments.optimization.schedules import ScheduleConfig
 from fewbits.experiments.probes.config import ProbeConfig
+from fewbits.kernels.seeds import derive_seed
 from fewbits.models.networks.decoder import DecoderConfig
 from fewbits.models.observer import ObserverConfig
 from fewbits.models.recipe import Recipe
@@ -23,6 +24,9 @@ from fewbits.models.recipe import Recipe
 DTYPES = ("bf16", "fp16", "fp32")
 TRACKING = ("none", "mlflow")
 SEEDS = 1 << 63
+# Purposes for which seeds are derived from the trial's seed: initial weights, order of the data, rounding of operands
+# and samplers, rounding of weights and optimizer states.
+INITIAL, ORDER, ROUNDING, UPDATES = range(4)
 
 
 @dataclass(frozen=True)
@@ -72,11 +76,6 @@ class Evaluation:
         if self.ood_windows is not None:
             at_least("evaluation.ood_windows", self.ood_windows, 1)
 
-    def missing_from(self, result: Mapping[str, Any]) -> bool:
-        """Tell whether a result lacks tasks that this config requests; False if the trial diverged."""
-        evaluated = result.get("evaluated", {}).get("tasks", ())
-        return result.get("status") == "done" and not set(self.tasks) <= set(evaluated)
-
 
 @dataclass(frozen=True)
 class Branch:
@@ -121,14 +120,18 @@ class Trial:
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Trial:
         """Return the trial from nested data, such as a config; raise ValueError for unknown keys and wrong types."""
-        evaluation = data.get("evaluation")
-        if isinstance(evaluation, Mapping):  # `cloze` is in configs of 0.1.0
-            data = {**data, "evaluation": {key: value for key, value in evaluation.items() if key != "cloze"}}
+        if isinstance(data, Mapping) and isinstance(data.get("evaluation"), Mapping):  # 0.1.0 had `evaluation.cloze`
+            data = {**data, "evaluation": {key: value for key, value in data["evaluation"].items() if key != "cloze"}}
         return from_dict(Trial, data)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the trial as nested dictionaries of plain values; `from_dict` reverses it."""
         return dataclasses.asdict(self)
+
+    def seed_for(self, purpose: int, *more: int) -> int:
+        """Return the seed for a purpose, such as ROUNDING; `more` distinguishes several seeds for one purpose."""
+        rounding = self.training.rounding_seed if purpose in (ROUNDING, UPDATES) else None
+        return derive_seed(self.seed if rounding is None else rounding, purpose, *more)
 
     @property
     def is_probe(self) -> bool:

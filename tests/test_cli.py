@@ -33,6 +33,20 @@ def test_help_lists_every_command() -> None:
         assert all(command.name in answer.stdout and command.summary in answer.stdout for command in cli.COMMANDS)
 
 
+def test_help_has_four_groups_and_at_most_22_rows() -> None:
+    shown = fewbits("--help").stdout.splitlines()
+    assert [line for line in shown if line.endswith(":") and " " not in line] == ["run:", "read:", "share:", "care:"]
+    assert sum(line.startswith("  ") for line in shown) == len(cli.COMMANDS) <= 22
+    assert all(len(line) <= 120 for line in shown)
+
+
+@pytest.mark.parametrize("name", cli.EARLIER)
+def test_an_earlier_spelling_is_answered_with_the_new_one(name: str) -> None:
+    answer = fewbits(*name.split(), "x", "--json")
+    assert (answer.returncode, answer.stdout, answer.stderr.count("\n")) == (2, "", 1)
+    assert f"`fewbits {cli.EARLIER[name]}`" in answer.stderr
+
+
 def test_help_of_a_group_lists_its_commands_alone() -> None:
     answer = fewbits("bench", "--help")
     assert answer.returncode == 0
@@ -44,7 +58,7 @@ def test_help_of_a_group_lists_its_commands_alone() -> None:
 @pytest.mark.parametrize("command", cli.COMMANDS, ids=lambda command: command.name)
 def test_help_of_a_command_has_an_example(command: cli.Command, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        cli.main([*command.words, *command.flags[:1], "--help"])
+        cli.main([*command.words, "--help"])
     assert not stop.value.code
     shown = capsys.readouterr().out
     assert f"fewbits {command.name}" in shown
@@ -86,8 +100,8 @@ def command_that(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], int]
     def install(run: Callable[[], int]) -> None:
         module = ModuleType("made_up")
         module.main = lambda argv: run()  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, "made_up", module)
-        monkeypatch.setattr(cli, "COMMANDS", (cli.Command(("made-up",), "made_up", "made up"),))
+        monkeypatch.setitem(sys.modules, "fewbits.made_up", module)
+        monkeypatch.setattr(cli, "COMMANDS", (cli.Command("made-up", "made up", "", "made_up"),))
 
     return install
 
@@ -204,7 +218,7 @@ import sys
 from fewbits import cli
 for command in cli.COMMANDS:
     try:
-        cli.main([*command.words, *command.flags[:1], "--help"])
+        cli.main([*command.words, "--help"])
     except SystemExit:
         print(command.name, *({HEAVY} & sys.modules.keys()), file=sys.stderr)
 """

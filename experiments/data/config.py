@@ -12,7 +12,7 @@ class DataConfig:
         split; `file:PATH` of a tokenizer.json or a GGUF file; `package:smollm2`, the tokenizer of a model in a Python
         package; or `hub:NAME` on the Hugging Face Hub. For the other kinds, the tokens exist already.
     path: for text, the file; for bin and the collections openwebtext, c4 and c4-nemotron, the folder of tokens (None:
-        for a collection, the folder that `fewbits data prepare` writes by default).
+        for a collection, the folder that `fewbits data` writes by default).
     size: the size of the training split, in bytes of text for python and torch, in tokens for synthetic (None: the
         kind's default).
     seed: for synthetic, the seed of the source: another seed gives another language. It does not affect the order in

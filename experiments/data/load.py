@@ -62,7 +62,7 @@ def _synthetic(config: DataConfig, cache: Path) -> TokenFolder:
 def _tokens(config: DataConfig, cache: Path) -> TokenFolder:
     remedy = "a folder with train.bin and val.bin is expected: write these files again, or set another data.path"
     if config.kind in COLLECTIONS:
-        remedy = f"make it by fewbits data prepare {config.kind}"
+        remedy = f"make it by fewbits data {config.kind}"
     elif config.path is None:
         raise ValueError(
             "data.path is missing: data.kind=bin reads a folder of train.bin and val.bin: set data.path=FOLDER"

@@ -3,7 +3,7 @@
 The file is cut at the end of a line, so validation text comes after all training text. If the file marks the ends of
 documents by `<|endoftext|>`, as TinyStories does, it is cut at such a mark, and a separator token follows each document
 as in other corpora. Otherwise the text is one document, without separators. The whole file is read into memory;
-`fewbits data prepare` is for larger collections.
+`fewbits data` is for larger collections.
 """
 
 import hashlib
@@ -53,7 +53,7 @@ def _read(path: Path) -> bytes:
     if path.suffix in _OTHER:
         raise ValueError(
             f"data.path={path}: data=text reads plain text; for {path.suffix} files: "
-            f"fewbits data prepare openwebtext --source {path}"
+            f"fewbits data openwebtext --source {path}"
         )
     try:
         return path.read_bytes()

@@ -26,13 +26,21 @@ import numpy as np
 import pandas as pd
 
 from fewbits.experiments.data.corpus import Corpus
-from fewbits.experiments.evaluation.loss import token_losses
+from fewbits.experiments.evaluation.loss import token_losses, window_count
 from fewbits.experiments.evaluation.protocols import Model
+from fewbits.experiments.trial import Trial
 from fewbits.models.learned_widths import NARROWEST, sampled_layers, weights_cast
 from fewbits.models.quantize import Quantization, unquantized
 
 LOSS = "loss"
 COLUMNS = ("text", "document", "tokens")
+
+
+def evaluated_windows(trial: Trial, corpus: Corpus) -> dict[str, int]:
+    """Return the number of windows to evaluate, by held-out split."""
+    e = trial.evaluation
+    splits = [name for name in ("validation", "ood") if name in corpus.splits]
+    return {name: window_count(name, e.windows, e.ood_windows) for name in splits}
 
 
 def evaluate_documents(

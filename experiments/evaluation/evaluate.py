@@ -12,27 +12,30 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import Module
 
 from fewbits.experiments import devices
 from fewbits.experiments.environment import environment
-from fewbits.experiments.evaluation.by_document import LOSS, evaluate_documents, loss_count, means
+from fewbits.experiments.evaluation.by_document import LOSS, evaluate_documents, evaluated_windows, loss_count, means
 from fewbits.experiments.evaluation.finished_run import FinishedRun
 from fewbits.experiments.evaluation.harness import check_tasks, run_tasks
 from fewbits.experiments.evaluation.loss import evaluate_loss
 from fewbits.experiments.evaluation.text_loss import text_loss, text_windows
 from fewbits.experiments.numerics import label, numerics
+from fewbits.experiments.session import Session
+from fewbits.experiments.setup import TextTokenizer, check_evaluation, text_tokenizer
 from fewbits.experiments.storage import evaluations
 from fewbits.experiments.storage.evaluations import Evaluation, Key
 from fewbits.experiments.storage.run_folder import find_run
-from fewbits.experiments.training import evaluated_windows
-from fewbits.experiments.trial import Runtime
+from fewbits.experiments.trial import Runtime, Trial
 from fewbits.models.networks.decoder import Decoder
 from fewbits.models.quantize import Quantization, unquantized
 
@@ -57,6 +60,12 @@ class Request:
     include_path: str | None = None
     run_code: bool = False
     unquantized: bool = False
+
+    @staticmethod
+    def of(trial: Trial) -> Request:
+        """Return the request for the tasks in a trial's config."""
+        e = trial.evaluation
+        return Request(e.tasks, include_path=e.tasks_path, run_code=e.run_code)
 
     def check(self) -> None:
         """Raise ValueError if lm-eval cannot run a task or a text cannot be read, before anything is computed."""
@@ -113,20 +122,47 @@ def evaluations_of(
     again: compute results again that are already stored. report: called with messages about the progress: the name of
     each task before it is computed, and the number of windows that are done.
     """
-    keys = list(_keys(run, request, devices.kind_of_device(runtime)))
+    keys = list(_keys(request, run.step, devices.kind_of_device(runtime)))
     stored = {} if again else {key.file: one for key in keys if (one := evaluations.find(run.folder.path, key))}
     missing = [key for key in keys if key.file not in stored]
     made = {one.key.file: one for one in (_computed(run, request, runtime, missing, report) if missing else ())}
     return [((stored | made)[key.file], key.file in stored) for key in keys]
 
 
-def _keys(run: FinishedRun, request: Request, device: str) -> Iterator[Key]:
+def evaluate_tasks(session: Session, model: Decoder, step: int) -> None:
+    """Evaluate a model in training on the tasks that its trial requests; rank 0 stores the results in the run folder.
+
+    They are stored as `fewbits evaluate` stores them. All ranks must call this. step: the number of updates done.
+    """
+    request = Request.of(session.trial)
+    if not request.tasks:
+        return
+    tokenizer, end = text_tokenizer(session.corpus), session.corpus.folder.meta.separator
+    assert tokenizer is not None  # `check_evaluation` has refused the trial otherwise
+    results = _run_tasks(request, model, tokenizer, length=session.trial.training.length, end=end)
+    if session.leads:
+        for key in _keys(request, step, devices.kind_of_device(session.runtime)):
+            _stored(session.folder.path, session.world.device, key, {"tasks": results[key.task]})
+
+
+def evaluate_missing_tasks(session: Session) -> None:
+    """Evaluate a finished trial on those of its requested tasks of which its run folder has no results."""
+    folder, trial = session.folder, session.trial
+    missing = evaluations.missing_tasks(folder, trial.evaluation.tasks)
+    if missing:
+        check_evaluation(trial, session.corpus)
+        session.events.message(f"evaluating {folder.path}, which is trained already")
+        run = FinishedRun.open(folder.path, cache=session.runtime.cache)
+        evaluations_of(run, replace(Request.of(trial), tasks=missing), session.runtime)
+
+
+def _keys(request: Request, step: int, device: str) -> Iterator[Key]:
     common = {"unquantized": True} if request.unquantized else {}
     for task in dict.fromkeys(request.tasks):
         settings = {} if task == LOSS else _harness_settings(request)
-        yield Key(task, common | settings, run.step, label(numerics()))
+        yield Key(task, common | settings, step, label(numerics()))
     for name, text in _texts(request).items():
-        yield Key(name, common | {"text": _digest(text)}, run.step, label(numerics()))
+        yield Key(name, common | {"text": _digest(text)}, step, label(numerics()))
 
 
 def _harness_settings(request: Request) -> dict[str, Any]:
@@ -151,13 +187,8 @@ def _computed(
     """
     report("loading the checkpoint")
     model, quantization = run.model(runtime)
-    facts = dict(environment(next(model.parameters()).device)) | {"lm_eval": _version("lm_eval")}
+    stored = partial(_stored, run.folder.path, next(model.parameters()).device)
     texts = _texts(request)
-
-    def stored(key: Key, results: dict[str, Any]) -> Evaluation:
-        one = Evaluation(key, results, facts, round(time.time()))
-        evaluations.write(run.folder.path, one)
-        return one
 
     with unquantized(quantization) if request.unquantized else nullcontext():
         for key in keys:
@@ -168,9 +199,17 @@ def _computed(
                 yield stored(key, _loss(run, model, quantization, _progress(key.task, model, report)))
         if harness := [key for key in keys if key.task != LOSS and "text" not in key.settings]:
             report(", ".join(key.task for key in harness))
-            results = _run_tasks(run, request, model, [key.task for key in harness])
+            asked = replace(request, tasks=tuple(key.task for key in harness))
+            results = _run_tasks(asked, model, run.tokenizer, length=run.trial.training.length, end=run.separator)
             for key in harness:
                 yield stored(key, {"tasks": results[key.task]})
+
+
+def _stored(run: Path, device: torch.device, key: Key, results: dict[str, Any]) -> Evaluation:
+    facts = dict(environment(device)) | {"lm_eval": _version("lm_eval")}
+    one = Evaluation(key, results, facts, round(time.time()))
+    evaluations.write(run, one)
+    return one
 
 
 def _progress(task: str, model: Decoder, report: Report) -> Progress:
@@ -227,14 +266,15 @@ def _text(
 
 
 def _run_tasks(
-    run: FinishedRun, request: Request, model: Decoder, tasks: Sequence[str]
+    request: Request, model: Decoder, tokenizer: TextTokenizer, *, length: int, end: int | None
 ) -> dict[str, dict[str, dict[str, float | None]]]:
+    """Return the metrics of the request's lm-eval tasks: requested name → lm-eval task → metric → value."""
     scores = run_tasks(
         model,
-        run.tokenizer,
-        tasks,
-        length=run.trial.training.length,
-        end=run.separator,
+        tokenizer,
+        request.harness_tasks,
+        length=length,
+        end=end,
         limit=request.limit,
         include_path=request.include_path,
         run_code=request.run_code,

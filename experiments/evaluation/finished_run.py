@@ -17,9 +17,7 @@ from fewbits.experiments.optimization.precision import DTYPES
 from fewbits.experiments.setup import TextTokenizer, text_tokenizer
 from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.run_folder import RunFolder, opened, saved_trial
-from fewbits.experiments.training import ROUNDING
-from fewbits.experiments.trial import Runtime, Trial
-from fewbits.kernels.seeds import derive_seed
+from fewbits.experiments.trial import ROUNDING, Runtime, Trial
 from fewbits.models.networks.decoder import Decoder
 from fewbits.models.quantize import Quantization, quantize
 
@@ -97,8 +95,7 @@ class FinishedRun:
         t, state = self.trial.training, self.checkpoint.state
         with torch.device(device):
             model = Decoder(self.trial.model, DTYPES[t.dtype])
-        rounding = self.trial.seed if t.rounding_seed is None else t.rounding_seed
-        quantization = quantize(model, self.trial.recipe, seed=derive_seed(rounding, ROUNDING))
+        quantization = quantize(model, self.trial.recipe, seed=self.trial.seed_for(ROUNDING))
         model.load_state_dict(checkpoints.unflatten(self.checkpoint.tensors(device, under="model."), state["model"]))
         quantization.begin(state["origin"] + state["step"], progress=state["step"] / t.steps)
         return model, quantization

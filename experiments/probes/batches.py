@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from fewbits.experiments.data.corpus import Corpus
-from fewbits.experiments.training import ORDER
-from fewbits.experiments.trial import Trial
+from fewbits.experiments.trial import ORDER, Trial
 from fewbits.kernels.seeds import derive_seed
 
 GROUPS = 6  # the message in `batches` says "a sixth"
@@ -32,7 +31,7 @@ def batches(corpus: Corpus, trial: Trial, parent: Trial, position: int) -> Itera
     if trial.probe.split == "train":
         for batch in range(t.steps):
             first = position + batch * t.micro_batch
-            yield corpus.batch("train", first, t.micro_batch, t.length, derive_seed(parent.seed, ORDER))
+            yield corpus.batch("train", first, t.micro_batch, t.length, parent.seed_for(ORDER))
         return
     windows = _windows(_documents(corpus, trial.probe.split, t.length)[trial.seed % GROUPS :: GROUPS], t.length)
     count = t.steps * t.micro_batch

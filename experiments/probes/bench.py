@@ -13,9 +13,7 @@ from torch import Tensor
 
 from fewbits.experiments.optimization.precision import DTYPES
 from fewbits.experiments.storage import checkpoints
-from fewbits.experiments.training import ROUNDING
-from fewbits.experiments.trial import Trial
-from fewbits.kernels.seeds import derive_seed
+from fewbits.experiments.trial import ROUNDING, Trial
 from fewbits.models.networks.decoder import Decoder
 from fewbits.models.observer import Observer, ObserverConfig
 from fewbits.models.operand_pair import OperandPair
@@ -47,12 +45,11 @@ class Bench:
         widths that the trial learned. Otherwise every bit width is the recipe's `sampler.init`.
         """
         t, ours, own = self.trial.training, recipe.sampler, self.trial.recipe.sampler
-        rounding = self.trial.seed if t.rounding_seed is None else t.rounding_seed
         model = shared_copy(self.model)
         quantization = quantize(
             model,
             recipe,
-            seed=derive_seed(rounding, ROUNDING, seed) if seed else derive_seed(rounding, ROUNDING),
+            seed=self.trial.seed_for(ROUNDING, *([seed] if seed else [])),
             observer=Observer(ObserverConfig(window=1, every=1, gradients_every=0)),
         )
         if (ours.init, ours.target, ours.block) == (own.init, own.target, own.block):

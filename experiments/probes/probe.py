@@ -53,9 +53,7 @@ from fewbits.experiments.probes.gradient_errors import GradientErrors
 from fewbits.experiments.probes.tables import KEYS, WHOLE, Probe
 from fewbits.experiments.setup import check
 from fewbits.experiments.storage import checkpoints, run_folder
-from fewbits.experiments.training import ORDER
-from fewbits.experiments.trial import Runtime, Trial
-from fewbits.kernels.seeds import derive_seed
+from fewbits.experiments.trial import ORDER, Runtime, Trial
 from fewbits.models.quantize import Quantization
 from fewbits.models.recipe import Recipe
 
@@ -205,7 +203,7 @@ def _batches(
         return
     for batch in range(count):
         first = checkpoint.state["position"] + batch * t.micro_batch
-        yield corpus.batch("train", first, t.micro_batch, t.length, derive_seed(trial.seed, ORDER))
+        yield corpus.batch("train", first, t.micro_batch, t.length, trial.seed_for(ORDER))
 
 
 # ------------------------------------------------------------------------------------------------ results

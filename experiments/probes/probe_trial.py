@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,6 @@ import torch
 from torch import Tensor
 
 from fewbits.common.atomic import checked_json, remove_folder, write_json, write_parquet
-from fewbits.experiments import devices
-from fewbits.experiments.data.corpus import Corpus, describe
-from fewbits.experiments.identity import provenance, segment
 from fewbits.experiments.optimization.precision import DTYPES
 from fewbits.experiments.probes.batches import batches
 from fewbits.experiments.probes.bench import Bench, backward, layer_labels, make_bench
@@ -37,11 +34,10 @@ from fewbits.experiments.probes.summary import numerics_table, summarize
 from fewbits.experiments.probes.tables import WHOLE
 from fewbits.experiments.probes.update_effect import UpdateEffect
 from fewbits.experiments.probes.variants import ALL, Variant, variants
-from fewbits.experiments.setup import check
+from fewbits.experiments.session import Progress, Session
 from fewbits.experiments.storage import run_folder
-from fewbits.experiments.storage.branches import Parent, find_parent
-from fewbits.experiments.training import DONE, OtherTrial, Progress, Saved, Say, identity_here, with_data
-from fewbits.experiments.trial import Runtime, Trial
+from fewbits.experiments.storage.lease import Lost
+from fewbits.experiments.trial import Trial
 from fewbits.kernels.seeds import derive_seed
 
 FOLDER, TABLE = "batches", "probe.parquet"
@@ -50,125 +46,64 @@ Row = dict[str, Any]
 Vector = Mapping[str, Tensor]  # a gradient, or a difference of gradients, by parameter name
 
 
-def run_probe(
-    trial: Trial,
-    runtime: Runtime,
-    say: Say = lambda _: None,
-    stop: Callable[[], bool] = lambda: False,
-    expected: str | None = None,
-    saved: Saved = lambda _: None,
-    tell: Callable[[str], None] = lambda _: None,
-) -> tuple[run_folder.RunFolder, dict[str, Any]]:
-    """Run or continue a probe trial; return its folder and its result. A finished trial is not run again.
+def check_inputs(session: Session) -> None:
+    """Raise ValueError if the probe's settings do not fit together, or do not fit the checkpoint that it probes.
 
-    say: called after every batch, with the Progress of the probe.
-    stop: called after every batch. If it returns True and batches are left, the probe ends with KeyboardInterrupt.
-    expected: the id that the trial was planned with. If the id on this machine differs, raise OtherTrial.
-    saved: called with the run folder, each time the config or the result was written there.
-    tell: called with a message if the trial is already done.
+    Its model and data must be those of the trial that wrote the checkpoint. With `probe.split=train`, training.length
+    must be equal, too, unless no training data had been read before the checkpoint.
     """
-    if devices.rank_count() > 1:
+    trial, parent = session.trial, session.parent
+    if session.world.ranks > 1:
         raise ValueError("a probe (probe.seeds above 0) runs on one rank: remove resources.ranks")
-    runs = Path(runtime.runs).expanduser()
-    trial, corpus = with_data(trial, runtime)
-    check(trial)
-    parent = find_parent(trial.branch, runs)
     if parent is None:
         raise ValueError("probe.seeds: a probe needs a checkpoint: set branch.parent to a run")
-    made_of = identity_here(trial, corpus, runtime, parent)
-    folder = run_folder.find(runs, trial.name, made_of)
-    if expected not in (None, folder.id):
-        raise OtherTrial(made_of)
-    with folder.alone():
-        if (done := folder.result()) is not None:
-            tell(DONE)
-            return folder, done
-        source = _Source.of(parent, trial, corpus)
-        facts = {"data": describe(corpus), "parent": str(parent.folder.path)}
-        folder.begin(trial, provenance(made_of, facts))
-        saved(folder)
-        world = devices.choose(runtime)
-        try:
-            devices.check_products(trial.recipe, world.device)
-            folder.add_segment(segment(_finished(folder.path), world.device))
-            result = _measure(trial, source, corpus, folder, world.device, say, stop)
-        finally:
-            devices.leave(world)
-        saved(folder)
-        return folder, result
-
-
-@dataclass(frozen=True)
-class _Source:
-    """The checkpoint that is probed (`parent`), and the trial that wrote it."""
-
-    parent: Parent
-    trial: Trial
-
-    @staticmethod
-    def of(parent: Parent, trial: Trial, corpus: Corpus) -> _Source:
-        """Return the checkpoint `parent` together with the trial that wrote it.
-
-        Raise ValueError if the probe's model or data differ from those of the trial that wrote the checkpoint. With
-        `probe.split=train`, also raise it if the two trials have different values of `training.length`, unless no
-        training data had been read before the checkpoint.
-        trial: the probe trial. corpus: the data of the probe trial.
-        """
-        source = _Source(parent, run_folder.saved_trial(parent.folder.path))
-        ours, theirs = (
-            {key: value for key, value in one.to_dict()["model"].items() if key != "name"}
-            for one in (trial, source.trial)
+    source = run_folder.saved_trial(parent.folder.path)
+    ours, theirs = (
+        {key: value for key, value in one.to_dict()["model"].items() if key != "name"} for one in (trial, source)
+    )
+    if differing := [f"model.{key} {ours[key]!r}, not {theirs[key]!r}" for key in ours if ours[key] != theirs[key]]:
+        raise ValueError(
+            f"a probe must have the model of its run {parent.folder.path}, but has {'; '.join(differing)}: set the "
+            "run's values"
         )
-        if differing := [f"model.{key} {ours[key]!r}, not {theirs[key]!r}" for key in ours if ours[key] != theirs[key]]:
-            raise ValueError(
-                f"a probe must have the model of its run {parent.folder.path}, but has {'; '.join(differing)}: set the "
-                "run's values"
-            )
-        state, length = parent.checkpoint.state, source.trial.training.length
-        if trial.probe.split == "train" and state["position"] and trial.training.length != length:
-            raise ValueError(
-                f"training.length {trial.training.length}: probe.split=train needs the parent's value, {length}"
-            )
-        corpus.check(state["data"]["fingerprint"], state["data"])
-        return source
+    state, length = parent.checkpoint.state, source.training.length
+    if trial.probe.split == "train" and state["position"] and trial.training.length != length:
+        raise ValueError(
+            f"training.length {trial.training.length}: probe.split=train needs the parent's value, {length}"
+        )
+    session.corpus.check(state["data"]["fingerprint"], state["data"])
 
 
-def _measure(
-    trial: Trial,
-    source: _Source,
-    corpus: Corpus,
-    folder: run_folder.RunFolder,
-    device: torch.device,
-    say: Say,
-    stop: Callable[[], bool],
-) -> dict[str, Any]:
-    """Measure all batches that are not stored yet; write the tables and result.json; return the result.
-
-    say: called after every batch, with the Progress of the probe.
-    stop: called after every batch. If it returns True and batches are left, raise KeyboardInterrupt.
-    """
-    checkpoint, t = source.parent.checkpoint, trial.training
-    own = replace(source.trial, training=replace(source.trial.training, dtype=t.dtype))
+def run(session: Session) -> dict[str, Any]:
+    """Measure all batches that are not stored yet; write the tables and result.json; return the result."""
+    trial, folder, device, t = session.trial, session.folder, session.world.device, session.trial.training
+    assert session.parent is not None
+    checkpoint, source = session.parent.checkpoint, run_folder.saved_trial(session.parent.folder.path)
+    own = replace(source, training=replace(source.training, dtype=t.dtype))
     bench = make_bench(own, checkpoint, device, DTYPES[t.dtype])
     begin = _finished(folder.path)
+    session.add_segment(begin)
     _file(folder.path, 0).parent.mkdir(exist_ok=True)
-    state = checkpoint.state
-    read = list(batches(corpus, trial, source.trial, state["position"]))
-    probe = _Probe(trial, bench, UpdateEffect(source.trial, checkpoint, bench.exact), device, read)
+    read = list(batches(session.corpus, trial, source, checkpoint.state["position"]))
+    probe = _Probe(trial, bench, UpdateEffect(source, checkpoint, bench.exact), device, read)
     if begin:
         probe.measure(begin - 1)  # for `_across`, which compares the next batch with the batch before
     for number in range(begin, t.steps):
         began = time.perf_counter()
         rows = probe.measure(number)
+        if session.lost():
+            raise Lost
         write_json(_file(folder.path, number), rows)
         seconds = time.perf_counter() - began
         speed = t.micro_batch * t.length / seconds
         loss = rows["rows"][0]["loss"]
-        say(Progress(number + 1, t.steps, math.nan if loss is None else loss, speed, seconds))
-        if stop() and number + 1 < t.steps:
+        session.events.step(Progress(number + 1, t.steps, math.nan if loss is None else loss, speed, seconds))
+        if session.stopping() and number + 1 < t.steps:
             raise KeyboardInterrupt
-    corpus.folder.check_unchanged()
-    return _write(trial, checkpoint.step, folder, t.steps)
+    session.corpus.folder.check_unchanged()
+    result = _write(trial, checkpoint.step, folder, t.steps)
+    session.events.saved(folder)
+    return result
 
 
 def _write(trial: Trial, step: int, folder: run_folder.RunFolder, count: int) -> dict[str, Any]:

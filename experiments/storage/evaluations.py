@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from fewbits.common.atomic import read_json, write_json
 from fewbits.common.from_dict import from_dict
+from fewbits.experiments.storage.run_folder import RunFolder
 
 FOLDER = "evaluations"
 SHOWN = 8  # hexadecimal digits of the key in a file's name
@@ -75,10 +76,24 @@ def with_stored(run: Path, result: Mapping[str, Any]) -> dict[str, Any]:
     """
     added: dict[str, Any] = {}
     for one in stored(run):
-        partial = any(one.key.settings.get(name) for name in ("limit", "unquantized"))
-        if one.key.step == result.get("step") and not partial:
+        if _is_whole(one, result):
             added = _merged(added, one.results)
     return _merged(added, result)
+
+
+def missing_tasks(folder: RunFolder, tasks: Sequence[str]) -> tuple[str, ...]:
+    """Return those of the tasks of which a finished run has no stored evaluation; () if the trial has diverged."""
+    result = folder.result() if tasks else None
+    if result is None or result["status"] != "done":
+        return ()
+    evaluated = {one.key.task for one in stored(folder.path) if _is_whole(one, result)}
+    return tuple(task for task in tasks if task not in evaluated)
+
+
+def _is_whole(one: Evaluation, result: Mapping[str, Any]) -> bool:
+    """Tell whether an evaluation is of a run's last step, of all questions, and with the recipe's operands."""
+    settings = one.key.settings
+    return one.key.step == result.get("step") and not (settings.get("limit") or settings.get("unquantized"))
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

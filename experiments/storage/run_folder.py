@@ -1,20 +1,18 @@
-"""Manage the folder of one run: its files, its lock, and its result.
+"""Manage the folder of one run: its files and its result.
 
     RUNS/<slug>-<hash8>/  config.yaml  provenance.json  metrics.parquet  numerics.parquet  checkpoints/
                           precision.parquet  evaluation.parquet  result.json
 
 A trial's folder is found by `hash8`, the first 8 digits of the trial's id, so that equal trials with different names
-use the same folder. Only one process at a time may write to a folder. `result.json` is written last: if it exists, the
-trial has ended, with the status `done` or `diverged`. `earlier-result.json` exists while a finished trial trains again.
+use the same folder. Only the process that holds the lease (lease.py) writes to a folder. `result.json` is written last:
+if it exists, the trial has ended, with the status `done` or `diverged`.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import re
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,22 +20,13 @@ from typing import Any
 import yaml
 
 from fewbits.common.atomic import checked_json, remove_folder, remove_leftovers, write_atomically, write_json
-from fewbits.common.locks import locked
 from fewbits.experiments.identity import trial_id
 from fewbits.experiments.storage.checkpoints import Checkpoint, load, newest, steps
 from fewbits.experiments.trial import Trial
 
-# The end of a warning on file systems without locks.
-NO_LOCKS = "the leases of sweeps still work; but do not run the same trial in two `fewbits train` at the same time"
 TOKENIZER = "tokenizer.json"  # only in the folder of an imported run
-EARLIER = "earlier-result.json"  # only while a finished trial trains again (`RunFolder.reopen`)
-LOCK = ".lock"  # the file contains the id of the process that has locked it
 HASH = 8  # hexadecimal digits of the id in a folder's name
 LEAST = 4  # the smallest number of digits of an id that may be given to name a run
-
-
-class Busy(ValueError):
-    """Raised if another process is running the trial of a folder."""
 
 
 @dataclass(frozen=True)
@@ -85,17 +74,15 @@ class RunFolder:
         end = result["step"] if result.get("status") == "diverged" else math.inf
         return all(step in available or step >= end for step in wanted)
 
-    def reopen(self, wanted: Collection[int]) -> None:
-        """Prepare a finished trial to train again, so that its checkpoints of the steps `wanted` are saved in `kept`.
+    def rewind(self, wanted: Collection[int]) -> None:
+        """Remove what has to be computed again, so that training saves the missing checkpoints of the steps `wanted`.
 
-        The caller resumes the trial. The file result.json is renamed to earlier-result.json. If the folder `kept` lacks
-        the checkpoints of some wanted steps, the checkpoints in `checkpoints` after the first of these steps are
-        removed, so that training resumes at or before this step.
+        If there is a result, it is removed. If a step is missing, the checkpoints of later steps are removed, so that
+        training resumes at or before this step; the caller has to keep those steps again.
         """
-        (self.path / "result.json").replace(self.path / EARLIER)
-        # If another process has kept all wanted checkpoints in the meantime, no checkpoint is removed.
-        first = min(set(wanted) - set(steps(self.kept)), default=math.inf)
-        for step, path in steps(self.checkpoints).items():
+        first = min((step for step in wanted if not self.has([step])), default=math.inf)
+        (self.path / "result.json").unlink(missing_ok=True)
+        for step, path in [*steps(self.checkpoints).items(), *steps(self.kept).items()]:
             if step > first:
                 remove_folder(path)
 
@@ -125,27 +112,16 @@ class RunFolder:
             )
         return result
 
-    @property
-    def earlier_result(self) -> dict[str, Any]:
-        """The evaluations in the result that `reopen` has renamed, so that training need not repeat them.
-
-        The dict is empty if there is no such result or it has no evaluations.
-        """
-        earlier = checked_json(self.path / EARLIER) or {}
-        kept = {key: value for key, value in earlier.items() if key in ("tasks", "evaluated")}
-        return kept if earlier.get("id") == self.id and "evaluated" in kept else {}
-
     def write_result(self, result: Mapping[str, Any]) -> None:
-        """Write result.json, which ends the trial. Call it only inside `alone`."""
+        """Write result.json, which ends the trial. Call it only while holding the lease."""
         write_json(self.path / "result.json", result)
-        (self.path / EARLIER).unlink(missing_ok=True)
 
     def provenance(self) -> dict[str, Any] | None:
         """Return the content of provenance.json, or None if the trial has not started."""
         return checked_json(self.path / "provenance.json")
 
     def begin(self, trial: Trial, provenance: Mapping[str, Any]) -> None:
-        """Write config.yaml and provenance.json, before the trial trains. Call it only inside `alone`.
+        """Write config.yaml and provenance.json, before the trial trains. Call it only while holding the lease.
 
         The segments in an existing provenance.json, which describe how earlier steps were computed, are kept.
         Temporary files that a killed process has left in the folder are removed.
@@ -159,26 +135,11 @@ class RunFolder:
         write_json(self.path / "provenance.json", {"id": self.id, **provenance, "segments": before})
 
     def add_segment(self, segment: Mapping[str, Any]) -> None:
-        """Add a segment (the environment that computes the next steps) to provenance.json. Call it inside `alone`."""
+        """Add a segment (the environment that computes the next steps) to provenance.json."""
         provenance = self.provenance() or {}
         write_json(
             self.path / "provenance.json", {**provenance, "segments": [*provenance.get("segments", []), segment]}
         )
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Lock the folder inside a `with` block, as its only writer. Raise Busy if another process has locked it."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as held:
-            lock = held.enter_context((self.path / LOCK).open("a"))
-            try:
-                held.enter_context(locked(lock, NO_LOCKS, wait=False))
-            except BlockingIOError:
-                raise Busy(f"{self.path}: another process is running this trial") from None
-            lock.truncate(0)
-            lock.write(str(os.getpid()))
-            lock.flush()
-            yield
 
 
 def find(runs: Path, slug: str, made_of: Mapping[str, Any]) -> RunFolder:

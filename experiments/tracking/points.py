@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fewbits.experiments.storage.evaluations import with_stored
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.experiments.tracking import numerics, precision
 from fewbits.experiments.tracking.system_metrics import SYSTEM
@@ -68,7 +69,7 @@ def step_points(folder: RunFolder, after: int) -> Iterator[tuple[int, list[Point
 
 def score_points(folder: RunFolder) -> Iterator[Point]:
     """Yield the numbers that are evaluated only at the end of a finished trial, as points at the trial's last step."""
-    result = folder.result() or {}
+    result = with_stored(folder.path, folder.result() or {})
     if result.get("status") == "done":
         at = round(1000 * ended(folder))
         for name, value in _scores(result):

@@ -1,6 +1,6 @@
 """Run the `fewbits` command line: find the command, pass it the other arguments, and print errors as one line.
 
-Each command is a row of `COMMANDS`: its name, and the module whose `main(argv)` parses the options and returns the exit
+Each command is a row of `GROUPS`: its name, and the module whose `main(argv)` parses the options and returns the exit
 status. The module is imported only when its command runs, so that the command line starts in a fraction of a second.
 
 Exit statuses that all commands have:
@@ -23,161 +23,69 @@ from fewbits.common.terminal import notice
 
 @dataclass(frozen=True)
 class Command:
-    """One command of the command line, for example `fewbits sweep`."""
+    """One command of the command line, for example `fewbits bench train`."""
 
-    words: tuple[str, ...]  # the words of its name, such as ("bench", "train")
-    module: str  # the module that implements it
+    name: str
     summary: str  # its line in `fewbits --help`
-    example: str = ""  # arguments for an example in the help
-    flags: tuple[str, ...] = ()  # if not empty, the command is chosen only if one of these options is used
+    example: str  # arguments for an example in the help
+    module: str = ""  # the module that implements it, below fewbits; "": commands.NAME
     function: str = "main"  # the function of the module that gets the arguments
-    after_dry_run: str = ""  # a module whose main(argv) runs after a successful --dry-run, to print more
 
     @property
-    def name(self) -> str:
-        return " ".join((*self.words, *self.flags[:1]))
+    def words(self) -> tuple[str, ...]:
+        return tuple(self.name.split())
 
-    def called_by(self, argv: tuple[str, ...]) -> bool:
-        return argv[: len(self.words)] == self.words and (not self.flags or not {*self.flags}.isdisjoint(argv))
+    def run(self, argv: Sequence[str]) -> int:
+        if self.name in ("report", "claims"):
+            # OpenMP's threads would otherwise spin while they wait, which takes the cores from a running sweep.
+            os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+        module = import_module(f"fewbits.{self.module or f'commands.{self.name}'}")
+        status: int = getattr(module, self.function)(argv)
+        if self.name == "sweep" and "--dry-run" in argv and not status:
+            import_module("fewbits.commands.power").main(argv)
+        return status
 
 
-COMMANDS = (
-    Command(
-        ("doctor",),
-        "fewbits.doctor",
-        "show this machine's hardware, the kernels in use, and how to fix problems",
-        "--json",
+GROUPS = {
+    "run": (
+        Command("train", "train one trial, or with --multirun a grid of trials", "recipe=nvfp4 scale=cpu"),
+        Command("sweep", "run the missing trials of a study or of your own sweep file", "study=mor --dry-run"),
+        Command("status", "list the trials of a sweep: planned, running, done, failed, diverged", "study=mor"),
+        Command("logs", "print the log of a sweep's trial, and follow it", "RUN --follow", "sweeps.live.logs"),
+        Command("stop", "stop running trials at a checkpoint", "RUN", "sweeps.live.stop"),
+        Command("explain", "show why two trials differ, or why a result is stale, field by field", "RUN RUN"),
+        Command("prune", "list what can be removed from a store, and remove it", "--delete", "sweeps.live.prune"),
     ),
-    Command(
-        ("train",),
-        "fewbits.commands.multirun",
-        "run a grid of trials: overrides with several values",
-        "recipe.threshold=0.03,0.045",
-        flags=("--multirun", "-m", "hydra.mode=MULTIRUN"),
+    "read": (
+        Command("report", "write a study's report: its tables, figures and claims", "study=mor scale=cpu"),
+        Command("claims", "list a study's claims with their verdicts", "study=mor scale=cpu"),
+        Command("probe", "compare recipes at a checkpoint: loss, gradients, operands", "RUN bf16 mor/block nvfp4"),
+        Command("evaluate", "evaluate finished runs: loss, other text, tasks of lm-eval", "RUN loss --text notes.txt"),
     ),
-    Command(
-        ("train",),
-        "fewbits.commands.train",
-        "train one trial on this machine",
-        "--config",
+    "share": (
+        Command("list", "list recipes, models, scales, studies and other valid names", "recipes nvfp4"),
+        Command(
+            "import", "turn a published model into a run, to branch from it", "smollm2", "commands.import_checkpoint"
+        ),
+        Command("export", "write a run's model as a folder that transformers loads", "RUN --format huggingface"),
+        Command("number", "show how each format rounds and encodes a number, and its neighbours", "0.3"),
     ),
-    Command(
-        ("sweep",),
-        "fewbits.commands.sweep",
-        "run the missing trials of a study or of your own sweep file",
-        "study=mor scale=smoke --dry-run",
-        after_dry_run="fewbits.commands.power",
+    "care": (
+        Command("doctor", "show this machine's hardware and the kernels in use", "--json", "doctor"),
+        Command("bench kernels", "measure the kernels and other libraries", "--no-peers", "commands.bench", "kernels"),
+        Command("bench train", "measure training steps, against plain BF16", "--steps 5", "commands.bench", "train"),
+        Command("bench sweep", "measure how busy a sweep keeps the cores", "--trials 4", "commands.bench_sweep"),
+        Command("data", "download and tokenize web text: OpenWebText, C4", "openwebtext", "commands.prepare_data"),
+        Command("sync", "send a sweep's trials to MLflow again, from the store", "study=mor"),
+        Command("ui", "show the store's trials in MLflow, in the browser", "--port 5000"),
     ),
-    Command(
-        ("status",),
-        "fewbits.commands.status",
-        "list the trials of a sweep: planned, running, done, failed, diverged, blocked",
-        "study=mor scale=smoke",
-    ),
-    Command(
-        ("logs",),
-        "fewbits.sweeps.live.logs",
-        "print the log of a sweep's trial, and follow it",
-        "RUN --follow",
-    ),
-    Command(("stop",), "fewbits.sweeps.live.stop", "stop running trials at a checkpoint", "RUN"),
-    Command(
-        ("prune",),
-        "fewbits.sweeps.live.prune",
-        "list what can be removed from a store and how much space that frees, and remove it",
-        "--delete",
-    ),
-    Command(
-        ("explain",),
-        "fewbits.commands.explain",
-        "show why two trials differ, or why a result is stale, field by field",
-        "RUN RUN",
-    ),
-    Command(
-        ("probe",),
-        "fewbits.commands.probe",
-        "compare recipes at a checkpoint: loss, gradients, operands",
-        "RUN bf16 mor/block nvfp4",
-    ),
-    Command(
-        ("evaluate",),
-        "fewbits.commands.evaluate",
-        "evaluate finished runs: loss, other text, tasks of lm-eval",
-        "RUN loss --text notes.txt",
-    ),
-    Command(
-        ("import",),
-        "fewbits.commands.import_checkpoint",
-        "turn a published model into a run, to probe it, evaluate it and branch from it",
-        "smollm2",
-    ),
-    Command(
-        ("export",),
-        "fewbits.commands.export",
-        "write a run's model as a folder that Hugging Face's transformers loads",
-        "RUN --format huggingface",
-    ),
-    Command(
-        ("sync",),
-        "fewbits.commands.sync",
-        "send a sweep's trials to MLflow again, from the store",
-        "study=mor scale=smoke",
-    ),
-    Command(
-        ("report",),
-        "fewbits.commands.report",
-        "write a study's report: its tables, figures and claims, compared with the paper's",
-        "study=mor scale=cpu",
-    ),
-    Command(
-        ("claims",),
-        "fewbits.commands.claims",
-        "list a study's claims with their verdicts",
-        "study=mor scale=cpu",
-    ),
-    Command(("ui",), "fewbits.commands.ui", "show the store's trials in MLflow, in the browser", "--port 5000"),
-    Command(
-        ("number",),
-        "fewbits.commands.number",
-        "show how each format rounds and encodes a number, and its neighbours",
-        "0.3",
-    ),
-    Command(("list",), "fewbits.commands.list", "list recipes, models, scales and so on", "recipes nvfp4"),
-    Command(
-        ("data", "prepare"),
-        "fewbits.commands.prepare_data",
-        "download and tokenize a collection of web text: OpenWebText, C4",
-        "openwebtext",
-    ),
-    Command(
-        ("bench", "kernels"),
-        "fewbits.commands.bench",
-        "measure the speed of noise generators for several matrix shapes",
-        "--store runs",
-        function="generators",
-        flags=("--generators",),
-    ),
-    Command(
-        ("bench", "kernels"),
-        "fewbits.commands.bench",
-        "measure the speed and memory of the kernels and of other libraries",
-        "--no-peers",
-        function="kernels",
-    ),
-    Command(
-        ("bench", "train"),
-        "fewbits.commands.bench",
-        "measure the training speed of recipes, compared with plain BF16",
-        "--steps 5",
-        function="train",
-    ),
-    Command(
-        ("bench", "sweep"),
-        "fewbits.commands.bench_sweep",
-        "measure how busy a sweep keeps the machine's cores",
-        "--trials 4",
-    ),
-)
+}
+COMMANDS = tuple(command for commands in GROUPS.values() for command in commands)
+LISTS = ("recipes", "models", "scales", "schedules", "optimizers", "precisions", "studies")
+EARLIER = {  # names of commands in version 0.1, and what to write instead
+    **{name: f"list {name}" for name in LISTS},
+    "data prepare": "data",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -241,15 +149,12 @@ def _open_closed_streams() -> None:
 
 
 def _dispatch(argv: tuple[str, ...]) -> int:
+    for name, now in EARLIER.items():
+        if argv[: len(name.split())] == tuple(name.split()):
+            raise ValueError(f"`fewbits {name}` is now `fewbits {now}`")
     for command in COMMANDS:
-        if command.called_by(argv):
-            if command.module.startswith("fewbits.analysis."):
-                # OpenMP's threads would otherwise spin while they wait, which takes the cores from a running sweep.
-                os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-            status: int = getattr(import_module(command.module), command.function)(argv[len(command.words) :])
-            if status == 0 and command.after_dry_run and "--dry-run" in argv:
-                status = import_module(command.after_dry_run).main(argv[len(command.words) :])
-            return status
+        if argv[: len(command.words)] == command.words:
+            return command.run(argv[len(command.words) :])
     if argv == ("--version",):
         print(f"fewbits {__version__}")
         return 0
@@ -263,26 +168,19 @@ def _dispatch(argv: tuple[str, ...]) -> int:
     if matching and (not argv or argv[len(words) :] in (("-h",), ("--help",))):
         print(_help(matching))
         return 0
-    group = [command for command in COMMANDS if command.words[:1] == words[:1]]  # all commands `bench …` or `data …`
+    group = [command for command in COMMANDS if command.words[:1] == words[:1]]  # all commands `bench …`
     names = ", ".join(command.name for command in group or COMMANDS)
     raise ValueError(f"unknown command {' '.join(words[: 2 if group else 1] or argv[:1])!r}; choose from: {names}")
 
 
-def _help(commands: list[Command]) -> str:
-    width = max(len(command.name) for command in commands)
-    rows = [f"  {command.name:{width}}  {command.summary}" for command in commands]
-    return "\n".join(
-        [
-            "usage: fewbits [--help] [--version] COMMAND ...",
-            "",
-            "Reproduce low-precision pre-training papers.",
-            "",
-            "commands:",
-            *rows,
-            "",
-            f"fewbits COMMAND --help shows its options. Example: fewbits {commands[0].name} {commands[0].example}",
-        ]
-    )
+def _help(shown: list[Command]) -> str:
+    lines = ["usage: fewbits [--help] [--version] COMMAND ...", "", "Reproduce low-precision pre-training papers."]
+    width = max(len(command.name) for command in shown)
+    for title, commands in GROUPS.items():
+        rows = [f"  {command.name:{width}}  {command.summary}" for command in commands if command in shown]
+        lines += ["", f"{title}:", *rows] if rows else []
+    example = f"Example: fewbits {shown[0].name} {shown[0].example}"
+    return "\n".join([*lines, "", f"fewbits COMMAND --help shows its options. {example}"])
 
 
 if __name__ == "__main__":

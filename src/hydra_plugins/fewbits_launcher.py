@@ -1,6 +1,6 @@
 """Register the Hydra launcher `fewbits`, which runs the jobs of `--multirun` as the trials of one sweep.
 
-Hydra finds plugins by the name of this package. The code is in `fewbits.commands.multirun_jobs`.
+Hydra finds plugins by the name of this package. The code is in `fewbits.commands.multirun`.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class FewbitsLauncher(Launcher):
         """Do nothing: a sweep needs none of these values."""
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        from fewbits.commands.multirun_jobs import launch
+        from fewbits.commands.multirun import launch
 
         return launch([list(overrides) for overrides in job_overrides])
 

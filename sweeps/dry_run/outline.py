@@ -136,7 +136,7 @@ def _prepared(collection: Collection, tokens: int) -> tuple[int | None, int]:
 
 
 def preparations(missing: Missing) -> Iterator[str]:
-    """Yield the commands `fewbits data prepare …` for the missing collections, each with a comment on the size.
+    """Yield the commands `fewbits data …` for the missing collections, each with a comment on the size.
 
     Missing data that are no published collection, such as a user's own text file, get no command.
     """
@@ -147,7 +147,7 @@ def preparations(missing: Missing) -> Iterator[str]:
         collection = COLLECTIONS[kind]
         documents, tokens = _prepared(collection, _needed(readers))
         size = tokens * np.dtype(smallest_dtype(readers[0].trial.model.vocab)).itemsize
-        command = ["fewbits data prepare", kind, *([f"--documents {documents}"] if documents else [])]
+        command = ["fewbits data", kind, *([f"--documents {documents}"] if documents else [])]
         command += [] if folder == default_cache() / kind else [f"--out {shlex.quote(str(folder))}"]
         assumed = f"; assumed: {collection.assumed}" if collection.assumed else ""
         yield f"{' '.join(command)}    # about {tokens / 1e9:.1f} G tokens, {size / 1e9:.0f} GB{assumed}"

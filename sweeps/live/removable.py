@@ -13,7 +13,8 @@ from fewbits.common.file_systems import bytes_below
 from fewbits.common.terminal import notice
 from fewbits.experiments.identity import is_current
 from fewbits.experiments.storage import checkpoints
-from fewbits.experiments.storage.run_folder import Busy, RunFolder, opened
+from fewbits.experiments.storage.lease import Held, leased
+from fewbits.experiments.storage.run_folder import RunFolder, opened
 from fewbits.sweeps.planning.stored_plans import UnusablePlan, stored_plans
 from fewbits.sweeps.running import store
 
@@ -115,12 +116,12 @@ def remove(item: Item) -> bool:
         if item.run is None:
             _discard(item.path)
         else:
-            with item.run.alone():
+            with leased(item.run.path):
                 if item.kind == "checkpoints" and not _has_later_checkpoint(item.run, item.path):
                     notice(f"{item.path} is not removed: no later checkpoint is intact")
                     return False
                 _discard(item.path)
-    except Busy as error:
+    except Held as error:
         notice(f"{error}: {item.path.name} is not removed")
         return False
     return True

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fewbits.common import terminal
 from fewbits.common.arguments import CommandParser, existing
-from fewbits.common.locks import locked
 from fewbits.common.store_folder import store_folder
 
 if TYPE_CHECKING:
@@ -23,7 +19,7 @@ examples:
   fewbits stop 1a2b3c4d 5e6f7a8b --no-wait
 
 The sweep continues with its other trials; running its command again resumes the stopped trials. Ctrl-C in the sweep's
-own terminal stops all its trials. A trial of `fewbits train` on this machine is stopped in the same way.
+own terminal stops all its trials. A trial of `fewbits train` is stopped in the same way.
 
 Exit status: 0 all have stopped (with --no-wait: all were asked to); 1 one was not running, or did not stop in time."""
 PATIENCE = 300.0  # seconds to wait until the trials have stopped: for a step and a checkpoint
@@ -58,13 +54,11 @@ def main(argv: Sequence[str]) -> int:
 
 def _ask(folder: RunFolder) -> bool:
     """Ask the process that trains a trial to stop; return False, and print a line, if no process trains it."""
+    from fewbits.experiments.storage.lease import request_stop
     from fewbits.sweeps.running import store
 
     if store.holder(folder) is not None:
-        (folder.path / store.STOP).touch()
-        return True
-    if (process := _trainer(folder.path)) is not None:
-        os.kill(process, signal.SIGINT)
+        request_stop(folder.path)
         return True
     terminal.notice(f"{folder.path.name} is not running: it is {store.state(folder)}")
     return False
@@ -72,37 +66,11 @@ def _ask(folder: RunFolder) -> bool:
 
 def _wait(folders: Sequence[RunFolder]) -> list[RunFolder]:
     """Wait up to PATIENCE seconds until no process trains these trials; return the trials that have stopped."""
+    from fewbits.sweeps.running import store
+
     until = time.monotonic() + PATIENCE
-    while (running := [folder for folder in folders if _runs(folder)]) and time.monotonic() < until:
+    while (running := [folder for folder in folders if store.holder(folder) is not None]) and time.monotonic() < until:
         terminal.show(f"waiting for {', '.join(folder.path.name for folder in running)}")
         time.sleep(POLL)
     terminal.clear()
     return [folder for folder in folders if folder not in running]
-
-
-def _runs(folder: RunFolder) -> bool:
-    from fewbits.sweeps.running import store
-
-    return store.holder(folder) is not None or _trainer(folder.path) is not None
-
-
-def _trainer(path: Path) -> int | None:
-    """Return the id of the process on this machine that trains in the run folder without a lease (`fewbits train`).
-
-    Such a process has locked the lock file in the folder and has it open. Return None if there is no such process.
-    """
-    from fewbits.experiments.storage.run_folder import LOCK, NO_LOCKS
-
-    lock = path / LOCK
-    try:
-        with lock.open() as file, locked(file, NO_LOCKS, wait=False):
-            return None
-    except BlockingIOError:
-        text = lock.read_text().strip()
-    except OSError:
-        return None
-    try:
-        opened_files = {os.readlink(link) for link in Path(f"/proc/{int(text)}/fd").iterdir()}
-    except (OSError, ValueError):
-        return None
-    return int(text) if str(lock.resolve()) in opened_files else None

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from fewbits.common.file_systems import free_bytes
 from fewbits.experiments.numerics import running, total
+from fewbits.experiments.storage.evaluations import missing_tasks
 from fewbits.sweeps.planning.cost import checkpoint_bytes, work_of
 from fewbits.sweeps.planning.plan import Plan, Planned
 from fewbits.sweeps.running import store
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 TURN = 0.5  # seconds between turns of the driver's loop while no trial ends
 PATIENCE = 60.0  # seconds for which a stopping driver waits until the running trials have written a checkpoint
+TABLES = 1 << 20  # bytes of a trial's tables and logs, about
 REST = 5.0  # seconds until a trial that could not run is tried again, for example since another process trains it
 
 
@@ -188,8 +190,8 @@ class Driver:
         task.stage, task.failure = (Stage.WAITING if again else Stage.FAILED), failure
 
     def _disk_is_full(self, planned: Planned) -> bool:
-        """Tell whether the disk has no room for one checkpoint of a trial that has just failed."""
-        return free_bytes(self.plan.store) < checkpoint_bytes(planned.trial)
+        """Tell whether the disk has no room for one checkpoint, or for the tables, of a trial that has just failed."""
+        return free_bytes(self.plan.store) < max(TABLES, checkpoint_bytes(planned.trial))
 
     def _kill_late_tasks(self) -> None:
         """Kill the trials that have exceeded `resources.hours` in their present attempt.
@@ -266,6 +268,4 @@ def unfinished(plan: Plan) -> set[str]:
 
 
 def _has_result(planned: Planned) -> bool:
-    if store.state(planned.folder) not in OVER:
-        return False
-    return not planned.trial.evaluation.missing_from(planned.folder.result() or {})
+    return store.state(planned.folder) in OVER and not missing_tasks(planned.folder, planned.trial.evaluation.tasks)

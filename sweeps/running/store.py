@@ -16,11 +16,10 @@ from enum import StrEnum
 from typing import Any
 
 from fewbits.common.atomic import read_json, write_json
-from fewbits.experiments.storage import checkpoints
+from fewbits.experiments.storage import checkpoints, lease
 from fewbits.experiments.storage.run_folder import RunFolder
-from fewbits.sweeps.running import lease
 
-FAILURE, PROGRESS, LOG, STOP = "failure.json", "progress.json", "log.txt", "stop"
+FAILURE, PROGRESS, LOG, STOP = "failure.json", "progress.json", "log.txt", lease.STOP
 
 
 class State(StrEnum):

@@ -1,7 +1,7 @@
-"""Train one trial in a worker process: take its lease, redirect the output to its log, train, and return the outcome.
+"""Train one trial in a worker process: redirect the output to its log, train, and return the outcome.
 
 The worker writes `progress.json`, `log.txt` and `failure.json` in the run folder; the driver, `fewbits status` and
-users read them. If a file `stop` appears in the run folder, the trial ends after its current step, with a checkpoint.
+users read them.
 """
 
 from __future__ import annotations
@@ -9,31 +9,28 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import json
-import math
 import os
 import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from fewbits.common.atomic import remove_folder
 from fewbits.common.differences import differences
 from fewbits.common.process import environment
 from fewbits.experiments.numerics import ROOT, running, total
 from fewbits.experiments.run_trial import run
-from fewbits.experiments.storage import checkpoints
-from fewbits.experiments.storage.run_folder import Busy, RunFolder
+from fewbits.experiments.session import Events, Progress
+from fewbits.experiments.storage import lease
+from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.experiments.tracking.decisions import add_decisions
 from fewbits.experiments.tracking.system_metrics import sampled
-from fewbits.experiments.training import OtherTrial, Progress
 from fewbits.experiments.trial import Runtime, Trial
-from fewbits.sweeps.running import lease
-from fewbits.sweeps.running.store import FAILURE, LOG, PROGRESS, STOP, Failure, last_lines, reached, write_failure
+from fewbits.sweeps.running.store import FAILURE, LOG, PROGRESS, Failure, last_lines, reached, write_failure
 
 EVERY = 1.0  # seconds between two updates of progress.json
 LOGGED = 20  # about how many lines of progress the log of a trial gets, from its first to its last step
@@ -74,66 +71,70 @@ class Outcome:
     speed: float | None = None  # tokens per second, the median over the steps
 
 
+class OtherTrial(RuntimeError):
+    """Raised if a trial's id, as this machine computes it, differs from the id with which the trial was planned.
+
+    identity: the values from which this machine computes the id.
+    """
+
+    def __init__(self, identity: Mapping[str, Any]) -> None:
+        super().__init__("this machine would compute another trial than was planned")
+        self.identity = identity
+
+
+class _Planned(Events):
+    """Refuses the trial on every rank if it is not the planned one."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def begin(self, folder: RunFolder, identity: Mapping[str, Any]) -> None:
+        _check_sources(self._job)
+        if folder.id != self._job.id:
+            raise OtherTrial(identity)
+
+    def saved(self, folder: RunFolder) -> None:
+        add_decisions(folder)
+
+
 def work(job: Job) -> Outcome:
-    """Compute a job in this process, and return its outcome. Only rank 0 takes the lease and handles errors."""
+    """Compute a job in this process, and return its outcome. Only rank 0 handles errors."""
     with environment(job.environment):
+        job.path.mkdir(parents=True, exist_ok=True)
         if not job.leads:
-            job.path.mkdir(parents=True, exist_ok=True)
             with _logged(job.path / LOG):
                 try:
-                    _check_sources(job)
-                    run(job.trial, job.runtime, expected=job.id)
+                    run(job.trial, job.runtime, _Planned(job))
                 except KeyboardInterrupt:  # raised in all ranks when rank 0 was asked to stop
                     return Outcome("stopped")
             return Outcome("over")
+        if (holder := lease.holder(job.path)) is not None:  # before anything is written to its log
+            return Outcome("busy", str(lease.Held(job.path, holder)))
         try:
-            with lease.leased(job.path) as lost:
-                return _lead(job, lost.is_set)
-        except lease.Held as error:
-            return Outcome("busy", str(error))
+            return _lead(job)
         except OSError as error:  # not handled by `_lead`, for example on a full disk if the log cannot be written
             return Outcome("failed", _describe(error, job))
 
 
-def _lead(job: Job, lost: Callable[[], bool]) -> Outcome:
-    folder, request = job.folder, job.path / STOP
-    request.unlink(missing_ok=True)
+def _lead(job: Job) -> Outcome:
+    folder = job.folder
     with _logged(job.path / LOG) as log:
-        report = _Reporter(job.path / PROGRESS, log)
-
-        def on_progress(progress: Progress) -> None:
-            if lost():
-                raise _Lost
-            report(progress)
-
+        report = _Reporter(job, log)
         try:
-            _check_sources(job)
             with sampled(job.path):
-                _, result = run(
-                    job.trial,
-                    _settings_to_resume(job),
-                    on_progress,
-                    request.exists,
-                    expected=job.id,
-                    saved=add_decisions,
-                )
-        except _Lost:
-            report.line("the lease is lost: another worker has taken it, or the run folder was removed")
-            return Outcome("busy", "its lease was lost")
+                _, result = run(job.trial, job.runtime, report)
+        except (lease.Held, lease.Lost) as error:
+            report.line(str(error))
+            return Outcome("busy", str(error))
         except KeyboardInterrupt:
             report.line("stopped at a checkpoint")
             return Outcome("stopped")
-        except Busy as error:  # `fewbits train` trains this trial; it locks the run folder and takes no lease
-            report.line(str(error))
-            return Outcome("busy", str(error))
         except Exception as error:
             traceback.print_exc()
             reason, wrong_input = _describe(error, job), isinstance(error, (ValueError, OtherTrial))
             report.line(f"failed: {reason}")
             write_failure(folder, Failure(reason, wrong_input, reached(folder), last_lines(folder)))
             return Outcome("failed", reason, wrong_input)
-        finally:
-            request.unlink(missing_ok=True)
         report.line(f"{result['status']} at step {result['step']}")
     for name in (FAILURE, PROGRESS):
         (job.path / name).unlink(missing_ok=True)
@@ -149,45 +150,19 @@ def _check_sources(job: Job) -> None:
         )
 
 
-def _settings_to_resume(job: Job) -> Runtime:
-    """Return the job's runtime settings, changed if a checkpoint that the trial has to keep is missing.
-
-    The setting `keep_steps` lists the steps of the checkpoints to keep. If one is missing, remove all checkpoints of
-    later steps, so that the trial resumes before the missing one. In this case, the returned `keep_steps` also contains
-    the steps of all permanent checkpoints that the run folder had before, so that the trial writes the removed ones
-    again.
-    """
-    folder, wanted = job.folder, job.runtime.keep_steps
-    with folder.alone():
-        kept = checkpoints.steps(folder.kept)
-        first = min((step for step in wanted if not folder.has([step])), default=math.inf)
-        for place in (folder.checkpoints, folder.kept):
-            for step, path in checkpoints.steps(place).items():
-                if step > first:
-                    remove_folder(path)
-    return job.runtime if first == math.inf else replace(job.runtime, keep_steps=tuple(sorted({*wanted, *kept})))
-
-
-class _Lost(Exception):
-    """Raised if this worker has lost its lease: it has to end at once without writing to the run folder.
-
-    Another worker may be training there. If this worker saved a checkpoint, it would remove the other worker's
-    checkpoints of later steps.
-    """
-
-
 def _describe(error: Exception, job: Job) -> str:
     if isinstance(error, OtherTrial):
-        differing = "; ".join(differences(job.made_of, error.made_of))
+        differing = "; ".join(differences(job.made_of, error.identity))
         return f"on this machine the trial would have another id than in the plan, since these differ: {differing}"
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
 
 
-class _Reporter:
-    """A writer of the trial's progress: to progress.json every EVERY seconds, and about LOGGED lines to the log."""
+class _Reporter(_Planned):
+    """Writes the trial's progress: to progress.json every EVERY seconds, and about LOGGED lines to the log."""
 
-    def __init__(self, path: Path, log: IO[str]) -> None:
-        self._path, self._log = path, log
+    def __init__(self, job: Job, log: IO[str]) -> None:
+        super().__init__(job)
+        self._path, self._log = job.path / PROGRESS, log
         self._next, self._part = 0.0, -1
         self._speeds: list[float] = []
 
@@ -196,7 +171,7 @@ class _Reporter:
         speeds = sorted(self._speeds[1:])  # without the first step, which is slower, since it includes the warm-up
         return speeds[len(speeds) // 2] if speeds else None
 
-    def __call__(self, progress: Progress) -> None:
+    def step(self, progress: Progress) -> None:
         self._speeds.append(progress.tokens_per_second)
         now = time.monotonic()
         if now >= self._next or progress.step == progress.steps:

@@ -1,4 +1,4 @@
-"""Test `fewbits data prepare`: all file formats give the same folder, also after a kill, and bad files are refused."""
+"""Test `fewbits data`: all file formats give the same folder, also after a kill, and bad files are refused."""
 
 import gzip
 import json
@@ -350,7 +350,7 @@ def test_options_that_make_no_sense_are_refused(
     with pytest.raises(ValueError, match=what):
         main(["c4", "--out", "out", *options])
     assert not (tmp_path / "out").exists()
-    with pytest.raises(ValueError, match=r"data prepare: .*choose from"):
+    with pytest.raises(ValueError, match=r"data: .*choose from"):
         main(["pile"])
 
 
@@ -381,4 +381,4 @@ def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["--help"])
     assert caught.value.code == 0
-    assert "example: fewbits data prepare openwebtext --source" in capsys.readouterr().out
+    assert "example: fewbits data openwebtext --source" in capsys.readouterr().out

@@ -10,9 +10,9 @@ import pytest
 
 from fewbits import cli
 from fewbits.common.differences import differences
+from fewbits.experiments.storage.lease import leased
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.sweeps.running import store
-from fewbits.sweeps.running.lease import leased
 from tests.messages import names
 from tests.sweeps.conftest import Undisturbed
 from tests.sweeps.sweep_inputs import folders, planned, tiny

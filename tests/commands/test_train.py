@@ -16,8 +16,9 @@ from fewbits import cli
 from fewbits.commands.train import LiveLine
 from fewbits.experiments.config import load_trial
 from fewbits.experiments.data.load import load
+from fewbits.experiments.session import Progress
+from fewbits.experiments.storage.lease import leased
 from fewbits.experiments.storage.run_folder import plain
-from fewbits.experiments.training import Progress
 from fewbits.experiments.trial import Trial
 from fewbits.kernels.backends.gpu import cuda
 from tests.experiments.trial_inputs import (
@@ -92,12 +93,12 @@ def test_time_left_is_that_of_the_steps_so_far(
     now = 100.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     line = LiveLine()
-    line(Progress(1, 100, 5.0, 1234.5, 90.0))
+    line.show(Progress(1, 100, 5.0, 1234.5, 90.0))
     now += 40.0
-    line(Progress(21, 100, 4.0, 1234.5, 2.0, evaluated=0.0))
-    line(Progress(22, 100, 3.0, 1234.5, 2.0))
+    line.show(Progress(21, 100, 4.0, 1234.5, 2.0, evaluated=0.0))
+    line.show(Progress(22, 100, 3.0, 1234.5, 2.0))
     now += 19 * 2.0
-    line(Progress(41, 100, 3.0, 1234.5, 2.0))
+    line.show(Progress(41, 100, 3.0, 1234.5, 2.0))
     assert capsys.readouterr().err.splitlines() == [
         "step 1/100  loss 5.0000  1,234 tokens/s  2:28:30 left",
         "step 21/100  loss 4.0000  validation 0.0000  1,234 tokens/s  2:38 left",
@@ -127,12 +128,10 @@ def test_a_trial_that_diverges_has_ended_well(cache: Path, tmp_path: Path, capsy
 def test_a_trial_that_is_being_run_is_wrong_input(
     cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from fewbits.experiments.storage.run_folder import opened
-
     train_until(2, cache, tmp_path)
-    with opened(only_run(tmp_path)).alone():
+    with leased(only_run(tmp_path)):
         assert cli.main(["train", *overrides(cache, tmp_path)]) == 2
-    assert names(capsys.readouterr().err, only_run(tmp_path), "another process")
+    assert names(capsys.readouterr().err, only_run(tmp_path), "is working on this trial")
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(
@@ -188,8 +187,10 @@ def test_help_shows_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
     assert not stop.value.code
     output = capsys.readouterr().out
     examples = [line.split()[2:] for line in output.splitlines() if line.startswith("  fewbits train ")]
-    assert len(examples) >= 3
-    for example in examples:
+    single = [example for example in examples if example[0] != "-m"]
+    assert len(single) >= 3
+    assert len(single) < len(examples)
+    for example in single:
         load_trial(example)
     assert "torchrun" in output
     for word in ("model", "recipe", "data", "scale", "optimizer", "schedule", "--config"):

@@ -286,7 +286,7 @@ MISTAKES = {  # arguments of `fewbits train`, and the parts of the message; … 
     "hydra.run.dir=x": "hydra.run.dir…runtime.runs=DIR",
     "+data.size=5 training.step=3": "unknown key 'training.step': training … steps, ",
     "~training.steps": "training: missing keys: steps",
-    "~recipe": "missing keys: recipe",
+    "~model": "model: missing keys: name, ",
     # types and ranges
     "training.steps=abc": "training.steps: int is expected, not 'abc'",
     "training.steps=1.5": "training.steps: int is expected, not 1.5",
@@ -344,7 +344,7 @@ MISTAKES = {  # arguments of `fewbits train`, and the parts of the message; … 
     "data=text": "data.path is missing",
     "data=text data.path=/nowhere.txt": "data.path=/nowhere.txt: No such file",
     "data=text data.path=/": "is a folder",
-    "data=openwebtext": "make it by fewbits data prepare openwebtext",
+    "data=openwebtext": "make it by fewbits data openwebtext",
     "data.path=/nowhere": "data.path=/nowhere with data.kind=python, which takes only",
     "branch.parent=nowhere": "branch.parent: no run 'nowhere' has started in runs",
 }

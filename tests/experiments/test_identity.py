@@ -24,6 +24,7 @@ from fewbits.experiments.identity import (
     is_current,
     trial_id,
 )
+from fewbits.experiments.storage import evaluations
 from fewbits.experiments.storage.checkpoints import TENSORS
 from fewbits.experiments.trial import Runtime
 from fewbits.kernels.backends import cpu, reference
@@ -280,17 +281,17 @@ def test_evaluation_asked_for_later_is_added_to_a_finished_trial(
     both = (*asked, f"evaluation.tasks_path={tasks}")
     first, result = train(cache, tmp_path, *asked)
     weights = left(first.path)[TENSORS]
-    same, toy = train(cache, tmp_path, *both, "evaluation.tasks=[toy]")
-    assert same == first
-    assert {key: toy[key] for key in result} == result
+    assert train(cache, tmp_path, *both, "evaluation.tasks=[toy]") == (first, result)
     assert left(first.path)[TENSORS] == weights
+    (toy,) = evaluations.stored(first.path)
     at_once, whole = train(cache, tmp_path / "else", *both, "evaluation.tasks=[toy]")
-    assert at_once.id == first.id
-    assert whole == toy
-    _, later = train(cache, tmp_path, *both, "evaluation.tasks=[again]")
-    assert later["tasks"]["toy"] == later["tasks"]["again"]
-    assert later["evaluated"] == {"tasks": ["toy", "again"]}
-    assert train(cache, tmp_path, *both, "evaluation.tasks=[again,toy]")[1] == later
+    assert (at_once.id, whole) == (first.id, result)
+    (same,) = evaluations.stored(at_once.path)
+    assert (same.key, same.results) == (toy.key, toy.results)
+    train(cache, tmp_path, *both, "evaluation.tasks=[again,toy]")
+    by_task = {one.key.task: one for one in evaluations.stored(first.path)}
+    assert by_task["toy"] == toy
+    assert by_task["again"].results["tasks"]["again"] == toy.results["tasks"]["toy"]
 
 
 def test_a_segment_that_begins_where_another_began_replaces_it() -> None:

@@ -15,9 +15,12 @@ from fewbits.experiments.data.load import load
 from fewbits.experiments.evaluation.loss import evaluate_loss
 from fewbits.experiments.optimization.optimizers import clip_gradients, make_optimizer, set_learning_rate
 from fewbits.experiments.optimization.schedules import factor
+from fewbits.experiments.run_trial import run
+from fewbits.experiments.session import Progress
 from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.run_folder import RunFolder
-from fewbits.experiments.training import INITIAL, ORDER, ROUNDING, Progress, flops_a_token, run
+from fewbits.experiments.training import flops_a_token
+from fewbits.experiments.trial import INITIAL, ORDER, ROUNDING
 from fewbits.kernels.seeds import derive_seed
 from fewbits.models.networks.registry import build
 from fewbits.models.quantize import quantize

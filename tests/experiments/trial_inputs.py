@@ -12,7 +12,7 @@ import multiprocessing.util
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,11 @@ from torch import Tensor
 
 from fewbits import cli
 from fewbits.experiments.config import load_trial
+from fewbits.experiments.run_trial import run
+from fewbits.experiments.session import Events, Progress
 from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.experiments.tracking.tracker import Tracker
-from fewbits.experiments.training import Progress, Say, run
 
 # A quarter of the -nano models' width: a step takes 0.1 s, even on processors where torch has only scalar loops for
 # BF16. Every operand still has several blocks of side 16 and of side 32.
@@ -65,10 +66,20 @@ def overrides(cache: Path, runs: Path, *more: str) -> list[str]:
     return [*(f"{key}={value}" for key, value in settings.items() if key not in replaced), *more]
 
 
+Say = Callable[[Progress], None]
+
+
+class Reporter(Events):
+    """Calls `say` after every step, and `saved` each time something was written."""
+
+    def __init__(self, say: Say, saved: Callable[[RunFolder], None] = lambda _: None) -> None:
+        self.step, self.saved = say, saved  # type: ignore[method-assign, assignment]
+
+
 def train(cache: Path, runs: Path, *more: str, say: Say = lambda _: None) -> tuple[RunFolder, dict[str, Any]]:
     """Train a tiny trial with the overrides `more` in this process; return its run folder and its result."""
     trial, runtime = load_trial(overrides(cache, runs, *more))
-    return run(trial, runtime, say, saved=Tracker(runtime).saved)
+    return run(trial, runtime, Reporter(say, Tracker(runtime).saved))
 
 
 class Interrupted(BaseException):

@@ -25,7 +25,7 @@ _COUNTS = ("documents", "tokens", "text_bytes")
 
 @dataclass(frozen=True)
 class Request:
-    """The inputs of one `fewbits data prepare`, which determine the tokens that it writes.
+    """The inputs of one `fewbits data`, which determine the tokens that it writes.
 
     collection: the collection's name, such as c4. origin: its repository on the Hub, or the path of local files.
     tokenizer: the tokenizer's SHA-256, or its name `bytes`. limit: the number of documents at most; None: all.
@@ -74,7 +74,7 @@ class Unfinished:
             return unfinished
         if asdict(request) | note["request"] != asdict(request):
             raise ValueError(
-                f"data prepare: {folder} was started with other options: remove this folder or choose another --out"
+                f"data: {folder} was started with other options: remove this folder or choose another --out"
             )
         unfinished.documents, unfinished.tokens, unfinished.text_bytes = (note[name] for name in _COUNTS)
         unfinished.position = note.get("position")

@@ -20,7 +20,7 @@ class Collection:
     documents: the number of documents in the collection.
     tokens: the approximate number of tokens that `tokenizer` makes of all documents.
     what: a description.
-    revision: the commit that is read by default; None: the newest commit when `fewbits data prepare` starts.
+    revision: the commit that is read by default; None: the newest commit when `fewbits data` starts.
     assumed: the facts here that are assumed, because the paper does not state them; empty: none.
     """
 

@@ -57,6 +57,8 @@ SQUARE = 32  # side of the square blocks that share a bit width; sides of matric
 
 def kernels(argv: Sequence[str]) -> int:
     """Time the kernels, a copy of the same tensor and other implementations."""
+    if "--generators" in argv:
+        return generators(argv)
     about = "Time the kernels, a copy of the same tensor and other implementations, in one run."
     parser = CommandParser("fewbits bench kernels", about, KERNELS)
     parser.add_argument("--size", type=positive, default=8192, metavar="N", help="rows and columns (default: 8192)")
@@ -66,6 +68,7 @@ def kernels(argv: Sequence[str]) -> int:
         "--only", default="", metavar="SUBSTRING", help="run only the cases whose names contain this text"
     )
     parser.add_argument("--no-peers", action="store_true", help="time only our kernels and the copy: under a minute")
+    parser.add_argument("--generators", action="store_true", help="time noise generators instead, see the example")
     _add_kernel_options(parser)
     options = parser.parse_args(argv)
     _prepare(options)

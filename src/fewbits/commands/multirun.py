@@ -1,39 +1,194 @@
-"""Run a grid of trials as one sweep (`fewbits train --multirun`): Hydra chooses the trials, fewbits runs them.
+"""Run the jobs of Hydra's sweeper as the trials of one sweep, for the command `fewbits train --multirun`.
 
-Hydra's own sweeper runs all combinations of `key=a,b`, `key=range(…)` and `key=choice(…)`. `hydra/sweeper=NAME` selects
-another installed sweeper, for example Optuna's, which gets the validation loss of each trial (infinity if it diverged).
+A job is Hydra's word for the overrides of one trial. Hydra's launcher `fewbits` calls `launch` in the command's
+process, once or, for some sweepers, several times.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import math
+import shlex
+import sys
+import traceback
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from fewbits.commands.hydra_options import add_hydra_options
-from fewbits.commands.sweep import add_where
-from fewbits.common.arguments import CommandParser
+from hydra.core.utils import JobReturn, JobStatus
 
-EXAMPLES = """\
-examples:
-  fewbits train -m recipe=mor/block recipe.threshold=0.03,0.045 seed=0,1
-  fewbits train -m 'training.steps=range(10,50,10)' hydra.job.name=lengths    named, for `fewbits status lengths`
-  fewbits train -m hydra/sweeper=optuna 'optimizer.lr=tag(log,interval(1e-4,1e-2))' hydra.sweeper.n_trials=20
+from fewbits.commands.run_hydra import run_hydra
+from fewbits.commands.sweep import check_cluster
+from fewbits.common.arguments import warn_in_lines
+from fewbits.common.store_folder import runs_option, store_folder
+from fewbits.experiments.composition import spelled
+from fewbits.experiments.config import HYDRA_SETTINGS, is_hydra_setting
+from fewbits.experiments.config_files import SEARCH_PATH, folders, with_config_dir
+from fewbits.sweeps.cluster.access import is_dashboard
+from fewbits.sweeps.planning.multiruns import MODE, cells, fixed_keys, joined, multirun_name, sweep_of
+from fewbits.sweeps.planning.overrides import RUNS, runs_named
+from fewbits.sweeps.planning.plan import Plan, plan_cells
+from fewbits.sweeps.planning.stored_plans import UnusablePlan, load_plan
+from fewbits.sweeps.running.backend import Backend
+from fewbits.sweeps.running.driver import Driver, unfinished
+from fewbits.sweeps.running.run_sweep import STOPPED, Where, conclude, run_trials, store_plan
+from fewbits.sweeps.tracking.mlflow_view import Mirror
 
-After an interruption, the same command runs the remaining trials; `fewbits status` lists the multiruns of a store.
-"""
-FLAGS = ("-m", "--multirun")
+LAUNCHER = "hydra/launcher="
 
 
-def main(argv: Sequence[str]) -> int:
-    parser = CommandParser("fewbits train --multirun", __doc__, EXAMPLES)
-    parser.add_argument(
-        "overrides", nargs="*", metavar="OVERRIDE", help="a setting, KEY=VALUE, or KEY=A,B for several values"
-    )
-    parser.add_argument(*FLAGS, action="store_true", help=argparse.SUPPRESS)
-    add_where(parser)
-    add_hydra_options(parser)
-    options = parser.parse_intermixed_args(argv)
+@dataclass
+class _Multirun:
+    """The state of the running `fewbits train --multirun`: a global, since Hydra cannot pass it to the launcher."""
 
-    from fewbits.commands.multirun_jobs import run_multirun
+    name: str
+    fixed: set[str]  # keys with the same value in all trials
+    always: tuple[str, ...]  # overrides that apply to every trial, but that Hydra does not pass to jobs
+    where: Where
+    open: contextlib.ExitStack  # closes the backend at the end
+    argv: list[str]  # the command's own arguments; Hydra replaces sys.argv
+    whole: Plan | None = None  # the plan of all trials so far, including those of earlier calls of the command
+    mirror: Mirror | None = None
+    backend: Backend | None = None
+    drivers: list[Driver] = field(default_factory=list)
 
-    return run_multirun(options)
+    def opened(self) -> Backend:
+        """Start the backend on the first call, and return it; later calls return the same backend."""
+        if self.backend is None:
+            self.backend = self.open.enter_context(contextlib.closing(self.where.open()))
+        return self.backend
+
+
+_running: _Multirun | None = None
+
+
+def run_multirun(options: argparse.Namespace) -> int:
+    """Run the multirun that the options of the command define, and return the exit status."""
+    global _running
+    overrides = with_config_dir([text for text in options.overrides if text != MODE], options.config_dir)
+    if options.runs:
+        overrides.append(f"{RUNS}={spelled(str(store_folder(options.runs).absolute()))}")
+    _check(options, overrides)
+    name, earlier = multirun_name(overrides), None
+    runs = store_folder(runs_named(overrides) or "runs")
+    with contextlib.suppress(UnusablePlan):
+        earlier = load_plan(runs, [name])
+    where = Where(options.backend, options.address, options.parallel, options.env)
+    warn_in_lines()
+    folder = runs / "plans" / "multirun" / name
+    folder.mkdir(parents=True, exist_ok=True)  # sweepers write into it, and only Hydra's own launchers create it
+    quiet = [f"hydra.sweep.dir={folder}", "hydra/job_logging=none", "hydra/hydra_logging=none"]
+    sweeper = next((text.partition("=")[2] for text in reversed(overrides) if text.startswith("hydra/sweeper=")), "")
+    with contextlib.ExitStack() as open_backend:
+        fixed = fixed_keys([text for text in overrides if not is_hydra_setting(text)])
+        whole = earlier.plan if earlier else None
+        own = folders(overrides).overrides
+        _running = multirun = _Multirun(name, fixed, own, where, open_backend, sys.argv, whole)
+        try:
+            passed = [text for text in overrides if not text.startswith(LAUNCHER)]
+            run_hydra(["--multirun", f"{LAUNCHER}fewbits", *quiet], passed)
+        except _Ended:  # some trials failed, or the user stopped the driver
+            pass
+        except ValueError as error:
+            hint = f" (other sweepers are separate packages: pip install hydra-{sweeper}-sweeper)"
+            raise ValueError(f"{error}{hint if sweeper and 'hydra/sweeper' in str(error) else ''}") from error
+        except Exception as error:
+            if sys.flags.dev_mode or (multirun.mirror is None and not sweeper):
+                raise
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            text = " ".join(str(error).split()) or f"{at.line} ({at.filename}, line {at.lineno})"
+            raise ValueError(
+                f"hydra/sweeper={sweeper} failed: {type(error).__name__}: {text} (`python -X dev -m fewbits.cli "
+                "train …` shows where)"
+            ) from error
+        finally:
+            _running = None
+    if multirun.whole is None or multirun.mirror is None:
+        raise ValueError("train --multirun: the sweeper chose no trial: give a setting several values, as in seed=0,1")
+    status = conclude(multirun.whole, multirun.drivers, multirun.mirror)
+    best = folder / "optimization_results.yaml"  # which sweepers such as Optuna's write at the end
+    if best.is_file():
+        print(f"{best}: {' '.join(best.read_text('utf-8').split())}")
+    if status != STOPPED:
+        print(f"`fewbits status {shlex.quote(name)}{runs_option(runs)}` lists the trials of this multirun")
+    return status
+
+
+def _check(options: argparse.Namespace, overrides: Sequence[str]) -> None:
+    """Raise ValueError for options and overrides that a multirun does not accept."""
+    single = ("cfg", "info", "hydra_help", "shell_completion", "run", "config", "id", "layers")
+    if refused := [name for name in single if getattr(options, name)]:
+        typed = "--multirun" if options.multirun else MODE
+        raise ValueError(
+            f"train: --{refused[0].replace('_', '-')} is valid for a single trial only: leave out {typed}, or this "
+            "option"
+        )
+    if is_dashboard(options.address):
+        raise ValueError(
+            f"train --multirun: --address {options.address} is a Ray dashboard, to which only `fewbits sweep` can "
+            "submit; give the address of a Ray cluster that this machine has joined: auto, or HOST:PORT"
+        )
+    check_cluster(options)
+    for text in overrides:
+        key = text.partition("=")[0].lstrip("+~").replace("/", ".")
+        used = key.startswith(("hydra.sweeper", "hydra.job.name", "hydra.callbacks", SEARCH_PATH))
+        if is_hydra_setting(key) and not used and text != f"{LAUNCHER}fewbits":
+            raise ValueError(f"{key}: {HYDRA_SETTINGS}")
+
+
+def launch(jobs: Sequence[Sequence[str]]) -> list[JobReturn]:
+    """Run Hydra's jobs as trials of the multirun, and return their results in the same order.
+
+    jobs: the overrides of each job.
+    """
+    assert _running is not None
+    multirun = _running
+    of_hydra, sys.argv = sys.argv, multirun.argv  # since each trial records the command in its provenance
+    try:
+        grid = cells(multirun.name, jobs, multirun.fixed, multirun.always)
+        plan = plan_cells(sweep_of(multirun.name, grid), grid)
+        multirun.whole = joined(multirun.whole, plan)
+        store_plan(multirun.whole, [multirun.name])
+        multirun.mirror = Mirror(multirun.whole)
+        driver = run_trials(plan, multirun.where, multirun.mirror, multirun.opened) if unfinished(plan) else None
+        if driver is not None:
+            multirun.drivers.append(driver)
+            if driver.stopping:
+                raise _Ended
+        return [_job_return(plan, at, overrides) for at, overrides in enumerate(jobs)]
+    finally:
+        sys.argv = of_hydra
+
+
+class _Returned(JobReturn):
+    """The result of a job. Hydra's own class would also log a failed trial's error, which the sweep prints itself."""
+
+    @property
+    def return_value(self) -> Any:
+        if self.status != JobStatus.COMPLETED:
+            raise self._return_value
+        return self._return_value
+
+    @return_value.setter
+    def return_value(self, value: Any) -> None:
+        self._return_value = value
+
+
+class _Ended(Exception):
+    """Raised to end Hydra's loop if the sweeper reads the result of a failed trial, or if the user stops the driver."""
+
+
+def _job_return(plan: Plan, at: int, overrides: Sequence[str]) -> JobReturn:
+    """Return a job's result: the number that a sweeper minimizes, which is infinity if the trial diverged.
+
+    It is the validation loss, or the training loss if there is none.
+    """
+    folder = plan.trials[plan.members[at].id].folder
+    returned = _Returned(overrides=list(overrides), working_dir=str(folder.path), task_name=folder.path.name)
+    if (result := folder.result()) is None:
+        returned.status, returned.return_value = JobStatus.FAILED, _Ended(folder.path.name)
+    else:
+        loss = float(result.get("validation_loss", result["loss"])) if result["status"] == "done" else math.inf
+        returned.status, returned.return_value = JobStatus.COMPLETED, loss
+    return returned

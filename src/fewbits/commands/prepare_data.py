@@ -1,4 +1,4 @@
-"""Turn web text into a folder of tokens that trials and nanoGPT can train on (`fewbits data prepare`).
+"""Turn web text into a folder of tokens that trials and nanoGPT can train on (`fewbits data`).
 
 The format is nanoGPT's: a file for each split, with each document as tokens followed by a separator, in uint16 (uint32
 for large vocabularies). Whether a document is in the validation split depends only on the SHA-256 of its text, so two
@@ -44,12 +44,12 @@ def main(argv: Sequence[str]) -> int:
     spelling = options.tokenizer or collection.tokenizer
     if bpe_size(spelling):
         raise ValueError(
-            f"data prepare: --tokenizer {spelling} needs training, which this command cannot do: valid tokenizers are "
+            f"data: --tokenizer {spelling} needs training, which this command cannot do: valid tokenizers are "
             "bytes, file:PATH, package:smollm2, hub:NAME"
         )
     if source and options.revision:
         raise ValueError(
-            f"data prepare: --revision {options.revision} with --source: local files have no revision; use only one of "
+            f"data: --revision {options.revision} with --source: local files have no revision; use only one of "
             "the two options"
         )
     tokenizer = ready_tokenizer(spelling)
@@ -70,7 +70,7 @@ def main(argv: Sequence[str]) -> int:
             stream = Documents(collection, source, request.revision)
             _prepare(out, request, tokenizer, stream, options.documents or collection.documents)
     except OSError as error:
-        raise ValueError(f"data prepare: {out}: {error}; run the same command again to resume") from error
+        raise ValueError(f"data: {out}: {error}; run the same command again to resume") from error
     path_override = f" data.path={out}" if options.out else ""
     print(f"{out} is prepared; to train on it: fewbits train data={options.collection}{path_override}")
     return 0
@@ -78,9 +78,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser = CommandParser(
-        "fewbits data prepare",
+        "fewbits data",
         about="Turn web text into a folder of tokens to train on. Needs the packages datasets and tokenizers.",
-        examples="example: fewbits data prepare openwebtext --source openwebtext/ --tokenizer file:gpt2/tokenizer.json",
+        examples="example: fewbits data openwebtext --source openwebtext/ --tokenizer file:gpt2/tokenizer.json",
     )
     parser.add_argument(
         "collection", choices=COLLECTIONS, help="the collection of text; it also sets the default tokenizer"
@@ -153,7 +153,7 @@ def _is_done(out: Path, request: Request) -> bool:
     made = read_meta(out).source.get("request") if out.is_dir() else None
     if not isinstance(made, dict) or asdict(request) | made != asdict(request):
         raise ValueError(
-            f"data prepare: {out} was prepared with other options ({made}): remove this folder or choose another --out"
+            f"data: {out} was prepared with other options ({made}): remove this folder or choose another --out"
         )
     return True
 
@@ -166,7 +166,7 @@ def _exclusive(out: Path) -> Iterator[None]:
         try:
             held.enter_context(locked(lock, f"two processes could prepare {out} at once: start only one", wait=False))
         except BlockingIOError:
-            raise ValueError(f"data prepare: another process is preparing {out}: wait until it ends") from None
+            raise ValueError(f"data: another process is preparing {out}: wait until it ends") from None
         yield
 
 
@@ -186,7 +186,7 @@ def _prepare(out: Path, request: Request, tokenizer: Tokenizer, stream: Document
     if empty:
         shutil.rmtree(unfinished.folder, ignore_errors=True)
         raise ValueError(
-            f"data prepare: none of {unfinished.documents} documents is in split {' and '.join(empty)}: set a "
+            f"data: none of {unfinished.documents} documents is in split {' and '.join(empty)}: set a "
             f"--validation other than {request.validation}, or prepare more documents. To train on a single text file "
             "without preparation, use fewbits train data=text data.path=FILE"
         )

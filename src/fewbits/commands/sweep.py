@@ -97,7 +97,7 @@ def check_cluster(options: argparse.Namespace) -> None:
         check_reachable(options.address)
 
 
-def add_where(parser: argparse.ArgumentParser) -> None:
+def add_where(parser: argparse._ActionsContainer) -> None:
     """Add the options that choose the backend and machines on which trials run."""
     parser.add_argument(
         "--address", metavar="A", help="the address of a Ray cluster; without it, Ray starts on this machine"

@@ -6,11 +6,12 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from fewbits.commands.hydra_options import add_hydra_options, show
+from fewbits.commands.sweep import add_where
 from fewbits.common import terminal
 from fewbits.common.arguments import CommandParser
 from fewbits.common.progress import clock
@@ -18,6 +19,7 @@ from fewbits.common.redaction import redacted
 from fewbits.common.store_folder import store_folder
 
 if TYPE_CHECKING:
+    from fewbits.experiments.session import Progress
     from fewbits.experiments.storage.run_folder import RunFolder
 
 EXAMPLES = """\
@@ -28,11 +30,19 @@ examples:
   fewbits train recipe=fp8 precision=bf16-weights-stochastic precision.every=10
   torchrun --nproc-per-node 8 -m fewbits.cli train model=gpt2-124m scale=gpu runtime.device=cuda
 
+  fewbits train -m recipe=mor/block recipe.threshold=0.03,0.045 seed=0,1
+  fewbits train -m 'training.steps=range(10,50,10)' hydra.job.name=lengths    named, for `fewbits status lengths`
+  fewbits train -m hydra/sweeper=optuna 'optimizer.lr=tag(log,interval(1e-4,1e-2))' hydra.sweeper.n_trials=20
+
 Hydra overrides: GROUP=NAME chooses a config (GROUP: model, recipe, data, scale, optimizer, schedule or precision), and
 KEY.FIELD=VALUE sets a field. GROUP=./mine.yaml chooses a file of your own. Configs in a folder ./conf, such as
-conf/recipe/mine.yaml, are found without --config-dir. With -m, KEY=A,B trains a grid: see `fewbits train -m --help`.
+conf/recipe/mine.yaml, are found without --config-dir.
 precision=NAME chooses loss scaling and the formats of weights, states and gradients (`fewbits list precisions`).
-The same command resumes an interrupted trial; for a finished trial it prints the result."""
+The same command resumes an interrupted trial; for a finished trial it prints the result.
+
+With -m, the trials of a grid run as one sweep. Hydra's own sweeper runs all combinations of KEY=A,B, KEY=range(…) and
+KEY=choice(…); another one, such as Optuna's, gets the validation loss of each trial (infinity if it diverged). After an
+interruption, the same command runs the remaining trials; `fewbits status` lists the multiruns of a store."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -40,13 +50,19 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="overrides of the config, see below")
     parser.add_argument("--config", action="store_true", help="print the resolved config and train nothing")
     parser.add_argument("--id", action="store_true", help="print the trial's id and train nothing")
-    parser.add_argument("-m", "--multirun", action="store_true", help="train a grid of trials: KEY=A,B, and seed=0,1")
     parser.add_argument("--layers", action="store_true", help="print the quantizers of each layer, train nothing")
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs), the same as runtime.runs=DIR")
     add_hydra_options(parser)
+    group = parser.add_argument_group("a grid of trials")
+    group.add_argument("-m", "--multirun", action="store_true", help="train a grid of trials: KEY=A,B, and seed=0,1")
+    add_where(group)
     options = parser.parse_intermixed_args(argv)
-    if options.multirun:  # cli.py, which handles multiruns, recognises -m only as a separate argument
-        raise ValueError("train: write -m or --multirun in full, as a separate argument")
+    if options.multirun or "hydra.mode=MULTIRUN" in options.overrides:
+        from fewbits.commands.multirun import run_multirun
+
+        return run_multirun(options)
+    if given := [name for name in ("address", "parallel", "env") if getattr(options, name)]:
+        raise ValueError(f"train: --{given[0]} needs --multirun: a single trial runs in this process")
 
     from fewbits.experiments.composition import spelled
     from fewbits.experiments.config import load_trial
@@ -74,30 +90,42 @@ def main(argv: Sequence[str]) -> int:
         return 0
 
     if options.id:
-        from fewbits.experiments.training import find_folder
+        from fewbits.experiments.session import find_folder
 
         print(find_folder(trial, runtime).id)
         return 0
 
     from fewbits.experiments.run_trial import run
+    from fewbits.experiments.session import Events
+    from fewbits.experiments.storage.lease import Lost
     from fewbits.experiments.tracking.decisions import add_decisions
     from fewbits.experiments.tracking.tracker import Tracker
 
-    tracker = Tracker(runtime)
+    tracker, line, stop = Tracker(runtime), LiveLine(), Stop()
 
-    def saved(folder: RunFolder) -> None:
-        add_decisions(folder)
-        tracker.saved(folder)
+    class Reporter(Events):
+        def saved(self, folder: RunFolder) -> None:
+            add_decisions(folder)
+            tracker.saved(folder)
 
-    line = LiveLine()
+        def step(self, progress: Progress) -> None:
+            stop.wait_for_the_step()
+            line.show(progress)
+
+        def stopping(self) -> bool:
+            return stop.asked()
+
+        def message(self, text: str) -> None:
+            line.tell(text)
+
     warnings.showwarning = line.warn  # type: ignore[assignment]  # `warn` ignores where a warning arose
     try:
-        with Stop() as stop:
-            line.then = stop.wait_for_the_step
-            folder, result = run(trial, runtime, line, stop.asked, saved=saved, tell=line.tell)
-    except OSError as error:
+        with stop:
+            folder, result = run(trial, runtime, Reporter())
+    except (OSError, Lost) as error:
         line.end()
-        print(f"fewbits: {_reason(error)}; the same command resumes from the last checkpoint", file=sys.stderr)
+        reason = _reason(error) if isinstance(error, OSError) else error
+        print(f"fewbits: {reason}; the same command resumes from the last checkpoint", file=sys.stderr)
         return 1
     except (MemoryError, RuntimeError) as error:
         if not _out_of_memory(error):
@@ -172,15 +200,13 @@ class LiveLine:
     """A progress line on stderr: updated in place on a terminal, else a new line after each 5 % of the steps."""
 
     def __init__(self) -> None:
-        self.then: Callable[[], None] = lambda: None
         self._live = sys.stderr.isatty()
         self._open = False
         self._shown_part = -1
         self._began: tuple[float, int] | None = None
         self._evaluated: float | None = None
 
-    def __call__(self, progress: Any) -> None:
-        self.then()
+    def show(self, progress: Progress) -> None:
         now = time.monotonic()
         if self._began is None:
             self._began = now, progress.step

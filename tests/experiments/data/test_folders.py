@@ -176,7 +176,7 @@ def test_the_description_is_json_and_tells_sizes_and_checksums(tmp_path: Path) -
         (DataConfig(kind="python", path="x"), r"data\.path=x with data\.kind=python, which takes only tokenizer, size"),
         (DataConfig(kind="python", seed=3), r"data\.seed=3 with data\.kind=python"),
         (DataConfig(kind="synthetic", size=0), r"data\.size=0: a training split has at least 1"),
-        (DataConfig(kind="c4"), r"no folder .*c4; make it by fewbits data prepare c4"),
+        (DataConfig(kind="c4"), r"no folder .*c4; make it by fewbits data c4"),
         (DataConfig(tokenizer="words"), r"unknown tokenizer 'words'.*bytes, bpe:N"),
         (DataConfig(tokenizer="bpe:256"), r"unknown tokenizer 'bpe:256'.*bytes, bpe:N with N from 257"),
         (DataConfig(tokenizer="file:/no/such.json"), r"the file /no/such\.json does not exist"),

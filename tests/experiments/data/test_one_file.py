@@ -58,7 +58,7 @@ def test_equal_content_is_the_same_data_and_other_content_is_not(tmp_path: Path)
     [
         ("a.txt", b"caf\xe9 " * 100, "UTF-8: the byte at offset 3"),
         ("a.txt", b"", "too few"),
-        ("a.jsonl", b"{}", "fewbits data prepare"),
+        ("a.jsonl", b"{}", "fewbits data"),
     ],
 )
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path, name: str, content: bytes, message: str) -> None:

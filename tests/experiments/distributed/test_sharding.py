@@ -16,7 +16,9 @@ from fewbits.experiments.data.corpus import Corpus
 from fewbits.experiments.devices import World
 from fewbits.experiments.optimization.optimizers import set_learning_rate
 from fewbits.experiments.optimization.schedules import factor
-from fewbits.experiments.trial import Trial
+from fewbits.experiments.session import with_data
+from fewbits.experiments.state import set_up
+from fewbits.experiments.trial import ORDER, Trial
 from fewbits.kernels.seeds import derive_seed
 from fewbits.models.networks.sharded import local, whole
 from tests.effort import DEEP
@@ -51,19 +53,19 @@ def _trials(cache: Path, runs: Path) -> Iterator[tuple[str, Trial, Corpus]]:
         if name in DEEP_ONLY and not DEEP:
             continue
         trial, runtime = load_trial(overrides(cache, runs, *SMALL, *asked))
-        yield name, *training.with_data(trial, runtime)
+        yield name, *with_data(trial, runtime)
 
 
 def replicated(trial: Trial, corpus: Corpus, world: World) -> tuple[dict[str, Tensor], list[float]]:
     """Train with DistributedDataParallel; return the parameters, and the norm of all gradients in each step."""
-    state, norms = training.set_up(trial, world.device), []
+    state, norms = set_up(trial, world.device), []
     loss_of = DistributedDataParallel(training._Loss(state.model))
     t = trial.training
     accumulation = t.batch // t.micro_batch // world.ranks
     for step in range(t.steps):
         for micro in range(accumulation):
             first = step * t.batch + (micro * world.ranks + world.rank) * t.micro_batch
-            order = derive_seed(trial.seed, training.ORDER)
+            order = derive_seed(trial.seed, ORDER)
             inputs, targets = corpus.batch("train", first, t.micro_batch, t.length, order)
             state.quantization.begin(step, micro, rank=world.rank, progress=step / t.steps)
             with contextlib.nullcontext() if micro == accumulation - 1 else loss_of.no_sync():
@@ -81,7 +83,7 @@ def replicated(trial: Trial, corpus: Corpus, world: World) -> tuple[dict[str, Te
 
 
 def sharded(trial: Trial, corpus: Corpus, world: World) -> tuple[dict[str, Tensor], list[float]]:
-    state, norms = training.set_up(trial, world.device, world.ranks), []
+    state, norms = set_up(trial, world.device, world.ranks), []
     loss_of = training._loss_module(state.model, trial)
     for step in range(trial.training.steps):
         norms.append(training.gradients(state, trial, corpus, world, loss_of)["gradient_norm"])

@@ -12,12 +12,12 @@ from fewbits.experiments.config import load_trial
 from fewbits.experiments.data.config import DataConfig
 from fewbits.experiments.data.load import load
 from fewbits.experiments.evaluation.tasks import TASK_GROUPS, Task
+from fewbits.experiments.run_trial import run
 from fewbits.experiments.setup import text_tokenizer
 from fewbits.experiments.storage import checkpoints
-from fewbits.experiments.training import run
+from fewbits.experiments.storage.evaluations import stored, with_stored
 from tests.experiments.data.data_inputs import bin_folder
 from tests.experiments.evaluation.evaluation_inputs import toy_tasks
-from tests.messages import naming
 
 SUBWORDS = ["data.tokenizer=bpe:512", "data.size=200000"]
 TEXT = "def naïve(x):\n    return '<|endoftext|>' * x  # 日本\n"
@@ -86,7 +86,7 @@ def test_a_trial_in_subwords_ends_with_tasks(
     trial, runtime = load_trial(overrides(*SUBWORDS, *asked, *place))
     folder, result = run(trial, runtime)
     assert result["status"] == "done"
-    assert result["tasks"]["toy"]["acc,none"] in (1 / 3, 2 / 3)
+    assert with_stored(folder.path, result)["tasks"]["toy"]["acc,none"] in (1 / 3, 2 / 3)
     assert json.loads((folder.path / "result.json").read_text()) == result
 
 
@@ -102,13 +102,11 @@ def test_a_trial_that_trains_again_for_a_checkpoint_keeps_its_evaluations(
     again, after = run(*load_trial(overrides(*place, "runtime.keep_steps=[1]")))
     assert again == folder
     assert 1 in checkpoints.steps(folder.kept)
-    assert after["tasks"] == before["tasks"]
-    assert after["evaluated"] == {"tasks": ["toy"]}
-    assert folder.result() == after
-    assert not folder.earlier_result
+    assert folder.result() == after == before
+    assert with_stored(folder.path, after)["tasks"].keys() == {"toy"}
 
 
-def test_one_task_with_another_number_of_examples_does_not_replace_a_stored_result(
+def test_one_task_with_other_numbers_of_examples_is_stored_twice(
     cache: Path, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import datasets
@@ -119,13 +117,12 @@ def test_one_task_with_another_number_of_examples_does_not_replace_a_stored_resu
         monkeypatch.setitem(TASK_GROUPS, name, (Task("Toy", ("toy",), "acc,none", few_shot=few_shot),))
     place = [*SUBWORDS, f"runtime.runs={tmp_path}", f"runtime.cache={cache}", f"evaluation.tasks_path={tasks}"]
     folder, before = run(*load_trial(overrides(*place, "evaluation.tasks=[without]")))
-    for more in ([], ["runtime.keep_steps=[1]"]):
-        with pytest.raises(ValueError, match=naming("toy", "0", "1", "with")):
-            run(*load_trial(overrides(*place, "evaluation.tasks=[with]", *more)))
-        assert folder.result() == before
-    folder.reopen([1])
-    with pytest.raises(ValueError, match=naming("toy", "0", "1", "with")):
-        run(*load_trial(overrides(*place, "evaluation.tasks=[with]")))
+    (first,) = stored(folder.path)
+    _, after = run(*load_trial(overrides(*place, "evaluation.tasks=[with]")))
+    assert after == before
+    by_task = {one.key.task: one for one in stored(folder.path)}
+    assert by_task.keys() == {"with", "without"}
+    assert by_task["without"] == first
 
 
 @pytest.mark.parametrize(

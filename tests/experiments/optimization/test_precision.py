@@ -19,9 +19,12 @@ from fewbits.experiments.devices import World
 from fewbits.experiments.optimization.optimizers import OptimizerConfig, make_optimizer
 from fewbits.experiments.optimization.precision import PATIENCE, LossScaler, Policy, Precision
 from fewbits.experiments.optimization.update_records import LOWEST, gradient_counts, update_counts
+from fewbits.experiments.session import with_data
+from fewbits.experiments.state import set_up
 from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.experiments.tracking.points import step_points
+from fewbits.experiments.trial import ORDER
 from fewbits.kernels.seeds import derive_seed
 from tests.experiments.trial_inputs import metric, overrides, tensors, train
 from tests.messages import naming
@@ -70,15 +73,15 @@ def on_grid(x: Tensor, name: str) -> bool:
 
 def test_the_default_policy_trains_as_a_loop_without_one(cache: Path, tmp_path: Path) -> None:
     trial, runtime = load_trial(overrides(cache, tmp_path, *SHORT, "schedule=constant"))
-    trial, corpus = training.with_data(trial, runtime)
-    trained, plain = (training.set_up(trial, torch.device("cpu")) for _ in range(2))
+    trial, corpus = with_data(trial, runtime)
+    trained, plain = (set_up(trial, torch.device("cpu")) for _ in range(2))
     for step in range(3):
         row = training.gradients(trained, trial, corpus, World(torch.device("cpu")), training._Loss(trained.model))
         assert row.keys() == {"step", "tokens", "loss", "loss_max", "gradient_norm", "learning_rate"}
         trained.policy.update(step, row)
         for micro in range(2):
             plain.quantization.begin(step, micro)
-            batch = corpus.batch("train", 4 * step + 2 * micro, 2, 64, derive_seed(trial.seed, training.ORDER))
+            batch = corpus.batch("train", 4 * step + 2 * micro, 2, 64, derive_seed(trial.seed, ORDER))
             (plain.model.loss(*batch) / 2).backward()
         torch.nn.utils.clip_grad_norm_(plain.model.parameters(), 1.0)
         plain.optimizer.step()

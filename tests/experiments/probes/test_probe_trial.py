@@ -14,9 +14,9 @@ from fewbits.experiments.probes.summary import summarize
 from fewbits.experiments.probes.tables import WHOLE
 from fewbits.experiments.probes.update_effect import UpdateEffect
 from fewbits.experiments.run_trial import run
+from fewbits.experiments.session import Events, Progress
 from fewbits.experiments.storage.run_folder import RunFolder, opened, saved_trial
-from fewbits.experiments.training import INITIAL, Progress
-from fewbits.experiments.trial import Trial
+from fewbits.experiments.trial import INITIAL, Trial
 from fewbits.kernels.seeds import derive_seed
 from fewbits.models.networks.registry import build
 from tests.experiments.trial_inputs import overrides, result_of
@@ -36,15 +36,19 @@ def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def probed(parent: Path, runs: Path, *more: str, stop_after: int = 0) -> RunFolder:
     """Run a probe trial of the parent. stop_after: the number of batches after which it is interrupted; 0: never."""
-    done = 0
 
-    def say(progress: Progress) -> None:
-        nonlocal done
-        done = progress.step
+    class StopAfter(Events):
+        done = 0
+
+        def step(self, progress: Progress) -> None:
+            self.done = progress.step
+
+        def stopping(self) -> bool:
+            return bool(stop_after) and self.done == stop_after
 
     cache = parent.parent.parent / "cache"
     trial, runtime = load_trial(overrides(cache, runs, f"branch.parent={parent}", *PROBE, *more))
-    return run(trial, runtime, say, lambda: bool(stop_after) and done == stop_after)[0]
+    return run(trial, runtime, StopAfter())[0]
 
 
 def whole(folder: RunFolder) -> pd.DataFrame:

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from fewbits.experiments.config import load_trial
+from fewbits.experiments.run_trial import run
 from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.run_folder import RunFolder, opened
-from fewbits.experiments.training import run
 from tests.experiments.trial_inputs import left, metric, overrides, tensors, train, train_until
 
 NOISY = ("recipe=nvfp4", "recipe.sampler.kind=gaussws", "recipe.sampler.penalty=0.0001")
@@ -193,24 +193,13 @@ def test_a_branchs_config_says_where_it_came_from(parent: RunFolder, cache: Path
     assert dataclasses.replace(branch, id="") != branch
 
 
-def test_a_trial_that_has_all_wanted_checkpoints_loses_none_when_it_is_opened_again(
-    parent: RunFolder, tmp_path: Path
-) -> None:
-    """Check that `reopen` removes no checkpoint if another process has kept the wanted ones in the meantime."""
+def test_a_trial_is_rewound_only_to_before_a_missing_checkpoint(parent: RunFolder, tmp_path: Path) -> None:
     shutil.copytree(parent.path, tmp_path / parent.path.name)
     folder = RunFolder(tmp_path / parent.path.name, parent.id)
-    before = checkpoints.steps(folder.checkpoints)
-    result = {
-        **(folder.result() or {}),
-        "tasks": {"toy": {"acc,none": 0.5}},
-        "evaluated": {"tasks": ["toy"]},
-    }
-    folder.write_result(result)
-    folder.reopen((4, 8))
+    before, kept = checkpoints.steps(folder.checkpoints), checkpoints.steps(folder.kept)
+    folder.rewind((4, 8))
     assert not folder.over
-    assert folder.earlier_result == {key: result[key] for key in ("tasks", "evaluated")}
-    folder.write_result(result)
-    assert not folder.earlier_result
-    folder.reopen((4, 8))
+    assert (checkpoints.steps(folder.checkpoints), checkpoints.steps(folder.kept)) == (before, kept)
+    folder.rewind((3, 8))
     assert before
-    assert checkpoints.steps(folder.checkpoints) == before
+    assert {*checkpoints.steps(folder.checkpoints), *checkpoints.steps(folder.kept)} <= {1, 2}

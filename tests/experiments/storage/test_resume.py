@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import time
+from dataclasses import replace
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
@@ -15,12 +16,14 @@ import pandas as pd
 import pytest
 import torch
 
-from fewbits.experiments import training
 from fewbits.experiments.config import load_trial
-from fewbits.experiments.data.load import load
 from fewbits.experiments.devices import World
 from fewbits.experiments.identity import identity, trial_id
+from fewbits.experiments.run_trial import run
+from fewbits.experiments.session import Events, Progress, prepare
+from fewbits.experiments.state import resume, save, set_up
 from fewbits.experiments.storage import checkpoints
+from fewbits.experiments.storage.lease import Held, leased
 from fewbits.experiments.storage.run_folder import RunFolder, find, opened, saved_trial
 from tests.effort import DEEP
 from tests.experiments.data.data_inputs import bin_folder
@@ -116,13 +119,13 @@ def test_what_draws_from_torchs_generator_goes_on_where_it_was(cache: Path, tmp_
     """
     drawn: list[tuple[int, float]] = []
 
-    def say(progress: training.Progress) -> None:
+    def say(progress: Progress) -> None:
         drawn.append((progress.step, torch.rand(()).item()))
 
     train(cache, tmp_path / "undisturbed", "training.steps=8", say=say)
     undisturbed, drawn = drawn, []
 
-    def break_off(progress: training.Progress) -> None:
+    def break_off(progress: Progress) -> None:
         say(progress)
         if progress.step == 5:
             raise Interrupted
@@ -310,10 +313,10 @@ def test_a_run_without_a_readable_config_is_no_parent(cache: Path, tmp_path: Pat
 
 def test_a_checkpoint_of_other_data_is_refused(cache: Path, tmp_path: Path) -> None:
     train_until(4, cache, tmp_path)
-    trial, _ = load_trial(overrides(cache, tmp_path, "data.seed=1"))
-    state = training.set_up(trial, torch.device("cpu"))
+    session = prepare(*load_trial(overrides(cache, tmp_path, "data.seed=1")), ALONE, Events())
+    state = set_up(session.trial, torch.device("cpu"))
     with pytest.raises(ValueError, match="these are not the data of the checkpoint"):
-        training.resume(state, load(trial.data, cache), opened(only_run(tmp_path)), None, ALONE)
+        resume(state, replace(session, folder=opened(only_run(tmp_path))))
 
 
 def test_data_that_are_written_to_under_a_trial_end_it_before_its_next_checkpoint(cache: Path, tmp_path: Path) -> None:
@@ -324,12 +327,12 @@ def test_data_that_are_written_to_under_a_trial_end_it_before_its_next_checkpoin
     tokens, runs = bin_folder(tmp_path / "tokens", range(4000), range(2000)), tmp_path / "runs"
     asked = ("data=bin", "data.size=null", f"data.path={tokens}")
 
-    def replaced(progress: training.Progress) -> None:
+    def replaced(progress: Progress) -> None:
         if progress.step == 2:
             (tokens / "new").write_bytes(bytes(8000))
             (tokens / "new").replace(tokens / "val.bin")
 
-    def overwritten(progress: training.Progress) -> None:
+    def overwritten(progress: Progress) -> None:
         if progress.step == 2:
             with (tokens / "train.bin").open("r+b") as file:
                 file.write(bytes(8))
@@ -359,7 +362,7 @@ def test_a_finished_trial_is_not_run_again(cache: Path, tmp_path: Path) -> None:
 def test_a_trial_that_another_process_runs_is_refused(cache: Path, tmp_path: Path) -> None:
     train_until(4, cache, tmp_path)
     folder = opened(only_run(tmp_path))
-    with folder.alone(), pytest.raises(ValueError, match="another process is running this trial"):
+    with leased(folder.path), pytest.raises(Held, match="is working on this trial"):
         train(cache, tmp_path)
     _, result = train(cache, tmp_path)
     assert result["status"] == "done"
@@ -374,24 +377,24 @@ def test_two_processes_on_one_trial_leave_one_result(undisturbed: RunFolder, cac
         statuses = sorted((ended(one), ended(two)))
     output = (tmp_path / "one").read_text() + (tmp_path / "two").read_text()
     assert statuses in ([0, 2], [0, 0])  # both succeed if the second process starts after the first has finished
-    assert ("another process is running this trial" in output) == (statuses == [0, 2])
+    assert ("is working on this trial" in output) == (statuses == [0, 2])
     assert left(only_run(tmp_path / "runs")) == left(undisturbed.path)
 
 
 def test_what_is_not_finite_in_a_row_comes_back_from_a_checkpoint(cache: Path, tmp_path: Path) -> None:
     """Check that rows with NaN and infinity are stored in a checkpoint and restored unchanged."""
     trial, runtime = load_trial(overrides(cache, tmp_path, "training.steps=3"))
-    folder, _ = training.run(trial, runtime)
-    corpus = load(trial.data, cache)
-    state = training.set_up(trial, torch.device("cpu"))
-    training.resume(state, corpus, folder, None, ALONE)
+    folder, _ = run(trial, runtime)
+    session = prepare(trial, runtime, ALONE, Events())
+    state = set_up(trial, torch.device("cpu"))
+    resume(state, session)
     state.numerics[-1] |= {"gradient_error": float("nan"), "gradient_norm": float("inf")}
     recorded = repr((state.metrics, state.numerics))
     state.step = 4
-    training.save(state, corpus, folder.checkpoints, ALONE, keep=1)
-    training.write_tables(state, [], folder.path)
-    again = training.set_up(trial, torch.device("cpu"))
-    training.resume(again, corpus, folder, None, ALONE)
+    save(state, session.corpus, folder.checkpoints, ALONE, keep=1)
+    state.write_tables(folder.path)
+    again = set_up(trial, torch.device("cpu"))
+    resume(again, session)
     assert repr((again.metrics, again.numerics)) == recorded
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from fewbits.experiments.session import Progress
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.experiments.tracking import connection, mlflow_runs, points, send
 from fewbits.experiments.tracking import tracker as tracking
 from fewbits.experiments.tracking.points import Point
-from fewbits.experiments.training import Progress
 from tests.experiments.trial_inputs import MOR, Interrupted, left, metric, train, train_until
 
 ON = ("runtime.tracking=mlflow", "training.steps=9", "evaluation.every=4")

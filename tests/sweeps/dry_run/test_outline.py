@@ -66,9 +66,9 @@ def test_data_that_are_prepared_into_the_cache_are_named_where_they_are_missing(
     assert cli.main(["sweep", "study=gaussws", "scale=paper", f"runtime.cache={cache}", "--dry-run"]) == 0
     rows = capsys.readouterr().out.splitlines()
     assert any(row.endswith(f": {cache / 'openwebtext'}, {cache / 'c4'}") for row in rows)
-    web, c4 = (row.partition("    #")[0] for row in rows if row.startswith("fewbits data prepare"))
-    assert web == f"fewbits data prepare openwebtext --out {cache / 'openwebtext'}"
-    assert c4 == f"fewbits data prepare c4 --out {cache / 'c4'}", "the command prepares the whole data set"
+    web, c4 = (row.partition("    #")[0] for row in rows if row.startswith("fewbits data"))
+    assert web == f"fewbits data openwebtext --out {cache / 'openwebtext'}"
+    assert c4 == f"fewbits data c4 --out {cache / 'c4'}", "the command prepares the whole data set"
     gaussws = next(row for row in rows if "arm=gaussws-8-6" in row and row.startswith("llama2"))
     assert "llama2-134m" in gaussws
     assert gaussws.endswith("high; gaussws noise on weights, 8 to 6 bits")
@@ -113,7 +113,7 @@ def test_a_study_on_a_gpu_says_what_each_arm_takes_before_its_data_are_there(
     days = re.search(r"^about (\d) days \d+ h, 1 at a time, .*assumed", text, re.MULTILINE)
     assert days
     assert int(days[1]) < 7
-    commands = re.findall(r"^fewbits data prepare (.*?) +# about", text, re.MULTILINE)
+    commands = re.findall(r"^fewbits data (.*?) +# about", text, re.MULTILINE)
     assert commands == prepare
 
 

@@ -13,8 +13,8 @@ import pytest
 from fewbits import cli
 from fewbits.common.file_systems import bytes_below
 from fewbits.experiments.storage import checkpoints
+from fewbits.experiments.storage.lease import leased
 from fewbits.experiments.storage.run_folder import RunFolder
-from fewbits.sweeps.running.lease import leased
 from tests.messages import names
 from tests.sweeps.conftest import Undisturbed
 from tests.sweeps.sweep_inputs import all_left, folders, planned
@@ -74,7 +74,7 @@ def test_what_is_left_of_killed_processes_goes_and_what_runs_stays(
     ]
     assert not list(one.path.rglob("*.abcd.partial"))
     assert len(list(other.path.rglob("*.abcd.partial"))) == 2
-    with one.alone():
+    with leased(one.path):
         (one.path / ".metrics.parquet.abcd.partial").write_text("x")
         assert found(store, capsys, "leftovers", "--delete")[0]["path"].startswith(str(other.path))
     assert (one.path / ".metrics.parquet.abcd.partial").exists()

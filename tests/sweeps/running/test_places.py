@@ -14,8 +14,7 @@ import pytest
 
 from fewbits import cli
 from fewbits.common import file_systems, locks
-from fewbits.experiments.storage import run_folder
-from fewbits.experiments.storage.run_folder import Busy, RunFolder
+from fewbits.experiments.storage.lease import NO_LOCKS, Held, leased
 from fewbits.experiments.tracking import connection, owner
 from fewbits.sweeps.tracking.synced import Synced
 from tests.experiments.trial_inputs import TINY
@@ -129,18 +128,15 @@ def test_sync_and_ui_agree_on_the_database(
     assert f"MLflow cannot open sqlite:///{database}" in capfd.readouterr().err
 
 
-def test_a_trial_runs_alone_and_without_file_locks_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = RunFolder(tmp_path / "run", "id")
-    with folder.alone(), pytest.raises(Busy), folder.alone():
-        pass
-
+def test_a_trial_is_leased_without_file_locks_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(file: Any, operation: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     monkeypatch.setattr(locks, "_warned", set())
-    with pytest.warns(RuntimeWarning, match="no file locks") as warned, folder.alone():
+    run = tmp_path / "run"
+    with pytest.warns(RuntimeWarning, match="no file locks") as warned, leased(run), pytest.raises(Held), leased(run):
         pass
-    assert run_folder.NO_LOCKS in str(warned[0].message)
+    assert NO_LOCKS in str(warned[0].message)
     with pytest.warns(RuntimeWarning, match="no file locks"), connection.locked(tmp_path):
         pass

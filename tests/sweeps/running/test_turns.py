@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 
-from fewbits.experiments.training import Progress
+from fewbits.experiments.session import Progress
+from fewbits.experiments.storage import lease
+from fewbits.experiments.storage.lease import Holder
 from fewbits.sweeps.planning.plan import Plan, Planned
 from fewbits.sweeps.planning.sweep import Resources
-from fewbits.sweeps.running import driver, lease, store, worker
+from fewbits.sweeps.running import driver, store, worker
 from fewbits.sweeps.running import run_sweep as run_sweep
 from fewbits.sweeps.running.backend import Ended
 from fewbits.sweeps.running.driver import Driver, Stage, job
-from fewbits.sweeps.running.lease import Holder
 from fewbits.sweeps.running.worker import Job, Outcome
 from fewbits.sweeps.tracking.synced import Synced
 from tests.messages import names
@@ -292,20 +293,20 @@ def test_a_worker_that_has_lost_its_lease_writes_nothing_more(
     other = vars(Holder("another-host", 1, 1.0, "the next"))
     reported: list[int] = []
 
-    def run(trial: object, runtime: object, say: Callable[[Progress], None], stop: Callable[[], bool], **_: Any) -> Any:
-        if how == "removed":
-            path.unlink()
-        else:
-            path.write_text(json.dumps(other))
-        for step in range(1, 6000):
-            say(Progress(step, 6000, 1.0, 1.0, 1.0))
-            reported.append(step)
-            assert not stop()
-            time.sleep(0.01)
+    def step(self: object, progress: Progress) -> None:
+        reported.append(progress.step)
+        if progress.step == 2:
+            if how == "removed":
+                path.unlink()
+            else:
+                path.write_text(json.dumps(other))
+            time.sleep(1.0)
 
-    monkeypatch.setattr(worker, "run", run)
+    monkeypatch.setattr(worker._Reporter, "step", step)
     monkeypatch.setattr(lease, "HEARTBEAT", 0.05)
+    checkpoints = list(planned.folder.path.rglob("step-*"))
     outcome = worker.work(job(planned))
-    assert (outcome.kind, len(reported) < 5000) == ("busy", True)
+    assert (outcome.kind, reported) == ("busy", [1, 2])
+    assert list(planned.folder.path.rglob("step-*")) == checkpoints
     assert store.failure(planned.folder) is None
     assert (json.loads(path.read_text()) if how == "taken over" else not path.exists()) in (other, True)

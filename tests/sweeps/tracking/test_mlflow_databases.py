@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from fewbits.experiments.storage.lease import leased
 from fewbits.experiments.tracking import connection, mlflow_runs
 from fewbits.experiments.tracking.owner import owner_of
 from fewbits.experiments.tracking.tracker import EXPERIMENT
 from fewbits.sweeps.planning.plan import Plan
-from fewbits.sweeps.running.lease import leased
 from fewbits.sweeps.tracking.mlflow_view import Mirror
 from tests.forked_python import run_python
 from tests.sweeps.tracking.mlflow_servers import mlflow_server

@@ -15,21 +15,22 @@ from typing import Any
 import pytest
 
 from fewbits import cli
+from fewbits.experiments.run_trial import run as run_trial
+from fewbits.experiments.session import Progress
+from fewbits.experiments.storage.lease import leased
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.experiments.tracking import connection, mlflow_runs, sqlite_database
 from fewbits.experiments.tracking import tracker as tracking
 from fewbits.experiments.tracking.owner import owner_of
-from fewbits.experiments.training import run as run_trial
 from fewbits.sweeps.planning.plan import Plan, Planned, plan
 from fewbits.sweeps.planning.sweep import load_sweeps
 from fewbits.sweeps.running import store
-from fewbits.sweeps.running.lease import leased
 from fewbits.sweeps.tracking import comparison
 from fewbits.sweeps.tracking.mlflow_view import Mirror
 from fewbits.sweeps.tracking.sent import CACHE
 from fewbits.sweeps.tracking.synced import Synced
 from tests.effort import DEEP
-from tests.experiments.trial_inputs import TINY, Interrupted
+from tests.experiments.trial_inputs import TINY, Interrupted, Reporter
 from tests.forked_python import run_python
 from tests.messages import names
 
@@ -67,12 +68,12 @@ def overrides(where: Path, cache: Path, sweep: str = SWEEP) -> list[str]:
 def train(trial: Planned, until: int = STEPS) -> None:
     """Train a trial; if `until` is less than STEPS, interrupt it after this step, before the step's checkpoint."""
 
-    def say(progress: Any) -> None:
+    def say(progress: Progress) -> None:
         if progress.step == until < STEPS:
             raise Interrupted
 
     try:
-        run_trial(trial.trial, trial.runtime, say, expected=trial.id)
+        assert run_trial(trial.trial, trial.runtime, Reporter(say))[0].id == trial.id
     except Interrupted:
         assert until < STEPS
 
@@ -272,7 +273,7 @@ def test_a_run_says_whether_somebody_is_at_its_trial(one: tuple[Plan, Planned]) 
     assert steps(mirror, last[trial.id]) == list(range(STEPS))
 
 
-HOLD = "import sys; from pathlib import Path; from fewbits.sweeps.running.lease import leased\n"
+HOLD = "import sys; from pathlib import Path; from fewbits.experiments.storage.lease import leased\n"
 HOLD += "with leased(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
 
 

@@ -1,11 +1,12 @@
-"""Give one worker at a time the lease of a trial: a file in the run folder that the worker refreshes while it works.
+"""Give one process at a time the lease of a run folder: a file that the process refreshes while it works.
 
-The lease is `lease.json`. The worker that holds it touches the file every HEARTBEAT seconds. The lease is free in three
+The lease is `lease.json`. The process that holds it touches the file every HEARTBEAT seconds. It is free in three
 cases: the file is missing; its holder is a process of this host that has ended; its holder is on another host, and the
 file was not touched for STALE seconds. This works on shared file systems: leases are created with `link`, which is
 atomic there, and times are compared with the file system's own clock. If the file system has locks, processes acquire a
-lease one after the other, under a lock. On such a file system, a process that trains a trial also locks the run folder
-(`RunFolder.alone`), so that two processes of one host cannot train the trial even if the lease fails.
+lease one after the other, under a lock.
+
+A file `stop` in the run folder asks the holder to end its trial after the present step, with a checkpoint.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from pathlib import Path
 
 from fewbits.common.atomic import write_json
 from fewbits.common.locks import locked
-from fewbits.experiments.storage.run_folder import NO_LOCKS
 
 HEARTBEAT = 2.0  # seconds between two touches of the lease file
 STALE = 30.0  # seconds without a touch after which a holder on another host counts as dead
-NAME = "lease.json"
+NAME, STOP = "lease.json", "stop"
+NO_LOCKS = "of two processes that take over the lease of a dead one, both may train; start one after the other"
 
 
 @dataclass(frozen=True)
@@ -53,17 +54,36 @@ class Holder:
         return _start_time(self.pid) == self.started
 
 
-class Held(Exception):
-    """Raised if another worker holds the lease."""
+class Held(ValueError):
+    """Raised if another process holds the lease."""
 
-    def __init__(self, holder: Holder) -> None:
-        super().__init__(f"process {holder.pid} of {holder.host} is working on this trial")
+    def __init__(self, folder: Path, holder: Holder) -> None:
+        super().__init__(f"{folder}: process {holder.pid} of {holder.host} is working on this trial")
+
+
+class Lost(Exception):
+    """Raised if this process has lost its lease: it has to end at once without writing to the run folder.
+
+    Another process may work there, and a checkpoint that this one saves would remove the other's later checkpoints.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("the lease is lost: another process has taken it, or the run folder was removed")
 
 
 def holder(folder: Path) -> Holder | None:
     """Return the holder of the lease in a run folder, or None if the lease is free."""
     current = _read(folder / NAME)
     return current if current and _is_valid(current, folder) else None
+
+
+def request_stop(folder: Path) -> None:
+    """Ask the process that holds the lease to end its trial after the present step, with a checkpoint."""
+    (folder / STOP).touch()
+
+
+def stop_requested(folder: Path) -> bool:
+    return (folder / STOP).exists()
 
 
 def _is_valid(current: Holder, folder: Path) -> bool:
@@ -78,7 +98,7 @@ def _is_valid(current: Holder, folder: Path) -> bool:
 
 @contextmanager
 def leased(folder: Path) -> Iterator[threading.Event]:
-    """Hold a trial's lease while the `with` block runs; raise Held if another worker holds it.
+    """Hold a run folder's lease while the `with` block runs; raise Held if another process holds it.
 
     Yield an event that is set if this process loses the lease meanwhile. folder: the trial's run folder, which is
     created if it is missing.
@@ -97,14 +117,15 @@ def leased(folder: Path) -> Iterator[threading.Event]:
         ended.set()
         beat.join()
         if _read(folder / NAME) == mine:
-            (folder / NAME).unlink(missing_ok=True)
+            for name in (STOP, NAME):
+                (folder / name).unlink(missing_ok=True)
 
 
 def _acquire(folder: Path, mine: Holder) -> None:
     path = folder / NAME
     stale = _read(path)
     if stale and _is_valid(stale, folder):
-        raise Held(stale)
+        raise Held(folder, stale)
     if stale or path.exists():
         aside = folder / f".{NAME}.{mine.token}.partial"
         try:
@@ -118,13 +139,14 @@ def _acquire(folder: Path, mine: Holder) -> None:
             aside.unlink()
     own = folder / f".{NAME}.{mine.token}.own.partial"
     write_json(own, asdict(mine))
+    (folder / STOP).unlink(missing_ok=True)  # it was for an earlier holder, which was killed
     try:
         os.link(own, path)
     except FileExistsError:
         winner = _read(path)
-        raise Held(winner or mine) from None
+        raise Held(folder, winner or mine) from None
     finally:
-        own.unlink()
+        own.unlink(missing_ok=True)
 
 
 def _keep(path: Path, mine: Holder, lost: threading.Event, ended: threading.Event) -> None:
@@ -135,7 +157,7 @@ def _keep(path: Path, mine: Holder, lost: threading.Event, ended: threading.Even
                 return
             os.utime(path)
         except OSError:
-            continue  # the file system is unreachable; after STALE seconds a worker on another host may take over
+            continue  # the file system is unreachable; after STALE seconds a process on another host may take over
 
 
 def _read(path: Path) -> Holder | None:

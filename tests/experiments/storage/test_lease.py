@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from fewbits.sweeps.running import lease
-from fewbits.sweeps.running.lease import Held, Holder, holder, leased
+from fewbits.experiments.storage import lease
+from fewbits.experiments.storage.lease import Held, Holder, holder, leased
 from tests.messages import naming
 
 FORK = multiprocessing.get_context("fork")
