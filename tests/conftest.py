@@ -65,7 +65,7 @@ LONG = (
     "analysis/test_other_machine.py",
     "experiments/test_composition.py",
     "experiments/bench/test_bench_train.py",
-    "sweeps/dry_run/test_outline.py",
+    "sweeps/planning/test_outline.py",
     "kernels/test_products.py",
     "analysis/report/test_notebooks.py",
     "experiments/test_identity.py",

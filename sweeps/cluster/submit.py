@@ -30,7 +30,7 @@ from fewbits.experiments.config_files import GROUPS, folders, is_path, is_search
 from fewbits.experiments.tracking.owner import user
 from fewbits.sweeps.cluster.access import TRACKING, is_dashboard, means_the_same_elsewhere, variables
 from fewbits.sweeps.cluster.shipment import pack
-from fewbits.sweeps.planning.overrides import runs_named
+from fewbits.sweeps.planning.stored_plans import runs_named
 
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails, JobSubmissionClient

@@ -364,7 +364,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
     keys = {override.partition("=")[0] for override in overrides}
     tiny = (
         []
-        if keys & {"training", "~training.steps"}
+        if keys & {"training", "~training.steps", "~model"}
         else [setting for setting in TINY if setting.partition("=")[0] not in keys]
     )
     data = [] if any(key.startswith("data") for key in keys) else ["data.size=65536"]

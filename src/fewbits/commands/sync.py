@@ -24,17 +24,16 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
     options = parser.parse_args(argv)
 
-    from fewbits.sweeps.planning.lookup import find_plan, show_notes
+    from fewbits.sweeps.planning.stored_plans import find_plan
     from fewbits.sweeps.tracking.links import link_lines
     from fewbits.sweeps.tracking.mlflow_view import Mirror
 
     warn_in_lines()
-    selected = find_plan(in_store(options.overrides, existing(options.runs)))
-    show_notes(selected.notes)
-    synced = Mirror(selected.plan).sync(afresh=True)
+    plan = find_plan(in_store(options.overrides, existing(options.runs)))
+    synced = Mirror(plan).sync(afresh=True)
     if synced.away:
         return 1
     print(f"{synced.sent} runs updated in {redacted(synced.uri)}")
-    for line in link_lines(synced, selected.plan.store):
+    for line in link_lines(synced, plan.store):
         print(line)
     return 0

@@ -8,8 +8,8 @@ import pytest
 
 from fewbits import cli
 from fewbits.common.progress import clock
-from fewbits.sweeps.dry_run.outline import MARK, missing_data
 from fewbits.sweeps.planning.cost import work_of
+from fewbits.sweeps.planning.outline import MARK, missing_data
 from fewbits.sweeps.planning.plan import plan
 from fewbits.sweeps.planning.sweep import load_sweeps
 
