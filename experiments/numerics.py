@@ -32,7 +32,7 @@ PACKAGES = ("kernels", "models", "experiments")
 NOT_COMPUTING = (
     *("experiments/config", "experiments/data/", "experiments/environment", "experiments/evaluation/"),
     *("experiments/identity", "experiments/machine_kinds", "experiments/numerics", "experiments/storage/"),
-    *("experiments/tracking/", "models/importing/", "models/networks/presets"),
+    *("models/importing/", "models/networks/presets"),
     *("kernels/backends/build", "kernels/backends/choice", "kernels/backends/gpu/cubins"),
 )
 BUT = (
