@@ -28,7 +28,7 @@ from fewbits.analysis.views.tables import latex
 from fewbits.common.atomic import folder_atomically, remove_folder
 from fewbits.common.from_dict import one_of
 from fewbits.sweeps.planning.studies import STUDIES
-from fewbits.sweeps.tracking.reports import track_report
+from fewbits.sweeps.tracking.mirror import track_report
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 INDEX = "index.html"

@@ -73,7 +73,6 @@ GROUPS = {
         Command("bench train", "measure training steps, against plain BF16", "--steps 5", "commands.bench", "train"),
         Command("bench sweep", "measure how busy a sweep keeps the cores", "--trials 4", "commands.bench_sweep"),
         Command("data", "download and tokenize web text: OpenWebText, C4", "openwebtext", "commands.prepare_data"),
-        Command("sync", "send a sweep's trials to MLflow again, from the store", "study=mor"),
         Command("ui", "show the store's trials in MLflow, in the browser", "--port 5000"),
     ),
 }
@@ -82,6 +81,7 @@ LISTS = ("recipes", "models", "scales", "schedules", "optimizers", "precisions",
 EARLIER = {  # names of commands in version 0.1, and what to write instead
     **{name: f"list {name}" for name in LISTS},
     "data prepare": "data",
+    "sync": "ui --sync-only",
     "logs": "status RUN",
 }
 

@@ -65,7 +65,7 @@ def test_states_follow_from_files(
     assert len(planned_ones) == 2
 
 
-@pytest.mark.parametrize("command", ["status", "sync", "ui"])
+@pytest.mark.parametrize("command", ["status", "ui"])
 def test_a_misspelt_store_is_told_and_not_made(
     command: str, undisturbed: Undisturbed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

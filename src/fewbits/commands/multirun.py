@@ -32,7 +32,7 @@ from fewbits.sweeps.planning.stored_plans import RUNS, UnusablePlan, load_plan, 
 from fewbits.sweeps.running.backend import Backend
 from fewbits.sweeps.running.driver import Driver, unfinished
 from fewbits.sweeps.running.run_sweep import STOPPED, Where, conclude, run_trials, store_plan
-from fewbits.sweeps.tracking.mlflow_view import Mirror
+from fewbits.sweeps.tracking.mirror import Mirror
 
 LAUNCHER = "hydra/launcher="
 

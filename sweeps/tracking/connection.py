@@ -1,38 +1,91 @@
-"""Connect to MLflow: choose its URI, create its database and experiments, and lock it against other processes."""
+"""Connect to MLflow: name the owner of runs, choose the URI, create database and experiments, survive failures.
+
+The owner is a store and a user: several users may use one store, and several stores one server, and fewbits changes and
+deletes only runs of its own owner. The store's id is a random number in the file `.store.json`, so it does not depend
+on the path of the store, and a copy of a store has the same id.
+"""
 
 from __future__ import annotations
 
+import getpass
 import logging
 import math
 import os
+import re
+import secrets
 import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from fewbits.common.atomic import create_once, read_json
 from fewbits.common.file_systems import network_kind_of
 from fewbits.common.locks import locked as flocked
 from fewbits.common.redaction import redacted
-from fewbits.experiments.tracking import sqlite_database
-from fewbits.experiments.tracking.owner import store_id
 from fewbits.kernels.backends.build import cache_folder
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 DATABASE, ARTIFACTS, LOCK = "mlflow.db", "mlartifacts", ".mlflow.lock"  # files and folders in the store
-NO_LOCKS = "if two drivers create the same MLflow run, the next `fewbits sync` keeps only one of the two"
+SQLITE = "sqlite:///"
+NO_LOCKS = "if two drivers create the same MLflow run, the next one keeps only one of the two"
 SHARE = 20  # after a failed attempt, the next one waits for at least this many times the duration of the failed one
+FILE = ".store.json"  # in the store's folder
+STORE, USER = "fewbits.store", "fewbits.user"  # tags of every MLflow run that fewbits creates
+
+
+def owner_of(runs: Path) -> dict[str, str]:
+    """Return the tags (name: value) that identify the MLflow runs of this user and the store `runs`."""
+    return {STORE: store_id(runs), USER: user()}
+
+
+def user() -> str:
+    """Return FEWBITS_USER, else MLFLOW_TRACKING_USERNAME, else the name of the operating system's user.
+
+    Raise ValueError for a name with characters that MLflow's queries cannot contain, such as quotes.
+    """
+    for variable in ("FEWBITS_USER", "MLFLOW_TRACKING_USERNAME"):
+        if name := os.environ.get(variable, "").strip():
+            break
+    else:
+        variable, name = "the user's name", _system_user()
+    if not re.fullmatch(r"[^'\"`%\x00-\x1f\x7f]{1,80}", name):
+        raise ValueError(
+            f"{variable} {name!r}: a valid name has at most 80 characters, without quotes, % and control characters; "
+            "set the environment variable FEWBITS_USER to a valid name"
+        )
+    return name
+
+
+def _system_user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):  # in a container, the user's id may have no name
+        return f"uid-{os.getuid()}"
+
+
+def store_id(runs: Path) -> str:
+    """Return the id of the store `runs` from its `.store.json`; create the file if it does not exist."""
+    path = runs / FILE
+    if not path.exists():
+        runs.mkdir(parents=True, exist_ok=True)
+        create_once(path, f'{{"id": "{secrets.token_hex(8)}"}}\n'.encode())
+    identifier = (read_json(path) or {}).get("id")
+    if not isinstance(identifier, str) or not re.fullmatch(r"[0-9a-f]{16}", identifier):
+        raise ValueError(
+            f'{path} has no valid id of the store, which is written as {{"id": "<16 hexadecimal digits>"}}: restore or '
+            "remove the file (then the store gets a new id)"
+        )
+    return identifier
 
 
 def tracking_uri(runs: Path) -> str:
-    """Return the environment variable MLFLOW_TRACKING_URI, or if it is not set, the URI of the store's own database.
-
-    runs: the store.
-    """
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"{sqlite_database.SCHEME}{default_database(runs)}"
+    """Return MLFLOW_TRACKING_URI, or if it is not set, the URI of the database of the store `runs`."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{default_database(runs)}"
 
 
 _warned: set[Path] = set()  # databases outside their store that this process has warned about
@@ -42,7 +95,7 @@ def default_database(runs: Path) -> Path:
     """Return the path of the SQLite database of the store `runs`.
 
     It is a file in the store, except on a network file system, where SQLite's locks are unreliable. There, all commands
-    use a file in this user's cache folder, in a folder named by the store's id, and the first call warns about it.
+    use a file in this user's cache folder, and the first call warns about it.
     """
     kind = network_kind_of(runs)
     if kind is None:
@@ -61,10 +114,7 @@ def default_database(runs: Path) -> Path:
 
 
 def connect(runs: Path, uri: str) -> MlflowClient:
-    """Return a client for an MLflow URI. An SQLite database is created first if it does not exist.
-
-    It is created under the lock of the store `runs`, because MLflow fails if two processes create it at the same time.
-    """
+    """Return a client for an MLflow URI; if an SQLite database does not exist, create it under the store's lock."""
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -74,14 +124,24 @@ def connect(runs: Path, uri: str) -> MlflowClient:
 
     for name, level in (("mlflow", logging.CRITICAL), ("alembic", logging.WARNING)):
         logging.getLogger(name).setLevel(level)  # failures raise exceptions, which are reported in one line
-    if uri.startswith(sqlite_database.SCHEME):
+    if uri.startswith(SQLITE):
         # Open the file for each request: a pooled connection would go on using a file after it is deleted or moved.
         os.environ.setdefault("MLFLOW_SQLALCHEMYSTORE_POOLCLASS", "NullPool")
         runs.mkdir(parents=True, exist_ok=True)
         with locked(runs):
-            sqlite_database.make(sqlite_database.path_of(uri), runs / ARTIFACTS / "Default")
-            return mlflow.MlflowClient(tracking_uri=uri)
+            _create(Path(uri.removeprefix(SQLITE).partition("?")[0]))
     return mlflow.MlflowClient(tracking_uri=uri)
+
+
+def _create(path: Path) -> None:
+    """Create MLflow's SQLite database if it does not exist: atomically, since MLflow refuses an incomplete one."""
+    if path.exists() and path.stat().st_size:  # SQLite creates an empty file when a deleted database is opened
+        return
+    import mlflow
+
+    with TemporaryDirectory(prefix=".mlflow-", dir=path.parent) as folder:
+        mlflow.MlflowClient(tracking_uri=f"{SQLITE}{folder}/{path.name}").search_experiments()
+        os.replace(Path(folder) / path.name, path)
 
 
 @contextmanager
@@ -112,10 +172,7 @@ def experiment(client: MlflowClient, name: str, runs: Path, uri: str) -> str:
 
 
 class Patience:
-    """Guards calls of MLflow: reports only the first failure, and tells after a failure when the next call may start.
-
-    The delay after a failure is SHARE times as long as the failed call took.
-    """
+    """Guards calls of MLflow: reports only the first failure, and delays the next call after a slow failure."""
 
     def __init__(self) -> None:
         self._not_before = -math.inf
@@ -123,7 +180,7 @@ class Patience:
 
     @property
     def may_retry(self) -> bool:
-        """True if the delay after the last failure is over."""
+        """True if the delay after the last failure, SHARE times as long as the failed call took, is over."""
         return time.monotonic() >= self._not_before
 
     @contextmanager
