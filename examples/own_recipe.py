@@ -25,10 +25,12 @@ def main(store: str = "runs") -> None:
     sweep = fewbits.read("sweep=thresholds", f"hydra.searchpath=[{CONF}]", runs=store)
     print(sweep.trials.groupby(["arm", "recipe.threshold"], dropna=False)["validation_loss"].agg(["mean", "std"]))
 
-    # Compare them in MLflow; `fewbits ui` shows the same runs in a browser, with a view that compares the thresholds
+    # Compare the arms, which are means over seeds, in MLflow; `fewbits ui` shows the same runs in a browser
     mlflow.set_tracking_uri(f"sqlite:///{Path(store).resolve() / 'mlflow.db'}")
-    runs = mlflow.search_runs(experiment_names=["thresholds"], filter_string="params.arm = 'mine'")
-    print(runs[["params.recipe.threshold", "params.seed", "metrics.validation_loss"]].to_string(index=False))
+    runs = mlflow.search_runs(
+        experiment_names=["thresholds"], filter_string="tags.`fewbits.kind` = 'arm' and params.arm = 'mine'"
+    )
+    print(runs[["params.recipe.threshold", "metrics.seeds", "metrics.validation_loss"]].to_string(index=False))
 
 
 if __name__ == "__main__":

@@ -122,7 +122,7 @@ def _with_values(choices: tuple[str, ...], values: tuple[str, ...], own: Folders
         try:
             OmegaConf.update(config, override.key, override.value, merge=True)
         except OmegaConfBaseException as error:
-            raise ValueError(_about_key(config, override.key) or in_one_line(error)) from error
+            raise ValueError(_about_key(_composed(choices, own), override.key) or in_one_line(error)) from error
     return _resolved(config)
 
 

@@ -6,7 +6,7 @@ the recorded digests, a trial's id contains only the version. If they were edite
 running sources; undoing the edit finds the earlier results again. `make numerics` records other sources under the same
 version if they give the same golden digests, and otherwise under a new version.
 
-The files that compute are those that the module START imports, directly or indirectly, and the C++ and CUDA sources.
+The files that compute are those of START, those that they import, directly or indirectly, and the C++ and CUDA sources.
 Each path in numerics.txt has its own line, so that git merges the changes of two branches in different files.
 """
 
@@ -26,14 +26,14 @@ from fewbits.experiments.trial import Trial
 
 ROOT = Path(__file__).resolve().parents[1]  # of the repository, or of the installed package
 FILE = Path(__file__).with_name("numerics.txt")
-START = "experiments.run_trial"
+START = ("experiments.run_trial", "kernels.backends.compilation")  # the second has the flags of the C++ compiler
 PACKAGES = ("kernels", "models", "experiments")
 # Paths that begin like this compute no numbers of trials (data: the id has the fingerprint of the tokens), except BUT.
 NOT_COMPUTING = (
     *("experiments/config", "experiments/data/", "experiments/environment", "experiments/evaluation/"),
     *("experiments/identity", "experiments/machine_kinds", "experiments/numerics", "experiments/storage/"),
-    *("experiments/tracking/", "models/importing/", "models/networks/presets"),
-    *("kernels/backends/build", "kernels/backends/choice"),
+    *("models/importing/", "models/networks/presets"),
+    *("kernels/backends/build", "kernels/backends/choice", "kernels/backends/gpu/cubins"),
 )
 BUT = (
     *("experiments/data/corpus", "experiments/data/order"),
@@ -116,7 +116,7 @@ def running(root: Path = ROOT) -> dict[str, str]:
         return f"{stem if len(stems.get(stem, ())) == 1 else module}:{inside}"
 
     trees: dict[str, ast.Module] = {}
-    waiting = [START]
+    waiting = [*START, *(path.replace("/", ".") for path in BUT)]
     while waiting:
         module = waiting.pop()
         path = f"{module.replace('.', '/')}.py"

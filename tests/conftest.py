@@ -30,8 +30,7 @@ STARTS_A_CLUSTER = (
 
 USES_THE_MLFLOW_SERVER = (
     "sweeps/tracking/test_secrets.py",
-    "sweeps/tracking/test_mlflow_databases.py",
-    "sweeps/tracking/test_mlflow_owners.py",
+    "sweeps/tracking/test_databases.py",
 )
 OF_ONE_STUDY = tuple(f"tests/analysis/{study}/" for study in ("mor", "nvfp4", "gaussws"))
 
@@ -51,9 +50,9 @@ LONG = (
     "kernels/backends/test_parity.py",
     "kernels/backends/test_reference.py",
     "test_examples.py",
-    "sweeps/tracking/test_mlflow_view.py",
+    "sweeps/tracking/test_arms.py",
     "commands/test_ui.py",
-    "experiments/tracking/test_tracker.py",
+    "sweeps/tracking/test_single_runs.py",
     "analysis/gaussws/test_figures.py",
     "experiments/test_training.py",
     "kernels/test_ops.py",
@@ -65,7 +64,7 @@ LONG = (
     "analysis/test_other_machine.py",
     "experiments/test_composition.py",
     "experiments/bench/test_bench_train.py",
-    "sweeps/dry_run/test_outline.py",
+    "sweeps/planning/test_outline.py",
     "kernels/test_products.py",
     "analysis/report/test_notebooks.py",
     "experiments/test_identity.py",

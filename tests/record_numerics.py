@@ -28,7 +28,7 @@ GOLDEN = ROOT / "tests" / "golden" / "numerics.json"
 SCRIPT = ROOT / "tests" / "golden" / "digests.py"
 EVERYWHERE = "kernels"  # the key in GOLDEN of the digests that are the same on every machine
 # Sources that the emulator of the CUDA sources does not execute, so that a machine with a GPU has to compute instead.
-ON_A_GPU = tuple(f"kernels/backends/gpu/{name}.py" for name in ("calls", "cubins", "cuda"))
+ON_A_GPU = tuple(f"kernels/backends/gpu/{name}.py" for name in ("calls", "cuda"))
 SHOWN = 8
 
 Rows = dict[str, str]
@@ -52,8 +52,8 @@ def main(arguments: list[str]) -> int:
             print("computing the golden digests that are missing from the sources of HEAD", flush=True)
             before = digests_of_head()
             known = {key: before[key] | known[key] for key in rows}
-        wrong += differing(known, rows)
-        wrong += [f"{file} is not executed here: {why}" for file, why in not_executed(files)]
+        unseen = (f"{file} is not executed here: {why}" for file, why in not_executed(files))
+        wrong = [*wrong, *differing(known, rows), *unseen]
     if wrong:
         print("not recorded:", *wrong[:SHOWN], *([f"and {len(wrong) - SHOWN} more"] * (len(wrong) > SHOWN)), sep="\n  ")
         if not new:
@@ -77,7 +77,7 @@ def digests(root: Path) -> tuple[dict[str, Rows], list[str]]:
     trials = compute(root, "trials")
     if root == ROOT:
         others["CUDA sources"] = compute(root, "cuda")
-        if torch.cuda.is_available():
+        if has_gpu():
             others["CUDA"] = compute(root, "kernels", FEWBITS_BACKEND="cuda")
     trials |= compute(root, "tiles")
     wrong = [f"{who}: {name}" for who, rows in others.items() for name in rows if rows[name] != kernels.get(name)]
@@ -115,10 +115,14 @@ def differing(known: Mapping[str, Rows], rows: Mapping[str, Rows]) -> list[str]:
     ]
 
 
+def has_gpu() -> bool:
+    return torch.cuda.is_available()
+
+
 def not_executed(files: list[str]) -> Iterator[tuple[str, str]]:
     """Yield each file that was not executed on this machine, with the reason and what to do."""
     for file in files:
-        if file in ON_A_GPU and not torch.cuda.is_available():
+        if file in ON_A_GPU and not has_gpu():
             yield file, "run this command on a machine with an NVIDIA GPU"
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import fewbits
+from fewbits.experiments.numerics import changed, running, total
 from tests.forked_python import run_python
 
 ROOT = Path(__file__).parents[1]
@@ -92,7 +93,9 @@ def test_the_wheel_trains_where_it_lies(wheel: Path, tmp_path: Path) -> None:
 import sys
 import fewbits, fewbits.kernels.backends.build as build, fewbits.kernels.formats as formats
 from fewbits.cli import main
+from fewbits.experiments.numerics import changed, running, total
 print(fewbits.__file__, formats.__file__, build.__file__)
+print(total(running()), changed())
 sys.exit(main(sys.argv[1:]))
 """
     env = os.environ | {"PYTHONPATH": str(tmp_path)}
@@ -101,6 +104,7 @@ sys.exit(main(sys.argv[1:]))
     done = run_python(arguments, folder=tmp_path, environment=env)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(f"{tmp_path}/fewbits/") == 3
+    assert f"{total(running())} {changed()}" in done.stdout.splitlines(), "the sources have the checkout's digest"
     assert list(tmp_path.glob("runs/*/result.json"))
 
 

@@ -9,7 +9,6 @@ A report is not written again if neither the results nor the code have changed (
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,14 +22,13 @@ from fewbits.analysis.report.items import FigureResult, TableResult
 from fewbits.analysis.report.notebook import execute
 from fewbits.analysis.report.page import page
 from fewbits.analysis.report.study_report import StudyReport, read_study
-from fewbits.analysis.tidy.runs import PlanWarning
 from fewbits.analysis.tidy.selection import notebook_parameters
 from fewbits.analysis.views.numbers import anchor
 from fewbits.analysis.views.tables import latex
 from fewbits.common.atomic import folder_atomically, remove_folder
 from fewbits.common.from_dict import one_of
 from fewbits.sweeps.planning.studies import STUDIES
-from fewbits.sweeps.tracking.reports import track_report
+from fewbits.sweeps.tracking.mirror import track_report
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 INDEX = "index.html"
@@ -43,7 +41,6 @@ class Written:
     index: Path  # the report's index.html
     verdicts: str  # the number of verdicts of each outcome, as text
     missing: tuple[str, ...]  # a line for each place (arm, axis values, seed) without a result
-    notes: tuple[str, ...] = ()  # lines about the plan that was read, for example that a plan file is unusable
 
 
 def write_report(overrides: Sequence[str], reports: Path) -> Written:
@@ -53,21 +50,18 @@ def write_report(overrides: Sequence[str], reports: Path) -> Written:
     """
     planned = read_study(overrides)
     set_in = notebook_parameters(planned.overrides, planned.scale, planned.results.plan.store)
-    folder, digest = reports / planned.name, made_of(planned.results, (*map(str, set_in.values()), planned.changed))
+    folder, digest = reports / planned.name, made_of(planned.results, tuple(map(str, set_in.values())))
     if not unchanged(folder, digest):
         replace_folder(folder, lambda: _files(planned.study, set_in), digest)
     track_report(planned.results.plan.store, planned.study, planned.scale, folder)
     verdicts = json.loads((folder / "verdicts.json").read_text("utf-8"))
-    return Written(folder / INDEX, verdicts["counts"], planned.results.flags, planned.notes)
+    return Written(folder / INDEX, verdicts["counts"], planned.results.flags)
 
 
 def _files(study: str, set_in: Mapping[str, Any]) -> dict[str, str | bytes]:
     notebooks = {path.stem: path for path in sorted(NOTEBOOKS.glob("*.py"))}
     one_of("study with a report", study, notebooks)
-    with warnings.catch_warnings():
-        # The page and the command show the notes on the plan, so the notebook need not warn of them, too.
-        warnings.simplefilter("ignore", PlanWarning)
-        executed = execute(notebooks[study], set_in)
+    executed = execute(notebooks[study], set_in)
     report: StudyReport = executed.names[study]
     if unshown := list(report.unshown()):
         raise ValueError(f"the notebook of {study} does not show {', '.join(unshown)}; add cells that show them")

@@ -8,7 +8,7 @@ verdicts.json, so the page agrees with the reports. The texts of the claims are 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,7 @@ from fewbits.analysis.engine.claims.findings import Finding, Outcome, Status, Ve
 from fewbits.analysis.engine.claims.schema import Claim, load_claims, studies_with_claims
 from fewbits.analysis.report.files import INDEX
 from fewbits.analysis.report.page import document
-from fewbits.analysis.report.scales import Column, scales_table
-from fewbits.analysis.views.claims import tally
+from fewbits.analysis.views.claims import FindingView, badge, tally, view
 from fewbits.analysis.views.html import render
 from fewbits.common.atomic import write_atomically
 from fewbits.common.from_dict import from_dict
@@ -64,7 +63,7 @@ def write_index(reports: Path) -> Path:
 
 
 def _read(page: Path) -> Report | None:
-    """Return the report with this index.html; None if the page compares several scales (`ladder.py`)."""
+    """Return the report with this index.html; None if the page is no report."""
     file = page.with_name("verdicts.json")
     try:
         record = json.loads(file.read_text("utf-8"))
@@ -112,3 +111,37 @@ def _page(reports: list[Report]) -> str:
 
 def _claims(study: str) -> tuple[Claim, ...]:
     return load_claims(study).claims if study in studies_with_claims() else ()
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table: the verdicts at one scale."""
+
+    name: str  # of the scale
+    remark: str  # the text beside the name in the head of the column, such as the size of the model
+    verdicts: Mapping[str, Verdict]  # by claim
+    link: str = ""  # the address of the report with the full verdicts
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The verdict on a claim at one scale, as the table shows it."""
+
+    badge: Markup  # the outcome
+    finding: FindingView | None  # the finding whose effect is shown; None if no finding has an effect
+    link: str  # the address of the claim in the scale's report; "" without a report
+
+
+def scales_table(claims: Sequence[Claim], columns: Sequence[Column]) -> Markup:
+    """Return the table as HTML. A cell without a verdict on the claim has a dash."""
+    rows = [(claim, [_cell(claim, column) for column in columns]) for claim in claims]
+    return render("scales", columns=[(column.name, column.remark) for column in columns], rows=rows)
+
+
+def _cell(claim: Claim, column: Column) -> Cell | None:
+    verdict = column.verdicts.get(claim.id)
+    if verdict is None:
+        return None
+    leading = verdict.leading
+    link = f"{column.link}#{claim.id}" if column.link else ""
+    return Cell(badge(verdict.outcome), view(leading) if leading else None, link)

@@ -33,8 +33,8 @@ from fewbits.analysis.views.provenance import Provenance
 from fewbits.analysis.views.shown_frame import Items, ShownFrame, finding_row, outcome_rows, shown_frame, verdict_row
 from fewbits.analysis.views.tables import table_html
 from fewbits.common.from_dict import one_of
-from fewbits.sweeps.planning.lookup import FoundPlan, find_plan
-from fewbits.sweeps.planning.overrides import RUNS
+from fewbits.sweeps.planning.plan import Plan
+from fewbits.sweeps.planning.stored_plans import RUNS, find_plan
 from fewbits.sweeps.planning.studies import STUDIES
 
 if TYPE_CHECKING:
@@ -54,15 +54,14 @@ def read_study(overrides: Sequence[str]) -> StudyReport:
     return report_of(find_plan(overrides), overrides)
 
 
-def report_of(found: FoundPlan, overrides: Sequence[str]) -> StudyReport:
+def report_of(plan: Plan, overrides: Sequence[str]) -> StudyReport:
     """Return the report of a plan. overrides: those that selected the plan. Raise ValueError for an unknown study."""
-    sweeps = found.plan.sweeps
+    sweeps = plan.sweeps
     studies = sorted({sweep.study for sweep in sweeps})
     for study in studies:
         one_of("study", study, STUDIES)
     (study,) = studies
-    results = Results(found.plan, found.earlier)
-    return StudyReport(study, sweeps[0].scale, tuple(overrides), results, found.changed, found.notes)
+    return StudyReport(study, sweeps[0].scale, tuple(overrides), Results(plan))
 
 
 @dataclass
@@ -73,8 +72,6 @@ class StudyReport:
     scale: str
     overrides: tuple[str, ...]  # the ones that selected the plan, as for `fewbits sweep`
     results: Results
-    changed: str = ""  # a line of text if the sweep's definition has changed since its plan was stored; else ""
-    notes: tuple[str, ...] = ()  # lines about the plan that a command prints
     tables: dict[str, Table] = field(default_factory=dict)  # by id, the tables that have been shown
     figures: dict[str, Picture] = field(default_factory=dict)  # by id, the figures that have been shown
     shown_claims: list[str] = field(default_factory=list)  # the ids of the claims that have been shown
@@ -107,7 +104,7 @@ class StudyReport:
 
     @cached_property
     def origin(self) -> Provenance:
-        return Provenance(self.results, self.overrides, self.changed)
+        return Provenance(self.results, self.overrides)
 
     @property
     def size(self) -> str:

@@ -30,18 +30,14 @@ from fewbits.experiments.composition import parse_override, spelled
 from fewbits.experiments.storage.run_folder import RunFolder, opened, saved_trial
 from fewbits.experiments.trial import Trial
 from fewbits.sweeps.planning.expand import Cell
-from fewbits.sweeps.planning.lookup import FoundPlan, find_plan
-from fewbits.sweeps.planning.stored_plans import place_of
+from fewbits.sweeps.planning.plan import Plan
+from fewbits.sweeps.planning.stored_plans import find_plan
 from fewbits.sweeps.running import store as state_of
 from fewbits.sweeps.running.store import OVER
 
 if TYPE_CHECKING:
     from fewbits.analysis.report.study_report import StudyReport
     from fewbits.analysis.views.shown_frame import ShownFrame
-
-
-class PlanWarning(UserWarning):
-    """A warning about the plan, for example that the definition of the sweep has changed since the sweep ran."""
 
 
 class UnreadableRunWarning(UserWarning):
@@ -74,7 +70,7 @@ class Runs:
     store: Path
     places: tuple[Place, ...]
     trials: pd.DataFrame  # a row for each place: run, axes, labels, state, measured numbers, and all settings
-    found: FoundPlan | None = None  # the sweep's plan; None for a whole store
+    plan: Plan | None = None  # the sweep's plan; None for a whole store
     overrides: tuple[str, ...] = ()  # the overrides that select the sweep
 
     @property
@@ -131,23 +127,23 @@ class Runs:
         """
         from fewbits.analysis.tidy.own_claims import judged
 
-        if self.found is None:
+        if self.plan is None:
             raise ValueError(
                 "claims compare the arms of one sweep, but these are the runs of a whole store; read a sweep instead: "
                 "fewbits.read('my-sweep.yaml')"
             )
-        return judged(Path(claims).expanduser(), Results(self.found.plan, self.found.earlier))
+        return judged(Path(claims).expanduser(), Results(self.plan))
 
     @cached_property
     def report(self) -> StudyReport:
         """The report with the study's tables, figures and claims; raise ValueError if the runs are not of a study."""
         from fewbits.analysis.report.study_report import report_of
 
-        if self.found is None:
+        if self.plan is None:
             raise ValueError(
                 "a whole store has no report; read a study instead: fewbits.read('mor', scale='cpu').report"
             )
-        return report_of(self.found, self.overrides)
+        return report_of(self.plan, self.overrides)
 
     def __repr__(self) -> str:
         finished = sum(place.state in OVER for place in self.places)
@@ -170,18 +166,16 @@ def read(sweep: PathLike, *overrides: str, scale: str | None = None, runs: PathL
         directory or in the nearest parent directory that has one.
     """
     selected = selection(sweep, overrides, scale, runs)
-    found = find_plan(selected)
-    for note in found.notes:
-        warnings.warn(note, PlanWarning, stacklevel=2)
+    plan = find_plan(selected)
     places, rows = [], []
-    for member in found.plan.members:
-        planned, cell = found.plan.trials[member.id], member.cell
+    for member in plan.members:
+        planned, cell = plan.trials[member.id], member.cell
         of_sweep = (member.study, member.scale, cell.sweep, cell.arm)
         place = _place(planned.folder, cell.seed, of_sweep, _axes(cell))
         places.append(place)
-        rows.append(_row(place, planned.folder, planned.trial, found.earlier.get(place_of(member), "")))
+        rows.append(_row(place, planned.folder, planned.trial))
     trials = _axes_first(pd.DataFrame(rows), places)
-    return Runs(found.plan.store, tuple(places), trials, found, tuple(selected))
+    return Runs(plan.store, tuple(places), trials, plan, tuple(selected))
 
 
 def runs(store: PathLike | None = None) -> Runs:
@@ -227,14 +221,10 @@ def _typed(text: str) -> Any:
         return text
 
 
-def _row(place: Place, folder: RunFolder, trial: Trial, earlier_run: str = "") -> dict[str, Any]:
-    """Return the row of a place in the frame of trials: labels, axes, state, measured numbers and settings.
-
-    earlier_run: the name of the run folder of another trial that an earlier plan had at this place, or "". The column
-    `stale` shows this name if `trial` is not finished.
-    """
+def _row(place: Place, folder: RunFolder, trial: Trial) -> dict[str, Any]:
+    """Return the row of a place in the frame of trials: labels, axes, state, measured numbers and settings."""
     labels = {name: getattr(place, name) for name in ("study", "scale", "sweep", "arm", "seed")}
-    measured = {name: value for name, value in standing(folder, trial, earlier_run).items() if name != "computed"}
+    measured = {name: value for name, value in standing(folder, trial).items() if name != "computed"}
     of_trial = {"model": measured.pop("model"), "recipe": measured.pop("recipe"), "data": trial.data.kind}
     settings = dict(_settings(trial.to_dict()))
     of_run = {**labels, **of_trial}

@@ -15,8 +15,8 @@ from typing import Any
 from fewbits.common.store_folder import store_folder
 from fewbits.experiments.composition import spelled
 from fewbits.experiments.config_files import folders, is_search_path
-from fewbits.sweeps.planning.overrides import RUNS, runs_named
 from fewbits.sweeps.planning.stored_plans import FOLDER as PLANS
+from fewbits.sweeps.planning.stored_plans import RUNS, runs_named
 from fewbits.sweeps.planning.studies import STUDIES
 from fewbits.sweeps.planning.sweep import load_sweeps
 

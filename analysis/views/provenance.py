@@ -40,7 +40,6 @@ class Provenance:
 
     results: Results
     overrides: Sequence[str]  # the overrides that selected the sweeps
-    changed: str = ""  # how today's definition of the sweep differs from the stored plan, as text; "" if it does not
 
     @cached_property
     def finished(self) -> list[tuple[Planned, dict[str, Any]]]:
@@ -61,8 +60,8 @@ class Provenance:
 
     @property
     def notices(self) -> list[str]:
-        """Warnings that the sweep's definition or the code changed, or that known results influenced the design."""
-        return [*filter(None, [self.changed]), *self._used_seed_warnings, *self._not_installed_sources]
+        """Warnings that the code changed, or that known results influenced the design."""
+        return [*self._used_seed_warnings, *self._not_installed_sources]
 
     @property
     def _used_seed_warnings(self) -> list[str]:

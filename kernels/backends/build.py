@@ -3,8 +3,9 @@
 The hash covers sources, flags and processor, but not the compiler, because all compilers give the same bits. So an edit
 triggers a rebuild, machines of different types that share a home directory use separate files, and a machine without a
 compiler can use a library that another machine built. One process builds at a time, under a lock. The library is
-written under another name and renamed when it is complete. The file ends with the hash of its content, because a full
-disk or a power failure can leave half a library, and loading half a library crashes the process.
+written under another name and renamed when it is complete. The file ends with its name, which contains the hash of its
+sources, and with the hash of its content: a file that was renamed, or half a file (after a full disk or a power
+failure), is never loaded.
 This module imports neither torch nor numpy, so that `fewbits doctor` works where they are missing.
 """
 
@@ -67,15 +68,21 @@ def library_path() -> Path:
 
 
 def is_whole(library: Path) -> bool:
-    """Tell whether the file is complete: whether its last 32 bytes are the SHA-256 hash of the bytes before them.
+    """Tell whether the file is complete and was compiled from the sources that its name states.
 
-    The dynamic loader ignores the hash at the end of a library.
+    The dynamic loader ignores what follows a library in its file.
     """
     try:
         content = library.read_bytes()
     except OSError:
         return False
-    return hashlib.sha256(content[:-32]).digest() == content[-32:]
+    sealed = hashlib.sha256(content[:-32]).digest() == content[-32:]
+    return sealed and content[:-32].endswith(library.name.encode())
+
+
+def content_of(file: Path) -> bytes:
+    """Return what `cached` got from `make`: the file without its name and the hash at its end."""
+    return file.read_bytes()[: -32 - len(file.name.encode())]
 
 
 def build() -> Path:
@@ -97,7 +104,7 @@ def cached(target: Path, make: Callable[[], bytes]) -> Path:
     if not is_whole(target):
         with open_lock(target.with_suffix(".lock")) as lock, locked(lock, NO_LOCKS):
             if not is_whole(target):
-                content, unfinished = make(), target.with_suffix(".tmp")
+                content, unfinished = make() + target.name.encode(), target.with_suffix(".tmp")
                 with open(unfinished, "wb") as file:
                     file.write(content + hashlib.sha256(content).digest())
                     file.flush()

@@ -41,8 +41,6 @@ class Command:
             os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         module = import_module(f"fewbits.{self.module or f'commands.{self.name}'}")
         status: int = getattr(module, self.function)(argv)
-        if self.name == "sweep" and "--dry-run" in argv and not status:
-            import_module("fewbits.commands.power").main(argv)
         return status
 
 
@@ -50,8 +48,7 @@ GROUPS = {
     "run": (
         Command("train", "train one trial, or with --multirun a grid of trials", "recipe=nvfp4 scale=cpu"),
         Command("sweep", "run the missing trials of a study or of your own sweep file", "study=mor --dry-run"),
-        Command("status", "list the trials of a sweep: planned, running, done, failed, diverged", "study=mor"),
-        Command("logs", "print the log of a sweep's trial, and follow it", "RUN --follow", "sweeps.live.logs"),
+        Command("status", "list the states of a sweep's trials, or print the end of a trial's log", "study=mor"),
         Command("stop", "stop running trials at a checkpoint", "RUN", "sweeps.live.stop"),
         Command("explain", "show why two trials differ, or why a result is stale, field by field", "RUN RUN"),
         Command("prune", "list what can be removed from a store, and remove it", "--delete", "sweeps.live.prune"),
@@ -76,7 +73,6 @@ GROUPS = {
         Command("bench train", "measure training steps, against plain BF16", "--steps 5", "commands.bench", "train"),
         Command("bench sweep", "measure how busy a sweep keeps the cores", "--trials 4", "commands.bench_sweep"),
         Command("data", "download and tokenize web text: OpenWebText, C4", "openwebtext", "commands.prepare_data"),
-        Command("sync", "send a sweep's trials to MLflow again, from the store", "study=mor"),
         Command("ui", "show the store's trials in MLflow, in the browser", "--port 5000"),
     ),
 }
@@ -85,6 +81,8 @@ LISTS = ("recipes", "models", "scales", "schedules", "optimizers", "precisions",
 EARLIER = {  # names of commands in version 0.1, and what to write instead
     **{name: f"list {name}" for name in LISTS},
     "data prepare": "data",
+    "sync": "ui --sync-only",
+    "logs": "status RUN",
 }
 
 

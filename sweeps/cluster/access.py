@@ -22,8 +22,6 @@ PREFIXES = (
     "NCCL_",
     "TORCH_NCCL_",
     "GLOO_",
-    "MLFLOW_ENABLE_SYSTEM_METRICS_",
-    "MLFLOW_SYSTEM_METRICS_",
 )
 _CREDENTIAL = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY")
 _JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray sets it in a job's processes; JSON with the job's variables

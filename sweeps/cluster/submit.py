@@ -27,10 +27,10 @@ from fewbits.common.process import environment, handled
 from fewbits.common.redaction import redacted
 from fewbits.common.terminal import notice
 from fewbits.experiments.config_files import GROUPS, folders, is_path, is_search_path
-from fewbits.experiments.tracking.owner import user
 from fewbits.sweeps.cluster.access import TRACKING, is_dashboard, means_the_same_elsewhere, variables
 from fewbits.sweeps.cluster.shipment import pack
-from fewbits.sweeps.planning.overrides import runs_named
+from fewbits.sweeps.planning.stored_plans import runs_named
+from fewbits.sweeps.tracking.connection import user
 
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails, JobSubmissionClient

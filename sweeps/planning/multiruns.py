@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from fewbits.experiments.composition import override_values
 from fewbits.sweeps.planning.expand import Cell
-from fewbits.sweeps.planning.overrides import normalised
 from fewbits.sweeps.planning.plan import Plan
 from fewbits.sweeps.planning.stored_plans import place_of, selection_hash
 from fewbits.sweeps.planning.sweep import SEED, Sweep
@@ -30,7 +29,7 @@ def multirun_name(overrides: Sequence[str]) -> str:
     named = [text.partition("=")[2] for text in overrides if text.partition("=")[0] == NAME]
     if named:
         return named[-1].strip("\"'")
-    return f"multirun-{selection_hash(normalised([text for text in overrides if text != MODE]))}"
+    return f"multirun-{selection_hash([text for text in overrides if text != MODE])}"
 
 
 def fixed_keys(overrides: Sequence[str]) -> set[str]:

@@ -1,10 +1,8 @@
-"""Store plans as `plans/STUDY-SCALE-HASH8.json` in the store: the plan with which a sweep last ran.
+"""Store the plan of each `fewbits sweep` command as `plans/STUDY-SCALE-HASH8.json` in the store.
 
-There is one file for each set of overrides of `fewbits sweep`; HASH8 is the hash of the set. The file contains the
-whole plan: the definition of the sweeps, all their places, and every trial with the settings and versions whose hash is
-its id. Therefore the plan can be read on a machine that could not make it: without the data, with another version of
-torch, or with the store mounted elsewhere. Paths in the store are written relative to the store. A checksum detects a
-file that was edited.
+HASH8 is the hash of the command's overrides. Only `fewbits sweep` plans; all other commands read the stored plan, so
+they also work without the training data, the sweep file or the version of torch that planned. Paths in the store are
+written relative to the store, which may be mounted elsewhere.
 """
 
 from __future__ import annotations
@@ -12,33 +10,38 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from fewbits import __version__
 from fewbits.common.atomic import read_json, write_atomically
+from fewbits.common.differences import differences
 from fewbits.common.from_dict import from_dict
-from fewbits.experiments.composition import spelled
+from fewbits.common.terminal import notice
+from fewbits.common.wording import plural
+from fewbits.experiments.composition import parse_override
+from fewbits.experiments.config_files import SEARCH_PATH
 from fewbits.experiments.identity import commit
-from fewbits.experiments.storage.run_folder import HASH, RunFolder, plain
+from fewbits.experiments.storage.run_folder import HASH, RunFolder
 from fewbits.experiments.trial import Branch, Runtime, Trial
 from fewbits.sweeps.planning.expand import Cell
-from fewbits.sweeps.planning.overrides import RUNS, normalised
-from fewbits.sweeps.planning.plan import Member, Plan, Planned
-from fewbits.sweeps.planning.sweep import Resources, Sweep
+from fewbits.sweeps.planning.plan import Member, Plan, Planned, plan
+from fewbits.sweeps.planning.sweep import Resources, Sweep, load_sweeps
 
 FOLDER = "plans"
-FORMAT = 3  # the version of the file format; files of other versions are not read, and `fewbits sweep` writes new ones
-STORE = f"{RUNS}="  # in a plan file this override has no value, since the file lies in the store itself
+RUNS = "runtime.runs"
+LOCATIONS = (RUNS, "runtime.cache", SEARCH_PATH)  # keys of paths, which do not select trials
+DEFAULT_SCALE = f"scale={Sweep('').scale}"
 
 Place = tuple[str, tuple[tuple[str, str], ...]]  # (sweep's name, sorted pairs (`arm`, axis or `seed`; value))
 
 
 class UnusablePlan(ValueError):
-    """Raised if a plan file is damaged, belongs to other overrides, or has another format version than FORMAT."""
+    """Raised if a plan file is damaged, or has a content that this version of fewbits cannot read."""
 
 
 @dataclass(frozen=True)
@@ -46,44 +49,74 @@ class StoredPlan:
     """A plan that was read from the store."""
 
     plan: Plan
-    path: Path  # of the plan file
-    overrides: tuple[str, ...]  # of the command that made the plan, normalised
-    git: str | None  # the commit of fewbits that made the plan; None: unknown
+    overrides: tuple[str, ...]  # of the command that made the plan; see `selection`
     time: str  # when the plan was stored, in ISO format
 
 
+# -------------------------------------------------------------------------------- overrides of a command
+
+
+def is_location(override: str) -> bool:
+    """Tell whether an override sets one of LOCATIONS, the paths that do not affect which trials are selected."""
+    return _key(override) in LOCATIONS
+
+
+def selection(overrides: Sequence[str]) -> tuple[str, ...]:
+    """Return the overrides that select trials, sorted; a sweep file, which may lie elsewhere, by its name."""
+    chosen: dict[str, str] = {}
+    for override in overrides:
+        is_file = override.endswith((".yaml", ".yml")) and _key(override) in (override, "file")
+        chosen[_key(override)] = PurePath(override.removeprefix("file=")).name if is_file else override
+    if "study" in chosen and chosen.get("scale") == DEFAULT_SCALE:
+        del chosen["scale"]
+    return tuple(sorted(text for key, text in chosen.items() if key not in LOCATIONS))
+
+
+def selection_hash(overrides: Sequence[str]) -> str:
+    """Return HASH8, the hash of the overrides that select trials, which is part of the plan file's name."""
+    return hashlib.sha256(json.dumps(list(selection(overrides))).encode()).hexdigest()[:HASH]
+
+
+def runs_named(overrides: Sequence[str]) -> str | None:
+    """Return the store in the last override `runtime.runs=STORE`, or None if there is no such override."""
+    named = [override for override in overrides if _key(override) == RUNS]
+    if not named:
+        return None
+    value = parse_override(named[-1]).value()
+    if not value:
+        raise ValueError(f"{named[-1]}: expected a folder, as in {RUNS}=runs")
+    return str(value)
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].lstrip("+")
+
+
+# -------------------------------------------------------------------------------- files
+
+
 def save_plan(plan: Plan, overrides: Sequence[str]) -> Path:
-    """Store the plan under the overrides of its command, unless the same plan is stored already; return its path."""
-    selection = normalised(overrides)
-    path = plan.store / FOLDER / f"{_label(plan)}-{selection_hash(selection)}.json"
-    content = {"overrides": list(selection), **_encoded(plan)}
-    checksum = _checksum(content)
-    if (read_json(path) or {}).get("checksum") != checksum:
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        head = {"format": FORMAT, "fewbits": __version__, "git": commit(), "time": now, "checksum": checksum}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, _text({**head, **content}).encode())
+    """Store the plan under the overrides of its command, and return the path of its file."""
+    label = "-".join(dict.fromkeys((plan.sweeps[0].study, plan.sweeps[0].scale)))
+    path = plan.store / FOLDER / f"{label}-{selection_hash(overrides)}.json"
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    head = {"fewbits": __version__, "git": commit(), "time": now, "overrides": selection(overrides)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(head | _encoded(plan), ensure_ascii=False, separators=(",", ":")).encode())
     return path
 
 
 def load_plan(runs: Path, overrides: Sequence[str]) -> StoredPlan | None:
     """Return the plan that the store `runs` contains for these overrides; None if it contains none.
 
-    The paths of its run folders are those on this machine, wherever the store was mounted when the plan was stored.
-    Raise UnusablePlan if the plan file cannot be used.
+    The paths of its run folders are those on this machine. Raise UnusablePlan if the plan file cannot be used.
     """
-    selection = normalised(overrides)
-    paths = sorted(
-        (runs / FOLDER).glob(f"*-{selection_hash(selection)}.json"), key=lambda path: path.stat().st_mtime_ns
-    )
-    return _loaded(paths[-1], runs.resolve(), selection) if paths else None
+    paths = _newest_first(runs, f"*-{selection_hash(overrides)}")
+    return _loaded(paths[0], runs.resolve()) if paths else None
 
 
 def stored_plans(runs: Path, unusable: Callable[[UnusablePlan], None] = lambda _: None) -> Iterator[StoredPlan]:
-    """Yield the plans in the store `runs`, the newest first.
-
-    unusable: called with the error for each plan file that cannot be used; this file is then skipped.
-    """
+    """Yield the plans in the store `runs`, the newest first; call `unusable` with the error for each unusable file."""
     for path in _newest_first(runs, "*"):
         try:
             yield _loaded(path, runs.resolve())
@@ -91,46 +124,18 @@ def stored_plans(runs: Path, unusable: Callable[[UnusablePlan], None] = lambda _
             unusable(error)
 
 
-def earlier_runs(plan: Plan) -> dict[Place, str]:
-    """Return the places at which a stored plan has another trial than this plan, with that trial's run folder's name.
+def find_plan(overrides: Sequence[str]) -> Plan:
+    """Return the stored plan of these overrides, for a command that reads results.
 
-    With the name, commands can tell why this earlier run is not used: its config or its version of the code differs.
-    Only run folders that exist and plans of the same study and scale count. If several stored plans have such a run at
-    a place, the run of the newest plan is returned.
+    If the store has none, say so and return the plan that `fewbits sweep` would store now, which needs the data.
     """
-    runs, planned = plan.store, {place_of(member): member for member in plan.members}
-    earlier: dict[Place, str] = {}
-    for path in _newest_first(runs, f"{_label(plan)}-*"):
-        try:
-            for member, folder in _folders(read_json(path)):
-                now = planned.get(place_of(member))
-                same = now is None or (now.study, now.scale) != (member.study, member.scale) or now.id == member.id
-                if not same and (runs / folder).is_dir():
-                    earlier.setdefault(place_of(member), folder)
-        except (KeyError, TypeError, ValueError, AttributeError):
-            continue  # the plan file is damaged; skip it
-    return earlier
-
-
-def place_of(member: Member) -> Place:
-    return member.cell.sweep, tuple(sorted(member.cell.place.items()))
-
-
-def definition(sweeps: Iterable[Sweep]) -> Any:
-    """Return the sweeps as lists and dicts of JSON types, so that a definition can be compared with a stored one."""
-    return json.loads(json.dumps([plain(asdict(sweep)) for sweep in sweeps], default=str))
-
-
-# -------------------------------------------------------------------------------- files
-
-
-def _label(plan: Plan) -> str:
-    return "-".join(dict.fromkeys((plan.sweeps[0].study, plan.sweeps[0].scale)))
-
-
-def selection_hash(selection: Sequence[str]) -> str:
-    """Return HASH8, the hash of these normalised overrides, which is part of their plan file's name."""
-    return hashlib.sha256(json.dumps(list(selection)).encode()).hexdigest()[:HASH]
+    runs = Path(runs_named(overrides) or "runs").expanduser()
+    if (stored := load_plan(runs, overrides)) is not None:
+        return stored.plan
+    planned = plan(*load_sweeps(overrides))
+    command = " ".join(["fewbits sweep", *selection(overrides)])
+    notice(f"{runs} has no plan of `{command}`, which has not run here; this is what it would run")
+    return planned
 
 
 def _newest_first(runs: Path, pattern: str) -> list[Path]:
@@ -138,35 +143,64 @@ def _newest_first(runs: Path, pattern: str) -> list[Path]:
     return sorted(paths, key=lambda path: path.stat().st_mtime_ns, reverse=True)
 
 
-def _checksum(content: Mapping[str, Any]) -> str:
-    """Return the hash of the keys `sweeps`, `members` and `trials` of a plan file's content."""
-    parts = [content.get(key) for key in ("sweeps", "members", "trials")]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+def _loaded(path: Path, runs: Path) -> StoredPlan:
+    data = read_json(path)
+    try:
+        if data is None:
+            raise ValueError("no JSON object")
+        return StoredPlan(_decoded(data, runs), tuple(data["overrides"]), data["time"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        reason = f"no key {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
+        raise UnusablePlan(
+            f"{path} is damaged or of another version of fewbits ({reason}): `fewbits sweep` with the same arguments "
+            "writes a new one"
+        ) from None
 
 
-def _text(data: Mapping[str, Any]) -> str:
-    """Return the content of a plan file as JSON text with one line for each item of a list, such as a trial."""
-    parts = []
-    for key, value in data.items():
-        if isinstance(value, list) and value:
-            items = ",\n".join(_dump(item) for item in value)
-            parts.append(f'"{key}": [\n{items}\n]')
-        else:
-            parts.append(f'"{key}": {_dump(value)}')
-    return "{\n" + ",\n".join(parts) + "\n}\n"
+# -------------------------------------------------------------------------------- changes
 
 
-def _dump(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+def changes(overrides: Sequence[str], new: Plan) -> list[str]:
+    """Return lines that say how a new plan of these overrides differs from the stored one, or why that is unusable."""
+    try:
+        stored = load_plan(new.store, overrides)
+    except UnusablePlan as error:
+        return [str(error)]
+    if stored is None:
+        return []
+    old = stored.plan
+    before, after = ({place_of(member): plan.trials[member.id] for member in plan.members} for plan in (old, new))
+    changed = [place for place in after if place in before and after[place].id != before[place].id]
+    parts = [
+        f"{plural(len(places), 'trial')} {what}"
+        for places, what in (
+            ([place for place in after if place not in before], "added"),
+            ([place for place in before if place not in after], "removed"),
+            (changed, "changed"),
+        )
+        if places
+    ]
+    lines = [f"since the plan of {stored.time}: {', '.join(parts)}"] if parts else []
+    if changed:
+        pairs = [(before[place].made_of, json.loads(json.dumps(after[place].made_of))) for place in changed]
+        differing = Counter(line.partition(":")[0] for was, now in pairs for line in differences(was, now))
+        finished = sum(before[place].folder.over for place in changed)
+        unused = f"; {plural(finished, 'result')} of the old plan not used" if finished else ""
+        lines.append(f"changed: {', '.join(f'{key} ({count} x)' for key, count in differing.most_common(5))}{unused}")
+    return lines
 
 
-# -------------------------------------------------------------------------------- from plans to JSON
+def place_of(member: Member) -> Place:
+    return member.cell.sweep, tuple(sorted(member.cell.place.items()))
+
+
+# -------------------------------------------------------------------------------- JSON
 
 
 def _encoded(plan: Plan) -> dict[str, Any]:
     return {
-        "sweeps": definition(plan.sweeps),
-        "members": [asdict(replace(member, cell=_with_runs_override(member.cell, STORE))) for member in plan.members],
+        "sweeps": [asdict(sweep) for sweep in plan.sweeps],
+        "members": [asdict(replace(member, cell=_without_store(member.cell))) for member in plan.members],
         "trials": [_trial(planned, plan.store) for planned in plan.trials.values()],
     }
 
@@ -188,34 +222,9 @@ def _trial(planned: Planned, runs: Path) -> dict[str, Any]:
     }
 
 
-def _with_runs_override(cell: Cell, override: str) -> Cell:
-    """Return the cell with `override` in place of its override `runtime.runs=…`, likewise in its parents.
-
-    override: `runtime.runs=PATH`, or `runtime.runs=` in a plan file, which does not contain the path since the store
-    may be mounted elsewhere.
-    """
-    overrides = tuple(override if text.startswith(STORE) else text for text in cell.overrides)
-    return replace(cell, overrides=overrides, parent=cell.parent and _with_runs_override(cell.parent, override))
-
-
-# -------------------------------------------------------------------------------- from JSON to plans
-
-
-def _loaded(path: Path, runs: Path, selection: tuple[str, ...] | None = None) -> StoredPlan:
-    data = read_json(path)
-    if data is None or "format" not in data:
-        raise UnusablePlan(f"{path} is damaged or is not a plan file")
-    if data["format"] != FORMAT:
-        raise UnusablePlan(f"{path} has format {data['format']}, but this version of fewbits reads format {FORMAT}")
-    if selection is not None and data.get("overrides") != list(selection):
-        raise UnusablePlan(f"{path} belongs to other overrides: {data.get('overrides')}")
-    if data.get("checksum") != _checksum(data):
-        raise UnusablePlan(f"{path} is damaged: its content does not match its checksum")
-    try:
-        return StoredPlan(_decoded(data, runs), path, tuple(data["overrides"]), data["git"], data["time"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        reason = f"it has no key {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
-        raise UnusablePlan(f"{path} cannot be read by this version of fewbits ({reason})") from None
+def _without_store(cell: Cell) -> Cell:
+    overrides = tuple(text for text in cell.overrides if _key(text) != RUNS)
+    return replace(cell, overrides=overrides, parent=cell.parent and _without_store(cell.parent))
 
 
 def _decoded(data: Mapping[str, Any], runs: Path) -> Plan:
@@ -237,22 +246,5 @@ def _decoded(data: Mapping[str, Any], runs: Path) -> Plan:
             set(row["keep"]),
             row["earlier_tokens"],
         )
-    here = f"{STORE}{spelled(str(runs))}"
-    members = [from_dict(Member, row) for row in data["members"]]
-    return Plan(
-        tuple(from_dict(Sweep, sweep) for sweep in data["sweeps"]),
-        tuple(replace(member, cell=_with_runs_override(member.cell, here)) for member in members),
-        trials,
-    )
-
-
-def _folders(data: Mapping[str, Any] | None) -> Iterator[tuple[Member, str]]:
-    """Yield each member in a plan file's content, with the name of its trial's run folder, without decoding the trials.
-
-    A member is a place of the plan with the id of its trial. Because trials are not decoded, the function also works
-    for plan files whose trials this version of fewbits cannot decode. data: the content; None: the file is unreadable.
-    For None, and for another format version than FORMAT, nothing is yielded.
-    """
-    if data is not None and data["format"] == FORMAT:
-        folders = {row["id"]: row["folder"] for row in data["trials"]}
-        yield from ((from_dict(Member, row), folders[row["id"]]) for row in data["members"])
+    sweeps = tuple(from_dict(Sweep, sweep) for sweep in data["sweeps"])
+    return Plan(sweeps, tuple(from_dict(Member, row) for row in data["members"]), trials)

@@ -19,7 +19,7 @@ from fewbits.common.file_systems import free_bytes, size
 from fewbits.common.process import handled
 from fewbits.common.terminal import notice
 from fewbits.common.wording import plural
-from fewbits.experiments.tracking.decisions import add_decisions
+from fewbits.experiments.storage.decisions import add_decisions
 from fewbits.kernels.quantizer import Mixture
 from fewbits.sweeps.cluster.access import worker_variables
 from fewbits.sweeps.planning.cost import Speeds, disk
@@ -31,8 +31,7 @@ from fewbits.sweeps.running.driver import Driver, Stage, Task, unfinished
 from fewbits.sweeps.running.progress import Display
 from fewbits.sweeps.running.store import OVER, State
 from fewbits.sweeps.running.trial_status import TrialStatus, counted, half_done, trial_statuses
-from fewbits.sweeps.tracking.links import link_lines
-from fewbits.sweeps.tracking.mlflow_view import Mirror
+from fewbits.sweeps.tracking.mirror import Mirror
 
 SHOWN = 8  # lines of a failed trial's log that the summary prints
 SYNC = 5.0  # seconds between updates of MLflow
@@ -68,7 +67,7 @@ def run_sweep(plan: Plan, where: Where, overrides: Sequence[str] = ()) -> int:
     overrides: the command's overrides, by which `load_plan` finds the stored plan.
     """
     store_plan(plan, overrides)
-    mirror = Mirror(plan)
+    mirror = Mirror(plan, overrides)
     driver = run_trials(plan, where, mirror)
     return conclude(plan, [driver] if driver else [], mirror)
 
@@ -125,10 +124,10 @@ def conclude(plan: Plan, drivers: Sequence[Driver], mirror: Mirror) -> int:
                 add_decisions(planned.folder)
     with warnings.catch_warnings():
         warn_in_lines()
-        synced = mirror.sync(last=True)
-    if status != STOPPED:
-        for line in link_lines(synced, plan.store):
-            print(line)
+        # If no trial ran, `fewbits ui` sends what the store's own database lacks.
+        shown = mirror.sync(last=True) if drivers or mirror.to_server else True
+    if status != STOPPED and shown:
+        print(mirror.line)
     return status
 
 

@@ -9,10 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from fewbits.common.store_folder import runs_option
-from fewbits.experiments.identity import is_current
 from fewbits.experiments.storage import checkpoints
-from fewbits.experiments.storage.run_folder import RunFolder, opened
 from fewbits.sweeps.planning.plan import Plan, Planned
 from fewbits.sweeps.running import store
 from fewbits.sweeps.running.store import State
@@ -89,30 +86,3 @@ def counted(states: Iterable[State], half_done: int = 0) -> str:
     counts[HALF_DONE] = half_done
     names = [State.PLANNED, HALF_DONE, *(state for state in State if state is not State.PLANNED)]
     return ", ".join(f"{counts[name]} {name}" for name in names if counts[name])
-
-
-def stale_note(planned: Planned, earlier: str) -> str:
-    """Return why a planned trial does not use the run `earlier`: it is stale, or it has another config.
-
-    earlier: the name of the run folder that an earlier plan has at the trial's place (see `earlier_runs`).
-    """
-    if is_stale(planned, earlier):
-        hint = explain_hint(planned.folder, earlier)
-        return f"stale: {earlier} was computed by another version of the code; {hint}"
-    return f"not used: {earlier}, which has another config"
-
-
-def explain_hint(folder: RunFolder, run: str) -> str:
-    """Return a sentence that names the command `fewbits explain RUN`, for a run in the store that contains `folder`.
-
-    The command shows how the run differs from what the current code and config would compute.
-    """
-    return f"`fewbits explain {run}{runs_option(folder.path.parent)}` shows the difference"
-
-
-def is_stale(planned: Planned, earlier: str) -> bool:
-    """Tell whether a run is stale: the installed code may give other bits than the code that computed the run.
-
-    earlier: the name of the run's folder, which is in the same store as the planned trial's run folder.
-    """
-    return not is_current(opened(planned.folder.path.with_name(earlier)).provenance() or {})

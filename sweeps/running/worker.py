@@ -26,9 +26,8 @@ from fewbits.experiments.numerics import ROOT, running, total
 from fewbits.experiments.run_trial import run
 from fewbits.experiments.session import Events, Progress
 from fewbits.experiments.storage import lease
+from fewbits.experiments.storage.decisions import add_decisions
 from fewbits.experiments.storage.run_folder import RunFolder
-from fewbits.experiments.tracking.decisions import add_decisions
-from fewbits.experiments.tracking.system_metrics import sampled
 from fewbits.experiments.trial import Runtime, Trial
 from fewbits.sweeps.running.store import FAILURE, LOG, PROGRESS, Failure, last_lines, reached, write_failure
 
@@ -121,8 +120,7 @@ def _lead(job: Job) -> Outcome:
     with _logged(job.path / LOG) as log:
         report = _Reporter(job, log)
         try:
-            with sampled(job.path):
-                _, result = run(job.trial, job.runtime, report)
+            _, result = run(job.trial, job.runtime, report)
         except (lease.Held, lease.Lost) as error:
             report.line(str(error))
             return Outcome("busy", str(error))

@@ -21,7 +21,6 @@ from fewbits.analysis.engine.results.rows import LABELS
 from fewbits.analysis.figures import series
 from fewbits.models.recipe import Recipe
 from fewbits.sweeps.planning.plan import Plan
-from fewbits.sweeps.planning.stored_plans import earlier_runs
 from tests.messages import names, naming
 
 Planner = Callable[..., Plan]
@@ -205,15 +204,14 @@ def test_a_deleted_trial_is_missing_and_said_to_be(planned: Planner) -> None:
     assert isinstance(nothing, NoData)
 
 
-def test_what_another_config_computed_is_stale_and_not_reused(planned: Planner) -> None:
+def test_what_another_config_computed_is_not_used(planned: Planner) -> None:
     before = Results(planned()).trials
     other = planned("optimizer.lr=0.01")
-    results = Results(other, earlier_runs(other))
+    results = Results(other)
     rows = results.trials
     assert set(rows["id"]).isdisjoint(before["id"])
     assert set(rows["state"]) == {"planned"}
-    assert rows["stale"].tolist() == [Path(folder).name for folder in before["folder"]]
-    assert all("stale: " in flag for flag in results.flags)
+    assert all("missing: " in flag for flag in results.flags)
     assert len(results.flags) == 8
     found = paired(results, "validation_loss", "mor", "bf16", USUAL)
     assert isinstance(found, NoData)

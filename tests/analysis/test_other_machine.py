@@ -64,7 +64,6 @@ def commands(file: Path, runs: Path, reports: Path) -> dict[str, list[str]]:
         "claims": ["claims", *words, "--json"],
         "report": ["report", *words, "--out", str(reports)],
         "explain": ["explain", trial, "--runs", str(runs)],
-        "sync": ["sync", *words],
     }
 
 

@@ -1,3 +1,3 @@
-"""Fixtures for tests of commands: those of the tests of trials, since `train` runs trials in the test's process."""
+"""Fixtures for tests of commands: those of the tests of sweeps, since commands run trials in the test's process."""
 
-from tests.experiments.conftest import _torch_as_it_was, cache  # noqa: F401
+from tests.sweeps.conftest import _torch_as_it_was, cache, forked_from_one, undisturbed  # noqa: F401

@@ -286,7 +286,7 @@ MISTAKES = {  # arguments of `fewbits train`, and the parts of the message; … 
     "hydra.run.dir=x": "hydra.run.dir…runtime.runs=DIR",
     "+data.size=5 training.step=3": "unknown key 'training.step': training … steps, ",
     "~training.steps": "training: missing keys: steps",
-    "~recipe": "missing keys: recipe",
+    "~model": "model: missing keys: name, ",
     # types and ranges
     "training.steps=abc": "training.steps: int is expected, not 'abc'",
     "training.steps=1.5": "training.steps: int is expected, not 1.5",
@@ -364,7 +364,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
     keys = {override.partition("=")[0] for override in overrides}
     tiny = (
         []
-        if keys & {"training", "~training.steps"}
+        if keys & {"training", "~training.steps", "~model"}
         else [setting for setting in TINY if setting.partition("=")[0] not in keys]
     )
     data = [] if any(key.startswith("data") for key in keys) else ["data.size=65536"]

@@ -26,7 +26,7 @@ from fewbits.experiments.run_trial import run
 from fewbits.experiments.session import Events, Progress
 from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.run_folder import RunFolder
-from fewbits.experiments.tracking.tracker import Tracker
+from fewbits.sweeps.tracking.mirror import Tracker
 
 # A quarter of the -nano models' width: a step takes 0.1 s, even on processors where torch has only scalar loops for
 # BF16. Every operand still has several blocks of side 16 and of side 32.

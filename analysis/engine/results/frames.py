@@ -1,7 +1,7 @@
 """Read the trials of a plan and their results in the store as DataFrames (`Results`).
 
 The table of trials has one row for each place, which is a cell of a sweep's grid: an arm, values of its axes and a
-seed. A place without a result (its trial is missing, running, failed or stale) also has a row; the columns `state` and
+seed. A place without a result (its trial is missing, running or failed) also has a row; the columns `state` and
 `note` say why there is no result. Files are read when they are first needed.
 """
 
@@ -24,7 +24,6 @@ from fewbits.common.from_dict import one_of
 from fewbits.common.wording import enumeration
 from fewbits.sweeps.planning.cost import parameters_of
 from fewbits.sweeps.planning.plan import Member, Plan
-from fewbits.sweeps.planning.stored_plans import Place, place_of
 from fewbits.sweeps.running import store
 
 EVALUATED = ("validation_loss", "ood_loss", "parameter_norm")  # columns that are missing before the first evaluation
@@ -69,8 +68,6 @@ class Results:
     """
 
     plan: Plan
-    # Place → the run folder of a different trial at this place in an earlier plan (`earlier_runs` of stored_plans.py).
-    earlier: Mapping[Place, str] = field(default_factory=dict)
     files: Files = field(default_factory=Files)  # shared with the Results of single sweeps and places
     computed: dict[str, Any] = field(default_factory=dict)  # the cache of `remembered`
 
@@ -95,7 +92,7 @@ class Results:
         return self._part(replace(self.plan, members=members))
 
     def _part(self, plan: Plan) -> Results:
-        return Results(plan, self.earlier, self.files)
+        return Results(plan, self.files)
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -113,7 +110,7 @@ class Results:
 
     def _row(self, member: Member) -> dict[str, Any]:
         planned = self.plan.trials[member.id]
-        return labels(member) | standing(planned.folder, planned.trial, self.earlier.get(place_of(member), ""))
+        return labels(member) | standing(planned.folder, planned.trial)
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:

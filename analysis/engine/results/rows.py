@@ -16,7 +16,7 @@ from fewbits.sweeps.running import store
 
 LABELS = ("study", "scale", "sweep", "arm", "axes", "seed", "id")  # a place's labels; id: the trial's id
 # The columns that `standing` returns in addition to measured numbers.
-STANDING = ("folder", "state", "step", "steps", "stale", "note", "model", "parameters", "recipe", "computed")
+STANDING = ("folder", "state", "step", "steps", "note", "model", "parameters", "recipe", "computed")
 OTHER_CODE = "computed by other code than today's"
 _NO_NUMBERS = ("id", "name", "status", "step", "evaluated")  # entries of result.json that are not measured numbers
 
@@ -42,23 +42,18 @@ def labels(member: Member) -> dict[str, Any]:
     return columns | {axis: value for axis, value in cell.axes if axis not in columns}
 
 
-def standing(folder: RunFolder, trial: Trial, earlier_run: str) -> dict[str, Any]:
+def standing(folder: RunFolder, trial: Trial) -> dict[str, Any]:
     """Return {column: value} of a trial: the columns STANDING (state, step …) and, if finished, all measured numbers.
 
     The numbers are those of result.json and of later evaluations of the run. The column `note` can say why
-    there is no result, or that the result was computed by other code than today's. earlier_run: the name of the run
-    folder of another trial that an earlier plan had at the same place, or "". If `trial` is not finished, this name is
-    put into the column `stale`.
+    there is no result, or that the result was computed by other code than today's.
     """
     state = store.state(folder)
     over = state in store.OVER
     result = with_stored(folder.path, folder.result() or {}) if over else {}
     failure = store.failure(folder) if state is store.State.FAILED else None
     note = failure.reason if failure else ""
-    stale = earlier_run if earlier_run and not over else ""
-    if stale:
-        note = f"stale: {earlier_run} was computed by other code or with another config"
-    elif over and not is_current(folder.provenance() or {}):
+    if over and not is_current(folder.provenance() or {}):
         note = OTHER_CODE
     elif state is store.State.PLANNED:
         note = "missing: not run yet, or not finished"
@@ -68,7 +63,6 @@ def standing(folder: RunFolder, trial: Trial, earlier_run: str) -> dict[str, Any
         "state": str(state),
         "step": int(result.get("step", store.reached(folder))),
         "steps": trial.training.steps,
-        "stale": stale,
         "note": note,
         "model": model.name,
         "parameters": parameters_of(model),

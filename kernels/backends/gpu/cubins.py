@@ -3,7 +3,7 @@
 A kernel is compiled separately for each architecture and each variant, which is a set of constants (variants.py), so
 that its code is small and does not spill registers. The file's name contains a hash of the sources, constants, options
 and NVRTC's version. As with the CPU library (build.py), one process compiles at a time, under a lock; a file is renamed
-when it is complete; and it ends with the hash of its content.
+when it is complete; and it ends with its name and the hash of its content.
 
 CuPy does not compile the kernels, because it adds -ftz=true, which flushes subnormals. Compilation needs no GPU.
 """
@@ -15,7 +15,7 @@ import importlib.util
 from functools import cache
 from pathlib import Path
 
-from fewbits.kernels.backends.build import BuildError, cache_folder, cached
+from fewbits.kernels.backends.build import BuildError, cache_folder, cached, content_of
 from fewbits.kernels.backends.compilation import SOURCES
 from fewbits.kernels.backends.gpu.variants import OPTIONS
 
@@ -30,7 +30,7 @@ def cubin(source: str, architecture: str) -> bytes:
 
     Raise BuildError if NVRTC is missing or fails.
     """
-    return cached(_path(source, architecture), lambda: compile_now(source, architecture)[0]).read_bytes()[:-32]
+    return content_of(cached(_path(source, architecture), lambda: compile_now(source, architecture)[0]))
 
 
 def discard(source: str, architecture: str) -> None:

@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _measure(folder: Path, trials: int, seconds: float, backend: str) -> None:
     """Run a sweep in a folder and print the measurements; a number in brackets is the target for that beside it."""
-    from fewbits.sweeps.tracking.mlflow_view import Mirror
+    from fewbits.sweeps.tracking.mirror import Mirror
 
     file, many, cores = folder / "bench.yaml", folder / "many.yaml", len(os.sched_getaffinity(0))
     file.write_text(SWEEP)

@@ -52,10 +52,8 @@ def main(argv: Sequence[str]) -> int:
 
     from fewbits.analysis.report.study_report import read_study
     from fewbits.analysis.views.claims import counts
-    from fewbits.sweeps.planning.lookup import show_notes
 
     report = read_study(in_store(options.overrides, existing(options.runs)))
-    show_notes(report.notes)
     if options.spreads:
         from fewbits.analysis.engine.claims.preview import spreads_of
 
@@ -75,8 +73,7 @@ def main(argv: Sequence[str]) -> int:
         )
         print("  ".join(cells).rstrip())
     for notice in report.origin.notices:
-        if notice not in report.notes:
-            print(f"\n{notice}")
+        print(f"\n{notice}")
     if flags := report.results.flags:
         places = "1 place has" if len(flags) == 1 else f"{len(flags)} places have"
         print(f"\n{places} no result; the first is {flags[0]}")

@@ -9,32 +9,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from fewbits.common.progress import clock
 from fewbits.common.tables import print_table
 from fewbits.common.wording import plural
-from fewbits.sweeps.dry_run import arms, memory, outline
+from fewbits.sweeps.planning import outline
 from fewbits.sweeps.planning.cost import Speeds, disk, work_of
 from fewbits.sweeps.planning.expand import spell
 from fewbits.sweeps.planning.plan import Plan, Planned
-from fewbits.sweeps.planning.stored_plans import earlier_runs, place_of
 from fewbits.sweeps.running import store
 from fewbits.sweeps.running.driver import unfinished
-from fewbits.sweeps.running.trial_status import (
-    HALF_DONE,
-    TrialStatus,
-    counted,
-    half_done,
-    is_stale,
-    stale_note,
-    trial_statuses,
-)
+from fewbits.sweeps.running.trial_status import HALF_DONE, TrialStatus, counted, half_done, trial_statuses
 
 FEW = 40  # plans with more places list their trials only with --trials
 
 
-def print_plan(
-    plan: Plan,
-    parallel: int | None = None,
-    backend: str = "ray",
-    trials: bool = False,
-) -> None:
+def print_plan(plan: Plan, parallel: int | None = None, backend: str = "ray", trials: bool = False) -> None:
     """Print the trials with their states, the table of arms and the totals.
 
     If data are missing on this machine, print the arms' settings instead of the trials, and at the end the commands
@@ -42,24 +28,15 @@ def print_plan(
     trials: also list the trials of a plan with more than FEW places.
     """
     statuses, missing = trial_statuses(plan), outline.missing_data(plan)
-    tokens, runs = outline.corpus_tokens(plan, missing), {} if missing else earlier_runs(plan)
-    earlier = {
-        member.id: runs[place_of(member)]
-        for member in plan.members
-        if place_of(member) in runs and statuses[member.id].state is store.State.PLANNED
-    }
+    tokens = outline.corpus_tokens(plan, missing)
     if missing:
         print_table(("sweep", "place", *outline.SETTINGS), outline.setting_rows(plan))
         print(f"\n{outline.LEGEND}\n" if any(sweep.assumed for sweep in plan.sweeps) else "")
     elif trials or len(plan.members) <= FEW:
-        notes = {key: [stale_note(plan.trials[key], run)] for key, run in earlier.items()}
-        print_table([""] * 4, _trial_rows(plan, statuses, notes))
+        print_table([""] * 4, _trial_rows(plan, statuses))
         print()
-    print_table(arms.COLUMNS, arms.arm_rows(plan, tokens))
-    print("", *totals(plan, statuses, parallel, backend), sep="\n")
-    if stale := sum(is_stale(plan.trials[key], run) for key, run in earlier.items()):
-        message = "planned trials have results that another version of the code computed; these are not used"
-        print(f"{stale} {message} (--trials lists them)")
+    print_table(outline.COSTS, outline.cost_rows(plan, tokens))
+    print("", *_totals(plan, statuses, parallel, backend), sep="\n")
     if missing:
         print(f"{sum(work_of(planned.trial) for planned in plan.trials.values()):.2e} FLOPs")
         print(f"these data are not on this machine: {', '.join(map(str, missing))}")
@@ -71,25 +48,39 @@ def print_memory(plan: Plan, device_bytes: float) -> int:
 
     Arms whose trials use no GPU are left out. device_bytes: the memory of a GPU.
     """
-    estimates = list(memory.memory_of_arms(plan))
-    if not estimates:
-        return 0
-    print()
-    print_table(memory.COLUMNS, [arm.row() for arm in estimates])
-    complaints = [text for arm in estimates if (text := arm.complaint(device_bytes)) is not None]
+    arms = list(outline.memory_rows(plan, device_bytes))
+    if arms:
+        print()
+        print_table(("sweep", "arm", "ranks", "GB a rank", *outline.PARTS), [row for row, _ in arms])
+    complaints = [reason for _, reason in arms if reason is not None]
     for text in complaints:
         print(f"fewbits: {text}", file=sys.stderr)
     return 2 if complaints else 0
 
 
-def _trial_rows(
-    plan: Plan, statuses: Mapping[str, TrialStatus], notes: Mapping[str, list[str]]
-) -> Iterator[tuple[str, str, str, str]]:
+def print_power(study: str, plan: Plan) -> None:
+    """Print for each claim of a study the smallest effect that the planned seeds can detect.
+
+    If trials of this scale cannot test the claims, print the reason. Print nothing for a study without claims.
+    """
+    from fewbits.analysis.engine.claims.preview import preview, preview_lines
+    from fewbits.analysis.engine.claims.schema import load_claims, studies_with_claims
+    from fewbits.analysis.engine.results.frames import Results
+
+    if study not in studies_with_claims():
+        return
+    results = Results(plan)
+    if reason := load_claims(study).unfit.get(results.scale_name):
+        print(f"\nthis scale decides only claims that need no trials: {reason}")
+    else:
+        print("\n" + "\n".join(preview_lines(preview(study, results))))
+
+
+def _trial_rows(plan: Plan, statuses: Mapping[str, TrialStatus]) -> Iterator[tuple[str, str, str, str]]:
     seen, has_to_run = set(), unfinished(plan)
     for member in plan.members:
         planned = plan.trials[member.id]
-        status = _describe_status(planned, statuses[member.id], member.id in has_to_run)
-        text = ", ".join([status, *notes.get(member.id, [])])
+        text = _describe_status(planned, statuses[member.id], member.id in has_to_run)
         again = "  (the same trial as above)" if member.id in seen else ""
         seen.add(member.id)
         yield member.cell.sweep, spell(member.cell.place), planned.folder.path.name, text + again
@@ -109,16 +100,14 @@ def _describe_status(planned: Planned, status: TrialStatus, has_to_run: bool) ->
     return f"{state}, resumes from step {step}" if step and state is not store.State.RUNNING else str(state)
 
 
-def totals(plan: Plan, statuses: Mapping[str, TrialStatus], parallel: int | None, backend: str) -> list[str]:
+def _totals(plan: Plan, statuses: Mapping[str, TrialStatus], parallel: int | None, backend: str) -> list[str]:
     """Return lines with the number of trials in each state, and the time and disk space that the sweep still needs.
 
     statuses: the status of each trial, by id. parallel: the number of trials that run at a time; None: estimated from
     this machine's CPUs. backend: `ray` or `local`; the time includes the start of the backend.
     """
     has_to_run = unfinished(plan)
-    missing = [
-        trial for key, trial in plan.trials.items() if key in has_to_run and not statuses[key].blocked_permanently
-    ]
+    missing = [t for key, t in plan.trials.items() if key in has_to_run and not statuses[key].blocked_permanently]
     states = counted((status.state for status in statuses.values()), half_done(plan, statuses))
     lines = [f"{plural(len(plan.trials), 'trial')}: {states}"]
     if not missing:
@@ -133,17 +122,13 @@ def totals(plan: Plan, statuses: Mapping[str, TrialStatus], parallel: int | None
         if seconds is None:
             lines.append("time unknown: no similar trial has run in this store yet")
             break
-        seconds *= _part_left(planned)
+        seconds *= 1 - store.reached(planned.folder) / planned.trial.training.steps
         total += seconds
         until[planned.id] = seconds + until.get(planned.parent or "", 0.0)
     else:
         whole = clock(speeds.start_seconds(backend) + max(total / slots, *until.values()))
         lines.append(f"about {whole}, {slots} at a time, {'; '.join(sources)}")
     return [*lines, f"{disk(missing) / 1e9:.1f} GB of checkpoints"]
-
-
-def _part_left(planned: Planned) -> float:
-    return 1 - store.reached(planned.folder) / planned.trial.training.steps
 
 
 def _slots(planned: Sequence[Planned]) -> int:

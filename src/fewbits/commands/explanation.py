@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fewbits.common.differences import differences
-from fewbits.sweeps.planning.overrides import is_location
+from fewbits.sweeps.planning.stored_plans import is_location
 
 if TYPE_CHECKING:
     from fewbits.experiments.trial import Trial

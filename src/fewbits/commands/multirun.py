@@ -27,13 +27,12 @@ from fewbits.experiments.config import HYDRA_SETTINGS, is_hydra_setting
 from fewbits.experiments.config_files import SEARCH_PATH, folders, with_config_dir
 from fewbits.sweeps.cluster.access import is_dashboard
 from fewbits.sweeps.planning.multiruns import MODE, cells, fixed_keys, joined, multirun_name, sweep_of
-from fewbits.sweeps.planning.overrides import RUNS, runs_named
 from fewbits.sweeps.planning.plan import Plan, plan_cells
-from fewbits.sweeps.planning.stored_plans import UnusablePlan, load_plan
+from fewbits.sweeps.planning.stored_plans import RUNS, UnusablePlan, load_plan, runs_named
 from fewbits.sweeps.running.backend import Backend
 from fewbits.sweeps.running.driver import Driver, unfinished
 from fewbits.sweeps.running.run_sweep import STOPPED, Where, conclude, run_trials, store_plan
-from fewbits.sweeps.tracking.mlflow_view import Mirror
+from fewbits.sweeps.tracking.mirror import Mirror
 
 LAUNCHER = "hydra/launcher="
 

@@ -15,8 +15,7 @@ examples:
   fewbits report study=mor scale=cpu                    write reports/mor-cpu/index.html
   fewbits report study=mor scale=cpu seeds=[0,1,2,3,4]  use other seeds than the scale's
   fewbits report study=mor scale=smoke --sweep          run the missing trials first, as `fewbits sweep` does
-  fewbits report study=mor --compare smoke cpu          write reports/mor-smoke-cpu/index.html, scales side by side
-  fewbits report --index                                write reports/index.html, with all reports of the folder
+  fewbits report --index                                write reports/index.html: all reports, scales side by side
 
 Without --sweep nothing is trained, and the page names each place (arm, axis values, seed) that has no result. Equal
 results give equal files.
@@ -41,7 +40,6 @@ def main(argv: Sequence[str]) -> int:
         default="reports",
         help="the folder for reports (default: reports); of a job on a cluster, beside the store",
     )
-    parser.add_argument("--compare", nargs="+", metavar="SCALE", help="write one page that compares these scales")
     parser.add_argument(
         "--index", action="store_true", help="write one page with the verdicts of all reports in the folder --out"
     )
@@ -49,20 +47,17 @@ def main(argv: Sequence[str]) -> int:
     add_where(parser)
     options = parser.parse_intermixed_args(argv)
     if options.index:
-        if options.overrides or options.runs or options.compare or options.sweep:
+        if options.overrides or options.runs or options.sweep:
             parser.error("--index reads the reports in the folder --out; it cannot be combined with any other option")
         return _index(Path(options.out).expanduser())
     if not options.overrides:
         parser.error("name a study (study=NAME), or use --index")
-    if options.sweep and options.compare:
-        parser.error("--sweep runs one scale, but --compare needs several: run `fewbits sweep` for each scale first")
     runs = options.runs if options.sweep else existing(options.runs)
     overrides, reports = in_store(options.overrides, runs), Path(options.out).expanduser()
     if options.sweep and is_dashboard(options.address):
         return submit_report(overrides, options, options.out)
 
     from fewbits.analysis.report.files import check_place, write_report
-    from fewbits.sweeps.planning.lookup import show_notes
 
     warn_in_lines()
     if options.sweep:  # a report folder without write access must be an error before the training, not after it
@@ -70,13 +65,7 @@ def main(argv: Sequence[str]) -> int:
     swept = sweep(overrides, options) if options.sweep else 0
     if swept > 1:
         return swept
-    if options.compare:
-        from fewbits.analysis.report.ladder import write_ladder
-
-        report = write_ladder(overrides, options.compare, reports)
-    else:
-        report = write_report(overrides, reports)
-    show_notes(report.notes)
+    report = write_report(overrides, reports)
     if report.missing:
         count = len(report.missing)
         places = "1 place has" if count == 1 else f"{count} places have"

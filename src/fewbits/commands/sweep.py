@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from fewbits.common.arguments import CommandParser, positive
 from fewbits.common.store_folder import store_folder
+from fewbits.common.terminal import notice
 from fewbits.sweeps.cluster.access import check_name, check_reachable, is_dashboard
 
 EXAMPLES = """\
@@ -65,10 +66,13 @@ def sweep(overrides: Sequence[str], options: argparse.Namespace) -> int:
     check_cluster(options)
 
     from fewbits.sweeps.planning.plan import plan
+    from fewbits.sweeps.planning.stored_plans import changes
     from fewbits.sweeps.planning.sweep import load_sweeps
     from fewbits.sweeps.running.run_sweep import Where, run_sweep
 
     planned = plan(*load_sweeps(overrides))
+    for line in changes(overrides, planned):
+        notice(line)
     return run_sweep(planned, Where(options.backend, options.address, options.parallel, options.env), overrides)
 
 
@@ -76,12 +80,18 @@ def _dry_run(overrides: Sequence[str], options: argparse.Namespace) -> int:
     if is_dashboard(options.address):
         return _submit(overrides, options)
 
-    from fewbits.commands.dry_run import print_memory, print_plan
-    from fewbits.sweeps.dry_run.outline import plan_or_outline
+    from fewbits.commands.dry_run import print_memory, print_plan, print_power
+    from fewbits.sweeps.planning.outline import missing_data, plan_or_outline
+    from fewbits.sweeps.planning.stored_plans import changes
 
     planned = plan_or_outline(overrides)
     print_plan(planned, options.parallel, options.backend, options.trials)
-    return print_memory(planned, options.gpu_memory * 1e9)
+    for line in [] if missing_data(planned) else changes(overrides, planned):
+        print(line)
+    status = print_memory(planned, options.gpu_memory * 1e9)
+    if status == 0 and any(text.startswith("study=") for text in overrides):
+        print_power(planned.sweeps[0].study, planned)
+    return status
 
 
 def check_cluster(options: argparse.Namespace) -> None:

@@ -97,9 +97,9 @@ def main(argv: Sequence[str]) -> int:
 
     from fewbits.experiments.run_trial import run
     from fewbits.experiments.session import Events
+    from fewbits.experiments.storage.decisions import add_decisions
     from fewbits.experiments.storage.lease import Lost
-    from fewbits.experiments.tracking.decisions import add_decisions
-    from fewbits.experiments.tracking.tracker import Tracker
+    from fewbits.sweeps.tracking.mirror import Tracker
 
     tracker, line, stop = Tracker(runtime), LiveLine(), Stop()
 

@@ -1,4 +1,4 @@
-"""Serve MLflow's web page with a store's trials from this machine until Ctrl-C (`fewbits ui`)."""
+"""Send a store's trials to MLflow, and serve MLflow's web page from this machine until Ctrl-C (`fewbits ui`)."""
 
 from __future__ import annotations
 
@@ -13,26 +13,25 @@ import time
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
-from fewbits.commands.allowed_hosts import ANY, AllowedHosts, address_of
 from fewbits.common.arguments import CommandParser, existing, warn_in_lines
 from fewbits.common.process import handled
 from fewbits.common.redaction import redacted
 from fewbits.common.store_folder import store_folder
 from fewbits.common.terminal import notice
-
-if TYPE_CHECKING:
-    from fewbits.sweeps.tracking.comparison import View
+from fewbits.common.wording import plural
 
 EXAMPLES = """\
 examples:
   fewbits ui
   fewbits ui --port 5001 --runs /shared/runs
+  MLFLOW_TRACKING_URI=http://server:5000 fewbits ui --sync-only     to a server that somebody else runs
 
 The page shows the MLflow database that MLFLOW_TRACKING_URI names or, without this variable, the store's own database.
 To open it from another machine: ssh -L 5000:127.0.0.1:5000 HOST. There is no log-in: with --host 0.0.0.0, everybody who
-can reach this machine can read, change and delete the runs.
+can reach this machine can read, change and delete the runs; MLflow's variables MLFLOW_SERVER_ALLOWED_HOSTS and
+MLFLOW_SERVER_CORS_ALLOWED_ORIGINS set under which names.
 """
 LIGHT = {  # with these settings, the server has two processes and about 380 MB, instead of 15 processes and 1.8 GB
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
@@ -48,29 +47,32 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--port", type=int, default=5000, help="the port to listen at (default: %(default)s)")
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen at (default: this machine only)")
     parser.add_argument("--runs", default="runs", metavar="DIR", help="the store (default: runs)")
-    parser.add_argument(
-        "--allowed-hosts",
-        default="",
-        metavar="NAME,…",
-        help="further host names under which browsers reach the page, for example a proxy's; * matches any characters",
-    )
+    parser.add_argument("--sync-only", action="store_true", help="send the trials, and serve no page")
     options = parser.parse_args(argv)
     existing(options.runs)
-    hosts = AllowedHosts.of(options.host, options.allowed_hosts)
-    from fewbits.experiments.tracking.connection import tracking_uri
+    from fewbits.sweeps.tracking.connection import ARTIFACTS, tracking_uri
+    from fewbits.sweeps.tracking.mirror import send_store
 
     warn_in_lines()
     runs = store_folder(options.runs)
     uri = tracking_uri(runs)
-    if uri.startswith(("http://", "https://")):
-        raise ValueError(f"ui: MLFLOW_TRACKING_URI {redacted(uri)} is a server: open that address in the browser")
-    _check_free(options.host, options.port)
-    if not hosts.loopback:
-        notice(
-            f"ui: --host {options.host}: there is no log-in: everybody who can reach port {options.port} of this "
-            "machine can read, change and delete every run; without --host only this machine can"
-        )
-    _serve(options.host, options.port, runs, uri, hosts)
+    if not options.sync_only:
+        if uri.startswith(("http://", "https://")):
+            raise ValueError(
+                f"ui: MLFLOW_TRACKING_URI {redacted(uri)} is a server: open that address in the browser; --sync-only "
+                "sends the store's trials to it"
+            )
+        _check_free(options.host, options.port)
+    try:
+        sent = send_store(runs, uri)  # also creates the database if needed: the server does not do it safely
+    except Exception as error:  # any error of MLflow, for example if another version of MLflow made the database
+        advice = "" if os.environ.get("MLFLOW_TRACKING_URI") else "; move it away, and `fewbits ui` makes a new one"
+        reason = redacted(" ".join(str(error).split()))[:300]
+        raise ValueError(f"ui: MLflow cannot open {redacted(uri)}: {reason}{advice}") from None
+    print(f"{plural(sent, 'trial')} sent to {redacted(uri)}", file=sys.stderr, flush=True)
+    if not options.sync_only:
+        arguments = ["--artifacts-destination", str(runs.resolve() / ARTIFACTS), "--host", options.host]
+        _serve(options.host, options.port, arguments, uri, runs.resolve() / LOG)
     return 0
 
 
@@ -86,25 +88,22 @@ def _check_free(host: str, port: int) -> None:
         raise ValueError(f"ui: --host {host} --port {port}: {error}; choose another --port or --host") from None
 
 
-def _serve(host: str, port: int, runs: Path, uri: str, hosts: AllowedHosts) -> None:
-    from fewbits.experiments.tracking.connection import ARTIFACTS, connect
-    from fewbits.sweeps.tracking.comparison import views_in
-
-    print(f"starting MLflow for {redacted(uri)} …", file=sys.stderr, flush=True)
-    try:
-        views = views_in(connect(runs, uri))  # also creates the database if needed: the server does not do it safely
-    except Exception as error:  # any error of MLflow, for example if another version of MLflow made the database
-        advice = "" if os.environ.get("MLFLOW_TRACKING_URI") else "; move it away, and `fewbits sync` makes a new one"
-        reason = redacted(" ".join(str(error).split()))[:300]
-        raise ValueError(f"ui: MLflow cannot open {redacted(uri)}: {reason}{advice}") from None
-    arguments = ["--artifacts-destination", str(runs.resolve() / ARTIFACTS), *hosts.options(port)]
-    arguments += ["--host", host, "--port", str(port), "--workers", "1", "--uvicorn-opts", "--log-level warning"]
-    log = runs.resolve() / LOG
+def _serve(host: str, port: int, arguments: Sequence[str], uri: str, log: Path) -> None:
+    """Run MLflow's server until Ctrl-C. The URI may contain a password, so it is no argument, which all could read."""
+    arguments = [*arguments, "--port", str(port), "--workers", "1", "--uvicorn-opts", "--log-level warning"]
+    environment = {**os.environ, **LIGHT, "MLFLOW_BACKEND_STORE_URI": uri}
+    base = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else f'[{host}]' if ':' in host else host}:{port}"
+    if host not in ("127.0.0.1", "localhost", "::1"):
+        notice(
+            f"ui: --host {host}: there is no log-in: who can reach port {port} can read, change and delete every run"
+        )
+        names = [f"{name}:{port}" for name in dict.fromkeys((host, socket.gethostname(), "localhost", "127.0.0.1"))]
+        environment.setdefault("MLFLOW_SERVER_ALLOWED_HOSTS", ",".join(names))
+        environment.setdefault("MLFLOW_SERVER_CORS_ALLOWED_ORIGINS", ",".join(f"http://{name}" for name in names))
     with log.open("w") as output:
         server = subprocess.Popen(
             [sys.executable, "-m", "mlflow", "server", *arguments],
-            # The URI may contain a password; it is not passed as an argument, since all users can read arguments.
-            env={**os.environ, **LIGHT, "MLFLOW_BACKEND_STORE_URI": uri},
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -114,8 +113,14 @@ def _serve(host: str, port: int, runs: Path, uri: str, hosts: AllowedHosts) -> N
         copying.start()
         try:
             with handled(signal.default_int_handler, signal.SIGINT, signal.SIGTERM):
-                _show_until_ended(server, host, port, views, log)
+                if _answers(server, base, log):
+                    print(f"{base}/#/experiments   (Ctrl-C ends it)", flush=True)
+                server.wait()
+                raise ValueError(f"ui: MLflow's server ended with status {server.returncode}; read its log, {log}")
+        except KeyboardInterrupt:
+            print(file=sys.stderr)
         finally:
+            _end(server)
             copying.join(10)
 
 
@@ -125,24 +130,6 @@ def _copy_redacted(source: IO[bytes], log: IO[str]) -> None:
         with contextlib.suppress(OSError):  # a full disk must not end this thread, which would block the server
             log.write(redacted(line.decode(errors="replace")))
             log.flush()
-
-
-def _show_until_ended(server: subprocess.Popen[bytes], host: str, port: int, views: list[View], log: Path) -> None:
-    try:
-        base = f"http://{address_of(host)}:{port}"
-        if _answers(server, base, log):
-            print(f"{base}   (Ctrl-C ends it)")
-            if host in ANY:
-                print(f"http://{socket.gethostname()}:{port}   (from other machines)")
-            for view in views:
-                print(f"  {view.name}: {view.link(base)}")
-            sys.stdout.flush()
-        server.wait()
-        raise ValueError(f"ui: MLflow's server ended with status {server.returncode}; read its log, {log}")
-    except KeyboardInterrupt:
-        print(file=sys.stderr)
-    finally:
-        _end(server)
 
 
 def _answers(server: subprocess.Popen[bytes], base: str, log: Path) -> bool:

@@ -23,9 +23,9 @@ from fewbits.experiments.session import with_data
 from fewbits.experiments.state import set_up
 from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.run_folder import RunFolder
-from fewbits.experiments.tracking.points import step_points
 from fewbits.experiments.trial import ORDER
 from fewbits.kernels.seeds import derive_seed
+from fewbits.sweeps.tracking.points import trial_points
 from tests.experiments.trial_inputs import metric, overrides, tensors, train
 from tests.messages import naming
 
@@ -195,7 +195,7 @@ def test_fp16_loses_gradients_that_a_loss_scale_keeps(fp16: dict[str, RunFolder]
 
 
 def test_the_recorded_counts_are_points_of_mlflow(fp16: dict[str, RunFolder]) -> None:
-    first = {point.key: point.value for point in dict(step_points(fp16["scaled"], -1))[0]}
+    first = {point.key: point.value for point in trial_points(fp16["scaled"], -1) if point.step == 0}
     rows = pd.read_parquet(fp16["scaled"].path / "precision.parquet")
     rows = rows[(rows["step"] == 0) & (rows["slot"] == "parameter")]
     assert first["precision/lost_bf16"] == pytest.approx(rows["lost_bf16"].sum() / rows["updates"].sum())

@@ -12,9 +12,9 @@ import pytest
 
 import fewbits.sweeps.cluster.submit as submit_module
 from fewbits import cli
-from fewbits.experiments.tracking.owner import user
 from fewbits.sweeps.cluster.access import worker_variables
 from fewbits.sweeps.cluster.submit import is_study, job_variables, lasting_store, run_job, submit, token
+from fewbits.sweeps.tracking.connection import user
 from tests.messages import naming
 
 # Wrong input: the message has one line, and nothing is sent

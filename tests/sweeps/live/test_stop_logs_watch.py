@@ -1,4 +1,4 @@
-"""Test `fewbits stop`, `fewbits logs` and `fewbits status --watch` with trials that really run."""
+"""Test `fewbits stop`, and `fewbits status` with --watch and of one run, with trials that really run."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 from fewbits import cli
 from fewbits.common.progress import Progress
 from fewbits.experiments.storage.run_folder import RunFolder
-from fewbits.sweeps.live.watch import watch
+from fewbits.sweeps.live.status import watch
 from fewbits.sweeps.running import store
 from fewbits.sweeps.running.store import State
 from tests.experiments.trial_inputs import overrides
@@ -34,7 +34,7 @@ def test_a_stopped_trial_ends_at_a_checkpoint_and_the_sweep_goes_on(
     command = started(tmp_path / "output", "sweep", file, "--runs", runs, "--backend", "local", "--parallel", "1")
     command.until(lambda: steps_done(long) > 2)
 
-    assert cli.main(["logs", str(long.path), "--lines", "1"]) == 0
+    assert cli.main(["status", str(long.path), "--lines", "1"]) == 0
     assert names(capsys.readouterr().out, "step")
     terminal = Terminal()
 
@@ -60,7 +60,7 @@ def test_a_stopped_trial_ends_at_a_checkpoint_and_the_sweep_goes_on(
     assert names(command.printed, "1 stopped", "fewbits stop", "run the same command again")
     assert cli.main(["stop", hashed, "--runs", str(runs)]) == 1
     assert names(capsys.readouterr().err, long.path.name, "not running")
-    assert cli.main(["logs", hashed, "--runs", str(runs), "--follow"]) == 0
+    assert cli.main(["status", hashed, "--runs", str(runs), "--follow"]) == 0
     assert "stopped at a checkpoint" in capsys.readouterr().out.splitlines()[-1]
 
 
@@ -72,7 +72,7 @@ def test_a_trial_of_fewbits_train_is_stopped_too(
     command = started(tmp_path / "output", "train", *words)
     command.until(lambda: (tmp_path / "output").exists() and "step " in command.printed)
     (path,) = (tmp_path / "runs").glob("*-*")
-    assert cli.main(["logs", str(path)]) == 2
+    assert cli.main(["status", str(path)]) == 2
     assert cli.main(["stop", str(path)]) == 0
     assert command.end() == 130
     assert store.reached(RunFolder(path, "")) > 0
@@ -102,5 +102,7 @@ def test_watching_ends_when_all_trials_have_ended_and_names_failures(
     assert waited == [0.5] * len(plan.trials)
     assert sorted(status.state for status in statuses.values()).count(State.DONE) == len(waited) - 1
     assert any(names(line, "it broke", "failed") for line in terminal.screen)
+    assert cli.main(["status", str(undisturbed.file), "--follow"]) == 2
+    assert names(capsys.readouterr().err, "--follow", "one run")
     assert cli.main(["status", "--watch"]) == 2
     assert names(capsys.readouterr().err, "--watch")

@@ -353,15 +353,12 @@ def test_a_damaged_result_is_that_trials_failure_alone(
 def test_what_may_be_deleted_may_be_damaged(
     content: str, undisturbed: Undisturbed, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Damaged plans, speeds.json, leases and caches cause no error; they are written again."""
+    """Damaged plans, speeds.json and leases cause no error; they are written again."""
     runs = tmp_path / "runs"
     shutil.copytree(undisturbed.store, runs)
     folder = folders(plan_of(undisturbed.file, runs))[-1]
     (folder.path / "result.json").unlink()
     shutil.rmtree(folder.checkpoints)
-    uri = f"sqlite:///{runs / 'mlflow.db'}"
-    cached = json.dumps({uri: json.loads(content)}) if content.startswith("{") else content
-    (runs / ".mlflow-sync.json").write_text(cached, errors="surrogateescape")
     spoilt = [*(runs / "plans").iterdir(), runs / "speeds.json"]
     spoilt += [folder.path / name for name in (store.FAILURE, store.PROGRESS, "lease.json")]
     for path in spoilt:

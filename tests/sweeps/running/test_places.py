@@ -15,9 +15,7 @@ import pytest
 from fewbits import cli
 from fewbits.common import file_systems, locks
 from fewbits.experiments.storage.lease import NO_LOCKS, Held, leased
-from fewbits.experiments.tracking import connection, owner
-from fewbits.sweeps.tracking.synced import Synced
-from tests.experiments.trial_inputs import TINY
+from fewbits.sweeps.tracking import connection
 
 URL = "s3://bucket/runs"
 COMMANDS = {
@@ -29,7 +27,6 @@ COMMANDS = {
     "status": ["status", "study=mor", "scale=smoke", "--runs", URL],
     "report": ["report", "study=mor", "scale=smoke", "--runs", URL],
     "claims": ["claims", "study=mor", "scale=smoke", "--runs", URL],
-    "sync": ["sync", "study=mor", "scale=smoke", "--runs", URL],
     "ui": ["ui", "--runs", URL],
     "explain": ["explain", "1a2b3c4d", "--runs", URL],
     "probe": ["probe", "some-run", "nvfp4", "--runs", URL],
@@ -83,14 +80,13 @@ def test_on_a_network_file_system_the_database_is_in_the_users_cache_and_one_lin
     assert first == second
     path = Path(first.removeprefix("sqlite:///"))
     assert path.is_relative_to(Path(os.environ["FEWBITS_CACHE"]))
-    assert owner.store_id(on_nfs) in path.parts
+    assert connection.store_id(on_nfs) in path.parts
     (message,) = (str(one.message) for one in caught)
     assert "\n" not in message
     for part in ("nfs4", str(on_nfs), str(path), "MLFLOW_TRACKING_URI"):
         assert part in message
     assert connection.connect(on_nfs, first).search_experiments()
     assert not (on_nfs / connection.DATABASE).exists()
-    assert Synced(first, (), 0, False, on_nfs)._served.count(str(on_nfs)) == 1  # it names the store, not the cache
 
 
 def test_a_cache_folder_on_a_network_file_system_is_named_too(on_nfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,23 +102,12 @@ def test_a_named_database_or_server_is_used_wherever_it_is(on_nfs: Path, monkeyp
         assert connection.tracking_uri(on_nfs) == f"sqlite:///{on_nfs / 'mine.db'}"
 
 
-def test_sync_and_ui_agree_on_the_database(
-    on_nfs: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("FEWBITS_BACKEND", "reference")  # since this test's cache folder has no compiled kernels
-    settings = TINY | {"runtime.cache": cache, "training.steps": 2}
-    (tmp_path / "one.yaml").write_text("arms: {bf16: {overrides: [recipe=bf16]}}\n")
-    arguments = [
-        str(tmp_path / "one.yaml"),
-        *(f"{key}={value}" for key, value in settings.items()),
-        "--runs",
-        str(on_nfs),
-    ]
-    assert cli.main(["sync", *arguments]) == 0
-    shown = capfd.readouterr()
-    assert sum("nfs4" in line for line in shown.err.splitlines()) == 1
+def test_ui_uses_the_database_in_the_cache(on_nfs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["ui", "--sync-only", "--runs", str(on_nfs)]) == 0
+    shown = capfd.readouterr().err
+    assert sum("nfs4" in line for line in shown.splitlines()) == 1
     (database,) = (tmp_path / "cache" / "mlflow" / "stores").rglob(connection.DATABASE)
-    assert f"sqlite:///{database}" in shown.out
+    assert f"sqlite:///{database}" in shown
     database.write_bytes(b"no database")  # so that the error of `ui` names the database that it opens
     assert cli.main(["ui", "--runs", str(on_nfs)]) == 2
     assert f"MLflow cannot open sqlite:///{database}" in capfd.readouterr().err

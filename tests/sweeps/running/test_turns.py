@@ -5,7 +5,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from fewbits.sweeps.running import run_sweep as run_sweep
 from fewbits.sweeps.running.backend import Ended
 from fewbits.sweeps.running.driver import Driver, Stage, job
 from fewbits.sweeps.running.worker import Job, Outcome
-from fewbits.sweeps.tracking.synced import Synced
 from tests.messages import names
 from tests.sweeps.sweep_inputs import planned, tiny_file
 
@@ -89,9 +88,9 @@ def plan_of(cache: Path, where: Path) -> Plan:
 @pytest.fixture
 def without_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
     class Away:
-        def __init__(self, plan: Plan) -> None: ...
-        def sync(self, *, last: bool = False) -> Synced:
-            return Synced("", (), 0, away=True)
+        def __init__(self, plan: Plan, overrides: Sequence[str]) -> None: ...
+        def sync(self, *, last: bool = False) -> bool:
+            return False
 
     monkeypatch.setattr(run_sweep, "Mirror", Away)
 
@@ -220,11 +219,11 @@ def test_at_once_does_not_wait_for_mlflow(cache: Path, tmp_path: Path, monkeypat
     busy, answered = threading.Event(), threading.Event()
 
     class Slow:
-        def __init__(self, plan: Plan) -> None: ...
-        def sync(self, *, last: bool = False) -> Synced:
+        def __init__(self, plan: Plan, overrides: Sequence[str]) -> None: ...
+        def sync(self, *, last: bool = False) -> bool:
             busy.set()
             answered.wait(60)
-            return Synced("", (), 0, away=True)
+            return False
 
     class Interrupted(Pretended):
         def wait(self, seconds: float) -> list[Ended]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fewbits.commands.ui import LIGHT
-from fewbits.experiments.tracking import connection
+from fewbits.sweeps.tracking import connection
 from tests.ray_head import free_ports
 
 START = 120.0  # seconds that the server may take until it answers

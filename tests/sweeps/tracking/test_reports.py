@@ -1,19 +1,14 @@
-"""Test that a report is sent to MLflow as an artifact, once for each content, and later if MLflow was unreachable."""
+"""Test that a report is sent to MLflow as an artifact, once for each content, also after MLflow was unreachable."""
 
-import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fewbits.experiments.tracking import connection, mlflow_runs
-from fewbits.experiments.tracking.owner import owner_of
 from fewbits.sweeps.planning.plan import Plan
-from fewbits.sweeps.tracking.comparison import KIND, SCALE
-from fewbits.sweeps.tracking.mlflow_view import Mirror
-from fewbits.sweeps.tracking.reports import track_report
-from fewbits.sweeps.tracking.sent import look_at_database
-from tests.sweeps.tracking.test_mlflow_view import ONE, planned, train
+from fewbits.sweeps.tracking import connection
+from fewbits.sweeps.tracking.mirror import Mirror, track_report
+from tests.sweeps.tracking.tracked import ONE, planned, seen, train
 
 
 @pytest.fixture
@@ -34,51 +29,33 @@ def report(tmp_path: Path) -> Path:
     return folder
 
 
-def report_runs(made: Plan) -> list[Any]:
-    client = connection.connect(made.store, connection.tracking_uri(made.store))
-    study = client.get_experiment_by_name("cost")
-    assert study is not None
-    return mlflow_runs.search(client, study.experiment_id, {KIND: "report", **owner_of(made.store).key})
-
-
-def page(made: Plan, run: Any, folder: Path) -> str:
-    client = connection.connect(made.store, connection.tracking_uri(made.store))
-    assert [item.path for item in client.list_artifacts(run.info.run_id, "report/tables")] == [
-        "report/tables/losses.csv"
-    ]
-    return Path(client.download_artifacts(run.info.run_id, "report/index.html", str(folder))).read_text()
+def sent(made: Plan, folder: Path) -> tuple[Any, str]:
+    """Return the report's run in MLflow, and the page that it has."""
+    uri = connection.tracking_uri(made.store)
+    run = seen(uri, made.store)["report"]
+    client = connection.connect(made.store, uri)
+    tables = [item.path for item in client.list_artifacts(run.info.run_id, "report/tables")]
+    assert tables == ["report/tables/losses.csv"]
+    return run, Path(client.download_artifacts(run.info.run_id, "report/index.html", str(folder))).read_text()
 
 
 def test_a_report_is_sent_once_for_each_content(made: Plan, report: Path, tmp_path: Path) -> None:
-    uri = connection.tracking_uri(made.store)
-    Mirror(made).sync(last=True)
-    track_report(made.store, "cost", "smoke", report)
-    (run,) = report_runs(made)
-    assert (run.info.status, run.data.tags[SCALE]) == ("FINISHED", "smoke")
-    assert page(made, run, tmp_path) == "<h1>first</h1>"
-
-    before = look_at_database(uri)
-    track_report(made.store, "cost", "smoke", report)
-    assert Mirror(made).sync(last=True).sent == 0
-    assert look_at_database(uri) == before  # nothing was sent again
-
-    (report / "index.html").write_text("<h1>second, longer</h1>")
-    track_report(made.store, "cost", "smoke", report)
-    (again,) = report_runs(made)
-    assert again.info.run_id == run.info.run_id
-    assert page(made, again, tmp_path) == "<h1>second, longer</h1>"
-
-
-def test_a_report_of_a_store_that_mlflow_does_not_have_is_not_sent(made: Plan, report: Path) -> None:
     before = sorted(made.store.iterdir())
     track_report(made.store, "cost", "smoke", report)
-    assert sorted(made.store.iterdir()) == before
+    assert sorted(made.store.iterdir()) == before  # MLflow has nothing of this store
     Mirror(made).sync(last=True)
-    track_report(made.store, "cost", "gpu", report)  # MLflow has no sweep of this study at scale gpu
-    assert report_runs(made) == []
+    track_report(made.store, "cost", "gpu", report)  # MLflow has no arm of this study at scale gpu
+    assert "report" not in seen(connection.tracking_uri(made.store), made.store)
+    track_report(made.store, "cost", "smoke", report)
+    run, page = sent(made, tmp_path)
+    assert (run.info.status, run.data.tags["fewbits.scale"], page) == ("FINISHED", "smoke", "<h1>first</h1>")
+    (report / "index.html").write_text("<h1>second, longer</h1>")
+    track_report(made.store, "cost", "smoke", report)
+    again, page = sent(made, tmp_path)
+    assert (again.info.run_id, page) == (run.info.run_id, "<h1>second, longer</h1>")
 
 
-def test_a_report_written_while_mlflow_is_away_is_sent_by_the_next_driver(
+def test_a_report_written_while_mlflow_is_away_is_sent_by_the_next_call(
     made: Plan, report: Path, tmp_path: Path
 ) -> None:
     Mirror(made).sync(last=True)
@@ -89,8 +66,5 @@ def test_a_report_written_while_mlflow_is_away_is_sent_by_the_next_driver(
         track_report(made.store, "cost", "smoke", report)
     database.rmdir()
     away.rename(database)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
-        assert not Mirror(made).sync(last=True).away
-    (run,) = report_runs(made)
-    assert page(made, run, tmp_path) == "<h1>first</h1>"
+    track_report(made.store, "cost", "smoke", report)
+    assert sent(made, tmp_path)[1] == "<h1>first</h1>"

@@ -1,0 +1,249 @@
+"""Tabulate for the dry run what a sweep takes: the cost and memory of each arm, and the data that have to be prepared.
+
+Trial ids contain a fingerprint of the data. Without the data there is only a plan with placeholders for the ids, but
+all settings follow from the overrides, and the size of a missing collection of web text from its published size.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fewbits.common.progress import clock
+from fewbits.experiments.data.folder import smallest_dtype
+from fewbits.experiments.data.once import default_cache
+from fewbits.experiments.data.preparation.web import COLLECTIONS, Collection
+from fewbits.experiments.distributed.memory import MARGIN, complaint, estimate
+from fewbits.experiments.trial import Trial
+from fewbits.sweeps.planning.cost import Speeds, disk, parameters_of, tokens_of, work_of
+from fewbits.sweeps.planning.data import check_repeats, missing_folder, training_tokens
+from fewbits.sweeps.planning.expand import spell
+from fewbits.sweeps.planning.plan import Member, Plan, Planned, plan
+from fewbits.sweeps.planning.sweep import SEED, load_sweeps
+
+DOCUMENTS = 10_000_000  # the least number of documents of a collection that the printed command prepares
+SPARE = 0.1  # the share of tokens to prepare in addition, since the published numbers of tokens are estimates
+MARK = "*"
+LEGEND = f"{MARK} assumed: the paper does not state it"
+# Column → the setting that is marked if the sweep's `assumed` names it, and a function that returns the text.
+SETTINGS: dict[str, tuple[str, Callable[[Trial], str]]] = {
+    "recipe": ("recipe", lambda t: t.recipe.label),
+    "model": ("model", lambda t: f"{t.model.name}, {parameters_of(t.model) / 1e9:.2f} B"),
+    "tokens": ("training.tokens", lambda t: _tokens(tokens_of(t))),
+    "steps": ("training.steps", lambda t: f"{t.training.steps:,}"),
+    "batch": ("training.batch", lambda t: f"{t.training.batch:,}"),
+    "length": ("training.length", lambda t: f"{t.training.length:,}"),
+    "learning rate": ("optimizer.lr", lambda t: f"{t.optimizer.lr:g}"),
+    "schedule": ("schedule.kind", lambda t: t.schedule.kind),
+    "warm-up": ("schedule.warmup_steps", lambda t: f"{t.schedule.warmup_steps:,}"),
+    "final lr ratio": ("schedule.final_ratio", lambda t: f"{t.schedule.final_ratio:g}"),
+    "optimizer": ("optimizer.kind", lambda t: t.optimizer.kind),
+    "FLOPs": ("flops", lambda t: f"{work_of(t):.2e}"),
+    "operands": ("recipe", lambda t: _operands(t)),
+}
+COSTS = (
+    "sweep",
+    "arm",
+    "model",
+    "data",
+    "tokens",
+    "with trunk's",
+    "epochs",
+    "trials",
+    "time each",
+    "total time",
+    "disk",
+)
+PARTS = ("weights", "gradients", "states", "gathered", "quantized", "activations")
+
+Missing = Mapping[Path, Sequence[Planned]]  # folder of data that does not exist on this machine → trials that read it
+
+
+def plan_or_outline(overrides: Sequence[str]) -> Plan:
+    """Return the plan of these overrides; if data are missing on this machine, a plan with placeholders for ids.
+
+    Raise ValueError if the overrides are invalid, or if no plan can be made for another reason than missing data.
+    """
+    sweeps, extra = load_sweeps(overrides)
+    try:
+        return plan(sweeps, extra)
+    except ValueError:
+        planned = plan(sweeps, extra, with_data=False)
+        if not missing_data(planned):
+            raise
+        return planned
+
+
+# -------------------------------------------------------------------------------- arms
+
+
+def cost_rows(plan: Plan, corpus_tokens: Mapping[str, int | None]) -> Iterator[tuple[str, ...]]:
+    """Yield a row with the values of COSTS for each arm; several rows if its trials differ in model, tokens or data.
+
+    A trial of several arms is counted only in the first of them. corpus_tokens: by trial id, the number of tokens in
+    the trial's training split; None: unknown.
+    """
+    speeds = Speeds(plan.store)
+    arms: dict[Hashable, list[Member]] = {}
+    first: dict[str, Member] = {}  # by trial id: the first place of the trial, in whose arm the trial is counted
+    for member in plan.members:
+        planned = plan.trials[member.id]
+        key = planned.trial.model.name, parameters_of(planned.trial.model), planned.trial.data, corpus_tokens[member.id]
+        read = tokens_of(planned.trial), planned.earlier_tokens
+        arms.setdefault((member.cell.sweep, member.cell.arm, key, read), []).append(member)
+        first.setdefault(member.id, member)
+    for members in arms.values():
+        head, planned = members[0].cell, plan.trials[members[0].id]
+        trial, earlier, corpus = planned.trial, planned.earlier_tokens, corpus_tokens[planned.id]
+        tokens = tokens_of(trial)
+        times = {member.id: speeds.estimate(plan.trials[member.id])[0] for member in members}
+        own = [member.id for member in members if first[member.id] is member]
+        shared = first[planned.id].cell
+        yield (
+            head.sweep,
+            head.arm or "-",
+            f"{trial.model.name}, {_short(parameters_of(trial.model)).replace('G', 'B')}",
+            trial.data.kind,
+            _short(tokens),
+            _short(tokens + earlier) if earlier else "-",
+            f"{(tokens + earlier) / corpus:.2g}" if corpus else "?",
+            _count(members),
+            _time([times[member.id] for member in members], len(members)),
+            _time([times[key] for key in own]) if own else f"in {shared.sweep}/{shared.arm or '-'}",
+            f"{disk(plan.trials[key] for key in own) / 1e9:.1f} GB" if own else "-",
+        )
+
+
+def memory_rows(plan: Plan, device_bytes: float) -> Iterator[tuple[tuple[str, ...], str | None]]:
+    """Yield a row (sweep, arm, ranks, GB, PARTS) for each arm and model on GPUs, and why it does not fit, or None.
+
+    The numbers are those of one rank. device_bytes: the memory of a GPU.
+    """
+    seen = set()
+    for member in plan.members:
+        planned, cell = plan.trials[member.id], member.cell
+        key = cell.sweep, cell.arm, planned.trial.model
+        if not planned.resources.gpus or key in seen:
+            continue
+        seen.add(key)
+        ranks = planned.resources.ranks
+        memory, arm, reason = estimate(planned.trial, ranks), cell.arm or "-", None
+        if memory.total > MARGIN * device_bytes:
+            reason = complaint(planned.trial, ranks, device_bytes)
+        sizes = (memory.total, *(getattr(memory, part) for part in PARTS))
+        row = (cell.sweep, arm, str(ranks), *(f"{part / 1e9:.1f}" for part in sizes))
+        yield row, reason and f"{cell.sweep}/{arm}: {reason}"
+
+
+def setting_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each arm and combination of axis values: sweep, place without seed, then SETTINGS as text."""
+    assumed = {(sweep.name, sweep.scale): sweep.assumed for sweep in plan.sweeps}
+    # For each arm and combination of axis values, the member with the first seed: it overwrites those of other seeds.
+    places = {(m.cell.sweep, m.cell.arm, m.cell.axes): m for m in reversed(plan.members)}
+    for member in reversed(places.values()):
+        trial, marked = plan.trials[member.id].trial, assumed[member.cell.sweep, member.scale]
+        place = {key: value for key, value in member.cell.place.items() if key != SEED}
+        cells = (f"{text(trial)}{MARK if key in marked else ''}" for key, text in SETTINGS.values())
+        yield (member.cell.sweep, spell(place), *cells)
+
+
+def _time(times: list[float | None], divided_by: int = 1) -> str:
+    known = [seconds for seconds in times if seconds is not None]
+    return clock(sum(known) / divided_by) if len(known) == len(times) else "?"
+
+
+def _count(members: list[Member]) -> str:
+    """Return an arm's number of trials as text: `2 x 3 seeds` for two combinations of axis values with three seeds."""
+    seeds = len({member.cell.seed for member in members})
+    places = len({member.cell.axes for member in members})
+    if places * seeds != len(members):  # the sweep excludes some combinations
+        return str(len(members))
+    return f"{f'{places} x ' if places > 1 else ''}{seeds} seed{'s' if seeds > 1 else ''}"
+
+
+def _short(count: float) -> str:
+    """Return a count with three digits and a unit (k, M, G or T), for example `1.47 G`."""
+    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:.0f}"
+
+
+def _tokens(count: int) -> str:
+    return f"{count / 1e12:.3f} T" if count >= 1e11 else f"{count / 1e9:.3f} G"
+
+
+def _operands(trial: Trial) -> str:
+    """Return as text the different quantizers and mixtures of the GEMM operands, and the noise of the sampler."""
+    specs = " / ".join(dict.fromkeys(str(slot.spec or "high") for _, slot in trial.recipe.operands.items()))
+    sampler = trial.recipe.sampler
+    if sampler.kind == "none":
+        return specs
+    parts = "" if sampler.parts == ("all",) else f" of {', '.join(sampler.parts)}"
+    return f"{specs}; {sampler.kind} noise on weights{parts}, {sampler.init:g} to {sampler.target:g} bits"
+
+
+# -------------------------------------------------------------------------------- data
+
+
+def missing_data(plan: Plan) -> dict[Path, list[Planned]]:
+    """Return each folder of data that does not exist on this machine, with the trials of the plan that read it."""
+    readers: dict[Path, list[Planned]] = {}
+    for planned in plan.trials.values():
+        if (folder := missing_folder(planned.trial.data, planned.runtime.cache)) is not None:
+            readers.setdefault(folder, []).append(planned)
+    return readers
+
+
+def corpus_tokens(plan: Plan, missing: Missing) -> dict[str, int | None]:
+    """Return by trial id the number of tokens in the trial's training split; None if unknown.
+
+    For a missing collection of web text, it is the number that the command from `preparations` would prepare. If any
+    data are missing, raise ValueError if a trial would read its data more often than `data.repeat` allows; a plan with
+    data has been checked already. missing: the result of `missing_data`.
+    """
+    tokens = {key: training_tokens(planned.trial.data, planned.runtime.cache) for key, planned in plan.trials.items()}
+    for readers in missing.values():
+        for planned in readers:
+            if (collection := COLLECTIONS.get(planned.trial.data.kind)) is not None:
+                tokens[planned.id] = _prepared(collection, readers)[1]
+    for member in plan.members if missing else ():
+        planned = plan.trials[member.id]
+        if (size := tokens[member.id]) is not None:
+            try:
+                check_repeats(planned.trial, planned.earlier_tokens, size)
+            except ValueError as error:
+                raise ValueError(f"{member.cell.title}: {error}") from None
+    return tokens
+
+
+def preparations(missing: Missing) -> Iterator[str]:
+    """Yield the commands `fewbits data …` for the missing collections, each with a comment on the size."""
+    for folder, readers in missing.items():
+        kind = readers[0].trial.data.kind
+        if kind not in COLLECTIONS:  # such as a user's own text file
+            continue
+        collection = COLLECTIONS[kind]
+        documents, tokens = _prepared(collection, readers)
+        size = tokens * np.dtype(smallest_dtype(readers[0].trial.model.vocab)).itemsize
+        command = ["fewbits data", kind, *([f"--documents {documents}"] if documents else [])]
+        command += [] if folder == default_cache() / kind else [f"--out {shlex.quote(str(folder))}"]
+        assumed = f"; assumed: {collection.assumed}" if collection.assumed else ""
+        yield f"{' '.join(command)}    # about {tokens / 1e9:.1f} G tokens, {size / 1e9:.0f} GB{assumed}"
+
+
+def _prepared(collection: Collection, readers: Sequence[Planned]) -> tuple[int | None, int]:
+    """Return how many documents to prepare for these trials, and how many tokens they have by the published size.
+
+    The number of documents is DOCUMENTS, doubled until the tokens suffice, so that studies that share a collection
+    usually get the same number; None means the whole collection.
+    """
+    tokens, documents = max(tokens_of(reader.trial) + reader.earlier_tokens for reader in readers), DOCUMENTS
+    while documents * collection.tokens < tokens * collection.documents * (1 + SPARE):
+        documents *= 2
+    if documents >= collection.documents:
+        return None, collection.tokens
+    return documents, documents * collection.tokens // collection.documents

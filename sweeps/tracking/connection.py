@@ -1,0 +1,201 @@
+"""Connect to MLflow: name the owner of runs, choose the URI, create database and experiments, survive failures.
+
+The owner is a store and a user: several users may use one store, and several stores one server, and fewbits changes and
+deletes only runs of its own owner. The store's id is a random number in the file `.store.json`, so it does not depend
+on the path of the store, and a copy of a store has the same id.
+"""
+
+from __future__ import annotations
+
+import getpass
+import logging
+import math
+import os
+import re
+import secrets
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from fewbits.common.atomic import create_once, read_json
+from fewbits.common.file_systems import network_kind_of
+from fewbits.common.locks import locked as flocked
+from fewbits.common.redaction import redacted
+from fewbits.kernels.backends.build import cache_folder
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+DATABASE, ARTIFACTS, LOCK = "mlflow.db", "mlartifacts", ".mlflow.lock"  # files and folders in the store
+SQLITE = "sqlite:///"
+NO_LOCKS = "if two drivers create the same MLflow run, the next one keeps only one of the two"
+SHARE = 20  # after a failed attempt, the next one waits for at least this many times the duration of the failed one
+FILE = ".store.json"  # in the store's folder
+STORE, USER = "fewbits.store", "fewbits.user"  # tags of every MLflow run that fewbits creates
+
+
+def owner_of(runs: Path) -> dict[str, str]:
+    """Return the tags (name: value) that identify the MLflow runs of this user and the store `runs`."""
+    return {STORE: store_id(runs), USER: user()}
+
+
+def user() -> str:
+    """Return FEWBITS_USER, else MLFLOW_TRACKING_USERNAME, else the name of the operating system's user.
+
+    Raise ValueError for a name with characters that MLflow's queries cannot contain, such as quotes.
+    """
+    for variable in ("FEWBITS_USER", "MLFLOW_TRACKING_USERNAME"):
+        if name := os.environ.get(variable, "").strip():
+            break
+    else:
+        variable, name = "the user's name", _system_user()
+    if not re.fullmatch(r"[^'\"`%\x00-\x1f\x7f]{1,80}", name):
+        raise ValueError(
+            f"{variable} {name!r}: a valid name has at most 80 characters, without quotes, % and control characters; "
+            "set the environment variable FEWBITS_USER to a valid name"
+        )
+    return name
+
+
+def _system_user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):  # in a container, the user's id may have no name
+        return f"uid-{os.getuid()}"
+
+
+def store_id(runs: Path) -> str:
+    """Return the id of the store `runs` from its `.store.json`; create the file if it does not exist."""
+    path = runs / FILE
+    if not path.exists():
+        runs.mkdir(parents=True, exist_ok=True)
+        create_once(path, f'{{"id": "{secrets.token_hex(8)}"}}\n'.encode())
+    identifier = (read_json(path) or {}).get("id")
+    if not isinstance(identifier, str) or not re.fullmatch(r"[0-9a-f]{16}", identifier):
+        raise ValueError(
+            f'{path} has no valid id of the store, which is written as {{"id": "<16 hexadecimal digits>"}}: restore or '
+            "remove the file (then the store gets a new id)"
+        )
+    return identifier
+
+
+def tracking_uri(runs: Path) -> str:
+    """Return MLFLOW_TRACKING_URI, or if it is not set, the URI of the database of the store `runs`."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{default_database(runs)}"
+
+
+_warned: set[Path] = set()  # databases outside their store that this process has warned about
+
+
+def default_database(runs: Path) -> Path:
+    """Return the path of the SQLite database of the store `runs`.
+
+    It is a file in the store, except on a network file system, where SQLite's locks are unreliable. There, all commands
+    use a file in this user's cache folder, and the first call warns about it.
+    """
+    kind = network_kind_of(runs)
+    if kind is None:
+        return runs.resolve() / DATABASE
+    cache = cache_folder().expanduser().resolve()
+    path = cache / "mlflow" / "stores" / store_id(runs) / DATABASE
+    if path not in _warned:
+        _warned.add(path)
+        advice = "to share it, set MLFLOW_TRACKING_URI to a server"
+        if (of_cache := network_kind_of(cache)) is not None:
+            advice = f"it is on {of_cache} too, so set FEWBITS_CACHE to a local folder; {advice}"
+        text = f"{runs} is on {kind}, where SQLite is unreliable: MLflow's database is at {path}; {advice}"
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def connect(runs: Path, uri: str) -> MlflowClient:
+    """Return a client for an MLflow URI; if an SQLite database does not exist, create it under the store's lock."""
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    # Without this variable, MLflow prints the URI with its password at the end of each run.
+    os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
+    import mlflow
+
+    for name, level in (("mlflow", logging.CRITICAL), ("alembic", logging.WARNING)):
+        logging.getLogger(name).setLevel(level)  # failures raise exceptions, which are reported in one line
+    if uri.startswith(SQLITE):
+        # Open the file for each request: a pooled connection would go on using a file after it is deleted or moved.
+        os.environ.setdefault("MLFLOW_SQLALCHEMYSTORE_POOLCLASS", "NullPool")
+        runs.mkdir(parents=True, exist_ok=True)
+        with locked(runs):
+            _create(Path(uri.removeprefix(SQLITE).partition("?")[0]))
+    return mlflow.MlflowClient(tracking_uri=uri)
+
+
+def _create(path: Path) -> None:
+    """Create MLflow's SQLite database if it does not exist: atomically, since MLflow refuses an incomplete one."""
+    if path.exists() and path.stat().st_size:  # SQLite creates an empty file when a deleted database is opened
+        return
+    import mlflow
+
+    with TemporaryDirectory(prefix=".mlflow-", dir=path.parent) as folder:
+        mlflow.MlflowClient(tracking_uri=f"{SQLITE}{folder}/{path.name}").search_experiments()
+        os.replace(Path(folder) / path.name, path)
+
+
+@contextmanager
+def locked(runs: Path) -> Iterator[None]:
+    """Lock the store `runs` inside a `with` block, so that only one process at a time writes to MLflow for it."""
+    with (runs / LOCK).open("a") as lock, flocked(lock, NO_LOCKS):
+        yield
+
+
+def experiment(client: MlflowClient, name: str, runs: Path, uri: str) -> str:
+    """Return the id of the MLflow experiment with this name; create it, or restore it if it was deleted.
+
+    If the URI is not that of a server (http), the experiment's artifacts are stored in the store `runs`.
+    """
+    existing = client.get_experiment_by_name(name)
+    if existing is None:
+        location = None if uri.startswith("http") else (runs.resolve() / ARTIFACTS / name).as_uri()
+        tags = {"mlflow.experimentKind": "custom_model_development"}  # without it, MLflow's page asks each user
+        try:
+            return str(client.create_experiment(name, location, tags))
+        except Exception:
+            existing = client.get_experiment_by_name(name)  # another process may have created it in the meantime
+            if existing is None:
+                raise
+    if existing.lifecycle_stage == "deleted":
+        client.restore_experiment(existing.experiment_id)
+    return str(existing.experiment_id)
+
+
+class Patience:
+    """Guards calls of MLflow: reports only the first failure, and delays the next call after a slow failure."""
+
+    def __init__(self) -> None:
+        self._not_before = -math.inf
+        self._reported = False
+
+    @property
+    def may_retry(self) -> bool:
+        """True if the delay after the last failure, SHARE times as long as the failed call took, is over."""
+        return time.monotonic() >= self._not_before
+
+    @contextmanager
+    def guarding(self, consequence: str) -> Iterator[None]:
+        """Suppress an exception of the `with` block: the first one becomes a warning, later ones are ignored.
+
+        consequence: the end of "MLflow was not updated, but …" in the warning.
+        """
+        began = time.monotonic()
+        try:
+            yield
+        except Exception as error:  # any failure of a server or a network
+            now = time.monotonic()
+            self._not_before = now + SHARE * (now - began)
+            if not self._reported:
+                reason = redacted(" ".join(str(error).split()))[:200]
+                warnings.warn(f"MLflow was not updated, but {consequence}: {reason}", RuntimeWarning, stacklevel=4)
+            self._reported = True

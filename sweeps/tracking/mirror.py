@@ -1,0 +1,164 @@
+"""Copy a store's trials and reports to MLflow, which is only a view of the store.
+
+    in MLflow         shows                                           found again by the tags
+    experiment        a study, or `fewbits` for single runs
+    top-level run     an arm of a sweep                               fewbits.store, .user, .arm
+    nested run        a trial of the arm that has started             fewbits.store, .user, .arm, .trial
+    top-level run     a trial of `fewbits train`                      fewbits.store, .user, .trial
+    top-level run     a report of a study at a scale                  fewbits.store, .user, .scale
+
+Workers never connect to MLflow; the driver of a sweep, `fewbits train`, `fewbits report` and `fewbits ui` do. When
+MLflow is away, one warning says so, trials go on, and the next call sends what is missing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fewbits.common.redaction import redacted
+from fewbits.common.store_folder import runs_option
+from fewbits.experiments.storage.run_folder import RunFolder, opened, saved_trial
+from fewbits.experiments.trial import Runtime
+from fewbits.sweeps.planning.plan import Plan
+from fewbits.sweeps.planning.stored_plans import selection, stored_plans
+from fewbits.sweeps.running import store
+from fewbits.sweeps.running.store import State
+from fewbits.sweeps.tracking import connection
+from fewbits.sweeps.tracking.arms import Arm, about, arms_of, write_arms
+from fewbits.sweeps.tracking.connection import FILE, Patience, connect, locked, owner_of, tracking_uri
+from fewbits.sweeps.tracking.points import began
+from fewbits.sweeps.tracking.runs import KIND, SCALE, SENT, SOURCE, TRIAL, make, only, search, send_trial
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+SINGLE = "fewbits"  # the MLflow experiment with the runs of `fewbits train`
+
+
+class Mirror:
+    """The copy of one plan's trials in MLflow. `sync` may be called from any thread; each error is reported once.
+
+    overrides: those of the plan's command. uri: MLflow's tracking URI; None: that of the store.
+    """
+
+    def __init__(self, plan: Plan, overrides: Sequence[str] = (), uri: str | None = None) -> None:
+        self._plan, self._overrides = plan, selection(overrides)
+        self.uri = uri or tracking_uri(plan.store)
+        self._patience = Patience()
+        self._seen: dict[tuple[str, str], str] = {}  # study and label of an arm: its stamp when it was sent
+
+    @property
+    def to_server(self) -> bool:
+        return self.uri.startswith("http")
+
+    @property
+    def line(self) -> str:
+        """A line that tells where the trials can be seen, without the password in a server's URI."""
+        names = ", ".join(dict.fromkeys(sweep.study for sweep in self._plan.sweeps))
+        if self.to_server:
+            scheme, _, rest = self.uri.partition("://")
+            host, slash, path = rest.partition("/")
+            return redacted(f"MLflow shows {names}: {scheme}://{host.rpartition('@')[2]}{slash}{path}")
+        option = "" if os.environ.get("MLFLOW_TRACKING_URI") else runs_option(self._plan.store)
+        return f"`fewbits ui{option}` shows in MLflow: {names}"
+
+    def sync(self, *, last: bool = False) -> bool:
+        """Send to MLflow what has changed since the last call; return False if something could not be sent.
+
+        last: compare everything with what MLflow has, so that runs are created again that a user has deleted there.
+        """
+        runs, complete = self._plan.store, False
+        if last or self._patience.may_retry:
+            with self._patience.guarding("trials go on"):
+                arms = arms_of(self._plan, self._overrides)
+                stamps = {arm.key: arm.stamp for arm in arms}
+                due = [arm for arm in arms if last or self._seen.get(arm.key) != stamps[arm.key]]
+                if due:
+                    client = connect(runs, self.uri)
+                    with locked(runs):
+                        write_arms(client, self.uri, runs, owner_of(runs), due)
+                self._seen, complete = stamps, True
+        return complete
+
+
+class Tracker:
+    """Sends the trial of `fewbits train` to MLflow, if runtime.tracking is `mlflow`."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._on = runtime.tracking == "mlflow"
+        self._patience = Patience()
+        self._folder: RunFolder | None = None
+
+    def saved(self, folder: RunFolder, state: State = State.RUNNING) -> None:
+        """Send the trial; it is called each time the config, a checkpoint or the result was written."""
+        if self._on and (folder.over or self._patience.may_retry):
+            self._folder = folder
+            with self._patience.guarding("the trial goes on"):
+                runs = folder.path.parent
+                uri = tracking_uri(runs)
+                _send_single(connect(runs, uri), uri, folder, store.state(folder) if folder.over else state)
+
+    def close(self) -> None:
+        """Set the MLflow run's status to KILLED if training has ended, by an error or Ctrl-C, without a result."""
+        if self._folder is not None and not self._folder.over:
+            self.saved(self._folder, State.PLANNED)
+
+
+def _send_single(client: MlflowClient, uri: str, folder: RunFolder, state: State) -> bool:
+    runs = folder.path.parent
+    with locked(runs):
+        experiment = connection.experiment(client, SINGLE, runs, uri)
+        key = owner_of(runs) | {KIND: "single", TRIAL: folder.id}
+        run = only(client, search(client, experiment, key))
+        params = about(saved_trial(folder.path))
+        run = run or make(client, experiment, key, folder.path.name, params, began(folder))
+        return send_trial(client, run, folder, state, {SOURCE: "fewbits train"})
+
+
+def send_store(runs: Path, uri: str) -> int:
+    """Send all stored plans and all single runs of a store to MLflow; return how many trials were sent.
+
+    Where two plans have the same arm with other settings, that of the newest plan is shown.
+    """
+    arms: dict[tuple[str, str], Arm] = {}
+    planned = set[str]()
+    for stored in stored_plans(runs):
+        planned |= stored.plan.trials.keys()
+        for arm in arms_of(stored.plan, stored.overrides):
+            newest = arms.setdefault(arm.key, arm)
+            if newest.variant == arm.variant:
+                newest.rows = arm.rows | newest.rows
+    singles = []
+    for path in sorted(runs.glob("*/provenance.json")):
+        folder = opened(path.parent)
+        if folder.id not in planned and (folder.provenance() or {}).get("command", [])[1:2] == ["train"]:
+            singles.append(folder)
+    client = connect(runs, uri)
+    with locked(runs):
+        sent = write_arms(client, uri, runs, owner_of(runs), arms.values())
+    return sent + sum(_send_single(client, uri, folder, store.state(folder)) for folder in singles)
+
+
+def track_report(runs: Path, study: str, scale: str, folder: Path) -> None:
+    """Send the report in `folder` as the artifact `report/` of a run, if MLflow has arms of the study at the scale."""
+    if not (runs / FILE).exists():  # nothing of this store was sent to MLflow; also, the store may be read-only
+        return
+    with Patience().guarding("`fewbits report` sends the report when it is run again"):
+        client, owner = connect(runs, tracking_uri(runs)), owner_of(runs)
+        with locked(runs):
+            known = client.get_experiment_by_name(study)
+            if known is None or not search(client, known.experiment_id, owner | {KIND: "arm", SCALE: scale}):
+                return
+            key = owner | {KIND: "report", SCALE: scale}
+            run = only(client, search(client, known.experiment_id, key))
+            run = run or make(client, known.experiment_id, key, f"report {scale}", {}, time.time())
+            digest = hashlib.sha256((folder / "index.html").read_bytes()).hexdigest()
+            if run.data.tags.get(SENT) != digest:
+                client.log_artifacts(run.info.run_id, str(folder), "report")
+                client.set_terminated(run.info.run_id)
+                client.set_tag(run.info.run_id, SENT, digest)

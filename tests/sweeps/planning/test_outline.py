@@ -1,0 +1,156 @@
+"""Test the dry run of a sweep whose data are missing: it prints settings, FLOPs, time and disk space of all arms."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from fewbits import cli
+from fewbits.common.progress import clock
+from fewbits.sweeps.planning.cost import work_of
+from fewbits.sweeps.planning.outline import MARK, missing_data
+from fewbits.sweeps.planning.plan import plan
+from fewbits.sweeps.planning.sweep import load_sweeps
+
+PAPER = ("study=mor", "scale=paper")
+
+
+def test_mors_own_runs_are_listed_with_what_the_paper_states_and_what_is_assumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["sweep", *PAPER, "--dry-run"]) == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    columns = re.split(r" {2,}", head)
+    found = {}
+    for row in rows[: rows.index("")]:
+        cells = dict(zip(columns, re.split(r" {2,}", row), strict=True))
+        found[cells["sweep"], cells["place"]] = cells
+    block = found["partitions", "arm=block configuration=2"]
+    assert block["model"] == "nemotron3-8b, 8.54 B"
+    assert (block["tokens"], block["batch"], block["schedule"]) == ("1.000 T", "1,536", "cosine"), (
+        "the values that the paper states"
+    )
+    assert (block["length"], block["learning rate"], block["warm-up"]) == (
+        f"4,096{MARK}",
+        f"0.0003{MARK}",
+        f"2,000{MARK}",
+    )
+    assert block["operands"] == "e4m3:128x128:gam @ error<0.045 | bf16"
+    assert found["partitions", "arm=block configuration=1"]["batch"] == "1,024"
+    assert all(float(cells["FLOPs"]) == pytest.approx(5.14e22, rel=0.01) for cells in found.values()), (
+        "about 6 · 8.54 B · 1 T"
+    )
+    tables = {"bf16", "block", "tensor", "channel", "block-64", "threshold-5", "amax", "e8m0", "two-way", "three-way"}
+    assert tables <= {place.split()[0].removeprefix("arm=") for _, place in found}
+    assert any(row.startswith(f"{MARK} assumed") for row in rows)
+    assert "16 trials: 16 planned" in rows
+    assert any(row.endswith(": data/nemotron-4-sample, data/nemotron-h") for row in rows)
+    assert not list(tmp_path.iterdir()), "a dry run writes nothing"
+
+
+def test_what_it_takes_is_of_each_trial_once(capsys: pytest.CaptureFixture[str]) -> None:
+    planned = plan(*load_sweeps(PAPER), with_data=False)
+    assert len(planned.members) > len(planned.trials), "BF16 is in every sweep"
+    assert cli.main(["sweep", *PAPER, "--dry-run"]) == 0
+    work = sum(work_of(each.trial) for each in planned.trials.values())
+    assert f"{work:.2e} FLOPs" in capsys.readouterr().out.splitlines()
+
+
+def test_data_that_are_prepared_into_the_cache_are_named_where_they_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cache = tmp_path / "cache"
+    assert cli.main(["sweep", "study=gaussws", "scale=paper", f"runtime.cache={cache}", "--dry-run"]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert any(row.endswith(f": {cache / 'openwebtext'}, {cache / 'c4'}") for row in rows)
+    web, c4 = (row.partition("    #")[0] for row in rows if row.startswith("fewbits data"))
+    assert web == f"fewbits data openwebtext --out {cache / 'openwebtext'}"
+    assert c4 == f"fewbits data c4 --out {cache / 'c4'}", "the command prepares the whole data set"
+    gaussws = next(row for row in rows if "arm=gaussws-8-6" in row and row.startswith("llama2"))
+    assert "llama2-134m" in gaussws
+    assert gaussws.endswith("high; gaussws noise on weights, 8 to 6 bits")
+    assert any(row.endswith("gaussws noise on weights of qkv, 6 to 0 bits") for row in rows)
+
+
+def arms(text: str) -> list[dict[str, str]]:
+    """Return the rows of the table of arms in a dry run's output, each as column name → text."""
+    lines = text.splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("sweep") and "time each" in line)
+    head, *rows = lines[start : lines.index("", start)]
+    columns = re.split(r" {2,}", head)
+    return [dict(zip(columns, re.split(r" {2,}", row), strict=True)) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("study", "prepare"),
+    [
+        # These two studies have the most arms, so their dry runs take longest.
+        pytest.param("mor", ["openwebtext", "c4 --documents 10000000"], marks=pytest.mark.deep),
+        pytest.param("nvfp4", ["c4-nemotron --documents 10000000"], marks=pytest.mark.deep),
+        ("gaussws", ["openwebtext", "c4 --documents 10000000"]),
+    ],
+)
+def test_a_study_on_a_gpu_says_what_each_arm_takes_before_its_data_are_there(
+    study: str, prepare: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEWBITS_CACHE", str(tmp_path / "cache"))
+    assert cli.main(["sweep", f"study={study}", "scale=gpu", "--dry-run"]) == 0
+    text = capsys.readouterr().out
+    rows = arms(text)
+    assert {row["sweep"] for row in rows} <= {sweep.name for sweep in load_sweeps((f"study={study}", "scale=gpu"))[0]}
+    for row in rows:
+        assert 0 < float(row["epochs"]) < 1, "no trial reads its text more than once"
+        assert row["trials"].endswith("3 seeds")
+        assert re.fullmatch(r"\d+:\d\d(:\d\d)?", row["time each"]), "each trial takes less than a day"
+        assert ("in " in row["total time"]) == (row["disk"] == "-"), (
+            "trials that another row counts add no time and no disk space"
+        )
+    assert any(row["with trunk's"] != "-" for row in rows) == (study != "mor")
+    days = re.search(r"^about (\d) days \d+ h, 1 at a time, .*assumed", text, re.MULTILINE)
+    assert days
+    assert int(days[1]) < 7
+    commands = re.findall(r"^fewbits data (.*?) +# about", text, re.MULTILINE)
+    assert commands == prepare
+
+
+def test_times_measured_in_the_store_are_used_before_the_data_are_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("study=mor", "scale=gpu", "sweep=sub-tensor", f"runtime.runs={tmp_path}", "runtime.cache=nowhere")
+    assert cli.main(["sweep", *words, "--dry-run"]) == 0
+    assumed = arms(capsys.readouterr().out)[0]["time each"]
+    (tmp_path / "speeds.json").write_text(json.dumps({"cuda x1|gpt2-124m|bf16": 1e14}))
+    first = next(iter(plan(*load_sweeps(words), with_data=False).trials.values()))
+    assert cli.main(["sweep", *words, "--dry-run"]) == 0
+    measured = arms(capsys.readouterr().out)[0]["time each"]
+    assert measured == clock(work_of(first.trial) / 1e14) != assumed
+
+
+def test_more_epochs_than_allowed_are_refused_before_the_data_are_there(capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = ["study=mor", "scale=gpu", "sweep=sub-tensor", "training.steps=80000", "runtime.cache=nowhere"]
+    assert cli.main(["sweep", *overrides, "--dry-run"]) == 2
+    refusal = capsys.readouterr().err
+    assert refusal.count("\n") == 1
+    assert "39,321,600,000 tokens, which is 4.4 epochs" in refusal
+    assert refusal.strip().endswith("data.repeat=5")
+
+
+def test_running_without_the_data_is_still_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["sweep", *PAPER]) == 2
+    assert "no folder data/nemotron-4-sample" in capsys.readouterr().err
+
+
+def test_data_that_every_machine_has_are_not_missing() -> None:
+    assert not missing_data(plan(*load_sweeps(("study=mor", "scale=smoke")), with_data=False))
+
+
+def test_a_mistake_is_told_although_the_data_are_missing_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["sweep", *PAPER, "training.steps=-1", "--dry-run"]) == 2
+    assert "training.steps" in capsys.readouterr().err
