@@ -108,7 +108,7 @@ def test_no_run_goes_while_a_plan_cannot_be_read(
     for folder in folders(plan):
         age(folder)
     (file,) = (store / "plans").glob("*.json")
-    file.write_text(json.dumps({**json.loads(file.read_text()), "format": 2}) if old_format else "{")
+    file.write_text(json.dumps({"format": 3, "overrides": []}) if old_format else "{")
     capsys.readouterr()
     assert cli.main(["prune", "stale", "checkpoints", "--delete", "--runs", str(store), "--json"]) == 0
     printed = capsys.readouterr()
