@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from fewbits.experiments.distributed.clipping import clip_sharded
+from fewbits.experiments.distributed.sharding import clip_sharded
 from fewbits.experiments.optimization.adam_mini import AdamMini
 from fewbits.models.networks.partition import Partition
 from fewbits.models.networks.sharded import copy_like, is_sharded
