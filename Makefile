@@ -35,7 +35,7 @@ TO := $(if $(OUT),--out $(OUT))
 ON_GPU := $(filter gpu paper,$(SCALE))
 TIMED_cpu := --model gpt2-nano,llama2-nano --eager 0
 TIMED_gpu := --model gpt2-124m,llama2-134m,llama2-1b,llama2-3b --length 1024 --eager 0
-MEASURE_gaussws = $(BIN)/fewbits bench train $(if $(ON_GPU),$(TIMED_gpu),$(TIMED_cpu)) --recipes gaussws,diffq --optimizers adamw,adam-mini --no-observer --once --store $(or $(RUNS),runs) || exit $$?; \
+MEASURE_gaussws = $(BIN)/fewbits bench train $(if $(ON_GPU),$(TIMED_gpu),$(TIMED_cpu)) --recipes gaussws,diffq --optimizers adamw,adam-mini --once --store $(or $(RUNS),runs) || exit $$?; \
 	$(BIN)/fewbits bench kernels --generators $(if $(ON_GPU),--device cuda) --once --store $(or $(RUNS),runs) || exit $$?;
 
 .DEFAULT_GOAL := help

@@ -37,7 +37,7 @@ NOT_COMPUTING = (
 )
 BUT = (
     *("experiments/data/corpus", "experiments/data/order"),
-    *("experiments/evaluation/loss", "experiments/evaluation/protocols"),
+    "experiments/evaluation/loss",
 )
 
 Digests = Mapping[str, str]  # digest of a source file by its path in the repository
@@ -105,8 +105,8 @@ def running(root: Path = ROOT) -> dict[str, str]:
     """Return the digest of each source file below `root` that computes."""
     stems: dict[str, list[str]] = {}
     for package in PACKAGES:
-        for path in (root / package).rglob("*.py"):
-            stems.setdefault(path.stem, []).append(".".join(path.relative_to(root).with_suffix("").parts))
+        for file in (root / package).rglob("*.py"):
+            stems.setdefault(file.stem, []).append(".".join(file.relative_to(root).with_suffix("").parts))
     modules = {module for same in stems.values() for module in same}
 
     def spelled(name: str) -> str:
@@ -126,8 +126,8 @@ def running(root: Path = ROOT) -> dict[str, str]:
             waiting += [name for found in _imports(trees[path].body) for name in (found, found.rpartition(".")[0])]
     config_classes = {kind.__name__ for kind in _dataclasses(Trial)}
     digests = {path: python_digest(tree, config_classes, spelled)[:32] for path, tree in trees.items()}
-    for path in (root / "kernels" / "csrc").iterdir():
-        digests[path.relative_to(root).as_posix()] = cpp_digest(path.read_text("utf-8"))[:32]
+    for file in (root / "kernels" / "csrc").iterdir():
+        digests[file.relative_to(root).as_posix()] = cpp_digest(file.read_text("utf-8"))[:32]
     return dict(sorted(digests.items()))
 
 

@@ -18,8 +18,7 @@ from fewbits.common.atomic import write_parquet
 from fewbits.experiments.data.corpus import Corpus, describe
 from fewbits.experiments.devices import World
 from fewbits.experiments.distributed import saving
-from fewbits.experiments.distributed.penalties import Penalties
-from fewbits.experiments.distributed.sharding import build_sharded, recompute_blocks
+from fewbits.experiments.distributed.sharding import Penalties, build_sharded, recompute_blocks
 from fewbits.experiments.optimization.optimizers import load_optimizer_state, make_optimizer, optimizer_state
 from fewbits.experiments.optimization.precision import DTYPES, Policy
 from fewbits.experiments.session import Session

@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from fewbits.kernels import ops  # noqa: F401, registers the operators
 from fewbits.kernels.backends import protocol as backends
-from fewbits.kernels.counts import CAPPED, ERROR, ERROR_ONE, FLUSHED, LOST, NONFINITE, NONZEROS, SATURATED
+from fewbits.kernels.backends.protocol import CAPPED, ERROR, ERROR_ONE, FLUSHED, LOST, NONFINITE, NONZEROS, SATURATED
 from fewbits.kernels.operators import call, refuse_distributed
 from fewbits.kernels.quantizer import Mixture, Quantizer
 
@@ -26,7 +26,7 @@ class QuantStats:
     until the caller converts one to a Python number.
     """
 
-    counts: Tensor  # int64 [..., 7]; counts.py names the index of each statistic
+    counts: Tensor  # int64 [..., 7]; protocol.py names the index of each statistic
     amax: Tensor  # float32 [...]: the largest magnitude of the input, after the Hadamard transform if there is one
 
     @property

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fewbits.kernels.backends.protocol import Backend, Part
-from fewbits.kernels.counts import ERROR_ONE
+from fewbits.kernels.backends.protocol import ERROR_ONE, Backend, Part
 from fewbits.kernels.quantizer import Entry, ErrorBelow, ErrorBelowOther, Mixture, SpreadBelow
 
 

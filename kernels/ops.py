@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from fewbits.kernels.backends.choice import backend_for
-from fewbits.kernels.backends.protocol import Noise
-from fewbits.kernels.counts import COUNTS
+from fewbits.kernels.backends.protocol import COUNTS, Noise
 from fewbits.kernels.mixing import mix_matrix
 from fewbits.kernels.operators import LIBRARY, define, differentiate
 from fewbits.kernels.packing import layout

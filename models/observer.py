@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fewbits.kernels.counts import COUNTS
+from fewbits.kernels.backends.protocol import COUNTS
 from fewbits.models.networks.sharded import whole
 from fewbits.models.quantized_linear import QuantizedLinear
 from fewbits.models.recipe import SLOTS

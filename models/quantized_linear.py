@@ -33,8 +33,7 @@ from fewbits.kernels.products import linear, matmul, matmul_fp32
 from fewbits.kernels.seeds import derive_seed
 from fewbits.models.operand_pair import Operand, OperandPair, Seed, Statistics
 from fewbits.models.recipe import GEMMS, SLOTS, Operands, Recipe, Sampler
-from fewbits.models.streams import current_stream, refuse_capture
-from fewbits.models.untraced import untraced
+from fewbits.models.runtime import current_stream, refuse_capture, untraced
 from fewbits.models.updates import version
 
 # Everything that needs random numbers: the rounding of a slot, a sampler's noise, and a GEMM's rotation signs. A seed

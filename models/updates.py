@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from fewbits.models.streams import current_stream
+from fewbits.models.runtime import current_stream
 
 # Only casts of these types are cached: a cached cast of a sharded weight (DTensor) would keep the whole weight in
 # memory, and a fake tensor has no values.

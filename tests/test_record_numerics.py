@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from fewbits.experiments.numerics import running
 from tests import record_numerics as tool
 from tests.effort import DEEP
 from tests.golden import digests
@@ -91,7 +92,7 @@ def test_backends_that_differ_are_never_recorded(world: World) -> None:
 
 
 def test_the_files_that_need_a_gpu_exist_and_compute() -> None:
-    assert set(tool.ON_A_GPU) <= set(tool.running())
+    assert set(tool.ON_A_GPU) <= set(running())
 
 
 def test_the_kernels_give_the_golden_digests() -> None:

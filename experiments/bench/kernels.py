@@ -30,7 +30,7 @@ from fewbits.experiments.bench.peers import PEERS, Peer, first_line, quiet
 
 BEYOND_L2 = 4  # on a GPU, the input tensors of a turn are together at least this many times as large as the L2 cache
 PEER_TURNS = 3  # recorded turns of a peer
-PEER_SECONDS = 0.3  # a slow peer gets as many rows as it can process in about this time
+PEER_ROWS = 1024  # on a CPU, slow peers get only this many rows
 PEER_UNIT = 128  # peers need whole blocks: rows and columns must be multiples of this
 SMALL = 64 << 20  # if a tensor and its copy have fewer bytes together, they may stay in the caches
 NOTES = """\
@@ -58,7 +58,6 @@ class Compared:
 
     longer: Ratio  # the peer's time / our time
     rows: int
-    temporary: float | None  # the peer's peak memory without x and the result, relative to the bytes of these rows
     seconds: dict[str, list[float]]  # "theirs", "ours" -> the seconds of each turn
 
 
@@ -222,26 +221,11 @@ def _compare(peer: Peer, cases: Sequence[Case], bench: Bench, tensors: _Tensors)
 
 def _compare_one(work: Work, slow: bool, case: Case, tensors: _Tensors) -> Compared:
     tensors.use_dtype(case.dtype)
-    rows = _rows_for(work, tensors.x) if slow and tensors.device == "cpu" else tensors.rows
+    rows = min(PEER_ROWS, tensors.rows) if slow and tensors.device == "cpu" else tensors.rows
     into = tensors.into(case)
     ours = (lambda x, _: into(x, x)) if case.is_noise else (lambda x, _: case.fresh(x))
     theirs, our = take_turns([tensors.timer(lambda x, _: work(x), rows), tensors.timer(ours, rows)], PEER_TURNS)
-    return Compared(Ratio.of(theirs, our), rows, _temporary(work, tensors.x[:rows]), {"theirs": theirs, "ours": our})
-
-
-def _rows_for(work: Work, x: Tensor) -> int:
-    """Return for how many rows of x `work` takes at most about PEER_SECONDS; `work` is another library's function.
-
-    The result is the number of all rows, halved until the call is short enough or half would be no multiple of
-    PEER_UNIT. The time per row is measured by a call on few rows.
-    """
-    few = x[: max(PEER_UNIT, x.shape[0] // 16 // PEER_UNIT * PEER_UNIT)]
-    work(few)
-    each = seconds(lambda: work(few)) / len(few)
-    rows = x.shape[0]
-    while rows * each > PEER_SECONDS and rows // 2 >= PEER_UNIT and rows // 2 % PEER_UNIT == 0:
-        rows //= 2
-    return rows
+    return Compared(Ratio.of(theirs, our), rows, {"theirs": theirs, "ours": our})
 
 
 def show(bench: Bench) -> None:
@@ -287,17 +271,12 @@ def _cells(m: Measured, device: str) -> dict[str, str]:
 
 
 def _peer_lines(bench: Bench) -> list[str]:
-    """Return a line for each peer: version, temporary memory, and the number of cases timed on a part of the rows."""
+    """Return a line for each peer: its version, and the rows of the tensor on which it was timed."""
     lines = []
     for name, version in bench.peers.items():
-        if compared := [m.peers[name] for m in bench.measured if name in m.peers]:
-            line = f"{name} {version}"
-            if temporary := [c.temporary for c in compared if c.temporary is not None]:
-                line += f": temporary memory {_percent(min(temporary))}–{_percent(max(temporary))} %"
-            if fewer := [c.rows for c in compared if c.rows < bench.rows]:
-                rows = " or ".join(map(str, sorted(set(fewer))))
-                line += f"; {len(fewer)} of {len(compared)} cases timed on the first {rows} rows only (slow)"
-            lines.append(line)
+        if rows := {m.peers[name].rows for m in bench.measured if name in m.peers}:
+            fewer = f", timed on the first {min(rows)} rows only (slow)" if min(rows) < bench.rows else ""
+            lines.append(f"{name} {version}{fewer}")
     return lines
 
 

@@ -30,7 +30,6 @@ from fewbits.models.networks.decoder import DecoderConfig
 from fewbits.models.networks.layers import Linear
 from fewbits.models.networks.partition import adam_mini_partition
 from fewbits.models.networks.registry import build, linear_parameters, on_meta, parameters
-from fewbits.models.observer import Observer, ObserverConfig
 from fewbits.models.quantize import Quantization, quantize
 from fewbits.models.recipe import Recipe
 
@@ -46,7 +45,6 @@ class Settings:
     length: int  # tokens of a sequence
     steps: int  # number of turns to time
     eager: int = 0  # number of turns to time with the reference backend (plain torch operators)
-    observer: bool = False  # also time each recipe with an observer
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,6 @@ class Row:
     memory: int  # peak bytes of tensors during a step
     seconds: list[float]  # time of the step in each turn
     others: list[float | None]  # by turn: the share of the processors' time that other processes used
-    observed: float | None = None  # speed with the observer relative to the speed without it
     eager: float | None = None  # `share`, measured with the reference backend
 
 
@@ -120,15 +117,10 @@ def _compare(
     """
     variants: dict[str, Recipe | None] = {PLAIN: None, **recipes}
     steps = {name: Step(config, recipe, optimizer, batch) for name, recipe in variants.items()}
-    observed: dict[str, Step] = {}
-    if settings.observer:
-        observed = {f"{n} observed": Step(config, r, optimizer, batch, observed=True) for n, r in recipes.items()}
     others = OtherProcesses()
     device = batch.device.type
-    gemm_times, *times_of_steps = _in_turns(
-        [gemms, *steps.values(), *observed.values()], device, settings.steps, others
-    )
-    times = dict(zip((*steps, *observed), times_of_steps, strict=True))
+    gemm_times, *times_of_steps = _in_turns([gemms, *steps.values()], device, settings.steps, others)
+    times = dict(zip(steps, times_of_steps, strict=True))
     slow: dict[str, list[float]] = {}
     if settings.eager:
         with _reference():
@@ -143,7 +135,6 @@ def _compare(
             memory=step.memory(),
             seconds=times[name],
             others=others.shares,
-            observed=_speed(times[f"{name} observed"], times[name]) if f"{name} observed" in times else None,
             eager=_speed(slow[name], slow[PLAIN]) if slow and name != PLAIN else None,
         )
         for name, step in steps.items()
@@ -223,17 +214,10 @@ class LinearProducts:
 class Step:
     """A model that is trained with a recipe or in plain BF16, always on the same batch; each call runs one step."""
 
-    def __init__(
-        self, config: DecoderConfig, recipe: Recipe | None, optimizer: str, batch: Tensor, *, observed: bool = False
-    ) -> None:
-        """Build the model. batch: tokens [sequences, length + 1].
-
-        recipe: None for plain BF16. optimizer: adamw or adam-mini. observed: attach an observer to the quantizers.
-        """
+    def __init__(self, config: DecoderConfig, recipe: Recipe | None, optimizer: str, batch: Tensor) -> None:
+        """Build the model. recipe: None for plain BF16. optimizer: adamw, adam-mini. batch: [sequences, length + 1]."""
         self.model = build(config, seed=0, device=batch.device)
-        self.quantization: Quantization | None = None
-        if recipe is not None:
-            self.quantization = quantize(self.model, recipe, observer=Observer(ObserverConfig()) if observed else None)
+        self.quantization: Quantization | None = None if recipe is None else quantize(self.model, recipe)
         partition = adam_mini_partition(self.model) if optimizer == "adam-mini" else None
         self.optimizer = make_optimizer(self.model, OptimizerConfig(kind=optimizer), partition=partition)
         self.inputs, self.targets = batch[:, :-1], batch[:, 1:]
@@ -248,8 +232,6 @@ class Step:
             loss = loss + penalty
         loss.backward()
         clip_gradients(self.model.parameters(), 1.0)
-        if quantization is not None and quantization.observer is not None and quantization.observer.due(self.number):
-            quantization.observer.rows(self.number, quantization.layers)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.number += 1

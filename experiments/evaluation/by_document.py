@@ -26,8 +26,7 @@ import numpy as np
 import pandas as pd
 
 from fewbits.experiments.data.corpus import Corpus
-from fewbits.experiments.evaluation.loss import token_losses, window_count
-from fewbits.experiments.evaluation.protocols import Model
+from fewbits.experiments.evaluation.loss import Model, token_losses, window_count
 from fewbits.experiments.trial import Trial
 from fewbits.models.learned_widths import NARROWEST, sampled_layers, weights_cast
 from fewbits.models.quantize import Quantization, unquantized

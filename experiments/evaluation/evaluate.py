@@ -27,8 +27,7 @@ from fewbits.experiments.environment import environment
 from fewbits.experiments.evaluation.by_document import LOSS, evaluate_documents, evaluated_windows, loss_count, means
 from fewbits.experiments.evaluation.finished_run import FinishedRun
 from fewbits.experiments.evaluation.harness import check_tasks, run_tasks
-from fewbits.experiments.evaluation.loss import evaluate_loss
-from fewbits.experiments.evaluation.text_loss import text_loss, text_windows
+from fewbits.experiments.evaluation.loss import evaluate_loss, text_loss, text_windows
 from fewbits.experiments.numerics import label, numerics
 from fewbits.experiments.session import Session
 from fewbits.experiments.setup import TextTokenizer, check_evaluation, text_tokenizer

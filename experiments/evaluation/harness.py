@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from fewbits.common.process import environment
-from fewbits.experiments.evaluation.protocols import Model, Tokenizer
+from fewbits.experiments.evaluation.loss import Model, Tokenizer
 from fewbits.experiments.evaluation.tasks import TASK_GROUPS, shots
 
 if TYPE_CHECKING:

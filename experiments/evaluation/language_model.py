@@ -18,7 +18,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows
 from torch import Tensor
 
-from fewbits.experiments.evaluation.protocols import Model, Tokenizer, check_count, evaluating
+from fewbits.experiments.evaluation.loss import Model, Tokenizer, check_count, evaluating
 
 
 class Window(NamedTuple):

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from fewbits.models.networks.partition import Partition
 from fewbits.models.networks.sharded import is_sharded, local, local_rows, whole
-from fewbits.models.untraced import UntracedOptimizer
+from fewbits.models.runtime import UntracedOptimizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,11 +27,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from fewbits.experiments.distributed.clipping import clip_sharded
+from fewbits.experiments.distributed.sharding import clip_sharded
 from fewbits.experiments.optimization.adam_mini import AdamMini
 from fewbits.models.networks.partition import Partition
 from fewbits.models.networks.sharded import copy_like, is_sharded
-from fewbits.models.untraced import UntracedOptimizer
+from fewbits.models.runtime import UntracedOptimizer
 
 BITS = "bit_scale"
 RECURRENCE = ("A_log", "D", "dt_bias")  # Mamba-2's parameters that count as vectors, whatever their shape

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -113,9 +112,3 @@ def operand_pairs(quantization: Quantization, layer: QuantizedLinear) -> tuple[O
 def layer_labels(layer: QuantizedLinear) -> dict[str, Any]:
     """Return the columns that identify a layer in tables: its name, block number and part."""
     return {"layer": layer.name, "block": layer.block, "part": layer.part}
-
-
-def mean_bits(quantization: Quantization) -> float:
-    """Return the mean of all learned bit widths of a model; NaN without a sampler."""
-    widths = [bits.detach().flatten() for bits in (layer.bits for layer in quantization.layers) if bits is not None]
-    return float(torch.cat(widths).double().mean()) if widths else math.nan

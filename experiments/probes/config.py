@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fewbits.common.from_dict import one_of
 
 SPLITS = ("train", "validation", "ood")
 PARTS = ("gemms", "slots", "blocks")
+REFERENCES = ("bf16", "fp16", "fp32")
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,16 @@ class ProbeConfig:
     parts: tuple[str, ...] = ()
     # Also measure how much one optimizer update decreases the loss: with the quantized and with the exact gradient.
     update: bool = True
+    # The dtype in which the unquantized model computes: bf16, fp16 or fp32; None: training.dtype.
+    reference: str | None = field(default=None, metadata={"neutral": None})
+    # Also measure the error of sums with these accumulators, such as hopper-fp8 (sum_errors.py).
+    accumulators: tuple[str, ...] = field(default=(), metadata={"neutral": ()})
 
     def __post_init__(self) -> None:
         if self.seeds < 0:
             raise ValueError(f"probe.seeds {self.seeds}: 0 (no probe) or more is expected")
         one_of("probe.split", self.split, SPLITS)
+        if self.reference is not None:
+            one_of("probe.reference", self.reference, REFERENCES)
         for part in self.parts:
             one_of("probe.parts", part, PARTS)

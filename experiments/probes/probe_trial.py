@@ -5,6 +5,8 @@ A probe trial is planned, scheduled, cached and resumed like a trial that trains
     probe.parquet      for each batch and variant (variants.py), a row with the losses and the measures of the whole
                        gradient (gradient_errors.py); for the recipe itself (variant `all`), also a row with the
                        measures of each layer's weight gradient. Columns: experiments/README.md
+    sums.parquet       with probe.accumulators: a row for each batch, seed, layer and accumulator, with the relative
+                       `error` of the layer's forward product if this accumulator computed its sums
     numerics.parquet   statistics of each operand, as a training trial writes them, over all batches together
     result.json        means over batches (summary.py)
 
@@ -27,6 +29,7 @@ from torch import Tensor
 
 from fewbits.common.atomic import checked_json, remove_folder, write_json, write_parquet
 from fewbits.experiments.optimization.precision import DTYPES
+from fewbits.experiments.probes import sum_errors
 from fewbits.experiments.probes.batches import batches
 from fewbits.experiments.probes.bench import Bench, backward, layer_labels, make_bench
 from fewbits.experiments.probes.gradient_errors import GradientErrors
@@ -40,7 +43,7 @@ from fewbits.experiments.storage.lease import Lost
 from fewbits.experiments.trial import Trial
 from fewbits.kernels.seeds import derive_seed
 
-FOLDER, TABLE = "batches", "probe.parquet"
+FOLDER, TABLE, SUMS = "batches", "probe.parquet", "sums.parquet"
 
 Row = dict[str, Any]
 Vector = Mapping[str, Tensor]  # a gradient, or a difference of gradients, by parameter name
@@ -66,6 +69,7 @@ def check_inputs(session: Session) -> None:
             f"a probe must have the model of its run {parent.folder.path}, but has {'; '.join(differing)}: set the "
             "run's values"
         )
+    sum_errors.check(trial.probe.accumulators)
     state, length = parent.checkpoint.state, source.training.length
     if trial.probe.split == "train" and state["position"] and trial.training.length != length:
         raise ValueError(
@@ -80,7 +84,7 @@ def run(session: Session) -> dict[str, Any]:
     assert session.parent is not None
     checkpoint, source = session.parent.checkpoint, run_folder.saved_trial(session.parent.folder.path)
     own = replace(source, training=replace(source.training, dtype=t.dtype))
-    bench = make_bench(own, checkpoint, device, DTYPES[t.dtype])
+    bench = make_bench(own, checkpoint, device, DTYPES[trial.probe.reference or t.dtype])
     begin = _finished(folder.path)
     session.add_segment(begin)
     _file(folder.path, 0).parent.mkdir(exist_ok=True)
@@ -119,6 +123,8 @@ def _write(trial: Trial, step: int, folder: run_folder.RunFolder, count: int) ->
     )
     write_parquet(folder.path / TABLE, table)
     write_parquet(folder.path / "numerics.parquet", numerics_table([r for b in stored for r in b["numerics"]], step))
+    if trial.probe.accumulators:
+        write_parquet(folder.path / SUMS, pd.DataFrame([row for batch in stored for row in batch["sums"]]))
     result = {"id": folder.id, "name": trial.name, "status": "done", "step": count} | summarize(table)
     write_json(folder.path / "result.json", result)
     remove_folder(folder.path / FOLDER)
@@ -153,15 +159,17 @@ class _Probe:
         return [Variant(ALL), *variants(self._trial.probe.parts, quantization)]
 
     def measure(self, number: int) -> dict[str, list[Row]]:
-        """Measure the batch with this number, from 0; return its rows in two lists, by name.
+        """Measure the batch with this number, from 0; return its rows in lists, by name.
 
-        `rows` has the batch's rows of probe.parquet. `numerics` has a row of statistics for each seed, layer and
-        operand slot, from which numerics.parquet is made.
+        `rows` has the batch's rows of probe.parquet, `sums` those of sums.parquet. `numerics` has a row of statistics
+        for each seed, layer and operand slot, from which numerics.parquet is made.
         """
         inputs, targets = self._tokens(number)
         reference, exact = backward(self._bench.exact, inputs, targets)
+        accumulators = self._trial.probe.accumulators
         rows: list[Row] = []
         numerics: list[Row] = []
+        sums: list[Row] = []
         for variant in self._variants:
             whole = variant.name == ALL
             passes = self._trial.probe.seeds if whole and self._random else 1
@@ -171,7 +179,9 @@ class _Probe:
                 seed = derive_seed(self._trial.seed, number, draw)
                 model, quantization = self._bench.quantized(self._trial.recipe, number, seed)
                 variant.apply(quantization)
-                loss, gradient = backward(model, inputs, targets)
+                with sum_errors.measured(quantization, accumulators if whole else ()) as of_sums:
+                    loss, gradient = backward(model, inputs, targets)
+                sums += [{"batch": number, "seed": draw, **row} for row in of_sums]
                 errors.add(gradient)
                 losses.append(loss)
                 if whole:
@@ -195,7 +205,8 @@ class _Probe:
                     name = f"{layer.name}.weight"
                     of_layer = errors.measures([name]) | _zeros({name: gradient[name]}, {name: exact[name]})
                     rows.append(labels | layer_labels(layer) | of_layer)
-        return {"rows": [_finite(row) for row in rows], "numerics": [_finite(row) for row in numerics]}
+        tables = {"rows": rows, "numerics": numerics} | ({"sums": sums} if accumulators else {})
+        return {name: [_finite(row) for row in table] for name, table in tables.items()}
 
     def _tokens(self, number: int) -> tuple[Tensor, Tensor]:
         inputs, targets = self._batches[number % len(self._batches)]

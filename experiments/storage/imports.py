@@ -34,8 +34,8 @@ from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.huggingface import bytes_tokenizer
 from fewbits.experiments.storage.run_folder import HASH, RunFolder, existing, plain
 from fewbits.experiments.trial import Trial
+from fewbits.models.importing.layouts import Published
 from fewbits.models.importing.packages import PREFIX, packaged_model
-from fewbits.models.importing.published import Published
 from fewbits.models.importing.sources import read_published
 
 MODEL = "model.yaml"

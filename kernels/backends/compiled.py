@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fewbits.kernels.backends.protocol import ABSENT, Noise, Part, Stored
-from fewbits.kernels.counts import COUNTS
+from fewbits.kernels.backends.protocol import ABSENT, COUNTS, Noise, Part, Stored
 from fewbits.kernels.packing import allocate
 from fewbits.kernels.quantizer import Quantizer, parts_of
 

@@ -15,6 +15,11 @@ NOISES: tuple[Noise, ...] = get_args(Noise)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # the dtypes of matrices, in the order of the C++ interfaces
 ABSENT = torch.empty(0)  # the value of a result that was not requested, and of an argument that is not used
 
+# The index of each statistic in the counts that backends return (README.md, "Statistics").
+ERROR, NONZEROS, FLUSHED, SATURATED, CAPPED, NONFINITE, LOST = range(7)
+COUNTS = 7  # the number of statistics
+ERROR_ONE = 1 << 23  # what a relative error of 1 adds to the statistic ERROR, which is an integer
+
 
 class Backend(Protocol):
     """The functions of a backend. A matrix is 2-D, contiguous, of a dtype in DTYPES, and on the backend's device.
@@ -44,7 +49,7 @@ class Backend(Protocol):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return (values, counts, amax): the quantized x in x's dtype, and the statistics of each part of the matrix.
 
-        The counts are int64 [parts down, parts across, 7]; counts.py names the seven statistics. The amaxes are float32
+        The counts are int64 [parts down, parts across, 7]; named above. The amaxes are float32
         [parts down, parts across]: the largest magnitude in each part of x (after the Hadamard transform, if any).
 
         axis: -1 for blocks along the rows, 0 for blocks down the columns. seed: the seed of the random numbers.

@@ -10,13 +10,11 @@ import math
 import torch
 from torch import Tensor
 
-from fewbits.kernels.backends.protocol import ABSENT, Part, Stored
-from fewbits.kernels.counts import ERROR, ERROR_ONE, LOST, NONZEROS
+from fewbits.kernels.backends.protocol import ABSENT, ERROR, ERROR_ONE, LOST, NONZEROS, Part, Stored
 from fewbits.kernels.packing import pack, scale_codes, stored_scales, unpack
 from fewbits.kernels.quantizer import Quantizer
-from fewbits.kernels.reference.elements import codes_of, values_of
+from fewbits.kernels.reference.elements import codes_of, fold, largest, spread, values_of
 from fewbits.kernels.reference.noise import gaussian_noise, uniform_noise
-from fewbits.kernels.reference.parts import fold, largest, spread
 from fewbits.kernels.reference.rotation import rotate
 from fewbits.kernels.reference.rounding import Rounded, round_matrix
 from fewbits.kernels.reference.scales import Scales, restore, stored_values
@@ -69,7 +67,7 @@ def quantize(
 
 
 def count(rounded: Rounded, y: Tensor, part: Part) -> Tensor:
-    """Return the seven statistics of counts.py for each part, as int64 [parts down, parts across, 7].
+    """Return the seven statistics of protocol.py for each part, as int64 [parts down, parts across, 7].
 
     rounded: the result of `round_matrix`. y: the values that the quantizer returns, in the dtype of the input.
     """

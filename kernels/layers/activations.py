@@ -13,7 +13,7 @@ from torch import Tensor
 from fewbits.kernels.backends.cpu import threads
 from fewbits.kernels.layers.library import is_compiled, is_float, library, takes
 from fewbits.kernels.operators import define, differentiate
-from fewbits.kernels.reference import activations as reference
+from fewbits.kernels.reference import layers as reference
 
 
 def squared_relu(x: Tensor) -> Tensor:

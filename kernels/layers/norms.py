@@ -15,7 +15,7 @@ from torch import Tensor
 from fewbits.kernels.backends.cpu import threads
 from fewbits.kernels.layers.library import DTYPES, address, is_compiled, is_float, library, takes
 from fewbits.kernels.operators import define, differentiate
-from fewbits.kernels.reference import norms as reference
+from fewbits.kernels.reference import layers as reference
 
 
 def norm(

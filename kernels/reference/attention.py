@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fewbits.kernels.reference.functions import exponential
-from fewbits.kernels.reference.sums import along_rows
+from fewbits.kernels.reference.functions import along_rows, exponential
 
 BLOCK = 32  # backends divide tokens into blocks of this size, and pad the last block with zeros
 

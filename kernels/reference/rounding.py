@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from fewbits.kernels.quantizer import Quantizer
-from fewbits.kernels.reference.elements import codes_of, round_to_grid
+from fewbits.kernels.reference.elements import codes_of, fold, largest, round_to_grid, spread
 from fewbits.kernels.reference.noise import uniform
-from fewbits.kernels.reference.parts import fold, largest, spread
 from fewbits.kernels.reference.rotation import rotate
 from fewbits.kernels.reference.scales import Scales, choose_scales, encode_factors, restore, stored_values
 

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from fewbits.kernels.formats import Format
 from fewbits.kernels.quantizer import Quantizer
-from fewbits.kernels.reference.elements import codes_of, divide, round_to_grid, split, values_of
-from fewbits.kernels.reference.parts import spread
+from fewbits.kernels.reference.elements import codes_of, divide, round_to_grid, split, spread, values_of
 
 FLT_MAX = torch.finfo(torch.float32).max
 FLT_MIN = 2.0**-126  # the smallest normal float32

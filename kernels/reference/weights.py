@@ -7,9 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fewbits.kernels.backends.protocol import Noise
-from fewbits.kernels.reference.elements import power_of_two
+from fewbits.kernels.reference.elements import fold, largest, power_of_two, spread
 from fewbits.kernels.reference.noise import gaussian_noise, uniform_noise, unpack_noise
-from fewbits.kernels.reference.parts import fold, largest, spread
 
 
 def exp2(t: Tensor) -> Tensor:

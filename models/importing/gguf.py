@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from fewbits.models.importing.fields import Fields
-from fewbits.models.importing.layouts import Layout
-from fewbits.models.importing.published import Published
+from fewbits.models.importing.layouts import Layout, Published
 from fewbits.models.networks.decoder import DecoderConfig
 
 ARCHITECTURE, TOKENS = "general.architecture", "tokenizer.ggml.tokens"

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fewbits.models.importing.fields import Fields
-from fewbits.models.importing.layouts import Layout
-from fewbits.models.importing.published import Published
+from fewbits.models.importing.layouts import Layout, Published
 from fewbits.models.importing.safetensors_files import SafetensorsFolder
 from fewbits.models.networks.decoder import DecoderConfig
 

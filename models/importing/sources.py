@@ -7,8 +7,8 @@ from pathlib import Path
 
 from fewbits.models.importing.gguf import read_gguf
 from fewbits.models.importing.huggingface import read_folder
+from fewbits.models.importing.layouts import Published
 from fewbits.models.importing.packages import packaged_model, source_path
-from fewbits.models.importing.published import Published
 
 
 def read_published(source: str, name: str | None = None) -> Published:

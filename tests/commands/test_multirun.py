@@ -159,7 +159,7 @@ def test_an_error_of_a_sweeper_without_a_message_names_its_place(
     assert re.search(r"hydra/sweeper=optuna failed: \w+: [^\s(].*-X dev", last)
 
 
-def test_each_multirun_has_a_name_and_status_finds_it_by_name_and_by_its_overrides(
+def test_each_multirun_has_a_name_by_which_status_finds_it(
     cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = tmp_path / "runs"
@@ -170,11 +170,8 @@ def test_each_multirun_has_a_name_and_status_finds_it_by_name_and_by_its_overrid
     sweeps = {row["sweep"]: row for row in listed(runs, capsys)}
     assert len(sweeps) == 2
     assert sorted(row["trials"] for row in sweeps.values()) == ["2 done", "4 done"]
-    for grid, count in zip(grids, (2, 4), strict=True):
-        rows = listed(runs, capsys, "-m", *tiny(cache, "training.steps=2", *grid))
-        assert len(rows) == count
-        assert rows == listed(runs, capsys, rows[0]["sweep"])
-        assert rows[0]["sweep"] in sweeps
+    for name, row in sweeps.items():
+        assert len(listed(runs, capsys, name)) == int(row["trials"].split()[0])
     assert cli.main(["status", "no-such-name", "--runs", str(runs)]) == 2
     assert all(name in capsys.readouterr().err for name in [next(iter(sweeps))])
 

@@ -16,7 +16,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -128,7 +128,7 @@ def quantized(base: str, options: tuple[str, ...]) -> str | None:
     return hashlib.sha256("\n".join(results).encode()).hexdigest()[:16] if results else None
 
 
-def kernels(bases: dict[str, tuple[str, ...]]) -> dict[str, str]:
+def kernels(bases: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
     rows = {base: text for base, options in bases.items() if (text := quantized(base, options)) is not None}
     for text in MIXTURES:
         parts = [mix(x.to(t), Mixture.parse(text)) for x in tensors().values() for t in (torch.bfloat16, torch.float32)]
@@ -154,7 +154,7 @@ def tiles() -> dict[str, str]:
         for m, k, n in ((64, 128, 96), (33, 513, 47), (5, 5, 1))
     ]
     products = digest(*(matmul_fp32(a, b) for a, b in pairs))
-    attention.library, attention.threads = lambda: own, lambda elements: 1  # type: ignore[assignment]
+    attention.__dict__.update(library=lambda: own, threads=lambda elements: 1)
     q, k, v = (torch.randn(2, 40, n, 32, generator=generator).bfloat16().requires_grad_() for n in (4, 2, 2))
     result = attention.causal_attention(q, k, v)
     result.backward(torch.randn(result.shape, generator=generator).bfloat16())
@@ -166,7 +166,8 @@ def trials() -> dict[str, str]:
     import pandas as pd
     from safetensors.torch import load_file
 
-    rows, folders = {}, {}
+    rows: dict[str, str] = {}
+    folders: dict[str, Path] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, chosen in TRIALS.items():
             runs = Path(folder, name)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fewbits import Mixture, fake_quantize, mix
 from fewbits.kernels.backends import cpu
-from fewbits.kernels.counts import ERROR
+from fewbits.kernels.backends.protocol import ERROR
 from fewbits.kernels.quantizer import Entry, ErrorBelow, ErrorBelowOther
 from tests.effort import DEEP, examples
 from tests.kernels.inputs import DTYPES, EMPTY, KINDS, assert_same, generator, make

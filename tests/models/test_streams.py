@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fewbits.models.quantize import quantize
-from fewbits.models.streams import current_stream, refuse_capture
+from fewbits.models.runtime import current_stream, refuse_capture
 from tests.models.quantized import E4M3, linear, noisy, one_layer, recipe
 
 CUDA = torch.device("cuda", 0)

@@ -46,13 +46,12 @@ turns in one process, one step each.
 
 Columns: ms per step; products: ms divided by the ms of all linear layers' products in BF16; tokens/s; share: tokens/s
 divided by the tokens/s of plain BF16; memory: MiB of tensors at a step's peak, parameters and optimizer included;
-observed: tokens/s with the observer divided by tokens/s without it; eager: the share if the same quantizers run as
-plain torch operators (the reference backend).
+eager: the share if the same quantizers run as plain torch operators (the reference backend).
 
 Columns with --against: faster: ms of the other commit divided by ms, the median over the rounds; range: its lowest and
 highest value; rest: only for plain BF16, (ms − products) / (the other commit's ms − products), the median over the
 rounds, where products are those of the linear layers, timed in this checkout: less than 1 is faster."""
-COLUMNS = ("recipe", "ms", "products", "tokens/s", "share", "memory", "observed", "eager")
+COLUMNS = ("recipe", "ms", "products", "tokens/s", "share", "memory", "eager")
 SQUARE = 32  # side of the square blocks that share a bit width; sides of matrices have to be multiples of it
 
 
@@ -63,8 +62,6 @@ def kernels(argv: Sequence[str]) -> int:
     about = "Time the kernels, a copy of the same tensor and other implementations, in one run."
     parser = CommandParser("fewbits bench kernels", about, KERNELS)
     parser.add_argument("--size", type=positive, default=8192, metavar="N", help="rows and columns (default: 8192)")
-    parser.add_argument("--rows", type=positive, metavar="R", help="rows (default: N)")
-    parser.add_argument("--cols", type=positive, metavar="C", help="columns (default: N)")
     dtypes = ("bfloat16", "float16", "float32")
     parser.add_argument("--dtype", choices=dtypes, default="bfloat16", help="dtype of the tensor (default: bfloat16)")
     parser.add_argument(
@@ -88,9 +85,8 @@ def kernels(argv: Sequence[str]) -> int:
         raise ValueError(
             f"bench kernels: --only {options.only!r} matches no case: pass a part of one of these names: {names}"
         )
-    rows, cols = options.rows or options.size, options.cols or options.size
     shared = {"dtype": options.dtype, "device": options.device, "runs": options.runs}
-    show(run(cases, rows, cols, **shared, peers=not options.no_peers, save=save))
+    show(run(cases, options.size, options.size, **shared, peers=not options.no_peers, save=save))
     return 0
 
 
@@ -182,7 +178,7 @@ def train(argv: Sequence[str]) -> int:
     warn_if_busy()
     configs = [first_layers(model(name), options.layers) for name in options.model.split(",")]
     recipes = {name: load_recipe(name) for name in options.recipes.split(",")}
-    settings = Settings(options.batch, options.length, options.steps, options.eager, not options.no_observer)
+    settings = Settings(options.batch, options.length, options.steps, options.eager)
     facts = machine(device.type)
     measured = []
     for config in configs:
@@ -211,7 +207,7 @@ def _show(result: ModelResult, device: str) -> None:
             f"{row.tokens_per_second:,.0f}",
             f"{row.share:.3f}",
             f"{row.memory / 2**20:.1f}",
-            *("-" if value is None else f"{value:.3f}" for value in (row.observed, row.eager)),
+            "-" if row.eager is None else f"{row.eager:.3f}",
         )
         for row in result.rows
     ]
@@ -227,7 +223,7 @@ def _compare_commits(options: argparse.Namespace) -> int:
     given = {name: value for name in passed_on if (value := getattr(options, name)) is not None}
     both = [text for name, value in given.items() for text in (f"--{name}", str(value))]
     warn_if_busy()
-    changes = compare(options.against, [*both, "--eager", "0", "--no-observer"], options.rounds)
+    changes = compare(options.against, [*both, "--eager", "0"], options.rounds)
     if options.json:
         print(json.dumps([asdict(change) for change in changes], indent=2))
         return 0
@@ -262,7 +258,6 @@ def _train_options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--eager", type=not_negative, default=2, metavar="TURNS", help=eager)
     parser.add_argument("--against", metavar="COMMIT", help="compare the step times with another commit's")
     parser.add_argument("--rounds", type=positive, help="how often --against measures both commits (default: 5)")
-    parser.add_argument("--no-observer", action="store_true", help="omit the steps with the observer (column observed)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     results.add_options(parser)
     options = parser.parse_args(argv)

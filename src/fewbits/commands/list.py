@@ -100,8 +100,7 @@ def _print_studies(name: str | None, as_json: bool) -> None:
 
 def _print_models(name: str | None, searched: Sequence[str], as_json: bool) -> None:
     from fewbits.experiments.config_files import folders, names
-    from fewbits.models.networks.listing import describe
-    from fewbits.models.networks.registry import linear_parameters, parameters
+    from fewbits.models.networks.registry import describe, linear_parameters, parameters
 
     configs, wrong = {}, []
     for model in names("model", folders(searched)) if name is None else [name]:

@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
             reference=options.reference,
             accumulators=options.accumulators.split(",") if options.accumulators else (),
             runtime=Runtime(device=options.device, threads=options.threads, cache=options.cache),
-            report=lambda done, total: terminal.show(f"{done}/{total} forwards and backwards"),
+            report=lambda done, total: terminal.show(f"{done}/{total} batches"),
         )
     finally:
         terminal.clear()

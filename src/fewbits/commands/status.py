@@ -55,13 +55,18 @@ def main(argv: Sequence[str]) -> int:
     from fewbits.experiments.storage.run_folder import find_run, opened
     from fewbits.sweeps.live.status import log, rows_of, watch
     from fewbits.sweeps.planning.expand import spell
-    from fewbits.sweeps.planning.stored_plans import find_plan, load_plan
+    from fewbits.sweeps.planning.stored_plans import find_plan, load_plan, stored_plans
     from fewbits.sweeps.running.trial_status import counted
 
     (name, *others), for_run = options.overrides, options.follow or options.lines
     a_name = not others and "=" not in name and not name.endswith((".yaml", ".yml"))
     if a_name and (for_run or load_plan(runs, [name]) is None):  # a name with a plan is that of a multirun
-        for text in log(opened(find_run(name, runs)), options.lines or LINES, options.follow):
+        try:
+            folder = opened(find_run(name, runs))
+        except ValueError as error:
+            known = [each.overrides[0] for each in stored_plans(runs) if "=" not in each.overrides[0]]
+            raise ValueError(f"{error}; sweeps: {', '.join(known)}" if known else error) from None
+        for text in log(folder, options.lines or LINES, options.follow):
             print(text, end="", flush=True)
         return 0
     if for_run:

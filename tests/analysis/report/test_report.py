@@ -67,8 +67,8 @@ def test_markup_in_names_notes_and_failures_is_text(made: Made, tmp_path: Path) 
         "axes": [],
         "about": attack.format("arm's about"),
     }
-    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(data))
-    changed = Made(tmp_path / "tiny.yaml", made.store, made.reports)
+    (tmp_path / "attack.yaml").write_text(yaml.safe_dump(data))
+    changed = Made(tmp_path / "attack.yaml", made.store, made.reports)
     failed = next(made.store.glob("*-bf16-*-s1-*"))
     (failed / "result.json").unlink()
     reason = attack.format("reason")

@@ -18,7 +18,7 @@ from fewbits.experiments.config import load_recipe
 from fewbits.models.networks.registry import linear_parameters, model, parameters
 from tests.effort import DEEP
 
-SMALL = "--layers 1 --batch 1 --length 8 --steps 1 --eager 0 --no-observer --device cpu"
+SMALL = "--layers 1 --batch 1 --length 8 --steps 1 --eager 0 --device cpu"
 
 
 def bench(arguments: str) -> int:

@@ -17,7 +17,7 @@ import torch
 from fewbits import cli
 from fewbits.experiments.evaluation.evaluate import Request, evaluate, evaluations_of
 from fewbits.experiments.evaluation.finished_run import FinishedRun
-from fewbits.experiments.evaluation.text_loss import text_windows
+from fewbits.experiments.evaluation.loss import text_windows
 from fewbits.experiments.storage import evaluations
 from fewbits.experiments.trial import Runtime
 from tests.experiments.evaluation.evaluation_inputs import toy_tasks

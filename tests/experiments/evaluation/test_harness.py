@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fewbits.experiments.evaluation.harness import run_tasks
 from fewbits.experiments.evaluation.language_model import FewbitsLM
-from fewbits.experiments.evaluation.protocols import Model
+from fewbits.experiments.evaluation.loss import Model
 from fewbits.experiments.evaluation.tasks import TASK_GROUPS
 from tests.experiments.evaluation.evaluation_inputs import Bigram, Bytes, LanguageModel, Recurrent, decoder, successor
 from tests.messages import naming

@@ -4,6 +4,7 @@ import argparse
 import hashlib
 import inspect
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from fewbits.commands.probe import main
 from fewbits.experiments.config import load_recipe, load_trial
 from fewbits.experiments.data.corpus import Corpus
 from fewbits.experiments.data.load import load
+from fewbits.experiments.probes.bench import make_bench
 from fewbits.experiments.probes.probe import probe
 from fewbits.experiments.probes.sum_errors import sum_error
 from fewbits.experiments.probes.tables import WHOLE, Probe
@@ -85,15 +87,20 @@ def corpus_of(folder: Path) -> Corpus:
     return load(saved_trial(folder).data, folder)
 
 
+def losses(found: Probe) -> pd.DataFrame:
+    """Return a row for each recipe and batch, about all parameters."""
+    return found.rows[found.rows["layer"] == WHOLE].reset_index(drop=True)
+
+
 def whole(found: Probe, recipe: str) -> pd.Series:
     """Return the measures of the whole gradient of the loss, as means over batches."""
-    rows = found.gradients[(found.gradients["recipe"] == recipe) & (found.gradients["layer"] == WHOLE)]
-    return rows.drop(columns=["recipe", "layer", "block", "part"]).mean()
+    rows = losses(found)
+    return rows[rows["recipe"] == recipe].drop(columns=["recipe", "variant", "layer", "block", "part"]).mean()
 
 
 def same(a: Probe, b: Probe) -> None:
     """Assert that two probes have equal tables."""
-    for table in ("loss", "gradients", "operands"):
+    for table in ("rows", "operands"):
         pd.testing.assert_frame_equal(getattr(a, table), getattr(b, table), check_exact=True)
 
 
@@ -105,10 +112,10 @@ def test_operands_left_high_change_nothing_at_all(nvfp4: Path) -> None:
         {"name": "casts", "fprop": {"x": "bf16", "w": "bf16"}, "dgrad": {"dy": "bf16"}, "wgrad": {"x": "bf16"}}
     )
     found = probe(nvfp4, ["bf16", casts], batches=2)
-    assert (found.loss["increase"] == 0).all()
-    assert (found.gradients["cosine"] == 1).all()
-    assert (found.gradients[["error", "bias", "mean_error", "noise", "systematic"]] == 0).all(axis=None)
-    assert found.gradients["norm"].min() > 0
+    assert (losses(found)["increase"] == 0).all()
+    assert (found.rows["cosine"] == 1).all()
+    assert (found.rows[["error", "bias", "mean_error", "noise", "systematic"]] == 0).all(axis=None)
+    assert found.rows["norm"].min() > 0
     assert found.operands.empty
     assert list(found.summary()["worst_error"]) == [0, 0]
 
@@ -116,8 +123,8 @@ def test_operands_left_high_change_nothing_at_all(nvfp4: Path) -> None:
 def test_the_dtype_of_the_weight_gradient_is_seen_alone(nvfp4: Path) -> None:
     """Check a recipe that differs from the reference only in `wgrad.output`: only weight gradients have errors."""
     found = probe(nvfp4, [Recipe(name="fp32 gradients", wgrad=Wgrad(output="fp32"))], batches=1)
-    assert (found.loss["increase"] == 0).all()
-    errors = found.gradients[found.gradients["layer"] != WHOLE]["error"]
+    assert (losses(found)["increase"] == 0).all()
+    errors = found.rows[found.rows["layer"] != WHOLE]["error"]
     assert errors.between(2.0**-12, 2.0**-8).all()  # only the reference rounds weight gradients to BF16
 
 
@@ -140,7 +147,7 @@ def test_coarser_numbers_are_worse(nvfp4: Path) -> None:
     # Rounding can lower or raise the loss of a batch, so the sign of the mean difference is random, but its magnitude
     # is not. The operand errors of `tensor` are nine times those of mxfp8; its loss differences were 3 to 16 times as
     # large in nine networks (six seeds, two instruction sets).
-    change = found.loss.groupby("recipe")["increase"].apply(lambda batches: (batches**2).mean() ** 0.5)
+    change = losses(found).groupby("recipe")["increase"].apply(lambda batches: (batches**2).mean() ** 0.5)
     assert change["tensor"] > 1.5 * change["mxfp8"] > 0
 
 
@@ -150,12 +157,12 @@ def test_fp32_shows_what_bf16_costs_by_itself(nvfp4: Path) -> None:
     assert 0 < whole(fp32, "bf16")["error"] < whole(fp32, "mxfp8")["error"]
     assert whole(own, "bf16")["error"] == 0
     pd.testing.assert_frame_equal(own.operands, fp32.operands)
-    pd.testing.assert_series_equal(own.loss["loss"], fp32.loss["loss"], check_exact=True)
+    pd.testing.assert_series_equal(losses(own)["loss"], losses(fp32)["loss"], check_exact=True)
     model, state = plain_model(nvfp4)
     model.compute_dtype = torch.float32
     trial = saved_trial(nvfp4)
     first = corpus_of(nvfp4).batch("train", state["position"], 4, 64, derive_seed(trial.seed, ORDER))
-    assert fp32.loss["reference"][0] == float(model.loss(*first).detach())
+    assert losses(fp32)["reference"][0] == float(model.loss(*first).detach())
 
 
 # Batches
@@ -170,29 +177,7 @@ def test_batches_are_those_that_the_trial_would_have_seen_next(nvfp4: Path, step
     assert state["position"] == found.step * trial.training.batch
     for batch in range(3):
         tokens = corpus.batch("train", state["position"] + 4 * batch, 4, 64, derive_seed(trial.seed, ORDER))
-        assert found.loss["loss"][batch] == float(model.loss(*tokens).detach())
-
-
-def test_held_out_batches_are_spread_over_the_split(nvfp4: Path) -> None:
-    found = probe(nvfp4, ["bf16"], batches=2, split="validation")
-    model, _ = plain_model(nvfp4)
-    inputs, targets = corpus_of(nvfp4).windows("validation", 8, 64)
-    losses = [float(model.loss(x, y).detach()) for x, y in zip(inputs.split(4), targets.split(4), strict=True)]
-    assert list(found.loss["reference"]) == losses
-
-
-@pytest.mark.parametrize("recipe", ["nvfp4", "gaussws"])
-def test_the_trials_own_recipe_gives_the_loss_that_it_went_on_with(request: pytest.FixtureRequest, recipe: str) -> None:
-    """Check that the losses equal those of the trial's next step to the bit, for the trial's own recipe.
-
-    This requires the same weights, bit widths, data, random numbers and micro-batches.
-    """
-    folder: Path = request.getfixturevalue(recipe)
-    found = probe(folder, [saved_trial(folder).recipe], batches=2, step=STEP)
-    metrics = pd.read_parquet(folder / "metrics.parquet").set_index("step")
-    losses = torch.tensor(list(found.loss["loss"]), dtype=torch.float32)
-    assert losses.mean().item() == metrics["loss"][STEP]
-    assert losses.max().item() == metrics["loss_max"][STEP]
+        assert losses(found)["loss"][batch] == float(model.loss(*tokens).detach())
 
 
 # Noise and bias
@@ -219,7 +204,7 @@ def test_averaging_over_seeds_leaves_nothing_of_noise_and_all_of_a_bias(nvfp4: P
     pd.testing.assert_series_equal(nearest, whole(many, "nearest"), check_exact=True)
     assert nearest["systematic"] == nearest["mean_error"] == nearest["error"] > averaged["systematic"]
     assert nearest["noise"] == 0
-    assert dict(many.loss.groupby("recipe")["seed"].nunique()) == {"stochastic": 9, "nearest": 1}
+    assert list(many.summary()["seeds"]) == [9, 1]
 
 
 def test_gradient_errors_are_those_of_the_gradients(nvfp4: Path) -> None:
@@ -241,7 +226,7 @@ def test_gradient_errors_are_those_of_the_gradients(nvfp4: Path) -> None:
     assert isinstance(exact, Tensor)
     quantized = fake_quantize(seen["dy"], "e4m3:1x128:amax", axis=0).float().t() @ seen["x"].float()
     e, g = (quantized - exact).double(), exact.double()
-    row = found.gradients.set_index("layer").loc["blocks.0.ffn.down"]
+    row = found.rows.set_index("layer").loc["blocks.0.ffn.down"]
     assert row["norm"] == pytest.approx(float(g.norm()), rel=1e-9)
     assert row["error"] == pytest.approx(float(e.norm() / g.norm()), rel=1e-3)
     assert row["bias"] == pytest.approx(float((e * g).sum() / (g * g).sum()), rel=1e-2, abs=1e-6)
@@ -287,7 +272,7 @@ def test_statistics_of_operands_are_those_of_the_kernels(nvfp4: Path) -> None:
 def test_kept_layers_have_no_operands(nvfp4: Path) -> None:
     found = probe(nvfp4, ["nvfp4"], batches=1)
     assert set(found.operands["block"]) == {0}
-    assert set(found.gradients["block"].dropna()) == {0, 1}
+    assert set(found.rows["block"].dropna()) == {0, 1}
     assert set(found.operands["slot"]) == {"fprop.x", "fprop.w", "dgrad.dy", "dgrad.w", "wgrad.dy", "wgrad.x"}
 
 
@@ -298,18 +283,19 @@ def test_a_sampler_has_the_widths_that_were_learned(gaussws: Path) -> None:
     tensors = opened(gaussws).checkpoint(STEP).tensors(under="model.")
     scales = torch.cat([t.flatten() for name, t in tensors.items() if name.endswith(".bit_scale")])
     learned = float((4.0 + 2.0 * scales).double().mean())
-    found = probe(
-        gaussws,
-        ["gaussws", load_recipe("diffq"), load_recipe("gaussws-mor", {"sampler.init": 8.0, **MOR_BLOCKS})],
-        batches=1,
-        step=STEP,
-    )
-    bits = dict(zip(found.loss["recipe"], found.loss["bits"], strict=True))
-    assert bits["gaussws"] == pytest.approx(learned, rel=1e-6)
-    assert bits["gaussws"] != 6
-    assert bits["diffq"] == bits["gaussws"]
-    assert bits["gaussws-mor"] == 8
-    assert probe(gaussws, ["bf16"], batches=1).loss["bits"].isna().all()
+    trial = saved_trial(gaussws)
+    bench = make_bench(trial, opened(gaussws).checkpoint(STEP), torch.device("cpu"), torch.bfloat16)
+
+    def bits(recipe: Recipe) -> float:
+        _, quantization = bench.quantized(recipe, 0, 0)
+        widths = [
+            width.detach().flatten() for width in (layer.bits for layer in quantization.layers) if width is not None
+        ]
+        return float(torch.cat(widths).double().mean())
+
+    assert bits(load_recipe("gaussws")) == pytest.approx(learned, rel=1e-6)
+    assert bits(load_recipe("gaussws")) == bits(load_recipe("diffq")) != 6
+    assert bits(load_recipe("gaussws-mor", {"sampler.init": 8.0, **MOR_BLOCKS})) == 8
 
 
 def test_a_switch_has_happened_where_the_trial_is_past_it(nvfp4: Path) -> None:
@@ -318,7 +304,7 @@ def test_a_switch_has_happened_where_the_trial_is_past_it(nvfp4: Path) -> None:
     before, after = (probe(nvfp4, [late], batches=1, step=step) for step in (8, STEP))
     assert len(before.operands)
     assert after.operands.empty
-    assert (after.loss["increase"] == 0).all()
+    assert (losses(after)["increase"] == 0).all()
 
 
 # No side effects
@@ -332,14 +318,18 @@ def digest(folder: Path) -> dict[str, tuple[str, int]]:
     }
 
 
-def test_a_probe_gives_the_same_bits_and_leaves_the_run_as_it_was(nvfp4: Path) -> None:
+def test_a_probe_gives_the_same_bits_and_leaves_the_run_as_it_was(nvfp4: Path, tmp_path: Path) -> None:
     before = digest(nvfp4)
     arguments: list[str | Recipe] = [load_recipe("mor/block", MOR_BLOCKS), "nvfp4", "gaussws"]
     first = probe(nvfp4, arguments, batches=2, seeds=2)
-    same(first, probe(nvfp4, arguments, batches=2, seeds=2))
-    alone = probe(nvfp4, ["nvfp4"], batches=2, seeds=2)  # other recipes must not affect this one
-    together = first.gradients[first.gradients["recipe"] == "nvfp4"].reset_index(drop=True)
-    pd.testing.assert_frame_equal(alone.gradients, together, check_exact=True)
+    copy = shutil.copytree(nvfp4, tmp_path / nvfp4.name)
+    alone = probe(copy, ["nvfp4"], batches=2, seeds=2)  # other recipes must not affect this one
+    together = first.rows[first.rows["recipe"] == "nvfp4"].reset_index(drop=True)
+    pd.testing.assert_frame_equal(alone.rows, together, check_exact=True)
+    (folder,) = (path for path in tmp_path.iterdir() if path.name != nvfp4.name)
+    once = digest(folder)
+    same(alone, probe(copy, ["nvfp4"], batches=2, seeds=2))
+    assert digest(folder) == once  # a recipe that was measured before is not measured again
     assert digest(nvfp4) == before
 
 
@@ -397,11 +387,11 @@ def test_programs_get_every_number(
     assert summary["increase_se"] is None  # one batch has no standard error
     found = probe(nvfp4, [load_recipe("mor/block", MOR_BLOCKS)], batches=1)
     assert summary["cosine"] == whole(found, "mor/block")["cosine"]
-    assert len(answer["layers"]) == found.gradients["layer"].nunique()
+    assert len(answer["layers"]) == found.rows["layer"].nunique()
     numbers = pd.read_parquet(out) if ending == "parquet" else pd.read_csv(out)
     assert list(numbers.columns[-2:]) == ["measure", "value"]
     increase = numbers[numbers["measure"] == "increase"]["value"]
-    assert list(increase) == list(found.loss["increase"])
+    assert list(increase) == list(losses(found)["increase"])
     errors = numbers[(numbers["measure"] == "error") & (numbers["slot"] == "fprop.x")]
     assert list(errors["value"]) == list(found.operands[found.operands["slot"] == "fprop.x"]["error"])
 
@@ -436,6 +426,7 @@ def test_errors_of_sums_are_those_of_the_products_of_the_quantized_operands(nvfp
     found = probe(nvfp4, ["bf16", "nvfp4"], batches=1, accumulators=["bf16", "fp32", "hopper-fp8"])
     layers = found.layers()
     layers = layers[layers["layer"] != WHOLE]
+    assert found.sums is not None
     assert set(found.sums["accumulator"]) == {"bf16", "fp32", "hopper-fp8"}
     assert len(found.sums) == len(layers) * 3
     assert (layers["sum_error_bf16"] > 1e-3).all()  # a BF16 sum of 64 products rounds each time, by up to 2^-9

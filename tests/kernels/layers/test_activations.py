@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fewbits.kernels.layers.activations import gelu, squared_relu, swiglu
 from fewbits.kernels.layers.library import is_compiled
-from fewbits.kernels.reference import activations as reference
+from fewbits.kernels.reference import layers as reference
 from fewbits.kernels.reference.functions import exponential
 from tests.kernels.inputs import assert_same, generator
 

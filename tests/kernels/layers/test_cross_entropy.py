@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fewbits.kernels.layers.cross_entropy import cross_entropy
 from fewbits.kernels.layers.library import is_compiled
-from fewbits.kernels.reference import cross_entropy as reference
+from fewbits.kernels.reference import layers as reference
 from tests.kernels.inputs import assert_same, generator
 
 DTYPES = (torch.bfloat16, torch.float32)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fewbits.kernels.layers import norms
 from fewbits.kernels.layers.library import is_compiled
-from fewbits.kernels.reference import norms as reference
+from fewbits.kernels.reference import layers as reference
 from tests.kernels.inputs import assert_same, generator
 
 EPS = 1e-5

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from fewbits.models.importing.published import Published
+from fewbits.models.importing.layouts import Published
 from fewbits.models.importing.sources import read_published
 from fewbits.models.networks.decoder import Decoder
 from tests.messages import naming

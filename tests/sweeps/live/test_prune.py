@@ -100,15 +100,15 @@ def test_stale_runs_go_only_by_name_and_unless_something_needs_them(
     assert names(capsys.readouterr().err, "stlae", "stale", "checkpoints")
 
 
-@pytest.mark.parametrize("old_format", [False, True])
+@pytest.mark.parametrize("incomplete", [False, True])
 def test_no_run_goes_while_a_plan_cannot_be_read(
-    undisturbed: Undisturbed, store: Path, capsys: pytest.CaptureFixture[str], old_format: bool
+    undisturbed: Undisturbed, store: Path, capsys: pytest.CaptureFixture[str], incomplete: bool
 ) -> None:
     plan = planned(undisturbed.file, f"runtime.runs={store}")
     for folder in folders(plan):
         age(folder)
     (file,) = (store / "plans").glob("*.json")
-    file.write_text(json.dumps({**json.loads(file.read_text()), "format": 2}) if old_format else "{")
+    file.write_text(json.dumps({**json.loads(file.read_text()), "trials": None}) if incomplete else "{")
     capsys.readouterr()
     assert cli.main(["prune", "stale", "checkpoints", "--delete", "--runs", str(store), "--json"]) == 0
     printed = capsys.readouterr()

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from fewbits.kernels.backends import reference
-from fewbits.kernels.counts import LOST
+from fewbits.kernels.backends.protocol import LOST
 from fewbits.kernels.mixing import mix_matrix
 from fewbits.kernels.packing import layout
 from fewbits.kernels.quantizer import Mixture, Quantizer
+from fewbits.kernels.reference.elements import largest
 from fewbits.kernels.reference.noise import uniform
-from fewbits.kernels.reference.parts import largest
 from fewbits.kernels.reference.rounding import four_over_six, round_with
 from fewbits.kernels.reference.scales import choose_scales
 from tests.kernels.inputs import assert_same, generator

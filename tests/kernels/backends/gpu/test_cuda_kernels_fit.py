@@ -21,7 +21,7 @@ from fewbits.kernels.backends.gpu import cubins
 from fewbits.kernels.backends.gpu.device import Device
 from fewbits.kernels.backends.gpu.variants import Variant
 from fewbits.kernels.backends.gpu.warm import Recorder
-from fewbits.kernels.counts import ERROR_ONE
+from fewbits.kernels.backends.protocol import ERROR_ONE
 from fewbits.kernels.quantizer import Quantizer
 from tests.kernels.backends.gpu.device_checks import any_bytes
 

@@ -1,0 +1,65 @@
+"""Provide what layers need of torch's runtime: the current stream, no CUDA graphs, and functions that are not compiled.
+
+Importing torch's compiler takes longer than importing the rest of torch, and torch's own decorator
+(torch.compiler.disable) imports it at the first call, so `untraced` excludes functions without importing it.
+"""
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from inspect import unwrap
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch._compile import _disable_dynamo
+from torch.optim import Optimizer
+
+
+def current_stream(device: torch.device) -> int:
+    """Return the current stream of a device as a number; 0 for a device without streams.
+
+    The number is part of cache keys: a tensor that one stream computes may not be finished when another stream reads
+    it, so each stream must use only the cached tensors that it has computed itself.
+    """
+    if device.type != "cuda":
+        return 0
+    stream: int = torch._C._cuda_getCurrentRawStream(-1 if device.index is None else device.index)
+    return stream
+
+
+def refuse_capture(device: torch.device) -> None:
+    """Raise RuntimeError while a CUDA graph captures the current stream.
+
+    Every replay of the graph would use the seeds, and thus the noise, and the quantized weights of the captured step.
+    """
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "a quantized layer cannot be captured in a CUDA graph: every replay would round with the same random bits "
+            "and use the weights of the captured step; run the layer without a graph"
+        )
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def untraced(function: Callable[P, R]) -> Callable[P, R]:
+    """Exclude a function from compilation, as torch.compiler.disable does, but without importing the compiler."""
+    disabled = _disable_dynamo(function)
+
+    @wraps(function)
+    def either(*args: P.args, **kwargs: P.kwargs) -> R:
+        return (disabled if "torch._dynamo" in sys.modules else function)(*args, **kwargs)
+
+    return either
+
+
+class UntracedOptimizer(Optimizer):
+    """A base class for optimizers that are never compiled.
+
+    torch wraps Optimizer's `add_param_group` and `zero_grad` in a decorator that imports the compiler; here the methods
+    are unwrapped.
+    """
+
+    add_param_group = unwrap(Optimizer.add_param_group)
+    zero_grad = unwrap(Optimizer.zero_grad)
