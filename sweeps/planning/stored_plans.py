@@ -100,9 +100,12 @@ def save_plan(plan: Plan, overrides: Sequence[str]) -> Path:
     label = "-".join(dict.fromkeys((plan.sweeps[0].study, plan.sweeps[0].scale)))
     path = plan.store / FOLDER / f"{label}-{selection_hash(overrides)}.json"
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    head = {"fewbits": __version__, "git": commit(), "time": now, "overrides": selection(overrides)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(head | _encoded(plan), ensure_ascii=False, separators=(",", ":")).encode())
+    content = json.loads(json.dumps({"overrides": selection(overrides), **_encoded(plan)}))
+    stored = read_json(path) or {}
+    if "time" not in stored or {key: stored.get(key) for key in content} != content:  # an equal plan keeps its time
+        head = {"fewbits": __version__, "git": commit(), "time": now}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(head | content, ensure_ascii=False, separators=(",", ":")).encode())
     return path
 
 
@@ -127,14 +130,19 @@ def stored_plans(runs: Path, unusable: Callable[[UnusablePlan], None] = lambda _
 def find_plan(overrides: Sequence[str]) -> Plan:
     """Return the stored plan of these overrides, for a command that reads results.
 
-    If the store has none, say so and return the plan that `fewbits sweep` would store now, which needs the data.
+    If the store has none that can be used, say so and return the plan that `fewbits sweep` would store now, which needs
+    the data.
     """
     runs = Path(runs_named(overrides) or "runs").expanduser()
-    if (stored := load_plan(runs, overrides)) is not None:
-        return stored.plan
-    planned = plan(*load_sweeps(overrides))
     command = " ".join(["fewbits sweep", *selection(overrides)])
-    notice(f"{runs} has no plan of `{command}`, which has not run here; this is what it would run")
+    problem = f"{runs} has no plan of `{command}`, which has not run here"
+    try:
+        if (stored := load_plan(runs, overrides)) is not None:
+            return stored.plan
+    except UnusablePlan as error:
+        problem = str(error)
+    planned = plan(*load_sweeps(overrides))
+    notice(f"{problem}; this is what it would run")
     return planned
 
 
@@ -152,7 +160,7 @@ def _loaded(path: Path, runs: Path) -> StoredPlan:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         reason = f"no key {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
         raise UnusablePlan(
-            f"{path} is damaged or of another version of fewbits ({reason}): `fewbits sweep` with the same arguments "
+            f"{path} is damaged or of another version of fewbits ({reason}); `fewbits sweep` with the same arguments "
             "writes a new one"
         ) from None
 
