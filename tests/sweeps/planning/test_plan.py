@@ -160,7 +160,7 @@ def test_what_this_machine_never_has_room_for_is_refused(
 ) -> None:
     file = tiny_file(tmp_path, cache, {"resources": {"gpus": 99}})
     assert cli.main(["sweep", str(file), "--runs", str(tmp_path / "runs"), "--backend", "local"]) == 2
-    assert "99 gpus), but this machine has" in capsys.readouterr().err
+    assert "99 GPUs, 1 CPU), but this machine has" in capsys.readouterr().err
     (tmp_path / "taken").write_text("")
     assert cli.main(["sweep", str(file), "--runs", str(tmp_path / "taken"), "--backend", "local"]) == 2
     assert "cannot be written" in capsys.readouterr().err
