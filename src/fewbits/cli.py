@@ -80,7 +80,7 @@ COMMANDS = tuple(command for commands in GROUPS.values() for command in commands
 LISTS = ("recipes", "models", "scales", "schedules", "optimizers", "precisions", "studies")
 EARLIER = {  # names of commands in version 0.1, and what to write instead
     **{name: f"list {name}" for name in LISTS},
-    "data prepare": "data",
+    "data prepare": "data NAME",
     "sync": "ui --sync-only",
     "logs": "status RUN",
 }
