@@ -107,7 +107,9 @@ def is_current(provenance: Mapping[str, Any]) -> bool:
 
     An imported checkpoint is never stale. provenance: the content of the run's provenance.json.
     """
-    made_of = provenance.get("identity") or {}
+    made_of = provenance.get("identity")
+    if not isinstance(made_of, dict):
+        return False
     return IMPORTED in made_of or {key: made_of[key] for key in ("numerics", "edited") if key in made_of} == numerics()
 
 

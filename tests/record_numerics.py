@@ -6,8 +6,10 @@
 The sources are recorded in experiments/numerics.txt, the golden digests in tests/golden/numerics.json. Those of kernels
 are the same on every machine; the compiled library, the reference and (a part of them) the CUDA sources on an emulator
 must give them. Those of trials are kept for each instruction set and version of torch. Digests that the file lacks are
-computed from the sources of the commit HEAD, and then compared. Without --new-version, nothing is recorded if a digest
-differs, or if an edited file cannot be executed on this machine. Commit both files together with the edit.
+computed from the sources of the commit that recorded the present digests, and then compared. Without --new-version,
+nothing is recorded if a digest differs, or if an edited file cannot be executed on this machine. An edit of code that
+no golden computation executes needs a new one in tests/golden/digests.py, or --new-version. Commit both files together
+with the edit.
 """
 
 import argparse
@@ -49,8 +51,8 @@ def main(arguments: list[str]) -> int:
     if not new:
         known = {key: golden.get(key, {}) for key in rows}
         if any(rows[key].keys() - known[key].keys() for key in rows):
-            print("computing the golden digests that are missing from the sources of HEAD", flush=True)
-            before = digests_of_head()
+            print("computing the golden digests that are missing from the recorded sources", flush=True)
+            before = recorded_digests()
             known = {key: before[key] | known[key] for key in rows}
         unseen = (f"{file} is not executed here: {why}" for file, why in not_executed(files))
         wrong = [*wrong, *differing(known, rows), *unseen]
@@ -84,15 +86,27 @@ def digests(root: Path) -> tuple[dict[str, Rows], list[str]]:
     return {EVERYWHERE: kernels, here(): trials}, wrong
 
 
-def digests_of_head() -> dict[str, Rows]:
-    """Return the digests that the sources of the commit HEAD give."""
+def recorded_digests() -> dict[str, Rows]:
+    """Return the digests that the recorded sources give: those of the last commit that changed numerics.txt."""
+    command = ["git", "log", "-1", "--format=%H", "--", str(FILE)]
+    commit = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
     with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder, "head")
-        subprocess.run(["git", "worktree", "add", "--detach", "-q", str(root), "HEAD"], cwd=ROOT, check=True)
+        root = Path(folder, "recorded")
+        subprocess.run(["git", "worktree", "add", "--detach", "-q", str(root), commit], cwd=ROOT, check=True)
         try:
+            require_recorded(commit, running(root))
             return digests(root)[0]
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", str(root)], cwd=ROOT, check=True)
+
+
+def require_recorded(commit: str, sources: Mapping[str, str]) -> None:
+    """Raise SystemExit if the sources of a commit are not those that numerics.txt records."""
+    if files := changed(recorded()[1], sources):
+        raise SystemExit(
+            f"commit {commit[:12]} recorded other sources than its own ({shown(files)}): run this command where the "
+            "golden digests exist, or with --new-version"
+        )
 
 
 def compute(root: Path, which: str, **variables: str) -> Rows:

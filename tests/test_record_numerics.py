@@ -29,7 +29,7 @@ class World:
         patch.setattr(tool, "here", lambda: "here")
         patch.setattr(tool, "changed", lambda: self.files)
         patch.setattr(tool, "digests", lambda root: (self.rows, self.wrong))
-        patch.setattr(tool, "digests_of_head", lambda: self.head)
+        patch.setattr(tool, "recorded_digests", lambda: self.head)
         patch.setattr(tool, "record", lambda version, _: self.recorded.write_text(str(version)))
         patch.setattr(tool, "recorded", lambda: (2, {}))
         patch.setattr(tool, "has_gpu", lambda: False)
@@ -68,6 +68,14 @@ def test_missing_digests_are_those_of_the_parent_commit(world: World, of_head: s
     world.golden.write_text(json.dumps({"kernels": BEFORE["kernels"]} | ELSEWHERE))
     world.head = {"kernels": BEFORE["kernels"], "here": {"quantizer": of_head}}
     assert world.run() == version
+
+
+def test_missing_digests_are_never_those_of_sources_that_were_not_recorded() -> None:
+    sources = dict(running())
+    tool.require_recorded("1a2b3c4d5e6f", tool.recorded()[1])
+    sources["models/recipe.py"] = "0" * 32
+    with pytest.raises(SystemExit, match=r"models/recipe\.py"):
+        tool.require_recorded("1a2b3c4d5e6f", sources)
 
 
 def test_a_quantizer_that_the_parent_commit_does_not_know_is_added(world: World) -> None:

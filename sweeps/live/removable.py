@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fewbits.common.atomic import remove_folder
 from fewbits.common.file_systems import bytes_below
@@ -43,7 +44,7 @@ def removable(runs: Path) -> Iterator[Item]:
             continue
         for folder in (run.path, run.checkpoints, run.kept):
             yield from (Item("leftovers", file, run) for file in sorted(folder.glob(".*.partial")))
-        if needs is None or not _has_ended(run):
+        if needs is None or not _has_ended(run) or _is_of_version_1(run):
             continue
         needed, planned = needs
         if run.path.name not in planned and run.path.name not in needed and _is_stale(run):
@@ -95,16 +96,26 @@ def _needs(runs: Path, started: Sequence[RunFolder]) -> tuple[dict[str, set[int]
         )
     for run in started:
         provenance = run.provenance() or {}
-        parent = (provenance.get("identity") or {}).get("parent")
-        if parent and provenance.get("parent"):
+        parent = _identity(run).get("parent")
+        if isinstance(parent, dict) and provenance.get("parent"):
             needed.setdefault(Path(provenance["parent"]).name, set()).add(int(parent["step"]))
     return None if unusable else (needed, planned)
 
 
 def _is_stale(run: RunFolder) -> bool:
-    """Tell whether another numerics version computed a run; False for runs of fewbits 0.1.0, which had no versions."""
-    provenance = run.provenance() or {}
-    return not is_current(provenance) and not isinstance((provenance.get("identity") or {}).get("numerics"), list)
+    """Tell whether another numerics version computed a run."""
+    return not is_current(run.provenance() or {})
+
+
+def _is_of_version_1(run: RunFolder) -> bool:
+    """Tell whether a run is of fewbits 0.1.0, which had digests in place of versions; or of an unknown origin."""
+    made_of = _identity(run)
+    return not made_of or (isinstance(made_of.get("numerics"), list) and bool(made_of["numerics"]))
+
+
+def _identity(run: RunFolder) -> dict[str, Any]:
+    made_of = (run.provenance() or {}).get("identity")
+    return made_of if isinstance(made_of, dict) else {}
 
 
 def remove(item: Item) -> bool:

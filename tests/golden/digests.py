@@ -6,8 +6,9 @@
     python tests/golden/digests.py trials             trials of three steps
 
 `tests.record_numerics` runs it with the sources of the checkout and, for `kernels` and `trials`, with those of an older
-commit. Therefore these two use only the public API and the command line. The kernels' tensors contain NaN, infinities,
-signed zeros, subnormals, midpoints, values beyond the range of every format, and blocks of very different magnitudes.
+commit. Therefore these two use the public API, the command line, and few names that hardly change. The kernels' tensors
+contain NaN, infinities, signed zeros, subnormals, midpoints, values beyond the range of every format, and blocks of
+very different magnitudes.
 """
 
 import hashlib
@@ -22,7 +23,20 @@ from pathlib import Path
 
 import torch
 
-from fewbits import Mixture, cli, decode, encode, fake_quantize, gaussian_noise, mix, sample_weight, uniform_noise
+from fewbits import (
+    Mixture,
+    cli,
+    decode,
+    encode,
+    fake_quantize,
+    gaussian_noise,
+    mix,
+    product,
+    sample_weight,
+    uniform_noise,
+)
+from fewbits.experiments.optimization.schedules import KINDS, SHAPES, ScheduleConfig, factor
+from fewbits.kernels.accumulators import ACCUMULATORS
 
 FORMATS = ("e4m3", "e5m2", "e2m1", "e3m2", "e2m3", "e3m4")
 BLOCKS = ("tensor", "channel", "16x16", "1x16", "1x32")
@@ -52,12 +66,14 @@ TINY = (
     *("evaluation.windows=2", "observer.window=2", "observer.every=1", "observer.gradients_every=2", "scale=smoke"),
 )
 ALL_LAYERS = ("recipe.keep.first=0", "recipe.keep.last=0")
+EXECUTED = ("recipe.execute=fp8", "precision=bf16-pure", "model=llama2-nano")
 TRIALS = {
     "quantizer": ("recipe=nvfp4", *ALL_LAYERS, "model=llama2-nano", "schedule=wsd"),
     "mixture": ("recipe=mor/block", "recipe.block=32x32", "model=gpt2-nano", "optimizer=adam-mini"),
     "sampler": ("recipe=gaussws", "recipe.sampler.penalty=0.01"),
     "stochastic": ("recipe=bf16", "precision=bf16-weights-stochastic"),
     "fp16": ("recipe=bf16", "precision=fp16"),
+    "executed": (*("recipe=fp8", *ALL_LAYERS, "recipe.weights=channel", "recipe.block=channel"), *EXECUTED),
     "hybrid": ("recipe=mxfp8", "model=hybrid-nano", "model.layers=4", "model.pattern=M-*-", "schedule=linear"),
     "branch": ("recipe=mxfp4", *ALL_LAYERS, "model=llama2-nano", "branch.parent={quantizer}", "branch.step=3"),
     "probe": (
@@ -136,7 +152,34 @@ def kernels(bases: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
     rows["noise"] = digest(gaussian_noise(4096, seed=7), uniform_noise(4096, seed=7))
     weight, bits = tensors()["finite"][32:].clone(), torch.linspace(3, 8, 2 * 6).reshape(2, 6)
     rows["sampled weight"] = digest(sample_weight(weight, bits, seed=7, block=16))
+    return rows | products()
+
+
+def products() -> dict[str, str]:
+    """Return a digest of products by each accumulator, whose operands have very different magnitudes."""
+    values = fake_quantize(tensors()["finite"][:, :64], "e2m1:1x16:nvfp4")
+    a, b = values.clamp(-448, 448), values.T.contiguous().clamp(-448, 448)
+    scales = torch.full((64, 4), 0.5).to(torch.float8_e4m3fn), torch.full((4, 64), 2.0).to(torch.float8_e4m3fn)
+    four = (fake_quantize(a, "e2m1:tensor:none"), fake_quantize(b, "e2m1:tensor:none"))
+    rows = {}
+    for name in ACCUMULATORS:
+        if name == "blackwell-fp4":
+            result = product(*four, name, scales=scales)
+        elif name in ("fp32", "fp16", "bf16"):
+            result = product(a, b, name)
+        else:
+            kind = torch.bfloat16 if name == "hopper-bf16" else torch.float8_e4m3fn
+            result = product(a.to(kind), b.to(kind), name)
+        rows[f"product {name}"] = digest(result)
     return rows
+
+
+def schedules() -> str:
+    """Return a digest of the learning rates of all schedules and shapes of their decay."""
+    kinds = [(kind, "linear") for kind in KINDS] + [("wsd", shape) for shape in SHAPES]
+    configs = [ScheduleConfig(kind, warmup_steps=3, decay_shape=shape, final_ratio=0.1) for kind, shape in kinds]
+    factors = [[factor(config, step, 40) for step in range(40)] for config in configs]
+    return digest(torch.tensor(factors, dtype=torch.float64))
 
 
 def tiles() -> dict[str, str]:
@@ -184,7 +227,7 @@ def trials() -> dict[str, str]:
                     digest(torch.tensor(table[key].astype(float).to_numpy())) for key in COLUMNS if key in table
                 ]
             rows[name] = hashlib.sha256("\n".join(sorted(numbers)).encode()).hexdigest()[:16]
-    return rows
+    return rows | {"schedules": schedules()}
 
 
 def main(which: str) -> None:
