@@ -74,7 +74,6 @@ FILES = (
     "models/importing/test_gguf.py",
     "experiments/storage/test_resume.py",
     "experiments/test_titan.py",
-    "sweeps/tracking/test_single_runs.py",
     "commands/test_train.py",
     "experiments/test_training.py",
 )

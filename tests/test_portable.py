@@ -28,6 +28,8 @@ COMPUTES = {
     "fewbits.experiments.optimization.adam_mini",
     "fewbits.experiments.optimization.optimizers",
     "fewbits.experiments.probes.probe",
+    "fewbits.experiments.run_trial",
+    "fewbits.experiments.state",
     "fewbits.experiments.training",
     "fewbits.experiments.bench.train",
     "fewbits.experiments.evaluation.loss",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fewbits.experiments.numerics import running
+from fewbits.experiments.numerics import recorded, running
 from tests import record_numerics as tool
 from tests.effort import DEEP
 from tests.golden import digests
@@ -72,7 +72,7 @@ def test_missing_digests_are_those_of_the_parent_commit(world: World, of_head: s
 
 def test_missing_digests_are_never_those_of_sources_that_were_not_recorded() -> None:
     sources = dict(running())
-    tool.require_recorded("1a2b3c4d5e6f", tool.recorded()[1])
+    tool.require_recorded("1a2b3c4d5e6f", recorded()[1])
     sources["models/recipe.py"] = "0" * 32
     with pytest.raises(SystemExit, match=r"models/recipe\.py"):
         tool.require_recorded("1a2b3c4d5e6f", sources)

@@ -154,10 +154,10 @@ class OnRay:
         return ends
 
     def _name_waiting(self) -> None:
-        """Warn once about trials that were submitted WAIT seconds ago and that no node of the cluster can hold."""
+        """Warn once about trials that no node of the cluster can hold, WAIT seconds after the first was submitted."""
         before = time.monotonic() - WAIT
-        late = {key: one for key, one in self._running.items() if one.since < before and key not in self._named}
-        if not late:
+        late = {key: one for key, one in self._running.items() if key not in self._named}
+        if not any(one.since < before for one in late.values()):
             return
         self._named |= late.keys()
         nodes, waiting = self._nodes(), defaultdict[tuple[int, str], list[str]](list)
