@@ -112,13 +112,14 @@ clean: ## Remove .venv, caches and build products, but not runs/ and reports/
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch is installed first and alone: if pip installs torch together with packages that depend on it, it may choose
-# another build of torch. The kernels are compiled in the background meanwhile, and the rule of $(BUILT) waits for them.
+# another build of torch. The kernels, which link torch's OpenMP runtime, are then compiled in the background, and the rule
+# of $(BUILT) waits for them.
 $(INSTALLED): pyproject.toml constraints.txt $(if $(filter-out $(HAVE),$(WANTED)),more-extras)
 	$(PYTHON) -m venv $(VENV)
-	PYTHONPATH=src $(BIN)/python -m fewbits.kernels.backends.build > /dev/null 2>&1 &
 	$(BIN)/python -m pip install --no-compile --constraint constraints.txt torch
+	PYTHONPATH=src $(BIN)/python -m fewbits.kernels.backends.build > /dev/null 2>&1 &
 	$(BIN)/python -m pip install --no-compile --constraint constraints.txt --editable '.[$(subst $(space),$(comma),$(strip dev $(WANTED)))]'
-	$(BIN)/python -m compileall -qq -j 0 -x '/(tests|transformers/models|ray/rllib)/' $(VENV)/lib || true  # on all processors
+	$(BIN)/python -m compileall -qq -j 0 -x '/(tests|transformers/models|ray/rllib|pip|setuptools|jedi|sklearn|nltk|lm_eval/tasks|databricks|virtualenv)/' $(VENV)/lib || true  # on all processors
 	@echo $(WANTED) > $(VENV)/.extras
 	touch $@
 
