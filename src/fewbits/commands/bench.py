@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from fewbits.common.arguments import CommandParser, not_negative, positive
 from fewbits.common.atomic import write_atomically
 from fewbits.common.tables import print_table
-from fewbits.common.wording import plural
 from fewbits.experiments.bench import results
 
 if TYPE_CHECKING:
@@ -38,7 +37,6 @@ examples:
   fewbits bench train
   fewbits bench train --model llama2-nano --recipes gaussws,diffq --steps 20
   fewbits bench train --device cuda --model gpt2-124m --batch 12 --length 1024
-  fewbits bench train --against HEAD~1 --recipes nvfp4
   fewbits bench train --model gpt2-nano,llama2-nano --recipes gaussws,diffq --optimizers adamw,adam-mini --store runs
 
 A step is a forward and a backward pass, gradient clipping and the optimizer's update. Plain BF16 and the recipes take
@@ -46,11 +44,7 @@ turns in one process, one step each.
 
 Columns: ms per step; products: ms divided by the ms of all linear layers' products in BF16; tokens/s; share: tokens/s
 divided by the tokens/s of plain BF16; memory: MiB of tensors at a step's peak, parameters and optimizer included;
-eager: the share if the same quantizers run as plain torch operators (the reference backend).
-
-Columns with --against: faster: ms of the other commit divided by ms, the median over the rounds; range: its lowest and
-highest value; rest: only for plain BF16, (ms − products) / (the other commit's ms − products), the median over the
-rounds, where products are those of the linear layers, timed in this checkout: less than 1 is faster."""
+eager: the share if the same quantizers run as plain torch operators (the reference backend)."""
 COLUMNS = ("recipe", "ms", "products", "tokens/s", "share", "memory", "eager")
 SQUARE = 32  # side of the square blocks that share a bit width; sides of matrices have to be multiples of it
 
@@ -160,8 +154,6 @@ def _shapes(text: str) -> tuple[tuple[int, int], ...]:
 def train(argv: Sequence[str]) -> int:
     """Measure what recipes cost in training: tokens/s relative to plain BF16."""
     options = _train_options(argv)
-    if options.against is not None:
-        return _compare_commits(options)
     from fewbits.experiments.bench.measure import machine, warn_if_busy
     from fewbits.experiments.bench.train import Settings, first_layers, measure
     from fewbits.experiments.config import load_recipe
@@ -214,33 +206,6 @@ def _show(result: ModelResult, device: str) -> None:
     print_table(COLUMNS, rows, right=COLUMNS[1:])
 
 
-def _compare_commits(options: argparse.Namespace) -> int:
-    from fewbits.experiments.bench.against import compare
-    from fewbits.experiments.bench.measure import warn_if_busy
-    from fewbits.kernels.backends.processor import processor_name
-
-    passed_on = ("model", "layers", "recipes", "optimizers", "device", "threads", "batch", "length", "steps")
-    given = {name: value for name in passed_on if (value := getattr(options, name)) is not None}
-    both = [text for name, value in given.items() for text in (f"--{name}", str(value))]
-    warn_if_busy()
-    changes = compare(options.against, [*both, "--eager", "0"], options.rounds)
-    if options.json:
-        print(json.dumps([asdict(change) for change in changes], indent=2))
-        return 0
-    rows = [
-        (
-            *(change.model, change.variant, change.optimizer),
-            *(f"{change.milliseconds:.1f}", f"{change.other_milliseconds:.1f}"),
-            *(f"{change.speed.median:.2f}", f"{change.speed.low:.2f} to {change.speed.high:.2f}"),
-            "-" if change.rest is None else f"{change.rest.median:.2f}",
-        )
-        for change in changes
-    ]
-    print(f"{processor_name()}, {plural(options.rounds, 'round')} of {plural(options.steps, 'step')}\n")
-    print_table(("model", "recipe", "optimizer", "ms", f"ms of {options.against}", "faster", "range", "rest"), rows)
-    return 0
-
-
 def _train_options(argv: Sequence[str]) -> argparse.Namespace:
     about = "Measure what recipes cost in training: tokens/s relative to plain BF16."
     parser = CommandParser("fewbits bench train", about, TRAIN)
@@ -256,17 +221,8 @@ def _train_options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--steps", type=positive, default=20, help="timed steps of each recipe (default: %(default)s)")
     eager = "steps to time on the reference backend (0: none)"
     parser.add_argument("--eager", type=not_negative, default=2, metavar="TURNS", help=eager)
-    parser.add_argument("--against", metavar="COMMIT", help="compare the step times with another commit's")
-    parser.add_argument("--rounds", type=positive, help="how often --against measures both commits (default: 5)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     results.add_options(parser)
     options = parser.parse_args(argv)
     results.check_options(options, "bench train")
-    if options.rounds and options.against is None:
-        raise ValueError("bench train: --rounds requires --against COMMIT, the commit to compare with")
-    options.rounds = options.rounds or 5
-    if options.against is not None and options.store is not None:
-        raise ValueError(
-            "bench train: --store cannot be combined with --against, which stores no results: use only one of the two"
-        )
     return options

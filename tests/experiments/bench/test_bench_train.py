@@ -12,11 +12,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from fewbits import cli
-from fewbits.experiments.bench.against import Times, changes
 from fewbits.experiments.bench.train import LinearProducts, Step, peak_bytes
 from fewbits.experiments.config import load_recipe
 from fewbits.models.networks.registry import linear_parameters, model, parameters
-from tests.effort import DEEP
 
 SMALL = "--layers 1 --batch 1 --length 8 --steps 1 --eager 0 --device cpu"
 
@@ -101,7 +99,6 @@ def test_once_measures_what_a_store_has_not_and_leaves_the_rest(
     ("arguments", "named"),
     [
         ("--optimizers sgd", "adamw"),
-        ("--rounds 2", "--against"),
         ("--model gpt2-nano --layers 7", "gpt2-nano has only 6 blocks"),
     ],
 )
@@ -121,48 +118,3 @@ def test_the_products_are_three_of_every_linear_layer() -> None:
         products()
     weights = linear_parameters(config) + config.vocab * config.width
     assert counter.get_total_flops() == 3 * 2 * 4 * weights
-
-
-def test_a_commit_is_compared_in_rounds(capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        bench(f"{SMALL} --model gpt2-nano --recipes mor/block --against HEAD --rounds {2 if DEEP else 1} --json") == 0
-    )
-    found = json.loads(capsys.readouterr().out)
-    assert [(one["model"], one["variant"]) for one in found] == [("gpt2-nano", "bf16"), ("gpt2-nano", "mor/block")]
-    assert all(0 < one["speed"]["low"] <= one["speed"]["median"] <= one["speed"]["high"] for one in found)
-
-
-def test_a_change_is_the_ratio_within_each_round() -> None:
-    key, gone = ("m", "bf16", "adamw"), ("m", "gone", "adamw")
-    products = {"m": 0.5}
-    steps = [({key: 1.0}, {key: 2.0, gone: 1.0}), ({key: 10.0}, {key: 30.0}), ({key: 5.0}, {key: 5.0})]
-    ((change),) = changes([(Times(ours, products), Times(theirs, {})) for ours, theirs in steps])
-    assert (change.milliseconds, change.other_milliseconds) == (5.0, 5.0)
-    assert (change.speed.median, change.speed.low, change.speed.high) == (2.0, 1.0, 3.0)
-    assert change.rest is not None
-    assert (change.rest.median, change.rest.low, change.rest.high) == (0.5 / 1.5, 9.5 / 29.5, 1.0)
-
-
-def test_without_products_in_bf16_the_rest_of_a_step_is_unknown() -> None:
-    """A recipe computes its products in another way; and products that took longer than a step were disturbed."""
-    steps = {("m", "nvfp4", "adamw"): 2.0, ("m", "bf16", "adamw"): 2.0}
-    for products, known in ((1.0, [False, True]), (2.0, [False, False])):
-        times = Times(steps, {"m": products})
-        assert [change.rest is not None for change in changes([(times, times)])] == known
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        "--against no-such-commit",
-        "--against=",
-        "--against=--help",
-        "--against HEAD:kernels",
-        "--against HEAD --store runs",
-    ],
-)
-def test_a_comparison_that_is_impossible_is_one_line(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench(f"{SMALL} {arguments}") == 2
-    error = capsys.readouterr().err
-    assert "--against" in error
-    assert "Traceback" not in error
