@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fewbits.common.locks import locked
+from fewbits.common.process import locked
 
 NO_LOCKS = "tests need -n 0 there"  # the end of the warning on a file system without locks
 

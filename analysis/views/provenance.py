@@ -14,7 +14,6 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from markupsafe import Markup
 
-from fewbits import __version__
 from fewbits.analysis.engine.claims.seeds import pilots_of
 from fewbits.analysis.engine.results.alike import unlike_within_seeds
 from fewbits.analysis.engine.results.frames import Results
@@ -29,6 +28,7 @@ from fewbits.models.recipe import FP8
 from fewbits.sweeps.planning.cost import tokens_of, work_of
 from fewbits.sweeps.planning.plan import Planned
 from fewbits.sweeps.running import store
+from fewbits.version import __version__
 
 PACKAGES = ("torch", "numpy", "scipy", "pandas", "matplotlib")
 SHOWN = 8  # the number of places without a result that a page lists; the others are in a closed <details> element

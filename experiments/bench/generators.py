@@ -21,7 +21,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from fewbits.common.tables import print_table
+from fewbits.common.terminal import print_table
 from fewbits.experiments.bench import eager
 from fewbits.experiments.bench.kernel_cases import BITS, SQUARE, Case, Work, gaussian_noise, sample_weight
 from fewbits.experiments.bench.measure import OtherProcesses, in_touched_memory, seconds, take_turns

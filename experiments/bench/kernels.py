@@ -13,7 +13,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from fewbits.common.tables import print_table
+from fewbits.common.terminal import print_table
 from fewbits.experiments.bench.kernel_cases import Case, Work
 from fewbits.experiments.bench.measure import (
     PATIENCE,

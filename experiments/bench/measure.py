@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from fewbits import __version__
 from fewbits.kernels.backends import build
 from fewbits.kernels.backends.choice import backend_for
 from fewbits.kernels.backends.processor import processor_name
+from fewbits.version import __version__
 
 Call = Callable[[], object]
 Timer = Callable[[], float]  # makes the measured call once and returns its seconds

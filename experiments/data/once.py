@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fewbits.common import terminal
-from fewbits.common.locks import locked
+from fewbits.common.process import locked
 from fewbits.kernels.backends.build import cache_folder
 
 T = TypeVar("T")

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fewbits.common.atomic import write_json
-from fewbits.common.locks import locked
+from fewbits.common.process import locked
 
 HEARTBEAT = 2.0  # seconds between two touches of the lease file
 STALE = 30.0  # seconds without a touch after which a holder on another host counts as dead

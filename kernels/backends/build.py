@@ -24,7 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import TextIO
 
-from fewbits.common.locks import locked
+from fewbits.common.process import locked
 from fewbits.kernels.backends import compilation
 
 # No trial uses products with a chosen accumulator, so their source is listed here and not in compilation.py, which is

@@ -7,6 +7,8 @@ import torch. Code inside the packages does not use this module; it imports from
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from fewbits.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from fewbits.analysis.tidy.runs import Place, Runs, read, runs
     from fewbits.experiments.config import load_recipe, load_trial
@@ -23,8 +25,6 @@ if TYPE_CHECKING:
     from fewbits.models.observer import Observer, ObserverConfig
     from fewbits.models.quantize import Quantization, quantize
     from fewbits.models.recipe import Recipe
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Format",

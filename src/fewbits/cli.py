@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from itertools import takewhile
 
-from fewbits import __version__
 from fewbits.common.terminal import notice
+from fewbits.version import __version__
 
 
 @dataclass(frozen=True)

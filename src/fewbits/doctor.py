@@ -19,10 +19,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from fewbits import __version__
 from fewbits.common.arguments import CommandParser, positive
-from fewbits.common.tables import print_table
+from fewbits.common.terminal import print_table
 from fewbits.kernels.backends import build
+from fewbits.version import __version__
 
 BACKENDS = ("reference", "cpu", "cuda")
 OLDEST_TORCH = (2, 11)

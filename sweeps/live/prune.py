@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fewbits.common.arguments import CommandParser, existing
 from fewbits.common.from_dict import one_of
 from fewbits.common.store_folder import runs_option, store_folder
-from fewbits.common.tables import print_table
+from fewbits.common.terminal import print_table
 
 KINDS = {
     "leftovers": "unfinished files of processes that were killed",
@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
     options = parser.parse_intermixed_args(argv)
 
-    from fewbits.common.file_systems import free_bytes, size
+    from fewbits.common.store_folder import free_bytes, size
     from fewbits.sweeps.live.removable import removable, remove
 
     for kind in options.kinds:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fewbits.common.atomic import remove_folder
-from fewbits.common.file_systems import bytes_below
+from fewbits.common.store_folder import bytes_below
 from fewbits.common.terminal import notice
 from fewbits.experiments.identity import is_current
 from fewbits.experiments.storage import checkpoints

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fewbits.common.progress import Progress, clock
 from fewbits.common.store_folder import runs_option
-from fewbits.common.wording import plural
+from fewbits.common.terminal import Progress
+from fewbits.common.wording import clock, plural
 from fewbits.experiments.identity import is_current
 from fewbits.experiments.machine_kinds import kind
 from fewbits.experiments.storage.run_folder import HASH, RunFolder

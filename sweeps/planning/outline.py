@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fewbits.common.progress import clock
+from fewbits.common.wording import clock
 from fewbits.experiments.data.folder import smallest_dtype
 from fewbits.experiments.data.once import default_cache
 from fewbits.experiments.data.preparation.web import COLLECTIONS, Collection

@@ -17,12 +17,10 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePath
 from typing import Any
 
-from fewbits import __version__
 from fewbits.common.atomic import read_json, write_atomically
-from fewbits.common.differences import differences
 from fewbits.common.from_dict import from_dict
 from fewbits.common.terminal import notice
-from fewbits.common.wording import plural
+from fewbits.common.wording import differences, plural
 from fewbits.experiments.composition import parse_override
 from fewbits.experiments.config_files import SEARCH_PATH
 from fewbits.experiments.identity import commit
@@ -31,6 +29,7 @@ from fewbits.experiments.trial import Branch, Runtime, Trial
 from fewbits.sweeps.planning.expand import Cell
 from fewbits.sweeps.planning.plan import Member, Plan, Planned, plan
 from fewbits.sweeps.planning.sweep import Resources, Sweep, load_sweeps
+from fewbits.version import __version__
 
 FOLDER = "plans"
 RUNS = "runtime.runs"

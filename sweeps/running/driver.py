@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from fewbits.common.file_systems import free_bytes
+from fewbits.common.store_folder import free_bytes
 from fewbits.experiments.numerics import running, total
 from fewbits.experiments.storage.evaluations import missing_tasks
 from fewbits.sweeps.planning.cost import checkpoint_bytes, work_of

@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
-from fewbits.common.progress import Bar, Progress, clock
-from fewbits.common.wording import plural
+from fewbits.common.terminal import Bar, Progress
+from fewbits.common.wording import clock, plural
 from fewbits.sweeps.planning.cost import Speeds, tokens_of, work_of
 from fewbits.sweeps.planning.plan import Planned
 from fewbits.sweeps.running import store

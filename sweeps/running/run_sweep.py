@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from types import FrameType
 
 from fewbits.common.arguments import warn_in_lines
-from fewbits.common.file_systems import free_bytes, size
 from fewbits.common.process import handled
+from fewbits.common.store_folder import free_bytes, size
 from fewbits.common.terminal import notice
 from fewbits.common.wording import plural
 from fewbits.experiments.storage.decisions import add_decisions

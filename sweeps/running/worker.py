@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from fewbits.common.differences import differences
 from fewbits.common.process import environment
+from fewbits.common.wording import differences
 from fewbits.experiments.numerics import ROOT, running, total
 from fewbits.experiments.run_trial import run
 from fewbits.experiments.session import Events, Progress

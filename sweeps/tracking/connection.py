@@ -22,9 +22,9 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from fewbits.common.atomic import create_once, read_json
-from fewbits.common.file_systems import network_kind_of
-from fewbits.common.locks import locked as flocked
+from fewbits.common.process import locked as flocked
 from fewbits.common.redaction import redacted
+from fewbits.common.store_folder import network_kind_of
 from fewbits.kernels.backends.build import cache_folder
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fewbits import cli
-from fewbits.common.differences import differences
+from fewbits.common.wording import differences
 from fewbits.experiments.storage.lease import leased
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.sweeps.running import store

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from fewbits.common.arguments import CommandParser, not_negative, positive
 from fewbits.common.atomic import write_atomically
-from fewbits.common.tables import print_table
+from fewbits.common.terminal import print_table
 from fewbits.experiments.bench import results
 
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
-from fewbits.common.progress import clock
-from fewbits.common.tables import print_table
-from fewbits.common.wording import plural
+from fewbits.common.terminal import print_table
+from fewbits.common.wording import clock, plural
 from fewbits.sweeps.planning import outline
 from fewbits.sweeps.planning.cost import Speeds, disk, work_of
 from fewbits.sweeps.planning.expand import spell

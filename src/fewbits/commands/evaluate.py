@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fewbits.common import terminal
 from fewbits.common.arguments import CommandParser, existing, positive, runtime_options
 from fewbits.common.store_folder import store_folder
-from fewbits.common.tables import print_table
+from fewbits.common.terminal import print_table
 
 if TYPE_CHECKING:
     from fewbits.experiments.storage.evaluations import Evaluation

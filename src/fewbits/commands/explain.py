@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
         data_differences,
         recipe_differences,
     )
-    from fewbits.common.differences import differences
+    from fewbits.common.wording import differences
     from fewbits.experiments.storage.run_folder import find_run
 
     a = find_run(options.a, runs)

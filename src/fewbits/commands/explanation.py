@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fewbits.common.differences import differences
+from fewbits.common.wording import differences
 from fewbits.sweeps.planning.stored_plans import is_location
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from fewbits.common.arguments import CommandParser
-from fewbits.common.tables import print_table
+from fewbits.common.terminal import print_table
 
 if TYPE_CHECKING:
     from fewbits.experiments.config_files import Folders

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from fewbits.common.arguments import CommandParser
-from fewbits.common.tables import print_table
+from fewbits.common.terminal import print_table
 from fewbits.kernels.number import Rounded, parse_number, rounded
 
 ABSENT = "–"

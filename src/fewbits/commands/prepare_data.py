@@ -24,7 +24,7 @@ from pathlib import Path
 from fewbits.common import terminal
 from fewbits.common.arguments import CommandParser, positive
 from fewbits.common.atomic import checked_json
-from fewbits.common.locks import locked
+from fewbits.common.process import locked
 from fewbits.experiments.data.folder import read_meta
 from fewbits.experiments.data.once import default_cache
 from fewbits.experiments.data.preparation.unfinished import NOTE, SPLITS, Request, Unfinished

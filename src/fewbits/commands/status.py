@@ -11,7 +11,7 @@ from pathlib import Path
 from fewbits.commands.sweep import in_store
 from fewbits.common.arguments import CommandParser, existing, positive
 from fewbits.common.store_folder import store_folder
-from fewbits.common.tables import print_table
+from fewbits.common.terminal import print_table
 from fewbits.common.wording import plural
 
 EXAMPLES = """\

@@ -14,10 +14,10 @@ from fewbits.commands.hydra_options import add_hydra_options, show
 from fewbits.commands.sweep import add_where
 from fewbits.common import terminal
 from fewbits.common.arguments import CommandParser
-from fewbits.common.progress import clock
 from fewbits.common.redaction import redacted
 from fewbits.common.store_folder import store_folder
-from fewbits.common.tables import print_table
+from fewbits.common.terminal import print_table
+from fewbits.common.wording import clock
 
 if TYPE_CHECKING:
     from fewbits.experiments.session import Progress

@@ -1,10 +1,24 @@
-"""Convert the name of a store, as in `--runs NAME` and `runtime.runs=NAME`, to a path, and a path to an option."""
+"""Find the folder of a store from `--runs NAME` or `runtime.runs=NAME`, and what file system it is on.
+
+fewbits reads the type of a file system from Linux's /proc/self/mountinfo, because SQLite databases must not be on
+network file systems, where file locks and memory mapping are missing or unreliable.
+"""
 
 from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from pathlib import Path
+
+MOUNTS = Path("/proc/self/mountinfo")
+NETWORK = frozenset(
+    """
+    nfs nfs4 cifs smb3 smbfs lustre beegfs gpfs ceph glusterfs 9p afs orangefs panfs wekafs fuse.sshfs fuse.s3fs
+    fuse.glusterfs fuse.ceph fuse.ceph-fuse fuse.rclone fuse.gcsfuse fuse.goofys fuse.juicefs fuse.mount-s3
+    fuse.blobfuse fuse.blobfuse2
+    """.split()  # noqa: SIM905
+)
 
 
 def store_folder(text: str) -> Path:
@@ -26,3 +40,55 @@ def runs_option(store: Path) -> str:
         return ""
     shown = store.relative_to(Path.cwd()) if store.is_relative_to(Path.cwd()) else store
     return f" --runs {shlex.quote(str(shown))}"
+
+
+def kind_of(path: Path) -> str | None:
+    """Return the type of the file system that a path is on, such as `ext4`; None if the system does not report it.
+
+    The path need not exist.
+    """
+    try:
+        lines = MOUNTS.read_text("utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return None
+    place, kind, depth = path.expanduser().resolve(), None, -1
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        fields = before.split()
+        if len(fields) < 5 or not after:
+            continue
+        mounted = Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), fields[4]))
+        # The deepest mount point above the path counts; of equal mount points the last, which hides earlier ones.
+        if place.is_relative_to(mounted) and len(mounted.parts) >= depth:
+            kind, depth = after.split()[0], len(mounted.parts)
+    return kind
+
+
+def network_kind_of(path: Path) -> str | None:
+    """Return the type of a path's file system, such as `nfs4`, if it is a network file system (NETWORK); else None."""
+    kind = kind_of(path)
+    return kind if kind in NETWORK else None
+
+
+def free_bytes(path: Path) -> int:
+    """Return the free bytes of the disk that a path is on; the path need not exist."""
+    return shutil.disk_usage(next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())).free
+
+
+def bytes_below(path: Path) -> int:
+    """Return the total bytes of all files below a folder; files that vanish meanwhile are not counted."""
+    total = 0
+    for file in path.rglob("*"):
+        try:
+            total += 0 if file.is_dir() else file.lstat().st_size
+        except FileNotFoundError:
+            continue
+    return total
+
+
+def size(count: float) -> str:
+    """Return a number of bytes with a unit, for example `1.4 GB` (10⁹ bytes)."""
+    for unit, bytes_ in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= bytes_:
+            return f"{count / bytes_:.3g} {unit}"
+    return f"{count:.0f} bytes"

@@ -1,9 +1,30 @@
-"""Print lines on stderr: permanent notices and, on a terminal, a status line that can be replaced and erased."""
+"""Print on stderr what happens (notices, a status line, bars of progress), and tables on stdout.
+
+The package rich draws tables and bars. It is imported when the first of them is drawn, because that takes longer than
+most commands need to start.
+"""
+
+from __future__ import annotations
 
 import shutil
 import sys
+import time
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TextIO
 
 from fewbits.common.redaction import redacted
+from fewbits.common.wording import clock
+
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.table import Table
+
+GAP = 2  # spaces between the columns of a table
+FOLDED = 24  # the least width of a column whose text is wrapped, in characters
+QUIET = 60.0  # seconds after which a log line of progress is printed although the counts have not changed
+BAR = 12  # the width of a bar of progress, in characters
+WIDE, MEDIUM = 100, 76  # the least widths of a terminal, in characters, at which bars and speeds are shown
 
 
 def notice(text: object) -> None:
@@ -21,3 +42,138 @@ def show(text: str) -> None:
 def clear() -> None:
     """Erase the status line."""
     show("")
+
+
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Collection[str] = (), file: TextIO | None = None
+) -> None:
+    """Print a row with the names of the columns, and then the rows, to stdout or `file`.
+
+    columns: the names; if all are empty, no such row is printed. right: names of the columns to align right, such as
+    numbers.
+
+    On a terminal, the names are bold. If the table is wider than the terminal, the text of the last column is wrapped,
+    unless this column is aligned right. In a pipe or file, each row is one line of plain text of any length.
+    """
+    # Imported here, because rich takes longer to import than most commands need to start.
+    from rich.console import Console
+    from rich.measure import Measurement
+    from rich.table import Table
+
+    file = file or sys.stdout
+    console = Console(file=file, force_terminal=file.isatty(), markup=False, emoji=False, highlight=False)
+    table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, show_header=any(columns), header_style="bold")
+    folds = console.is_terminal and columns[-1] not in right
+    for name in columns:
+        table.add_column(name, justify="right" if name in right else "left", no_wrap=True)
+    table.columns[-1].no_wrap = not folds
+    for row in rows:
+        table.add_row(*row)
+
+    width = Measurement.get(console, console.options.update(width=1 << 20), table).maximum
+    if folds:
+        last = max(len(str(cell)) for cell in (columns[-1], *table.columns[-1].cells))
+        width = max(min(width, console.width), width - max(0, last - FOLDED))
+    console.width = width
+    with console.capture() as captured:
+        console.print(table)
+    file.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
+
+
+@dataclass(frozen=True)
+class Bar:
+    """The progress of one running item, such as a trial. Values that are None are not shown."""
+
+    name: str
+    step: int  # steps done
+    steps: int  # steps in total
+    loss: float | None = None
+    tokens_per_second: float | None = None
+    seconds_left: float | None = None
+
+
+class Progress:
+    """The progress display of one piece of work, such as a sweep."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._live: Live | None = None
+        self._logged: tuple[object, float] = (None, 0.0)  # (`counts` of the last log line, when it was printed)
+
+    def update(self, summary: str, bars: Sequence[Bar], counts: object) -> None:
+        """Draw the summary and the bars on a terminal; elsewhere, print the summary as a log line.
+
+        counts: the part of the summary whose changes matter. A log line is printed only if `counts` differs from its
+        value at the last log line, or if QUIET seconds have passed since.
+        """
+        if self._stream.isatty():
+            self._live = self._live or _live(self._stream)
+            self._live.update(_drawn(summary, bars, self._live.console.width), refresh=True)
+        elif self._logged[0] != counts or time.monotonic() - self._logged[1] > QUIET:
+            self._logged = counts, time.monotonic()
+            print(summary, file=self._stream, flush=True)
+
+    def print_line(self, text: str) -> None:
+        """Print a permanent line, on a terminal above the bars."""
+        if self._live is not None:
+            self._live.console.print(text, soft_wrap=True)
+        else:
+            print(text, file=self._stream, flush=True)
+
+    def warn(self, message: Warning | str, *_: object) -> None:
+        """Print a warning as one line. Its signature is that of `warnings.showwarning`, which it can replace."""
+        self.print_line(f"fewbits: {redacted(' '.join(str(message).split()))}")
+
+    def close(self) -> None:
+        """Erase the bars. The next update draws them again."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+def _live(stream: TextIO) -> Live:
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(file=stream, markup=False, highlight=False, emoji=False)
+    live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False)
+    live.start()
+    return live
+
+
+def _drawn(summary: str, bars: Sequence[Bar], width: int) -> Table:
+    """Return the display as a table: the summary, then a row for each item of `bars`.
+
+    width: the terminal's width in characters. If it is below WIDE, the rows have no drawn bar, only the name and
+    numbers; if it is below MEDIUM, they also have no speed.
+    """
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+
+    columns: list[list[Any]] = [
+        [f"{bar.step}/{bar.steps}" for bar in bars],
+        ["" if bar.loss is None else f"loss {bar.loss:.4f}" for bar in bars],
+        ["" if bar.seconds_left is None else f"{clock(bar.seconds_left)} left" for bar in bars],
+    ]
+    if width >= MEDIUM:
+        columns.insert(2, [f"{bar.tokens_per_second:,.0f} tokens/s" if bar.tokens_per_second else "" for bar in bars])
+    taken = sum(2 + max(map(len, column), default=0) for column in columns)
+    if width >= WIDE:
+        columns.insert(0, [ProgressBar(bar.steps, bar.step, width=BAR) for bar in bars])
+        taken += 2 + BAR
+    columns = [column for column in columns if any(column)]
+    rows = Table.grid(padding=(0, 2, 0, 0))
+    for cells in zip([_shortened(bar.name, width - taken) for bar in bars], *columns, strict=True):
+        rows.add_row(*cells)
+    for column in rows.columns[1:]:
+        column.justify, column.no_wrap = "right", True
+    whole = Table.grid()
+    whole.add_row(summary)
+    whole.add_row(rows)
+    return whole
+
+
+def _shortened(name: str, width: int) -> str:
+    """Return the name; if it is longer than `width`, `…` replaces its middle, since trials' names differ at the end."""
+    width = max(width, 16)
+    return name if len(name) <= width else f"{name[: width - 13]}…{name[-12:]}"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fewbits import cli
-from fewbits.common.file_systems import bytes_below
+from fewbits.common.store_folder import bytes_below
 from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.lease import leased
 from fewbits.experiments.storage.run_folder import RunFolder

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fewbits import cli
-from fewbits.common.progress import Progress
+from fewbits.common.terminal import Progress
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.sweeps.live.status import watch
 from fewbits.sweeps.running import store

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fewbits import cli
-from fewbits.common.progress import clock
+from fewbits.common.wording import clock
 from fewbits.sweeps.planning.cost import work_of
 from fewbits.sweeps.planning.outline import MARK, missing_data
 from fewbits.sweeps.planning.plan import plan

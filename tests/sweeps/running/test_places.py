@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fewbits import cli
-from fewbits.common import file_systems, locks
+from fewbits.common import process, store_folder
 from fewbits.experiments.storage.lease import NO_LOCKS, Held, leased
 from fewbits.sweeps.tracking import connection
 
@@ -66,7 +66,7 @@ def on_nfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     runs.mkdir(parents=True)
     mounts = tmp_path / "mountinfo"
     mounts.write_text(f"22 1 254:0 / / rw - ext4 /dev/vda rw\n30 22 0:40 / {runs.parent} rw - nfs4 server:/x rw\n")
-    monkeypatch.setattr(file_systems, "MOUNTS", mounts)
+    monkeypatch.setattr(store_folder, "MOUNTS", mounts)
     monkeypatch.setattr(connection, "_warned", set())
     monkeypatch.setenv("FEWBITS_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -118,7 +118,7 @@ def test_a_trial_is_leased_without_file_locks_too(tmp_path: Path, monkeypatch: p
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    monkeypatch.setattr(locks, "_warned", set())
+    monkeypatch.setattr(process, "_warned", set())
     run = tmp_path / "run"
     with pytest.warns(RuntimeWarning, match="no file locks") as warned, leased(run), pytest.raises(Held), leased(run):
         pass

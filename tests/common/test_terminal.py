@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from fewbits.common.tables import print_table
+from fewbits.common.terminal import print_table
 
 LONG = "word " * 40 + "end"
 
@@ -74,5 +74,5 @@ def test_numbers_in_the_last_column_are_not_folded(monkeypatch: pytest.MonkeyPat
 
 
 def test_rich_is_imported_only_when_a_table_is_printed() -> None:
-    probe = "import sys, fewbits.cli, fewbits.common.tables; sys.exit('rich' in sys.modules)"
+    probe = "import sys, fewbits.cli, fewbits.common.terminal; sys.exit('rich' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", probe], check=False).returncode == 0
