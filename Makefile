@@ -33,8 +33,8 @@ TO := $(if $(OUT),--out $(OUT))
 # GaussWS's report also contains speeds of training and of noise generators, which MEASURE_gaussws measures on this
 # machine. They are not measured if ADDRESS= names a cluster.
 ON_GPU := $(filter gpu paper,$(SCALE))
-TIMED_cpu := --model gpt2-nano,llama2-nano --eager 0
-TIMED_gpu := --model gpt2-124m,llama2-134m,llama2-1b,llama2-3b --length 1024 --eager 0
+TIMED_cpu := --model gpt2-nano,llama2-nano
+TIMED_gpu := --model gpt2-124m,llama2-134m,llama2-1b,llama2-3b --length 1024
 MEASURE_gaussws = $(BIN)/fewbits bench train $(if $(ON_GPU),$(TIMED_gpu),$(TIMED_cpu)) --recipes gaussws,diffq --optimizers adamw,adam-mini --once --store $(or $(RUNS),runs) || exit $$?; \
 	$(BIN)/fewbits bench kernels --generators $(if $(ON_GPU),--device cuda) --once --store $(or $(RUNS),runs) || exit $$?;
 
@@ -77,7 +77,7 @@ style: setup
 types: setup
 	$(BIN)/mypy
 
-bench: setup ## Measure the speed and memory of the kernels, compared with other libraries
+bench: setup ## Measure the speed of the kernels, compared with other libraries
 	$(BIN)/fewbits bench kernels
 
 measure-gpu: setup ## Run parity tests, sanitizer, benchmarks and training on a GPU; write docs/measured/cuda-kernels.md

@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from fewbits.analysis.engine.results.frames import Results
-from fewbits.experiments.bench.results import FOLDER as TIMINGS
+from fewbits.common.store_folder import BENCH
 from fewbits.sweeps.planning.plan import folders
 
 SOURCES = ("kernels", "models", "experiments", "sweeps", "analysis")
@@ -39,7 +39,7 @@ def made_of(results: Results, overrides: tuple[str, ...]) -> str:
         "packages": {name: version(name) for name in PACKAGES},
         "standing": results.trials.to_json(orient="records", double_precision=15),
         "files": {folder.path.name: _contents(folder.path) for folder in folders(results.plan)},
-        "timings": _contents(results.plan.store / TIMINGS),
+        "timings": _contents(results.plan.store / BENCH),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 

@@ -22,11 +22,10 @@ import torch
 from torch import Tensor
 
 from fewbits.common.terminal import print_table
-from fewbits.experiments.bench import eager
-from fewbits.experiments.bench.kernel_cases import BITS, SQUARE, Case, Work, gaussian_noise, sample_weight
+from fewbits.experiments.bench import peers
+from fewbits.experiments.bench.kernel_cases import BITS, SEED, SQUARE, Case, Work, gaussian_noise, sample_weight
 from fewbits.experiments.bench.measure import OtherProcesses, in_touched_memory, seconds, take_turns
-from fewbits.experiments.bench.peers import box_muller, randn
-from fewbits.kernels.backends import build
+from fewbits.kernels.backends import build, cpu
 
 # The smallest weights of Llama 3.2 1B and the largest of Llama 3.1 405B are named in the paper's text; the shapes
 # between them are assumed.
@@ -80,12 +79,14 @@ def _generators(case: Case, w: Tensor) -> dict[str, tuple[Work, Tensor]]:
     """
     few = w[: max(SQUARE, PEER_ELEMENTS // w.shape[1] // SQUARE * SQUARE)]
     generators: dict[str, tuple[Work, Tensor]] = {BITWISE: (in_touched_memory(lambda x: case.into(x, x)), w)}
+    eager = peers.eager(case)
     if w.is_cuda:
-        work = partial(eager.sample, draw=_box_muller, bits=BITS, square=SQUARE) if case.eager else _box_muller
+        work = partial(peers.sample, draw=_box_muller, bits=BITS, square=SQUARE) if eager else _box_muller
         generators[BOX_MULLER] = torch.compile(work, dynamic=True), w
     elif case.is_noise and build.compiler():
-        generators[BOX_MULLER] = box_muller(), w
-    generators[TORCH] = (case.eager, few) if case.eager else (randn(), w)
+        generators[BOX_MULLER] = in_touched_memory(lambda x: cpu.box_muller(x.numel(), SEED)), w
+    normal = torch.zeros(w.shape, device=w.device)
+    generators[TORCH] = (eager, few) if eager else (lambda _: normal.normal_(), w)
     return generators
 
 

@@ -3,14 +3,12 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final, Literal, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from fewbits.experiments.bench import eager
 from fewbits.kernels import api, noise, packed
 from fewbits.kernels.backends.choice import backend_for
 from fewbits.kernels.backends.protocol import Backend
@@ -34,15 +32,16 @@ class Case:
     more_bytes: float = 0  # other bytes per element that a perfect kernel moves, such as the element's code
     backend: Work | None = None  # the backend's function, which allocates its results, where no public call has out=
     dtype: torch.dtype | None = None  # None: the dtype of the run
-    eager: Work | None = None  # the same computation in plain torch
-    plain: Quantizer | None = None  # set if the case is fake_quantize along rows without statistics: its quantizer
+    # What the call computes, for peers; a case without any of these has no peers.
+    quantizer: Quantizer | None = None  # of fake_quantize
+    axes: tuple[int, ...] = (-1,)  # along which it quantizes
+    stats: bool = False  # with statistics
+    mixture: Mixture | None = None
+    sampler: Literal["gaussian", "uniform"] | None = None  # the noise of a sampled weight
     is_noise: bool = False  # the case only generates noise: one value for each element of the tensor
 
-    def fresh(self, x: Tensor) -> object:
-        """Make the public call, which returns new tensors."""
-        return self.call(x)
-
     def into(self, x: Tensor, out: Tensor) -> object:
+        """Make the call with results in memory that exists already, if there is such a call."""
         return self.backend(x) if self.backend else self.call(x, out=out)
 
     def traffic(self, itemsize: int) -> float:
@@ -61,8 +60,9 @@ def quantize(spec: str, axis: int = -1, stats: bool = False, dtype: torch.dtype 
         _reads(q, axis) + 1,
         lambda x, out=None: api.fake_quantize(x, q, axis=axis, seed=SEED, out=out, **more),
         dtype=dtype,
-        eager=partial(eager.with_error if stats else eager.fake_quantize, q=q, axis=axis),
-        plain=q if axis == -1 and not stats else None,
+        quantizer=q,
+        axes=(axis,),
+        stats=stats,
     )
 
 
@@ -77,7 +77,8 @@ def both_axes(spec: str) -> Case:
         f"both axes {spec}",
         max(_reads(q, axis) for axis in (-1, 0)) + 2,
         call,
-        eager=lambda x: (eager.fake_quantize(x, q, -1), eager.fake_quantize(x, q, 0)),
+        quantizer=q,
+        axes=(-1, 0),
     )
 
 
@@ -92,7 +93,7 @@ def mix(name: str, spec: str) -> Case:
         name,
         max(_reads(q, -1) for q in mixture.quantizers) + 1,
         lambda x, out=None: api.mix(x, mixture, seed=SEED, out=out),
-        eager=partial(eager.mix_tensor if mixture.per == "tensor" else eager.mix_blocks, mixture=mixture),
+        mixture=mixture,
     )
 
 
@@ -107,7 +108,7 @@ def sample_weight(kind: Literal["gaussian", "uniform"]) -> Case:
         lambda x: noise.sample_weight(x, _widths(x), SEED, noise=kind, block=SQUARE, dtype=x.dtype),
         more_bytes=2 * NOISE_BYTES[kind],
         backend=lambda x: _backend(x).sample_weight(x, _widths(x), SEED, kind, SQUARE, x.dtype),
-        eager=partial(eager.sample, draw=eager.DRAWS[kind], bits=BITS, square=SQUARE),
+        sampler=kind,
     )
 
 

@@ -22,7 +22,6 @@ from fewbits.experiments.bench.measure import (
     gpu_seconds,
     in_touched_memory,
     machine,
-    peak_memory,
     seconds,
     take_turns,
 )
@@ -44,11 +43,8 @@ mem    the value of `copy` that memory traffic alone would allow. The traffic co
        a second write. Cache lines that a store fetches, and second reads that hit a cache, are not considered. Noise
        generators only write; they are compared with a copy of as many elements.
 at     copy / mem: the share of what memory traffic allows.
-new    time of x.clone() / time of our kernel when both return new tensors; freeing them is not timed.
-temp   peak memory during a call, without x and the result, relative to the tensor's bytes.
-×      how many times longer a peer takes than our kernel, both returning new tensors (generators: per value, into
-       memory that was written before), in turns, median of 3. Peers compute only the mean error and use torch's
-       random numbers."""
+×      how many times longer a peer takes than our kernel, both returning new tensors, in turns, median of 3. Peers
+       compute only the mean error and use torch's random numbers."""
 SHORT = {"torch eager": "×eager", "torch.compile": "×compile"}
 
 
@@ -63,20 +59,15 @@ class Compared:
 
 @dataclass(frozen=True)
 class Measured:
-    """The result of one case. `share` is the kernel's speed relative to the copy, `memory` the upper limit of `share`.
-
-    `NOTES` defines the columns copy (`share`), mem (`memory`), new (`allocating`) and temp (`temporary`).
-    """
+    """The result of one case: the columns copy (`share`) and mem (`memory`) of `NOTES`, and the times."""
 
     case: str  # the name of the case
     noise: bool  # True: the case only generates noise
     share: Ratio
     memory: float
-    allocating: Ratio
-    temporary: float | None
     copy_bytes_per_second: float  # bytes read and written
     seconds_per_element: float
-    seconds: dict[str, list[float]]  # name of a timer (copy, into, clone, fresh) -> the seconds of each turn
+    seconds: dict[str, list[float]]  # name of a timer (copy, into) -> the seconds of each turn
     peers: dict[str, Compared] = field(default_factory=dict)  # name of the peer -> comparison
 
 
@@ -174,33 +165,17 @@ class _Tensors:
 def _measure(case: Case, tensors: _Tensors, runs: int) -> Measured:
     tensors.use_dtype(case.dtype)
     x = tensors.x
-    times = {}
-    for first, second in (
-        (("copy", lambda x, out: out.copy_(x)), ("into", tensors.into(case))),
-        (("clone", lambda x, _: x.clone()), ("fresh", lambda x, _: case.fresh(x))),
-    ):
-        taken = take_turns([tensors.timer(first[1]), tensors.timer(second[1])], runs)
-        times[first[0]], times[second[0]] = taken
+    timers = [tensors.timer(lambda x, out: out.copy_(x)), tensors.timer(tensors.into(case))]
+    copy, into = take_turns(timers, runs)
     return Measured(
         case=case.name,
         noise=case.is_noise,
-        share=Ratio.of(times["copy"], times["into"]),
+        share=Ratio.of(copy, into),
         memory=1 / case.traffic(x.itemsize),
-        allocating=Ratio.of(times["clone"], times["fresh"]),
-        temporary=_temporary(case.fresh, x),
-        copy_bytes_per_second=2 * x.nbytes / median(times["copy"]),
-        seconds_per_element=median(times["into"]) / x.numel(),
-        seconds=times,
+        copy_bytes_per_second=2 * x.nbytes / median(copy),
+        seconds_per_element=median(into) / x.numel(),
+        seconds={"copy": copy, "into": into},
     )
-
-
-def _temporary(call: Work, x: Tensor) -> float | None:
-    """Return the peak memory during a call, without x and the new result, relative to the bytes of x; None on a GPU."""
-    if x.is_cuda:
-        return None
-    call(x)  # makes the further inputs of the case
-    extra = peak_memory(lambda: call(x))
-    return None if extra is None else extra / x.nbytes
 
 
 def _compare(peer: Peer, cases: Sequence[Case], bench: Bench, tensors: _Tensors) -> None:
@@ -222,10 +197,9 @@ def _compare(peer: Peer, cases: Sequence[Case], bench: Bench, tensors: _Tensors)
 def _compare_one(work: Work, slow: bool, case: Case, tensors: _Tensors) -> Compared:
     tensors.use_dtype(case.dtype)
     rows = min(PEER_ROWS, tensors.rows) if slow and tensors.device == "cpu" else tensors.rows
-    into = tensors.into(case)
-    ours = (lambda x, _: into(x, x)) if case.is_noise else (lambda x, _: case.fresh(x))
-    theirs, our = take_turns([tensors.timer(lambda x, _: work(x), rows), tensors.timer(ours, rows)], PEER_TURNS)
-    return Compared(Ratio.of(theirs, our), rows, {"theirs": theirs, "ours": our})
+    timers = [tensors.timer(lambda x, _: work(x), rows), tensors.timer(lambda x, _: case.call(x), rows)]
+    theirs, ours = take_turns(timers, PEER_TURNS)
+    return Compared(Ratio.of(theirs, ours), rows, {"theirs": theirs, "ours": ours})
 
 
 def show(bench: Bench) -> None:
@@ -264,10 +238,7 @@ def _cells(m: Measured, device: str) -> dict[str, str]:
         "mem": _percent(m.memory),
         "at": _percent(m.share.median / m.memory),
     }
-    if device == "cpu":
-        cells |= {"new": _percent(m.allocating.median), "temp": _percent(m.temporary)}
-        cells |= {"ns each": f"{1e9 * m.seconds_per_element:.3f}"} if m.noise else {}
-    return cells
+    return cells | ({"ns each": f"{1e9 * m.seconds_per_element:.3f}"} if m.noise else {})
 
 
 def _peer_lines(bench: Bench) -> list[str]:
@@ -280,8 +251,8 @@ def _peer_lines(bench: Bench) -> list[str]:
     return lines
 
 
-def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.0f}"
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f}"
 
 
 def _times(m: Measured, peer: str) -> str:

@@ -1,17 +1,16 @@
-"""Provide the measurements of the benchmarks: times of calls that take turns, their ratios, and peak memory.
+"""Provide the measurements of the benchmarks: times of calls that take turns, and their ratios.
 
 Calls that are compared take turns, A B A B …, and ratios are computed within a turn. So if the machine becomes slower,
 both calls of a turn become slower, and the ratio stays.
 """
 
-import ctypes
 import os
 import platform
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -214,34 +213,3 @@ def in_touched_memory(call: Callable[..., object]) -> Callable[..., object]:
             return call(*arguments)
 
     return inside
-
-
-def peak_memory(call: Call) -> int | None:
-    """Return by how many bytes the process's memory grows at most during a call, less the bytes of the call's results.
-
-    Linux records the peak (VmHWM) and resets it on request; on other systems the result is None. The caller must make
-    the call once before, because a first call also loads code.
-    """
-    try:
-        # Give freed memory back to the system; otherwise the call would use it without growing the process.
-        ctypes.CDLL(None).malloc_trim(0)
-        Path("/proc/self/clear_refs").write_text("5")
-    except (OSError, AttributeError):
-        return None
-    before = _peak()
-    result = call()
-    return max(0, _peak() - before - _bytes(result))
-
-
-def _bytes(result: object) -> int:
-    """Return the bytes of all tensors in a result: a tensor, or a sequence or dataclass of results."""
-    if isinstance(result, Tensor):
-        return result.nbytes
-    if is_dataclass(result):
-        return sum(_bytes(getattr(result, field.name)) for field in fields(result))
-    return sum(map(_bytes, result)) if isinstance(result, (tuple, list)) else 0
-
-
-def _peak() -> int:
-    status = Path("/proc/self/status").read_text()
-    return 1024 * int(status.partition("VmHWM:")[2].split()[0])

@@ -8,10 +8,8 @@ step, so other load on the machine affects all variants alike. A variant's share
 from __future__ import annotations
 
 import math
-import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
@@ -38,16 +36,6 @@ UNTIMED = 2  # number of turns at the start that are not timed
 
 
 @dataclass(frozen=True)
-class Settings:
-    """The size of the batch, and what to measure."""
-
-    batch: int  # number of sequences
-    length: int  # tokens of a sequence
-    steps: int  # number of turns to time
-    eager: int = 0  # number of turns to time with the reference backend (plain torch operators)
-
-
-@dataclass(frozen=True)
 class Row:
     """The results of one variant, a recipe or plain BF16, with one optimizer."""
 
@@ -59,7 +47,6 @@ class Row:
     memory: int  # peak bytes of tensors during a step
     seconds: list[float]  # time of the step in each turn
     others: list[float | None]  # by turn: the share of the processors' time that other processes used
-    eager: float | None = None  # `share`, measured with the reference backend
 
 
 @dataclass(frozen=True)
@@ -79,16 +66,22 @@ class ModelResult:
 def measure(
     config: DecoderConfig,
     recipes: Mapping[str, Recipe],
-    optimizers: list[str],
+    optimizers: Sequence[str],
     device: torch.device,
-    settings: Settings,
+    *,
+    batch: int,
+    length: int,
+    steps: int,
 ) -> ModelResult:
-    """Time plain BF16 and each recipe, with each of the optimizers (adamw, adam-mini)."""
-    shape = settings.batch, settings.length + 1
-    tokens = torch.randint(0, config.vocab, shape, generator=torch.Generator().manual_seed(0)).to(device)
-    gemms = LinearProducts(config, settings.batch * settings.length, device)
-    measured = [_compare(config, recipes, optimizer, tokens, gemms, settings) for optimizer in optimizers]
-    sizes = (config.layers, parameters(config), linear_parameters(config), settings.batch, settings.length)
+    """Time plain BF16 and each recipe, with each of the optimizers (adamw, adam-mini).
+
+    batch: the number of sequences. length: tokens of a sequence. steps: the number of timed turns.
+    """
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, config.vocab, (batch, length + 1), generator=generator).to(device)
+    gemms = LinearProducts(config, batch * length, device)
+    measured = [_compare(config, recipes, optimizer, tokens, gemms, steps) for optimizer in optimizers]
+    sizes = (config.layers, parameters(config), linear_parameters(config), batch, length)
     gemm_seconds = median(time for times, _ in measured for time in times)
     return ModelResult(config.name, *sizes, 1e3 * gemm_seconds, [row for _, rows in measured for row in rows])
 
@@ -109,78 +102,39 @@ def _compare(
     optimizer: str,
     batch: Tensor,
     gemms: LinearProducts,
-    settings: Settings,
+    turns: int,
 ) -> tuple[list[float], list[Row]]:
     """Time plain BF16 and each recipe with one optimizer; return the seconds of `gemms` in each turn, and the Rows.
 
-    In a turn, `gemms` (the products of all linear layers) and a step of plain BF16 and of each recipe run once.
+    In a turn, `gemms` (the products of all linear layers) and a step of plain BF16 and of each recipe run once. Before
+    the timed turns, UNTIMED turns run, and more if the share of other processes needs more time to measure.
     """
     variants: dict[str, Recipe | None] = {PLAIN: None, **recipes}
     steps = {name: Step(config, recipe, optimizer, batch) for name, recipe in variants.items()}
+    calls: list[Callable[[], None]] = [gemms, *steps.values()]
     others = OtherProcesses()
-    device = batch.device.type
-    gemm_times, *times_of_steps = _in_turns([gemms, *steps.values()], device, settings.steps, others)
-    times = dict(zip(steps, times_of_steps, strict=True))
-    slow: dict[str, list[float]] = {}
-    if settings.eager:
-        with _reference():
-            slow = dict(zip(steps, _in_turns(list(steps.values()), device, settings.eager), strict=True))
+
+    def timed(call: Callable[[], None], number: int) -> float:
+        terminal.show(f"timing {number} of {len(calls)}")
+        return seconds(call, batch.device.type)
+
+    timers = [partial(timed, call, number) for number, call in enumerate(calls, 1)]
+    gemm_times, *times = take_turns(timers, turns, untimed=UNTIMED, patience=math.inf, others=others)
+    terminal.clear()
     rows = [
         Row(
             variant=name,
             optimizer=optimizer,
-            milliseconds=1e3 * median(times[name]),
-            tokens_per_second=settings.batch * settings.length / median(times[name]),
-            share=_speed(times[name], times[PLAIN]),
-            memory=step.memory(),
-            seconds=times[name],
+            milliseconds=1e3 * median(its),
+            tokens_per_second=gemms.tokens / median(its),
+            share=Ratio.of(times[0], its).median,
+            memory=steps[name].memory(),
+            seconds=its,
             others=others.shares,
-            eager=_speed(slow[name], slow[PLAIN]) if slow and name != PLAIN else None,
         )
-        for name, step in steps.items()
+        for name, its in zip(steps, times, strict=True)
     ]
     return gemm_times, rows
-
-
-def _speed(ours: list[float], theirs: list[float]) -> float:
-    """Return the speed of a variant divided by that of another one: the median of (theirs / ours) over turns.
-
-    ours, theirs: the step times of the variant and of the other one, in each turn.
-    """
-    return Ratio.of(theirs, ours).median
-
-
-def _in_turns(
-    calls: Sequence[Callable[[], None]], device: str, turns: int, others: OtherProcesses | None = None
-) -> list[list[float]]:
-    """Time all calls once in each turn; return, for each call, a list with its seconds in every turn.
-
-    device: `cuda`: a call's time includes its work on the GPU.
-    turns: the number of timed turns; before them, UNTIMED turns run, and more if `others` needs more time to measure.
-    others: records the share of the processors' time that other processes use in each turn; None: do not record it.
-    """
-
-    def timed(call: Callable[[], None], number: int) -> float:
-        terminal.show(f"timing {number} of {len(calls)}")
-        return seconds(call, device)
-
-    timers = [partial(timed, call, number) for number, call in enumerate(calls, 1)]
-    times = take_turns(timers, turns, untimed=UNTIMED, patience=math.inf, others=others)
-    terminal.clear()
-    return times
-
-
-@contextmanager
-def _reference() -> Iterator[None]:
-    """Use the reference backend of the kernels while the `with` block runs."""
-    before = os.environ.get("FEWBITS_BACKEND")
-    os.environ["FEWBITS_BACKEND"] = "reference"
-    try:
-        yield
-    finally:
-        del os.environ["FEWBITS_BACKEND"]
-        if before is not None:
-            os.environ["FEWBITS_BACKEND"] = before
 
 
 class LinearProducts:
@@ -191,6 +145,7 @@ class LinearProducts:
     """
 
     def __init__(self, config: DecoderConfig, tokens: int, device: torch.device) -> None:
+        self.tokens = tokens
         layers = [module for module in on_meta(config).modules() if isinstance(module, Linear)]
         self.shapes = [(layer.out_features, layer.in_features) for layer in layers]
         generator = torch.Generator().manual_seed(0)

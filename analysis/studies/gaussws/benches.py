@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 
 from fewbits.analysis.engine.results.frames import Damaged, Results
 from fewbits.analysis.engine.statistics.estimates import Interval, median_interval
-from fewbits.experiments.bench.results import FOLDER
+from fewbits.common.store_folder import BENCH
 
 DEVICES = ("cuda", "cpu")  # reports show the first device in this order that has measurements
 PLAIN = "bf16"  # the recipe without quantization and noise
@@ -152,7 +152,7 @@ def _first(results: Results, name: str, read: Callable[[dict[str, Any]], Mapping
     Raise Damaged if the file cannot be read or has invalid content.
     """
     stores = [planned.folder.path.parent for planned in results.plan.trials.values()]
-    for path, kind in ((store / FOLDER / f"{name}-{kind}.json", kind) for store in stores[:1] for kind in DEVICES):
+    for path, kind in ((store / BENCH / f"{name}-{kind}.json", kind) for store in stores[:1] for kind in DEVICES):
         if path.is_file():
             try:
                 found: dict[str, Any] = json.loads(path.read_text("utf-8"))

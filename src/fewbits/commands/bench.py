@@ -6,17 +6,17 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fewbits.common.arguments import CommandParser, not_negative, positive
-from fewbits.common.atomic import write_atomically
+from fewbits.common.arguments import CommandParser, positive
+from fewbits.common.atomic import write_atomically, write_json
+from fewbits.common.store_folder import BENCH, store_folder
 from fewbits.common.terminal import print_table
-from fewbits.experiments.bench import results
 
 if TYPE_CHECKING:
     from fewbits.experiments.bench.kernels import Bench
@@ -43,9 +43,8 @@ A step is a forward and a backward pass, gradient clipping and the optimizer's u
 turns in one process, one step each.
 
 Columns: ms per step; products: ms divided by the ms of all linear layers' products in BF16; tokens/s; share: tokens/s
-divided by the tokens/s of plain BF16; memory: MiB of tensors at a step's peak, parameters and optimizer included;
-eager: the share if the same quantizers run as plain torch operators (the reference backend)."""
-COLUMNS = ("recipe", "ms", "products", "tokens/s", "share", "memory", "eager")
+divided by the tokens/s of plain BF16; memory: MiB of tensors at a step's peak, parameters and optimizer included."""
+COLUMNS = ("recipe", "ms", "products", "tokens/s", "share", "memory")
 SQUARE = 32  # side of the square blocks that share a bit width; sides of matrices have to be multiples of it
 
 
@@ -64,8 +63,12 @@ def kernels(argv: Sequence[str]) -> int:
     parser.add_argument("--no-peers", action="store_true", help="time only our kernels and the copy: under a minute")
     parser.add_argument("--generators", action="store_true", help="time noise generators instead, see the example")
     _add_kernel_options(parser)
+    help_of_json = "also write all results, and the time of every timed call, to FILE"
+    parser.add_argument("--json", type=Path, metavar="FILE", help=help_of_json)
     options = parser.parse_args(argv)
     _prepare(options)
+    if (file := options.json) and ((file.exists() and not file.is_file()) or not file.parent.is_dir()):
+        raise ValueError(f"bench kernels: --json {file}: expected a file in an existing folder")
     from fewbits.experiments.bench.kernel_cases import CASES
     from fewbits.experiments.bench.kernels import run, show
 
@@ -93,11 +96,10 @@ def generators(argv: Sequence[str]) -> int:
         "--shapes", type=_shapes, metavar="RxC,…", help="matrix shapes (default: the weights of Llama 3)"
     )
     _add_kernel_options(parser)
-    results.add_options(parser)
+    _add_store_options(parser)
     options = parser.parse_args(argv)
-    results.check_options(options, "bench kernels")
     name = f"generators-{options.device}"
-    if results.is_measured(options, name):
+    if _is_stored(options, name):
         return 0
     _prepare(options)
     from fewbits.experiments.bench.generators import SHAPES, show, time_shapes
@@ -108,10 +110,7 @@ def generators(argv: Sequence[str]) -> int:
     timings = time_shapes(options.shapes or SHAPES, options.device, options.runs)
     print(f"{facts['device']}; torch {facts['torch']}; median of {options.runs} runs of each generator")
     show(timings)
-    measured = {"turns": options.runs, "timed": [asdict(timed) for timed in timings]}
-    results.save(options.store, name, facts, measured)
-    if options.json:
-        options.json.write_text(json.dumps({"machine": facts, **measured}, indent=1))
+    _store(options, name, facts, {"turns": options.runs, "timed": [asdict(timed) for timed in timings]})
     return 0
 
 
@@ -121,21 +120,53 @@ def _add_kernel_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--runs", type=positive, default=5, metavar="N", help="number of runs of each case (default: 5)"
     )
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="also write all results, and the time of every timed call, to FILE"
-    )
+
+
+def _add_store_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--store", metavar="RUNS", help="also write the results into the store RUNS, for reports")
+    parser.add_argument("--once", action="store_true", help="do nothing if RUNS has results for this kind of device")
+
+
+def _is_stored(options: argparse.Namespace, name: str) -> bool:
+    """Tell whether `--once` is given and the store has results of the benchmark `name`; if so, say so on stdout.
+
+    Raise ValueError for a URL as store, and for `--once` without `--store`.
+    """
+    options.store = options.store and store_folder(options.store)
+    if not options.once:
+        return False
+    if options.store is None:
+        raise ValueError("bench: --once requires --store RUNS, the store that has the results of earlier calls")
+    if exists := (file := _stored_file(options.store, name)).exists():
+        print(f"{file} exists, so nothing was measured; delete it to measure again")
+    return exists
+
+
+def _store(options: argparse.Namespace, name: str, machine: dict[str, Any], measured: dict[str, Any]) -> None:
+    """Write the results of the benchmark `name`, facts about the machine and the time into the store, if one is given.
+
+    Each benchmark has one file for each kind of device; a new result replaces the old one.
+    """
+    from fewbits.experiments.identity import process_facts
+
+    if options.store is not None:
+        file = _stored_file(options.store, name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, {"machine": {**process_facts(), **machine, "time": time.time()}, **measured})
+
+
+def _stored_file(store: Path, name: str) -> Path:
+    return store / BENCH / f"{name}.json"
 
 
 def _prepare(options: argparse.Namespace) -> None:
-    """Set torch's number of threads; raise ValueError if the device is missing or --json is no file in a folder."""
+    """Set torch's number of threads; raise ValueError if the device is missing."""
     import torch
 
     from fewbits.kernels.backends.gpu import cuda
 
     if options.device == "cuda" and (complaint := cuda.complaint()):
         raise ValueError(f"bench kernels: --device cuda: {complaint}; the only valid device on this machine is cpu")
-    if options.json and ((options.json.exists() and not options.json.is_file()) or not options.json.parent.is_dir()):
-        raise ValueError(f"bench kernels: --json {options.json}: expected a file in an existing folder")
     if options.threads:
         torch.set_num_threads(options.threads)
 
@@ -155,7 +186,7 @@ def train(argv: Sequence[str]) -> int:
     """Measure what recipes cost in training: tokens/s relative to plain BF16."""
     options = _train_options(argv)
     from fewbits.experiments.bench.measure import machine, warn_if_busy
-    from fewbits.experiments.bench.train import Settings, first_layers, measure
+    from fewbits.experiments.bench.train import first_layers, measure
     from fewbits.experiments.config import load_recipe
     from fewbits.experiments.devices import choose
     from fewbits.experiments.trial import Runtime
@@ -165,22 +196,19 @@ def train(argv: Sequence[str]) -> int:
     device = choose(Runtime(device=options.device, threads=options.threads)).device
     if device.type == "cuda" and (complaint := cuda.complaint()):
         raise ValueError(f"bench train: --device cuda: {complaint}")
-    if results.is_measured(options, f"train-{device.type}"):
+    if _is_stored(options, f"train-{device.type}"):
         return 0
     warn_if_busy()
     configs = [first_layers(model(name), options.layers) for name in options.model.split(",")]
     recipes = {name: load_recipe(name) for name in options.recipes.split(",")}
-    settings = Settings(options.batch, options.length, options.steps, options.eager)
+    sizes = {"batch": options.batch, "length": options.length, "steps": options.steps}
     facts = machine(device.type)
     measured = []
     for config in configs:
         print(f"fewbits: timing {config.name}, {options.steps} steps of each recipe", file=sys.stderr, flush=True)
-        measured.append(measure(config, recipes, options.optimizers.split(","), device, settings))
-    as_data = [asdict(result) for result in measured]
-    results.save(options.store, f"train-{device.type}", facts, {"turns": options.steps, "models": as_data})
-    if options.json:
-        print(json.dumps(as_data, indent=2))
-        return 0
+        measured.append(measure(config, recipes, options.optimizers.split(","), device, **sizes))
+    models = [asdict(result) for result in measured]
+    _store(options, f"train-{device.type}", facts, {"turns": options.steps, "models": models})
     for result in measured:
         _show(result, str(facts["device"]))
     return 0
@@ -199,7 +227,6 @@ def _show(result: ModelResult, device: str) -> None:
             f"{row.tokens_per_second:,.0f}",
             f"{row.share:.3f}",
             f"{row.memory / 2**20:.1f}",
-            "-" if row.eager is None else f"{row.eager:.3f}",
         )
         for row in result.rows
     ]
@@ -219,10 +246,5 @@ def _train_options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--batch", type=positive, default=8, help="sequences in a batch (default: %(default)s)")
     parser.add_argument("--length", type=positive, default=256, help="tokens in a sequence (default: %(default)s)")
     parser.add_argument("--steps", type=positive, default=20, help="timed steps of each recipe (default: %(default)s)")
-    eager = "steps to time on the reference backend (0: none)"
-    parser.add_argument("--eager", type=not_negative, default=2, metavar="TURNS", help=eager)
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    results.add_options(parser)
-    options = parser.parse_args(argv)
-    results.check_options(options, "bench train")
-    return options
+    _add_store_options(parser)
+    return parser.parse_args(argv)

@@ -19,6 +19,7 @@ NETWORK = frozenset(
     fuse.blobfuse fuse.blobfuse2
     """.split()  # noqa: SIM905
 )
+BENCH = "bench"  # the folder of a store with the results of `fewbits bench`, in a file for each device
 
 
 def store_folder(text: str) -> Path:

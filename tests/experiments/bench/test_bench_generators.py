@@ -38,14 +38,6 @@ def test_once_measures_only_what_the_store_lacks(capsys: pytest.CaptureFixture[s
     assert file.read_bytes() == first
 
 
-def test_json_is_written_without_a_store(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    file = tmp_path / "times.json"
-    assert bench("--shapes", "32x32", "--runs", "1", "--json", str(file)) == 0
-    answer = json.loads(file.read_text())
-    assert answer["turns"] == 1
-    assert {one["elements"] for one in answer["timed"]} == {1024}
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -16,7 +16,7 @@ from fewbits.experiments.bench.train import LinearProducts, Step, peak_bytes
 from fewbits.experiments.config import load_recipe
 from fewbits.models.networks.registry import linear_parameters, model, parameters
 
-SMALL = "--layers 1 --batch 1 --length 8 --steps 1 --eager 0 --device cpu"
+SMALL = "--layers 1 --batch 1 --length 8 --steps 1 --device cpu"
 
 
 def bench(arguments: str) -> int:
