@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import fewbits
-from fewbits.sweeps.running.store import State
+from fewbits.sweeps.planning.store import State
 from tests.forked_python import run_python
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

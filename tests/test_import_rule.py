@@ -123,7 +123,7 @@ def test_the_packages_follow_the_import_rule() -> None:
         ("kernels/deep/a.py", "from ...experiments.train import loop"),
         ("models/a.py", "def f():\n    from fewbits.experiments import data"),
         ("models/a.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import fewbits.sweeps.planning.plan"),
-        ("experiments/a.py", "import importlib\nimportlib.import_module('fewbits.sweeps.running.store')"),
+        ("experiments/a.py", "import importlib\nimportlib.import_module('fewbits.sweeps.planning.store')"),
         ("experiments/a.py", "from importlib import import_module\nimport_module('..analysis.report', __package__)"),
         ("sweeps/a.py", "__import__('fewbits.analysis')"),
         ("sweeps/a.py", "TABLE = {'report': 'fewbits.analysis.report.files'}"),

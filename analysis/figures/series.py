@@ -15,7 +15,7 @@ import pandas as pd
 from fewbits.analysis.engine.results.frames import Damaged, Results
 from fewbits.analysis.engine.statistics.estimates import ALPHA, Summary, summary
 from fewbits.analysis.figures.theme import Array
-from fewbits.sweeps.running.store import State
+from fewbits.sweeps.planning.store import State
 
 POINTS = 25  # a curve with a value at every step is averaged to about this number of points
 COLUMNS = ["arm", "seed", "id", "state", "step", "tokens", "value"]

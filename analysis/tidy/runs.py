@@ -29,11 +29,11 @@ from fewbits.analysis.tidy.selection import PathLike, selection, whole_store
 from fewbits.experiments.composition import parse_override, spelled
 from fewbits.experiments.storage.run_folder import RunFolder, opened, saved_trial
 from fewbits.experiments.trial import Trial
+from fewbits.sweeps.planning import store as state_of
 from fewbits.sweeps.planning.expand import Cell
 from fewbits.sweeps.planning.plan import Plan
+from fewbits.sweeps.planning.store import OVER
 from fewbits.sweeps.planning.stored_plans import find_plan
-from fewbits.sweeps.running import store as state_of
-from fewbits.sweeps.running.store import OVER
 
 if TYPE_CHECKING:
     from fewbits.analysis.report.study_report import StudyReport

@@ -17,8 +17,7 @@ from fewbits.experiments.composition import spelled
 from fewbits.experiments.config_files import folders, is_search_path
 from fewbits.sweeps.planning.stored_plans import FOLDER as PLANS
 from fewbits.sweeps.planning.stored_plans import RUNS, runs_named
-from fewbits.sweeps.planning.studies import STUDIES
-from fewbits.sweeps.planning.sweep import load_sweeps
+from fewbits.sweeps.planning.studies import STUDIES, load_sweeps
 
 PathLike = str | os.PathLike[str]
 STORE = "runs"  # the default name of a store's folder

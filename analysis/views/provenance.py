@@ -25,9 +25,9 @@ from fewbits.experiments.identity import environments, is_current
 from fewbits.experiments.numerics import label
 from fewbits.experiments.storage.run_folder import HASH
 from fewbits.models.recipe import FP8
+from fewbits.sweeps.planning import store
 from fewbits.sweeps.planning.cost import tokens_of, work_of
 from fewbits.sweeps.planning.plan import Planned
-from fewbits.sweeps.running import store
 from fewbits.version import __version__
 
 PACKAGES = ("torch", "numpy", "scipy", "pandas", "matplotlib")

@@ -1,9 +1,10 @@
 """Run a sweep as a Ray job: `fewbits sweep … --address http://head:8265` runs the same command on the cluster.
 
-The sources of fewbits on this machine are sent to the cluster, so that the job runs the same version (shipment.py). The
-job's log is printed as it grows, and the job's exit status is returned. The job does not depend on this process: it
-continues if the terminal is closed or the connection is lost. Ctrl-C stops the job like a local sweep: its trials end
-at checkpoints, and the same command resumes them. After a second Ctrl-C, this process does not wait for the trials.
+A job's working directory is a zip of the running fewbits' sources, which comes first on Python's path in the driver and
+every worker, so the job runs the same version. The job's log is printed as it grows, and the job's exit status is
+returned. The job continues if the terminal is closed or the connection is lost. Ctrl-C stops the job like a local
+sweep: its trials end at checkpoints, and the same command resumes them. After a second Ctrl-C, this process does not
+wait for the trials.
 
 A request that fails is repeated, since a new cluster may answer the first ones with HTTP 500. This process chooses the
 job's name, so a repeated submit cannot start the job twice.
@@ -18,7 +19,9 @@ import signal
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from pathlib import Path, PurePosixPath
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -26,9 +29,8 @@ from typing import TYPE_CHECKING, Any
 from fewbits.common.process import environment, handled
 from fewbits.common.redaction import redacted
 from fewbits.common.terminal import notice
-from fewbits.experiments.config_files import GROUPS, folders, is_path, is_search_path
+from fewbits.experiments.config_files import CONF, GROUPS, folders, is_path, is_search_path
 from fewbits.sweeps.cluster.access import TRACKING, is_dashboard, means_the_same_elsewhere, variables
-from fewbits.sweeps.cluster.shipment import pack
 from fewbits.sweeps.planning.stored_plans import runs_named
 from fewbits.sweeps.tracking.connection import user
 
@@ -41,6 +43,8 @@ SHARE = 10  # after a request that took t seconds, the next one follows SHARE * 
 STOP_WAIT = 600  # seconds that a stopped job has to write its checkpoints before Ray kills it
 INTERRUPTED = 130
 FEWBITS = ("python", "-m", "fewbits.cli")  # the command `fewbits` on the cluster
+LARGEST = 100 * 2**20  # the largest size of the sources in bytes, since Ray keeps packages in the head's memory
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time a zip can hold
 
 
 def submit(arguments: Sequence[str], address: str, named: Sequence[str] = ()) -> int:
@@ -50,7 +54,14 @@ def submit(arguments: Sequence[str], address: str, named: Sequence[str] = ()) ->
     the usual ones (access.py).
     """
     lasting_store(arguments)
-    files, passed = _shipped_files(arguments)
+    files, passed = list[Path](), list[str]()
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if is_path(argument if not equals else value) and (not equals or key in GROUPS):
+            files.append(Path(value if equals else argument).expanduser())
+            passed.append(f"{key}={files[-1].name}" if equals else files[-1].name)
+        elif not is_search_path(argument):
+            passed.append(argument)
     for file in files:
         if not file.is_file():
             raise ValueError(f"no sweep file {file}: give the path of a file that exists on this machine")
@@ -77,31 +88,14 @@ def is_study(overrides: Sequence[str]) -> bool:
     return "study" in keys and "sweep" not in keys
 
 
-def _shipped_files(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Return the sweep and config files that the arguments name, and the arguments for the job.
-
-    The job has these files in its working directory. Overrides of Hydra's search path are left out.
-    """
-    files, passed = list[Path](), list[str]()
-    for argument in arguments:
-        key, equals, value = argument.partition("=")
-        path = value if equals and key in GROUPS and is_path(value) else argument if is_path(argument) else ""
-        if path and (path == value or not equals):
-            files.append(Path(path).expanduser())
-            passed.append(f"{key}={files[-1].name}" if equals else files[-1].name)
-        elif not is_search_path(argument):
-            passed.append(argument)
-    return files, passed
-
-
 def lasting_store(arguments: Sequence[str]) -> PurePosixPath:
     """Return the store in the override `runtime.runs=STORE`; raise ValueError if there is none or STORE is relative."""
     path = runs_named(arguments)
     if path is None or not PurePosixPath(path).is_absolute():
         problem = "no store is named" if path is None else f"the store {path!r} is relative"
         raise ValueError(
-            f"{problem}, so runs would be stored in the job's working directory, which Ray removes when the job ends: "
-            "name an absolute path that all nodes of the cluster share, as in runtime.runs=/mnt/fewbits/runs"
+            f"{problem}, so runs would be lost when the job ends: name an absolute path that all nodes of the cluster "
+            "share, as in runtime.runs=/mnt/fewbits/runs"
         )
     return PurePosixPath(path)
 
@@ -151,13 +145,62 @@ def job_variables(environment: Mapping[str, str], named: Sequence[str] = ()) -> 
     tracking = environment.get(TRACKING)
     if tracking and not means_the_same_elsewhere(tracking):
         raise ValueError(
-            f"MLFLOW_TRACKING_URI={redacted(tracking)} is relative, so it would name another place on the cluster: "
-            "set it to a server (http://…) or an absolute path, or unset it"
+            f"{TRACKING}={redacted(tracking)} is relative, so it would name another place on the cluster: set it to a "
+            "server (http://…) or an absolute path, or unset it"
         )
     # By default Ray sends SIGTERM and, after three seconds, SIGKILL.
     graceful = {"RAY_JOB_STOP_SIGNAL": "SIGINT", "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT)}
     # On a cluster all jobs run as the same system user, but MLflow runs belong to the user who submits the job.
     return {"FEWBITS_USER": user(), **variables(environment, named), **graceful}
+
+
+# -------------------------------------------------------------------------------- the working directory
+
+
+def pack(package: Path | None = None, beside: Sequence[Path] = ()) -> bytes:
+    """Return a zip that contains the folder `package` under its own name; None: the folder of fewbits itself.
+
+    Equal sources give equal bytes, so Ray, which names a zip by its hash, uploads them once.
+
+    beside: config files and config folders of the user. A config file is packed with the YAML files of the folder
+    `scale/` beside it, which sweep files include. The YAML files of a config folder are packed into `conf/`; of files
+    with the same name, the first is packed, as on Hydra's search path.
+    """
+    folder = Path(__file__).parents[2] if package is None else package
+    files = {file.relative_to(folder.parent).as_posix(): file for file in _files(folder)}
+    sizes = {file: file.stat().st_size for file in files.values()}
+    if sum(sizes.values()) > LARGEST:
+        raise ValueError(
+            f"{folder} has more than {LARGEST / 2**20:.0f} MiB, which is the most that can be shipped to a cluster: "
+            f"remove large files; the largest is {max(sizes, key=sizes.__getitem__)}"
+        )
+    of_user: dict[str, Path] = {}
+    for path in beside:
+        if path.is_dir():
+            shipped = {f"{CONF}/{file.relative_to(path).as_posix()}": file for file in sorted(path.rglob("*.yaml"))}
+        else:
+            of_scales = sorted((path.parent / "scale").glob("*.yaml"))
+            shipped = {file.relative_to(path.parent).as_posix(): file for file in (path, *of_scales)}
+        of_user = shipped | of_user
+    buffer = BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, file in (files | of_user).items():
+            entry = zipfile.ZipInfo(name, _EPOCH)
+            entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
+            archive.writestr(entry, file.read_bytes())
+    return buffer.getvalue()
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return all files below a folder, also through symbolic links, without hidden ones and `__pycache__` folders."""
+    files = []
+    for parent, below, names in os.walk(folder, followlinks=True):
+        below[:] = [name for name in below if name != "__pycache__" and not name.startswith(".")]
+        files += [Path(parent, name) for name in names if not name.startswith(".")]
+    return sorted(files)
+
+
+# -------------------------------------------------------------------------------- requests
 
 
 def token(environment: Mapping[str, str]) -> str | None:
@@ -175,9 +218,7 @@ def token(environment: Mapping[str, str]) -> str | None:
         return Path(named or Path.home() / ".ray" / "auth_token").read_text("utf-8").strip() or None
     except OSError as error:
         if named:
-            raise ValueError(
-                f"RAY_AUTH_TOKEN_PATH={named}: {error.strerror}; name a readable file with the token"
-            ) from error
+            raise ValueError(f"RAY_AUTH_TOKEN_PATH={named}: {error.strerror}; name a file with the token") from error
         return None
 
 
@@ -256,15 +297,12 @@ class _Log:
                 answered = time.monotonic()
             except (RuntimeError, OSError) as error:
                 if "status code 404" in str(error):
-                    notice(
-                        f"the cluster does not know job {self._job} any more (was its head restarted?): run the same "
-                        "command again, which resumes from the checkpoints"
-                    )
+                    notice(f"the cluster does not know job {self._job} any more: the same command continues its work")
                     return True
                 if time.monotonic() - answered > PATIENCE:
                     notice(
-                        f"the cluster has been unreachable for {PATIENCE:.0f} s; the job may still run there; run the "
-                        f"same command again to continue its work: {_last_line(error)}"
+                        f"the cluster has been unreachable for {PATIENCE:.0f} s; the job may still run there; the same "
+                        f"command continues its work: {_last_line(error)}"
                     )
                     return True
             time.sleep(max(POLL, SHARE * (time.monotonic() - began)))

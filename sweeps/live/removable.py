@@ -16,8 +16,8 @@ from fewbits.experiments.identity import is_current
 from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.lease import Held, leased
 from fewbits.experiments.storage.run_folder import RunFolder, opened
+from fewbits.sweeps.planning import store
 from fewbits.sweeps.planning.stored_plans import UnusablePlan, stored_plans
-from fewbits.sweeps.running import store
 
 OLD = 3600.0  # seconds after which an unfinished file directly in the store is assumed to be left by a dead process
 

@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_intermixed_args(argv)
 
     from fewbits.experiments.storage.run_folder import find_run, opened
-    from fewbits.sweeps.running import store
+    from fewbits.sweeps.planning import store
 
     runs = store_folder(existing(options.runs) or "runs")
     folders = [opened(find_run(name, runs)) for name in options.runs_to_stop]
@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
 def _ask(folder: RunFolder) -> bool:
     """Ask the process that trains a trial to stop; return False, and print a line, if no process trains it."""
     from fewbits.experiments.storage.lease import request_stop
-    from fewbits.sweeps.running import store
+    from fewbits.sweeps.planning import store
 
     if store.holder(folder) is not None:
         request_stop(folder.path)
@@ -66,7 +66,7 @@ def _ask(folder: RunFolder) -> bool:
 
 def _wait(folders: Sequence[RunFolder]) -> list[RunFolder]:
     """Wait up to PATIENCE seconds until no process trains these trials; return the trials that have stopped."""
-    from fewbits.sweeps.running import store
+    from fewbits.sweeps.planning import store
 
     until = time.monotonic() + PATIENCE
     while (running := [folder for folder in folders if store.holder(folder) is not None]) and time.monotonic() < until:

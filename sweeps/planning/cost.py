@@ -1,8 +1,8 @@
 """Estimate how long trials take and how much disk space their checkpoints need.
 
-Times are computed from speeds of earlier trials in the same store. If none of them ran on the trial's device, there are
-two cases. For a trial on GPUs, the time is computed from its FLOPs and an assumed share of an H100's peak speed, and
-marked as assumed. For a trial on a CPU, the time is unknown.
+Times are computed from speeds of earlier trials in the same store. If none of them ran on the trial's device, the time
+of a trial on GPUs is computed from its FLOPs and an assumed share of an H100's peak speed, and marked as assumed; that
+of a trial on a CPU is unknown.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fewbits.experiments.trial import Trial
 from fewbits.kernels.quantizer import Mixture, Quantizer
 from fewbits.models.networks.registry import parameters
 from fewbits.models.recipe import Recipe
-from fewbits.sweeps.planning.plan import Planned
+from fewbits.sweeps.planning.plan import Planned, tokens_until
 
 NAME = "speeds.json"
 STATE_BYTES = 12  # bytes of a checkpoint per parameter: the weight and AdamW's two moments, in FP32
@@ -33,7 +33,7 @@ MEASURED = "from speeds measured in this store"
 
 
 def tokens_of(trial: Trial) -> int:
-    return trial.training.steps * trial.training.batch * trial.training.length
+    return tokens_until(trial, trial.training.steps)
 
 
 def work_of(trial: Trial) -> float:
@@ -44,11 +44,7 @@ def work_of(trial: Trial) -> float:
 
 
 class Speeds:
-    """The training speeds measured in a store, in FLOPs per second, by device, model and recipe.
-
-    The file `speeds.json` has them under the keys `DEVICE xCORES|MODEL|RECIPE` (see `_key`). Under `start|BACKEND|`, it
-    has the seconds that a backend (`ray` or `local`) takes to start.
-    """
+    """The training speeds measured in a store, in FLOPs per second, by device, model and recipe (see `_key`)."""
 
     def __init__(self, runs: Path) -> None:
         self._path = runs / NAME
@@ -61,15 +57,6 @@ class Speeds:
         """Store the speed of a trial that has ended, for later estimates."""
         self._speeds[_key(planned)] = tokens_per_second * work_of(planned.trial) / tokens_of(planned.trial)
         write_json(self._path, self._speeds)
-
-    def store_start_seconds(self, backend: str, seconds: float) -> None:
-        """Store how many seconds a sweep with `--backend` ray or local took from its start to its first trial."""
-        self._speeds[f"start|{backend}|"] = seconds
-        write_json(self._path, self._speeds)
-
-    def start_seconds(self, backend: str) -> float:
-        """Return the stored seconds from a sweep's start to its first trial with this `--backend`; 0 if unknown."""
-        return self._speeds.get(f"start|{backend}|", 0.0)
 
     def seconds(self, planned: Planned) -> float | None:
         """Return how many seconds the trial takes, by measured speeds; None if nothing was measured on its device.
@@ -85,40 +72,26 @@ class Speeds:
         return None
 
     def estimate(self, planned: Planned) -> tuple[float | None, str]:
-        """Return the estimated seconds of the trial, and the source of the estimate as text: MEASURED or ASSUMED.
-
-        The seconds are None for a trial on a CPU if no speed was measured on the trial's device.
-        """
-        measured = self.seconds(planned)
-        return (_assumed_seconds(planned), ASSUMED) if measured is None else (measured, MEASURED)
-
-
-def _assumed_seconds(planned: Planned) -> float | None:
-    """Return the seconds that the trial takes on H100s, one for each rank; None if it uses no GPU.
-
-    The speed is assumed: ASSUMED_SHARE of the H100's peak, times the recipe's relative speed in ASSUMED_SPEED.
-    """
-    if not planned.resources.gpus:
-        return None
-    speed = PEAK[ASSUMED_GPU] * ASSUMED_SHARE * ASSUMED_SPEED[_emulation(planned.trial.recipe)]
-    return work_of(planned.trial) / (speed * planned.resources.ranks)
+        """Return the estimated seconds of the trial, None if unknown, and the source as text: MEASURED or ASSUMED."""
+        if (measured := self.seconds(planned)) is not None:
+            return measured, MEASURED
+        if not planned.resources.gpus:
+            return None, ASSUMED
+        speed = PEAK[ASSUMED_GPU] * ASSUMED_SHARE * ASSUMED_SPEED[_emulation(planned.trial.recipe)]
+        return work_of(planned.trial) / (speed * planned.resources.ranks), ASSUMED
 
 
 def _emulation(recipe: Recipe) -> str:
-    """Return the recipe's key in ASSUMED_SPEED, the table of assumed speeds relative to plain BF16.
+    """Return the recipe's key in ASSUMED_SPEED: that of its narrowest quantizer, else `sampler` or `none`.
 
-    It is `e2m1` if the recipe has a quantizer with a format of fewer than 5 bits, and `e4m3` if it has only other
-    quantizers. Without quantizers it is `sampler` if the recipe has a sampler, else `none`. Quantizers with scaling
-    `none`, which are plain casts, do not count.
+    Quantizers with scaling `none`, which are plain casts, do not count.
     """
     specs = [slot.spec for _, slot in recipe.operands.items()]
     quantizers = [q for spec in specs if isinstance(spec, Mixture) for q in spec.quantizers]
     quantizers += [spec for spec in specs if isinstance(spec, Quantizer)]
-    quantizers = [q for q in quantizers if q.scaling != "none"]
-    if any(q.format.exponent_bits + q.format.mantissa_bits < 4 for q in quantizers):
-        return "e2m1"
-    if quantizers:
-        return "e4m3"
+    bits = [q.format.exponent_bits + q.format.mantissa_bits for q in quantizers if q.scaling != "none"]
+    if bits:
+        return "e2m1" if min(bits) < 4 else "e4m3"
     return "none" if recipe.sampler.kind == "none" else "sampler"
 
 
@@ -127,11 +100,10 @@ def _key(planned: Planned) -> str:
 
     N is the number of threads of a rank times the number of ranks. A probe's key also has the parts that it varies.
     """
-    made_of = planned.made_of
-    device = f"{made_of['device']} x{made_of['threads'] * made_of['ranks']}"
-    trial = planned.trial
+    made_of, trial = planned.made_of, planned.trial
     probe = f" probe {','.join(trial.probe.parts)}" if trial.is_probe else ""
-    return f"{device}|{trial.model.name}{probe}|{trial.recipe.label}"
+    threads = made_of["threads"] * made_of["ranks"]
+    return f"{made_of['device']} x{threads}|{trial.model.name}{probe}|{trial.recipe.label}"
 
 
 def checkpoint_bytes(trial: Trial) -> int:
@@ -141,12 +113,11 @@ def checkpoint_bytes(trial: Trial) -> int:
 
 def disk(planned: Iterable[Planned]) -> int:
     """Return the bytes of all checkpoints that these trials keep. Their small tables are not counted."""
-    return sum(map(_disk, planned))
+    return sum(_checkpoints(each) * checkpoint_bytes(each.trial) for each in planned)
 
 
-def _disk(planned: Planned) -> int:
+def _checkpoints(planned: Planned) -> int:
     training, runtime = planned.trial.training, planned.runtime
     kept = len({*planned.keep, *runtime.keep_steps})
     kept += training.steps // runtime.keep_every if runtime.keep_every else 0
-    count = min(runtime.keep_checkpoints, -(-training.steps // training.checkpoint_every))
-    return (count + kept) * checkpoint_bytes(planned.trial)
+    return kept + min(runtime.keep_checkpoints, -(-training.steps // training.checkpoint_every))

@@ -1,4 +1,4 @@
-"""Expand a sweep to its cells. A cell is a place in the sweep's grid with the overrides of its trial.
+"""Expand a sweep or a multirun to its cells. A cell is a place in the grid with the overrides of its trial.
 
 The cells follow from the sweep file alone; no data are read.
 """
@@ -6,12 +6,14 @@ The cells follow from the sweep file alone; no data are read.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fewbits.experiments.composition import spelled
+from fewbits.experiments.composition import override_values, spelled
 from fewbits.sweeps.planning.sweep import ARM, SEED, START, Sweep, as_list, start_of
+
+MULTIRUNS = "train"  # the study of all multiruns, which is their MLflow experiment
 
 
 @dataclass(frozen=True)
@@ -68,43 +70,32 @@ def _cell(sweep: Sweep, name: str, axes: Mapping[str, str], seed: int, extra: tu
     chosen = [o for group in sweep.groups for axis, values in group.items() if axis in axes for o in values[axes[axis]]]
     starts = [start_of(override) for override in chosen if override.startswith(START)]
     overrides = [*sweep.overrides, *sweep.size, *arm.overrides, *(o for o in chosen if not o.startswith(START))]
+    overrides += [f"seed={seed}", *extra]
     return Cell(
         sweep=sweep.name,
         arm=name,
         axes=tuple(axes.items()),
         seed=seed,
-        overrides=_last_wins([*overrides, f"seed={seed}", *extra]),
-        parent=None if arm.parent is None else _parent(sweep, name, axes, seed, extra),
+        # The last override of a key wins here, since Hydra refuses some repeated keys.
+        overrides=tuple({override.partition("=")[0]: override for override in overrides}.values()),
+        parent=None if arm.parent is None else _parent(sweep, name, arm.parent, axes, seed, extra),
         at=starts[-1] if starts else arm.at,
     )
 
 
-def _parent(sweep: Sweep, child: str, axes: Mapping[str, str], seed: int, extra: tuple[str, ...]) -> Cell:
-    name = sweep.arms[child].parent
-    assert name is not None
+def _parent(sweep: Sweep, child: str, name: str, axes: Mapping[str, str], seed: int, extra: tuple[str, ...]) -> Cell:
     subject = f"sweep {sweep.name}: arm {child} starts from arm {name}, which"
     if not sweep.runs_at(name):
         raise ValueError(
-            f"{subject} is not trained at scale {sweep.scale}: add it to arms.{name}.scales, or leave it out of "
-            f"arms.{child}.scales"
+            f"{subject} is not trained at scale {sweep.scale}: see arms.{name}.scales, arms.{child}.scales"
         )
-    own = {axis: value for axis, value in axes.items() if _has(sweep, name, axis)}
-    if missing := [axis for combination in _combinations(sweep, name)[:1] for axis in combination if axis not in own]:
-        raise ValueError(
-            f"{subject} has axes that arm {child} does not have: {', '.join(missing)}: add them to arms.{child}.axes, "
-            f"or leave them out of arms.{name}.axes"
-        )
+    of_parent = _combinations(sweep, name)
+    own = {axis: value for axis, value in axes.items() if axis in of_parent[0]}
+    if missing := [axis for axis in of_parent[0] if axis not in own]:
+        raise ValueError(f"{subject} has axes that arm {child} does not have: {', '.join(missing)}")
     if _excluded(sweep, name, own, seed):
-        raise ValueError(
-            f"{subject} is excluded by `exclude` at {own | {SEED: seed}}: also exclude arm {child} there, or do not "
-            f"exclude arm {name}"
-        )
+        raise ValueError(f"{subject} is excluded at {own | {SEED: seed}}: also exclude arm {child} there")
     return _cell(sweep, name, own, seed, extra)
-
-
-def _has(sweep: Sweep, arm: str, axis: str) -> bool:
-    chosen = sweep.arms[arm].axes
-    return chosen is None or axis in chosen
 
 
 def _combinations(sweep: Sweep, arm: str) -> list[dict[str, str]]:
@@ -112,9 +103,9 @@ def _combinations(sweep: Sweep, arm: str) -> list[dict[str, str]]:
 
     Zipped axes are combined only by position: the first value of one with the first value of the other, and so on.
     """
-    groups = []
+    chosen, groups = sweep.arms[arm].axes, []
     for group in sweep.groups:
-        names = {axis: list(values) for axis, values in group.items() if _has(sweep, arm, axis)}
+        names = {axis: list(values) for axis, values in group.items() if chosen is None or axis in chosen}
         if names:
             groups.append([dict(zip(names, values, strict=True)) for values in zip(*names.values(), strict=True)])
     return [{axis: value for part in parts for axis, value in part.items()} for parts in itertools.product(*groups)]
@@ -131,6 +122,34 @@ def _excluded(sweep: Sweep, arm: str, axes: Mapping[str, str], seed: int) -> boo
     )
 
 
-def _last_wins(overrides: list[str]) -> tuple[str, ...]:
-    """Return the overrides without those whose key is set again later, since Hydra refuses some repeated keys."""
-    return tuple({override.partition("=")[0]: override for override in overrides}.values())
+# -------------------------------------------------------------------------------- multiruns
+
+
+def fixed_keys(overrides: Sequence[str]) -> set[str]:
+    """Return the keys that these overrides set to a single value: they are equal in all trials, so they are no axes."""
+    return {text.partition("=")[0].lstrip("+") for text in overrides if "=" in text and len(override_values(text)) == 1}
+
+
+def cells_of_jobs(name: str, jobs: Sequence[Sequence[str]], fixed: set[str], always: Sequence[str] = ()) -> list[Cell]:
+    """Return a cell for each job of a multirun (`fewbits train --multirun`), in the order of the jobs.
+
+    A job is Hydra's word for the overrides of one trial. The axes of a cell are those keys of its job that are neither
+    `seed` nor in `fixed`. name: the multirun's name. always: further overrides of every trial, which jobs do not have.
+    """
+    made = []
+    for job in jobs:
+        keyed = dict(override.partition("=")[::2] for override in job)
+        seed = keyed.get(SEED, "0")
+        if not seed.isdecimal():
+            raise ValueError(f"{SEED}={seed}: expected a whole number, 0 or more")
+        axes = tuple((key, value) for key, value in keyed.items() if key.lstrip("+") not in {*fixed, SEED})
+        made.append(Cell(name, "", axes, int(seed), (*always, *(f"{key}={value}" for key, value in keyed.items()))))
+    return made
+
+
+def sweep_of(name: str, grid: Sequence[Cell]) -> Sweep:
+    """Return a sweep called `name` whose axes have all values that occur in the cells of `grid`."""
+    axes: dict[str, dict[str, list[str]]] = {}
+    for key, value in (axis for cell in grid for axis in cell.axes):
+        axes.setdefault(key, {})[value] = [f"{key}={value}"]
+    return Sweep(name, study=MULTIRUNS, axes=axes)

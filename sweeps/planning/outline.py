@@ -19,10 +19,10 @@ from fewbits.experiments.data.preparation.web import COLLECTIONS, Collection
 from fewbits.experiments.distributed.memory import MARGIN, complaint, estimate
 from fewbits.experiments.trial import Trial
 from fewbits.sweeps.planning.cost import Speeds, disk, parameters_of, tokens_of, work_of
-from fewbits.sweeps.planning.data import check_repeats, missing_folder, training_tokens
 from fewbits.sweeps.planning.expand import spell
-from fewbits.sweeps.planning.plan import Member, Plan, Planned, plan
-from fewbits.sweeps.planning.sweep import SEED, load_sweeps
+from fewbits.sweeps.planning.plan import Member, Plan, Planned, cache_at, check_repeats, corpus_of, plan
+from fewbits.sweeps.planning.studies import load_sweeps
+from fewbits.sweeps.planning.sweep import SEED
 
 DOCUMENTS = 10_000_000  # the least number of documents of a collection that the printed command prepares
 SPARE = 0.1  # the share of tokens to prepare in addition, since the published numbers of tokens are estimates
@@ -45,17 +45,8 @@ SETTINGS: dict[str, tuple[str, Callable[[Trial], str]]] = {
     "operands": ("recipe", lambda t: _operands(t)),
 }
 COSTS = (
-    "sweep",
-    "arm",
-    "model",
-    "data",
-    "tokens",
-    "with trunk's",
-    "epochs",
-    "trials",
-    "time each",
-    "total time",
-    "disk",
+    *("sweep", "arm", "model", "data", "tokens", "with trunk's", "epochs"),
+    *("trials", "time each", "total time", "disk"),
 )
 PARTS = ("weights", "gradients", "states", "gathered", "quantized", "activations")
 
@@ -190,22 +181,28 @@ def _operands(trial: Trial) -> str:
 
 
 def missing_data(plan: Plan) -> dict[Path, list[Planned]]:
-    """Return each folder of data that does not exist on this machine, with the trials of the plan that read it."""
+    """Return each folder of data that does not exist on this machine, with the trials of the plan that read it.
+
+    It is a file for `data=text`. Data that are generated, such as `synthetic`, need no folder.
+    """
     readers: dict[Path, list[Planned]] = {}
     for planned in plan.trials.values():
-        if (folder := missing_folder(planned.trial.data, planned.runtime.cache)) is not None:
-            readers.setdefault(folder, []).append(planned)
+        data = planned.trial.data
+        if data.path or data.kind in COLLECTIONS:
+            folder = Path(data.path).expanduser() if data.path else cache_at(planned.runtime.cache) / data.kind
+            if not folder.exists():
+                readers.setdefault(folder, []).append(planned)
     return readers
 
 
 def corpus_tokens(plan: Plan, missing: Missing) -> dict[str, int | None]:
     """Return by trial id the number of tokens in the trial's training split; None if unknown.
 
-    For a missing collection of web text, it is the number that the command from `preparations` would prepare. If any
-    data are missing, raise ValueError if a trial would read its data more often than `data.repeat` allows; a plan with
-    data has been checked already. missing: the result of `missing_data`.
+    For a missing collection of web text, it is the number that the command from `preparations` would prepare. Raise
+    ValueError if a trial would read such data more often than `data.repeat` allows; a plan with data has been checked
+    already. missing: the result of `missing_data`.
     """
-    tokens = {key: training_tokens(planned.trial.data, planned.runtime.cache) for key, planned in plan.trials.items()}
+    tokens = {key: _training_tokens(planned) for key, planned in plan.trials.items()}
     for readers in missing.values():
         for planned in readers:
             if (collection := COLLECTIONS.get(planned.trial.data.kind)) is not None:
@@ -218,6 +215,13 @@ def corpus_tokens(plan: Plan, missing: Missing) -> dict[str, int | None]:
             except ValueError as error:
                 raise ValueError(f"{member.cell.title}: {error}") from None
     return tokens
+
+
+def _training_tokens(planned: Planned) -> int | None:
+    try:
+        return corpus_of(planned.trial.data, planned.runtime.cache).tokens_in("train")
+    except ValueError:  # the data are not on this machine
+        return None
 
 
 def preparations(missing: Missing) -> Iterator[str]:

@@ -9,20 +9,25 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from fewbits.experiments.config import load_trial
+from fewbits.experiments.data.config import DataConfig
 from fewbits.experiments.data.corpus import Corpus
+from fewbits.experiments.data.load import load
+from fewbits.experiments.data.once import default_cache
 from fewbits.experiments.identity import ParentPoint, identity
 from fewbits.experiments.setup import check, check_data, corpus_model
 from fewbits.experiments.storage import run_folder
 from fewbits.experiments.storage.branches import find_parent
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.experiments.trial import Branch, Runtime, Trial
-from fewbits.sweeps.planning.data import check_repeats, corpus_of, tokens_until
-from fewbits.sweeps.planning.expand import Cell, expand
+from fewbits.sweeps.planning.expand import Cell, expand, sweep_of
 from fewbits.sweeps.planning.sweep import Resources, Sweep
+
+Place = tuple[str, tuple[tuple[str, str], ...]]  # (sweep's name, sorted pairs (`arm`, axis or `seed`; value))
 
 
 @dataclass
@@ -52,6 +57,10 @@ class Member:
     cell: Cell
     id: str  # of the trial; several members have the same id if their trials are the same computation
 
+    @property
+    def place(self) -> Place:
+        return self.cell.sweep, tuple(sorted(self.cell.place.items()))
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -76,10 +85,7 @@ def plan(sweeps: Sequence[Sweep], extra: tuple[str, ...] = (), *, with_data: boo
     plans = [plan_cells(sweep, cells, with_data=with_data) for sweep in sweeps if (cells := expand(sweep, extra))]
     if not plans:
         names = ", ".join(f"{sweep.name} at scale {sweep.scale}" for sweep in sweeps)
-        raise ValueError(
-            f"nothing to run: no trial belongs to sweep {names}: choose another scale, or check the keys scales, only "
-            "and exclude of the sweep file"
-        )
+        raise ValueError(f"nothing to run: no trial belongs to sweep {names}: see its keys scales, only and exclude")
     trials: dict[str, Planned] = {}
     for part in plans:
         for key, planned in part.trials.items():
@@ -108,6 +114,17 @@ def plan_cells(sweep: Sweep, cells: Sequence[Cell], *, with_data: bool = True) -
 
     members = [Member(sweep.study, sweep.scale, cell, planned(cell).id) for cell in cells]
     return Plan((sweep,), tuple(members), trials)
+
+
+def joined(earlier: Plan | None, now: Plan) -> Plan:
+    """Return a multirun's plan with the places and trials of both plans; at a place of both, the trial of `now`."""
+    if earlier is None:
+        return now
+    members = {member.place: member for plan in (earlier, now) for member in plan.members}
+    wanted = {member.id for member in members.values()}
+    trials = {key: planned for plan in (earlier, now) for key, planned in plan.trials.items() if key in wanted}
+    sweep = sweep_of(now.sweeps[0].name, [member.cell for member in members.values()])
+    return replace(now, sweeps=(sweep,), members=tuple(members.values()), trials=trials)
 
 
 def _planned(cell: Cell, resources: Resources, parent: Planned | None, with_data: bool) -> Planned:
@@ -142,17 +159,14 @@ def _on_a_device(runtime: Runtime, resources: Resources) -> tuple[Runtime, Resou
     The result does not depend on this machine: the device `auto` becomes `cuda` if the resources contain GPUs, else
     `cpu`.
     """
-    device = runtime.device
+    device, gpus, cpus = runtime.device, resources.gpus, resources.cpus
     if device == "auto":
-        device = "cuda" if resources.gpus else "cpu"
-    gpus = resources.gpus
+        device = "cuda" if gpus else "cpu"
     if gpus is None:
         gpus = 1.0 if device == "cuda" else 0.0
     if device == "cuda" and not gpus:
-        raise ValueError(
-            "resources.gpus is 0, but runtime.device is cuda: set resources.gpus to 1 or to a fraction of a GPU"
-        )
-    cpus = float(runtime.threads) if resources.cpus is None else resources.cpus
+        raise ValueError("resources.gpus is 0, but runtime.device is cuda: set resources.gpus to 1 or a fraction of 1")
+    cpus = float(runtime.threads) if cpus is None else cpus
     return replace(runtime, device=device), replace(resources, cpus=cpus, gpus=gpus)
 
 
@@ -166,11 +180,45 @@ def _branch_step(cell: Cell, parent: Trial) -> int:
     at = 1.0 if cell.at is None else cell.at
     step = round(at * steps) if at < 1 or cell.at is None else int(at)
     if not 1 <= step <= steps:
-        raise ValueError(
-            f"at {cell.at}: expected a step of the parent, 1 to {steps}, or a fraction of its steps that gives step 1 "
-            "or more"
-        )
+        raise ValueError(f"at {cell.at}: expected a step of the parent, 1 to {steps}, or a fraction that gives one")
     return step
+
+
+# -------------------------------------------------------------------------------- data and checks
+
+
+def cache_at(folder: str | None) -> Path:
+    """Return the folder of prepared data. folder: the setting `runtime.cache`; None: the user's cache."""
+    return Path(folder).expanduser() if folder else default_cache()
+
+
+@cache
+def corpus_of(data: DataConfig, cache_folder: str | None) -> Corpus:
+    """Return the corpus of a trial's data; raise ValueError if the data are missing and cannot be generated."""
+    return load(data, cache_at(cache_folder))
+
+
+def tokens_until(trial: Trial, step: int) -> int:
+    """Return how many tokens the trial itself, without its parents, reads in its first `step` steps."""
+    return step * trial.training.batch * trial.training.length
+
+
+def check_repeats(trial: Trial, earlier_tokens: int, corpus_tokens: int) -> None:
+    """Raise ValueError if a trial and its parents read the training split more often than `data.repeat` allows.
+
+    A model memorises text that it reads many times; up to four times, the default, is about as good as new text (arXiv
+    2305.16264). `fewbits train` has no such limit, since a user may want to overfit. earlier_tokens: the tokens that
+    the parents read before the trial starts. corpus_tokens: the tokens in the training split.
+    """
+    tokens = earlier_tokens + tokens_until(trial, trial.training.steps)
+    epochs = tokens / corpus_tokens
+    if epochs > trial.data.repeat and not trial.is_probe:  # a probe does not train
+        before = f" ({earlier_tokens:,} before it branches)" if earlier_tokens else ""
+        raise ValueError(
+            f"{trial.name} reads {tokens:,} tokens{before}, which is {epochs:,.1f} epochs of the {corpus_tokens:,} "
+            f"tokens of data.kind={trial.data.kind}; data.repeat allows {trial.data.repeat}: use fewer steps, "
+            f"more data, or data.repeat={-(-tokens // corpus_tokens)}"
+        )
 
 
 _seen: set[str] = set()  # settings, as JSON, whose check has passed in this process

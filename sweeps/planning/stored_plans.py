@@ -1,8 +1,8 @@
 """Store the plan of each `fewbits sweep` command as `plans/STUDY-SCALE-HASH8.json` in the store.
 
 HASH8 is the hash of the command's overrides. Only `fewbits sweep` plans; all other commands read the stored plan, so
-they also work without the training data, the sweep file or the version of torch that planned. Paths in the store are
-written relative to the store, which may be mounted elsewhere.
+they also work without the training data, the sweep file or the version of torch that planned. Run folders are named
+without the path of the store, which may be mounted elsewhere.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from fewbits.experiments.storage.run_folder import HASH, RunFolder
 from fewbits.experiments.trial import Branch, Runtime, Trial
 from fewbits.sweeps.planning.expand import Cell
 from fewbits.sweeps.planning.plan import Member, Plan, Planned, plan
-from fewbits.sweeps.planning.sweep import Resources, Sweep, load_sweeps
+from fewbits.sweeps.planning.studies import load_sweeps
+from fewbits.sweeps.planning.sweep import Resources, Sweep
 from fewbits.version import __version__
 
 FOLDER = "plans"
 RUNS = "runtime.runs"
 LOCATIONS = (RUNS, "runtime.cache", SEARCH_PATH)  # keys of paths, which do not select trials
 DEFAULT_SCALE = f"scale={Sweep('').scale}"
-
-Place = tuple[str, tuple[tuple[str, str], ...]]  # (sweep's name, sorted pairs (`arm`, axis or `seed`; value))
+MULTIRUN, NAME = "hydra.mode=MULTIRUN", "hydra.job.name"  # Hydra's settings: its mode; the name of a multirun
 
 
 class UnusablePlan(ValueError):
@@ -76,6 +76,14 @@ def selection_hash(overrides: Sequence[str]) -> str:
     return hashlib.sha256(json.dumps(list(selection(overrides))).encode()).hexdigest()[:HASH]
 
 
+def multirun_name(overrides: Sequence[str]) -> str:
+    """Return the name of a multirun: the value of `hydra.job.name` or, without it, `multirun-HASH8`."""
+    named = [text.partition("=")[2] for text in overrides if _key(text) == NAME]
+    if named:
+        return named[-1].strip("\"'")
+    return f"multirun-{selection_hash([text for text in overrides if text != MULTIRUN])}"
+
+
 def runs_named(overrides: Sequence[str]) -> str | None:
     """Return the store in the last override `runtime.runs=STORE`, or None if there is no such override."""
     named = [override for override in overrides if _key(override) == RUNS]
@@ -111,7 +119,7 @@ def save_plan(plan: Plan, overrides: Sequence[str]) -> Path:
 def load_plan(runs: Path, overrides: Sequence[str]) -> StoredPlan | None:
     """Return the plan that the store `runs` contains for these overrides; None if it contains none.
 
-    The paths of its run folders are those on this machine. Raise UnusablePlan if the plan file cannot be used.
+    Raise UnusablePlan if the plan file cannot be used.
     """
     paths = _newest_first(runs, f"*-{selection_hash(overrides)}")
     return _loaded(paths[0], runs.resolve()) if paths else None
@@ -133,8 +141,7 @@ def find_plan(overrides: Sequence[str]) -> Plan:
     the data.
     """
     runs = Path(runs_named(overrides) or "runs").expanduser()
-    command = " ".join(["fewbits sweep", *selection(overrides)])
-    problem = f"{runs} has no plan of `{command}`, which has not run here"
+    problem = f"{runs} has no plan of `{' '.join(['fewbits sweep', *selection(overrides)])}`, which has not run here"
     try:
         if (stored := load_plan(runs, overrides)) is not None:
             return stored.plan
@@ -164,9 +171,6 @@ def _loaded(path: Path, runs: Path) -> StoredPlan:
         ) from None
 
 
-# -------------------------------------------------------------------------------- changes
-
-
 def changes(overrides: Sequence[str], new: Plan) -> list[str]:
     """Return lines that say how a new plan of these overrides differs from the stored one, or why that is unusable."""
     try:
@@ -175,30 +179,19 @@ def changes(overrides: Sequence[str], new: Plan) -> list[str]:
         return [str(error)]
     if stored is None:
         return []
-    old = stored.plan
-    before, after = ({place_of(member): plan.trials[member.id] for member in plan.members} for plan in (old, new))
-    changed = [place for place in after if place in before and after[place].id != before[place].id]
-    parts = [
-        f"{plural(len(places), 'trial')} {what}"
-        for places, what in (
-            ([place for place in after if place not in before], "added"),
-            ([place for place in before if place not in after], "removed"),
-            (changed, "changed"),
-        )
-        if places
-    ]
+    before, after = ({one.place: plan.trials[one.id] for one in plan.members} for plan in (stored.plan, new))
+    pairs = [(before[place], after[place]) for place in after if place in before]
+    changed = [(old, now) for old, now in pairs if old.id != now.id]
+    counts = {"added": len(after) - len(pairs), "removed": len(before) - len(pairs), "changed": len(changed)}
+    parts = [f"{plural(count, 'trial')} {what}" for what, count in counts.items() if count]
     lines = [f"since the plan of {stored.time}: {', '.join(parts)}"] if parts else []
     if changed:
-        pairs = [(before[place].made_of, json.loads(json.dumps(after[place].made_of))) for place in changed]
-        differing = Counter(line.partition(":")[0] for was, now in pairs for line in differences(was, now))
-        finished = sum(before[place].folder.over for place in changed)
+        of_all = (differences(old.made_of, json.loads(json.dumps(now.made_of))) for old, now in changed)
+        keys = Counter(line.partition(":")[0] for one in of_all for line in one)
+        finished = sum(old.folder.over for old, _ in changed)
         unused = f"; {plural(finished, 'result')} of the old plan not used" if finished else ""
-        lines.append(f"changed: {', '.join(f'{key} ({count} x)' for key, count in differing.most_common(5))}{unused}")
+        lines.append(f"changed: {', '.join(f'{key} ({count} x)' for key, count in keys.most_common(5))}{unused}")
     return lines
-
-
-def place_of(member: Member) -> Place:
-    return member.cell.sweep, tuple(sorted(member.cell.place.items()))
 
 
 # -------------------------------------------------------------------------------- JSON
@@ -208,17 +201,22 @@ def _encoded(plan: Plan) -> dict[str, Any]:
     return {
         "sweeps": [asdict(sweep) for sweep in plan.sweeps],
         "members": [asdict(replace(member, cell=_without_store(member.cell))) for member in plan.members],
-        "trials": [_trial(planned, plan.store) for planned in plan.trials.values()],
+        "trials": [_trial(planned) for planned in plan.trials.values()],
     }
 
 
-def _trial(planned: Planned, runs: Path) -> dict[str, Any]:
+def _without_store(cell: Cell) -> Cell:
+    overrides = tuple(text for text in cell.overrides if _key(text) != RUNS)
+    return replace(cell, overrides=overrides, parent=cell.parent and _without_store(cell.parent))
+
+
+def _trial(planned: Planned) -> dict[str, Any]:
     trial = planned.trial
     if planned.parent is not None:  # `_decoded` sets the path of the parent's folder again
         trial = replace(trial, branch=Branch(None, trial.branch.step))
     return {
         "id": planned.id,
-        "folder": os.path.relpath(planned.folder.path, runs),
+        "folder": planned.folder.path.name,
         "trial": trial.to_dict(),
         "runtime": asdict(replace(planned.runtime, runs="")),
         "made_of": planned.made_of,
@@ -229,11 +227,6 @@ def _trial(planned: Planned, runs: Path) -> dict[str, Any]:
     }
 
 
-def _without_store(cell: Cell) -> Cell:
-    overrides = tuple(text for text in cell.overrides if _key(text) != RUNS)
-    return replace(cell, overrides=overrides, parent=cell.parent and _without_store(cell.parent))
-
-
 def _decoded(data: Mapping[str, Any], runs: Path) -> Plan:
     folders = {name[-HASH:]: name for name in os.listdir(runs)} if runs.is_dir() else {}
     trials: dict[str, Planned] = {}
@@ -242,16 +235,15 @@ def _decoded(data: Mapping[str, Any], runs: Path) -> Plan:
         if parent is not None:
             trial = replace(trial, branch=Branch(str(trials[parent].folder.path), trial.branch.step))
         # The same trial may have been trained under another name since; then its folder has this other name.
-        name = folders.get(row["id"][:HASH], row["folder"])
         trials[row["id"]] = Planned(
-            RunFolder(Path(os.path.normpath(runs / name)), row["id"]),
-            trial,
-            replace(from_dict(Runtime, row["runtime"]), runs=str(runs)),
-            row["made_of"],
-            from_dict(Resources, row["resources"]),
-            parent,
-            set(row["keep"]),
-            row["earlier_tokens"],
+            folder=RunFolder(runs / folders.get(row["id"][:HASH], row["folder"]), row["id"]),
+            trial=trial,
+            runtime=replace(from_dict(Runtime, row["runtime"]), runs=str(runs)),
+            made_of=row["made_of"],
+            resources=from_dict(Resources, row["resources"]),
+            parent=parent,
+            keep=set(row["keep"]),
+            earlier_tokens=row["earlier_tokens"],
         )
     sweeps = tuple(from_dict(Sweep, sweep) for sweep in data["sweeps"])
     return Plan(sweeps, tuple(from_dict(Member, row) for row in data["members"]), trials)

@@ -1,12 +1,31 @@
-"""Define the table of studies: the papers and texts that fewbits reproduces, with their scales and recipes."""
+"""List the studies, and read the sweep files of studies and users, which Hydra composes."""
 
+from __future__ import annotations
+
+import dataclasses
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+import yaml
+
+from fewbits.common.from_dict import from_dict, one_of
+from fewbits.experiments.composition import compose_file, nearest_first
+from fewbits.experiments.config_files import CONF, SWEEPS, Folders, folders, is_search_path, names
+from fewbits.experiments.storage.run_folder import plain
+from fewbits.experiments.trial import Trial
+from fewbits.sweeps.planning.sweep import Sweep
+
 CONFIG = Path(__file__).parents[1] / "config"
-RECIPE = re.compile(r"\brecipe=([\w/-]+)")
+_RECIPE = re.compile(r"\brecipe=([\w/-]+)")
+_WHICH = ("study", "sweep", "file")
+_OF_TRIALS = (*(f.name for f in dataclasses.fields(Trial) if f.name != "seed"), "runtime")
+# Keys of a sweep, and the keys of a scale file that set them for single sweeps: `seeds_of: {SWEEP: [1, 2]}`.
+_OF_SINGLE_SWEEPS = {"seeds": "seeds_of", "only": "arms_of"}
+_BASE = {**plain(dataclasses.asdict(Sweep(""))), "arms": {}, **{key: {} for key in _OF_SINGLE_SWEEPS.values()}}
+del _BASE["name"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +46,7 @@ class Study:
     def recipes(self) -> tuple[str, ...]:
         """The names of the recipes in the study's sweep files: the baseline bf16, then the others alphabetically."""
         texts = (path.read_text("utf-8") for path in (CONFIG / self.name).rglob("*.yaml"))
-        named = {name for text in texts for name in RECIPE.findall(text)}
+        named = {name for text in texts for name in _RECIPE.findall(text)}
         return tuple(sorted(named, key=lambda name: (name != "bf16", name)))
 
 
@@ -57,5 +76,131 @@ _ALL = (
         about="checks sentences of two introductory texts on casts, scales, blocks, sums and precision policies",
     ),
 )
-
 STUDIES = {study.name: study for study in _ALL}
+
+
+def load_sweeps(overrides: Sequence[str]) -> tuple[list[Sweep], tuple[str, ...]]:
+    """Return the sweeps that the overrides select, and the overrides that apply to every trial of these sweeps.
+
+    `study=NAME [sweep=NAME]` or the path of a sweep file selects sweeps. Overrides of keys of sweep files, such as
+    `seeds=[0,1]`, change the returned sweeps. All others, such as `training.steps=20`, are returned as the second
+    result. Raise ValueError for invalid overrides or files.
+
+    >>> load_sweeps(("study=mor", "scale=cpu", "seeds=[0,1]", "training.steps=20"))
+    """
+    chosen: dict[str, str] = {}
+    changes, extra = [], []
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        name = key.lstrip("+~").partition(".")[0]
+        if override.endswith((".yaml", ".yml")) and (not equals or Path(override).is_file()):
+            key, value = "file", override
+        if key in _WHICH:
+            if key in chosen:
+                raise ValueError(f"{override!r} after {chosen[key]!r}: name only one {key}")
+            chosen[key] = value
+        elif name in _BASE:
+            changes.append(override)
+        elif name in _OF_TRIALS or is_search_path(override):
+            extra.append(override)
+        else:
+            valid = nearest_first(name, [*dict.fromkeys((*_WHICH, *sorted(_BASE), *sorted(_OF_TRIALS)))])
+            hint = _suggestion(override, folders([*filter(is_search_path, overrides)])) or f"valid keys are {valid}"
+            expected = "KEY=VALUE" if equals else "KEY=VALUE, or a sweep file NAME.yaml"
+            raise ValueError(f"{override!r}: expected {expected}; {hint}")
+    sweeps = [_load(file, study, changes) for file, study in _files(chosen, changes, folders(extra))]
+    for name in dict.fromkeys(name for sweep in sweeps for name in sweep.only):
+        one_of("only", name, dict.fromkeys(arm for sweep in sweeps for arm in sweep.arms))
+    return sweeps, tuple(extra)
+
+
+def _files(chosen: dict[str, str], changes: Sequence[str], own: Folders) -> list[tuple[Path, str]]:
+    """Return the paths of the sweep files that `study`, `sweep` or `file` choose, each with the name of its study."""
+    study, sweep, file = map(chosen.get, _WHICH)
+    if file is None and study is None and sweep is not None:
+        return [(_own_file(sweep, own), sweep)]
+    if file is not None:
+        if others := [f"{key}={chosen[key]}" for key in ("study", "sweep") if key in chosen]:
+            raise ValueError(f"{file} and {', '.join(others)}: name either a sweep file or a study, not both")
+        path = Path(file).expanduser()
+        if not path.is_file() and path == Path(path.name):
+            path = own.file(SWEEPS, path.stem) or path
+        if path.suffix != ".yaml" or not path.is_file():
+            raise ValueError(f"no sweep file {path}: a file NAME.yaml is expected")
+        return [(path, path.stem)]
+    if study is None:
+        raise ValueError(f"name a sweep: study=NAME or a sweep file FILE.yaml; valid studies are {', '.join(STUDIES)}")
+    one_of("study", study, STUDIES)
+    files = {path.stem: path for path in sorted((CONFIG / study).glob("*.yaml"))}
+    if sweep is not None:
+        one_of("sweep", sweep, files)
+        return [(files[sweep], study)]
+    return [(path, study) for path in files.values() if _may_run(path, changes)]
+
+
+def _suggestion(argument: str, own: Folders) -> str:
+    """Return a hint such as `did you mean study=mor?` for an argument that is not valid; empty if nothing fits."""
+    if argument in STUDIES:
+        return f"did you mean study={argument}?"
+    if own.file(SWEEPS, argument):
+        return f"did you mean sweep={argument}?"
+    return f"did you mean {argument}.yaml?" if Path(f"{argument}.yaml").is_file() else ""
+
+
+def _may_run(file: Path, changes: Sequence[str]) -> bool:
+    """Tell from the key `scales` of a sweep file whether the sweep is trained at the scale that `changes` choose.
+
+    Return True if `changes` choose no scale or an unknown one. A file for which the result is False is not composed
+    with the scale's file. Therefore the scale's file may lack the numbers (its section `values`) that only this sweep
+    uses.
+    """
+    scale = [change.partition("=")[2] for change in changes if change.startswith("scale=")]
+    scales = (yaml.safe_load(file.read_text("utf-8")) or {}).get("scales")
+    return not scale or scales is None or scale[-1] in scales or not (file.parent / f"scale/{scale[-1]}.yaml").is_file()
+
+
+def _own_file(name: str, own: Folders) -> Path:
+    """Return the path of this sweep file in the user's config folders `own`, for example conf/sweep/NAME.yaml."""
+    if (file := own.file(SWEEPS, name)) is None:
+        valid = nearest_first(name, names(SWEEPS, own)) or f"none: there is no file {CONF}/{SWEEPS}/{name}.yaml"
+        raise ValueError(
+            f"sweep={name}: also name its study, as in study=mor, or name a sweep file of your own: {valid}"
+        )
+    return file
+
+
+def _load(file: Path, study: str, changes: Sequence[str]) -> Sweep:
+    changed = set()
+    for change in changes:
+        key, equals, value = change.lstrip("+~").partition("=")
+        changed.add(key)
+        axis = key.removeprefix("axes.")
+        if axis != key and equals and "." in axis and axis.partition(".")[0] in _OF_TRIALS:
+            raise ValueError(
+                f"{change!r}: Hydra reads the dots in {axis} as nested keys: write axes={{{axis}:{value}}}"
+            )
+    data = compose_file(file, _BASE, changes, group="scale")
+    data["study"], data["arms"] = data["study"] or study, data["arms"] or {"": {}}
+    for key, of_single_sweeps in _OF_SINGLE_SWEEPS.items():
+        own = data.pop(of_single_sweeps).get(file.stem)
+        if own is not None and key not in changed:
+            data[key] = own
+    try:
+        return _with_trunk(from_dict(Sweep, {"name": file.stem, **data}))
+    except ValueError as error:
+        raise ValueError(f"{' '.join([file.name, *changes])}: {error}") from None
+
+
+def _with_trunk(sweep: Sweep) -> Sweep:
+    """Return the sweep with the arm that its key `trunk` names as the parent of all other arms.
+
+    Arms with a `parent` of their own or with `scratch: true` stay unchanged, as does a sweep without the key `trunk`.
+    """
+    if sweep.trunk is None:
+        return sweep
+    one_of("trunk", sweep.trunk, sweep.arms)
+    arms = {
+        name: arm if name == sweep.trunk or arm.parent or arm.scratch else replace(arm, parent=sweep.trunk)
+        for name, arm in sweep.arms.items()
+    }
+    return replace(sweep, arms=arms)

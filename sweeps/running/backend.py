@@ -1,16 +1,51 @@
-"""Define the interface (`Backend`) through which the driver starts trials on a backend: local processes or Ray."""
+"""Define the interface through which the driver starts trials on a backend: local processes or Ray."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
 
+from fewbits.experiments.storage.run_folder import RunFolder
+from fewbits.experiments.trial import Runtime, Trial
 from fewbits.sweeps.planning.plan import Planned
 from fewbits.sweeps.planning.sweep import Resources
 
-if TYPE_CHECKING:  # not imported at run time, so that a sweep with nothing left to train need not import training code
-    from fewbits.sweeps.running.worker import Job, Outcome
+
+@dataclass(frozen=True)
+class Job:
+    """The work of one worker: a trial, or one rank of it."""
+
+    id: str  # of the trial
+    path: Path  # of the run folder
+    trial: Trial
+    runtime: Runtime
+    made_of: Mapping[str, object]  # the settings and versions whose hash is the id
+    sources: str  # digest of the driver's sources that compute (`numerics.total`)
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables to set, such as RANK, CUDA_VISIBLE_DEVICES
+
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder(self.path, self.id)
+
+    @property
+    def leads(self) -> bool:
+        return self.environment.get("RANK", "0") == "0"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of a job.
+
+    Its kind is `over` (the trial has a result), `stopped` (someone asked it to stop), `busy` (another process trains
+    the trial) or `failed` (an error; another attempt may succeed unless `wrong_input` is true).
+    """
+
+    kind: str
+    reason: str = ""  # the error, or the process that trains the trial
+    wrong_input: bool = False  # the input is invalid, so another attempt would fail in the same way
+    speed: float | None = None  # tokens per second, the median over the steps
 
 
 @dataclass(frozen=True)

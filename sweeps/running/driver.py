@@ -9,24 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from fewbits.common.store_folder import free_bytes
 from fewbits.experiments.numerics import running, total
-from fewbits.experiments.storage.evaluations import missing_tasks
+from fewbits.sweeps.planning import store
 from fewbits.sweeps.planning.cost import checkpoint_bytes, work_of
 from fewbits.sweeps.planning.plan import Plan, Planned
-from fewbits.sweeps.running import store
-from fewbits.sweeps.running.backend import Backend, Ended
-from fewbits.sweeps.running.store import OVER, Failure
-from fewbits.sweeps.running.trial_status import lacks_checkpoint
-
-if TYPE_CHECKING:
-    from fewbits.sweeps.running.worker import Job
+from fewbits.sweeps.planning.store import Failure, finished, lacks_checkpoint, unfinished
+from fewbits.sweeps.running.backend import Backend, Ended, Job
 
 TURN = 0.5  # seconds between turns of the driver's loop while no trial ends
 PATIENCE = 60.0  # seconds for which a stopping driver waits until the running trials have written a checkpoint
@@ -239,33 +232,6 @@ def job(planned: Planned) -> Job:
 
     The job sends nothing to MLflow, since the driver's process sends the data of all trials there.
     """
-    from fewbits.sweeps.running.worker import Job
-
     keep = tuple(sorted({*planned.runtime.keep_steps, *planned.keep}))
     runtime = replace(planned.runtime, keep_steps=keep, runs=str(planned.folder.path.parent), tracking="none")
     return Job(planned.id, planned.folder.path, planned.trial, runtime, planned.made_of, total(running()))
-
-
-def finished(planned: Planned) -> bool:
-    """Tell whether the trial has a result with the requested evaluations, and all checkpoints that branches need."""
-    return _has_result(planned) and planned.folder.has(planned.keep)
-
-
-def unfinished(plan: Plan) -> set[str]:
-    """Return the ids of the trials that have to run.
-
-    A finished trial with a missing checkpoint has to run again only if a trial that has to run starts from this
-    checkpoint.
-    """
-    needed: dict[str, set[int]] = defaultdict(set)
-    missing = set()
-    for key, planned in reversed(plan.trials.items()):  # branches first, so that their parents find `needed` complete
-        if not _has_result(planned) or not planned.folder.has(needed[key]):
-            missing.add(key)
-            if planned.parent is not None and planned.trial.branch.step is not None:
-                needed[planned.parent].add(planned.trial.branch.step)
-    return missing
-
-
-def _has_result(planned: Planned) -> bool:
-    return store.state(planned.folder) in OVER and not missing_tasks(planned.folder, planned.trial.evaluation.tasks)

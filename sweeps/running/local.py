@@ -24,8 +24,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from fewbits.sweeps.planning.plan import Planned
 from fewbits.sweeps.planning.sweep import Resources
-from fewbits.sweeps.running.backend import Ended, require_here
-from fewbits.sweeps.running.worker import Job, Outcome, work
+from fewbits.sweeps.running.backend import Ended, Job, Outcome, require_here
+from fewbits.sweeps.running.worker import work
 
 _PR_SET_PDEATHSIG = 1
 _HERE = "127.0.0.1"

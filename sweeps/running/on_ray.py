@@ -27,11 +27,11 @@ from typing import Any
 from fewbits.common.wording import plural
 from fewbits.sweeps.cluster.access import check_reachable
 from fewbits.sweeps.planning.plan import Planned
+from fewbits.sweeps.planning.store import plain
 from fewbits.sweeps.planning.sweep import Resources
-from fewbits.sweeps.running.backend import Ended, amounts, bundle, bundles_that_fit, require_here
+from fewbits.sweeps.running.backend import Ended, Job, Outcome, amounts, bundle, bundles_that_fit, require_here
 from fewbits.sweeps.running.local import meeting_place, rank_environments
-from fewbits.sweeps.running.store import plain
-from fewbits.sweeps.running.worker import Job, Outcome, work
+from fewbits.sweeps.running.worker import work
 
 STARTS = 3  # attempts to start Ray on this machine: Ray's limit of 30 s for an attempt is short on a busy machine
 QUEUED = 2  # on this machine: the number of trials that wait in Ray, so that they start as soon as others end

@@ -1,21 +1,36 @@
-"""Compute what the progress display of a sweep shows: counts, speed and time left, and a bar for each running trial."""
+"""Show how far the trials of a sweep are: the display of a running sweep, `fewbits status`, its `--watch`, and logs."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TextIO
 
+from fewbits.common.store_folder import runs_option
 from fewbits.common.terminal import Bar, Progress
 from fewbits.common.wording import clock, plural
+from fewbits.experiments.identity import is_current
+from fewbits.experiments.machine_kinds import kind
+from fewbits.experiments.storage.run_folder import HASH, RunFolder
+from fewbits.sweeps.planning import store
 from fewbits.sweeps.planning.cost import Speeds, tokens_of, work_of
-from fewbits.sweeps.planning.plan import Planned
-from fewbits.sweeps.running import store
+from fewbits.sweeps.planning.plan import Plan, Planned
+from fewbits.sweeps.planning.store import ENDED, HALF_DONE, OVER, Failure, State, TrialStatus, counted, trial_statuses
 from fewbits.sweeps.running.driver import Driver, Stage, Task
-from fewbits.sweeps.running.store import Failure, State
-from fewbits.sweeps.running.trial_status import HALF_DONE
 
 WARM = 10.0  # seconds after which the time left is estimated from the speed of this sweep
+EVERY = 2.0  # seconds between two updates of `--watch`
+POLL = 0.3  # seconds between two reads of a log
+
+Reports = Mapping[str, Mapping[str, Any]]  # by trial id: the last progress that its worker wrote (see `store.progress`)
+
+
+def bar(planned: Planned, report: Mapping[str, Any]) -> Bar:
+    """Return the bar of a running trial."""
+    trial, step, speed = planned.trial, int(report.get("step", 0)), report.get("tokens_per_second")
+    left = tokens_of(trial) * (1 - step / trial.training.steps) / speed if speed else None
+    return Bar(planned.folder.path.name, step, trial.training.steps, report.get("loss"), speed, left)
 
 
 class Display(Progress):
@@ -23,8 +38,8 @@ class Display(Progress):
 
     def __init__(self, speeds: Speeds, stream: TextIO | None = None) -> None:
         super().__init__(stream)
-        self.began: float | None = None  # when the first trial began, by time.monotonic()
         self._speeds = speeds
+        self._began: float | None = None  # when the first trial began, by time.monotonic()
         self._done_before = 0.0  # the FLOPs of the plan that were done when the first trial began
         self._reached: dict[str, float] = {}  # by trial id: the fraction of its steps that was done before this sweep
         self._failures: dict[str, Failure] = {}  # by trial id: its last failure that was printed
@@ -66,11 +81,10 @@ class Display(Progress):
             reason = "the disk is full: " if driver.disk_full else "stopping: "
             self.print_line(f"fewbits: {reason}trials end at a checkpoint (Ctrl-C again: stop at once)")
 
-    def _seconds_left(self, driver: Driver, reports: Mapping[str, Mapping[str, Any]], slots: int) -> float | None:
+    def _seconds_left(self, driver: Driver, reports: Reports, slots: int) -> float | None:
         """Estimate the seconds until all trials have ended, at first from speeds in the store, then from this sweep's.
 
-        Return None if no trial has begun, none runs, or a speed is unknown. reports: by trial id, the progress that its
-        worker wrote. slots: the number of trials that run now.
+        Return None if no trial has begun, none runs, or a speed is unknown. slots: the number of trials that run now.
         """
         tasks = driver.tasks
         if not self._reached:
@@ -84,12 +98,12 @@ class Display(Progress):
         amounts = {key: work_of(task.planned.trial) for key, task in tasks.items()}
         left = sum(share * amounts[key] for key, share in shares.items())
         done, now = sum(amounts.values()) - left, time.monotonic()
-        if self.began is None and slots:
-            self.began, self._done_before = now, done
-        if self.began is None or not slots:
+        if self._began is None and slots:
+            self._began, self._done_before = now, done
+        if self._began is None or not slots:
             return None
-        if now - self.began > WARM and done > self._done_before:
-            return left * (now - self.began) / (done - self._done_before)
+        if now - self._began > WARM and done > self._done_before:
+            return left * (now - self._began) / (done - self._done_before)
         seconds = {key: self._speeds.seconds(tasks[key].planned) for key, share in shares.items() if share}
         known = [shares[key] * whole for key, whole in seconds.items() if whole is not None]
         return sum(known) / slots if len(known) == len(seconds) else None
@@ -102,6 +116,9 @@ def _counts(driver: Driver, here: Sequence[Task], elsewhere: Sequence[Task]) -> 
     """
     over = driver.of(Stage.OVER)
     diverged = sum(store.state(task.planned.folder) is State.DIVERGED for task in over)
+    running = {task.planned.id for task in [*here, *elsewhere]}
+    others = [task for task in driver.of(Stage.WAITING, Stage.STARTED) if task.planned.id not in running]
+    half_done = sum(store.reached(task.planned.folder) > 0 for task in others)
     counts = {
         "done": len(over) - diverged,
         "running": len(here),
@@ -110,16 +127,105 @@ def _counts(driver: Driver, here: Sequence[Task], elsewhere: Sequence[Task]) -> 
         "failed": len(driver.of(Stage.FAILED)),
         "diverged": diverged,
         "blocked": len(driver.of(Stage.BLOCKED)),
+        HALF_DONE: half_done,
+        State.PLANNED: len(others) - half_done,
     }
-    running = {task.planned.id for task in [*here, *elsewhere]}
-    others = [task for task in driver.of(Stage.WAITING, Stage.STARTED) if task.planned.id not in running]
-    counts[HALF_DONE] = sum(store.reached(task.planned.folder) > 0 for task in others)
-    counts[State.PLANNED] = len(others) - counts[HALF_DONE]
     return tuple((name, count) for name, count in counts.items() if count or name == "done")
 
 
-def bar(planned: Planned, report: Mapping[str, Any]) -> Bar:
-    """Return the bar of a running trial. report: the last progress that its worker wrote (see `store.progress`)."""
-    trial, step, speed = planned.trial, int(report.get("step", 0)), report.get("tokens_per_second")
-    left = tokens_of(trial) * (1 - step / trial.training.steps) / speed if speed else None
-    return Bar(planned.folder.path.name, step, trial.training.steps, report.get("loss"), speed, left)
+# -------------------------------------------------------------------------------- fewbits status
+
+
+@dataclass(frozen=True)
+class Row:
+    """The state of the trial at one place of a sweep: a row of the printed table, or a JSON object with `--json`."""
+
+    sweep: str
+    place: dict[str, str]  # arm, axes and seed, with their values
+    folder: str  # the name of the run folder
+    state: State
+    step: int  # a running trial's current step, a finished trial's last step, else the step of the newest checkpoint
+    steps: int  # the trial's number of training steps
+    note: str = ""  # why the trial failed or is blocked, or that another version of the code computed it
+    kind: str | None = None  # the kind of processor or GPU that computed it, `A, then B` if several; None: unknown
+
+    @property
+    def progress(self) -> str:
+        if self.state is State.PLANNED:
+            return f"{HALF_DONE} {self.step}/{self.steps}" if self.step else "planned"
+        return self.state if self.state is State.BLOCKED else f"{self.state} {self.step}/{self.steps}"
+
+
+def rows_of(plan: Plan) -> list[Row]:
+    """Return a row for each place of the plan, with the present state of its trial; a trial may have several places."""
+    rows, statuses = [], trial_statuses(plan)
+    for member in plan.members:
+        planned, status = plan.trials[member.id], statuses[member.id]
+        folder, state, note = planned.folder, status.state, status.why
+        if state in OVER and not is_current(folder.provenance() or {}):
+            hint = f"`fewbits explain {folder.id[:HASH]}{runs_option(folder.path.parent)}` shows the difference"
+            note = f"computed by another version of the code; {hint}"
+        live = store.progress(folder) or {} if state is State.RUNNING else {}
+        result = (folder.result() if state in OVER else None) or {}
+        step = int(result.get("step", max(live.get("step", 0), store.reached(folder))))
+        steps = planned.trial.training.steps
+        rows.append(Row(member.cell.sweep, member.cell.place, folder.path.name, state, step, steps, note, kind(folder)))
+    return rows
+
+
+def log(folder: RunFolder, lines: int, follow: bool) -> Iterator[str]:
+    """Yield the last `lines` lines of a trial's log and, if `follow`, what is appended until the trial ends."""
+    path = folder.path / store.LOG
+    if not path.is_file():
+        raise ValueError(f"{folder.path} has no log: only trials that a sweep has started have one")
+    content = path.read_bytes()
+    with path.open("rb") as file:
+        file.seek(len(content) - sum(map(len, content.splitlines(keepends=True)[-lines:])))
+        while True:
+            running = follow and store.holder(folder) is not None  # before the read, so that no last line is missed
+            if added := file.read():
+                yield store.plain(added.decode(errors="replace"))
+            if not running:
+                return
+            time.sleep(POLL)
+
+
+def watch(
+    plan: Callable[[], Plan], every: float = EVERY, display: Progress | None = None, pause: Any = time.sleep
+) -> dict[str, TrialStatus]:
+    """Show the progress until all trials have ended, and return their statuses by trial id.
+
+    plan: returns the current plan, which a multirun extends. every: seconds between updates. pause: called to wait.
+    """
+    display, failures = display or Progress(), dict[str, str]()
+    try:
+        while True:
+            current = plan()
+            statuses = trial_statuses(current)
+            for key, status in statuses.items():
+                if status.state is State.FAILED and failures.get(key) != status.why:
+                    failures[key] = status.why
+                    display.print_line(f"{current.trials[key].folder.path.name}: failed: {status.why}")
+            if all(status.state in ENDED for status in statuses.values()):
+                return statuses
+            _show(display, current, statuses)
+            pause(every)
+    finally:
+        display.close()
+
+
+def _show(display: Progress, plan: Plan, statuses: Mapping[str, TrialStatus]) -> None:
+    running = [plan.trials[key] for key, status in statuses.items() if status.state is State.RUNNING]
+    reports = {planned.id: store.progress(planned.folder) or {} for planned in running}
+    speeds = {planned.id: reports[planned.id].get("tokens_per_second", 0.0) for planned in running}
+    counts = counted(plan, statuses)
+    texts = [f"{plural(len(statuses), 'trial')}: {counts}"]
+    if speed := sum(speeds.values()):
+        left = 0.0  # FLOPs that the unfinished trials still need
+        for key, planned in plan.trials.items():
+            if statuses[key].state not in ENDED:
+                step = reports.get(key, {}).get("step") or store.reached(planned.folder)
+                left += work_of(planned.trial) * (1 - step / planned.trial.training.steps)
+        rate = sum(speeds[one.id] * work_of(one.trial) / tokens_of(one.trial) for one in running)  # FLOPs per second
+        texts += [f"{speed:,.0f} tokens/s", f"{clock(left / rate)} left"]
+    display.update("  ".join(texts), [bar(planned, reports[planned.id]) for planned in running], counts)

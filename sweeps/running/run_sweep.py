@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,22 +21,20 @@ from fewbits.common.wording import plural
 from fewbits.experiments.storage.decisions import add_decisions
 from fewbits.kernels.quantizer import Mixture
 from fewbits.sweeps.cluster.access import worker_variables
+from fewbits.sweeps.planning import store
 from fewbits.sweeps.planning.cost import Speeds, disk
-from fewbits.sweeps.planning.plan import Plan, Planned
+from fewbits.sweeps.planning.plan import Plan
+from fewbits.sweeps.planning.store import State, counted, trial_statuses, unfinished
 from fewbits.sweeps.planning.stored_plans import save_plan
-from fewbits.sweeps.running import store
 from fewbits.sweeps.running.backend import Backend
-from fewbits.sweeps.running.driver import Driver, Stage, Task, unfinished
+from fewbits.sweeps.running.driver import Driver, Stage, Task
 from fewbits.sweeps.running.progress import Display
-from fewbits.sweeps.running.store import OVER, State
-from fewbits.sweeps.running.trial_status import TrialStatus, counted, half_done, trial_statuses
 from fewbits.sweeps.tracking.mirror import Mirror
 
 SHOWN = 8  # lines of a failed trial's log that the summary prints
 SYNC = 5.0  # seconds between updates of MLflow
 SYNC_WAIT = 60.0  # seconds to wait for an update of MLflow that still runs when all trials have ended
 AGAIN = "run the same command again"
-ENDED = (*OVER, State.FAILED, State.BLOCKED)  # states of trials that no longer wait or run
 STOPPED = 130  # the exit status if Ctrl-C or SIGTERM stopped the sweep
 
 
@@ -86,7 +83,10 @@ def run_trials(plan: Plan, where: Where, mirror: Mirror, opened: Callable[[], Ba
     Warnings that are raised meanwhile are printed as lines of the progress display. opened: returns a backend that is
     open already, and that is not closed; None: start a backend, and close it at the end.
     """
-    if not (missing := _trials_to_run(plan)):
+    stuck = {key for key, status in trial_statuses(plan).items() if status.blocked_permanently}
+    has_to_run = unfinished(plan) - stuck
+    missing = [planned for key, planned in plan.trials.items() if key in has_to_run]
+    if not missing:
         return None
     speeds = Speeds(plan.store)
     display = Display(speeds)
@@ -96,19 +96,16 @@ def run_trials(plan: Plan, where: Where, mirror: Mirror, opened: Callable[[], Ba
         need, free = disk(missing), free_bytes(plan.store)
         space = f"{size(need)} of checkpoints, {size(free)} free on the disk" + (": too little" * (need > free))
         display.print_line(f"{len(missing)} of {plural(len(plan.trials), 'trial')} to run: {space}{start}")
-        began = time.monotonic()
         with contextlib.closing(display), contextlib.ExitStack() as closing:
             chosen = opened() if opened else closing.enter_context(contextlib.closing(where.open()))
             chosen.require(missing)
             driver = Driver(plan, chosen, display)
             with _interruptible(driver), _mirrored(mirror):
                 driver.run()
-        with contextlib.suppress(OSError):  # on a full disk, the speeds are not stored, and later estimates lack them
-            for task in driver.tasks.values():
-                if task.speed is not None:
-                    speeds.store_speed(task.planned, task.speed)
-            if display.began is not None and not where.address and opened is None:
-                speeds.store_start_seconds(where.backend, display.began - began)
+    with contextlib.suppress(OSError):  # on a full disk, the speeds are not stored, and later estimates lack them
+        for task in driver.tasks.values():
+            if task.speed is not None:
+                speeds.store_speed(task.planned, task.speed)
     return driver
 
 
@@ -129,16 +126,6 @@ def conclude(plan: Plan, drivers: Sequence[Driver], mirror: Mirror) -> int:
     if status != STOPPED and shown:
         print(mirror.line)
     return status
-
-
-def _trials_to_run(plan: Plan) -> list[Planned]:
-    """Return the unfinished trials that are not blocked for good (see `TrialStatus.blocked_permanently`).
-
-    A finished trial also has to run if it lacks a checkpoint from which a branch that has to run starts.
-    """
-    stuck = {key for key, status in trial_statuses(plan).items() if status.blocked_permanently}
-    missing = unfinished(plan) - stuck
-    return [trial for key, trial in plan.trials.items() if key in missing]
 
 
 @contextmanager
@@ -185,17 +172,18 @@ def _summary(plan: Plan, drivers: Sequence[Driver]) -> int:
 
     The status is 0 if all trials have a result, 130 if the user stopped the sweep, else 1.
     """
-    failed = [task for driver in drivers for task in driver.of(Stage.FAILED)]
+    failed, stopped, waiting = (
+        [task for driver in drivers for task in driver.of(stage)]
+        for stage in (Stage.FAILED, Stage.STOPPED, Stage.BLOCKED)
+    )
     statuses = trial_statuses(plan, [task.planned.id for task in failed])
-    states = counted((status.state for status in statuses.values()), half_done(plan, statuses))
-    print(f"{plural(len(statuses), 'trial')}: {states}")
-    blocked = [status for status in statuses.values() if status.state is State.BLOCKED]
+    print(f"{plural(len(statuses), 'trial')}: {counted(plan, statuses)}")
     for key, status in statuses.items():
-        path = plan.trials[key].folder.path
+        folder = plan.trials[key].folder
         if status.state is State.DIVERGED:
-            print(f"diverged: {path} at step {(plan.trials[key].folder.result() or {}).get('step')}")
+            print(f"diverged: {folder.path} at step {(folder.result() or {}).get('step')}")
         elif status.state is State.BLOCKED:
-            print(f"blocked: {path}: {status.why}", file=sys.stderr)
+            print(f"blocked: {folder.path}: {status.why}", file=sys.stderr)
     for task in failed:
         print(_failure_lines(task), file=sys.stderr)
     if any(driver.disk_full for driver in drivers):
@@ -207,33 +195,23 @@ def _summary(plan: Plan, drivers: Sequence[Driver]) -> int:
     if any(driver.stopping for driver in drivers):
         notice(f"stopped; {AGAIN} to resume")
         return STOPPED
-    stopped = [task for driver in drivers for task in driver.of(Stage.STOPPED)]
-    waiting = [task for driver in drivers for task in driver.of(Stage.BLOCKED) if stopped]
-    named = {task.planned.id for task in [*failed, *stopped, *waiting]}
-    gone = [key for key, status in statuses.items() if status.state not in ENDED and key not in named]
-    if failed or blocked or gone or stopped:
-        notice(_next_steps(failed, blocked, len(gone), len(stopped)))
+    blocked = [status for status in statuses.values() if status.state is State.BLOCKED]
+    stuck = sum(status.blocked_permanently for status in blocked)
+    wrong = sum(task.failure is not None and task.failure.wrong_input for task in failed)
+    named = {task.planned.id for task in [*failed, *stopped, *(waiting if stopped else [])]}
+    gone = sum(status.state not in store.ENDED and key not in named for key, status in statuses.items())
+    problems = (
+        (wrong, "failed on invalid input: fix the config"),
+        (len(failed) - wrong, f"failed: {AGAIN} to resume them from their checkpoints"),
+        (len(blocked) - stuck, "blocked by failed trials"),
+        (stuck, "blocked permanently: their parent diverged before the step at which they start"),
+        (len(stopped), f"stopped by `fewbits stop`: {AGAIN} to resume them"),
+        (gone, f"finished, but their results are now missing from the store: {AGAIN}"),
+    )
+    if any(count for count, _ in problems):
+        notice("; ".join(f"{count} {problem}" for count, problem in problems if count))
         return 1
     return 0
-
-
-def _next_steps(failed: Sequence[Task], blocked: Sequence[TrialStatus], gone: int, stopped: int) -> str:
-    wrong = [task for task in failed if task.failure is not None and task.failure.wrong_input]
-    stuck = sum(status.blocked_permanently for status in blocked)
-    parts = []
-    if wrong:
-        parts.append(f"{len(wrong)} failed on invalid input: fix the config")
-    if others := len(failed) - len(wrong):
-        parts.append(f"{others} failed: {AGAIN} to resume them from their checkpoints")
-    if waiting := len(blocked) - stuck:
-        parts.append(f"{waiting} blocked by failed trials")
-    if stuck:
-        parts.append(f"{stuck} blocked permanently: their parent diverged before the step at which they start")
-    if stopped:
-        parts.append(f"{stopped} stopped by `fewbits stop`: {AGAIN} to resume them")
-    if gone:
-        parts.append(f"{gone} finished, but their results are now missing from the store: {AGAIN}")
-    return "; ".join(parts)
 
 
 def _failure_lines(task: Task) -> str:

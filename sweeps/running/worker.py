@@ -16,7 +16,6 @@ import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,46 +27,11 @@ from fewbits.experiments.session import Events, Progress
 from fewbits.experiments.storage import lease
 from fewbits.experiments.storage.decisions import add_decisions
 from fewbits.experiments.storage.run_folder import RunFolder
-from fewbits.experiments.trial import Runtime, Trial
-from fewbits.sweeps.running.store import FAILURE, LOG, PROGRESS, Failure, last_lines, reached, write_failure
+from fewbits.sweeps.planning.store import FAILURE, LOG, PROGRESS, Failure, last_lines, reached, write_failure
+from fewbits.sweeps.running.backend import Job, Outcome
 
 EVERY = 1.0  # seconds between two updates of progress.json
 LOGGED = 20  # about how many lines of progress the log of a trial gets, from its first to its last step
-
-
-@dataclass(frozen=True)
-class Job:
-    """The work of one worker: a trial, or one rank of it."""
-
-    id: str  # of the trial
-    path: Path  # of the run folder
-    trial: Trial
-    runtime: Runtime
-    made_of: Mapping[str, object]  # the settings and versions whose hash is the id
-    sources: str  # digest of the driver's sources that compute (`numerics.total`)
-    environment: Mapping[str, str] = field(default_factory=dict)  # variables to set, such as RANK, CUDA_VISIBLE_DEVICES
-
-    @property
-    def folder(self) -> RunFolder:
-        return RunFolder(self.path, self.id)
-
-    @property
-    def leads(self) -> bool:
-        return self.environment.get("RANK", "0") == "0"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The outcome of a job.
-
-    Its kind is `over` (the trial has a result), `stopped` (someone asked it to stop), `busy` (another process trains
-    the trial) or `failed` (an error; another attempt may succeed unless `wrong_input` is true).
-    """
-
-    kind: str
-    reason: str = ""  # the error, or the process that trains the trial
-    wrong_input: bool = False  # the input is invalid, so another attempt would fail in the same way
-    speed: float | None = None  # tokens per second, the median over the steps
 
 
 class OtherTrial(RuntimeError):

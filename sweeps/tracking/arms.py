@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fewbits.experiments.storage.run_folder import RunFolder, plain
 from fewbits.experiments.trial import Branch, Trial
+from fewbits.sweeps.planning import store
 from fewbits.sweeps.planning.plan import Plan
+from fewbits.sweeps.planning.store import State, trial_statuses
 from fewbits.sweeps.planning.sweep import SEED, Sweep
-from fewbits.sweeps.running import store
-from fewbits.sweeps.running.store import State
-from fewbits.sweeps.running.trial_status import trial_statuses
 from fewbits.sweeps.tracking import connection, runs
 from fewbits.sweeps.tracking.points import arm_points, began, ended, key_of
 from fewbits.sweeps.tracking.runs import ARM, FOLDER, KIND, NOTE, PARENT, SCALE, SENT, SOURCE, SWEEP, TRIAL

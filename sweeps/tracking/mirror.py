@@ -18,10 +18,10 @@ from fewbits.common.redaction import redacted
 from fewbits.common.store_folder import runs_option
 from fewbits.experiments.storage.run_folder import RunFolder, opened, saved_trial
 from fewbits.experiments.trial import Runtime
+from fewbits.sweeps.planning import store
 from fewbits.sweeps.planning.plan import Plan
+from fewbits.sweeps.planning.store import State
 from fewbits.sweeps.planning.stored_plans import selection, stored_plans
-from fewbits.sweeps.running import store
-from fewbits.sweeps.running.store import State
 from fewbits.sweeps.tracking import connection
 from fewbits.sweeps.tracking.arms import Arm, about, arms_of, write_arms
 from fewbits.sweeps.tracking.connection import FILE, Patience, connect, locked, owner_of, tracking_uri

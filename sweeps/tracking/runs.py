@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from fewbits.experiments.storage.run_folder import RunFolder
-from fewbits.sweeps.running import store
-from fewbits.sweeps.running.store import State
+from fewbits.sweeps.planning import store
+from fewbits.sweeps.planning.store import State
 from fewbits.sweeps.tracking.connection import ARTIFACTS, USER
 from fewbits.sweeps.tracking.points import ended, key_of, trial_points
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fewbits.sweeps.planning.plan import Plan, plan
-from fewbits.sweeps.planning.sweep import load_sweeps
+from fewbits.sweeps.planning.studies import load_sweeps
 from fewbits.sweeps.running.run_sweep import Where, run_sweep
 from tests.experiments.data.data_inputs import shared_cache
 from tests.once import once

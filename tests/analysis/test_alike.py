@@ -13,7 +13,7 @@ from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.pairing import paired
 from fewbits.analysis.views.provenance import Provenance
 from fewbits.sweeps.planning.plan import Plan
-from fewbits.sweeps.running.store import State
+from fewbits.sweeps.planning.store import State
 from tests.messages import names
 
 Planner = Callable[..., Plan]

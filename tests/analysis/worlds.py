@@ -29,7 +29,7 @@ from fewbits.analysis.engine.claims.schema import load_claims
 from fewbits.analysis.engine.claims.verdicts import conclude
 from fewbits.analysis.engine.results.frames import Files, Results
 from fewbits.sweeps.planning.plan import Member, Plan, plan
-from fewbits.sweeps.planning.sweep import load_sweeps
+from fewbits.sweeps.planning.studies import load_sweeps
 from tests.analysis.probes import write_probe
 
 SMALL = ("data=synthetic", "data.size=65536", "data.repeat=1000000000", "evaluation.windows=2", "runtime.device=cpu")

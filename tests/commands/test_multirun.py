@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from fewbits import cli
-from fewbits.sweeps.planning.multiruns import cells, fixed_keys
+from fewbits.sweeps.planning.expand import cells_of_jobs, fixed_keys
 from tests.experiments.trial_inputs import MOR
 from tests.sweeps.sweep_inputs import tiny
 
@@ -48,7 +48,7 @@ def test_the_axes_are_the_keys_of_overrides_with_several_values() -> None:
     """Axes are found from the command's overrides, since a sweeper may launch jobs one by one, each with one value."""
     fixed = fixed_keys(["a=1,2", "seed=0,1", "b=x", "c=interval(0,1)", "+d=[1,2]"])
     assert fixed == {"b", "d"}
-    (cell,) = cells("mine", [["a=1", "seed=1", "b=x", "c=0.5", "+d=[1,2]"]], fixed)
+    (cell,) = cells_of_jobs("mine", [["a=1", "seed=1", "b=x", "c=0.5", "+d=[1,2]"]], fixed)
     assert cell.axes == (("a", "1"), ("c", "0.5"))
     assert cell.seed == 1
     assert cell.overrides == ("a=1", "seed=1", "b=x", "c=0.5", "+d=[1,2]")

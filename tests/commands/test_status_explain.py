@@ -12,7 +12,7 @@ from fewbits import cli
 from fewbits.common.wording import differences
 from fewbits.experiments.storage.lease import leased
 from fewbits.experiments.storage.run_folder import RunFolder
-from fewbits.sweeps.running import store
+from fewbits.sweeps.planning import store
 from tests.messages import names
 from tests.sweeps.conftest import Undisturbed
 from tests.sweeps.sweep_inputs import folders, planned, tiny
@@ -226,7 +226,7 @@ def test_an_edit_of_the_sweep_is_explained_in_the_trial_and_in_its_parent(
 def test_a_result_of_other_code_is_shown_and_noted(
     undisturbed: Undisturbed, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fewbits.sweeps.live.status.is_current", lambda provenance: False)
+    monkeypatch.setattr("fewbits.sweeps.running.progress.is_current", lambda provenance: False)
     for row in status(undisturbed, capsys, runs=undisturbed.store):
         assert row["state"] == "done"
         assert row["step"] == 8

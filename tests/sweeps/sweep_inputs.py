@@ -15,9 +15,9 @@ import pandas as pd
 import yaml
 
 from fewbits.experiments.storage.run_folder import RunFolder
+from fewbits.sweeps.planning import store
 from fewbits.sweeps.planning.plan import Plan, plan
-from fewbits.sweeps.planning.sweep import load_sweeps
-from fewbits.sweeps.running import store
+from fewbits.sweeps.planning.studies import load_sweeps
 from tests.experiments import trial_inputs
 from tests.experiments.trial_inputs import TINY, left
 

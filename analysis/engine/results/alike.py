@@ -14,7 +14,7 @@ from typing import Any
 from fewbits.common.wording import plural
 from fewbits.experiments.environment import COMPARED_KEYS
 from fewbits.experiments.machine_kinds import UNKNOWN, Computed, alike, describe, is_mixed, kinds_of
-from fewbits.sweeps.running.store import OVER
+from fewbits.sweeps.planning.store import OVER
 
 NAMES = {  # the plural names of the properties of an environment (COMPARED_KEYS), for messages
     "kind": "kinds of machine",

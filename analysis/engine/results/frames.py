@@ -22,9 +22,9 @@ from fewbits.analysis.engine.results.amounts import amount
 from fewbits.analysis.engine.results.rows import LABELS, STANDING, labels, place_name, standing
 from fewbits.common.from_dict import one_of
 from fewbits.common.wording import enumeration
+from fewbits.sweeps.planning import store
 from fewbits.sweeps.planning.cost import parameters_of
 from fewbits.sweeps.planning.plan import Member, Plan
-from fewbits.sweeps.running import store
 
 EVALUATED = ("validation_loss", "ood_loss", "parameter_norm")  # columns that are missing before the first evaluation
 LATE_STEPS = 4  # `late` takes the mean over at least this many steps

@@ -16,7 +16,7 @@ from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.rows import Row, place_name, treatment
 from fewbits.analysis.engine.statistics.estimates import differences, pseudo_values
 from fewbits.common.from_dict import one_of
-from fewbits.sweeps.running.store import OVER, State
+from fewbits.sweeps.planning.store import OVER, State
 
 Metric = str | Mapping[str, float]  # the name of a number in result.json (`tasks.piqa.acc,none`), or {trial id: number}
 Between = Callable[[str, str], float | None]  # (id of the arm's trial, id of the baseline's trial) → their difference

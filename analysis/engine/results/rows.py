@@ -10,9 +10,9 @@ from fewbits.experiments.machine_kinds import computed
 from fewbits.experiments.storage.evaluations import numbers, with_stored
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.experiments.trial import Trial
+from fewbits.sweeps.planning import store
 from fewbits.sweeps.planning.cost import parameters_of
 from fewbits.sweeps.planning.plan import Member
-from fewbits.sweeps.running import store
 
 LABELS = ("study", "scale", "sweep", "arm", "axes", "seed", "id")  # a place's labels; id: the trial's id
 # The columns that `standing` returns in addition to measured numbers.

@@ -18,7 +18,7 @@ from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.places import not_planned, sweep_places, trial_ids
 from fewbits.analysis.report.items import Setting, Table, TableCell, TableResult, TableRow, Value
 from fewbits.analysis.report.registry import table
-from fewbits.sweeps.running.store import State
+from fewbits.sweeps.planning.store import State
 
 SWEEP, UNDER_MINI = "stability", "stability-mini"
 SWEEPS = {

@@ -23,7 +23,7 @@ from fewbits.experiments.trial import Trial
 from fewbits.models.networks.decoder import DecoderConfig
 from fewbits.models.networks.registry import on_meta
 from fewbits.models.observer import TIERS
-from fewbits.sweeps.running.store import State
+from fewbits.sweeps.planning.store import State
 
 OURS = "gaussws"
 FAMILIES = {"GPT-2": "gpt2", "Llama 2": "llama2"}  # by family of models, the sweep

@@ -23,7 +23,7 @@ from fewbits.experiments.config import load_recipe
 from fewbits.models.networks.decoder import DecoderConfig
 from fewbits.models.networks.layers import Linear
 from fewbits.models.networks.registry import on_meta
-from fewbits.sweeps.running.store import State
+from fewbits.sweeps.planning.store import State
 
 # The label of the operation before the last linear layer of a block's branch (attention or feed-forward network), by
 # the branch's name or, for a feed-forward network, by its activation.

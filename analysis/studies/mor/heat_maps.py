@@ -37,7 +37,7 @@ from fewbits.analysis.studies.mor.tensors import (
     counts,
     decisions,
 )
-from fewbits.sweeps.running.store import State
+from fewbits.sweeps.planning.store import State
 
 LINE = f"threshold, {100 * THRESHOLD:g} %"
 SHADES = "share of mini-batches in each row"

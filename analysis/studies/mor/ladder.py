@@ -19,7 +19,7 @@ from fewbits.analysis.figures.theme import STYLES, Style
 from fewbits.analysis.report.items import FigureResult, Picture
 from fewbits.analysis.report.registry import figure
 from fewbits.analysis.studies.mor.tensors import fallback_shares, tensors
-from fewbits.sweeps.running.store import State
+from fewbits.sweeps.planning.store import State
 
 SWEEP = "ladder"
 ARMS = ("ladder-block", "ladder-always-tensor", "ladder-always-block", "ladder-e5m2", "ladder-nvfp4")

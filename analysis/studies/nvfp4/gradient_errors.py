@@ -21,7 +21,7 @@ from fewbits.analysis.report.registry import figure, table
 from fewbits.analysis.studies.nvfp4.metrics import ERROR, errors_by_block, gradient_errors
 from fewbits.analysis.tables.cells import PERCENT, cell
 from fewbits.analysis.tables.comparing import own_numbers
-from fewbits.sweeps.running.store import State
+from fewbits.sweeps.planning.store import State
 
 PARTS = {
     "in": "in",

@@ -20,7 +20,7 @@ from fewbits.analysis.figures.theme import BASELINE, STYLES, Style
 from fewbits.analysis.figures.training import ArmCurves, left_out, notes_of, panels_of, show_rows, trials_of
 from fewbits.analysis.report.items import FigureResult, Picture, why_missing
 from fewbits.analysis.report.registry import figure
-from fewbits.sweeps.running.store import State
+from fewbits.sweeps.planning.store import State
 
 PRINTED = {"nvfp4": "nvfp4-8b", "mxfp4": "mxfp4-8b"}
 ROWS = (

@@ -82,7 +82,7 @@ def _overrides(file: Path, steps: int, seeds: Sequence[int]) -> list[str]:
 
 def _plan(overrides: Sequence[str]) -> Plan:
     from fewbits.sweeps.planning.plan import plan
-    from fewbits.sweeps.planning.sweep import load_sweeps
+    from fewbits.sweeps.planning.studies import load_sweeps
 
     return plan(*load_sweeps(overrides))
 

@@ -8,13 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from fewbits.common.terminal import print_table
 from fewbits.common.wording import clock, plural
-from fewbits.sweeps.planning import outline
+from fewbits.sweeps.planning import outline, store
 from fewbits.sweeps.planning.cost import Speeds, disk, work_of
 from fewbits.sweeps.planning.expand import spell
 from fewbits.sweeps.planning.plan import Plan, Planned
-from fewbits.sweeps.running import store
-from fewbits.sweeps.running.driver import unfinished
-from fewbits.sweeps.running.trial_status import HALF_DONE, TrialStatus, counted, half_done, trial_statuses
+from fewbits.sweeps.planning.store import HALF_DONE, TrialStatus, counted, trial_statuses, unfinished
 
 FEW = 40  # plans with more places list their trials only with --trials
 
@@ -103,11 +101,11 @@ def _totals(plan: Plan, statuses: Mapping[str, TrialStatus], parallel: int | Non
     """Return lines with the number of trials in each state, and the time and disk space that the sweep still needs.
 
     statuses: the status of each trial, by id. parallel: the number of trials that run at a time; None: estimated from
-    this machine's CPUs. backend: `ray` or `local`; the time includes the start of the backend.
+    this machine's CPUs. backend: `ray` or `local`.
     """
     has_to_run = unfinished(plan)
     missing = [t for key, t in plan.trials.items() if key in has_to_run and not statuses[key].blocked_permanently]
-    states = counted((status.state for status in statuses.values()), half_done(plan, statuses))
+    states = counted(plan, statuses)
     lines = [f"{plural(len(plan.trials), 'trial')}: {states}"]
     if not missing:
         return [*lines, "nothing to run"]
@@ -125,7 +123,7 @@ def _totals(plan: Plan, statuses: Mapping[str, TrialStatus], parallel: int | Non
         total += seconds
         until[planned.id] = seconds + until.get(planned.parent or "", 0.0)
     else:
-        whole = clock(speeds.start_seconds(backend) + max(total / slots, *until.values()))
+        whole = clock(max(total / slots, *until.values()))
         lines.append(f"about {whole}, {slots} at a time, {'; '.join(sources)}")
     return [*lines, f"{disk(missing) / 1e9:.1f} GB of checkpoints"]
 

@@ -161,7 +161,7 @@ def _cell_today(overrides: tuple[str, ...], cell: Cell) -> Cell:
     plan was stored; they select its sweeps.
     """
     from fewbits.sweeps.planning.expand import expand
-    from fewbits.sweeps.planning.sweep import load_sweeps
+    from fewbits.sweeps.planning.studies import load_sweeps
 
     try:
         sweeps, extra = load_sweeps(overrides)

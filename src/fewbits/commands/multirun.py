@@ -26,11 +26,12 @@ from fewbits.experiments.composition import spelled
 from fewbits.experiments.config import HYDRA_SETTINGS, is_hydra_setting
 from fewbits.experiments.config_files import SEARCH_PATH, folders, with_config_dir
 from fewbits.sweeps.cluster.access import is_dashboard
-from fewbits.sweeps.planning.multiruns import MODE, cells, fixed_keys, joined, multirun_name, sweep_of
-from fewbits.sweeps.planning.plan import Plan, plan_cells
-from fewbits.sweeps.planning.stored_plans import RUNS, UnusablePlan, load_plan, runs_named
+from fewbits.sweeps.planning.expand import cells_of_jobs, fixed_keys, sweep_of
+from fewbits.sweeps.planning.plan import Plan, joined, plan_cells
+from fewbits.sweeps.planning.store import unfinished
+from fewbits.sweeps.planning.stored_plans import MULTIRUN, RUNS, UnusablePlan, load_plan, multirun_name, runs_named
 from fewbits.sweeps.running.backend import Backend
-from fewbits.sweeps.running.driver import Driver, unfinished
+from fewbits.sweeps.running.driver import Driver
 from fewbits.sweeps.running.run_sweep import STOPPED, Where, conclude, run_trials, store_plan
 from fewbits.sweeps.tracking.mirror import Mirror
 
@@ -65,7 +66,7 @@ _running: _Multirun | None = None
 def run_multirun(options: argparse.Namespace) -> int:
     """Run the multirun that the options of the command define, and return the exit status."""
     global _running
-    overrides = with_config_dir([text for text in options.overrides if text != MODE], options.config_dir)
+    overrides = with_config_dir([text for text in options.overrides if text != MULTIRUN], options.config_dir)
     if options.runs:
         overrides.append(f"{RUNS}={spelled(str(store_folder(options.runs).absolute()))}")
     _check(options, overrides)
@@ -118,7 +119,7 @@ def _check(options: argparse.Namespace, overrides: Sequence[str]) -> None:
     """Raise ValueError for options and overrides that a multirun does not accept."""
     single = ("cfg", "info", "hydra_help", "shell_completion", "run", "config", "id", "layers")
     if refused := [name for name in single if getattr(options, name)]:
-        typed = "--multirun" if options.multirun else MODE
+        typed = "--multirun" if options.multirun else MULTIRUN
         raise ValueError(
             f"train: --{refused[0].replace('_', '-')} is valid for a single trial only: leave out {typed}, or this "
             "option"
@@ -145,7 +146,7 @@ def launch(jobs: Sequence[Sequence[str]]) -> list[JobReturn]:
     multirun = _running
     of_hydra, sys.argv = sys.argv, multirun.argv  # since each trial records the command in its provenance
     try:
-        grid = cells(multirun.name, jobs, multirun.fixed, multirun.always)
+        grid = cells_of_jobs(multirun.name, jobs, multirun.fixed, multirun.always)
         plan = plan_cells(sweep_of(multirun.name, grid), grid)
         multirun.whole = joined(multirun.whole, plan)
         store_plan(multirun.whole, [multirun.name])

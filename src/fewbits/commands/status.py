@@ -53,10 +53,10 @@ def main(argv: Sequence[str]) -> int:
 
     from fewbits.experiments.config_files import with_config_dir
     from fewbits.experiments.storage.run_folder import find_run, opened
-    from fewbits.sweeps.live.status import log, rows_of, watch
     from fewbits.sweeps.planning.expand import spell
+    from fewbits.sweeps.planning.store import counted, trial_statuses
     from fewbits.sweeps.planning.stored_plans import find_plan, load_plan, stored_plans
-    from fewbits.sweeps.running.trial_status import counted
+    from fewbits.sweeps.running.progress import log, rows_of, watch
 
     (name, *others), for_run = options.overrides, options.follow or options.lines
     a_name = not others and "=" not in name and not name.endswith((".yaml", ".yml"))
@@ -83,9 +83,7 @@ def main(argv: Sequence[str]) -> int:
     cells = [[row.sweep, spell(row.place), row.folder, row.progress, row.kind or "", row.note] for row in rows]
     shown = [number for number in range(6) if number != 4 or len(kinds) > 1]
     print_table([""] * len(shown), ([row[number] for number in shown] for row in cells))
-    distinct = {row.folder: row for row in rows}
-    half_done = sum(row.state == "planned" and row.step > 0 for row in distinct.values())
-    print(f"\n{plural(len(distinct), 'trial')}: {counted((row.state for row in distinct.values()), half_done)}")
+    print(f"\n{plural(len(plan.trials), 'trial')}: {counted(plan, trial_statuses(plan))}")
     return 0
 
 
@@ -96,13 +94,12 @@ def _print_sweeps(runs: Path, as_json: bool) -> None:
     state.
     """
     from fewbits.common.terminal import notice
+    from fewbits.sweeps.planning.store import counted, trial_statuses
     from fewbits.sweeps.planning.stored_plans import stored_plans
-    from fewbits.sweeps.running.trial_status import counted, half_done, trial_statuses
 
     sweeps = []
     for stored in stored_plans(runs, notice):
-        statuses = trial_statuses(stored.plan)
-        states = counted((status.state for status in statuses.values()), half_done(stored.plan, statuses))
+        states = counted(stored.plan, trial_statuses(stored.plan))
         axes = dict.fromkeys(axis for sweep in stored.plan.sweeps for group in sweep.groups for axis in group)
         shown = {"sweep": shlex.join(stored.overrides), "axes": ", ".join(axes)}
         sweeps.append(shown | {"planned": stored.time, "trials": states})

@@ -67,7 +67,7 @@ def sweep(overrides: Sequence[str], options: argparse.Namespace) -> int:
 
     from fewbits.sweeps.planning.plan import plan
     from fewbits.sweeps.planning.stored_plans import changes
-    from fewbits.sweeps.planning.sweep import load_sweeps
+    from fewbits.sweeps.planning.studies import load_sweeps
     from fewbits.sweeps.running.run_sweep import Where, run_sweep
 
     planned = plan(*load_sweeps(overrides))

@@ -15,8 +15,7 @@ from fewbits.analysis.engine.claims.verdicts import conclude
 from fewbits.analysis.engine.results.data import Exact
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.sweeps.planning.plan import Plan, plan
-from fewbits.sweeps.planning.studies import STUDIES
-from fewbits.sweeps.planning.sweep import load_sweeps
+from fewbits.sweeps.planning.studies import STUDIES, load_sweeps
 from tests.messages import naming
 
 

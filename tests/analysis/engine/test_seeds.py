@@ -10,7 +10,7 @@ from fewbits.analysis.engine.claims.seeds import ledger, pilots_of
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.views.provenance import Provenance
 from fewbits.sweeps.planning.plan import plan
-from fewbits.sweeps.planning.sweep import load_sweeps
+from fewbits.sweeps.planning.studies import load_sweeps
 
 CONFIG = Path(__file__).parents[3] / "sweeps" / "config"
 SCALES = sorted(CONFIG.glob("*/scale/*.yaml"))

@@ -3,7 +3,8 @@
 import pytest
 
 from fewbits.sweeps.planning.plan import Plan, plan
-from fewbits.sweeps.planning.sweep import Sweep, load_sweeps
+from fewbits.sweeps.planning.studies import load_sweeps
+from fewbits.sweeps.planning.sweep import Sweep
 from tests.experiments.data.data_inputs import shared_cache
 
 SMALL = (

@@ -22,7 +22,7 @@ from fewbits.analysis.studies.mor import block_diagram, schematics
 from fewbits.analysis.studies.mor.tensors import ONE, TITLES
 from fewbits.analysis.tables.comparing import compare
 from fewbits.sweeps.planning.plan import Plan, plan
-from fewbits.sweeps.planning.sweep import load_sweeps
+from fewbits.sweeps.planning.studies import load_sweeps
 from tests.analysis.mor.made import fill
 from tests.analysis.shown_items import reaches_over
 from tests.experiments.data.data_inputs import shared_cache

@@ -27,7 +27,7 @@ from fewbits.analysis.tables.comparing import compare
 from fewbits.experiments.config import load_recipe
 from fewbits.kernels.api import fake_quantize
 from fewbits.sweeps.planning.plan import Plan, plan
-from fewbits.sweeps.planning.sweep import load_sweeps
+from fewbits.sweeps.planning.studies import load_sweeps
 from tests.analysis.nvfp4.made import fill
 from tests.analysis.nvfp4.worlds import PAPER, World
 from tests.analysis.nvfp4.worlds import results as of_world

@@ -25,7 +25,7 @@ from fewbits.analysis.report.registry import study_registry
 from fewbits.analysis.report.study_report import read_study
 from fewbits.analysis.views.provenance import Provenance
 from fewbits.experiments.storage.run_folder import RunFolder
-from fewbits.sweeps.running import store
+from fewbits.sweeps.planning import store
 from tests.analysis.report.report_inputs import Made, left, read_page, stand_in
 from tests.forked_python import run_python
 

@@ -21,7 +21,8 @@ from fewbits import cli
 from fewbits.experiments.machine_kinds import computed, is_mixed
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.sweeps.cluster.submit import run_job
-from fewbits.sweeps.running import on_ray, store
+from fewbits.sweeps.planning import store
+from fewbits.sweeps.running import on_ray
 from tests.messages import names, naming
 from tests.ray_head import PATIENCE, Head, client_environment, joining, parent_of, ray_head
 from tests.sweeps.cluster.faulty_way import faulty_way

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fewbits.sweeps.cluster import shipment
-from fewbits.sweeps.cluster.shipment import pack
+from fewbits.sweeps.cluster import submit as submit_module
+from fewbits.sweeps.cluster.submit import pack
 
 ROOT = Path(__file__).parents[3]
 
@@ -72,7 +72,7 @@ def test_a_sweep_file_of_ones_own_lies_beside_it_with_its_scales(tmp_path: Path)
 def test_what_is_too_large_is_refused_by_the_name_of_its_largest_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shipment, "LARGEST", 10)
+    monkeypatch.setattr(submit_module, "LARGEST", 10)
     (tmp_path / "small.py").write_bytes(b"x" * 5)
     (tmp_path / "large.bin").write_bytes(b"x" * 6)
     with pytest.raises(ValueError, match=r"the largest is .*large\.bin"):

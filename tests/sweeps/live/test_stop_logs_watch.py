@@ -9,9 +9,9 @@ import pytest
 from fewbits import cli
 from fewbits.common.terminal import Progress
 from fewbits.experiments.storage.run_folder import RunFolder
-from fewbits.sweeps.live.status import watch
-from fewbits.sweeps.running import store
-from fewbits.sweeps.running.store import State
+from fewbits.sweeps.planning import store
+from fewbits.sweeps.planning.store import State
+from fewbits.sweeps.running.progress import watch
 from tests.experiments.trial_inputs import overrides
 from tests.messages import names
 from tests.sweeps.conftest import Undisturbed

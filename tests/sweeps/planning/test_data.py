@@ -9,8 +9,7 @@ from fewbits import cli
 from fewbits.experiments.data.folder import Meta, write_folder
 from fewbits.experiments.data.preparation.web import COLLECTIONS
 from fewbits.sweeps.planning.plan import plan
-from fewbits.sweeps.planning.studies import STUDIES
-from fewbits.sweeps.planning.sweep import load_sweeps
+from fewbits.sweeps.planning.studies import STUDIES, load_sweeps
 from tests.messages import names
 from tests.sweeps.sweep_inputs import planned, tiny_file
 

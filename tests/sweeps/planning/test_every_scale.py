@@ -12,10 +12,8 @@ import pytest
 from fewbits.experiments.data.preparation.web import COLLECTIONS
 from fewbits.experiments.data.python_sources import PYTHON, TORCH
 from fewbits.experiments.distributed.memory import fits
-from fewbits.sweeps.planning.data import check_repeats
-from fewbits.sweeps.planning.plan import Plan, plan
-from fewbits.sweeps.planning.studies import STUDIES
-from fewbits.sweeps.planning.sweep import load_sweeps
+from fewbits.sweeps.planning.plan import Plan, check_repeats, plan
+from fewbits.sweeps.planning.studies import STUDIES, load_sweeps
 
 SCALES = ("cpu", "cpu-full", "questions", "gpu", "paper")
 SIZES = {"python": PYTHON.size, "torch": TORCH.size} | {name: one.tokens for name, one in COLLECTIONS.items()}

@@ -188,4 +188,4 @@ def test_an_axis_says_where_branches_start() -> None:
 @pytest.mark.parametrize("at", ["0", "-1", "1.5", "late"])
 def test_a_start_that_is_no_step_is_refused(at: str) -> None:
     with pytest.raises(ValueError, match="at "):
-        Sweep("s", arms={"a": Arm()}, axes={"checkpoint": {"x": [f"at={at}"]}})
+        expand(Sweep("s", arms={"a": Arm()}, axes={"checkpoint": {"x": [f"at={at}"]}}))

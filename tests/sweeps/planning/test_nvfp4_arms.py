@@ -8,7 +8,7 @@ from fewbits.experiments.config import load_trial
 from fewbits.experiments.trial import Trial
 from fewbits.models.recipe import Recipe
 from fewbits.sweeps.planning.expand import expand
-from fewbits.sweeps.planning.sweep import load_sweeps
+from fewbits.sweeps.planning.studies import load_sweeps
 
 
 def trials(scale: str, *overrides: str) -> Iterator[tuple[str, Trial]]:

@@ -6,7 +6,7 @@ from fewbits.experiments.config import load_trial
 from fewbits.experiments.optimization.schedules import factor
 from fewbits.experiments.trial import Trial
 from fewbits.sweeps.planning.expand import Cell, expand
-from fewbits.sweeps.planning.sweep import load_sweeps
+from fewbits.sweeps.planning.studies import load_sweeps
 
 Cells = dict[str, Cell]
 

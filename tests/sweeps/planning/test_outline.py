@@ -11,7 +11,7 @@ from fewbits.common.wording import clock
 from fewbits.sweeps.planning.cost import work_of
 from fewbits.sweeps.planning.outline import MARK, missing_data
 from fewbits.sweeps.planning.plan import plan
-from fewbits.sweeps.planning.sweep import load_sweeps
+from fewbits.sweeps.planning.studies import load_sweeps
 
 PAPER = ("study=mor", "scale=paper")
 

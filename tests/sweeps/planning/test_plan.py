@@ -9,7 +9,7 @@ import pytest
 from fewbits import cli
 from fewbits.sweeps.planning.cost import disk
 from fewbits.sweeps.planning.plan import Plan, Planned, plan
-from fewbits.sweeps.planning.sweep import load_sweeps
+from fewbits.sweeps.planning.studies import load_sweeps
 from tests.experiments.trial_inputs import MOR, train
 from tests.sweeps.sweep_inputs import planned, tiny, tiny_file
 

@@ -12,7 +12,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from fewbits import cli
 from fewbits.experiments.composition import spelled
-from fewbits.sweeps.planning.sweep import Arm, Resources, Sweep, load_sweeps
+from fewbits.sweeps.planning.studies import load_sweeps
+from fewbits.sweeps.planning.sweep import Arm, Resources, Sweep
 from tests.messages import naming
 from tests.sweeps.sweep_inputs import sweep_file
 
@@ -230,9 +231,9 @@ MISTAKES = {
     "text for a list": ("overrides: model=gpt2-nano", "overrides: a list is expected, not 'model=gpt2-nano'"),
     "text for seeds": ("seeds: [a]", "seeds: int is expected, not 'a'"),
     "half a number as a seed": ("seeds: [0.5]", r"seeds: int is expected, not 0\.5"),
-    "a seed below 0": ("seeds: [-1]", r"seeds \[-1\]: different integers from 0"),
-    "a seed twice": ("seeds: [1, 1]", r"seeds \[1, 1\]: different integers"),
-    "no seeds": ("seeds: []", "seeds is empty"),
+    "a seed below 0": ("seeds: [-1]", r"seeds \[-1\]: one or more different integers from 0"),
+    "a seed twice": ("seeds: [1, 1]", r"seeds \[1, 1\]: one or more different integers"),
+    "no seeds": ("seeds: []", r"seeds \[\]: one or more"),
     "a list for arms": ("arms: [a, b]", "arms: a mapping is expected"),
     "an axis of one value": ("axes: {a: 1}", "axis a: a list of different values is expected"),
     "an axis of no values": ("axes: {a: []}", "axis a: a list of different values is expected"),
@@ -240,7 +241,7 @@ MISTAKES = {
     "a text as a named axis value": ("axes: {a: {x: 'data=python'}}", "a mapping of names to lists of overrides"),
     "a list of mappings as an axis": ("axes: {a: [{x: 1}]}", "axis a: a list of different values is expected"),
     "unequal lengths": ("zipped: [{a: [1, 2], b: [1]}]", "need the same number of values, but a has 2, b has 1"),
-    "zipped but no mapping": ("zipped: [[a, b]]", r"zipped \['a', 'b'\]: a mapping of axes to lists is expected"),
+    "zipped but no mapping": ("zipped: [[a, b]]", r"zipped: a mapping is expected, not \['a', 'b'\]"),
     "zipped as a mapping": ("zipped: {a: [1]}", "zipped: a list is expected"),
     "an axis twice": ("axes: {a: [1]}\nzipped: [{a: [1], b: [2]}]", "axis a: .* only once"),
     "seed as an axis": ("axes: {seed: [1]}", "axis seed: .*not allowed"),

@@ -23,8 +23,9 @@ import pytest
 
 from fewbits import cli
 from fewbits.experiments.storage.run_folder import RunFolder
+from fewbits.sweeps.planning import store
 from fewbits.sweeps.planning.plan import Plan
-from fewbits.sweeps.running import driver, store
+from fewbits.sweeps.running import driver
 from fewbits.sweeps.running.driver import PATIENCE as STOPS_WITHIN
 from tests.effort import DEEP
 from tests.forked_python import run_python

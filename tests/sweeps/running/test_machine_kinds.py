@@ -9,9 +9,10 @@ import pytest
 from fewbits import cli
 from fewbits.experiments.environment import processor_kind
 from fewbits.experiments.machine_kinds import alike, describe, kind
+from fewbits.sweeps.planning import store
 from fewbits.sweeps.planning.plan import Plan, Planned
-from fewbits.sweeps.running import driver, store
-from fewbits.sweeps.running.worker import Job
+from fewbits.sweeps.running import driver
+from fewbits.sweeps.running.backend import Job
 from tests.messages import names
 from tests.sweeps.conftest import Undisturbed
 from tests.sweeps.sweep_inputs import all_left, attempts, folders, planned, reported_steps, tiny_file

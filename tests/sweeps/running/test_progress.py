@@ -9,15 +9,14 @@ import pytest
 
 from fewbits import cli
 from fewbits.experiments.storage.lease import leased
+from fewbits.sweeps.planning import store
 from fewbits.sweeps.planning.cost import Speeds, tokens_of
 from fewbits.sweeps.planning.plan import Plan
+from fewbits.sweeps.planning.store import Failure
 from fewbits.sweeps.planning.sweep import Resources
-from fewbits.sweeps.running import store
-from fewbits.sweeps.running.backend import Ended
+from fewbits.sweeps.running.backend import Ended, Job
 from fewbits.sweeps.running.driver import Driver, Stage
 from fewbits.sweeps.running.progress import Display
-from fewbits.sweeps.running.store import Failure
-from fewbits.sweeps.running.worker import Job
 from tests.messages import names
 from tests.sweeps.sweep_inputs import planned, tiny_file
 

@@ -20,7 +20,7 @@ import pytest
 
 from fewbits import cli
 from fewbits.experiments.storage.run_folder import RunFolder
-from fewbits.sweeps.running import store
+from fewbits.sweeps.planning import store
 from tests.effort import DEEP
 from tests.messages import names
 from tests.ray_head import AT_NORMAL_PRIORITY, MARK, kill_all, marked, short_folder

@@ -14,13 +14,13 @@ import pytest
 from fewbits.experiments.session import Progress
 from fewbits.experiments.storage import lease
 from fewbits.experiments.storage.lease import Holder
+from fewbits.sweeps.planning import store
 from fewbits.sweeps.planning.plan import Plan, Planned
 from fewbits.sweeps.planning.sweep import Resources
-from fewbits.sweeps.running import driver, store, worker
+from fewbits.sweeps.running import driver, worker
 from fewbits.sweeps.running import run_sweep as run_sweep
-from fewbits.sweeps.running.backend import Ended
+from fewbits.sweeps.running.backend import Ended, Job, Outcome
 from fewbits.sweeps.running.driver import Driver, Stage, job
-from fewbits.sweeps.running.worker import Job, Outcome
 from tests.messages import names
 from tests.sweeps.sweep_inputs import planned, tiny_file
 

@@ -13,9 +13,9 @@ import pytest
 from fewbits import cli
 from fewbits.experiments.storage.lease import leased
 from fewbits.experiments.storage.run_folder import RunFolder
+from fewbits.sweeps.planning import store
 from fewbits.sweeps.planning.plan import Plan, Planned
 from fewbits.sweeps.planning.stored_plans import save_plan
-from fewbits.sweeps.running import store
 from fewbits.sweeps.tracking import connection
 from fewbits.sweeps.tracking.mirror import Mirror
 from fewbits.sweeps.tracking.runs import PARENT

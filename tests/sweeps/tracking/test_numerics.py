@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from fewbits.sweeps.tracking.numerics import numerics_by_step
+from fewbits.sweeps.tracking.points import numerics_by_step
 
 MIXTURE = "e4m3:128x128:gam @ error<0.045 | bf16 ; per=block"
 

@@ -8,7 +8,7 @@ from typing import Any
 from fewbits.experiments.run_trial import run as run_trial
 from fewbits.experiments.storage.decisions import add_decisions
 from fewbits.sweeps.planning.plan import Plan, Planned, plan
-from fewbits.sweeps.planning.sweep import load_sweeps
+from fewbits.sweeps.planning.studies import load_sweeps
 from fewbits.sweeps.tracking import connection
 from fewbits.sweeps.tracking.runs import ARM, KIND, TRIAL, search
 from tests.experiments.trial_inputs import TINY, Interrupted, Reporter
