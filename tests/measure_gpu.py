@@ -3,9 +3,9 @@
     make measure-gpu
     .venv/bin/python -m tests.measure_gpu bench trial    # only these parts, even if they passed before
 
-Each part is a command with a time limit. The parts are: compilation of the kernels that the GPU tests need, the GPU
-tests, a part of them under compute-sanitizer, benchmarks, training at scale gpu, training with emulated and with
-executed FP8 products, and training with torchtitan.
+Each part is a command with a time limit. The parts are: the GPU tests, which also compile the kernels that they need, a
+part of them under compute-sanitizer, benchmarks, training at scale gpu, and training with emulated and with executed
+FP8 products.
 
 While a part runs, its output is written to FOLDER/PART.log. When it ends, its result is written to FOLDER/PART.json,
 and the table in docs/measured/cuda-kernels.md is written again.
@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
-import importlib.util
 import json
 import os
 import re
@@ -39,23 +38,11 @@ from fewbits.experiments.devices import FP8_SINCE
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "reports" / "gpu"
 PAGE = ROOT / "docs" / "measured" / "cuda-kernels.md"
-PREDICTED = ROOT / "docs" / "measured" / "cuda-kernels-predicted.md"
 BEGIN, END = "<!-- tests/measure_gpu.py writes this part -->", "<!-- end of the written part -->"
 MINUTES = 30  # the time limit for all parts together
 PASSED, FAILED, TIMED_OUT, SKIPPED = "passed", "failed", "out of time", "skipped"
 LINES = 40  # the last lines of a part's output that its result contains
 BENCH = "bench.kernels.json"  # the file that the part `bench` writes
-
-# Row of the table of predicted speeds → the case of `fewbits bench kernels` that launches the same kernels.
-CASES = {
-    "128x128, amax": "e4m3:128x128:amax",
-    "channel": "e4m3:channel:amax",
-    "channel down, 8192 rows": "e4m3:channel:amax axis=0",
-    "encode, e4m3, 128x128, gam": "encode e4m3:128x128:gam",
-    "nvfp4": "e2m1:1x16:nvfp4",
-    "nvfp4, stochastic, rht16": "e2m1:1x16:nvfp4:stochastic:rht16",
-    "tensor, amax": "e4m3:tensor:amax",
-}
 
 
 @dataclass(frozen=True)
@@ -123,8 +110,7 @@ def parts(folder: Path, capability: tuple[int, int] = FP8_SINCE) -> tuple[Part, 
         return Part(name, (*trial, *recipe, f"runtime.runs={store}"), seconds, lacks, shows="tokens/s", target=store)
 
     return (
-        Part("warm", (python, "-m", "tests.kernels.backends.gpu.warm_parity"), 270, shows="kernels"),
-        Part("parity", (*tests, "-n", str(min(16, os.cpu_count() or 1))), 270),
+        Part("parity", (*tests, "-n", str(min(16, os.cpu_count() or 1))), 540),
         Part("memcheck", (*checked, "memcheck", *tests, *some), 240, lacks, uncached, "ERROR SUMMARY"),
         Part("racecheck", (*checked, "racecheck", *tests, *some), 240, lacks, shows="RACECHECK SUMMARY"),
         Part(
@@ -137,61 +123,14 @@ def parts(folder: Path, capability: tuple[int, int] = FP8_SINCE) -> tuple[Part, 
         training("trial", 180, "recipe=nvfp4"),
         training("fp8-emulated", 120, *fp8),
         training("fp8-executed", 120, *fp8, "recipe.execute=fp8", lacks=_lacks_fp8(capability)),
-        Part("torchtitan", titan(folder), 180, _lacks_titan(), {"HF_HUB_OFFLINE": "1"}, "tps:"),
-    )
-
-
-def titan(folder: Path) -> tuple[str, ...]:
-    """Return the command that trains torchtitan's debug model with the recipe nvfp4, on inputs in `folder`."""
-    settings = {
-        "model.name": "llama3",
-        "model.flavor": "debugmodel",
-        "model.hf_assets_path": folder / "titan" / "tokenizer",
-        "model.converters": "fewbits",
-        "job.custom_config_module": "fewbits.experiments.titan",
-        "job.dump_folder": folder / "titan" / "out",
-        "fewbits.recipe": "nvfp4",
-        "fewbits.settings": "keep.last=2",
-        "training.dataset": "c4_test",
-        "training.dataset_path": folder / "titan" / "data",
-        "training.local_batch_size": 8,
-        "training.seq_len": 512,
-        "training.steps": 20,
-        "metrics.log_freq": 5,
-    }
-    start = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1")
-    return (
-        *start,
-        "-m",
-        "torchtitan.train",
-        *(text for key, value in settings.items() for text in (f"--{key}", f"{value}")),
     )
 
 
 def _lacks_fp8(capability: tuple[int, int]) -> str:
+    if capability >= FP8_SINCE:
+        return ""
     has, needs = (".".join(map(str, version)) for version in (capability, FP8_SINCE))
-    return (
-        "" if capability >= FP8_SINCE else f"the GPU has compute capability {has}; FP8 products need {needs} or later"
-    )
-
-
-def _lacks_titan() -> str:
-    return "" if importlib.util.find_spec("torchtitan") else "torchtitan is not installed: pip install 'fewbits[titan]'"
-
-
-def write_titan_inputs(folder: Path) -> None:
-    """Write a tokenizer of bytes, and the READMEs of this repository as data; torchtitan's package contains neither."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    tokenizer, data = (folder / "titan" / name for name in ("tokenizer", "data"))
-    for made in (tokenizer, data):
-        made.mkdir(parents=True, exist_ok=True)
-    alphabet = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    by_bytes = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
-    by_bytes.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    by_bytes.save(str(tokenizer / "tokenizer.json"))
-    texts = [path.read_text() for path in sorted(ROOT.glob("*/README.md"))]
-    (data / "data.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return f"the GPU has compute capability {has}; FP8 products need {needs} or later"
 
 
 def run(part: Part, folder: Path, gpu: str, commit: str, seconds: float) -> Result:
@@ -204,8 +143,10 @@ def run(part: Part, folder: Path, gpu: str, commit: str, seconds: float) -> Resu
     if part.lacks or seconds < 1:
         result = Result(part.name, SKIPPED, 0.0, gpu, commit, command, (part.lacks or "no time is left",))
     else:
-        if part.target is not None:
-            _delete(part.target)
+        if part.target is not None and part.target.is_dir():
+            shutil.rmtree(part.target, ignore_errors=True)
+        elif part.target is not None:
+            part.target.unlink(missing_ok=True)
         with log.open("w") as output:
             process = subprocess.Popen(
                 part.command,
@@ -226,13 +167,6 @@ def run(part: Part, folder: Path, gpu: str, commit: str, seconds: float) -> Resu
         result = Result(part.name, status, took, gpu, commit, command, tail, part.shows)
     write_json(folder / f"{part.name}.json", asdict(result))
     return result
-
-
-def _delete(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -297,7 +231,7 @@ def write_page(page: Path, folder: Path) -> None:
 
 
 def measured(folder: Path) -> str:
-    """Return the results in `folder` as Markdown: a table of the parts, and one of predicted and measured speeds."""
+    """Return the results in `folder` as Markdown: a table of the parts, and one of measured speeds."""
     results = stored(folder, (path.stem for path in sorted(folder.glob("*.json")) if path.name != BENCH))
     ordered = sorted(results.values(), key=lambda result: _ORDER.get(result.part, len(_ORDER)))
     lines = [
@@ -309,39 +243,23 @@ def measured(folder: Path) -> str:
     lines += [f"| {r.part} | {r.status} | {r.seconds:.0f} | {r.gpu}, {r.commit} | {_cell(r.last)} |" for r in ordered]
     bench, status = folder / BENCH, results["bench"].status if "bench" in results else SKIPPED
     if status != SKIPPED and bench.is_file():  # if the part was skipped, a file is left from an earlier run
-        lines += ["", *_beside_predictions(json.loads(bench.read_text()), predictions())]
+        lines += ["", *_speeds(json.loads(bench.read_text()))]
         if status != PASSED:
             lines += ["", f"The benchmark did not end ({status}): these are the cases that it had measured."]
     return "\n".join(lines) + "\n"
 
 
-def predictions(page: Path = PREDICTED) -> dict[str, str]:
-    """Return kernel class → predicted speed as a share of a memory copy's speed, from the table in `page`."""
-    shares = {}
-    for line in page.read_text().splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if cells[-1].endswith("%"):
-            shares[cells[0]] = cells[-1]
-    return shares
-
-
-def _beside_predictions(bench: Mapping[str, object], shares: Mapping[str, str]) -> list[str]:
-    """Return the lines of a table with the measured speed of each case and, if there is one, its predicted speed.
-
-    bench: the content of BENCH. shares: as `predictions` returns them.
-    """
-    of_case = {case: shares[name] for name, case in CASES.items() if name in shares}
+def _speeds(bench: Mapping[str, object]) -> list[str]:
+    """Return the lines of a table with the measured speed of each case; bench: the content of BENCH."""
     lines = [
-        f"Speed as a share of a copy of {bench['rows']} × {bench['cols']} {bench['dtype']}, predicted and measured "
-        "(median, and range over runs):",
+        f"Speed as a share of a copy of {bench['rows']} × {bench['cols']} {bench['dtype']} (median, range):",
         "",
-        "| case | predicted | measured |",
-        "|---|---|---|",
+        "| case | measured |",
+        "|---|---|",
     ]
     for row in bench["measured"]:  # type: ignore[attr-defined]
         share = row["share"]
-        seen = f"{share['median']:.0%} ({share['low']:.0%} to {share['high']:.0%})"
-        lines.append(f"| {_cell(row['case'])} | {of_case.get(row['case'], '')} | {seen} |")
+        lines.append(f"| {_cell(row['case'])} | {share['median']:.0%} ({share['low']:.0%} to {share['high']:.0%}) |")
     return lines
 
 
@@ -387,8 +305,6 @@ def main(arguments: Sequence[str]) -> int:
     folder = options.folder.resolve()
     capability = torch.cuda.get_device_capability()
     chosen = [part for part in parts(folder, capability) if not options.parts or part.name in options.parts]
-    if any(part.name == "torchtitan" and not part.lacks for part in chosen):
-        write_titan_inputs(folder)
     signal.signal(signal.SIGTERM, _stop)
     results = measure(chosen, folder, torch.cuda.get_device_name(), version(), again=bool(options.parts))
     return int(any(result.status in (FAILED, TIMED_OUT) for result in results))

@@ -38,7 +38,6 @@ COMPUTES = {
 WITHOUT_PRODUCTS = {  # files that import such a module but assert nothing about products → what they assert about
     "experiments/data/test_gguf_tokenizer.py": "tokens of text",
     "kernels/test_scalings.py": "tables of scalings",
-    "kernels/backends/gpu/test_host_times.py": "times and waits of the host",
     "kernels/test_bad_use.py": "arguments that are refused",
     "models/test_kernel_calls.py": "which kernels are launched",
     "models/test_layer_table.py": "the layers' quantizers as data",

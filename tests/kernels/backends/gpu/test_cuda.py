@@ -1,8 +1,7 @@
 """Check on a GPU that the CUDA backend equals the reference, and that it works with streams, graphs and torch.compile.
 
 Run with `pytest -m gpu`; FEWBITS_TESTS=deep runs more cases, which need about twice as many kernels. Most of the time
-is spent on compiling kernels. So `make measure-gpu` first runs warm_parity.py, which compiles them in parallel. To use
-compute-sanitizer, from which torch's caching allocator hides errors, see docs/measured/cuda-kernels.md.
+is spent on compiling kernels.
 """
 
 import threading
