@@ -5,6 +5,7 @@ The trials are trained once per test session: arms bf16 (2 seeds), mor (2 thresh
 
 import shutil
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -53,23 +54,23 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Return (folder with tiny.yaml and the finished store `runs`, folder of the data cache)."""
-    cache = shared_cache(tmp_path_factory)
+    data = shared_cache(tmp_path_factory)
 
     def make(folder: Path) -> None:
         (folder / "tiny.yaml").write_text(SWEEP)
-        assert run_sweep(_plan(folder, folder / "runs", cache), Where("local", parallel=2)) == 0
+        assert run_sweep(_plan(folder, folder / "runs", data), Where("local", parallel=2)) == 0
 
-    return once(tmp_path_factory, "trained", make), cache
+    return once(tmp_path_factory, "trained", make), data
 
 
 @pytest.fixture
 def planned(trained: tuple[Path, Path], tmp_path: Path) -> Callable[..., Plan]:
-    """Return a function that plans the sweep with further overrides, over a copy of the store that tests may change."""
-    folder, cache = trained
+    """Return a cached function that plans the sweep with further overrides, over a store that tests may change."""
+    folder, data = trained
     shutil.copytree(folder / "runs", tmp_path / "runs")
-    return lambda *more: _plan(folder, tmp_path / "runs", cache, *more)
+    return cache(lambda *more: _plan(folder, tmp_path / "runs", data, *more))
 
 
-def _plan(folder: Path, runs: Path, cache: Path, *more: str) -> Plan:
-    where = (f"runtime.runs={runs}", f"runtime.cache={cache}", "runtime.device=cpu")
+def _plan(folder: Path, runs: Path, data: Path, *more: str) -> Plan:
+    where = (f"runtime.runs={runs}", f"runtime.cache={data}", "runtime.device=cpu")
     return plan(*load_sweeps((str(folder / "tiny.yaml"), *where, *more)))

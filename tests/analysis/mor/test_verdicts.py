@@ -169,6 +169,7 @@ def test_no_null_and_no_absence_is_decided_where_the_control_finds_nothing(six: 
         assert [control.id for control in one.controls if not control.passed][:1] == [first], name
 
 
+@pytest.mark.deep
 def test_a_margin_of_half_a_percent_does_not_need_an_effect_far_below_it(six: Plan) -> None:
     """Check that M3 is decided although E5M2 does not cost measurably more than BF16, but that M17 is not.
 
@@ -178,6 +179,7 @@ def test_a_margin_of_half_a_percent_does_not_need_an_effect_far_below_it(six: Pl
     assert outcomes(found, ("M3", "M17")) == {"M3": REPRODUCED, "M17": INCONCLUSIVE}
 
 
+@pytest.mark.deep
 def test_no_null_is_decided_where_no_arm_is_worse_by_its_margin(six: Plan) -> None:
     """Check that M3 (losses are within 0.5 % of BF16's) is inconclusive if no arm costs 0.5 %.
 
@@ -188,18 +190,21 @@ def test_no_null_is_decided_where_no_arm_is_worse_by_its_margin(six: Plan) -> No
     assert [control.id for control in one.controls if not control.passed] == ["coarse"]
 
 
+@pytest.mark.deep
 def test_arms_that_stay_in_bf16_do_not_show_that_quantizing_costs_nothing(six: Plan) -> None:
     one = judged(six, World(effect=CONTROLS, fallback=lambda *place: 0.9), "M3")["M3"]
     assert one.outcome is INCONCLUSIVE
     assert [control.id for control in one.controls if not control.passed] == ["quantizes"]
 
 
+@pytest.mark.deep
 def test_errors_say_nothing_where_no_tensor_falls_back(six: Plan) -> None:
     """Check that claims about errors are inconclusive if no tensor falls back: the mechanism was not active."""
     names = ("M9", "M11", "M13", "M14", "M15", "M16", "M20", "M22", "M23")
     assert outcomes(judged(six, World(effect=CONTROLS), *names), names) == dict.fromkeys(names, INCONCLUSIVE)
 
 
+@pytest.mark.deep
 def test_a_threshold_that_changes_no_decision_shows_no_null(six: Plan) -> None:
     """Check that M7 (a threshold of 5 % costs nothing) is inconclusive if it causes as many fallbacks as 4.5 %."""
     one = judged(six, World(effect=CONTROLS, fallback=lambda *place: 0.05), "M7")["M7"]
@@ -213,6 +218,7 @@ def test_one_seed_decides_nothing_but_arithmetic(plans: Callable[..., Plan]) -> 
     assert decided == {"M1", "M2", "M21"}
 
 
+@pytest.mark.deep
 def test_what_a_scale_leaves_out_is_not_run_and_the_rest_is_judged(plans: Callable[..., Plan]) -> None:
     """Check that parts and claims are not run if the scale cpu-full lacks their arms, and that the others are judged.
 

@@ -16,9 +16,11 @@ from nbclient import NotebookClient
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_notebook
 
+from fewbits import cli
+from fewbits.analysis.engine.claims.schema import load_claims
 from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.report.notebook import execute
-from tests.analysis.report.report_inputs import Made
+from tests.analysis.report.report_inputs import Made, read_page
 
 NOTEBOOKS = Path(__file__).parents[3] / "analysis" / "notebooks"
 STUDIES = sorted(path.stem for path in NOTEBOOKS.glob("*.py"))
@@ -68,6 +70,7 @@ def test_a_reports_notebook_finds_its_store_where_it_lies(original: Made) -> Non
     assert paper("mor").figure("Figure 1").caption[:20] in alone.data["text/html"]
 
 
+@pytest.mark.deep  # the test above also runs cells in a kernel and finds the store
 def test_a_notebooks_source_runs_as_percent_cells_and_finds_the_store_above(original: Made, tmp_path: Path) -> None:
     (tmp_path / "notebooks").mkdir()
     shutil.copytree(original.store, tmp_path / "runs")
@@ -81,7 +84,21 @@ def test_a_notebooks_source_runs_as_percent_cells_and_finds_the_store_above(orig
     assert printed(ran.cells[-1])[0] == ["done"] * 6 + ["diverged"] * 2
 
 
-@pytest.mark.deep  # test_report.py also runs this notebook, and other tests here also run cells in a kernel
+def test_mors_own_notebook_shows_all_that_is_registered_and_runs_over_an_empty_store(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "runs").mkdir()
+    words = ["report", "study=mor", "scale=smoke", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
+    assert cli.main(words) == 1
+    assert "places have no result" in capsys.readouterr().err
+    page = read_page(tmp_path / "out" / "mor-smoke" / "index.html")
+    assert "does not make this item yet" not in page.words
+    claims = [place for place in page.ids if re.fullmatch(r"[MFP]\d+", place)]
+    assert set(claims) == {claim.id for claim in load_claims("mor").claims}
+    assert list((tmp_path / "runs").iterdir()) == [], "a report writes nothing into the store"
+
+
+@pytest.mark.deep  # the tests above also run this notebook and cells in a kernel
 def test_papermill_runs_a_notebook_with_parameters(tmp_path: Path) -> None:
     made = tmp_path / "made.ipynb"
     words = ["-p", "study", "mor", "-p", "scale", "smoke", "-p", "runs", str(tmp_path / "runs"), "--no-progress-bar"]

@@ -68,6 +68,12 @@ for study in sys.argv[1:]:
 """
 
 
+@pytest.mark.parametrize("study", STUDIES)
+def test_studies_are_complete(study: str) -> None:
+    assert study_registry(study).missing == []
+
+
+@pytest.mark.deep
 def test_studies_are_complete_without_anybody_importing_their_modules(tmp_path: Path) -> None:
     """Check that each study's registry is complete in a new process that has imported no other module of fewbits."""
     done = run_python(["-c", MISSING, *STUDIES], folder=tmp_path, environment=os.environ)

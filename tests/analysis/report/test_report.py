@@ -3,7 +3,6 @@
 import csv
 import html
 import json
-import os
 import re
 import shutil
 from pathlib import Path
@@ -16,7 +15,6 @@ from matplotlib.figure import Figure
 from fewbits import cli
 from fewbits.analysis.engine.claims.findings import Outcome
 from fewbits.analysis.engine.claims.judging import judge_study
-from fewbits.analysis.engine.claims.schema import load_claims
 from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.report.files import replace_folder
 from fewbits.analysis.report.index import restored
@@ -27,9 +25,6 @@ from fewbits.analysis.views.provenance import Provenance
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.sweeps.planning import store
 from tests.analysis.report.report_inputs import Made, left, read_page, stand_in
-from tests.forked_python import run_python
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)
@@ -436,17 +431,3 @@ def test_claims_are_grouped_by_reach_with_sizes_beside_the_tally(original: Made)
         words.index(title) for title in ("Exact claims", "Mechanism claims", "Training claims")
     )
     assert re.search(r"parameters, .* tokens; up to \d+% of a quantized run's tokens in its own recipe", words)
-
-
-def test_mors_own_notebook_shows_all_that_is_registered_and_runs_over_an_empty_store(tmp_path: Path) -> None:
-    (tmp_path / "runs").mkdir()
-    words = ["report", "study=mor", "scale=smoke", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
-    answer = run_python(["-m", "fewbits.cli", *words], folder=tmp_path, environment=environment)
-    assert answer.returncode == 1, answer.stderr
-    assert "places have no result" in answer.stderr
-    page = read_page(tmp_path / "out" / "mor-smoke" / "index.html")
-    assert "does not make this item yet" not in page.words
-    claims = [place for place in page.ids if re.fullmatch(r"[MFP]\d+", place)]
-    assert set(claims) == {claim.id for claim in load_claims("mor").claims}
-    assert list((tmp_path / "runs").iterdir()) == [], "a report writes nothing into the store"
