@@ -116,10 +116,10 @@ def check(x: Tensor, text: str, axis: int = -1, seed: int = 5) -> Tensor:
 @pytest.mark.parametrize("text", MIXTURES)
 @pytest.mark.parametrize("axis", [-1, 0])
 def test_mixtures_decide_as_the_loop_does(text: str, axis: int) -> None:
-    """Compare each mixture on each input with `slowly`, along both axes (without FEWBITS_TESTS=deep, along one)."""
+    """Compare each mixture on each input with `slowly` (without FEWBITS_TESTS=deep, on a quarter along each axis)."""
     for i, name in enumerate(KINDS):
         shape = ((40, 70), (66, 150), (33, 16))[i % 3]
-        if DEEP or (i + axis + MIXTURES.index(text)) % 2:
+        if DEEP or (i + 2 * axis + MIXTURES.index(text)) % 4 == 0:
             check(make(name, shape, DTYPES[(i + axis) % 3], seed=i), text, axis)
 
 

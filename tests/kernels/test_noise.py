@@ -14,6 +14,7 @@ from fewbits import gaussian_noise, sample_weight, uniform_noise, unpack_noise
 from fewbits.kernels.backends import build, reference
 from fewbits.kernels.backends import cpu as cpu_module
 from fewbits.kernels.backends.cpu import BACKEND as cpu
+from tests.effort import DEEP
 from tests.kernels.inputs import DTYPES, FINITE, ODD, assert_same, generator, make
 
 Noise = Literal["gaussian", "uniform"]
@@ -91,7 +92,7 @@ def test_gaussian_noise_has_the_distribution_of_equation_10() -> None:
     """Compare 2^22 draws by χ² with the probabilities of −2 to 2: 96, 9189, 46966, 9189 and 96 of 65536."""
     expected = torch.tensor([96, 9189, 46966, 9189, 96]).double() / 65536
     count = 1 << 22
-    for seed in SEEDS:
+    for seed in SEEDS[:: 1 if DEEP else 4]:
         values = unpack_noise(gaussian_noise(count, seed))
         observed = torch.bincount(values.long() + 2, minlength=5).double()
         chi_square = float(((observed - expected * count).square() / (expected * count)).sum())
@@ -99,12 +100,11 @@ def test_gaussian_noise_has_the_distribution_of_equation_10() -> None:
         assert float(values.double().var()) == pytest.approx(0.292145, abs=1.5e-3)
 
 
-@pytest.mark.parametrize("place", range(8))
-def test_every_nibble_of_a_word_has_it(place: int) -> None:
+def test_every_nibble_of_a_word_has_it() -> None:
     """Check the share of non-zero values in each nibble of a word, because a wrong shift affects only some nibbles."""
-    values = unpack_noise(gaussian_noise(1 << 22, 7)).view(-1, 8)[:, place]
-    share = float((values != 0).double().mean())
-    assert share == pytest.approx(1 - 46966 / 65536, abs=5 * math.sqrt(0.2 / len(values)))
+    values = unpack_noise(gaussian_noise(1 << 22, 7)).view(-1, 8)
+    shares = (values != 0).double().mean(0).tolist()
+    assert shares == pytest.approx([1 - 46966 / 65536] * 8, abs=5 * math.sqrt(0.2 / len(values)))
 
 
 def test_uniform_noise_is_uniform() -> None:

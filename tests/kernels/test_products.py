@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from itertools import product
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +13,6 @@ from fewbits.kernels import products
 from fewbits.kernels.backends import cpu, reference
 from fewbits.kernels.backends.choice import backend_for
 from fewbits.kernels.products import matmul_fp32
-from tests.forked_python import run_python
 from tests.kernels.emulation import library_with_tiles
 from tests.kernels.inputs import assert_same, generator, make
 from tests.kernels.orders import ORDERS, tiles
@@ -183,12 +180,12 @@ def test_products_are_added_in_the_written_order(implementation: str) -> None:
 @exact_order
 @pytest.mark.parametrize(("m", "n", "k"), [(300, 200, 601), (64, 1100, 300), (1100, 33, 129), (256, 256, 2048)])
 def test_threads_change_no_bit(m: int, n: int, k: int, threads: Callable[[int], None]) -> None:
-    for left, right in product(("rows", "columns"), repeat=2):
+    for left, right in (("rows", "columns"), ("columns", "rows")):
         a, b = pair(m, n, k, "lognormal")
         a, b = LAYOUTS[left](a), LAYOUTS[right](b)
         threads(1)
         want = matmul_fp32(a, b)
-        for count in (1, 2, 3):
+        for count in (2, 3):
             threads(count)
             assert_same(matmul_fp32(a, b), want, f"{count} threads")
 
@@ -199,25 +196,6 @@ def test_an_element_depends_on_its_row_and_column_alone() -> None:
     whole = matmul_fp32(a, b)
     for rows, columns in ((slice(0, 1), slice(None)), (slice(13, 60), slice(5, 6)), (slice(99, 100), slice(40, 90))):
         assert_same(matmul_fp32(a[rows], b[:, columns]), whole[rows, columns])
-
-
-@exact_order
-def test_a_forked_child_works_without_the_parents_threads(tmp_path: Path) -> None:
-    code = (
-        "import os, signal, torch\n"
-        "from fewbits.kernels.products import matmul_fp32\n"
-        "torch.set_num_threads(2)\n"
-        "a = (torch.arange(1 << 18) % 97).bfloat16().view(512, 512)\n"
-        "c = matmul_fp32(a, a)\n"
-        "child = os.fork()\n"
-        "signal.alarm(60)\n"  # ends the parent and the child if they hang
-        "if child == 0:\n"
-        "    d = matmul_fp32(a, a)\n"
-        "    os._exit(0 if d.numpy().tobytes() == c.numpy().tobytes() else 1)\n"  # torch's own threads would hang
-        "raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
-    )
-    done = run_python(["-c", code], folder=tmp_path, environment=os.environ)
-    assert done.returncode == 0, done.stderr
 
 
 # In linear layers

@@ -2,8 +2,7 @@
 
 A class is a call in CLASSES; its kernels are found by recording what the host code launches. `pytest -s` prints a table
 of their resources. A deep run (FEWBITS_TESTS=deep) compiles all classes for Hopper (sm_90), and those of OF_EACH_KIND
-for sm_80 and sm_100a; another run compiles only OF_EACH_KIND for Hopper. The compiler's logs are kept in the user's
-cache.
+for sm_80 and sm_100a; another run compiles only SHORT for Hopper. The compiler's logs are kept in the user's cache.
 """
 
 import re
@@ -158,23 +157,26 @@ CLASSES: dict[str, tuple[Ask, torch.dtype, tuple[int, int]]] = {
         USUAL,
     ),
 }
-OF_EACH_KIND = (
-    "128x128, statistics of blocks",
+SHORT = (  # compiled in every run: each file of kernels, and the largest of quantize.cu
     "nvfp4, stochastic, rht16",
+    "tensor, amax",
+    "encode, e4m3, 128x128, gam",
+    "decode, nvfp4 down, fp32",
+    "decide",
+    "sampled weight",
+    "gradient of bits",
+)
+OF_EACH_KIND = (
+    *SHORT,
+    "128x128, statistics of blocks",
     "nvfp4 16x16, both axes",
     "fouroversix, stochastic, rht16",
     "eden, rht128 down",
-    "tensor, amax",
-    "sampled weight",
-    "gradient of bits",
     "encode, nvfp4, stochastic, rht16",
-    "encode, e4m3, 128x128, gam",
     "encode, e5m2, channel, fp32",
     "encode, e2m3, 1x32, mx",
     "encode, e3m2, 1x32, mx",
-    "decode, nvfp4 down, fp32",
     "decode, e4m3, odd blocks",
-    "decide",
 )
 
 
@@ -221,10 +223,10 @@ def log_of(source: str, architecture: str) -> str:
 
 
 def runs() -> Iterator[object]:
-    """Yield (class, architecture) to compile; all but OF_EACH_KIND for sm_90 are marked to run only in deep runs."""
+    """Yield (class, architecture) to compile; all but SHORT for sm_90 are marked to run only in deep runs."""
     for architecture, names in (("sm_90", tuple(CLASSES)), ("sm_80", OF_EACH_KIND), ("sm_100a", OF_EACH_KIND)):
         for name in names:
-            always = architecture == "sm_90" and name in OF_EACH_KIND
+            always = architecture == "sm_90" and name in SHORT
             yield pytest.param(name, architecture, marks=() if always else pytest.mark.deep)
 
 
