@@ -6,13 +6,13 @@ If they do not fit, ValueError names the setting to change.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from fewbits.experiments.data.corpus import Corpus
-from fewbits.experiments.data.tokenizing import Tokenizer, saved_tokenizer
-from fewbits.experiments.evaluation.harness import check_tasks
-from fewbits.experiments.evaluation.loss import window_count
+from fewbits.experiments.data.tokenizing import saved_tokenizer
+from fewbits.experiments.evaluation.loss import evaluated_windows
+from fewbits.experiments.evaluation.tasks import check_tasks
 from fewbits.experiments.optimization.schedules import phases
 from fewbits.experiments.trial import Trial
 from fewbits.kernels.quantizer import Block, Mixture, Quantizer
@@ -114,16 +114,14 @@ def check_data(trial: Trial, corpus: Corpus) -> None:
     """Raise ValueError before training if the corpus is too small to train on or to evaluate."""
     t, e = trial.training, trial.evaluation
     corpus.batch("train", 0, 1, t.length, 0)
-    for split in ("validation", "ood"):
-        if split in corpus.splits:
-            try:
-                corpus.windows(split, window_count(split, e.windows, e.ood_windows), t.length)
-            except ValueError as error:
-                own = split == "ood" and e.ood_windows is not None
-                name = "ood_windows" if own else "windows"
-                fitting = (corpus.tokens_in(split) - 1) // t.length
-                way = f"set evaluation.{name}={fitting}" if fitting else "set a shorter training.length"
-                raise ValueError(f"evaluation.{name}: {error} in split {split}: {way}, or use more data") from None
+    for split, count in evaluated_windows(trial, corpus).items():
+        try:
+            corpus.windows(split, count, t.length)
+        except ValueError as error:
+            name = "ood_windows" if split == "ood" and e.ood_windows is not None else "windows"
+            fitting = (corpus.tokens_in(split) - 1) // t.length
+            way = f"set evaluation.{name}={fitting}" if fitting else "set a shorter training.length"
+            raise ValueError(f"evaluation.{name}: {error} in split {split}: {way}, or use more data") from None
     check_evaluation(trial, corpus)
 
 
@@ -131,32 +129,13 @@ def check_evaluation(trial: Trial, corpus: Corpus) -> None:
     """Raise ValueError if the lm-eval tasks that the trial requests could not be evaluated."""
     e = trial.evaluation
     if e.tasks:
-        if text_tokenizer(corpus) is None:
+        if saved_tokenizer(corpus.folder) is None:
             raise ValueError(
                 "evaluation.tasks needs a tokenizer for the tasks' texts, but the tokenizer of "
                 f"data.kind={corpus.kind} is unknown: use data with a known tokenizer, such as data=python or "
                 "data=text, or set evaluation.tasks=[]"
             )
         check_tasks(e.tasks, e.tasks_path, e.run_code)
-
-
-def text_tokenizer(corpus: Corpus) -> TextTokenizer | None:
-    """Return a tokenizer for the corpus's tokens, or None if the tokenizer that made them is unknown."""
-    tokenizer = saved_tokenizer(corpus.folder)
-    return None if tokenizer is None else TextTokenizer(tokenizer)
-
-
-@dataclass(frozen=True)
-class TextTokenizer:
-    """An adapter: the corpus's tokenizer encodes lists of texts, but evaluation needs to encode one text at a time."""
-
-    corpus: Tokenizer
-
-    def encode(self, text: str, /) -> list[int]:
-        return [int(token) for token in self.corpus.encode([text])[0]]
-
-    def decode(self, tokens: Sequence[int], /) -> str:
-        return self.corpus.decode(tokens)
 
 
 def _blocks(slot: Slot) -> Iterator[Block]:

@@ -20,9 +20,8 @@ from fewbits.common.atomic import write_parquet
 from fewbits.experiments import devices
 from fewbits.experiments.data.corpus import Corpus
 from fewbits.experiments.distributed.sharding import reshard, synchronize_gradients
-from fewbits.experiments.evaluation.by_document import evaluate_documents, evaluated_windows, means
 from fewbits.experiments.evaluation.evaluate import evaluate_tasks
-from fewbits.experiments.evaluation.loss import evaluate_loss
+from fewbits.experiments.evaluation.loss import evaluate_documents, evaluate_loss, evaluated_windows, means
 from fewbits.experiments.optimization.optimizers import clip_gradients, set_learning_rate
 from fewbits.experiments.optimization.schedules import factor
 from fewbits.experiments.session import Progress, Session
@@ -30,6 +29,7 @@ from fewbits.experiments.setup import check_data
 from fewbits.experiments.state import State, resume, save, set_up
 from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.lease import Lost
+from fewbits.experiments.storage.results import decisions
 from fewbits.experiments.trial import ORDER, Trial
 from fewbits.models.networks.decoder import Decoder
 from fewbits.models.networks.registry import linear_parameters
@@ -118,7 +118,7 @@ def run(session: Session) -> dict[str, Any]:
     if leads:
         status = "done" if healthy else "diverged"
         result = {"id": folder.id, "name": trial.name, "status": status, "step": state.step}
-        result |= _final(state) | policy.results() | evaluated
+        result |= _final(state) | policy.results() | evaluated | decisions(state.numerics)
         folder.write_result(result)
         events.saved(folder)
     world.wait()

@@ -11,11 +11,10 @@ from typing import Any
 
 from fewbits.common.from_dict import from_dict, one_of
 from fewbits.common.store_folder import store_folder
-from fewbits.experiments.data.config import DataConfig
+from fewbits.experiments.data.corpus import DataConfig
 from fewbits.experiments.optimization.optimizers import OptimizerConfig
 from fewbits.experiments.optimization.precision import Precision
 from fewbits.experiments.optimization.schedules import ScheduleConfig
-from fewbits.experiments.probes.config import ProbeConfig
 from fewbits.kernels.seeds import derive_seed
 from fewbits.models.networks.decoder import DecoderConfig
 from fewbits.models.observer import ObserverConfig
@@ -23,6 +22,8 @@ from fewbits.models.recipe import Recipe
 
 DTYPES = ("bf16", "fp16", "fp32")
 TRACKING = ("none", "mlflow")
+PROBE_SPLITS = ("train", "validation", "ood")
+PROBE_PARTS = ("gemms", "slots", "blocks")
 SEEDS = 1 << 63
 # Purposes for which seeds are derived from the trial's seed: initial weights, order of the data, rounding of operands
 # and samplers, rounding of weights and optimizer states.
@@ -83,6 +84,39 @@ class Branch:
 
     parent: str | None = None  # the other trial's run folder; None: this trial starts from scratch
     step: int | None = None  # step of the checkpoint; None: the newest checkpoint
+
+
+@dataclass(frozen=True)
+class ProbeConfig:
+    """The settings of a probe trial.
+
+    A probe trial starts from the checkpoint that `branch` names and does not change it. It reads `training.steps`
+    batches of `training.micro_batch` sequences.
+    """
+
+    # How often each batch is measured with other random numbers, if the recipe uses any; 0: the trial is no probe, but
+    # trains.
+    seeds: int = 0
+    # validation, ood: held-out text, of which each seed reads other documents; train: the batches that the parent would
+    # read next.
+    split: str = "validation"
+    # Also measure the recipe with only one GEMM, slot or block quantized, and with all but this one.
+    parts: tuple[str, ...] = ()
+    # Also measure how much one optimizer update decreases the loss: with the quantized and with the exact gradient.
+    update: bool = True
+    # The dtype in which the unquantized model computes: bf16, fp16 or fp32; None: training.dtype.
+    reference: str | None = field(default=None, metadata={"neutral": None})
+    # Also measure the error of sums with these accumulators, such as hopper-fp8.
+    accumulators: tuple[str, ...] = field(default=(), metadata={"neutral": ()})
+
+    def __post_init__(self) -> None:
+        if self.seeds < 0:
+            raise ValueError(f"probe.seeds {self.seeds}: 0 (no probe) or more is expected")
+        one_of("probe.split", self.split, PROBE_SPLITS)
+        if self.reference is not None:
+            one_of("probe.reference", self.reference, DTYPES)
+        for part in self.parts:
+            one_of("probe.parts", part, PROBE_PARTS)
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ def digests(root: Path) -> tuple[dict[str, Rows], list[str]]:
 
 def recorded_digests() -> dict[str, Rows]:
     """Return the digests that the recorded sources give: those of the last commit that changed numerics.txt."""
-    command = ["git", "log", "-1", "--format=%H", "--", str(FILE)]
+    command = ["git", "log", "-1", "--format=%H", "--", str(FILE.resolve())]
     commit = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder, "recorded")

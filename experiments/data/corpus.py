@@ -1,4 +1,4 @@
-"""Define `Corpus`: splits of tokens for training and evaluation, read in windows, and the fingerprint of the tokens."""
+"""Define `DataConfig`, the settings of a trial's data, and `Corpus`, splits of tokens that are read in windows."""
 
 import hashlib
 import json
@@ -16,12 +16,23 @@ from fewbits.experiments.data.folder import TokenFolder, Tokens
 
 
 @dataclass(frozen=True)
-class Corpus:
-    """A corpus with the splits `train`, `validation` (text not in train) and optionally `ood` (out-of-domain text).
+class DataConfig:
+    """A kind of data and its settings; each kind takes only some of the settings (`data.load.KINDS` lists them)."""
 
-    kind: the kind of data in `DataConfig`.
-    folder: the tokens and their metadata.
-    """
+    kind: str = "python"
+    # For python, torch and text: a name by tokenizing.py. For the other kinds, the tokens exist already.
+    tokenizer: str = "bytes"
+    # For text, the file; for bin and collections, the folder of tokens (None: where `fewbits data` writes by default).
+    path: str | None = None
+    # Of the training split: bytes of text for python and torch, tokens for synthetic; None: the kind's default.
+    size: int | None = None
+    seed: int = 0  # for synthetic: another seed gives another language
+    repeat: int = 4  # how often a trial of a sweep may read the training split at most; planning checks it
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A corpus with the splits `train`, `validation` (text not in train) and optionally `ood` (out-of-domain text)."""
 
     kind: str
     folder: TokenFolder
@@ -35,14 +46,6 @@ class Corpus:
     def splits(self) -> Mapping[str, Tokens]:
         return self.folder.splits
 
-    @property
-    def entropy(self) -> float | None:
-        """The entropy of the process that generated the text, in nats per token; None if it is unknown.
-
-        It is a lower bound of the expected loss.
-        """
-        return self.folder.meta.entropy
-
     @cached_property
     def fingerprint(self) -> str:
         """The SHA-256 of everything that defines the tokens: splits, dtype, vocabulary size, separator, tokenizer."""
@@ -53,14 +56,6 @@ class Corpus:
 
     def tokens_in(self, split: str) -> int:
         return int(self._tokens(split).size)
-
-    def bytes_per_token(self, split: str) -> float | None:
-        """Return the bytes of text per token, counting one byte for a document's separator; None if unknown.
-
-        A loss of x nats per token is x / (ln 2 · bytes_per_token) bits per byte.
-        """
-        size = self.folder.meta.text_bytes.get(split)
-        return None if size is None else size / self.tokens_in(split)
 
     def batch(self, split: str, first: int, count: int, length: int, seed: int) -> tuple[Tensor, Tensor]:
         """Return inputs and targets, int64 [count, length], of the windows first … first + count − 1.

@@ -5,14 +5,12 @@ from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 
-from fewbits.experiments.data.config import DataConfig
-from fewbits.experiments.data.corpus import Corpus
+from fewbits.experiments.data.corpus import Corpus, DataConfig
 from fewbits.experiments.data.folder import TokenFolder, open_folder
 from fewbits.experiments.data.once import Damaged, opened_or_made
-from fewbits.experiments.data.one_file import text_file_folder
-from fewbits.experiments.data.preparation.web import COLLECTIONS
 from fewbits.experiments.data.synthetic import SIZE, write_synthetic
-from fewbits.experiments.data.text import content_key, text_folder
+from fewbits.experiments.data.text import content_key, text_file_folder, text_folder
+from fewbits.experiments.data.web_text import COLLECTIONS
 
 
 @dataclass(frozen=True)

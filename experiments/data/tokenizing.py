@@ -8,9 +8,9 @@ called `spelling` are such names. Every vocabulary has a token that separates do
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -195,11 +195,7 @@ def joined(texts: Sequence[str], tokenizer: Tokenizer) -> Tokens:
 
 def _read(spelling: str, path: Path) -> Any:
     package = _package(spelling)
-    content = None
-    if path.suffix == GGUF:
-        from fewbits.experiments.data.gguf_tokenizer import gguf_tokenizer  # loads torch
-
-        content = json.dumps(gguf_tokenizer(path))
+    content = json.dumps(gguf_tokenizer(path)) if path.suffix == GGUF else None
     try:
         return package.Tokenizer.from_file(str(path)) if content is None else package.Tokenizer.from_str(content)
     except Exception as error:  # the package raises bare Exceptions
@@ -223,3 +219,105 @@ def _package(spelling: str) -> Any:
     except ImportError:
         raise ValueError(f"tokenizer {spelling} needs the package tokenizers: pip install 'fewbits[bpe]'") from None
     return tokenizers
+
+
+# ------------------------------------------------------------------------------------------------ tokenizer.json
+
+
+def bytes_tokenizer() -> dict[str, Any]:
+    """Return the content of tokenizer.json for `Bytes`: byte-level BPE without merges, each id its byte's value."""
+    level, end = _byte_level(use_regex=False), _spelled(Bytes.separator)
+    vocab = {_spelled(byte): byte for byte in range(Bytes.vocab)}
+    return _tokenizer_json([(Bytes.separator, end, True)], level, level, vocab=vocab, merges=[])
+
+
+def gguf_tokenizer(path: Path) -> dict[str, Any]:
+    """Return the tokenizer in a GGUF file (tokens and merges of byte-level BPE) as the content of a tokenizer.json.
+
+    Before merging, text is split into words by a rule that the file names; `SPLITS` has the supported rules.
+    """
+    from fewbits.models.importing.gguf import GgufFile  # loads torch
+
+    metadata = GgufFile.open(path).metadata
+    names = ("model", "pre", "tokens", "merges", "token_type")
+    values: tuple[Any, ...] = tuple(metadata.get(f"{PREFIX}{name}") for name in names)
+    kind, split, tokens, merges, kinds = values
+    wrong = None
+    if kind != "gpt2":
+        wrong = f"model is {kind!r}, but only 'gpt2' (byte-level BPE) can be read"
+    elif not isinstance(split, str) or split not in SPLITS:
+        wrong = f"pre is {split!r}, but only {', '.join(SPLITS)} can be read"
+    elif not _are_strings(tokens) or not _are_strings(merges):
+        wrong = "tokens or merges is not a list of strings"
+    elif len({*tokens}) != len(tokens) or len(kinds or tokens) != len(tokens):
+        wrong = "tokens has duplicates, or another length than token_type"
+    if wrong:
+        raise ValueError(f"{path}: {PREFIX}{wrong}; set data.tokenizer=file:PATH to read a tokenizer.json instead")
+    steps, ignore_merges = SPLITS[split]
+    kinds = kinds or [_NORMAL] * len(tokens)
+    added = [
+        (number, token, kind == _CONTROL)
+        for number, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
+        if kind in (_CONTROL, _USER_DEFINED)
+    ]
+    return _tokenizer_json(
+        added,
+        {"type": "Sequence", "pretokenizers": steps},
+        _byte_level(),
+        ignore_merges=ignore_merges,
+        vocab={token: number for number, token in enumerate(tokens)},
+        merges=merges,
+    )
+
+
+def _byte_level(use_regex: bool = True) -> dict[str, Any]:
+    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
+
+
+PREFIX: Final = "tokenizer.ggml."
+_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4  # GGUF's types of tokens
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_DIGITS = {"type": "Digits", "individual_digits": True}
+_LLAMA3_SPLIT = {"type": "Split", "pattern": {"Regex": _LLAMA3}, "behavior": "Isolated", "invert": False}
+
+# Name of a rule: the steps that split text into words, as tokenizer.json describes them, and whether a word that is
+# itself a token is used without merging.
+SPLITS: Final[Mapping[str, tuple[list[dict[str, Any]], bool]]] = {
+    "gpt-2": ([_byte_level()], False),
+    "smollm": ([_DIGITS, _byte_level()], False),
+    "llama-bpe": ([_LLAMA3_SPLIT, _byte_level(use_regex=False)], True),
+}
+
+
+def _tokenizer_json(
+    added: Sequence[tuple[int, str, bool]], pre_tokenizer: dict[str, Any], decoder: dict[str, Any], **model: Any
+) -> dict[str, Any]:
+    """Return the content of a tokenizer.json. added: (id, content, whether it is special) of each added token."""
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    unused = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{"id": id_, "content": text, **flags, "special": special} for id_, text, special in added],
+        "normalizer": None,
+        "pre_tokenizer": pre_tokenizer,
+        "post_processor": None,
+        "decoder": decoder,
+        "model": {"type": "BPE", **dict.fromkeys(unused), "fuse_unk": False, "byte_fallback": False, **model},
+    }
+
+
+def _are_strings(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _spelled(byte: int) -> str:
+    """Return byte-level BPE's character for a byte: its Latin-1 character if visible, else one from U+0100 on."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    if byte in visible:
+        return chr(byte)
+    return chr(0x100 + [other for other in range(0x100) if other not in visible].index(byte))

@@ -10,11 +10,10 @@ next one, so that a device never has more than one whole block, or the whole emb
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C import _current_graph_task_id
 from torch.autograd.graph import saved_tensors_hooks
@@ -23,7 +22,6 @@ from torch.utils.checkpoint import checkpoint
 from fewbits.models.learned_widths import sampled_layers
 from fewbits.models.networks.decoder import Decoder, DecoderConfig
 from fewbits.models.networks.initialise import initialise_block, initialise_outside_blocks, initialise_positions
-from fewbits.models.networks.sharded import local
 from fewbits.models.quantize import Quantization
 from fewbits.models.quantized_linear import QuantizedLinear
 
@@ -97,26 +95,6 @@ def _materialise_rest(model: Decoder, device: torch.device) -> None:
             module.to_empty(device=device)
     if model.config.tied:
         model.head.weight = model.embed.weight
-
-
-def clip_sharded(params: Iterable[Tensor], max_norm: float | None) -> Tensor:
-    """Scale all gradients so that their global norm is at most max_norm; return the norm that they had before.
-
-    All ranks must call this. Each rank sums the squares of its own gradients in FP64, and these sums are added, so the
-    norm, rounded to FP32, is almost always the same for any way of sharding. If max_norm is None, no gradient is
-    scaled. Otherwise a norm of NaN makes all gradients NaN, and an infinite norm makes each of their elements 0 or NaN.
-    """
-    grads = [local(param.grad) for param in params if param.grad is not None]
-    squares = [torch.linalg.vector_norm(grad, dtype=torch.float64).square() for grad in grads if grad.numel()]
-    device = grads[0].device
-    total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64, device=device)
-    dist.all_reduce(total)
-    norm = total.sqrt().float()
-    if max_norm is not None:
-        scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)  # as torch.nn.utils.clip_grads_with_norm_
-        for grad in grads:
-            grad.mul_(scale)
-    return norm
 
 
 class Penalties:

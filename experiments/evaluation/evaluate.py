@@ -1,7 +1,7 @@
 """Evaluate finished runs: loss, other text and lm-eval's tasks; results are stored in the run folder.
 
 The numbers equal those that training itself would have written, because the model is opened with the operands, noise
-and batch sizes of the trial's own evaluation (finished_run.py). A stored result is not computed again.
+and batch sizes of the trial's own evaluation (`FinishedRun`). A stored result is not computed again.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -22,24 +21,31 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from fewbits.experiments import devices
+from fewbits.experiments.data.tokenizing import Tokenizer, saved_tokenizer
 from fewbits.experiments.environment import environment
-from fewbits.experiments.evaluation.by_document import LOSS, evaluate_documents, evaluated_windows, loss_count, means
-from fewbits.experiments.evaluation.finished_run import FinishedRun
-from fewbits.experiments.evaluation.harness import check_tasks, run_tasks
-from fewbits.experiments.evaluation.loss import evaluate_loss, text_loss, text_windows
+from fewbits.experiments.evaluation.loss import (
+    LOSS,
+    evaluate_documents,
+    evaluate_loss,
+    evaluated_windows,
+    loss_count,
+    means,
+    text_loss,
+    text_windows,
+)
+from fewbits.experiments.evaluation.tasks import check_tasks, run_tasks
 from fewbits.experiments.numerics import label, numerics
 from fewbits.experiments.session import Session
-from fewbits.experiments.setup import TextTokenizer, check_evaluation, text_tokenizer
-from fewbits.experiments.storage import evaluations
-from fewbits.experiments.storage.evaluations import Evaluation, Key
+from fewbits.experiments.setup import check_evaluation
+from fewbits.experiments.storage import results as storage
+from fewbits.experiments.storage.finished_run import FinishedRun
+from fewbits.experiments.storage.results import Evaluation, Key
 from fewbits.experiments.storage.run_folder import find_run
 from fewbits.experiments.trial import Runtime, Trial
 from fewbits.models.networks.decoder import Decoder
 from fewbits.models.quantize import Quantization, unquantized
 
 Report = Callable[[str], None]
-Progress = Callable[[int], AbstractContextManager[None]]  # made by `_progress`
 
 
 @dataclass(frozen=True)
@@ -68,8 +74,8 @@ class Request:
 
     def check(self) -> None:
         """Raise ValueError if lm-eval cannot run a task or a text cannot be read, before anything is computed."""
-        if harness := self.harness_tasks:
-            check_tasks(harness, self.include_path, self.run_code)
+        if self.harness_tasks:
+            check_tasks(self.harness_tasks, self.include_path, self.run_code)
         _texts(self)
 
     @property
@@ -101,28 +107,23 @@ def evaluate(
     request = Request(tuple(tasks), tuple(map(Path, texts)), **settings)
     request.check()
     opened = FinishedRun.open(find_run(str(run), Path(runs).expanduser()), step, runtime.cache)
-    results: dict[str, Any] = {}
+    merged: dict[str, Any] = {}
     for one, _ in evaluations_of(opened, request, runtime, again=again):
         for name, value in one.results.items():
-            results[name] = {**results[name], **value} if isinstance(results.get(name), dict) else value
-    return results
+            merged[name] = {**merged[name], **value} if isinstance(merged.get(name), dict) else value
+    return merged
 
 
 def evaluations_of(
-    run: FinishedRun,
-    request: Request,
-    runtime: Runtime,
-    *,
-    again: bool = False,
-    report: Report = lambda _: None,
+    run: FinishedRun, request: Request, runtime: Runtime, *, again: bool = False, report: Report = lambda _: None
 ) -> list[tuple[Evaluation, bool]]:
     """Return (evaluation, whether it was stored already) for each task and text, in the order of the request.
 
     again: compute results again that are already stored. report: called with messages about the progress: the name of
     each task before it is computed, and the number of windows that are done.
     """
-    keys = list(_keys(request, run.step, devices.kind_of_device(runtime)))
-    stored = {} if again else {key.file: one for key in keys if (one := evaluations.find(run.folder.path, key))}
+    keys = list(_keys(request, run.step))
+    stored = {} if again else {key.file: one for key in keys if (one := storage.find(run.folder.path, key))}
     missing = [key for key in keys if key.file not in stored]
     made = {one.key.file: one for one in (_computed(run, request, runtime, missing, report) if missing else ())}
     return [((stored | made)[key.file], key.file in stored) for key in keys]
@@ -136,38 +137,33 @@ def evaluate_tasks(session: Session, model: Decoder, step: int) -> None:
     request = Request.of(session.trial)
     if not request.tasks:
         return
-    tokenizer, end = text_tokenizer(session.corpus), session.corpus.folder.meta.separator
+    tokenizer, end = saved_tokenizer(session.corpus.folder), session.corpus.folder.meta.separator
     assert tokenizer is not None  # `check_evaluation` has refused the trial otherwise
-    results = _run_tasks(request, model, tokenizer, length=session.trial.training.length, end=end)
+    scores = _run_tasks(request, model, tokenizer, length=session.trial.training.length, end=end)
     if session.leads:
-        for key in _keys(request, step, devices.kind_of_device(session.runtime)):
-            _stored(session.folder.path, session.world.device, key, {"tasks": results[key.task]})
+        for key in _keys(request, step):
+            _store(session.folder.path, session.world.device, key, {"tasks": scores[key.task]})
 
 
 def evaluate_missing_tasks(session: Session) -> None:
     """Evaluate a finished trial on those of its requested tasks of which its run folder has no results."""
     folder, trial = session.folder, session.trial
-    missing = evaluations.missing_tasks(folder, trial.evaluation.tasks)
-    if missing:
+    if missing := storage.missing_tasks(folder, trial.evaluation.tasks):
         check_evaluation(trial, session.corpus)
         session.events.message(f"evaluating {folder.path}, which is trained already")
         run = FinishedRun.open(folder.path, cache=session.runtime.cache)
         evaluations_of(run, replace(Request.of(trial), tasks=missing), session.runtime)
 
 
-def _keys(request: Request, step: int, device: str) -> Iterator[Key]:
+def _keys(request: Request, step: int) -> Iterator[Key]:
     common = {"unquantized": True} if request.unquantized else {}
+    harness: dict[str, Any] = {"lm_eval": _version("lm_eval"), "limit": request.limit}
+    if request.include_path:
+        harness["include_path"] = _digest_of_folder(Path(request.include_path))
     for task in dict.fromkeys(request.tasks):
-        settings = {} if task == LOSS else _harness_settings(request)
-        yield Key(task, common | settings, step, label(numerics()))
+        yield Key(task, common | ({} if task == LOSS else harness), step, label(numerics()))
     for name, text in _texts(request).items():
         yield Key(name, common | {"text": _digest(text)}, step, label(numerics()))
-
-
-def _harness_settings(request: Request) -> dict[str, Any]:
-    folder = request.include_path and Path(request.include_path)
-    settings = {"lm_eval": _version("lm_eval"), "limit": request.limit}
-    return settings | ({"include_path": _digest_of_folder(folder)} if folder else {})
 
 
 def _digest_of_folder(folder: Path) -> str:
@@ -186,75 +182,70 @@ def _computed(
     """
     report("loading the checkpoint")
     model, quantization = run.model(runtime)
-    stored = partial(_stored, run.folder.path, next(model.parameters()).device)
+    device, length = next(model.parameters()).device, run.trial.training.length
     texts = _texts(request)
 
     with unquantized(quantization) if request.unquantized else nullcontext():
         for key in keys:
+            if "text" in key.settings or key.task == LOSS:
+                report(key.task)
             if "text" in key.settings:
-                measured = _text(run, model, quantization, texts[key.task], _progress(key.task, model, report))
-                yield stored(key, {"texts": {key.task: measured}})
+                windows = text_windows(run.tokenizer.encode([texts[key.task]])[0].tolist(), run.separator, length)
+                with _counting(key.task, model, 2 * len(windows[0]), report):
+                    measured = _text(run, model, quantization, texts[key.task], windows)
+                yield _store(run.folder.path, device, key, {"texts": {key.task: measured}})
             elif key.task == LOSS:
-                yield stored(key, _loss(run, model, quantization, _progress(key.task, model, report)))
+                count = sum(evaluated_windows(run.trial, run.corpus).values()) * (1 + loss_count(quantization))
+                with _counting(key.task, model, count, report):
+                    losses = _loss(run, model, quantization)
+                yield _store(run.folder.path, device, key, losses)
         if harness := [key for key in keys if key.task != LOSS and "text" not in key.settings]:
             report(", ".join(key.task for key in harness))
             asked = replace(request, tasks=tuple(key.task for key in harness))
-            results = _run_tasks(asked, model, run.tokenizer, length=run.trial.training.length, end=run.separator)
+            scores = _run_tasks(asked, model, run.tokenizer, length=length, end=run.separator)
             for key in harness:
-                yield stored(key, {"tasks": results[key.task]})
+                yield _store(run.folder.path, device, key, {"tasks": scores[key.task]})
 
 
-def _stored(run: Path, device: torch.device, key: Key, results: dict[str, Any]) -> Evaluation:
+@contextmanager
+def _counting(task: str, model: Decoder, total: int, report: Report) -> Iterator[None]:
+    """Report in each forward pass of the `with` block how many of the task's windows earlier passes have read."""
+    done = 0
+
+    def count(_: Module, arguments: tuple[Tensor, ...], __: Tensor) -> None:
+        nonlocal done
+        report(f"{task}: {done} of {total} windows")
+        done += len(arguments[0])
+
+    with model.embed.register_forward_hook(count):
+        yield
+
+
+def _store(run: Path, device: torch.device, key: Key, measured: dict[str, Any]) -> Evaluation:
     facts = dict(environment(device)) | {"lm_eval": _version("lm_eval")}
-    one = Evaluation(key, results, facts, round(time.time()))
-    evaluations.write(run, one)
+    one = Evaluation(key, measured, facts, round(time.time()))
+    storage.write(run, one)
     return one
 
 
-def _progress(task: str, model: Decoder, report: Report) -> Progress:
-    """Report the name of a task, and return a function with which the task's progress is reported.
-
-    The function takes the task's number of windows and returns a context manager. In its `with` block, each forward
-    pass of the model reports this number, and how many windows earlier forward passes have read.
-    """
-    report(task)
-
-    @contextmanager
-    def counting(total: int) -> Iterator[None]:
-        done = 0
-
-        def count(module: Module, arguments: tuple[Tensor, ...], _: Tensor) -> None:
-            nonlocal done
-            report(f"{task}: {done} of {total} windows")
-            done += len(arguments[0])
-
-        with model.embed.register_forward_hook(count):
-            yield
-
-    return counting
-
-
-def _loss(run: FinishedRun, model: Decoder, quantization: Quantization, progress: Progress) -> dict[str, Any]:
+def _loss(run: FinishedRun, model: Decoder, quantization: Quantization) -> dict[str, Any]:
     t, windows = run.trial.training, evaluated_windows(run.trial, run.corpus)
     sizes = {"length": t.length, "batch": t.micro_batch}
-    with progress(sum(windows.values()) * (1 + loss_count(quantization))):
-        losses = {
-            f"{split}_loss": evaluate_loss(model, run.corpus, split, windows=count, **sizes)
-            for split, count in windows.items()
-        }
-        losses |= means(evaluate_documents(model, quantization, run.corpus, windows, **sizes))
+    losses = {
+        f"{split}_loss": evaluate_loss(model, run.corpus, split, windows=count, **sizes)
+        for split, count in windows.items()
+    }
+    losses |= means(evaluate_documents(model, quantization, run.corpus, windows, **sizes))
     return {name: _number(value) for name, value in losses.items()}
 
 
 def _text(
-    run: FinishedRun, model: Decoder, quantization: Quantization, text: str, progress: Progress
+    run: FinishedRun, model: Decoder, quantization: Quantization, text: str, windows: tuple[Tensor, Tensor, Tensor]
 ) -> dict[str, Any]:
-    t, tokens = run.trial.training, run.tokenizer.encode(text)
-    windows = text_windows(tokens, run.separator, t.length)
-    with progress(2 * len(windows[0])):
-        loss = text_loss(model, windows, t.micro_batch)
-        with unquantized(quantization):
-            exact = text_loss(model, windows, t.micro_batch)
+    t = run.trial.training
+    loss = text_loss(model, windows, t.micro_batch)
+    with unquantized(quantization):
+        exact = text_loss(model, windows, t.micro_batch)
     count = int(windows[2].sum())
     return {
         "loss": _number(loss),
@@ -265,7 +256,7 @@ def _text(
 
 
 def _run_tasks(
-    request: Request, model: Decoder, tokenizer: TextTokenizer, *, length: int, end: int | None
+    request: Request, model: Decoder, tokenizer: Tokenizer, *, length: int, end: int | None
 ) -> dict[str, dict[str, dict[str, float | None]]]:
     """Return the metrics of the request's lm-eval tasks: requested name → lm-eval task → metric → value."""
     scores = run_tasks(
@@ -279,9 +270,7 @@ def _run_tasks(
         run_code=request.run_code,
     )
     return {
-        requested: {
-            task: {name: _number(value) for name, value in metrics.items()} for task, metrics in by_task.items()
-        }
+        requested: {task: {name: _number(value) for name, value in of.items()} for task, of in by_task.items()}
         for requested, by_task in scores.items()
     }
 

@@ -1,19 +1,41 @@
-"""Evaluate the loss of held-out windows and of texts: the mean cross entropy in nats per token.
+"""Evaluate the loss of held-out windows, documents and texts: the mean cross entropy in nats per token.
 
 The windows are the same for every trial, so two trials can be compared window by window; the mean of these paired
 differences has far less noise than a difference of losses on different windows. Sums are exact (math.fsum rounds once),
 so they depend neither on the order nor on the batch size. But the model's own arithmetic depends on the batch size: if
-a whole tensor has one scale, all windows of a batch share it. So compare only losses that were computed with the same
-batch size.
+a whole tensor has one scale, all windows of a batch share it. So compare only losses of the same batch size.
+
+A claim compares the losses of two arms. Its confidence interval has to cover other text as well as other seeds, and the
+tokens of one document are not independent of each other. So the last weights are evaluated document by document, and
+reports cluster losses by document. This is done twice, or four times if layers are sampled:
+
+* `loss`: with the recipe's own operands;
+* `loss_unquantized`: with all operands in the compute dtype (BF16 as a rule), which separates the effect of the
+  recipe on training from its effect on the evaluation itself;
+* `loss_cast`: sampled layers with weights cast to the formats of their learned bit widths (GaussWS, Table C.1);
+* `loss_narrow`: sampled layers with all weights cast to the narrowest format of Table C.1, which shows whether a
+  format that is too narrow would change the loss.
 """
 
-import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Literal, Protocol
+from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor, nn
+
+from fewbits.experiments.data.corpus import Corpus
+from fewbits.experiments.trial import Trial
+from fewbits.models.learned_widths import NARROWEST, sampled_layers, weights_cast
+from fewbits.models.quantize import Quantization, unquantized
+
+LOSS = "loss"
+COLUMNS = ("text", "document", "tokens")
 
 
 class Model(Protocol):
@@ -29,21 +51,13 @@ class Model(Protocol):
     def parameters(self) -> Iterator[nn.Parameter]: ...
 
 
-class Tokenizer(Protocol):
-    """A tokenizer that turns text into tokens and back."""
-
-    def encode(self, text: str, /) -> list[int]: ...
-
-    def decode(self, tokens: Sequence[int], /) -> str: ...
-
-
-class Corpus(Protocol):
+class Windows(Protocol):
     """A corpus whose splits can be read as windows of equal length."""
 
     def windows(self, split: str, count: int, length: int) -> tuple[Tensor, Tensor]:
-        """Return the inputs and targets of `count` windows of a split, int64 [count, length].
+        """Return the inputs and targets of `count` windows of a split, int64 [count, length], the same in every call.
 
-        The target of an input token is the next token of the split. Equal arguments always give the same windows.
+        The target of an input token is the next token of the split.
         """
 
 
@@ -70,32 +84,30 @@ def check_count(name: str, value: int) -> None:
         raise ValueError(f"{name}={value!r}: an integer of 1 or more is expected")
 
 
-def window_count(split: str, windows: int, ood_windows: int | None) -> int:
-    """Return the number of windows to evaluate in a split.
+def evaluated_windows(trial: Trial, corpus: Corpus) -> dict[str, int]:
+    """Return the number of windows to evaluate, by held-out split."""
+    e = trial.evaluation
+    counts = {"validation": e.windows, "ood": e.windows if e.ood_windows is None else e.ood_windows}
+    return {name: count for name, count in counts.items() if name in corpus.splits}
 
-    ood_windows: the number for the split `ood` (out-of-domain text); None: `windows`, as for every other split.
-    """
-    return ood_windows if split == "ood" and ood_windows is not None else windows
 
-
-def evaluate_loss(model: Model, corpus: Corpus, split: str, *, windows: int, length: int, batch: int) -> float:
+def evaluate_loss(model: Model, corpus: Windows, split: str, *, windows: int, length: int, batch: int) -> float:
     """Return the mean loss in nats per token over `windows` windows of a split, `batch` windows per forward pass."""
-    return mean_loss(evaluate_windows(model, corpus, split, windows=windows, length=length, batch=batch))
+    each = evaluate_windows(model, corpus, split, windows=windows, length=length, batch=batch)
+    return math.fsum(each.tolist()) / each.numel()
 
 
-def evaluate_windows(model: Model, corpus: Corpus, split: str, *, windows: int, length: int, batch: int) -> Tensor:
+def evaluate_windows(model: Model, corpus: Windows, split: str, *, windows: int, length: int, batch: int) -> Tensor:
     """Return the mean loss of each window in nats per token, float64 [windows], for paired comparisons.
 
-    windows: how many windows of the split are read. length: tokens per window. batch: windows per forward pass.
+    length: tokens per window. batch: windows per forward pass.
     """
     for name, value in (("windows", windows), ("length", length), ("batch", batch)):
         check_count(name, value)
     inputs, targets = corpus.windows(split, windows, length)
     if inputs.shape != (windows, length) or targets.shape != (windows, length):
         shapes = f"{tuple(inputs.shape)} and {tuple(targets.shape)}"
-        raise ValueError(
-            f"split {split!r}: inputs and targets have the shapes {shapes}; ({windows}, {length}) is expected"
-        )
+        raise ValueError(f"split {split!r}: inputs and targets have the shapes {shapes}, not ({windows}, {length})")
     means = [math.fsum(row) / length for losses in token_losses(model, inputs, targets, batch) for row in losses]
     return torch.tensor(means, dtype=torch.float64)
 
@@ -111,9 +123,71 @@ def token_losses(model: Model, inputs: Tensor, targets: Tensor, batch: int) -> I
             yield losses.double().tolist()
 
 
-def mean_loss(each: Tensor) -> float:
-    """Return the mean of `each`, the mean losses of windows of equal length."""
-    return math.fsum(each.tolist()) / each.numel()
+# ------------------------------------------------------------------------------------------------ documents
+
+
+def evaluate_documents(
+    model: Model, quantization: Quantization, corpus: Corpus, windows: Mapping[str, int], *, length: int, batch: int
+) -> pd.DataFrame:
+    """Return the content of evaluation.parquet: a row for each document of each held-out split.
+
+    The columns are `text` (the split), `document` (its number), `tokens` (the number of evaluated tokens) and, as means
+    over these tokens, the two losses, or the four if layers are sampled, that the module's docstring lists.
+    windows: the number of windows to evaluate, by split. length: tokens per window. batch: windows per forward pass.
+    """
+    frames = []
+    for split, count in windows.items():
+        inputs, targets = corpus.windows(split, count, length)
+        documents = corpus.documents_of_windows(split, count, length)
+        frame = pd.DataFrame({"document": documents.ravel()})
+        for column, context in _evaluation_modes(quantization):
+            with context:
+                frame[column] = [
+                    loss for rows in token_losses(model, inputs, targets, batch) for row in rows for loss in row
+                ]
+        grouped = frame.groupby("document", sort=True)
+        table = grouped.agg(_mean)
+        table.insert(0, "tokens", grouped.size())
+        table.insert(0, "text", split)
+        frames.append(table.reset_index())
+    return pd.concat(frames, ignore_index=True)[[*COLUMNS, *(name for name, _ in _evaluation_modes(quantization))]]
+
+
+def means(frame: pd.DataFrame) -> dict[str, float]:
+    """Return the mean losses of each split, over its evaluated tokens, by names such as `ood_loss_unquantized`.
+
+    The column `loss`, with the recipe's operands, is omitted, because callers compute its mean with `evaluate_loss`.
+    frame: the result of `evaluate_documents`.
+    """
+    losses: dict[str, float] = {}
+    for text, rows in frame.groupby("text", sort=False):
+        weights = rows["tokens"].to_numpy(np.float64)
+        for column in frame.columns:
+            if column.startswith(f"{LOSS}_"):
+                values: Any = rows[column].to_numpy(np.float64)
+                losses[f"{text}_{column}"] = math.fsum(weights * values) / math.fsum(weights)
+    return losses
+
+
+def loss_count(quantization: Quantization) -> int:
+    """Return the number of losses that `evaluate_documents` computes for each window: 2, or 4 with sampled layers."""
+    return sum(1 for _ in _evaluation_modes(quantization))
+
+
+def _mean(losses: pd.Series) -> float:
+    return math.fsum(losses) / len(losses)
+
+
+def _evaluation_modes(quantization: Quantization) -> Iterator[tuple[str, AbstractContextManager[None]]]:
+    """Yield the name of each loss, and a context manager in which the model computes that loss."""
+    yield LOSS, nullcontext()
+    yield f"{LOSS}_unquantized", unquantized(quantization)
+    if any(sampled_layers(quantization)):
+        yield f"{LOSS}_cast", weights_cast(quantization)
+        yield f"{LOSS}_narrow", weights_cast(quantization, NARROWEST)
+
+
+# ------------------------------------------------------------------------------------------------ texts
 
 
 def text_windows(tokens: Sequence[int], separator: int | None, length: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -139,10 +213,7 @@ def text_windows(tokens: Sequence[int], separator: int | None, length: int) -> t
 
 
 def text_loss(model: Model, windows: tuple[Tensor, Tensor, Tensor], batch: int) -> float:
-    """Return the mean loss of a text in nats per token.
-
-    windows: the result of `text_windows`. batch: windows per forward pass.
-    """
+    """Return the mean loss of a text in nats per token. windows: the result of `text_windows`."""
     inputs, targets, counts = windows
     losses = torch.tensor([row for rows in token_losses(model, inputs, targets, batch) for row in rows])
     return math.fsum(losses[counts].tolist()) / int(counts.sum())

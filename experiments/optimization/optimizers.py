@@ -24,13 +24,13 @@ from inspect import unwrap
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from fewbits.experiments.distributed.sharding import clip_sharded
 from fewbits.experiments.optimization.adam_mini import AdamMini
 from fewbits.models.networks.partition import Partition
-from fewbits.models.networks.sharded import copy_like, is_sharded
+from fewbits.models.networks.sharded import copy_like, is_sharded, local
 from fewbits.models.runtime import UntracedOptimizer
 
 BITS = "bit_scale"
@@ -170,6 +170,26 @@ def clip_gradients(params: Iterable[Tensor], max_norm: float | None) -> Tensor:
     norm = get_total_norm([param.grad for param in params if param.grad is not None])
     if max_norm is not None:
         clip_grads_with_norm_(params, max_norm, norm)
+    return norm
+
+
+def clip_sharded(params: Iterable[Tensor], max_norm: float | None) -> Tensor:
+    """Scale all gradients so that their global norm is at most max_norm; return the norm that they had before.
+
+    All ranks must call this. Each rank sums the squares of its own gradients in FP64, and these sums are added, so the
+    norm, rounded to FP32, is almost always the same for any way of sharding. If max_norm is None, no gradient is
+    scaled. Otherwise a norm of NaN makes all gradients NaN, and an infinite norm makes each of their elements 0 or NaN.
+    """
+    grads = [local(param.grad) for param in params if param.grad is not None]
+    squares = [torch.linalg.vector_norm(grad, dtype=torch.float64).square() for grad in grads if grad.numel()]
+    device = grads[0].device
+    total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64, device=device)
+    dist.all_reduce(total)
+    norm = total.sqrt().float()
+    if max_norm is not None:
+        scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)  # as torch.nn.utils.clip_grads_with_norm_
+        for grad in grads:
+            grad.mul_(scale)
     return norm
 
 

@@ -1,19 +1,39 @@
-"""Build models that share a checkpoint's weights: an unquantized one as the reference, and one for each recipe."""
+"""Make what a probe trial compares: models with a checkpoint's weights, the next optimizer update, and batches.
+
+The models share the weights: an unquantized one is the reference, and there is one for each recipe.
+
+Tokens of one document are not independent of each other. Therefore the documents of a held-out split are divided into
+GROUPS groups, and a probe with the seed s reads only the group s mod GROUPS. Seeds with different groups have no
+document in common, so the variance of results over seeds includes the variance over texts.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from fewbits.experiments.data.corpus import Corpus
+from fewbits.experiments.optimization.optimizers import (
+    clip_gradients,
+    load_optimizer_state,
+    make_optimizer,
+    set_learning_rate,
+)
 from fewbits.experiments.optimization.precision import DTYPES
+from fewbits.experiments.optimization.schedules import factor
 from fewbits.experiments.storage import checkpoints
-from fewbits.experiments.trial import ROUNDING, Trial
+from fewbits.experiments.trial import ORDER, ROUNDING, Trial
+from fewbits.kernels.seeds import derive_seed
 from fewbits.models.networks.decoder import Decoder
+from fewbits.models.networks.partition import adam_mini_partition
+from fewbits.models.networks.registry import on_meta
 from fewbits.models.observer import Observer, ObserverConfig
 from fewbits.models.operand_pair import OperandPair
 from fewbits.models.quantize import Quantization, quantize
@@ -21,6 +41,7 @@ from fewbits.models.quantized_linear import QuantizedLinear
 from fewbits.models.recipe import Recipe
 
 _WIDTHS = ".bit_scale"
+GROUPS = 6  # the message in `batches` says "a sixth"
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,3 +133,105 @@ def operand_pairs(quantization: Quantization, layer: QuantizedLinear) -> tuple[O
 def layer_labels(layer: QuantizedLinear) -> dict[str, Any]:
     """Return the columns that identify a layer in tables: its name, block number and part."""
     return {"layer": layer.name, "block": layer.block, "part": layer.part}
+
+
+# ------------------------------------------------------------------------------------------------ updates
+
+
+class UpdateEffect:
+    """The next optimizer update of the checkpoint's trial (the parent), which `applied` makes and then undoes.
+
+    It is made with the checkpoint's optimizer state, and with the parent's gradient clipping and learning rate.
+    """
+
+    def __init__(self, parent: Trial, checkpoint: checkpoints.Checkpoint, model: Decoder) -> None:
+        """Read the optimizer's state from the checkpoint.
+
+        parent: the trial that wrote the checkpoint. model: the unquantized model, with the checkpoint's weights.
+        """
+        self._parent, self._model = parent, model
+        device = next(model.parameters()).device
+        states = checkpoints.unflatten(checkpoint.tensors(device, under="optimizer."), checkpoint.state["optimizer"])
+        self._states = {name: state for name, state in states.items() if not name.endswith(_WIDTHS)}
+        self._partition = adam_mini_partition(on_meta(parent.model))
+        self._step = min(checkpoint.step, parent.training.steps - 1)
+
+    @property
+    def known(self) -> bool:
+        """True if the checkpoint has an optimizer state; a checkpoint of an imported model has none."""
+        return bool(self._states)
+
+    @contextmanager
+    def applied(self, gradients: Mapping[str, Tensor]) -> Iterator[None]:
+        """Update the weights with these gradients (by parameter name); restore the weights after the `with` block."""
+        parent, parameters = self._parent, dict(self._model.named_parameters())
+        before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+        optimizer = make_optimizer(self._model, parent.optimizer, partition=self._partition)
+        load_optimizer_state(optimizer, self._states)
+        for name, parameter in parameters.items():
+            parameter.grad = gradients[name].to(parameter.dtype, copy=True)
+        clip_gradients(parameters.values(), parent.optimizer.clip)
+        set_learning_rate(optimizer, factor(parent.schedule, self._step, parent.training.steps))
+        try:
+            optimizer.step()
+            yield
+        finally:
+            with torch.no_grad():
+                for name, parameter in parameters.items():
+                    parameter.grad = None
+                    parameter.copy_(before[name])
+
+    def loss(self, inputs: Tensor, targets: Tensor) -> float:
+        """Return the loss of the unquantized model with its current weights."""
+        with torch.no_grad():
+            return float(self._model.loss(inputs, targets))
+
+
+# ------------------------------------------------------------------------------------------------ batches
+
+
+def batches(corpus: Corpus, trial: Trial, parent: Trial, position: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield inputs and targets of each batch of a probe trial: int64 [training.micro_batch, training.length].
+
+    parent: the trial whose checkpoint is probed. position: the number of sequences that the parent had read when it
+    wrote the checkpoint; the batches of the split `train` begin there.
+    Raise ValueError if the group of documents that the trial's seed reads has too little text.
+    """
+    t = trial.training
+    if trial.probe.split == "train":
+        for batch in range(t.steps):
+            first = position + batch * t.micro_batch
+            yield corpus.batch("train", first, t.micro_batch, t.length, parent.seed_for(ORDER))
+        return
+    windows = _windows(_documents(corpus, trial.probe.split, t.length)[trial.seed % GROUPS :: GROUPS], t.length)
+    count = t.steps * t.micro_batch
+    if len(windows) < count:
+        raise ValueError(
+            f"training.steps {t.steps}: the probe needs {count} windows of {t.length} tokens, but there are only "
+            f"{len(windows)}, because each seed reads a sixth of the documents of split {trial.probe.split}: use fewer "
+            "steps, a smaller training.micro_batch, a shorter training.length, or more data"
+        )
+    for first in range(0, count, t.micro_batch):
+        rows = torch.from_numpy(np.stack(windows[first : first + t.micro_batch]).astype(np.int64))
+        yield rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+
+
+def _documents(corpus: Corpus, split: str, length: int) -> list[np.ndarray]:
+    """Return the documents with more than `length` tokens, in a pseudorandom order that is the same for all seeds."""
+    if corpus.folder.meta.separator is None:  # no documents are known: every window is a document, as in evaluations
+        inputs, targets = corpus.windows(split, (corpus.tokens_in(split) - 1) // length, length)
+        found = list(torch.cat((inputs, targets[:, -1:]), 1).numpy())
+    else:
+        found = [np.asarray(tokens) for tokens in corpus.documents(split) if len(tokens) > length]
+    return [found[number] for number in sorted(range(len(found)), key=lambda number: derive_seed(0, number))]
+
+
+def _windows(documents: list[np.ndarray], length: int) -> list[np.ndarray]:
+    """Return windows of length + 1 tokens: the first window of each document, then the second of each, and so on."""
+    longest = max(map(len, documents), default=0)
+    return [
+        tokens[begin : begin + length + 1]
+        for begin in range(0, longest - length, length)
+        for tokens in documents
+        if begin + length < len(tokens)
+    ]

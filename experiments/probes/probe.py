@@ -9,7 +9,7 @@ leaves all operands in high precision gives differences of exactly 0. With `refe
 FP32, so the differences also contain the error of BF16; for the recipe bf16, they contain nothing else.
 
 The batches of the split `train` are the ones that the trial would read after the checkpoint. Batches of the other
-splits are windows of held-out documents (batches.py). Every batch has the size of a micro-batch, because the scale of a
+splits are windows of held-out documents (bench.py). Every batch has the size of a micro-batch, because the scale of a
 quantized tensor may depend on it.
 """
 
@@ -24,14 +24,13 @@ import pandas as pd
 
 from fewbits.experiments.config import load_recipe
 from fewbits.experiments.optimization.schedules import ScheduleConfig
-from fewbits.experiments.probes.config import ProbeConfig
 from fewbits.experiments.probes.probe_trial import SUMS, TABLE
 from fewbits.experiments.probes.tables import Probe
 from fewbits.experiments.run_trial import run as run_trial
 from fewbits.experiments.session import Events, Progress
 from fewbits.experiments.setup import check
 from fewbits.experiments.storage import checkpoints, run_folder
-from fewbits.experiments.trial import Branch, Runtime, Trial
+from fewbits.experiments.trial import Branch, ProbeConfig, Runtime, Trial
 from fewbits.models.networks.registry import on_meta
 from fewbits.models.quantize import quantize
 from fewbits.models.recipe import Recipe

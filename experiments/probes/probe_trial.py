@@ -3,12 +3,12 @@
 A probe trial is planned, scheduled, cached and resumed like a trial that trains, and has a run folder. It writes
 
     probe.parquet      for each batch and variant (variants.py), a row with the losses and the measures of the whole
-                       gradient (gradient_errors.py); for the recipe itself (variant `all`), also a row with the
+                       gradient (errors.py); for the recipe itself (variant `all`), also a row with the
                        measures of each layer's weight gradient. Columns: experiments/README.md
     sums.parquet       with probe.accumulators: a row for each batch, seed, layer and accumulator, with the relative
                        `error` of the layer's forward product if this accumulator computed its sums
     numerics.parquet   statistics of each operand, as a training trial writes them, over all batches together
-    result.json        means over batches (summary.py)
+    result.json        means over batches (tables.py)
 
 Until the end, each measured batch is stored in a file in `batches/`, so that an interrupted probe continues with the
 next batch and gives the same files as an uninterrupted one.
@@ -29,17 +29,14 @@ from torch import Tensor
 
 from fewbits.common.atomic import checked_json, remove_folder, write_json, write_parquet
 from fewbits.experiments.optimization.precision import DTYPES
-from fewbits.experiments.probes import sum_errors
-from fewbits.experiments.probes.batches import batches
-from fewbits.experiments.probes.bench import Bench, backward, layer_labels, make_bench
-from fewbits.experiments.probes.gradient_errors import GradientErrors
-from fewbits.experiments.probes.summary import numerics_table, summarize
-from fewbits.experiments.probes.tables import WHOLE
-from fewbits.experiments.probes.update_effect import UpdateEffect
+from fewbits.experiments.probes.bench import Bench, UpdateEffect, backward, batches, layer_labels, make_bench
+from fewbits.experiments.probes.errors import GradientErrors, check_accumulators, measured_sums
+from fewbits.experiments.probes.tables import WHOLE, numerics_table, summarize
 from fewbits.experiments.probes.variants import ALL, Variant, variants
 from fewbits.experiments.session import Progress, Session
 from fewbits.experiments.storage import run_folder
 from fewbits.experiments.storage.lease import Lost
+from fewbits.experiments.storage.results import decisions
 from fewbits.experiments.trial import Trial
 from fewbits.kernels.seeds import derive_seed
 
@@ -69,7 +66,7 @@ def check_inputs(session: Session) -> None:
             f"a probe must have the model of its run {parent.folder.path}, but has {'; '.join(differing)}: set the "
             "run's values"
         )
-    sum_errors.check(trial.probe.accumulators)
+    check_accumulators(trial.probe.accumulators)
     state, length = parent.checkpoint.state, source.training.length
     if trial.probe.split == "train" and state["position"] and trial.training.length != length:
         raise ValueError(
@@ -122,10 +119,12 @@ def _write(trial: Trial, step: int, folder: run_folder.RunFolder, count: int) ->
         {name: "Int64" if name in ("batch", "block") else float for name in table if name not in texts}
     )
     write_parquet(folder.path / TABLE, table)
-    write_parquet(folder.path / "numerics.parquet", numerics_table([r for b in stored for r in b["numerics"]], step))
+    numerics = numerics_table([row for batch in stored for row in batch["numerics"]], step)
+    write_parquet(folder.path / "numerics.parquet", numerics)
     if trial.probe.accumulators:
         write_parquet(folder.path / SUMS, pd.DataFrame([row for batch in stored for row in batch["sums"]]))
-    result = {"id": folder.id, "name": trial.name, "status": "done", "step": count} | summarize(table)
+    result: dict[str, Any] = {"id": folder.id, "name": trial.name, "status": "done", "step": count}
+    result |= {**summarize(table), **decisions(numerics)}
     write_json(folder.path / "result.json", result)
     remove_folder(folder.path / FOLDER)
     return result
@@ -179,7 +178,7 @@ class _Probe:
                 seed = derive_seed(self._trial.seed, number, draw)
                 model, quantization = self._bench.quantized(self._trial.recipe, number, seed)
                 variant.apply(quantization)
-                with sum_errors.measured(quantization, accumulators if whole else ()) as of_sums:
+                with measured_sums(quantization, accumulators if whole else ()) as of_sums:
                     loss, gradient = backward(model, inputs, targets)
                 sums += [{"batch": number, "seed": draw, **row} for row in of_sums]
                 errors.add(gradient)

@@ -16,8 +16,7 @@ from functools import cached_property
 from pathlib import Path
 
 from fewbits.common.atomic import checked_json
-from fewbits.experiments.data.config import DataConfig
-from fewbits.experiments.data.corpus import Corpus
+from fewbits.experiments.data.corpus import Corpus, DataConfig
 from fewbits.experiments.identity import IMPORTED, ParentPoint
 from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.run_folder import RunFolder, find_run, opened, saved_trial

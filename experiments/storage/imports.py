@@ -23,15 +23,13 @@ from torch import Tensor
 
 from fewbits.common.atomic import folder_atomically, write_atomically, write_json
 from fewbits.experiments.config import load_trial
-from fewbits.experiments.data.config import DataConfig
-from fewbits.experiments.data.corpus import Corpus, describe
+from fewbits.experiments.data.corpus import Corpus, DataConfig, describe
 from fewbits.experiments.data.load import KINDS, load
 from fewbits.experiments.data.once import default_cache
-from fewbits.experiments.data.tokenizing import FILE, Bytes, saved_tokenizer
+from fewbits.experiments.data.tokenizing import FILE, Bytes, bytes_tokenizer, saved_tokenizer
 from fewbits.experiments.identity import imported_identity, process_facts, trial_id
 from fewbits.experiments.setup import check, check_data
 from fewbits.experiments.storage import checkpoints
-from fewbits.experiments.storage.huggingface import bytes_tokenizer
 from fewbits.experiments.storage.run_folder import HASH, RunFolder, existing, plain
 from fewbits.experiments.trial import Trial
 from fewbits.models.importing.layouts import Published

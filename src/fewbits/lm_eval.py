@@ -19,7 +19,7 @@ def main() -> int:
             raise
         notice("lm-eval is not installed: pip install 'fewbits[eval]'")
         return 2
-    import fewbits.experiments.evaluation.lm_eval_model  # noqa: F401, registers the model type `fewbits`
+    import fewbits.experiments.evaluation.language_model  # noqa: F401, registers the model type `fewbits`
 
     try:
         cli_evaluate()

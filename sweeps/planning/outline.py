@@ -15,7 +15,7 @@ import numpy as np
 from fewbits.common.wording import clock
 from fewbits.experiments.data.folder import smallest_dtype
 from fewbits.experiments.data.once import default_cache
-from fewbits.experiments.data.preparation.web import COLLECTIONS, Collection
+from fewbits.experiments.data.web_text import COLLECTIONS, Collection
 from fewbits.experiments.distributed.memory import MARGIN, complaint, estimate
 from fewbits.experiments.trial import Trial
 from fewbits.sweeps.planning.cost import Speeds, disk, parameters_of, tokens_of, work_of

@@ -20,7 +20,7 @@ from typing import Any
 
 from fewbits.common.atomic import read_json, write_json
 from fewbits.experiments.storage import checkpoints, lease
-from fewbits.experiments.storage.evaluations import missing_tasks
+from fewbits.experiments.storage.results import missing_tasks
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.sweeps.planning.plan import Plan, Planned
 

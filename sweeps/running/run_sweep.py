@@ -18,8 +18,6 @@ from fewbits.common.process import handled
 from fewbits.common.store_folder import free_bytes, size
 from fewbits.common.terminal import notice
 from fewbits.common.wording import plural
-from fewbits.experiments.storage.decisions import add_decisions
-from fewbits.kernels.quantizer import Mixture
 from fewbits.sweeps.cluster.access import worker_variables
 from fewbits.sweeps.planning import store
 from fewbits.sweeps.planning.cost import Speeds, disk
@@ -115,10 +113,6 @@ def conclude(plan: Plan, drivers: Sequence[Driver], mirror: Mirror) -> int:
     drivers: all drivers of this command that have run trials of the plan.
     """
     status = _summary(plan, drivers)
-    for planned in plan.trials.values():
-        if any(isinstance(slot.spec, Mixture) for slot in planned.trial.recipe.operands.values()):
-            with contextlib.suppress(OSError, ValueError):  # a full disk; a damaged result, which `_summary` reports
-                add_decisions(planned.folder)
     with warnings.catch_warnings():
         warn_in_lines()
         # If no trial ran, `fewbits ui` sends what the store's own database lacks.

@@ -25,7 +25,6 @@ from fewbits.experiments.numerics import ROOT, running, total
 from fewbits.experiments.run_trial import run
 from fewbits.experiments.session import Events, Progress
 from fewbits.experiments.storage import lease
-from fewbits.experiments.storage.decisions import add_decisions
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.sweeps.planning.store import FAILURE, LOG, PROGRESS, Failure, last_lines, reached, write_failure
 from fewbits.sweeps.running.backend import Job, Outcome
@@ -55,9 +54,6 @@ class _Planned(Events):
         _check_sources(self._job)
         if folder.id != self._job.id:
             raise OtherTrial(identity)
-
-    def saved(self, folder: RunFolder) -> None:
-        add_decisions(folder)
 
 
 def work(job: Job) -> Outcome:

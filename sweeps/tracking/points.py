@@ -26,9 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from fewbits.experiments.storage.decisions import KEY as DECISIONS
-from fewbits.experiments.storage.decisions import decision_shares
-from fewbits.experiments.storage.evaluations import with_stored
+from fewbits.experiments.storage.results import DECISIONS, decision_shares, with_stored
 from fewbits.experiments.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from fewbits.experiments.probes.probe_trial import TABLE
-from fewbits.experiments.probes.summary import summarize
-from fewbits.experiments.probes.tables import WHOLE
+from fewbits.experiments.probes.tables import WHOLE, summarize
 from fewbits.experiments.trial import Trial
 from fewbits.models.recipe import GEMMS, SLOTS
 

@@ -23,11 +23,10 @@ import pytest
 
 import fewbits
 from fewbits.commands.prepare_data import main
-from fewbits.experiments.data.config import DataConfig
+from fewbits.experiments.data.corpus import DataConfig
 from fewbits.experiments.data.load import load
-from fewbits.experiments.data.preparation.unfinished import Unfinished
-from fewbits.experiments.data.preparation.web import COLLECTIONS, Documents
 from fewbits.experiments.data.tokenizing import trained_tokenizer
+from fewbits.experiments.data.web_text import COLLECTIONS, Documents, Unfinished
 from tests.experiments.data.data_inputs import shared_cache, shared_home
 from tests.messages import names
 
@@ -64,7 +63,8 @@ def test_pages_become_splits_that_load(tmp_path: Path, cache: Path) -> None:
     assert sorted(found["train"] + found["validation"]) == sorted(documents)
     assert [text for text in documents if text in set(found["train"])] == found["train"], "documents keep their order"
     assert 15 < len(found["validation"]) < 80
-    assert corpus.bytes_per_token("train") == corpus.bytes_per_token("ood") == 1.0
+    sizes = corpus.folder.meta.text_bytes
+    assert (sizes["train"], sizes["ood"]) == (corpus.tokens_in("train"), corpus.tokens_in("ood"))
     code = load(DataConfig(), cache)
     assert np.array_equal(corpus.splits["ood"], code.splits["validation"])
     assert {path.name for path in tmp_path.iterdir()} == {"a.jsonl", "out", "out.lock"}
@@ -124,7 +124,7 @@ def test_subwords_from_a_file_are_what_nanogpt_reads(tmp_path: Path, cache: Path
     assert set(decoded) < set(documents)
     corpus = load(DataConfig(kind="openwebtext", path=str(out)), cache)
     assert corpus.vocab == 300
-    assert corpus.bytes_per_token("train") == sum(len(text.encode()) + 1 for text in decoded) / len(tokens)
+    assert corpus.folder.meta.text_bytes["train"] == sum(len(text.encode()) + 1 for text in decoded)
 
 
 def test_what_cannot_be_text_is_cleaned(tmp_path: Path, cache: Path) -> None:

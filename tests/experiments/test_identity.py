@@ -24,7 +24,7 @@ from fewbits.experiments.identity import (
     is_current,
     trial_id,
 )
-from fewbits.experiments.storage import evaluations
+from fewbits.experiments.storage import results as evaluations
 from fewbits.experiments.storage.checkpoints import TENSORS
 from fewbits.experiments.trial import Runtime
 from fewbits.kernels.backends import cpu, reference

@@ -7,7 +7,7 @@ from typing import Any
 
 from fewbits.experiments.identity import is_current
 from fewbits.experiments.machine_kinds import computed
-from fewbits.experiments.storage.evaluations import numbers, with_stored
+from fewbits.experiments.storage.results import numbers, with_stored
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.experiments.trial import Trial
 from fewbits.sweeps.planning import store

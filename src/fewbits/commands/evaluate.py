@@ -14,7 +14,7 @@ from fewbits.common.store_folder import store_folder
 from fewbits.common.terminal import print_table
 
 if TYPE_CHECKING:
-    from fewbits.experiments.storage.evaluations import Evaluation
+    from fewbits.experiments.storage.results import Evaluation
 
 EXAMPLES = """\
 examples:
@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     options = _parser().parse_intermixed_args(argv)
 
     from fewbits.experiments.evaluation.evaluate import Request, evaluations_of
-    from fewbits.experiments.evaluation.finished_run import FinishedRun
+    from fewbits.experiments.storage.finished_run import FinishedRun
     from fewbits.experiments.trial import Runtime
 
     runs = store_folder(existing(options.runs) or "runs")
@@ -134,7 +134,7 @@ def _print(evaluated: Sequence[tuple[str, Evaluation, bool]]) -> None:
 
     evaluated: run name, evaluation, and whether the evaluation was stored already.
     """
-    from fewbits.experiments.storage.evaluations import numbers
+    from fewbits.experiments.storage.results import numbers
 
     rows: list[tuple[str, str, str, str]] = []
     for run, one, was_stored in evaluated:

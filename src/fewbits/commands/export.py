@@ -33,8 +33,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--cache", help="folder of prepared corpora, for the tokenizer (default: the user's cache)")
     options = parser.parse_intermixed_args(argv)
 
-    from fewbits.experiments.evaluation.finished_run import FinishedRun
-    from fewbits.experiments.storage.huggingface import export_huggingface
+    from fewbits.experiments.storage.finished_run import FinishedRun, export_huggingface
     from fewbits.experiments.storage.run_folder import find_run
 
     folder = find_run(options.run, store_folder(existing(options.runs) or "runs"))

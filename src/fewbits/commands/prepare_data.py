@@ -27,10 +27,18 @@ from fewbits.common.atomic import checked_json
 from fewbits.common.process import locked
 from fewbits.experiments.data.folder import read_meta
 from fewbits.experiments.data.once import default_cache
-from fewbits.experiments.data.preparation.unfinished import NOTE, SPLITS, Request, Unfinished
-from fewbits.experiments.data.preparation.web import COLLECTIONS, Collection, Documents, resolved_revision
 from fewbits.experiments.data.text import text_folder
 from fewbits.experiments.data.tokenizing import Tokenizer, bpe_size, ready_tokenizer
+from fewbits.experiments.data.web_text import (
+    COLLECTIONS,
+    NOTE,
+    SPLITS,
+    Collection,
+    Documents,
+    Request,
+    Unfinished,
+    resolved_revision,
+)
 
 VALIDATION = 0.0005  # share of documents in the validation split, as in nanoGPT
 _AT_ONCE = 1000  # documents between progress records

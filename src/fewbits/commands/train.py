@@ -97,7 +97,6 @@ def main(argv: Sequence[str]) -> int:
 
     from fewbits.experiments.run_trial import run
     from fewbits.experiments.session import Events
-    from fewbits.experiments.storage.decisions import add_decisions
     from fewbits.experiments.storage.lease import Lost
     from fewbits.sweeps.tracking.mirror import Tracker
 
@@ -105,7 +104,6 @@ def main(argv: Sequence[str]) -> int:
 
     class Reporter(Events):
         def saved(self, folder: RunFolder) -> None:
-            add_decisions(folder)
             tracker.saved(folder)
 
         def step(self, progress: Progress) -> None:

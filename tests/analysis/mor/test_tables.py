@@ -14,7 +14,7 @@ from fewbits.analysis.report.items import OutOfReach, Setting, TableResult, Valu
 from fewbits.analysis.report.registry import study_registry
 from fewbits.analysis.studies.mor.tensors import ONE
 from fewbits.analysis.tables.comparing import compare, pools
-from fewbits.experiments.storage import evaluations
+from fewbits.experiments.storage import results as evaluations
 from fewbits.sweeps.planning.plan import Plan
 from tests.analysis import shown_items
 from tests.analysis.mor.worlds import FLOOR, World, results

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fewbits.experiments.data.config import DataConfig
-from fewbits.experiments.data.corpus import Corpus
+from fewbits.experiments.data.corpus import Corpus, DataConfig
 from fewbits.experiments.data.load import load
 from tests.once import shared_folder
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fewbits.experiments.data.config import DataConfig
-from fewbits.experiments.data.corpus import Corpus, describe
+from fewbits.experiments.data.corpus import Corpus, DataConfig, describe
 from fewbits.experiments.data.folder import REMEMBERED_FROM, survey
 from fewbits.experiments.data.load import load
 from tests.experiments.data.data_inputs import bin_folder
@@ -26,8 +25,6 @@ def test_nanogpts_folder_is_read_as_it_is(tmp_path: Path) -> None:
     assert corpus.splits["train"].tolist() == [5, 50256, 7, 9]
     assert corpus.vocab == 50257
     assert corpus.tokens_in("validation") == 3
-    assert corpus.bytes_per_token("train") is None
-    assert corpus.entropy is None
     with pytest.raises(ValueError, match="documents cannot be separated"):
         corpus.documents("train")
 
@@ -39,12 +36,9 @@ def test_meta_names_another_dtype(tmp_path: Path, dtype: str, name: str, top: in
     assert corpus.vocab == top + 1
 
 
-def test_a_separator_gives_documents_and_text_bytes_give_bytes_per_token(tmp_path: Path) -> None:
-    meta = {"separator": 9, "text_bytes": {"train": 16}}
-    corpus = opened(bin_folder(tmp_path / "x", [1, 2, 9, 9, 3, 9, 4, 5], [7], meta=meta))
+def test_a_separator_gives_documents(tmp_path: Path) -> None:
+    corpus = opened(bin_folder(tmp_path / "x", [1, 2, 9, 9, 3, 9, 4, 5], [7], meta={"separator": 9}))
     assert [document.tolist() for document in corpus.documents("train")] == [[1, 2], [3], [4, 5]]
-    assert corpus.bytes_per_token("train") == 2.0
-    assert corpus.bytes_per_token("validation") is None
 
 
 def test_tokens_are_mapped_not_read(tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from fewbits.experiments.data.gguf_tokenizer import PREFIX, SPLITS
-from fewbits.experiments.data.tokenizing import FILE, ready_tokenizer, trained_tokenizer
+from fewbits.experiments.data.tokenizing import FILE, PREFIX, SPLITS, ready_tokenizer, trained_tokenizer
 from tests.messages import naming
 from tests.models.importing.gguf_writer import write_gguf
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import fewbits
-from fewbits.experiments.data.config import DataConfig
+from fewbits.experiments.data.corpus import DataConfig
 from fewbits.experiments.data.folder import open_folder
 from fewbits.experiments.data.load import load
 from fewbits.experiments.data.once import opened_or_made

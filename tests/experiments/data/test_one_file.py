@@ -5,10 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fewbits.experiments.data.config import DataConfig
-from fewbits.experiments.data.corpus import Corpus, describe
+from fewbits.experiments.data.corpus import Corpus, DataConfig, describe
 from fewbits.experiments.data.load import load
-from fewbits.experiments.data.one_file import LARGEST
+from fewbits.experiments.data.text import LARGEST
 from fewbits.experiments.data.tokenizing import saved_tokenizer
 
 LINES = "".join(f"{i}: Größe {i * i}\n" for i in range(3000))

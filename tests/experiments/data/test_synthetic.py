@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fewbits.experiments.data.config import DataConfig
-from fewbits.experiments.data.corpus import Corpus
+from fewbits.experiments.data.corpus import Corpus, DataConfig
 from fewbits.experiments.data.load import load
 from fewbits.experiments.data.synthetic import scaled_probabilities
 
@@ -29,10 +28,10 @@ def test_the_entropy_is_that_of_the_distribution_drawn_from(corpus: Corpus) -> N
     drawn = scaled_probabilities().tolist()
     assert sum(drawn) == 1 << 32
     assert all(count > 0 for count in drawn)
-    assert corpus.entropy == pytest.approx(-sum(n / 2**32 * log(n / 2**32) for n in drawn), rel=1e-13)
-    assert corpus.entropy == pytest.approx(-sum(p * log(p) for p in zipf()), rel=1e-6)
+    assert corpus.folder.meta.entropy == pytest.approx(-sum(n / 2**32 * log(n / 2**32) for n in drawn), rel=1e-13)
+    assert corpus.folder.meta.entropy == pytest.approx(-sum(p * log(p) for p in zipf()), rel=1e-6)
     assert corpus.vocab == 256
-    assert corpus.bytes_per_token("train") == 1.0
+    assert corpus.folder.meta.text_bytes["train"] == corpus.tokens_in("train")
 
 
 def test_every_frequent_context_shows_the_same_probabilities_in_its_own_order(corpus: Corpus) -> None:
@@ -64,10 +63,12 @@ def test_a_model_that_knows_the_source_has_the_entropy_as_its_loss(corpus: Corpu
     tokens = corpus.splits["validation"].tolist()
     following = zip(tokens, tokens[1:], tokens[2:], strict=False)
     surprises = [costs[older, newer][token] for older, newer, token in following if (older, newer) in costs]
-    assert corpus.entropy is not None
+    assert corpus.folder.meta.entropy is not None
     error = np.std(surprises) / len(surprises) ** 0.5
     assert error < 0.01
-    assert -5 * error < np.mean(surprises) - corpus.entropy < 5 * error + 0.05  # counts of rare ranks are imprecise
+    assert (
+        -5 * error < np.mean(surprises) - corpus.folder.meta.entropy < 5 * error + 0.05
+    )  # counts of rare ranks are imprecise
 
 
 def fitted(corpus: Corpus, split: str) -> dict[tuple[int, int], list[int]]:
@@ -88,8 +89,8 @@ def test_one_token_of_context_is_not_enough(corpus: Corpus) -> None:
     np.add.at(joint, (tokens[:-1], tokens[1:]), 1 / (SIZE - 1))
     seen = joint[joint > 0]
     first_order = -(seen * np.log(seen)).sum() + (joint.sum(1) * np.log(joint.sum(1))).sum()
-    assert corpus.entropy is not None
-    assert first_order > corpus.entropy + 0.3
+    assert corpus.folder.meta.entropy is not None
+    assert first_order > corpus.folder.meta.entropy + 0.3
 
 
 def test_out_of_domain_is_another_language_and_validation_the_same(corpus: Corpus) -> None:
@@ -110,6 +111,6 @@ def test_a_seed_is_a_language(corpus: Corpus, tmp_path: Path) -> None:
     assert again.fingerprint == corpus.fingerprint
     other = load(DataConfig(kind="synthetic", size=5000), tmp_path)
     assert not np.array_equal(other.splits["train"], corpus.splits["train"][:5000])
-    assert other.entropy == corpus.entropy
+    assert other.folder.meta.entropy == corpus.folder.meta.entropy
     longer = load(DataConfig(kind="synthetic", size=9000), tmp_path)
     assert np.array_equal(longer.splits["train"][:5000], other.splits["train"]), "the size decides only where it stops"

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 import fewbits
-from fewbits.experiments.data.config import DataConfig
-from fewbits.experiments.data.corpus import Corpus, describe
+from fewbits.experiments.data.corpus import Corpus, DataConfig, describe
 from fewbits.experiments.data.load import load
 from fewbits.experiments.data.python_sources import HELD_OUT, PYTHON, TORCH, Sources, collect, without_docstrings
 from fewbits.experiments.data.tokenizing import joined, ready_tokenizer, trained_tokenizer
@@ -56,7 +55,7 @@ def test_sizes_are_fixed(python: Corpus, torch_sources: Corpus) -> None:
         assert sizes.keys() == wanted.keys()
         assert all(wanted[split] - 4 <= sizes[split] <= wanted[split] for split in wanted), sizes
         assert corpus.vocab == 256
-        assert corpus.bytes_per_token("train") == 1.0
+        assert corpus.folder.meta.text_bytes["train"] == corpus.tokens_in("train")
 
 
 def test_making_it_again_gives_the_same_bytes(python: Corpus) -> None:
@@ -238,9 +237,7 @@ def test_byte_level_bpe_is_trained_on_train_and_loses_nothing(torch_sources: Cor
     for split in corpus.splits:
         decoded = [reader.decode(document.tolist()) for document in corpus.documents(split)]
         assert decoded == texts(torch_sources, split)
-        ratio = corpus.bytes_per_token(split)
-        assert ratio == torch_sources.tokens_in(split) / corpus.tokens_in(split)
-        assert ratio > 1.3
+        assert corpus.folder.meta.text_bytes[split] == torch_sources.tokens_in(split) > 1.3 * corpus.tokens_in(split)
     assert corpus.fingerprint != torch_sources.fingerprint
     assert load(config, cache).fingerprint == corpus.fingerprint
 

@@ -61,16 +61,6 @@ def decoder() -> Decoder:
     return build(config, seed=0, compute_dtype=torch.float32)
 
 
-class Bytes:
-    """A tokenizer whose tokens are bytes."""
-
-    def encode(self, text: str) -> list[int]:
-        return list(text.encode())
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return bytes(tokens).decode(errors="replace")
-
-
 class Text:
     """A corpus of documents (lists of tokens) by split; windows are consecutive parts of the joined documents."""
 

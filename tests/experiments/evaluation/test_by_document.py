@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fewbits.experiments.data.config import DataConfig
+from fewbits.experiments.data.corpus import DataConfig
 from fewbits.experiments.data.load import load
-from fewbits.experiments.evaluation.by_document import means
+from fewbits.experiments.evaluation.loss import means
 from tests.experiments.data.data_inputs import bin_folder
 from tests.experiments.trial_inputs import train
 

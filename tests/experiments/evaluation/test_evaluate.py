@@ -16,9 +16,9 @@ import torch
 
 from fewbits import cli
 from fewbits.experiments.evaluation.evaluate import Request, evaluate, evaluations_of
-from fewbits.experiments.evaluation.finished_run import FinishedRun
 from fewbits.experiments.evaluation.loss import text_windows
-from fewbits.experiments.storage import evaluations
+from fewbits.experiments.storage import results as evaluations
+from fewbits.experiments.storage.finished_run import FinishedRun
 from fewbits.experiments.trial import Runtime
 from tests.experiments.evaluation.evaluation_inputs import toy_tasks
 from tests.experiments.trial_inputs import GAUSSWS_MOR, result_of, train, train_until
@@ -193,7 +193,7 @@ def test_a_run_is_a_model_of_lm_eval(run: Path, cache: Path, tmp_path: Path) -> 
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
-    import fewbits.experiments.evaluation.lm_eval_model  # noqa: F401, as the entry point does
+    import fewbits.experiments.evaluation.language_model  # noqa: F401, as the entry point does
 
     tasks = toy_tasks(tmp_path / "tasks")
     manager = TaskManager(include_path=tasks, include_defaults=False)

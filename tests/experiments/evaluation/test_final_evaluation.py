@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from fewbits.experiments.config import load_trial
-from fewbits.experiments.data.config import DataConfig
+from fewbits.experiments.data.corpus import DataConfig
 from fewbits.experiments.data.load import load
+from fewbits.experiments.data.tokenizing import saved_tokenizer
 from fewbits.experiments.evaluation.tasks import TASK_GROUPS, Task
 from fewbits.experiments.run_trial import run
-from fewbits.experiments.setup import text_tokenizer
 from fewbits.experiments.storage import checkpoints
-from fewbits.experiments.storage.evaluations import stored, with_stored
+from fewbits.experiments.storage.results import stored, with_stored
 from tests.experiments.data.data_inputs import bin_folder
 from tests.experiments.evaluation.evaluation_inputs import toy_tasks
 
@@ -32,29 +32,32 @@ def overrides(*more: str) -> list[str]:
 @pytest.mark.parametrize("tokenizer", ["bytes", "bpe:512"])
 def test_a_corpus_of_text_encodes_and_decodes_with_its_own_tokenizer(cache: Path, tokenizer: str) -> None:
     corpus = load(DataConfig(tokenizer=tokenizer, size=200000), cache)
-    found = text_tokenizer(corpus)
+    found = saved_tokenizer(corpus.folder)
     assert found is not None
-    tokens = found.encode(TEXT)
+    tokens = found.encode([TEXT])[0].tolist()
     assert found.decode(tokens) == TEXT
     assert corpus.folder.meta.separator not in tokens
     assert max(tokens) < corpus.vocab
     assert (len(tokens) < len(TEXT.encode())) == (tokenizer != "bytes")
     document = next(corpus.documents("validation")).tolist()
-    assert found.encode(found.decode(document)) == document
+    assert found.encode([found.decode(document)])[0].tolist() == document
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "bpe:512"])
 def test_a_model_may_stop_within_a_letter_or_have_more_tokens_than_its_tokenizer(cache: Path, tokenizer: str) -> None:
     corpus = load(DataConfig(tokenizer=tokenizer, size=200000), cache)
-    found = text_tokenizer(corpus)
+    found = saved_tokenizer(corpus.folder)
     assert found is not None
     assert corpus.folder.meta.separator is not None
-    assert found.decode([*found.encode("a日")[:-1], corpus.folder.meta.separator, corpus.vocab + 40]) == "a\ufffd"
+    assert (
+        found.decode([*found.encode(["a日"])[0].tolist()[:-1], corpus.folder.meta.separator, corpus.vocab + 40])
+        == "a\ufffd"
+    )
 
 
 def test_tokens_without_their_tokenizer_are_no_text(tmp_path: Path) -> None:
     folder = bin_folder(tmp_path / "tokens", [1, 2, 3] * 100)
-    assert text_tokenizer(load(DataConfig(kind="bin", path=str(folder)), tmp_path)) is None
+    assert saved_tokenizer(load(DataConfig(kind="bin", path=str(folder)), tmp_path).folder) is None
 
 
 def test_a_tokenizer_that_is_not_that_of_the_tokens_is_refused(cache: Path, tmp_path: Path) -> None:
@@ -65,7 +68,7 @@ def test_a_tokenizer_that_is_not_that_of_the_tokens_is_refused(cache: Path, tmp_
     (tmp_path / "meta.json").write_bytes((made / "meta.json").read_bytes())
     corpus = load(DataConfig(kind="bin", path=str(tmp_path)), tmp_path / "cache")
     with pytest.raises(ValueError, match="is not the tokenizer of the tokens"):
-        text_tokenizer(corpus)
+        saved_tokenizer(corpus.folder)
 
 
 @pytest.fixture

@@ -15,14 +15,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from fewbits.experiments.evaluation.harness import run_tasks
+from fewbits.experiments.data.tokenizing import Bytes
 from fewbits.experiments.evaluation.language_model import FewbitsLM
 from fewbits.experiments.evaluation.loss import Model
-from fewbits.experiments.evaluation.tasks import TASK_GROUPS
-from tests.experiments.evaluation.evaluation_inputs import Bigram, Bytes, LanguageModel, Recurrent, decoder, successor
+from fewbits.experiments.evaluation.tasks import TASK_GROUPS, run_tasks
+from tests.experiments.evaluation.evaluation_inputs import Bigram, LanguageModel, Recurrent, decoder, successor
 from tests.messages import naming
 
-BYTES = Bytes()
 LENGTH = 24
 END = 0  # the token that ends a document, in tests that have such a token
 SENTENCE = "the quick brown fox jumps over the lazy dog and runs away from all of them"
@@ -43,6 +42,14 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
 
 
+def encode(text: str) -> list[int]:
+    return list(text.encode())
+
+
+def decode(tokens: Sequence[int]) -> str:
+    return Bytes().decode(tokens)
+
+
 # Requests, compared with what follows directly from the logits
 
 
@@ -54,7 +61,7 @@ class Request:
 
 
 def ask(model: Model, method: str, *requests: tuple[Any, ...], **settings: Any) -> list[Any]:
-    lm = FewbitsLM(model, BYTES, **({"length": LENGTH, "batch": 3} | settings))
+    lm = FewbitsLM(model, Bytes(), **({"length": LENGTH, "batch": 3} | settings))
     return list(getattr(lm, method)([Request(*request) for request in requests]))
 
 
@@ -93,14 +100,14 @@ def pairs(seed: int) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("batch", [1, 3, 64])
 def test_a_likelihood_is_the_sum_over_the_continuation_given_the_context(batch: int) -> None:
     model = Recurrent()
-    wanted = [likelihood(model, BYTES.encode(context), BYTES.encode(after)) for context, after in pairs(0)]
+    wanted = [likelihood(model, encode(context), encode(after)) for context, after in pairs(0)]
     same(ask(model, "loglikelihood", *pairs(0), batch=batch), wanted)
 
 
 def test_our_decoders_are_read() -> None:
     model = decoder()
     found = ask(model, "loglikelihood", *pairs(2))
-    wanted = [likelihood(model, BYTES.encode(context), BYTES.encode(after)) for context, after in pairs(2)]
+    wanted = [likelihood(model, encode(context), encode(after)) for context, after in pairs(2)]
     assert [total for total, _ in found] == pytest.approx([total for total, _ in wanted], rel=1e-5)
 
 
@@ -113,33 +120,33 @@ def test_greedy_means_that_every_token_is_the_likeliest() -> None:
 def test_choices_after_one_context_are_told_apart() -> None:
     model = Recurrent()
     found = ask(model, "loglikelihood", *[("Which?", f" {letter}") for letter in "ABCDA"])
-    same(found, [likelihood(model, BYTES.encode("Which?"), BYTES.encode(f" {letter}")) for letter in "ABCDA"])
+    same(found, [likelihood(model, encode("Which?"), encode(f" {letter}")) for letter in "ABCDA"])
     assert found[0] == found[4]
 
 
 def test_a_long_context_loses_its_beginning() -> None:
-    model, context, after = Recurrent(), SENTENCE, BYTES.encode(" again")
-    kept = BYTES.encode(context)[-(LENGTH + 1 - len(after)) :]  # the model need not read the last token
+    model, context, after = Recurrent(), SENTENCE, encode(" again")
+    kept = encode(context)[-(LENGTH + 1 - len(after)) :]  # the model need not read the last token
     same(ask(model, "loglikelihood", (context, " again")), [likelihood(model, kept, after)])
 
 
 def test_a_continuation_longer_than_the_window_rolls_on() -> None:
-    model, tokens = Recurrent(), BYTES.encode(" " + SENTENCE)
-    found = ask(model, "loglikelihood", ("before it,", BYTES.decode(tokens)))
-    same(found, [rolled(model, BYTES.encode(",")[0], tokens)])
+    model, tokens = Recurrent(), encode(" " + SENTENCE)
+    found = ask(model, "loglikelihood", ("before it,", decode(tokens)))
+    same(found, [rolled(model, encode(",")[0], tokens)])
 
 
 @pytest.mark.parametrize("end", [None, END])
 def test_without_context_a_text_begins_after_the_end_of_another(end: int | None) -> None:
     model = Recurrent()
-    before = BYTES.encode("\n") if end is None else [END]
+    before = encode("\n") if end is None else [END]
     found = ask(model, "loglikelihood", ("", "begins"), ("", "\nbegins"), ("  ", "begins"), end=end)
-    same(found, [likelihood(model, before, BYTES.encode(text)) for text in ("begins", "\nbegins", "  begins")])
+    same(found, [likelihood(model, before, encode(text)) for text in ("begins", "\nbegins", "  begins")])
 
 
 def test_the_last_spaces_of_a_context_belong_to_the_continuation() -> None:
     model = Recurrent()
-    same(ask(model, "loglikelihood", ("a b ", "c")), [likelihood(model, BYTES.encode("a b"), BYTES.encode(" c"))])
+    same(ask(model, "loglikelihood", ("a b ", "c")), [likelihood(model, encode("a b"), encode(" c"))])
 
 
 def test_an_empty_continuation_is_certain() -> None:
@@ -176,8 +183,8 @@ def rolled(model: LanguageModel, prefix: int, tokens: Sequence[int]) -> tuple[fl
 
 @pytest.mark.parametrize("size", [0, 1, LENGTH - 1, LENGTH, LENGTH + 1, 2 * LENGTH, 2 * LENGTH + 7])
 def test_a_rolling_likelihood_predicts_every_token_once(size: int) -> None:
-    model, tokens = Recurrent(), BYTES.encode(SENTENCE)[:size]
-    (found,) = ask(model, "loglikelihood_rolling", (BYTES.decode(tokens),), end=END)
+    model, tokens = Recurrent(), encode(SENTENCE)[:size]
+    (found,) = ask(model, "loglikelihood_rolling", (decode(tokens),), end=END)
     assert found == pytest.approx(rolled(model, END, tokens)[0], rel=1e-11)
 
 
@@ -189,7 +196,7 @@ def generate(text: str, **settings: Any) -> tuple[str, dict[str, Any]]:
 def test_generation_is_greedy_within_a_window_that_slides(batch: int) -> None:
     model = Recurrent()
     prompts = ["a", "some prompt", SENTENCE, "x" * LENGTH, ""]
-    wanted = [BYTES.decode(greedy(model, BYTES.encode(prompt or "\n"), 40)) for prompt in prompts]
+    wanted = [decode(greedy(model, encode(prompt or "\n"), 40)) for prompt in prompts]
     found = ask(model, "generate_until", *[generate(prompt, max_gen_toks=40) for prompt in prompts], batch=batch)
     assert found == wanted
 
@@ -291,7 +298,7 @@ def tasks(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, *names: str, model: LanguageModel | None = None, **settings: Any) -> dict[str, dict[str, float]]:
-    scores = run_tasks(model or successor(), BYTES, names, include_path=folder, **({"length": 32} | settings))
+    scores = run_tasks(model or successor(), Bytes(), names, include_path=folder, **({"length": 32} | settings))
     return {task: metrics for by_task in scores.values() for task, metrics in by_task.items()}
 
 
@@ -368,7 +375,7 @@ def test_the_nine_tasks_of_mor_run_as_lm_eval_defines_them(tmp_path: Path) -> No
 
     class Reader(Bigram):
         def forward(self, tokens: Tensor) -> Tensor:
-            seen.extend(BYTES.decode(row) for row in tokens.tolist())
+            seen.extend(decode(row) for row in tokens.tolist())
             return super().forward(tokens)
 
     found = run(tmp_path, "mor", model=Reader(successor().table.detach()), length=400)
@@ -396,7 +403,7 @@ def test_tasks_that_run_written_code_are_refused_unless_that_is_wanted(tasks: Pa
 
 
 def test_members_of_a_group_are_checked_before_training(tasks: Path) -> None:
-    from fewbits.experiments.evaluation.harness import check_tasks
+    from fewbits.experiments.evaluation.tasks import check_tasks
 
     write_task(tasks, "coded", STARTS, unsafe_code=True, **CONTINUE)
     (tasks / "both.yaml").write_text(json.dumps({"group": "both", "task": ["choose", "coded"]}))
@@ -414,14 +421,14 @@ def test_results_of_a_name_are_those_of_its_members(tasks: Path) -> None:
     )
     write_task(tasks, "tagged", STARTS, tag="marked", **CONTINUE)
     names = ("both", "marked", "continue")
-    together = run_tasks(successor(), BYTES, names, include_path=tasks, length=32)
+    together = run_tasks(successor(), Bytes(), names, include_path=tasks, length=32)
     assert {name: {*by_task} for name, by_task in together.items()} == {
         "both": {"both", "choose"},
         "marked": {"tagged"},
         "continue": {"continue"},
     }
     for name in names:
-        assert run_tasks(successor(), BYTES, [name], include_path=tasks, length=32) == {name: together[name]}
+        assert run_tasks(successor(), Bytes(), [name], include_path=tasks, length=32) == {name: together[name]}
 
 
 def test_two_names_for_one_task_are_refused(tasks: Path) -> None:
@@ -439,7 +446,7 @@ def test_an_unknown_task_is_named_with_what_is_near(monkeypatch: pytest.MonkeyPa
     with pytest.raises(ValueError, match=naming("piqq", "xyz", "mor, nvfp4", "piqa")):
         run(tasks, "choose", "piqq", "xyz")
     with pytest.raises(ValueError, match=naming("piqq", "include_path=DIR")):
-        run_tasks(successor(), BYTES, ["piqq"], length=32)
+        run_tasks(successor(), Bytes(), ["piqq"], length=32)
 
 
 def test_a_folder_that_is_not_there_and_a_bad_limit_are_named(tasks: Path) -> None:

@@ -19,8 +19,8 @@ from fewbits.experiments.config import load_recipe, load_trial
 from fewbits.experiments.data.corpus import Corpus
 from fewbits.experiments.data.load import load
 from fewbits.experiments.probes.bench import make_bench
+from fewbits.experiments.probes.errors import sum_error
 from fewbits.experiments.probes.probe import probe
-from fewbits.experiments.probes.sum_errors import sum_error
 from fewbits.experiments.probes.tables import WHOLE, Probe
 from fewbits.experiments.run_trial import run
 from fewbits.experiments.storage.run_folder import opened, saved_trial

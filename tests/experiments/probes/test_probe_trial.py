@@ -9,10 +9,8 @@ import torch
 
 from fewbits.experiments.config import load_trial
 from fewbits.experiments.data.load import load
-from fewbits.experiments.probes.batches import GROUPS, batches
-from fewbits.experiments.probes.summary import summarize
-from fewbits.experiments.probes.tables import WHOLE
-from fewbits.experiments.probes.update_effect import UpdateEffect
+from fewbits.experiments.probes.bench import GROUPS, UpdateEffect, batches
+from fewbits.experiments.probes.tables import WHOLE, summarize
 from fewbits.experiments.run_trial import run
 from fewbits.experiments.session import Events, Progress
 from fewbits.experiments.storage.run_folder import RunFolder, opened, saved_trial

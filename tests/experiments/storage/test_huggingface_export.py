@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fewbits import cli
-from fewbits.experiments.evaluation.finished_run import FinishedRun
+from fewbits.experiments.storage.finished_run import FinishedRun
 from fewbits.experiments.trial import Runtime
 from fewbits.models.quantize import unquantized
 from tests.experiments.trial_inputs import TINY, train

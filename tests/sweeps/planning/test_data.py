@@ -7,7 +7,7 @@ import pytest
 
 from fewbits import cli
 from fewbits.experiments.data.folder import Meta, write_folder
-from fewbits.experiments.data.preparation.web import COLLECTIONS
+from fewbits.experiments.data.web_text import COLLECTIONS
 from fewbits.sweeps.planning.plan import plan
 from fewbits.sweeps.planning.studies import STUDIES, load_sweeps
 from tests.messages import names

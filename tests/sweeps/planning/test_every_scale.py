@@ -9,8 +9,8 @@ from functools import cache
 
 import pytest
 
-from fewbits.experiments.data.preparation.web import COLLECTIONS
 from fewbits.experiments.data.python_sources import PYTHON, TORCH
+from fewbits.experiments.data.web_text import COLLECTIONS
 from fewbits.experiments.distributed.memory import fits
 from fewbits.sweeps.planning.plan import Plan, check_repeats, plan
 from fewbits.sweeps.planning.studies import STUDIES, load_sweeps

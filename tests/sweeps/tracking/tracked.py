@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from fewbits.experiments.run_trial import run as run_trial
-from fewbits.experiments.storage.decisions import add_decisions
 from fewbits.sweeps.planning.plan import Plan, Planned, plan
 from fewbits.sweeps.planning.studies import load_sweeps
 from fewbits.sweeps.tracking import connection
@@ -52,7 +51,7 @@ def train(trial: Planned, until: int = STEPS) -> None:
             raise Interrupted
 
     try:
-        assert run_trial(trial.trial, trial.runtime, Reporter(say, add_decisions))[0].id == trial.id
+        assert run_trial(trial.trial, trial.runtime, Reporter(say))[0].id == trial.id
     except Interrupted:
         assert until < STEPS
 

@@ -1,25 +1,85 @@
-"""Store evaluations of a finished run (`fewbits evaluate`): one JSON file for each, in the run folder's `evaluations/`.
+"""Results beside those of training: shares of mixtures' decisions, and evaluations of finished runs.
 
-An evaluation is found by its key: the task and its settings, the checkpoint's step, and the numerics version of the
-sources. Evaluations are not part of the trial, so they change neither the trial's id nor its `result.json`.
+`fewbits evaluate` stores each evaluation in a JSON file in the run folder's `evaluations/`. An evaluation is found by
+its key: the task and its settings, the checkpoint's step, and the numerics version of the sources. Evaluations are not
+part of the trial, so they change neither the trial's id nor its `result.json`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fewbits.common.atomic import read_json, write_json
 from fewbits.common.from_dict import from_dict
 from fewbits.experiments.storage.run_folder import RunFolder
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 FOLDER = "evaluations"
 SHOWN = 8  # hexadecimal digits of the key in a file's name
+DECISIONS = "decisions"
+SHARE = "share_"  # column `share_i`: the share of a mixture's decisions for its i-th quantizer, from 0
+
+
+# ------------------------------------------------------------------------------------------------ decisions
+
+
+def decisions(rows: Sequence[Mapping[str, Any]] | pd.DataFrame) -> dict[str, dict[str, float]]:
+    """Return the entry `decisions` of a result: the mean share of each format, such as {"e4m3": 0.93, "bf16": 0.07}.
+
+    rows: those of numerics.parquet. For a recipe without mixtures, return no entry.
+    """
+    import pandas as pd
+
+    shares = decision_shares(pd.DataFrame(rows))
+    if shares is None:
+        return {}
+    formats = shares.drop(columns=["step", "slot"])
+    return {DECISIONS: {str(name): math.fsum(values) / len(values) for name, values in formats.items()}}
+
+
+def decision_shares(rows: pd.DataFrame) -> pd.DataFrame | None:
+    """Return the shares of formats in mixtures' decisions, with a row for each window, layer and slot.
+
+    rows: those of numerics.parquet. If none of them is about a mixture, return None.
+
+    Columns: `step`, `slot`, and for each format of any mixture its share, 0 if the slot's mixture does not have it.
+    """
+    import pandas as pd
+
+    columns = [column for column in map(str, rows) if column.startswith(SHARE)]
+    if not columns or (decided := rows[rows[columns[0]].notna()]).empty:
+        return None
+    named = []
+    for mixture, of_mixture in decided.groupby("quantizer"):
+        # Only the first four quantizers of a mixture have columns.
+        names = dict(zip(columns, entry_names(str(mixture)), strict=False))
+        named.append(of_mixture[["step", "slot", *columns]].rename(columns=names))
+    return pd.concat(named).drop(columns=columns, errors="ignore").fillna(0.0)
+
+
+def entry_names(mixture: str) -> list[str]:
+    """Return a name for each quantizer of a mixture: its format, or its whole text if another one has the same format.
+
+    >>> entry_names("e4m3:128x128:gam @ error<0.045 | bf16 ; per=block")
+    ['e4m3', 'bf16']
+    """
+    entries = [entry.partition(" @ ")[0].strip() for entry in mixture.partition(" ; ")[0].split(" | ")]
+    formats = [entry.partition(":")[0] for entry in entries]
+    count = Counter(formats)
+    return [name if count[name] == 1 else entry for name, entry in zip(formats, entries, strict=True)]
+
+
+# ------------------------------------------------------------------------------------------------ evaluations
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,31 @@
-"""Open a finished run's model for evaluation, with the weights of a checkpoint, the recipe and the trial's noise."""
+"""Open a finished run's model with the weights of a checkpoint, the recipe and the trial's noise; export the model.
+
+The exported folder has configuration, weights and tokenizer, and Hugging Face's transformers can load it.
+"""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
+from fewbits.common.atomic import folder_atomically
 from fewbits.experiments import devices
 from fewbits.experiments.data.corpus import Corpus
 from fewbits.experiments.data.load import load
 from fewbits.experiments.data.once import default_cache
-from fewbits.experiments.data.tokenizing import Bytes
+from fewbits.experiments.data.tokenizing import FILE, Bytes, Tokenizer, bytes_tokenizer, saved_tokenizer
 from fewbits.experiments.optimization.precision import DTYPES
-from fewbits.experiments.setup import TextTokenizer, text_tokenizer
 from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.run_folder import RunFolder, opened, saved_trial
 from fewbits.experiments.trial import ROUNDING, Runtime, Trial
 from fewbits.models.networks.decoder import Decoder
+from fewbits.models.networks.huggingface import to_huggingface
 from fewbits.models.quantize import Quantization, quantize
 
 
@@ -65,14 +72,14 @@ class FinishedRun:
         return corpus
 
     @cached_property
-    def tokenizer(self) -> TextTokenizer:
+    def tokenizer(self) -> Tokenizer:
         """The tokenizer of the run's data; raises ValueError if it is unknown.
 
         If it is the tokenizer `bytes`, the corpus is not opened.
         """
         if self.checkpoint.state["data"].get("tokenizer") == Bytes.spelling:
-            return TextTokenizer(Bytes())
-        tokenizer = text_tokenizer(self.corpus)
+            return Bytes()
+        tokenizer = saved_tokenizer(self.corpus.folder)
         if tokenizer is None:
             raise ValueError(
                 f"{self.name} was trained on data.kind={self.trial.data.kind}, whose tokenizer is unknown; if "
@@ -99,3 +106,51 @@ class FinishedRun:
         model.load_state_dict(checkpoints.unflatten(self.checkpoint.tensors(device, under="model."), state["model"]))
         quantization.begin(state["origin"] + state["step"], progress=state["step"] / t.steps)
         return model, quantization
+
+
+def export_huggingface(run: FinishedRun, folder: Path) -> list[str]:
+    """Write a run's model to `folder`, which must not exist; return messages on what the folder does not contain.
+
+    Raise ValueError if transformers has no model that computes the same function.
+    """
+    trial, sampler = run.trial, run.trial.recipe.sampler
+    if sampler.kind != "none" and sampler.in_evaluation:
+        raise ValueError(
+            f"recipe {trial.recipe.name} evaluates with noise on its weights (sampler.in_evaluation), which "
+            "transformers cannot do: only runs without this setting can be exported"
+        )
+    if folder.exists():
+        raise ValueError(f"{folder} exists already: choose another folder with --out, or remove it")
+    state = checkpoints.unflatten(run.checkpoint.tensors(under="model."), run.checkpoint.state["model"])
+    config, weights = to_huggingface(trial.model, state, run.separator)
+    lines = [f"the recipe {trial.recipe.name} was not exported: transformers computes with unquantized operands"]
+    tokenizer = None
+    try:
+        tokenizer = run.tokenizer
+    except ValueError as error:
+        lines.append(f"no tokenizer was written: {error}")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder_atomically(folder) as partial:
+        _write_json(partial / "config.json", config)
+        _write_json(partial / "generation_config.json", {k: v for k, v in config.items() if k.endswith("_token_id")})
+        save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})
+        if tokenizer is not None:
+            _write_tokenizer(partial, tokenizer, trial.model.context)
+    return lines
+
+
+def _write_tokenizer(folder: Path, tokenizer: Tokenizer, length: int) -> None:
+    """Write tokenizer.json and tokenizer_config.json. length: the model's context in tokens."""
+    if isinstance(tokenizer, Bytes):
+        _write_json(folder / FILE, bytes_tokenizer())
+    else:
+        tokenizer.save(folder)
+    content = json.loads((folder / FILE).read_text("utf-8"))
+    names = {token["id"]: token["content"] for token in content["added_tokens"]}
+    end = names[tokenizer.separator]  # the token between documents never occurs in text, so it is an added token
+    facts = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": length, "eos_token": end}
+    _write_json(folder / "tokenizer_config.json", facts | {"bos_token": end, "clean_up_tokenization_spaces": False})
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", "utf-8")
