@@ -29,7 +29,7 @@ def test_transformers_loads_the_same_logits_and_the_same_tokens(cache: Path, tmp
     assert cli.main(words) == 2, "the folder exists"
     run = FinishedRun.open(folder.path, cache=cache)
     model, quantization = run.model(Runtime(device="cpu"))
-    tokens = torch.tensor([run.tokenizer.encode(TEXT)])
+    tokens = torch.tensor([run.tokenizer.encode([TEXT])[0].tolist()])
     theirs = AutoModelForCausalLM.from_pretrained(out)
     with torch.no_grad(), unquantized(quantization):
         torch.testing.assert_close(theirs(tokens).logits, model(tokens), rtol=1e-4, atol=2e-5)

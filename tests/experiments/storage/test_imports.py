@@ -56,11 +56,12 @@ def test_a_run_survives_export_and_import(
 ) -> None:
     before, after = (FinishedRun.open(folder.path, cache=cache) for folder in (trained, imported))
     assert after.step == 0
-    assert after.tokenizer.encode(TEXT) == before.tokenizer.encode(TEXT)
+    tokens = after.tokenizer.encode([TEXT])[0].tolist()
+    assert tokens == before.tokenizer.encode([TEXT])[0].tolist()
     assert after.corpus.fingerprint == before.corpus.fingerprint
-    tokens = torch.tensor([after.tokenizer.encode(TEXT)[:60]])
+    inputs = torch.tensor([tokens[:60]])
     with torch.no_grad():
-        logits = [one.model(Runtime(device="cpu"))[0](tokens) for one in (before, after)]
+        logits = [one.model(Runtime(device="cpu"))[0](inputs) for one in (before, after)]
     assert torch.equal(*logits)
     facts = (imported.provenance() or {})["imported"]
     assert facts["files"].keys() == {"config.json", "model.safetensors", "tokenizer.json"}
