@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fewbits.experiments.config import load_trial
-from fewbits.experiments.data.corpus import DataConfig
-from fewbits.experiments.data.corpus import Corpus
+from fewbits.experiments.data.corpus import Corpus, DataConfig
 from fewbits.experiments.data.load import load
 from fewbits.experiments.data.once import default_cache
 from fewbits.experiments.identity import ParentPoint, identity

@@ -118,7 +118,9 @@ def test_tables_and_result_say_what_happened(cache: Path, tmp_path: Path) -> Non
     splits, formats = ("validation", "ood"), ("cast", "narrow", "unquantized")
     otherwise = {f"{split}_loss_{name}": last[f"{split}_loss"] for split in splits for name in formats}
     assert {name: result[name] for name in otherwise} == pytest.approx(otherwise, abs=0.01)
-    assert {name: value for name, value in result.items() if name not in otherwise} == {
+    assert result["decisions"].keys() == {"e4m3", "bf16"}
+    assert sum(result["decisions"].values()) == pytest.approx(1)
+    assert {name: value for name, value in result.items() if name not in {*otherwise, "decisions"}} == {
         "id": folder.id,
         "name": "nemotron-nano-gaussws-mor-synthetic-s0",
         "status": "done",
