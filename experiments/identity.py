@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from fewbits.common.redaction import redacted
+from fewbits.common.wording import redacted
 from fewbits.experiments.environment import environment
 from fewbits.experiments.numerics import announce, changed, numerics, running
 from fewbits.experiments.trial import Trial

@@ -15,7 +15,8 @@ from types import ModuleType
 
 import pytest
 
-from fewbits import __version__, cli, doctor
+from fewbits import __version__, cli
+from fewbits.commands import doctor
 from fewbits.kernels.backends import build
 
 COMMAND = [sys.executable, "-m", "fewbits.cli"]

@@ -293,7 +293,7 @@ def test_the_python_of_the_readme_runs() -> None:
 
 
 def test_what_doctor_asks_of_torch_is_what_the_package_requires() -> None:
-    from fewbits.doctor import OLDEST_TORCH
+    from fewbits.commands.doctor import OLDEST_TORCH
 
     required = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     assert "torch>={}.{}".format(*OLDEST_TORCH) in required

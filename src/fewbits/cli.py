@@ -68,11 +68,11 @@ GROUPS = {
         Command("number", "show how each format rounds and encodes a number, and its neighbours", "0.3"),
     ),
     "care": (
-        Command("doctor", "show this machine's hardware and the kernels in use", "--json", "doctor"),
+        Command("doctor", "show this machine's hardware and the kernels in use", "--json"),
         Command("bench kernels", "measure the kernels and other libraries", "--no-peers", "commands.bench", "kernels"),
         Command("bench train", "measure training steps, against plain BF16", "--steps 5", "commands.bench", "train"),
         Command("bench sweep", "measure how busy a sweep keeps the cores", "--trials 4", "commands.bench_sweep"),
-        Command("data", "download and tokenize web text: OpenWebText, C4", "openwebtext", "commands.prepare_data"),
+        Command("data", "download and tokenize web text: OpenWebText, C4", "openwebtext"),
         Command("ui", "show the store's trials in MLflow, in the browser", "--port 5000"),
     ),
 }
@@ -157,7 +157,7 @@ def _dispatch(argv: tuple[str, ...]) -> int:
         print(f"fewbits {__version__}")
         return 0
     if argv[:1] in (("-sc",), ("--shell-completion",)):
-        from fewbits.commands.run_hydra import complete
+        from fewbits.commands.hydra_options import complete
 
         complete(argv[1:], list(dict.fromkeys(command.words[0] for command in COMMANDS)))
         return 0

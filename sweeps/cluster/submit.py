@@ -27,8 +27,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from fewbits.common.process import environment, handled
-from fewbits.common.redaction import redacted
 from fewbits.common.terminal import notice
+from fewbits.common.wording import redacted
 from fewbits.experiments.config_files import CONF, GROUPS, folders, is_path, is_search_path
 from fewbits.sweeps.cluster.access import TRACKING, is_dashboard, means_the_same_elsewhere, variables
 from fewbits.sweeps.planning.stored_plans import runs_named

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from fewbits.common.arguments import CommandParser, existing
+from fewbits.common.arguments import CommandParser
 from fewbits.common.from_dict import one_of
-from fewbits.common.store_folder import runs_option, store_folder
+from fewbits.common.store_folder import runs_option
 from fewbits.common.terminal import print_table
 
 KINDS = {
@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"only these kinds: {', '.join(KINDS)}")
     parser.add_argument("--delete", action="store_true", help="remove what is listed")
     parser.add_argument("--json", action="store_true", help="print a JSON list of objects")
-    parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
+    parser.add_store()
     options = parser.parse_intermixed_args(argv)
 
     from fewbits.common.store_folder import free_bytes, size
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
 
     for kind in options.kinds:
         one_of("prune", kind, KINDS)
-    runs = store_folder(existing(options.runs) or "runs")
+    runs = options.runs
     kinds = options.kinds or [kind for kind in KINDS if kind not in NAMED_ONLY]
     items = [(item, item.bytes) for item in removable(runs) if item.kind in kinds]
     if options.delete:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fewbits.common import terminal
-from fewbits.common.arguments import CommandParser, existing
-from fewbits.common.store_folder import store_folder
+from fewbits.common.arguments import CommandParser
 
 if TYPE_CHECKING:
     from fewbits.experiments.storage.run_folder import RunFolder
@@ -30,14 +29,13 @@ def main(argv: Sequence[str]) -> int:
     parser = CommandParser("fewbits stop", __doc__, EXAMPLES)
     parser.add_argument("runs_to_stop", nargs="+", metavar="RUN", help="a run: its folder, its name or its hash")
     parser.add_argument("--no-wait", action="store_true", help="do not wait until the trials have stopped")
-    parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
+    parser.add_store()
     options = parser.parse_intermixed_args(argv)
 
     from fewbits.experiments.storage.run_folder import find_run, opened
     from fewbits.sweeps.planning import store
 
-    runs = store_folder(existing(options.runs) or "runs")
-    folders = [opened(find_run(name, runs)) for name in options.runs_to_stop]
+    folders = [opened(find_run(name, options.runs)) for name in options.runs_to_stop]
     asked = [folder for folder in folders if _ask(folder)]
     if options.no_wait:
         return 0 if len(asked) == len(folders) else 1

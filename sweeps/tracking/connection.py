@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 
 from fewbits.common.atomic import create_once, read_json
 from fewbits.common.process import locked as flocked
-from fewbits.common.redaction import redacted
 from fewbits.common.store_folder import network_kind_of
+from fewbits.common.wording import redacted
 from fewbits.kernels.backends.build import cache_folder
 
 if TYPE_CHECKING:

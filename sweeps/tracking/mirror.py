@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fewbits.common.redaction import redacted
 from fewbits.common.store_folder import runs_option
+from fewbits.common.wording import redacted
 from fewbits.experiments.storage.run_folder import RunFolder, opened, saved_trial
 from fewbits.experiments.trial import Runtime
 from fewbits.sweeps.planning import store

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fewbits.common.redaction import redacted
+from fewbits.common.wording import redacted
 
 SECRET = "hunter2-Zq"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fewbits.doctor import main
+from fewbits.commands.doctor import main
 from fewbits.experiments.config import load_recipe
 from fewbits.kernels.backends.choice import replaced_by
 from fewbits.kernels.backends.gpu.device import Device

@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from fewbits.commands.sweep import in_store
-from fewbits.common.arguments import CommandParser, existing
+from fewbits.common.arguments import CommandParser
+from fewbits.common.terminal import print_table
+from fewbits.common.wording import plural
 
 if TYPE_CHECKING:
     from fewbits.analysis.engine.claims.findings import Verdict
@@ -25,22 +27,14 @@ RIGHT = ("effect", "repeats", "mde", "margin or bound")  # columns that are alig
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `fewbits claims` with these arguments and return exit status 0; raise ValueError if an argument is wrong."""
     parser = CommandParser("fewbits claims", __doc__, EXAMPLES)
-    parser.add_argument(
-        "overrides", nargs="*", metavar="OVERRIDE", help="selects the study and scale, as for `fewbits sweep`"
-    )
-    parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
-    parser.add_argument(
-        "--json", action="store_true", help="print the verdicts as JSON, as in the file verdicts.json of a report"
-    )
+    chosen = "selects the study and scale, as for `fewbits sweep`"
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help=chosen)
+    parser.add_store()
+    parser.add_argument("--json", action="store_true", help="print JSON, as in the file verdicts.json of a report")
     parser.add_argument("--table", action="store_true", help="print all studies' claims and their tests as Markdown")
-    parser.add_argument(
-        "--spreads",
-        action="store_true",
-        help="print how much differences between arms vary over seeds in finished runs (standard deviations), as rows "
-        "for the file spreads.yaml, from which `fewbits sweep --dry-run` computes minimum detectable effects",
-    )
+    spreads = "print the standard deviations over seeds of differences between arms, as rows for spreads.yaml"
+    parser.add_argument("--spreads", action="store_true", help=spreads)
     options = parser.parse_intermixed_args(argv)
     if options.table:
         from fewbits.analysis.engine.claims.table import claims_table
@@ -53,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     from fewbits.analysis.report.study_report import read_study
     from fewbits.analysis.views.claims import counts
 
-    report = read_study(in_store(options.overrides, existing(options.runs)))
+    report = read_study(in_store(options.overrides, options.runs))
     if options.spreads:
         from fewbits.analysis.engine.claims.preview import spreads_of
 
@@ -64,19 +58,11 @@ def main(argv: Sequence[str]) -> int:
     if options.json:
         print(json.dumps(report.record(), indent=2, ensure_ascii=False))
         return 0
-    rows = [HEADS, *(row for verdict in report.verdicts.values() for row in _rows(verdict))]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADS))]
-    for row in rows:
-        cells = (
-            text.rjust(width) if head in RIGHT else text.ljust(width)
-            for text, width, head in zip(row, widths, HEADS, strict=True)
-        )
-        print("  ".join(cells).rstrip())
+    print_table(HEADS, [row for verdict in report.verdicts.values() for row in _rows(verdict)], right=RIGHT)
     for notice in report.origin.notices:
         print(f"\n{notice}")
     if flags := report.results.flags:
-        places = "1 place has" if len(flags) == 1 else f"{len(flags)} places have"
-        print(f"\n{places} no result; the first is {flags[0]}")
+        print(f"\n{plural(len(flags), 'place')} without a result; the first is {flags[0]}")
     print(f"\n{counts(report.verdicts)}, at {report.size}")
     return 0
 
@@ -90,21 +76,11 @@ def _rows(verdict: Verdict) -> Iterator[tuple[str, ...]]:
     from fewbits.analysis.engine.claims.findings import Outcome
     from fewbits.analysis.views.claims import view
 
-    findings = [view(one) for one in verdict.findings]
-    single = len(findings) == 1
-    shown = findings[0] if single else None
-    numbers = (shown.effect, shown.bounds, shown.repeats, shown.mde, shown.margin) if shown else ("",) * 5
-    yield (verdict.claim.id, str(verdict.outcome), *numbers, verdict.claim.statement)
+    views = [view(one) for one in verdict.findings]
+    numbers = [(one.effect, one.bounds, one.repeats, one.mde, one.margin) for one in views]
+    single = len(numbers) == 1
+    yield (verdict.claim.id, str(verdict.outcome), *(numbers[0] if single else ("",) * 5), verdict.claim.statement)
     if verdict.outcome is not Outcome.REPRODUCED:
         yield (*[""] * (len(HEADS) - 1), f"because: {verdict.reason}")
-    for finding, one in zip(findings, verdict.findings, strict=True) if not single else ():
-        yield (
-            "",
-            str(one.status),
-            finding.effect,
-            finding.bounds,
-            finding.repeats,
-            finding.mde,
-            finding.margin,
-            f"· {one.heading}",
-        )
+    for cells, one in zip(numbers, verdict.findings, strict=True) if not single else ():
+        yield ("", str(one.status), *cells, f"· {one.heading}")

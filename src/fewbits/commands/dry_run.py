@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 
-from fewbits.common.terminal import print_table
+from fewbits.common.terminal import notice, print_table
 from fewbits.common.wording import clock, plural
 from fewbits.sweeps.planning import outline, store
 from fewbits.sweeps.planning.cost import Speeds, disk, work_of
@@ -51,7 +50,7 @@ def print_memory(plan: Plan, device_bytes: float) -> int:
         print_table(("sweep", "arm", "ranks", "GB a rank", *outline.PARTS), [row for row, _ in arms])
     complaints = [reason for _, reason in arms if reason is not None]
     for text in complaints:
-        print(f"fewbits: {text}", file=sys.stderr)
+        notice(text)
     return 2 if complaints else 0
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fewbits.common import terminal
-from fewbits.common.arguments import CommandParser, existing, positive, runtime_options
-from fewbits.common.store_folder import store_folder
+from fewbits.common.arguments import CommandParser, positive
 from fewbits.common.terminal import print_table
 
 if TYPE_CHECKING:
@@ -36,8 +35,7 @@ def main(argv: Sequence[str]) -> int:
     from fewbits.experiments.storage.finished_run import FinishedRun
     from fewbits.experiments.trial import Runtime
 
-    runs = store_folder(existing(options.runs) or "runs")
-    folders, tasks = _runs_and_tasks(options.words, runs)
+    folders, tasks = _runs_and_tasks(options.words, options.runs)
     request = Request(
         tasks=tuple(tasks) or (() if options.text else Request.tasks),
         texts=tuple(options.text),
@@ -67,21 +65,10 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> CommandParser:
     parser = CommandParser("fewbits evaluate", __doc__, EXAMPLES)
-    parser.add_argument(
-        "words",
-        nargs="+",
-        metavar="RUN|TASK",
-        help="one run or more (folders, names or hashes), and tasks: loss (the default), names of lm-eval's tasks, "
-        "and the groups mor and nvfp4",
-    )
-    parser.add_argument(
-        "--text",
-        action="append",
-        default=[],
-        type=Path,
-        metavar="FILE",
-        help="also compute the loss on this text file; may be repeated",
-    )
+    words = "runs (folders, names or hashes), and tasks: loss (the default), tasks of lm-eval, the groups mor and nvfp4"
+    parser.add_argument("words", nargs="+", metavar="RUN|TASK", help=words)
+    text = "also compute the loss on this text file; may be repeated"
+    parser.add_argument("--text", action="append", default=[], type=Path, metavar="FILE", help=text)
     parser.add_argument("--step", type=int, help="step of the checkpoint to evaluate (default: the last step)")
     parser.add_argument("--limit", type=positive, metavar="N", help="only the first N questions of each lm-eval task")
     spellings = ("--include-path", "--include_path")  # the second is lm-eval's spelling
@@ -90,8 +77,8 @@ def _parser() -> CommandParser:
     parser.add_argument("--unquantized", action="store_true", help="evaluate with unquantized operands")
     parser.add_argument("--again", action="store_true", help="compute results again that are already stored")
     parser.add_argument("--json", action="store_true", help="print a JSON list of objects")
-    parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
-    runtime_options(parser)
+    parser.add_store()
+    parser.add_runtime()
     return parser
 
 
@@ -113,10 +100,7 @@ def _runs_and_tasks(arguments: Sequence[str], runs: Path) -> tuple[list[Path], l
                 raise
             tasks.append(argument)
     if not folders:
-        raise ValueError(
-            f"none of the arguments names a run in the store {runs}: {' '.join(arguments)}; name a run folder, or give "
-            "its hash"
-        )
+        raise ValueError(f"no argument names a run of the store {runs}: {' '.join(arguments)}: name a folder or a hash")
     return list(dict.fromkeys(folders)), tasks
 
 

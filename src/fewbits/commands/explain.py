@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from fewbits.common.arguments import CommandParser
-from fewbits.common.store_folder import store_folder
+from fewbits.common.wording import differences
+
+if TYPE_CHECKING:
+    from fewbits.experiments.trial import Trial
 
 EXAMPLES = """\
 examples:
   fewbits explain nemotron-nano-bf16-python-s0-1a2b3c4d 5e6f7a8b     two runs, by folder or by hash
-  fewbits explain 1a2b                                               a run and the current sources and sweep file
+  fewbits explain 1a2b                                               a run and the current sources and config files
   fewbits explain /mnt/other/runs/1a2b3c4d 5e6f7a8b                  a run of another store, by path, and one of this
 
 The command works on any machine that has access to the store, without the training data.
@@ -26,38 +31,107 @@ def main(argv: Sequence[str]) -> int:
     parser = CommandParser("fewbits explain", __doc__, EXAMPLES)
     parser.add_argument("a", metavar="A", help="a run: its folder, or the first 4 or more digits of its hash")
     parser.add_argument(
-        "b", nargs="?", metavar="B", help="another run; without it, A is compared with what would be computed now"
+        "b", nargs="?", metavar="B", help="another run; without it, A is compared with the current code"
     )
-    parser.add_argument("--runs", metavar="DIR", default="runs", help="the store (default: runs)")
+    parser.add_store()
     options = parser.parse_intermixed_args(argv)
-    runs = store_folder(options.runs)
 
-    from fewbits.commands.explanation import (
-        as_computed,
-        compared_with_today,
-        data_differences,
-        recipe_differences,
-    )
-    from fewbits.common.wording import differences
     from fewbits.experiments.storage.run_folder import find_run
 
-    a = find_run(options.a, runs)
-    _print_name(options.a, a)
-    if options.b:
-        b = find_run(options.b, runs)
-        _print_name(options.b, b)
-        lines, same = differences(as_computed(a), as_computed(b)), "the same trial"
-        if lines:
-            lines = [*recipe_differences(a, b), *data_differences(a, b), *lines]
-    else:
-        lines, same = compared_with_today(a), "the current code computes the same trial"
-    print("\n".join(lines) or same)
+    runs = [find_run(name, options.runs) for name in (options.a, options.b) if name is not None]
+    for name, run in zip((options.a, options.b), runs, strict=False):
+        if run.name not in name:
+            print(f"{name}: {run.name}")
+    lines = differences(_as_computed(runs[0]), _as_computed(runs[1])) if options.b else _changes(runs[0])
+    if lines and options.b:
+        lines = [*_data_differences(*runs), *lines]
+    print("\n".join(lines) or ("the same trial" if options.b else "the current code computes the same trial"))
     if not options.b and any(line.startswith(("numerics version", "edited source")) for line in lines):
         print(STALE)
     return 0
 
 
-def _print_name(argument: str, run: Path) -> None:
-    """Print `ARGUMENT: NAME` if `argument`, with which the user selected the run, does not contain the run's name."""
-    if run.name not in argument:
-        print(f"{argument}: {run.name}")
+def _as_computed(path: Path) -> dict[str, Any]:
+    """Return the values whose hash is the id of the run in a folder, with the names of files that had been edited.
+
+    The key `parent` has the name of the parent's run folder and the step at which the trial starts, as NAME@STEP.
+    """
+    from fewbits.experiments.identity import all_settings
+    from fewbits.experiments.storage.run_folder import saved_trial
+
+    provenance = _provenance(path)
+    made_of, parent = provenance["identity"], provenance["identity"].get("parent")
+    name = parent and f"{Path(provenance.get('parent') or parent.get('id') or parent['meaning']).name}@{parent['step']}"
+    fields = {**made_of, "config": all_settings(saved_trial(path)), "parent": name} | _sources(provenance)
+    return {key: value for key, value in fields.items() if key not in ("numerics", "edited", "probe")}
+
+
+def _data_differences(a: Path, b: Path) -> list[str]:
+    """Return a line for each setting of the data that differs, if the data do; the id contains only their digest."""
+    from fewbits.experiments.storage.run_folder import saved_trial
+
+    if _provenance(a)["identity"].get("data") == _provenance(b)["identity"].get("data"):
+        return []
+    left, right = ({"data": asdict(saved_trial(path).data)} for path in (a, b))
+    return differences(left, right)
+
+
+def _changes(path: Path) -> list[str]:
+    """Return the differences between a run and the trial that its overrides and the sources define now."""
+    from fewbits.experiments.config import load_trial
+    from fewbits.experiments.identity import all_settings, is_current
+    from fewbits.experiments.numerics import changed, numerics, running
+    from fewbits.experiments.storage.run_folder import saved_trial
+
+    provenance, was, now = _provenance(path), {}, {}
+    if overrides := _overrides(path, provenance):
+        trial = saved_trial(path)
+        try:
+            current = _with_vocabulary(load_trial(overrides)[0], trial)
+        except ValueError as error:  # for example because a config file is not on this machine
+            return [f"the overrides of the run no longer define a trial: {error}"]
+        was, now = ({"config": all_settings(one), "data": asdict(one.data)} for one in (trial, current))
+    if not is_current(provenance):
+        sources = {file: running().get(file) for file in changed()}
+        was, now = was | _sources(provenance), now | _sources({"identity": numerics(), "sources": sources})
+    return differences(was, now)
+
+
+def _overrides(path: Path, provenance: dict[str, Any]) -> Sequence[str]:
+    """Return a run's overrides from the newest stored plan that contains it, else from its command `fewbits train`."""
+    from fewbits.sweeps.planning.stored_plans import stored_plans
+
+    for stored in stored_plans(path.resolve().parent):
+        if cell := next((member.cell for member in stored.plan.members if member.id == provenance["id"]), None):
+            return cell.overrides
+    _, *command = provenance.get("command") or [""]
+    return [text for text in command[1:] if "=" in text and text[0] != "-"] if command[:1] == ["train"] else []
+
+
+def _with_vocabulary(current: Trial, trial: Trial) -> Trial:
+    """Return `current` with the vocabulary of `trial`, which depends on the data, if they have models of one name."""
+    if current.model.name != trial.model.name:
+        return current
+    return replace(current, model=replace(current.model, vocab=trial.model.vocab))
+
+
+def _sources(provenance: dict[str, Any]) -> dict[str, Any]:
+    """Return the numerics version of a run's sources, and the digests of the files that had been edited."""
+    version = provenance["identity"].get("numerics")
+    if isinstance(version, list):  # fewbits 0.1.0 recorded digests of all files, but no version
+        return {"numerics version": 1} if version else {}
+    edited = provenance.get("sources") or {} if "edited" in provenance["identity"] else {}
+    files = {f"edited source {path}": (digest or "removed")[:12] for path, digest in edited.items()}
+    return ({} if version is None else {"numerics version": version}) | files
+
+
+def _provenance(path: Path) -> dict[str, Any]:
+    from fewbits.experiments.storage.run_folder import opened
+
+    provenance = opened(path).provenance() or {}
+    if not isinstance(provenance.get("identity"), dict):
+        raise ValueError(
+            f"{path / 'provenance.json'} has no key `identity` with the settings whose hash is the run's id: restore "
+            "the file, or run the trial again"
+        )
+    return provenance

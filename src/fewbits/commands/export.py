@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fewbits.common.arguments import CommandParser, existing
-from fewbits.common.store_folder import store_folder
+from fewbits.common.arguments import CommandParser
 from fewbits.common.terminal import notice
 
 EXAMPLES = """\
@@ -29,14 +28,14 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--format", choices=("huggingface",), required=True, help="the format of the folder")
     parser.add_argument("--out", type=Path, metavar="DIR", help="the new folder (default: ./RUN-FORMAT)")
     parser.add_argument("--step", type=int, help="step of the checkpoint to export (default: the last step)")
-    parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
-    parser.add_argument("--cache", help="folder of prepared corpora, for the tokenizer (default: the user's cache)")
+    parser.add_store()
+    parser.add_cache()
     options = parser.parse_intermixed_args(argv)
 
     from fewbits.experiments.storage.finished_run import FinishedRun, export_huggingface
     from fewbits.experiments.storage.run_folder import find_run
 
-    folder = find_run(options.run, store_folder(existing(options.runs) or "runs"))
+    folder = find_run(options.run, options.runs)
     run = FinishedRun.open(folder, options.step, options.cache)
     out = options.out.expanduser() if options.out else Path(f"{run.name}-{options.format}")
     lines = export_huggingface(run, out)

@@ -1,22 +1,24 @@
-"""Offer Hydra's own options in `fewbits train`, such as `--cfg job`, `--info` and `--config-dir`.
+"""Run Hydra's own command line on the config of trials: for multiruns, `--cfg`, and completion in a shell.
 
-Options that print something are passed on to Hydra's own command line (run_hydra.py).
+    eval "$(fewbits -sc install=bash)"      in ~/.bashrc; install=fish for fish, and install=bash also for zsh
+
+At each Tab, Hydra's script runs `fewbits -sc query=bash`, with the command line so far in the environment variable
+COMP_LINE. The first word after `fewbits` is completed to a command. Hydra completes the arguments of `fewbits train`.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
 
 from fewbits.common.arguments import CommandParser
+from fewbits.common.process import environment
 
-INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
-_REFUSED = {
-    ("--config-path", "-cp"): "fewbits has its own config files; --config-dir DIR adds yours",
-    ("--config-name", "-cn"): "the config is always `trial`; put settings of your own into DIR/experiment/NAME.yaml "
-    "and add --config-dir DIR +experiment=NAME",
-    ("--experimental-rerun",): "the same command runs a trial again, with the same bits",
-}
+LINE = "COMP_LINE"
 
 
 def add_hydra_options(parser: CommandParser) -> None:
@@ -25,45 +27,120 @@ def add_hydra_options(parser: CommandParser) -> None:
     group.add_argument("-c", "--cfg", choices=("job", "hydra", "all"), help="print the composed config, train nothing")
     group.add_argument("--resolve", action="store_true", help="with --cfg: resolve interpolations")
     group.add_argument("-p", "--package", metavar="KEY", help="with --cfg: print this part, for example recipe")
-    group.add_argument("-i", "--info", nargs="?", const="all", choices=INFO, help="print how the config is composed")
     group.add_argument("-cd", "--config-dir", metavar="DIR", help="a folder of your own configs, such as DIR/recipe")
-    group.add_argument("-sc", "--shell-completion", action="store_true", help='eval "$(fewbits -sc install=bash)"')
-    group.add_argument("--hydra-help", action="store_true", help="print Hydra's own help")
-    group.add_argument("-r", "--run", action="store_true", help=argparse.SUPPRESS)  # what `fewbits train` does anyway
-    for names in _REFUSED:
-        group.add_argument(*names, action=_Refuse, nargs="?", help=argparse.SUPPRESS)
 
 
-class _Refuse(argparse.Action):
-    """An option of Hydra that fewbits refuses: its use raises ValueError with advice on what to do instead."""
-
-    def __call__(self, parser: object, namespace: object, values: object, option_string: str | None = None) -> None:
-        raise ValueError(f"train: {option_string}: {_REFUSED[tuple(self.option_strings)]}")
-
-
-def show(options: argparse.Namespace, overrides: Sequence[str]) -> bool:
-    """Let Hydra print what options such as --cfg or --info request; return whether one of them was given.
-
-    If one was given, the command has to end without training.
-    """
-    if options.shell_completion:
-        from fewbits.commands.run_hydra import complete
-
-        complete(overrides)
-        return True
+def show_config(options: argparse.Namespace, overrides: Sequence[str]) -> bool:
+    """Let Hydra print the config if `--cfg` was given, and return whether it was: then the command must not train."""
     if options.cfg is None and (options.resolve or options.package):
         raise ValueError("train: --resolve and --package need --cfg, as in --cfg job --resolve")
-    if options.cfg and options.info:
-        raise ValueError("train: --cfg and --info cannot be combined: choose one of them")
-    arguments = [
-        *(["--cfg", options.cfg] if options.cfg else []),
-        *(["--resolve"] if options.resolve else []),
-        *(["--package", options.package] if options.package else []),
-        *(["--info", options.info] if options.info else []),
-        *(["--hydra-help"] if options.hydra_help else []),
-    ]
-    if arguments:
-        from fewbits.commands.run_hydra import run_hydra
+    if options.cfg:
+        package = ["--package", options.package] if options.package else []
+        run_hydra(["--cfg", options.cfg, *(["--resolve"] if options.resolve else []), *package], overrides)
+    return bool(options.cfg)
 
-        run_hydra(arguments, overrides)
-    return bool(arguments)
+
+def run_hydra(options: Sequence[str], overrides: Sequence[str]) -> None:
+    """Run Hydra's command line with Hydra's options and the overrides; Hydra's errors become one-line ValueErrors."""
+    import hydra
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from fewbits.experiments.composition import in_one_line
+    from fewbits.experiments.config import prepare
+    from fewbits.experiments.config_files import FOLDER, ROOT, folders, is_search_path, with_globs
+
+    own = folders(overrides)
+    overrides = [with_globs(text, own) for text in overrides]
+    _check(overrides)
+    prepare(own)
+    passed = [*own.overrides, *(text for text in overrides if not is_search_path(text))]
+    try:
+        with _arguments(*options, *passed):
+            hydra.main(str(FOLDER), ROOT, version_base=None)(lambda _: None)()  # a launcher runs the trials, not this
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ValueError(in_one_line(error)) from error
+    except SystemExit as error:
+        if error.code:
+            passed = [*options, *overrides]
+            raise ValueError(f"train: Hydra does not accept {' '.join(passed)}; its message is above") from None
+
+
+def _check(overrides: Sequence[str]) -> None:
+    """Raise ValueError, with the valid choices, if an override has an unknown key or names an unknown config.
+
+    This check comes before Hydra's own, whose errors do not list all valid choices. Of several values of a key that is
+    no group, only the first is checked.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    from fewbits.experiments.composition import override_values
+    from fewbits.experiments.config import is_hydra_setting, resolved
+    from fewbits.experiments.config_files import GROUPS, check_choice, folders, is_search_path
+
+    own, single = folders(overrides), []
+    for text in overrides:
+        values, key = override_values(text), text.partition("=")[0]
+        for value in values if key in GROUPS else ():
+            check_choice(key, value, own)
+        if values and (is_search_path(text) or not is_hydra_setting(key)):
+            override = OverridesParser.create().parse_override(text)
+            swept = override.is_sweep_override()
+            single.append(f"{key}={next(override.sweep_string_iterator())}" if swept else text)
+    resolved(single)
+
+
+@contextmanager
+def _arguments(*arguments: str) -> Iterator[None]:
+    """Make `hydra.main`, inside the `with` block, read these arguments and raise errors instead of printing them."""
+    from hydra.core.global_hydra import GlobalHydra
+
+    outer = sys.argv, GlobalHydra.instance().hydra
+    sys.argv = [sys.argv[0], *arguments]
+    GlobalHydra.instance().clear()
+    try:
+        with environment({"HYDRA_FULL_ERROR": "1"}):
+            yield
+    finally:
+        sys.argv, GlobalHydra.instance().hydra = outer
+
+
+def complete(arguments: Sequence[str], commands: Sequence[str]) -> None:
+    """Print a shell script for the argument `install=SHELL` or `uninstall=SHELL`, or completions for `query=SHELL`.
+
+    commands: the names of fewbits' commands, among which the first word is completed.
+    """
+    if len(arguments) != 1 or arguments[0].partition("=")[0] not in ("install", "uninstall", "query"):
+        raise ValueError('-sc: install=bash (or fish) is expected, as in eval "$(fewbits -sc install=bash)"')
+    if not arguments[0].startswith("query="):
+        run_hydra(["--shell-completion", *arguments], [])
+        return
+    program, _, rest = os.environ.get(LINE, "").lstrip().partition(" ")
+    command, space, line = rest.lstrip().partition(" ")
+    if not space:
+        print(" ".join(name for name in commands if name.startswith(command)))
+    elif command == "train":
+        _complete_train(line, program, arguments[0])
+
+
+def _complete_train(line: str, program: str, query: str) -> None:
+    """Print the completions of the last word on a command line of `fewbits train`.
+
+    line: the text that was typed so far after `fewbits train `. program: the first word of the command line.
+    query: Hydra's argument, such as `query=bash`.
+    """
+    from fewbits.experiments.config import prepare
+    from fewbits.experiments.config_files import GROUPS, folders, is_search_path, names, with_config_dir
+
+    *before, last = line.split(" ")
+    directories = [value for option, value in pairwise(before) if option in ("--config-dir", "-cd")]
+    overrides = [word for word in before if "=" in word and not word.startswith("-")]
+    own = folders(with_config_dir(overrides, directories[-1] if directories else None))
+    group, equals, value = last.partition("=")
+    if equals and group in GROUPS and not value.startswith((".", "/")):  # Hydra would leave out names like mor/block
+        print("\n".join(f"{group}={name}" for name in names(group, own) if name.startswith(value)))
+        return
+    prepare(own)
+    arguments = [*own.overrides, *(text for text in overrides if not is_search_path(text)), last]
+    with environment({LINE: " ".join([program, *arguments])}):
+        run_hydra(["--shell-completion", query], [])

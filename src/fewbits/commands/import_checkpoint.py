@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from fewbits.common import terminal
 from fewbits.common.arguments import CommandParser
-from fewbits.common.store_folder import store_folder
 from fewbits.common.terminal import notice
 
 EXAMPLES = """\
@@ -26,12 +25,11 @@ from it."""
 def main(argv: Sequence[str]) -> int:
     parser = CommandParser("fewbits import", __doc__, EXAMPLES)
     parser.add_argument("source", metavar="SOURCE", help="a Hugging Face folder, a GGUF file, or smollm2")
-    parser.add_argument(
-        "overrides", nargs="*", metavar="OVERRIDE", help="overrides of data, training, evaluation, recipe and seed"
-    )
+    settings = "overrides of data, training, evaluation, recipe and seed"
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help=settings)
     parser.add_argument("--name", help="the model's name (default: the name of the folder or file)")
-    parser.add_argument("--runs", metavar="DIR", default="runs", help="the store (default: %(default)s)")
-    parser.add_argument("--cache", metavar="DIR", help="folder of corpora (default: the user's cache)")
+    parser.add_store(new=True)
+    parser.add_cache()
     options = parser.parse_intermixed_args(argv)
 
     from fewbits.experiments.storage.branches import spelled_data
@@ -39,16 +37,9 @@ def main(argv: Sequence[str]) -> int:
     from fewbits.models.networks.presets import MODELS
     from fewbits.models.networks.registry import parameters
 
-    runs = store_folder(options.runs)
+    settings = {"name": options.name, "overrides": options.overrides, "cache": options.cache}
     try:
-        imported = import_run(
-            options.source,
-            runs,
-            name=options.name,
-            overrides=options.overrides,
-            cache=options.cache,
-            report=terminal.show,
-        )
+        imported = import_run(options.source, options.runs, **settings, report=terminal.show)
     finally:
         terminal.clear()
     for note in imported.notes:

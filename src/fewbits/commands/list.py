@@ -5,16 +5,20 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from fewbits.common.arguments import CommandParser
+from fewbits.common.arguments import CommandParser, WIDTH
 from fewbits.common.terminal import print_table
 
 if TYPE_CHECKING:
     from fewbits.experiments.config_files import Folders
     from fewbits.models.networks.decoder import DecoderConfig
+    from fewbits.models.recipe import Recipe
+
+T = TypeVar("T")
 
 GROUPS = {  # what the command lists, and the key of the override that chooses one of it
     "recipes": "recipe",
@@ -33,17 +37,14 @@ examples:
   fewbits list models --json --config-dir conf
 """
 COLUMNS = ("name", "about", "settings")
+GEMMS = {"fprop": ("x", "w"), "dgrad": ("dy", "w"), "wgrad": ("dy", "x")}
 
 
 def main(argv: Sequence[str]) -> int:
     parser = CommandParser("fewbits list", __doc__, EXAMPLES)
     parser.add_argument("group", choices=GROUPS, metavar="GROUP", help=", ".join(GROUPS))
-    parser.add_argument(
-        "name", nargs="?", metavar="NAME", help="show this one only, with its settings: a name, or ./FILE.yaml"
-    )
-    parser.add_argument(
-        "-cd", "--config-dir", metavar="DIR", help="also list the files of DIR/recipe, DIR/model and so on"
-    )
+    parser.add_argument("name", nargs="?", metavar="NAME", help="show only this one, with its settings; or ./FILE.yaml")
+    parser.add_argument("-cd", "--config-dir", metavar="DIR", help="also list the files of DIR/recipe, DIR/model, …")
     parser.add_argument("--json", action="store_true", help="print JSON: a list of objects")
     options = parser.parse_args(argv)
     if options.group == "studies":
@@ -54,9 +55,7 @@ def main(argv: Sequence[str]) -> int:
 
     searched, group = with_config_dir([], options.config_dir), GROUPS[options.group]
     if group == "recipe":
-        from fewbits.commands.recipe_listing import print_recipes
-
-        print_recipes(options.name, searched, options.json)
+        _print_recipes(options.name, searched, options.json)
     elif group == "model":
         _print_models(options.name, searched, options.json)
     else:
@@ -68,10 +67,24 @@ def _print_json(rows: Sequence[Mapping[str, Any]]) -> None:
     print(json.dumps(rows, indent=2, ensure_ascii=False))
 
 
-def _setting_lines(settings: Mapping[str, Any]) -> Iterator[str]:
-    width = max(map(len, settings), default=0)
-    yield "  settings, changed by KEY=VALUE:"
-    yield from (f"    {key:{width}}  {json.dumps(value)}" for key, value in settings.items())
+def _setting_lines(settings: Mapping[str, Any], key: str = "KEY") -> Iterator[str]:
+    if settings:
+        width = max(map(len, settings))
+        yield f"  settings, changed by {key}=VALUE:"
+        yield from (f"    {name:{width}}  {json.dumps(value)}" for name, value in settings.items())
+
+
+def _read(group: str, name: str | None, searched: Sequence[str], read: Callable[[str], T]) -> tuple[dict[str, T], str]:
+    """Read the config `name`, or all of a group; return what could be read, and the errors of the others."""
+    from fewbits.experiments.config_files import folders, names
+
+    configs, wrong = {}, []
+    for one in names(group, folders(searched)) if name is None else [name]:
+        try:
+            configs[one] = read(one)
+        except ValueError as error:
+            wrong.append(str(error) if name else f"{group} {one}: {error}")
+    return configs, "; ".join(wrong)
 
 
 # ------------------------------------------------------------------------------------------------ studies
@@ -95,19 +108,90 @@ def _print_studies(name: str | None, as_json: bool) -> None:
     print("\n\n".join("\n  ".join(entry) for entry in entries))
 
 
+# ------------------------------------------------------------------------------------------------ recipes
+
+
+def _print_recipes(name: str | None, searched: Sequence[str], as_json: bool) -> None:
+    """Print all recipes, or the recipe `name` with its settings, and then raise ValueError if some are invalid.
+
+    Settings are the keys of a recipe's file that are not fields of Recipe.
+    """
+    from fewbits.experiments.config import recipe_and_settings
+    from fewbits.experiments.config_files import name_of
+
+    recipes, wrong = _read("recipe", name, searched, lambda one: recipe_and_settings([*searched, f"recipe={one}"]))
+    if as_json:
+        _print_json([_described(one, *recipes[one]) for one in recipes])
+    elif name is None or wrong:
+        print("\n\n".join(_entry(one, recipe) for one, (recipe, _) in recipes.items()))
+    else:
+        recipe, settings = recipes[name]
+        lines = [*_setting_lines(settings, "recipe.KEY"), *_field_lines(recipe)]
+        print("\n".join([_entry(str(name_of(name)), recipe), *lines]))
+    if wrong:
+        raise ValueError(wrong)
+
+
+def _operands(recipe: Recipe) -> dict[str, str]:
+    from fewbits.models.recipe import HIGH
+
+    return {slot: str(resolved.spec or HIGH) for slot, resolved in recipe.operands.items()}
+
+
+def _described(name: str, recipe: Recipe, settings: Mapping[str, Any]) -> dict[str, Any]:
+    fields = recipe.to_dict()
+    shown = {key: fields[key] for key in ("execute", "keep", "sampler", "switch")}
+    head = {"name": name, "about": recipe.about, "operands": _operands(recipe), "output": recipe.wgrad.output}
+    return {**head, **shown, "settings": settings}
+
+
+def _entry(name: str, recipe: Recipe) -> str:
+    """Return the lines about a recipe: quantizers, and what differs from quantizing all layers from the first step."""
+    keep, sampler, switch = recipe.keep, recipe.sampler, recipe.switch
+    lines = [name, *textwrap.wrap(recipe.about, WIDTH - 2), *_slot_lines(recipe)]
+    ends = (("first", keep.first), ("last", keep.last))
+    layers = [f"the {end} {f'{count} blocks' if count > 1 else 'block'}" for end, count in ends if count]
+    if layers := [*layers, *keep.parts, *keep.names]:
+        lines.append(f"{' and '.join(layers)} kept {keep.by}")
+    if sampler.kind != "none":
+        bits = f"{sampler.init:g} → {sampler.target:g} bits for each {sampler.block}x{sampler.block}"
+        lines.append(f"{sampler.kind} on the weights of {' and '.join(sampler.parts)}: {bits}, λ {sampler.penalty:g}")
+    if switch.at < 1:
+        which = "all" if switch.passes == "both" else f"{switch.passes}'s"
+        lines.append(f"from {switch.at:.0%} of training on, {which} operands {switch.to}")
+    return "\n  ".join(lines)
+
+
+def _slot_lines(recipe: Recipe) -> Iterator[str]:
+    """Yield a line for each GEMM with the quantizers of its operands; a single line if all six are equal."""
+    slots, dtype = _operands(recipe), recipe.wgrad.output
+    output = f"weight gradients in {'the compute dtype' if dtype == 'compute' else dtype.upper()}"
+    if len(set(slots.values())) == 1:
+        yield f"all six operands {slots['fprop.x']}  {output}"
+        return
+    rows = [(gemm, [f"{name} {slots[f'{gemm}.{name}']}" for name in pair]) for gemm, pair in GEMMS.items()]
+    first, second = (max(len(cells[column]) for _, cells in rows) for column in (0, 1))
+    for gemm, (left, right) in rows:
+        yield f"{gemm}  {left:{first}}  {right:{second}}  {output if gemm == 'wgrad' else ''}".rstrip()
+
+
+def _field_lines(recipe: Recipe) -> Iterator[str]:
+    """Yield a heading, then a line with name and value for each field of the recipe except the operands."""
+    yield "  fields of every recipe, changed by recipe.KEY=VALUE (also fprop.x, wgrad.output and the other operands):"
+    fields = recipe.to_dict()
+    rows = dict(_flat({key: fields[key] for key in ("execute", "keep", "sampler", "switch")}))
+    width = max(map(len, rows))
+    yield from (f"    {key:{width}}  {json.dumps(value)}" for key, value in rows.items())
+    yield "  models/recipe.py says what each field means"
+
+
 # ------------------------------------------------------------------------------------------------ models
 
 
 def _print_models(name: str | None, searched: Sequence[str], as_json: bool) -> None:
-    from fewbits.experiments.config_files import folders, names
     from fewbits.models.networks.registry import describe, linear_parameters, parameters
 
-    configs, wrong = {}, []
-    for model in names("model", folders(searched)) if name is None else [name]:
-        try:
-            configs[model] = _model(model, searched)
-        except ValueError as error:
-            wrong.append(str(error) if name else f"model {model}: {error}")
+    configs, wrong = _read("model", name, searched, lambda one: _model(one, searched))
     rows: list[dict[str, str | int]] = [
         {
             "name": model,
@@ -123,7 +207,7 @@ def _print_models(name: str | None, searched: Sequence[str], as_json: bool) -> N
         cells = [[f"{value:,}" if isinstance(value, int) else value for value in row.values()] for row in rows]
         print_table(("name", "parameters", "linear", "description"), cells, right=("parameters", "linear"))
     if wrong:
-        raise ValueError("; ".join(wrong))
+        raise ValueError(wrong)
 
 
 def _model(name: str, searched: Sequence[str]) -> DecoderConfig:
@@ -160,9 +244,9 @@ def _print_group(group: str, name: str | None, searched: Sequence[str], as_json:
     if group == "data":
         from fewbits.experiments.data.tokenizing import SPELLINGS
 
-        print(f"\ndata.tokenizer: {SPELLINGS}; the default is bytes. A folder of tokens has its own tokenizer.")
-        print("data=text data.path=FILE trains on a text file of your own, whose last tenth is for validation.")
         print(
+            f"\ndata.tokenizer: {SPELLINGS}; the default is bytes. A folder of tokens has its own tokenizer.\n"
+            "data=text data.path=FILE trains on a text file of your own, whose last tenth is for validation.\n"
             "`fewbits data NAME` downloads and tokenizes openwebtext, c4 and c4-nemotron; data=bin data.path=DIR reads "
             "a folder of train.bin and val.bin."
         )
@@ -206,7 +290,7 @@ def _settings(group: str, name: str, searched: Sequence[str], own: Folders) -> d
 
 def _flat(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     for key, item in value.items():
-        name = f"{path}.{key}" if path else str(key)
+        name = f"{path}.{key}" if path else key
         if isinstance(item, Mapping) and item:
             yield from _flat(item, name)
         else:

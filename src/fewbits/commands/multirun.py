@@ -18,18 +18,17 @@ from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus
 
-from fewbits.commands.run_hydra import run_hydra
-from fewbits.commands.sweep import check_cluster
+from fewbits.commands.hydra_options import run_hydra
+from fewbits.commands.sweep import check_cluster, in_store
 from fewbits.common.arguments import warn_in_lines
 from fewbits.common.store_folder import runs_option, store_folder
-from fewbits.experiments.composition import spelled
 from fewbits.experiments.config import HYDRA_SETTINGS, is_hydra_setting
 from fewbits.experiments.config_files import SEARCH_PATH, folders, with_config_dir
 from fewbits.sweeps.cluster.access import is_dashboard
 from fewbits.sweeps.planning.expand import cells_of_jobs, fixed_keys, sweep_of
 from fewbits.sweeps.planning.plan import Plan, joined, plan_cells
 from fewbits.sweeps.planning.store import unfinished
-from fewbits.sweeps.planning.stored_plans import MULTIRUN, RUNS, UnusablePlan, load_plan, multirun_name, runs_named
+from fewbits.sweeps.planning.stored_plans import MULTIRUN, UnusablePlan, load_plan, multirun_name, runs_named
 from fewbits.sweeps.running.backend import Backend
 from fewbits.sweeps.running.driver import Driver
 from fewbits.sweeps.running.run_sweep import STOPPED, Where, conclude, run_trials, store_plan
@@ -67,8 +66,7 @@ def run_multirun(options: argparse.Namespace) -> int:
     """Run the multirun that the options of the command define, and return the exit status."""
     global _running
     overrides = with_config_dir([text for text in options.overrides if text != MULTIRUN], options.config_dir)
-    if options.runs:
-        overrides.append(f"{RUNS}={spelled(str(store_folder(options.runs).absolute()))}")
+    overrides = in_store(overrides, options.runs)
     _check(options, overrides)
     name, earlier = multirun_name(overrides), None
     runs = store_folder(runs_named(overrides) or "runs")
@@ -117,13 +115,9 @@ def run_multirun(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace, overrides: Sequence[str]) -> None:
     """Raise ValueError for options and overrides that a multirun does not accept."""
-    single = ("cfg", "info", "hydra_help", "shell_completion", "run", "config", "id", "layers")
-    if refused := [name for name in single if getattr(options, name)]:
+    if refused := [name for name in ("cfg", "config", "id", "layers") if getattr(options, name)]:
         typed = "--multirun" if options.multirun else MULTIRUN
-        raise ValueError(
-            f"train: --{refused[0].replace('_', '-')} is valid for a single trial only: leave out {typed}, or this "
-            "option"
-        )
+        raise ValueError(f"train: --{refused[0]} is valid for a single trial only: leave out {typed}, or this option")
     if is_dashboard(options.address):
         raise ValueError(
             f"train --multirun: --address {options.address} is a Ray dashboard, to which only `fewbits sweep` can "

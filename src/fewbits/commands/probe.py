@@ -6,12 +6,12 @@ import argparse
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fewbits.common import terminal
-from fewbits.common.arguments import CommandParser, runtime_options
-from fewbits.common.store_folder import store_folder
+from fewbits.common.arguments import CommandParser, positive
 from fewbits.common.terminal import print_table
 
 if TYPE_CHECKING:
@@ -31,22 +31,19 @@ the loss increase over the unquantized model, with the standard error over batch
 shows cosine, error and bias, compared with the unquantized gradient, and noise: the part of the error that changes with
 the seed. With --accumulators, a column for each accumulator shows the relative error that forward products would have
 if this accumulator computed their sums, compared with exact sums of the same operands."""
-FORMATS = (".parquet", ".csv")
 UNKNOWN = "–"
 _NUMBERS = ("cosine", "error %", "bias %", "noise %")
 
 
 def main(argv: Sequence[str]) -> int:
     options = _parser().parse_intermixed_args(argv)
-    if options.out is not None:
-        _check_out(options.out)
 
     from fewbits.experiments.probes.probe import probe
     from fewbits.experiments.trial import Runtime
 
     try:
         result = probe(
-            _run_folder(options.run, store_folder(options.runs)),
+            _run_folder(options.run, options.runs),
             _recipes(options.recipes),
             batches=options.batches,
             seeds=options.seeds,
@@ -59,8 +56,6 @@ def main(argv: Sequence[str]) -> int:
         )
     finally:
         terminal.clear()
-    if options.out is not None:
-        _write(result, options.out)
     if options.json:
         print(json.dumps(_plain(result), indent=2, ensure_ascii=False))
     else:
@@ -75,32 +70,20 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("run", help="a run: its folder, or its name or hash in --runs; or a checkpoint's folder")
     parser.add_argument("recipes", nargs="+", metavar="RECIPE", help="a recipe, then KEY=VALUE to change its settings")
     parser.add_argument("--step", type=int, help="step of the checkpoint (default: the newest)")
-    parser.add_argument("--batches", type=int, default=4, help="number of micro-batches (default: %(default)s)")
-    parser.add_argument(
-        "--seeds", type=int, default=1, help="number of seeds for recipes that draw noise (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--split",
-        default="train",
-        help="train: the next batches of the trial (default); validation or ood: windows of that split",
-    )
-    parser.add_argument(
-        "--reference", help="dtype of the unquantized model: bf16, fp16 or fp32 (default: the trial's own)"
-    )
-    parser.add_argument(
-        "--accumulators",
-        metavar="NAMES",
-        help="names of accumulators, separated by commas: add a column with the error of each accumulator's sums",
-    )
-    parser.add_argument(
-        "--layers", action="store_true", help="also print a row for each layer, with the error of each operand"
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="write all numbers as one long table, .parquet or .csv"
-    )
+    parser.add_argument("--batches", type=positive, default=4, help="number of micro-batches (default: %(default)s)")
+    seeds = "number of seeds for recipes that draw noise (default: %(default)s)"
+    parser.add_argument("--seeds", type=positive, default=1, help=seeds)
+    split = "train: the next batches of the trial (default); validation or ood: windows of that split"
+    parser.add_argument("--split", default="train", help=split)
+    reference = "dtype of the unquantized model: bf16, fp16 or fp32 (default: the trial's own)"
+    parser.add_argument("--reference", help=reference)
+    sums = "names, separated by commas: add a column with the error of each accumulator's sums"
+    parser.add_argument("--accumulators", metavar="NAMES", help=sums)
+    layers = "also print a row for each layer, with the error of each operand"
+    parser.add_argument("--layers", action="store_true", help=layers)
     parser.add_argument("--json", action="store_true", help="print the summary and the layers as JSON")
-    parser.add_argument("--runs", default="runs", help="the store of runs (default: %(default)s)")
-    runtime_options(parser)
+    parser.add_store()
+    parser.add_runtime()
     return parser
 
 
@@ -120,11 +103,7 @@ def _recipes(arguments: Sequence[str]) -> list[Recipe]:
 
     The changes become part of the recipe's name.
     """
-    from dataclasses import replace
-
-    import yaml
-
-    from fewbits.experiments.config import load_recipe
+    from fewbits.experiments.config import recipe_from_overrides
 
     grouped: list[list[str]] = []
     for argument in arguments:
@@ -134,36 +113,12 @@ def _recipes(arguments: Sequence[str]) -> list[Recipe]:
             grouped[-1].append(argument)
         else:
             raise ValueError(f"{argument} comes before any recipe: name the recipe first, then its settings")
-    recipes = []
-    for name, *changes in grouped:
-        pairs = [change.partition("=") for change in changes]
-        try:
-            settings = {key: yaml.safe_load(value) for key, _, value in pairs}
-        except yaml.YAMLError:
-            raise ValueError(
-                f"{' '.join(changes)}: a VALUE is not valid YAML; write each setting as KEY=VALUE, with VALUE in YAML"
-            ) from None
-        recipes.append(replace(load_recipe(name, settings), name=" ".join([name, *changes])))
-    return recipes
+    return [
+        replace(recipe_from_overrides(name, changes), name=" ".join([name, *changes])) for name, *changes in grouped
+    ]
 
 
 # ------------------------------------------------------------------------------------------------ output
-
-
-def _check_out(path: Path) -> None:
-    if path.suffix not in FORMATS:
-        raise ValueError(f"--out {path}: valid endings are {', '.join(FORMATS)}")
-    if not path.parent.is_dir():
-        raise ValueError(f"--out {path}: the folder {path.parent} does not exist")
-
-
-def _write(result: Probe, path: Path) -> None:
-    from fewbits.common.atomic import write_atomically, write_parquet
-
-    if path.suffix == ".parquet":
-        write_parquet(path, result.long())
-    else:
-        write_atomically(path, result.long().to_csv(index=False).encode())
 
 
 def _plain(result: Probe) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from fewbits.commands.sweep import add_where, in_store, submit_report, sweep
-from fewbits.common.arguments import CommandParser, existing, warn_in_lines
+from fewbits.common.arguments import CommandParser, warn_in_lines
+from fewbits.common.terminal import notice
+from fewbits.common.wording import plural
 from fewbits.sweeps.cluster.access import is_dashboard
 
 EXAMPLES = """\
@@ -30,30 +31,27 @@ def main(argv: Sequence[str]) -> int:
     of the sweep if that is not 0; above 1, no report is written.
     """
     parser = CommandParser("fewbits report", __doc__, EXAMPLES)
-    parser.add_argument(
-        "overrides", nargs="*", metavar="OVERRIDE", help="selects the study and scale, as for `fewbits sweep`"
-    )
-    parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
-    parser.add_argument(
-        "--out",
-        metavar="DIR",
-        default="reports",
-        help="the folder for reports (default: reports); of a job on a cluster, beside the store",
-    )
-    parser.add_argument(
-        "--index", action="store_true", help="write one page with the verdicts of all reports in the folder --out"
-    )
+    chosen = "selects the study and scale, as for `fewbits sweep`"
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help=chosen)
+    parser.add_store(new=True)
+    out = "the folder for reports (default: reports); of a job on a cluster, beside the store"
+    parser.add_argument("--out", metavar="DIR", default="reports", help=out)
+    parser.add_argument("--index", action="store_true", help="write a page with the verdicts of all reports in --out")
     parser.add_argument("--sweep", action="store_true", help="train the missing trials before the report is written")
     add_where(parser)
     options = parser.parse_intermixed_args(argv)
     if options.index:
-        if options.overrides or options.runs or options.sweep:
+        if options.overrides or options.sweep:
             parser.error("--index reads the reports in the folder --out; it cannot be combined with any other option")
-        return _index(Path(options.out).expanduser())
+        from fewbits.analysis.report.index import write_index
+
+        print(write_index(Path(options.out).expanduser()))
+        return 0
     if not options.overrides:
         parser.error("name a study (study=NAME), or use --index")
-    runs = options.runs if options.sweep else existing(options.runs)
-    overrides, reports = in_store(options.overrides, runs), Path(options.out).expanduser()
+    if not options.sweep and options.runs != Path("runs") and not options.runs.is_dir():
+        parser.error(f"argument --runs: {options.runs}: no such folder")
+    overrides, reports = in_store(options.overrides, options.runs), Path(options.out).expanduser()
     if options.sweep and is_dashboard(options.address):
         return submit_report(overrides, options, options.out)
 
@@ -67,17 +65,8 @@ def main(argv: Sequence[str]) -> int:
         return swept
     report = write_report(overrides, reports)
     if report.missing:
-        count = len(report.missing)
-        places = "1 place has" if count == 1 else f"{count} places have"
-        message = f"{places} no result; the first is {report.missing[0]}; the report names all of them"
-        print(f"fewbits: {message}", file=sys.stderr)
+        places = f"{plural(len(report.missing), 'place')} without a result"
+        notice(f"{places}; the first is {report.missing[0]}; the report names all of them")
     print(report.verdicts)
     print(report.index)
     return swept or (1 if report.missing else 0)
-
-
-def _index(reports: Path) -> int:
-    from fewbits.analysis.report.index import write_index
-
-    print(write_index(reports))
-    return 0

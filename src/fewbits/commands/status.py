@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fewbits.commands.sweep import in_store
-from fewbits.common.arguments import CommandParser, existing, positive
-from fewbits.common.store_folder import store_folder
+from fewbits.common.arguments import CommandParser, positive
 from fewbits.common.terminal import print_table
 from fewbits.common.wording import plural
 
@@ -31,13 +30,9 @@ LINES = 20
 
 def main(argv: Sequence[str]) -> int:
     parser = CommandParser("fewbits status", __doc__, EXAMPLES)
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        metavar="SWEEP or RUN",
-        help="the sweep, as for `fewbits sweep`, or a run: its folder, its name or its hash; if left out, list sweeps",
-    )
-    parser.add_argument("--runs", metavar="DIR", help="the store (default: runs)")
+    chosen = "a sweep, as for `fewbits sweep`, or a run: its folder, name or hash (default: list all sweeps)"
+    parser.add_argument("overrides", nargs="*", metavar="SWEEP or RUN", help=chosen)
+    parser.add_store()
     parser.add_argument("-cd", "--config-dir", metavar="DIR", help="your own configs, such as DIR/sweep/NAME.yaml")
     parser.add_argument("--json", action="store_true", help="print a list of JSON objects")
     parser.add_argument("--watch", action="store_true", help="show a sweep's progress until all trials have ended")
@@ -46,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_intermixed_args(argv)
     if options.watch and (options.json or not options.overrides):
         raise ValueError("status: --watch needs the name of a sweep, and cannot be used with --json")
-    runs = store_folder(existing(options.runs) or "runs")
+    runs: Path = options.runs
     if not options.overrides:
         _print_sweeps(runs, options.json)
         return 0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 
 from fewbits.common.arguments import CommandParser, positive
-from fewbits.common.store_folder import store_folder
 from fewbits.common.terminal import notice
 from fewbits.sweeps.cluster.access import check_name, check_reachable, is_dashboard
 
@@ -26,34 +26,22 @@ Exit status: 0 all trials have a result; 1 some failed or are blocked, which are
 
 
 def main(argv: Sequence[str]) -> int:
-    options = parse(argv)
-    overrides = overrides_of(options)
-    return _dry_run(overrides, options) if options.dry_run else sweep(overrides, options)
-
-
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Return the parsed arguments of `fewbits sweep`: `overrides` and the options."""
     parser = CommandParser("fewbits sweep", __doc__, EXAMPLES)
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        metavar="OVERRIDE",
-        help="study=NAME, FILE.yaml, or sweep=NAME for conf/sweep/NAME.yaml; then changes of keys of the sweep file, "
-        "and overrides for every trial",
-    )
+    chosen = "study=NAME, FILE.yaml, or sweep=NAME for conf/sweep/NAME.yaml; then keys of the sweep file, and overrides"
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help=chosen)
     parser.add_argument("--dry-run", action="store_true", help="print the plan and run nothing")
     parser.add_argument("--trials", action="store_true", help="with --dry-run: list each trial of a large sweep, too")
-    parser.add_argument(
-        "--gpu-memory",
-        type=float,
-        default=80.0,
-        metavar="GB",
-        help="with --dry-run: the memory of a GPU (default: 80), to check that each arm's trials fit",
-    )
+    memory = "with --dry-run: the memory of a GPU (default: 80), to check that each arm's trials fit"
+    parser.add_argument("--gpu-memory", type=float, default=80.0, metavar="GB", help=memory)
     add_where(parser)
-    parser.add_argument("--runs", metavar="DIR", help="the store (default: runs); on a cluster, shared by its nodes")
+    parser.add_store(new=True)
     parser.add_argument("-cd", "--config-dir", metavar="DIR", help="your own configs, such as DIR/recipe/NAME.yaml")
-    return parser.parse_intermixed_args(argv)
+    options = parser.parse_intermixed_args(argv)
+
+    from fewbits.experiments.config_files import with_config_dir
+
+    overrides = with_config_dir(in_store(options.overrides, options.runs), options.config_dir)
+    return _dry_run(overrides, options) if options.dry_run else sweep(overrides, options)
 
 
 def sweep(overrides: Sequence[str], options: argparse.Namespace) -> int:
@@ -99,50 +87,33 @@ def check_cluster(options: argparse.Namespace) -> None:
 
     Call it first, so that a wrong address is reported before the data are read and anything is written.
     """
+    if options.address and options.backend == "local":
+        raise ValueError("--address names a Ray cluster and cannot be used with --backend local: leave out one of them")
     if options.address:
-        if options.backend == "local":
-            raise ValueError(
-                "--address names a Ray cluster and cannot be used with --backend local: leave out one of them"
-            )
         check_reachable(options.address)
 
 
 def add_where(parser: argparse._ActionsContainer) -> None:
     """Add the options that choose the backend and machines on which trials run."""
-    parser.add_argument(
-        "--address", metavar="A", help="the address of a Ray cluster; without it, Ray starts on this machine"
-    )
-    parser.add_argument(
-        "--backend", choices=("ray", "local"), default="ray", help="local: processes of this machine, without Ray"
-    )
+    address = "the address of a Ray cluster; without it, Ray starts on this machine"
+    parser.add_argument("--address", metavar="A", help=address)
+    backend = "local: processes of this machine, without Ray"
+    parser.add_argument("--backend", choices=("ray", "local"), default="ray", help=backend)
     parser.add_argument("--parallel", type=positive, metavar="N", help="run at most N trials at a time")
-    parser.add_argument(
-        "--env",
-        action="append",
-        default=[],
-        type=check_name,
-        metavar="NAME",
-        help="on a cluster: also send this environment variable to jobs and workers, with its value on this machine",
-    )
+    sent = "on a cluster: also send this environment variable to jobs and workers, with its value on this machine"
+    parser.add_argument("--env", action="append", default=[], type=check_name, metavar="NAME", help=sent)
 
 
-def overrides_of(options: argparse.Namespace) -> list[str]:
-    """Return the overrides of the command line, and the overrides that `--runs` and `--config-dir` stand for."""
-    from fewbits.experiments.config_files import with_config_dir
+def in_store(overrides: Sequence[str], runs: Path) -> list[str]:
+    """Return the overrides and, if `--runs` is not the default, the override that stands for it: `runtime.runs=RUNS`.
 
-    return with_config_dir(in_store(options.overrides, options.runs), options.config_dir)
-
-
-def in_store(overrides: Sequence[str], runs: str | None) -> list[str]:
-    """Return the overrides and, if `runs` is set, one more: `runtime.runs=RUNS`, with RUNS as an absolute path.
-
-    runs: the value of `--runs`. The path is quoted for Hydra, so it may contain any characters.
+    The path is absolute, and quoted for Hydra, so it may contain any characters.
     """
-    if not runs:
+    if runs == Path("runs"):
         return [*overrides]
     from fewbits.experiments.composition import spelled
 
-    return [*overrides, f"runtime.runs={spelled(str(store_folder(runs).absolute()))}"]
+    return [*overrides, f"runtime.runs={spelled(str(runs.absolute()))}"]
 
 
 def submit_report(overrides: Sequence[str], options: argparse.Namespace, reports: str) -> int:

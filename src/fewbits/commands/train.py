@@ -10,19 +10,18 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from fewbits.commands.hydra_options import add_hydra_options, show
-from fewbits.commands.sweep import add_where
+from fewbits.commands.hydra_options import add_hydra_options, show_config
+from fewbits.commands.sweep import add_where, in_store
 from fewbits.common import terminal
 from fewbits.common.arguments import CommandParser
-from fewbits.common.redaction import redacted
-from fewbits.common.store_folder import store_folder
+from fewbits.common.process import handled
 from fewbits.common.terminal import print_table
-from fewbits.common.wording import clock
+from fewbits.common.wording import clock, redacted
 
 if TYPE_CHECKING:
     from fewbits.experiments.session import Progress
     from fewbits.experiments.storage.run_folder import RunFolder
-    from fewbits.experiments.trial import Trial
+    from fewbits.experiments.trial import Runtime, Trial
 
 EXAMPLES = """\
 examples:
@@ -53,12 +52,14 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--config", action="store_true", help="print the resolved config and train nothing")
     parser.add_argument("--id", action="store_true", help="print the trial's id and train nothing")
     parser.add_argument("--layers", action="store_true", help="print the quantizers of each layer, train nothing")
-    parser.add_argument("--runs", metavar="DIR", help="the store (default: runs), the same as runtime.runs=DIR")
+    parser.add_store(new=True)
     add_hydra_options(parser)
     group = parser.add_argument_group("a grid of trials")
     group.add_argument("-m", "--multirun", action="store_true", help="train a grid of trials: KEY=A,B, and seed=0,1")
     add_where(group)
     options = parser.parse_intermixed_args(argv)
+    if wrong := next((text for text in options.overrides if text.startswith(("study=", "sweep="))), None):
+        raise ValueError(f"train: {wrong} selects a sweep, not a trial: `fewbits sweep {wrong}` runs it")
     if options.multirun or "hydra.mode=MULTIRUN" in options.overrides:
         from fewbits.commands.multirun import run_multirun
 
@@ -66,35 +67,28 @@ def main(argv: Sequence[str]) -> int:
     if given := [name for name in ("address", "parallel", "env") if getattr(options, name)]:
         raise ValueError(f"train: --{given[0]} needs --multirun: a single trial runs in this process")
 
-    from fewbits.experiments.composition import spelled
     from fewbits.experiments.config import load_trial
     from fewbits.experiments.config_files import with_config_dir
 
     overrides = with_config_dir([text for text in options.overrides if text != "hydra.mode=RUN"], options.config_dir)
-    if options.runs:
-        overrides = [*overrides, f"runtime.runs={spelled(str(store_folder(options.runs).absolute()))}"]
-    if show(options, overrides):
+    overrides = in_store(overrides, options.runs)
+    if show_config(options, overrides):
         return 0
     trial, runtime = load_trial(overrides)
     if options.config:
-        import yaml
-
-        from fewbits.experiments.storage.run_folder import plain
-
-        settings = trial.to_dict() | {"runtime": asdict(runtime)}
-        print(yaml.safe_dump(plain(settings), sort_keys=False, allow_unicode=True), end="")
-        return 0
-
-    if options.layers:
+        _print_config(trial, runtime)
+    elif options.layers:
         _print_layers(trial)
-        return 0
-
-    if options.id:
+    elif options.id:
         from fewbits.experiments.session import find_folder
 
         print(find_folder(trial, runtime).id)
-        return 0
+    else:
+        return _train(trial, runtime)
+    return 0
 
+
+def _train(trial: Trial, runtime: Runtime) -> int:
     from fewbits.experiments.run_trial import run
     from fewbits.experiments.session import Events
     from fewbits.experiments.storage.lease import Lost
@@ -107,23 +101,25 @@ def main(argv: Sequence[str]) -> int:
             tracker.saved(folder)
 
         def step(self, progress: Progress) -> None:
-            stop.wait_for_the_step()
+            stop.training = True
             line.show(progress)
 
         def stopping(self) -> bool:
-            return stop.asked()
+            stop.training = True  # on every rank
+            return stop.asked
 
         def message(self, text: str) -> None:
             line.tell(text)
 
     warnings.showwarning = line.warn  # type: ignore[assignment]  # `warn` ignores where a warning arose
     try:
-        with stop:
+        with handled(stop.interrupt, signal.SIGINT):
             folder, result = run(trial, runtime, Reporter())
     except (OSError, Lost) as error:
-        line.end()
-        reason = _reason(error) if isinstance(error, OSError) else error
-        print(f"fewbits: {reason}; the same command resumes from the last checkpoint", file=sys.stderr)
+        reason = str(error)
+        if isinstance(error, OSError) and error.strerror:
+            reason = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        line.tell(f"fewbits: {reason}; the same command resumes from the last checkpoint")
         return 1
     except (MemoryError, RuntimeError) as error:
         if not _out_of_memory(error):
@@ -132,8 +128,7 @@ def main(argv: Sequence[str]) -> int:
         line.tell(f"fewbits: out of memory, reduce training.micro_batch or choose a smaller model: {reason}")
         return 1
     except KeyboardInterrupt:
-        line.end()
-        print("fewbits: stopped; the same command resumes from the last checkpoint", file=sys.stderr)
+        line.tell("fewbits: stopped; the same command resumes from the last checkpoint")
         return 130
     finally:
         line.end()
@@ -141,6 +136,15 @@ def main(argv: Sequence[str]) -> int:
     if result:
         print(f"{folder.path}\n{summary(folder.result() or result)}")
     return 0
+
+
+def _print_config(trial: Trial, runtime: Runtime) -> None:
+    import yaml
+
+    from fewbits.experiments.storage.run_folder import plain
+
+    settings = trial.to_dict() | {"runtime": asdict(runtime)}
+    print(yaml.safe_dump(plain(settings), sort_keys=False, allow_unicode=True), end="")
 
 
 def _print_layers(trial: Trial) -> None:
@@ -169,38 +173,17 @@ def _print_layers(trial: Trial) -> None:
 
 
 class Stop:
-    """A context manager that handles Ctrl-C: the first Ctrl-C ends training after the current step, with a checkpoint.
+    """What Ctrl-C does: the first one ends training after the current step, with a checkpoint.
 
     A second Ctrl-C, or one before training starts, raises KeyboardInterrupt at once.
     """
 
-    def __init__(self) -> None:
-        self._asked = self._training = False
+    asked = training = False
 
-    def __enter__(self) -> Stop:
-        self._before = signal.signal(signal.SIGINT, self._interrupt)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
-
-    def wait_for_the_step(self) -> None:
-        self._training = True
-
-    def asked(self) -> bool:
-        """Tell whether Ctrl-C was pressed. Training calls this after every step, on every rank."""
-        self._training = True
-        return self._asked
-
-    def _interrupt(self, *_: object) -> None:
-        if self._asked or not self._training:
+    def interrupt(self, *_: object) -> None:
+        if self.asked or not self.training:
             raise KeyboardInterrupt
-        self._asked = True
-
-
-def _reason(error: OSError) -> str:
-    reason = error.strerror or str(error)
-    return f"{error.filename}: {reason}" if error.filename else reason
+        self.asked = True
 
 
 def _out_of_memory(error: Exception) -> bool:
@@ -223,31 +206,23 @@ class LiveLine:
     """A progress line on stderr: updated in place on a terminal, else a new line after each 5 % of the steps."""
 
     def __init__(self) -> None:
-        self._live = sys.stderr.isatty()
-        self._open = False
-        self._shown_part = -1
+        self._shown: object = None  # the part of the steps that the last line has shown
         self._began: tuple[float, int] | None = None
-        self._evaluated: float | None = None
+        self._evaluated = ""
 
     def show(self, progress: Progress) -> None:
-        now = time.monotonic()
-        if self._began is None:
-            self._began = now, progress.step
+        now, step = time.monotonic(), progress.step
+        since, first = self._began = self._began or (now, step)
+        seconds_per_step = (now - since) / (step - first) if step > first else progress.seconds_a_step
         if progress.evaluated is not None:
-            self._evaluated = progress.evaluated
-        since, first = self._began
-        done = progress.step - first
-        seconds_per_step = (now - since) / done if done else progress.seconds_a_step
-        left = seconds_per_step * (progress.steps - progress.step)
-        text = f"step {progress.step}/{progress.steps}  loss {progress.loss:.4f}"
-        if self._evaluated is not None:
-            text += f"  validation {self._evaluated:.4f}"
-        text += f"  {progress.tokens_per_second:,.0f} tokens/s  {clock(left)} left"
-        if self._live:
+            self._evaluated = f"  validation {progress.evaluated:.4f}"
+        text = f"step {step}/{progress.steps}  loss {progress.loss:.4f}{self._evaluated}"
+        left = clock(seconds_per_step * (progress.steps - step))
+        text += f"  {progress.tokens_per_second:,.0f} tokens/s  {left} left"
+        shown, self._shown = self._shown, 20 * step // progress.steps
+        if sys.stderr.isatty():
             terminal.show(text)
-            self._open = True
-        elif (part := 20 * progress.step // progress.steps) != self._shown_part:
-            self._shown_part = part
+        elif self._shown != shown:
             print(text, file=sys.stderr, flush=True)
 
     def warn(self, message: Warning | str, *_: object) -> None:
@@ -258,6 +233,7 @@ class LiveLine:
         print(text, file=sys.stderr, flush=True)
 
     def end(self) -> None:
-        if self._open:
+        """End the line that changes, if there is one."""
+        if self._shown is not None and sys.stderr.isatty():
             print(file=sys.stderr)
-            self._open = False
+            self._shown = None

@@ -15,12 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from fewbits.common.arguments import CommandParser, existing, warn_in_lines
+from fewbits.common.arguments import CommandParser, warn_in_lines
 from fewbits.common.process import handled
-from fewbits.common.redaction import redacted
-from fewbits.common.store_folder import store_folder
-from fewbits.common.terminal import notice
-from fewbits.common.wording import plural
+from fewbits.common.wording import plural, redacted
 
 EXAMPLES = """\
 examples:
@@ -29,9 +26,9 @@ examples:
   MLFLOW_TRACKING_URI=http://server:5000 fewbits ui --sync-only     to a server that somebody else runs
 
 The page shows the MLflow database that MLFLOW_TRACKING_URI names or, without this variable, the store's own database.
-To open it from another machine: ssh -L 5000:127.0.0.1:5000 HOST. There is no log-in. With --host 0.0.0.0, the variables
-MLFLOW_SERVER_ALLOWED_HOSTS and MLFLOW_SERVER_CORS_ALLOWED_ORIGINS add names under which browsers reach the page.
+Only this machine can open the page, which has no log-in; from another one: ssh -L 5000:127.0.0.1:5000 HOST.
 """
+HOST = "127.0.0.1"  # only this machine reaches the server, which has no log-in
 OFF = ("MLFLOW_DISABLE_TELEMETRY", "MLFLOW_DISABLE_AGENT_HINT")
 # With these settings, the server has two processes and about 380 MB, instead of 15 processes and 1.8 GB.
 LIGHT = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **dict.fromkeys(OFF, "true")}
@@ -42,16 +39,17 @@ START = 120.0  # seconds that the server may take until it answers
 def main(argv: Sequence[str]) -> int:
     parser = CommandParser("fewbits ui", __doc__, EXAMPLES)
     parser.add_argument("--port", type=int, default=5000, help="the port to listen at (default: %(default)s)")
-    parser.add_argument("--host", default="127.0.0.1", help="the address to listen at (default: this machine only)")
-    parser.add_argument("--runs", default="runs", metavar="DIR", help="the store (default: runs)")
+    parser.add_store()
     parser.add_argument("--sync-only", action="store_true", help="send the trials, and serve no page")
     options = parser.parse_args(argv)
-    existing(options.runs)
+    runs: Path = options.runs
+    if not runs.is_dir():
+        raise ValueError(f"ui: there is no store {runs}: name one with --runs DIR")
+
     from fewbits.sweeps.tracking.connection import ARTIFACTS, tracking_uri
     from fewbits.sweeps.tracking.mirror import send_store
 
     warn_in_lines()
-    runs = store_folder(options.runs)
     uri = tracking_uri(runs)
     if not options.sync_only:
         if uri.startswith(("http://", "https://")):
@@ -59,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
                 f"ui: MLFLOW_TRACKING_URI {redacted(uri)} is a server: open that address in the browser; --sync-only "
                 "sends the store's trials to it"
             )
-        _check_free(options.host, options.port)
+        _check_free(options.port)
     try:
         sent = send_store(runs, uri)  # also creates the database if needed: the server does not do it safely
     except Exception as error:  # any error of MLflow, for example if another version of MLflow made the database
@@ -70,35 +68,27 @@ def main(argv: Sequence[str]) -> int:
     if not options.sync_only:
         arguments = ["--artifacts-destination", str(runs.resolve() / ARTIFACTS), "--workers", "1"]
         arguments += ["--uvicorn-opts", "--log-level warning"]
-        _serve(options.host, options.port, arguments, uri, runs.resolve() / LOG)
+        _serve(options.port, arguments, uri, runs.resolve() / LOG)
     return 0
 
 
-def _check_free(host: str, port: int) -> None:
+def _check_free(port: int) -> None:
     if not 0 < port < 1 << 16:
         raise ValueError(f"ui: --port {port}: expected a port from 1 to 65535")
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
+        with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
+            probe.bind((HOST, port))
     except OSError as error:
-        raise ValueError(f"ui: --host {host} --port {port}: {error}; choose another --port or --host") from None
+        raise ValueError(f"ui: --port {port}: {error}; choose another --port") from None
 
 
-def _serve(host: str, port: int, arguments: Sequence[str], uri: str, log: Path) -> None:
+def _serve(port: int, arguments: Sequence[str], uri: str, log: Path) -> None:
     """Run MLflow's server until Ctrl-C. The URI may contain a password, so it is no argument, which all could read."""
     environment = {**os.environ, **LIGHT, "MLFLOW_BACKEND_STORE_URI": uri}
-    base = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else f'[{host}]' if ':' in host else host}:{port}"
-    if host not in ("127.0.0.1", "localhost", "::1"):
-        notice(
-            f"ui: --host {host}: there is no log-in: who can reach port {port} can read, change and delete every run"
-        )
-        names = [f"{name}:{port}" for name in dict.fromkeys((host, socket.gethostname(), "localhost", "127.0.0.1"))]
-        environment.setdefault("MLFLOW_SERVER_ALLOWED_HOSTS", ",".join(names))
-        environment.setdefault("MLFLOW_SERVER_CORS_ALLOWED_ORIGINS", ",".join(f"http://{name}" for name in names))
+    base = f"http://{HOST}:{port}"
     pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    command = [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(port), *arguments]
+    command = [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port), *arguments]
     # The server has its own process group, so that its children can be ended, too.
     with log.open("w") as output, subprocess.Popen(command, env=environment, start_new_session=True, **pipes) as server:
         copying = threading.Thread(target=_copy_redacted, args=(server.stdout, output), daemon=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import textwrap
 import warnings
+from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 from fewbits.common.store_folder import store_folder
@@ -22,45 +24,56 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"{self.prog.removeprefix('fewbits ')}: {message}")
 
+    def add_store(self, new: bool = False) -> None:
+        """Add the option --runs, whose value is a path; new: whether the command may create the store.
 
-def existing(runs: str | None) -> str | None:
-    """Return the value of `--runs`, which may be None; raise ValueError if it names a folder that does not exist.
+        A command that only reads a store refuses a folder that does not exist, since its name may be mistyped.
+        """
+        kind = _store if new else _existing_store
+        self.add_argument("--runs", metavar="DIR", type=kind, default=Path("runs"), help="the store (default: runs)")
 
-    Commands that only read a store call this function, so that a mistyped name does not create a new store.
-    """
-    if runs is not None and not store_folder(runs).is_dir():
-        raise ValueError(f"--runs {runs}: no such folder")
-    return runs
+    def add_runtime(self) -> None:
+        """Add the options --device (where to compute), --threads (of the CPU) and --cache (prepared data)."""
+        devices = ("auto", "cpu", "cuda")
+        self.add_argument("--device", default="auto", choices=devices, help="where to compute (default: %(default)s)")
+        self.add_argument("--threads", type=positive, default=1, help="threads on a CPU (default: %(default)s)")
+        self.add_cache()
 
-
-def positive(text: str) -> int:
-    """Return an option's text as a whole number ≥ 1; raise ArgumentTypeError for any other text."""
-    return _at_least(1, text)
-
-
-def not_negative(text: str) -> int:
-    """Return an option's text as a whole number ≥ 0; raise ArgumentTypeError for any other text."""
-    return _at_least(0, text)
-
-
-def _at_least(lowest: int, text: str) -> int:
-    if not text.isdecimal() or int(text) < lowest:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number ≥ {lowest}")
-    return int(text)
+    def add_cache(self) -> None:
+        """Add the option --cache, the folder of prepared data."""
+        self.add_argument("--cache", metavar="DIR", help="the folder of prepared data (default: the user's cache)")
 
 
-def runtime_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options --device (where to compute), --threads (of the CPU) and --cache (the folder of prepared data)."""
-    parser.add_argument(
-        "--device", default="auto", choices=("auto", "cpu", "cuda"), help="where to compute (default: %(default)s)"
-    )
-    parser.add_argument("--threads", type=positive, default=1, help="threads on a CPU (default: %(default)s)")
-    parser.add_argument("--cache", metavar="DIR", help="the folder of prepared data (default: the user's cache)")
+def whole_number(lowest: int) -> Callable[[str], int]:
+    """Return a function that turns an option's text into a whole number of at least `lowest`."""
+
+    def parsed(text: str) -> int:
+        if not text.isdecimal() or len(text) > 18 or int(text) < lowest:
+            raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number ≥ {lowest}")
+        return int(text)
+
+    return parsed
+
+
+positive, not_negative = whole_number(1), whole_number(0)
 
 
 def warn_in_lines() -> None:
     """Make Python print each later warning as one line on stderr, without the source line that raised it."""
     warnings.showwarning = lambda message, *_: notice(message)
+
+
+def _store(text: str) -> Path:
+    try:
+        return store_folder(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _existing_store(text: str) -> Path:
+    if not (path := _store(text)).is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: no such folder")
+    return path
 
 
 def _wrapped(text: str | None) -> str | None:

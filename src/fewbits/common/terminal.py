@@ -13,8 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
-from fewbits.common.redaction import redacted
-from fewbits.common.wording import clock
+from fewbits.common.wording import clock, redacted
 
 if TYPE_CHECKING:
     from rich.live import Live

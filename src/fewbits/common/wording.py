@@ -1,13 +1,31 @@
-"""Write counts with nouns (`3 trials`), lists (`a, b and c`), durations, and what differs between two mappings."""
+"""Write counts (`3 trials`), lists (`a, b and c`), durations, differences of mappings, and texts without credentials."""
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+from urllib.parse import quote, unquote
 
-SHOWN = 12  # the number of hexadecimal digits printed of a digest
 MISSING = "(none)"  # printed for the value of a field that one side lacks
-ALIKE = 2  # fields share a line if their keys begin with the same 2 parts, such as config.recipe, and change alike
+
+HIDDEN = "***"
+URI_VARIABLES = ("MLFLOW_TRACKING_URI", "MLFLOW_BACKEND_STORE_URI", "MLFLOW_REGISTRY_URI")
+SECRET_VARIABLES = ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
+SHORTEST = 4  # the least length of a secret that is replaced anywhere; shorter ones would match parts of other words
+# Everything between `://` and the last `@`, since passwords may contain any of `@:/?#` unencoded.
+_USER = re.compile(r"(?<=://)([^\s'\"]+)@")
+_HOST = re.compile(r"[^:@]*(?::\d*)?(?:[/?#]|$)")  # a host with an optional port, in front of a path or the end
+_NAMES = r"pass(?:word|wd|phrase)?|pwd|token|secret|(?:api|access|private)[_-]?key|sig(?:nature)?|credentials?|auth"
+_SHORT_NAMES = r"key|jwt|code|pat|pw|session_?id"  # these have to be the whole name of a parameter, not a part of it
+_PARAMETER = re.compile(
+    rf"([?&;#](?:[\w.-]*?(?:{_NAMES})[\w.-]*|{_SHORT_NAMES})(?:\[\])?=)([^\s&;#'\"<>)]+)", re.IGNORECASE
+)
+_WORD = re.compile(
+    r"((?:\b|%3B)(?:password|passwd|pwd)(?:\s*=\s*|%3D))('[^']*'|\"[^\"]*\"|(?:(?!%3B)[^\s,;&'\"])+)", re.IGNORECASE
+)
+_ENTRY = re.compile(rf"(['\"](?:{_NAMES})['\"]\s*:\s*)('[^']*'|\"[^\"]*\")", re.IGNORECASE)
 
 
 def plural(count: int, noun: str) -> str:
@@ -34,24 +52,17 @@ def clock(seconds: float) -> str:
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     """Return a line `KEY: A → B` for each field that differs between the nested mappings `a` and `b`.
 
-    Fields with the same change share a line if the first two parts (ALIKE) of their dotted keys are equal.
+    Fields of one section, such as `recipe`, with the same change share a line. The prefix `config.`, which all settings
+    of a trial have in its identity, is left out.
     """
     left, right = dict(_flat(a)), dict(_flat(b))
     changes: dict[tuple[str, str], list[str]] = {}
-    for key in [*left, *(key for key in right if key not in left)]:
+    for key in left | right:
         was, now = left.get(key, MISSING), right.get(key, MISSING)
         if was != now:
-            node = ".".join(key.split(".")[:ALIKE])
-            changes.setdefault((node, f"{_shown(was)} → {_shown(now)}"), []).append(key)
-    return [f"{_joined(node, keys)}: {change}" for (node, change), keys in changes.items()]
-
-
-def _joined(node: str, keys: list[str]) -> str:
-    """Return the keys, separated by commas, with the prefix `node` only on the first: `config.recipe.fprop.x, fprop.w`.
-
-    All keys are dotted and begin with `node`.
-    """
-    return ", ".join([keys[0], *(key.removeprefix(f"{node}.") for key in keys[1:])])
+            section, _, field = key.removeprefix("config.").partition(".")
+            changes.setdefault((section, f"{_shown(was)} → {_shown(now)}"), []).append(field)
+    return [f"{'.'.join(filter(None, (node, ', '.join(fields))))}: {how}" for (node, how), fields in changes.items()]
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -63,6 +74,55 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _shown(value: Any) -> str:
+    """Return a value as text, and a digest (64 hexadecimal digits) by its first 12 digits."""
     text = str(value)
     digest = len(text) >= 64 and all(c in "0123456789abcdef" for c in text[:64])
-    return text[:SHOWN] + text[64:] if digest else text
+    return text[:12] + text[64:] if digest else text
+
+
+def redacted(text: object) -> str:
+    """Return the text with `***` in place of all credentials; messages that may contain the URI of a server need it.
+
+    These are the password in `scheme://user:password@host`, or all of `token` in `scheme://token@host`; the values of
+    parameters such as `?token=…` and `password=…`; and anywhere, the secrets in MLflow's environment variables.
+
+    >>> redacted("postgresql://alice:secret@host/db")
+    'postgresql://alice:***@host/db'
+    """
+    result = str(text)
+    # The known secrets are replaced first, since a pattern might replace only a part of a secret.
+    for secret in sorted(set(_secrets()), key=len, reverse=True):
+        result = result.replace(secret, HIDDEN)
+    result = _USER.sub(_without_password, result)
+    for pattern in (_PARAMETER, _WORD, _ENTRY):
+        result = pattern.sub(rf"\1{HIDDEN}", result)
+    return result
+
+
+def _without_password(match: re.Match[str]) -> str:
+    user, colon, _ = match[1].partition(":")
+    if _is_host_and_path(match[1]):
+        return match[0]
+    return f"{user}:{HIDDEN}@" if colon else f"{HIDDEN}@"
+
+
+def _is_host_and_path(text: str) -> bool:
+    """Tell whether the text between the `://` and the last `@` of a URI is a host and the beginning of a path.
+
+    If so, the `@` belongs to the path. If not, the text is a user and a password, or a token.
+    """
+    return "/" in text and _HOST.match(text) is not None
+
+
+def _secrets() -> Iterator[str]:
+    """Yield the secrets in MLflow's environment variables, each in three forms: as it is, URL-decoded, URL-encoded."""
+    texts = [os.environ.get(name, "") for name in SECRET_VARIABLES]
+    for uri in (os.environ.get(name, "") for name in URI_VARIABLES):
+        user_info = uri.partition("://")[2].rpartition("@")[0]
+        if not _is_host_and_path(user_info):
+            texts.append(user_info.partition(":")[2] or user_info)
+        texts += [match[2] for match in _PARAMETER.finditer(uri)]
+    for text in texts:
+        for secret in (text, unquote(text), quote(text, safe="")):
+            if len(secret) >= SHORTEST and secret != HIDDEN:
+                yield secret

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import fewbits
-from fewbits.commands.prepare_data import main
+from fewbits.commands.data import main
 from fewbits.experiments.data.corpus import DataConfig
 from fewbits.experiments.data.load import load
 from fewbits.experiments.data.tokenizing import trained_tokenizer
@@ -157,7 +157,7 @@ def test_killed_at_any_moment_the_same_command_goes_on(tmp_path: Path) -> None:
     assert main([*straight, "--out", str(tmp_path / "straight")]) == 0
 
     out, partial = tmp_path / "out", tmp_path / "out.partial"
-    script = "import sys; from fewbits.commands.prepare_data import main; main(sys.argv[1:])"
+    script = "import sys; from fewbits.commands.data import main; main(sys.argv[1:])"
     command = [sys.executable, "-c", script, *straight, "--out", str(out)]
     process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(SOURCE)})
     while not (partial / "progress.json").exists() and process.poll() is None:
