@@ -60,7 +60,7 @@ LONG = (
     "experiments/test_numerics.py",
     "models/test_quantize.py",
     "kernels/test_mix.py",
-    "commands/test_prepare_data.py",
+    "commands/test_data.py",
     "analysis/test_other_machine.py",
     "experiments/test_composition.py",
     "experiments/bench/test_bench_train.py",

@@ -203,7 +203,7 @@ def test_an_interrupted_preparation_reads_no_finished_file_again(
 
     script = """
 import os, signal, sys
-from fewbits.commands import prepare_data as prepare
+from fewbits.commands import data as prepare
 add = prepare.Unfinished.add
 def killed(self, batch, position):
     add(self, batch, position)

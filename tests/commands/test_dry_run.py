@@ -112,7 +112,7 @@ def test_results_that_a_changed_sweep_no_longer_uses_are_counted(
     file.write_text(undisturbed.file.read_text().replace("training.batch=4", "training.batch=8"))
     shown = dry_run(file, undisturbed.store, capsys)
     assert re.search(r"^since the plan of .*: 8 trials changed$", shown, re.MULTILINE)
-    assert re.search(r"^changed: .*config.training.batch.*; 8 results of the old plan not used$", shown, re.MULTILINE)
+    assert re.search(r"^changed: .*training.batch.*; 8 results of the old plan not used$", shown, re.MULTILINE)
 
 
 def test_arms_that_do_not_fit_on_a_gpu_are_named_with_the_ranks_that_would(

@@ -73,7 +73,7 @@ def test_a_misspelt_store_is_told_and_not_made(
     arguments = [] if command == "ui" else [str(undisturbed.file)]
     for name in ("rnus", "file", "file/below"):
         assert cli.main([command, *arguments, "--runs", str(tmp_path / name)]) == 2
-        assert names(capsys.readouterr().err, f"--runs {tmp_path / name}")
+        assert names(capsys.readouterr().err, "--runs", tmp_path / name)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
@@ -120,12 +120,12 @@ def test_two_trials_are_explained_field_by_field(undisturbed: Undisturbed, capsy
             ("late", "0"),
         )
     )
-    assert explain(a, b) == ["config.optimizer.lr: 0.001 → 0.002"]
+    assert explain(a, b) == ["optimizer.lr: 0.001 → 0.002"]
     assert explain(a, a.rpartition("-")[2])[1:] == ["the same trial"]
-    assert explain(str(undisturbed.store / a), seed) == ["config.seed: 0 → 1"]
+    assert explain(str(undisturbed.store / a), seed) == ["seed: 0 → 1"]
     lines = explain(plain, late)
     assert f"parent: None → {plain}@4" in lines
-    assert any(line.startswith("config.recipe.") for line in lines)
+    assert any(line.startswith("recipe.") for line in lines)
 
 
 def test_the_setting_of_the_data_that_differs_is_named(
@@ -197,30 +197,27 @@ def test_a_run_is_found_by_the_beginning_of_its_hash_if_that_is_of_one(
     assert cli.main(["explain", digits[:8], str(other), "--runs", str(tmp_path)]) == 0
 
 
-def test_an_edit_of_the_sweep_is_explained_in_the_trial_and_in_its_parent(
-    undisturbed: Undisturbed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_run_is_compared_with_what_its_overrides_give_now(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file, runs = tmp_path / undisturbed.file.name, undisturbed.store
-    text = undisturbed.file.read_text()
-    plan = planned(undisturbed.file, f"runtime.runs={runs}")
-    trials = {member.cell.arm: plan.trials[member.id].folder.path.name for member in plan.members}
-    edits = {"at: 0.5": "at: 0.75", "training.batch=4": "training.batch=8", "recipe=bf16": "recipe=fp8"}
-    for before, after in edits.items():
-        assert text.count(before) == 1
-        text = text.replace(before, after)
-    file.write_text(text)
-    (path,) = (runs / "plans").iterdir()
-    shutil.copytree(runs, tmp_path / "runs")
-    stored = tmp_path / "runs" / "plans" / path.name
-    content = json.loads(stored.read_text())
-    stored.write_text(json.dumps(content | {"overrides": [str(file)]}))
-    assert cli.main(["explain", trials["late"], "--runs", str(tmp_path / "runs")]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert "config.training.batch: 4 → 8" in lines
-    assert "at: 0.5 → 0.75" in lines
-    assert "parent.config.training.batch: 4 → 8" in lines
-    assert any(line.startswith("parent.config.recipe.") for line in lines)
-    assert not any(line.startswith(("config.recipe.", "sources.")) for line in lines)
+    monkeypatch.chdir(tmp_path)
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("defaults: [nvfp4, _self_]\nkeep: {last: 1}\n")
+    words = tiny(cache, "training.steps=1", "recipe=./mine.yaml", f"runtime.runs={tmp_path / 'runs'}")
+    monkeypatch.setattr("sys.argv", ["fewbits", "train", *words])  # which the run records
+    assert cli.main(["train", *words]) == 0
+    (run,) = (tmp_path / "runs").glob("*-*")
+
+    def explain() -> list[str]:
+        capsys.readouterr()
+        assert cli.main(["explain", str(run)]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    assert explain() == ["the current code computes the same trial"]
+    recipe.write_text("defaults: [nvfp4, _self_]\nkeep: {last: 2}\n")
+    assert explain() == ["recipe.keep.last: 1 → 2"]
+    recipe.unlink()
+    assert names(explain()[0], "mine.yaml")
 
 
 def test_a_result_of_other_code_is_shown_and_noted(

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -40,17 +39,16 @@ def processes(group: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
 def test_the_page_is_served_by_two_processes_without_showing_a_credential(
-    host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Check that on all interfaces, the page works under this machine's name, and under no other.
+    """Check that the page works under this machine's local names alone.
 
     No credential is in the arguments of a process, which all users can read, nor in the output or the log.
     """
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}?token={SECRET}"
     (port,) = free_ports(1)
-    options = ["ui", "--host", host, "--port", str(port), "--runs", str(tmp_path)]
+    options = ["ui", "--port", str(port), "--runs", str(tmp_path)]
     with (
         (tmp_path / "stderr").open("w") as errors,
         subprocess.Popen(
@@ -68,7 +66,7 @@ def test_the_page_is_served_by_two_processes_without_showing_a_credential(
             assert printed.startswith(f"{base}/#/experiments")
             assert cli.main(options) == 2  # the port is in use
             assert len(capsys.readouterr().err.splitlines()) == 1
-            for name in ("127.0.0.1", "localhost", *([socket.gethostname()] if host == "0.0.0.0" else [])):
+            for name in ("127.0.0.1", "localhost"):
                 answer = post(
                     f"{base}{SEARCH}", {"max_results": 1}, Host=f"{name}:{port}", Origin=f"http://{name}:{port}"
                 )
@@ -90,7 +88,6 @@ def test_the_page_is_served_by_two_processes_without_showing_a_credential(
     outputs = [printed, (tmp_path / "stderr").read_text(), (tmp_path / ui.LOG).read_text()]
     assert "evil.example" in outputs[-1]  # the server logs the refused requests
     assert SECRET not in "".join(outputs)
-    assert ("no log-in" in outputs[1]) == (host == "0.0.0.0")
 
 
 def test_a_server_elsewhere_is_not_served_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

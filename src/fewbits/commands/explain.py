@@ -30,9 +30,7 @@ STALE = (
 def main(argv: Sequence[str]) -> int:
     parser = CommandParser("fewbits explain", __doc__, EXAMPLES)
     parser.add_argument("a", metavar="A", help="a run: its folder, or the first 4 or more digits of its hash")
-    parser.add_argument(
-        "b", nargs="?", metavar="B", help="another run; without it, A is compared with the current code"
-    )
+    parser.add_argument("b", nargs="?", metavar="B", help="another run; default: what the code computes now")
     parser.add_store()
     options = parser.parse_intermixed_args(argv)
 

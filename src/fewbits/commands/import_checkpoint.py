@@ -5,9 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from fewbits.common import terminal
 from fewbits.common.arguments import CommandParser
-from fewbits.common.terminal import notice
+from fewbits.common.terminal import clear, notice, show
 
 EXAMPLES = """\
 examples:
@@ -37,11 +36,11 @@ def main(argv: Sequence[str]) -> int:
     from fewbits.models.networks.presets import MODELS
     from fewbits.models.networks.registry import parameters
 
-    settings = {"name": options.name, "overrides": options.overrides, "cache": options.cache}
+    name, overrides, cache = options.name, options.overrides, options.cache
     try:
-        imported = import_run(options.source, options.runs, **settings, report=terminal.show)
+        imported = import_run(options.source, options.runs, name=name, overrides=overrides, cache=cache, report=show)
     finally:
-        terminal.clear()
+        clear()
     for note in imported.notes:
         notice(f"{options.source}: {note}")
     path, trial = imported.folder.path, imported.trial

@@ -113,9 +113,8 @@ def _recipes(arguments: Sequence[str]) -> list[Recipe]:
             grouped[-1].append(argument)
         else:
             raise ValueError(f"{argument} comes before any recipe: name the recipe first, then its settings")
-    return [
-        replace(recipe_from_overrides(name, changes), name=" ".join([name, *changes])) for name, *changes in grouped
-    ]
+    recipes = ((" ".join(words), recipe_from_overrides(words[0], words[1:])) for words in grouped)
+    return [replace(recipe, name=name) for name, recipe in recipes]
 
 
 # ------------------------------------------------------------------------------------------------ output

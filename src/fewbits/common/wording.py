@@ -1,4 +1,4 @@
-"""Write counts (`3 trials`), lists (`a, b and c`), durations, differences of mappings, and texts without credentials."""
+"""Write counts (`3 trials`), lists (`a, b and c`), durations, differences, and texts without credentials."""
 
 from __future__ import annotations
 

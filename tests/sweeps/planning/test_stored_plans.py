@@ -32,7 +32,7 @@ class Stored:
 
     def __init__(self, folder: Path, cache: Path) -> None:
         self.file, self.runs = tiny_file(folder, cache, FAMILY, "family"), folder / "runs"
-        self.overrides = in_store([str(self.file)], str(self.runs))
+        self.overrides = in_store([str(self.file)], self.runs)
         self.plan = planned(*self.overrides)
         self.path = save_plan(self.plan, self.overrides)
 
@@ -169,7 +169,7 @@ def test_what_has_changed_since_the_stored_plan_is_told(stored: Stored) -> None:
     (first.folder.path / "result.json").write_text(json.dumps({"id": first.id, "status": "done", "step": 8}))
     counted, named = changes(stored.overrides, planned(*stored.overrides))
     assert counted.endswith(f": {len(stored.plan.members)} trials changed")
-    assert names(named, "config.training.blow_up", "1 result")
+    assert names(named, "training.blow_up", "1 result")
 
 
 def test_reading_writes_nothing(stored: Stored, capsys: pytest.CaptureFixture[str]) -> None:
