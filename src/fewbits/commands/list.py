@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from fewbits.common.arguments import CommandParser, WIDTH
+from fewbits.common.arguments import WIDTH, CommandParser
 from fewbits.common.terminal import print_table
 
 if TYPE_CHECKING:

@@ -244,7 +244,7 @@ def test_a_deleted_trial_is_said_to_be_missing(made: Made, capsys: pytest.Captur
     shutil.rmtree(gone)
     assert made.report() == 1
     said = capsys.readouterr()
-    assert said.err.startswith("fewbits: 1 place has no result")
+    assert said.err.startswith("fewbits: 1 place without a result")
     assert said.out.splitlines()[-1] == str(made.folder / "index.html")
     assert "⚠ 1 place of 8 without a result" in made.page.words
     assert "seed 0: missing: not run yet, or not finished" in made.page.words
