@@ -90,7 +90,7 @@ def test_mors_own_notebook_shows_all_that_is_registered_and_runs_over_an_empty_s
     (tmp_path / "runs").mkdir()
     words = ["report", "study=mor", "scale=smoke", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
     assert cli.main(words) == 1
-    assert "places have no result" in capsys.readouterr().err
+    assert "places without a result" in capsys.readouterr().err
     page = read_page(tmp_path / "out" / "mor-smoke" / "index.html")
     assert "does not make this item yet" not in page.words
     claims = [place for place in page.ids if re.fullmatch(r"[MFP]\d+", place)]
