@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from fewbits.experiments.data.folder import Meta, TokenFolder, Tokens, smallest_dtype, write_folder
-from fewbits.models.importing.packages import source_path
+from fewbits.models.importing.sources import source_path
 
 SPELLINGS = (
     "bytes, bpe:N with N from 257 to 65536, file:PATH of a tokenizer.json or a GGUF file, package:smollm2, hub:NAME"

@@ -33,8 +33,7 @@ from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.run_folder import HASH, RunFolder, existing, plain
 from fewbits.experiments.trial import Trial
 from fewbits.models.importing.layouts import Published
-from fewbits.models.importing.packages import PREFIX, packaged_model
-from fewbits.models.importing.sources import read_published
+from fewbits.models.importing.sources import PREFIX, packaged_model, read_published
 
 MODEL = "model.yaml"
 LONGEST = 512  # default of training.length, the tokens of a probe's sequences; less if the model's context is shorter
