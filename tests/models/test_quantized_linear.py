@@ -27,6 +27,7 @@ from tests.models.quantized import (
     Calls,
     batch,
     equal,
+    grad_of,
     linear,
     noisy,
     normal,
@@ -136,52 +137,12 @@ def test_the_three_gemms_read_what_the_recipe_says(
     slots = dict(zip(SLOTS, texts * 6 if len(texts) == 1 else texts, strict=True))
     q = by_hand(slots, shared, x_rows, w, dy_rows, step=5, micro_batch=3)
     assert torch.equal(y, products.linear(q["fprop.x"], q["fprop.w"], bias).view_as(y))
-    assert x.grad is not None
-    assert torch.equal(x.grad, products.matmul(q["dgrad.dy"], q["dgrad.w"]).view_as(x))
-    assert layer.weight.grad is not None
-    assert layer.weight.grad.dtype == torch.float32
-    assert torch.equal(layer.weight.grad, product(q["wgrad.dy"].t(), q["wgrad.x"], OUTPUTS[output] or dtype).float())
-    assert layer.bias.grad is not None
-    assert torch.equal(layer.bias.grad, dy_rows.sum(0).float())
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_where_backward_reads_the_same_codes_gradients_are_autograds_of_the_composition(dtype: torch.dtype) -> None:
-    """Check that a layer has autograd's gradients if its backward pass reads the x and w that its forward pass reads.
-
-    In autograd's computation, a product of quantized x and w, the quantizers pass gradients straight through.
-    """
-    x, dy = noisy(48, 32, seed=1, dtype=dtype), noisy(48, 40, seed=2, dtype=dtype)
-    layer, _ = one_layer(recipe(SR, MIXED, "high", "same", "high", "same", output="fp32"), 32, 40, seed=SEED)
-    composed = x.clone().requires_grad_(), layer.weight.detach().clone().requires_grad_()
-    q_x = fake_quantize(composed[0], SR, seed=derive_seed(SEED, 0, 0, 0, 0, 0))
-    expected = products.matmul(q_x, mix(composed[1].to(dtype), MIXED)[0].t())
-    expected.backward(dy)
-    y = layer(x.requires_grad_())
-    y.backward(dy)
-    assert torch.equal(y, expected)
-    assert x.grad is not None
-    assert composed[0].grad is not None
-    assert torch.equal(x.grad, composed[0].grad)
-    assert layer.weight.grad is not None
-    assert composed[1].grad is not None
-    tolerance = {"rtol": 2**-8, "atol": 1e-3} if dtype == torch.bfloat16 else {"rtol": 0, "atol": 0}
-    torch.testing.assert_close(layer.weight.grad, composed[1].grad, **tolerance)  # autograd's is rounded to BF16
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_outputs_and_gradients_of_a_biased_layer_left_high_are_those_of_nn_linear(dtype: torch.dtype) -> None:
-    x, dy = noisy(2, 24, 32, seed=1, dtype=dtype), noisy(2, 24, 40, seed=2, dtype=dtype)
-    plain, (layer, _) = linear(32, 40, bias=True, draw=noisy), one_layer(Recipe(), 32, 40, bias=True)
-    expected = products.linear(x, plain.weight.to(dtype), plain.bias.to(dtype))
-    expected.backward(dy)
-    y = layer(x)
-    y.backward(dy)
-    assert torch.equal(y, expected)
-    for got, want in ((layer.weight, plain.weight), (layer.bias, plain.bias)):
-        assert got.grad is not None
-        assert want.grad is not None
-        assert torch.equal(got.grad, want.grad)
+    assert torch.equal(grad_of(x), products.matmul(q["dgrad.dy"], q["dgrad.w"]).view_as(x))
+    assert grad_of(layer.weight).dtype == torch.float32
+    assert torch.equal(
+        grad_of(layer.weight), product(q["wgrad.dy"].t(), q["wgrad.x"], OUTPUTS[output] or dtype).float()
+    )
+    assert torch.equal(grad_of(layer.bias), dy_rows.sum(0).float())
 
 
 def test_the_output_of_wgrad_is_rounded_to_the_recipes_dtype() -> None:
@@ -190,8 +151,7 @@ def test_the_output_of_wgrad_is_rounded_to_the_recipes_dtype() -> None:
     for output in OUTPUTS:
         layer, _ = one_layer(recipe(E4M3, output=output), 32, 40)
         layer(x).backward(dy)
-        assert layer.weight.grad is not None
-        gradients[output] = layer.weight.grad
+        gradients[output] = grad_of(layer.weight)
     assert torch.equal(gradients["bf16"], gradients["bf16"].bfloat16().float())
     assert torch.equal(gradients["compute"], gradients["bf16"])
     assert not torch.equal(gradients["fp32"], gradients["bf16"])
@@ -206,10 +166,8 @@ def test_no_tokens_and_one_token_are_tokens(shape: tuple[int, ...]) -> None:
     y = layer(x)
     assert y.shape == (*shape[:-1], 48)
     y.backward(torch.ones_like(y))
-    assert x.grad is not None
-    assert x.grad.shape == x.shape
-    assert layer.weight.grad is not None
-    assert bool(layer.weight.grad.isfinite().all())
+    assert grad_of(x).shape == x.shape
+    assert bool(grad_of(layer.weight).isfinite().all())
 
 
 def test_strided_inputs_and_gradients_count_by_their_values() -> None:
@@ -222,9 +180,7 @@ def test_strided_inputs_and_gradients_count_by_their_values() -> None:
         a = a.detach().requires_grad_()
         y = layer(a)
         y.backward(g)
-        assert a.grad is not None
-        assert layer.weight.grad is not None
-        results.append([y.detach(), a.grad, layer.weight.grad])
+        results.append([y.detach(), grad_of(a), grad_of(layer.weight)])
     assert equal(*results)
 
 
@@ -245,10 +201,9 @@ def test_a_rotation_alone_leaves_products_as_they_are_up_to_rounding() -> None:
         ):
             layer, _ = one_layer(recipe(*("high",) * 4, text, text, output="fp32"), 32, 48)
             layer(x).backward(dy)
-            assert layer.weight.grad is not None
-            error = (layer.weight.grad - exact).norm() / exact.norm()
+            error = (grad_of(layer.weight) - exact).norm() / exact.norm()
             assert error < most, (tokens, text)
-            assert not torch.equal(layer.weight.grad, dy.t() @ x)  # so operands were rotated
+            assert not torch.equal(grad_of(layer.weight), dy.t() @ x)  # so operands were rotated
 
 
 EACH = "fp32:rht16:signs=each"
@@ -291,11 +246,9 @@ def test_signs_drawn_for_each_gemm_leave_all_three_products_as_they_are() -> Non
         x = normal(53, 32, seed=1).requires_grad_()
         y = layer(x)
         y.backward(dy)
-        assert x.grad is not None
-        assert layer.weight.grad is not None
         w, rows = layer.weight.detach().double(), x.detach().double()
         exact = (rows @ w.t(), dy.double() @ w, dy.t().double() @ rows)
-        for product_, want in zip((y, x.grad, layer.weight.grad), exact, strict=True):
+        for product_, want in zip((y, grad_of(x), grad_of(layer.weight)), exact, strict=True):
             assert (product_ - want).norm() / want.norm() < 1e-6
 
 
@@ -317,42 +270,8 @@ def test_operands_computed_again_at_another_moment_still_turn_alike() -> None:
     y = checkpoint(layer, x, use_reentrant=False)
     quantization.begin(0, 1)
     y.backward(dy)
-    assert x.grad is not None
-    assert layer.weight.grad is not None
-    assert torch.allclose(x.grad, dy @ layer.weight.detach(), atol=1e-3)
-    assert torch.allclose(layer.weight.grad, dy.t() @ x.detach(), atol=1e-3)
-
-
-# ---- whether the forward and the backward pass read the same quantized weights (claim N19)
-
-
-def weights_read(spec: Recipe) -> tuple[Tensor, Tensor]:
-    """Return the weights that fprop and dgrad multiply by: each GEMM's result for the identity matrix."""
-    layer, _ = one_layer(spec, 32, 48)
-    with torch.no_grad():
-        fprop = layer(torch.eye(32)).t()
-    x = torch.zeros(48, 32, requires_grad=True)
-    layer(x).backward(torch.eye(48))
-    assert x.grad is not None
-    return fprop, x.grad
-
-
-@pytest.mark.parametrize(
-    ("text", "backward", "equal_codes"),
-    [
-        ("e2m1:16x16:nvfp4", None, True),
-        ("e2m1:1x16:nvfp4", None, False),
-        ("e2m1:1x16:nvfp4", "same", True),
-        ("e4m3:16x16:gam @ error<0.02 | bf16 ; per=block", None, True),
-        ("e4m3:channel:gam", None, False),
-        ("e4m3:tensor:amax:stochastic", None, True),
-    ],
-)
-def test_forward_and_backward_read_identical_weights_where_blocks_are_square(
-    text: str, backward: str | None, equal_codes: bool
-) -> None:
-    fprop, dgrad = weights_read(recipe("high", text, "high", backward or text, "high", "high"))
-    assert torch.equal(fprop, dgrad) == equal_codes
+    assert torch.allclose(grad_of(x), dy @ layer.weight.detach(), atol=1e-3)
+    assert torch.allclose(grad_of(layer.weight), dy.t() @ x.detach(), atol=1e-3)
 
 
 # ---- quantized once
@@ -488,7 +407,6 @@ def test_a_weight_quantized_in_inference_mode_serves_training_too() -> None:
     with torch.inference_mode():
         layer(x)
     layer(x.requires_grad_()).sum().backward()
-    assert x.grad is not None
 
 
 @pytest.mark.parametrize("text", [E4M3, "e4m3:16x16:amax", MIXED])
@@ -659,9 +577,7 @@ def test_autocast_computes_in_its_dtype_over_fp32_parameters() -> None:
             y = layer(a)
             y.backward(dy)  # autocast must not round the FP32 result of wgrad
         assert y.dtype == torch.bfloat16
-        assert a.grad is not None
-        assert layer.weight.grad is not None
-        results.append([y.detach(), a.grad.float(), layer.weight.grad])
+        results.append([y.detach(), grad_of(a).float(), grad_of(layer.weight)])
     assert equal(*results)
 
 

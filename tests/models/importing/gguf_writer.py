@@ -1,16 +1,18 @@
-"""Write small GGUF files for tests, byte by byte, following the format's specification."""
+"""Write small GGUF files for tests with llama.cpp's own writer."""
 
-import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
+from gguf.quants import quant_shape_to_byte_shape
 from torch import Tensor
 
 from fewbits.models.networks.decoder import DecoderConfig
 
-U32, F32, STRING, ARRAY, BOOL = 4, 6, 8, 9, 7
+ARCHITECTURE = "general.architecture"
 NAMES = {
     "embed": "token_embd",
     "norm": "output_norm",
@@ -34,21 +36,26 @@ def write_gguf(
 
     tensors: for each tensor, GGUF's number of its type, its shape in torch's order, and its bytes.
     """
-    head = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(metadata))
+    writer = GGUFWriter(path, metadata.get(ARCHITECTURE, "none"))
     for key, value in metadata.items():
-        head += _string(key) + _value(value)
-    body = b""
+        if key != ARCHITECTURE:
+            writer.add_key_value(key, value, GGUFValueType.get_type(value))
     for name, (kind, shape, packed) in tensors.items():
-        head += _string(name) + struct.pack("<I", len(shape))
-        head += struct.pack(f"<{len(shape)}Q", *reversed(shape)) + struct.pack("<IQ", kind, len(body))
-        body += packed + bytes(-len(packed) % 32)
-    path.write_bytes(head + bytes(-len(head) % 32) + body)
+        of = GGMLQuantizationType(kind)
+        data = np.frombuffer(packed, np.uint8).reshape(quant_shape_to_byte_shape(shape, of))
+        writer.add_tensor(name, data, raw_dtype=of)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    content = path.read_bytes()
+    path.write_bytes(content[:4] + version.to_bytes(4, "little") + content[8:])
     return path
 
 
 def llama_metadata(config: DecoderConfig) -> dict[str, Any]:
     return {
-        "general.architecture": "llama",
+        ARCHITECTURE: "llama",
         "llama.block_count": config.layers,
         "llama.context_length": config.context,
         "llama.embedding_length": config.width,
@@ -79,25 +86,3 @@ def llama_tensors(config: DecoderConfig, state: Mapping[str, Tensor]) -> dict[st
 
 def as_bytes(value: Tensor) -> bytes:
     return value.detach().contiguous().view(torch.uint8).numpy().tobytes()
-
-
-def _string(text: str) -> bytes:
-    return struct.pack("<Q", len(text.encode())) + text.encode()
-
-
-def _value(value: Any) -> bytes:
-    kind, packed = _packed(value)
-    return struct.pack("<I", kind) + packed
-
-
-def _packed(value: Any) -> tuple[int, bytes]:
-    if isinstance(value, bool):
-        return BOOL, struct.pack("<?", value)
-    if isinstance(value, int):
-        return U32, struct.pack("<I", value)
-    if isinstance(value, float):
-        return F32, struct.pack("<f", value)
-    if isinstance(value, str):
-        return STRING, _string(value)
-    items = [_packed(item) for item in value]
-    return ARRAY, struct.pack("<IQ", items[0][0], len(items)) + b"".join(packed for _, packed in items)

@@ -13,6 +13,7 @@ from fewbits.models.importing.layouts import Published
 from fewbits.models.importing.sources import read_published
 from fewbits.models.networks.decoder import Decoder
 from tests.messages import naming
+from tests.models.oracles import stirred
 
 SIZES = {
     "vocab_size": 61,
@@ -52,9 +53,7 @@ def publish(folder: Path, case: str, shard: str = "1GB") -> Any:
     model = getattr(transformers, "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM")(
         getattr(transformers, f"{kind}Config")(**settings)
     )
-    with torch.no_grad():  # random biases and norms, so that an error in their conversion changes the logits
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape), alpha=0.1)
+    stirred(model)
     model.save_pretrained(folder, max_shard_size=shard)
     return model.eval()
 

@@ -17,7 +17,7 @@ from fewbits.models.networks.presets import MODELS
 from fewbits.models.networks.registry import build
 from tests.messages import naming
 from tests.models.importing.gguf_writer import as_bytes, llama_metadata, llama_tensors, write_gguf
-from tests.models.oracles import small
+from tests.models.oracles import small, stirred
 
 TOKENS = torch.arange(24)[None] % 61
 
@@ -26,10 +26,7 @@ def llama(**changes: object) -> tuple[DecoderConfig, dict[str, Tensor]]:
     """Return a small Llama's configuration and its state_dict, with noise added to all weights."""
     config = small("llama2-134m", kv_heads=2, **changes)
     model = build(config, seed=1)
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
+    stirred(model)
     return config, model.state_dict()
 
 

@@ -1,4 +1,4 @@
-"""Check that a decoder that is converted to a model of transformers computes the same logits there."""
+"""Check that a decoder that is converted to a model of transformers computes the same logits and gradients there."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from fewbits.models.networks.huggingface import family_of, to_huggingface
 from fewbits.models.networks.presets import MODELS
 from fewbits.models.networks.registry import build
 from tests.messages import naming
-from tests.models.oracles import TOKENS, small
+from tests.models.oracles import assert_equal_results, small, stirred
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2-124m", {}),
@@ -23,27 +23,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_logits_are_those_of_transformers(case: str) -> None:
+def test_logits_and_gradients_are_those_of_transformers(case: str) -> None:
     import transformers
 
     name, changes = CASES[case]
     config = small(name, **changes)
     ours = build(config, seed=1, compute_dtype=torch.float32)
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():  # random biases and norms, so that an error in their conversion changes the logits
-        for parameter in ours.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
+    stirred(ours)
     content, weights = to_huggingface(config, ours.state_dict(), end=0)
     kind = getattr(transformers, content["architectures"][0])
     theirs = kind(kind.config_class(**{k: v for k, v in content.items() if k not in ("model_type", "architectures")}))
     missing, unexpected = theirs.load_state_dict(weights, strict=False)
     assert (set(missing), unexpected) == ({"lm_head.weight"} if config.tied else set(), [])
     theirs.tie_weights()
-    tokens = torch.randint(61, (2, TOKENS), generator=generator)
-    with torch.no_grad():
-        expected = theirs.eval()(tokens).logits
-        assert expected.std() > 0.5
-        torch.testing.assert_close(ours(tokens), expected, rtol=1e-4, atol=2e-5)
+    assert_equal_results(theirs, ours)
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if not name.startswith("hybrid")])

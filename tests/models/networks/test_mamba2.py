@@ -106,13 +106,6 @@ def test_parameters_start_as_published() -> None:
     assert all((m.D == 1).all() and (m.norm_weight == 1).all() for m in mixers)
 
 
-def test_the_input_projection_has_rows_for_gate_input_both_matrices_and_steps() -> None:
-    mixer = build(MODELS["hybrid-nano"], seed=1).blocks[0].mamba
-    assert isinstance(mixer, Mamba2)
-    assert mixer.in_proj.weight.shape == (2 * 512 + 2 * 2 * 32 + 8, 256)
-    assert (mixer.in_proj.part, mixer.out_proj.part) == ("in", "out")
-
-
 def test_linear_layers_compute_in_bf16_and_all_between_in_fp32() -> None:
     config = small("hybrid-8b", layers=1, pattern="M", mamba_groups=2, mamba_state=8, mamba_head_dim=16)
     mixer, seen = build(config, seed=1).blocks[0].mamba, []
