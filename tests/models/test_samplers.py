@@ -150,42 +150,27 @@ def test_there_is_no_penalty_without_lambda_or_sampler() -> None:
         assert quantize(tiny("gpt2", layers=1), recipe("high", sampler=sampler)).penalty() is None
 
 
-PARTS: dict[str, dict[str, str]] = {
-    "gpt2": {
-        "all": "attention.qkv attention.out ffn.up ffn.down",
-        "qkv": "attention.qkv",
-        "out": "attention.out",
-        "up": "ffn.up",
-        "down": "ffn.down",
-        "od": "attention.out ffn.down",
-    },
-    "llama2": {
-        "all": "attention.q attention.k attention.v attention.out ffn.gate ffn.up ffn.down",
-        "qkv": "attention.q attention.k attention.v",
-        "out": "attention.out",
-        "up": "ffn.gate ffn.up",
-        "down": "ffn.down",
-        "od": "attention.out ffn.down",
-    },
-    "hybrid": {
-        "all": "mamba.in_proj mamba.out_proj ffn.up ffn.down attention.qkv attention.out",
-        "qkv": "attention.qkv",
-        "out": "mamba.out_proj attention.out",
-        "up": "ffn.up",
-        "down": "ffn.down",
-        "od": "mamba.out_proj ffn.down attention.out",
-        "in": "mamba.in_proj",
-    },
+# Family: its linear layers, with their parts.
+LAYERS = {
+    "gpt2": {"attention.qkv": "qkv", "attention.out": "out", "ffn.up": "up", "ffn.down": "down"},
+    "llama2": dict.fromkeys(("attention.q", "attention.k", "attention.v"), "qkv")
+    | {"attention.out": "out", "ffn.gate": "up", "ffn.up": "up", "ffn.down": "down"},
+    "hybrid": {"mamba.in_proj": "in", "mamba.out_proj": "out", "ffn.up": "up", "ffn.down": "down"}
+    | {"attention.qkv": "qkv", "attention.out": "out"},
 }
+GROUPS = {"all": ("qkv", "out", "up", "down", "in"), "od": ("out", "down")}
 
 
-@pytest.mark.parametrize(("family", "part"), [(family, part) for family, named in PARTS.items() for part in named])
+CASES = [(family, part) for family, own in LAYERS.items() for part in (*GROUPS, *dict.fromkeys(own.values()))]
+
+
+@pytest.mark.parametrize(("family", "part"), CASES)
 def test_parts_select_the_layers_that_are_sampled(family: str, part: str) -> None:
     hybrid: dict[str, Any] = {"layers": 3, "pattern": "M-*", "mamba_head_dim": 32, "mamba_groups": 2}
     model = tiny(family, **(hybrid if family == "hybrid" else {"layers": 1}))
     quantization = quantize(model, recipe("high", sampler={"kind": "diffq", "parts": [part]}))
     chosen = [layer.name.split(".", 2)[2] for layer in quantization.layers if layer.bit_scale is not None]
-    assert chosen == PARTS[family][part].split()
+    assert chosen == [name for name, own in LAYERS[family].items() if own in GROUPS.get(part, (part,))]
     squares = {name: p.shape for name, p in model.named_parameters() if name.endswith("bit_scale")}
     assert len(squares) == len(chosen)
     for name, shape in squares.items():

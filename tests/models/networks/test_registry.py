@@ -1,13 +1,14 @@
 """Test the models of the registry: numbers of parameters, and initial parameters that depend only on the seed."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from fewbits.models.networks.decoder import Decoder
+from fewbits.models.networks.decoder import Decoder, DecoderConfig
 from fewbits.models.networks.layers import Linear
 from fewbits.models.networks.presets import MODELS
 from fewbits.models.networks.registry import build, linear_parameters, model, on_meta, parameters
@@ -17,52 +18,37 @@ NANOS = [name for name in MODELS if name.endswith("-nano")]
 BILLION, MILLION = 10**9, 10**6
 
 
-@pytest.mark.parametrize(
-    ("name", "unit", "printed"),
-    [
-        ("gpt2-124m", MILLION, "124.37"),
-        ("llama2-134m", MILLION, "134.11"),
-        ("llama2-1b", BILLION, "1.056"),
-        ("llama2-3b", BILLION, "3.37"),
-        ("llama2-70b", BILLION, "68.98"),
-        ("nemotron3-8b", BILLION, "8.54"),
-        ("hybrid-8b", BILLION, "8.08"),
-        ("hybrid-12b", BILLION, "12.31"),
-    ],
-)
-def test_a_model_has_as_many_parameters_as_published(name: str, unit: int, printed: str) -> None:
-    decimals = len(printed.partition(".")[2])
-    assert f"{parameters(MODELS[name]) / unit:.{decimals}f}" == printed
-
-
-def test_nvfp4_has_exactly_the_parameters_that_its_replication_reports() -> None:
-    assert parameters(MODELS["nvfp4-1.2b"]) == 1_291_929_600
-
-
-def test_gpt2_with_the_unpadded_vocabulary_has_124_34_million() -> None:
-    assert f"{parameters(replace(MODELS['gpt2-124m'], vocab=50257)) / MILLION:.2f}" == "124.34"
+GPT2 = MODELS["gpt2-124m"]
 
 
 @pytest.mark.parametrize(
-    ("name", "unit", "printed"),
+    ("count", "config", "unit", "printed"),
     [
-        ("gpt2-124m", MILLION, "84.93"),
-        ("llama2-134m", MILLION, "84.93"),
-        ("llama2-1b", MILLION, "924.8"),
-        ("llama2-3b", MILLION, "3170.9"),
-        ("llama2-70b-4l", BILLION, "3.42"),
-        ("nemotron3-8b", BILLION, "6.442"),
-        ("nvfp4-1.2b", MILLION, "754.97"),
+        (parameters, GPT2, MILLION, "124.37"),
+        (parameters, replace(GPT2, vocab=50257), MILLION, "124.34"),
+        (parameters, MODELS["llama2-134m"], MILLION, "134.11"),
+        (parameters, MODELS["llama2-1b"], BILLION, "1.056"),
+        (parameters, MODELS["llama2-3b"], BILLION, "3.37"),
+        (parameters, MODELS["llama2-70b"], BILLION, "68.98"),
+        (parameters, MODELS["nemotron3-8b"], BILLION, "8.54"),
+        (parameters, MODELS["hybrid-8b"], BILLION, "8.08"),
+        (parameters, MODELS["hybrid-12b"], BILLION, "12.31"),
+        (parameters, MODELS["nvfp4-1.2b"], 1, "1291929600"),
+        (linear_parameters, GPT2, MILLION, "84.93"),
+        (linear_parameters, MODELS["llama2-134m"], MILLION, "84.93"),
+        (linear_parameters, MODELS["llama2-1b"], MILLION, "924.8"),
+        (linear_parameters, MODELS["llama2-3b"], MILLION, "3170.9"),
+        (linear_parameters, MODELS["llama2-70b-4l"], BILLION, "3.42"),
+        (lambda config: parameters(config) - linear_parameters(config), MODELS["llama2-70b-4l"], BILLION, "0.52"),
+        (linear_parameters, MODELS["nemotron3-8b"], BILLION, "6.442"),
+        (linear_parameters, MODELS["nvfp4-1.2b"], MILLION, "754.97"),
     ],
 )
-def test_linear_parameters_are_those_of_the_blocks_linear_layers(name: str, unit: int, printed: str) -> None:
+def test_a_model_has_as_many_parameters_as_published(
+    count: Callable[[DecoderConfig], int], config: DecoderConfig, unit: int, printed: str
+) -> None:
     decimals = len(printed.partition(".")[2])
-    assert f"{linear_parameters(MODELS[name]) / unit:.{decimals}f}" == printed
-
-
-def test_four_layers_of_llama2_70b_are_half_a_billion_embeddings_more() -> None:
-    config = MODELS["llama2-70b-4l"]
-    assert f"{(parameters(config) - linear_parameters(config)) / BILLION:.2f}" == "0.52"
+    assert f"{count(config) / unit:.{decimals}f}" == printed
 
 
 @pytest.mark.parametrize(("name", "mamba", "ffn", "attention"), [("hybrid-8b", 24, 24, 4), ("hybrid-12b", 28, 28, 6)])
@@ -157,38 +143,26 @@ def test_another_vocabulary_leaves_the_blocks_as_they_are() -> None:
     assert all(torch.equal(bytes_[name], words[name]) for name in bytes_ if name.startswith("blocks"))
 
 
-def deviation(decoder: Decoder, name: str) -> float:
-    return float(decoder.get_parameter(name).detach().std())
+# Model: the standard deviation of initial weights, by name; a hybrid's block has one branch, other blocks have two.
+BRANCHES = ("attention.out", "ffn.up", "ffn.down")
+DEVIATIONS = {
+    "gpt2-nano": dict.fromkeys(("embed", "positions", "blocks.3.attention.qkv", "blocks.3.ffn.up"), 0.02)
+    | dict.fromkeys(("blocks.3.attention.out", "blocks.3.ffn.down"), 0.02 / math.sqrt(12)),
+    "llama2-nano": {"embed": 1.0, "head": 0.9866 / 16}  # the head is truncated at 3 deviations
+    | {f"blocks.{n}.{name}": 0.02 for n in (0, 5) for name in ("attention.q", "attention.k", "attention.v", "ffn.gate")}
+    | {f"blocks.{n}.{name}": 0.02 / math.sqrt(2 * (n + 1)) for n in (0, 5) for name in BRANCHES},
+    "hybrid-nano": {"blocks.0.mamba.in_proj": 0.02}
+    | dict.fromkeys(("blocks.0.mamba.out_proj", "blocks.1.ffn.down", "blocks.3.attention.out"), 0.02 / math.sqrt(13)),
+}
 
 
-def test_gpt2_starts_as_published() -> None:
-    decoder = build(MODELS["gpt2-nano"], seed=7)
-    for name in ("embed", "positions", "blocks.3.attention.qkv", "blocks.3.ffn.up"):
-        assert deviation(decoder, f"{name}.weight") == pytest.approx(0.02, rel=0.02)
-    for name in ("blocks.3.attention.out", "blocks.3.ffn.down"):
-        assert deviation(decoder, f"{name}.weight") == pytest.approx(0.02 / math.sqrt(12), rel=0.02)
-    assert decoder.head.weight is decoder.embed.weight
-
-
-def test_llama_starts_as_published() -> None:
-    decoder = build(MODELS["llama2-nano"], seed=7)
-    assert deviation(decoder, "embed.weight") == pytest.approx(1.0, rel=0.02)
-    assert deviation(decoder, "head.weight") == pytest.approx(0.9866 / 16, rel=0.02)  # truncated at 3 deviations
-    assert decoder.head.weight.abs().max() <= 3 / 16
-    for number in (0, 5):
-        for name in ("attention.q", "attention.k", "attention.v", "ffn.gate"):
-            assert deviation(decoder, f"blocks.{number}.{name}.weight") == pytest.approx(0.02, rel=0.02)
-        for name in ("attention.out", "ffn.up", "ffn.down"):
-            expected = 0.02 / math.sqrt(2 * (number + 1))
-            assert deviation(decoder, f"blocks.{number}.{name}.weight") == pytest.approx(expected, rel=0.02)
-
-
-def test_a_hybrid_scales_by_one_branch_to_a_block() -> None:
-    """Check that the deviation of a hybrid's output layers is divided by √blocks, as each block has one branch."""
-    decoder = build(MODELS["hybrid-nano"], seed=7)
-    for name in ("blocks.0.mamba.out_proj", "blocks.1.ffn.down", "blocks.3.attention.out"):
-        assert deviation(decoder, f"{name}.weight") == pytest.approx(0.02 / math.sqrt(13), rel=0.02)
-    assert deviation(decoder, "blocks.0.mamba.in_proj.weight") == pytest.approx(0.02, rel=0.02)
+@pytest.mark.parametrize("name", DEVIATIONS)
+def test_a_model_starts_as_published(name: str) -> None:
+    decoder = build(MODELS[name], seed=7)
+    found = {weight: float(decoder.get_parameter(f"{weight}.weight").detach().std()) for weight in DEVIATIONS[name]}
+    assert found == pytest.approx(DEVIATIONS[name], rel=0.02)
+    assert (decoder.head.weight is decoder.embed.weight) == (name == "gpt2-nano")
+    assert name != "llama2-nano" or decoder.head.weight.abs().max() <= 3 / 16
 
 
 def test_no_parameter_is_left_unfilled(monkeypatch: pytest.MonkeyPatch) -> None:
