@@ -21,7 +21,7 @@ from fewbits.analysis.engine.claims.schema import load_claims
 from fewbits.analysis.report.index import restored
 from fewbits.analysis.views.claims import view
 from fewbits.common.atomic import write_atomically
-from fewbits.experiments.identity import commit
+from fewbits.experiments.environment import commit
 from fewbits.sweeps.planning.studies import STUDIES
 
 ROOT = Path(__file__).parents[1]

@@ -1,8 +1,9 @@
-"""Describe the environment of a trial: processor, GPU, torch, compiler. The environment is not in the trial's id.
+"""Describe the environment that computes a trial, and compare the environments of runs. No id contains it.
 
-Two environments give the same bits if they have the same values of COMPARED_KEYS: kind of processor or GPU, kernel
-backend, version of torch, and environment variables that change the order of sums, such as MKL_CBWR. Other environments
-may round sums differently, so compare trials only if these values are the same.
+Two environments give the same bits if they have the same values of COMPARED_KEYS: kind of processor or GPU (such as
+`amd-avx2` or `nvidia-h100`), kernel backend, version of torch, and limits, the environment variables that change the
+order of sums, such as MKL_CBWR. Other environments may round sums differently, so trials are compared only if these
+values are the same.
 """
 
 from __future__ import annotations
@@ -10,11 +11,16 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+import sys
+import time
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from importlib import metadata
+from pathlib import Path
+from typing import Any
 
 import torch
+from fewbits.common.redaction import redacted
 
 from fewbits.kernels.backends import build
 from fewbits.kernels.backends.choice import backend_for
@@ -24,8 +30,12 @@ COMPARED_KEYS = ("kind", "backend", "torch", "limits")  # keys of an environment
 # Environment variables that change the order of sums on the same kind of processor. ONEDNN_MAX_CPU_ISA and
 # ATEN_CPU_CAPABILITY are not listed: they change the instruction set, which the environment's "kind" contains.
 _LIMITS = ("FEWBITS_CPU_ARCH", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS")
+UNKNOWN = "an unknown kind"
 
 Environment = Mapping[str, str | None]
+# The environments that computed a run's steps, in order; each is the tuple of its values of COMPARED_KEYS. Empty: none
+# is known, because the run has not started, is of an old version of fewbits, or has a damaged provenance.json.
+Computed = tuple[tuple[str | None, ...], ...]
 
 
 def environment(device: torch.device) -> dict[str, str | None]:
@@ -34,7 +44,7 @@ def environment(device: torch.device) -> dict[str, str | None]:
         "device": device.type,
         "kind": None,
         "instruction_set": None,
-        "backend": backend_name(device.type),
+        "backend": backend_for(device.type).name,
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "processor": processor_name(),
@@ -47,13 +57,13 @@ def environment(device: torch.device) -> dict[str, str | None]:
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         name = torch.cuda.get_device_name(device)
-        facts |= {"kind": gpu_kind(name), "instruction_set": f"sm{major}{minor}", "gpu": name}
         reduced = torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
-        facts |= {"sums": "reduced" if reduced else "fp32"}
-        facts |= {"cupy": _package_version("cupy-cuda13x", "cupy-cuda12x", "cupy")}
+        facts |= {"kind": name.strip().lower().replace(" ", "-"), "instruction_set": f"sm{major}{minor}", "gpu": name}
+        facts |= {"sums": "reduced" if reduced else "fp32", "cupy": _cupy_version()}
     else:
-        facts |= {"kind": processor_kind(), "instruction_set": instruction_set()}
-        facts |= {"compiler": _compiler_version() if facts["backend"] == "cpu" else None, "limits": cpu_limits()}
+        limits = " ".join(f"{name}={os.environ[name]}" for name in _LIMITS if os.environ.get(name))
+        facts |= {"kind": processor_kind(), "instruction_set": instruction_set(), "limits": limits or None}
+        facts |= {"compiler": _compiler_version() if facts["backend"] == "cpu" else None}
     return facts
 
 
@@ -62,47 +72,106 @@ def processor_kind() -> str:
     return f"{processor_vendor()}-{instruction_set()}"
 
 
-def cpu_limits() -> str | None:
-    """Return the environment variables of `_LIMITS` that are set, as NAME=VALUE separated by spaces, or None.
+def process_facts() -> dict[str, Any]:
+    """Return the version of the code, the machine and the command line of this process, for provenance.json.
 
-    These variables, such as MKL_CBWR, change how sums are rounded on the same kind of CPU.
+    git, git_dirty: the commit, and whether files differ from it. machine: the processor's type, such as x86_64.
+    host: the machine's name. command: the parts of the command line, with `***` in place of credentials.
     """
-    return " ".join(f"{name}={os.environ[name]}" for name in _LIMITS if os.environ.get(name)) or None
+    return {
+        "git": commit(),
+        "git_dirty": bool(_git("status", "--porcelain")),
+        "machine": platform.machine(),
+        "host": platform.node(),
+        "command": [redacted(argument) for argument in (Path(sys.argv[0]).name, *sys.argv[1:])],
+    }
 
 
-def gpu_kind(name: str) -> str:
-    """Return the kind of a GPU, for example `nvidia-h100-80gb-hbm3`; `name` is its name according to the driver."""
-    return name.strip().lower().replace(" ", "-")
+def segment(step: int, device: torch.device) -> dict[str, Any]:
+    """Return a description, for provenance.json, of a segment: the steps of a trial that this process computes.
 
-
-def compared_values(environment: Environment) -> tuple[str | None, ...]:
-    """Return an environment's values of COMPARED_KEYS: kind of machine, kernel backend, version of torch, limits.
-
-    The limits are environment variables that change how sums are rounded (`cpu_limits`). Trials are comparable if these
-    values of their environments are the same.
+    step: the number of steps that were done before.
     """
-    return tuple(environment.get(key) for key in COMPARED_KEYS)
+    return {
+        "step": step,
+        "environment": environment(device),
+        "host": platform.node(),
+        "time": round(time.time()),
+        "git": commit(),
+    }
 
 
-def backend_name(device: str) -> str:
-    """Return the name of the kernel backend (cpu, cuda or reference) that runs on a kind of device (cpu or cuda)."""
-    return backend_for(device).name
+def environments(provenance: Mapping[str, Any]) -> list[Environment]:
+    """Return the environment of each segment of a run, in order. provenance: the content of provenance.json.
+
+    A segment is the steps that one process computed. A segment is omitted if a later process started at or before its
+    first step, and so computed its steps again.
+    """
+    segments: list[Mapping[str, Any]] = []
+    for part in provenance.get("segments", ()):
+        segments = [*(before for before in segments if before["step"] < part["step"]), part]
+    return [part["environment"] for part in segments]
+
+
+def computed(environments: Sequence[Environment]) -> Computed:
+    """Return the values of COMPARED_KEYS of these environments, each of them once."""
+    return tuple(dict.fromkeys(tuple(one.get(key) for key in COMPARED_KEYS) for one in environments))
+
+
+def alike(one: Computed, other: Computed) -> bool:
+    """Tell whether two runs can be compared: a single environment computed all their steps, or none is known.
+
+    Two runs without any known environment can be compared with each other, but not with other runs.
+    """
+    return one == other and len(one) <= 1
+
+
+def kinds_of(one: Computed) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(str(kind) for kind, *_ in one))
+
+
+def describe_kinds(one: Computed, beside: Collection[Computed] = ()) -> str:
+    """Return a text that names the kinds of machine that computed a run, for example `amd-avx2 (torch 2.11.0)`.
+
+    one: the run's environments. beside: environments with which these are compared. The brackets contain the values of
+    COMPARED_KEYS, apart from the kind, that are not equal in all environments of `one` and `beside`.
+    """
+    parts = [part for run in (one, *beside) for part in run]
+    differing = {key for at, key in enumerate(COMPARED_KEYS) if len({part[at] for part in parts}) > 1} - {"kind"}
+    texts = []
+    for part in one:
+        more = ", ".join(f"{key} {value}" for key, value in zip(COMPARED_KEYS, part, strict=True) if key in differing)
+        texts.append(f"{part[0]} ({more})" if more else f"{part[0]}")
+    return ", then ".join(texts) or UNKNOWN
+
+
+def commit() -> str | None:
+    """Return the git commit of this code, or None outside a git repository."""
+    return _git("rev-parse", "HEAD")
+
+
+def _git(*arguments: str) -> str | None:
+    return _output("git", "-C", str(Path(__file__).resolve().parent), *arguments)
+
+
+def _output(*command: str) -> str | None:
+    """Return what a command prints on stdout; None if it fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 @cache
 def _compiler_version() -> str | None:
-    command = build.compiler()
-    if command is None:
-        return None
-    try:
-        done = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.partition("\n")[0] or None
+    compiler = build.compiler()
+    answer = _output(*compiler, "--version") if compiler else None
+    return answer.partition("\n")[0] if answer else None
 
 
-def _package_version(*packages: str) -> str | None:
-    for package in packages:
+def _cupy_version() -> str | None:
+    for package in ("cupy-cuda13x", "cupy-cuda12x", "cupy"):
         try:
             return metadata.version(package)
         except metadata.PackageNotFoundError:

@@ -16,19 +16,11 @@ import dataclasses
 import hashlib
 import json
 import os
-import platform
-import subprocess
-import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import torch
-
-from fewbits.common.wording import redacted
-from fewbits.experiments.environment import environment
+from fewbits.experiments.environment import process_facts
 from fewbits.experiments.numerics import announce, changed, numerics, running
 from fewbits.experiments.trial import Trial
 
@@ -45,7 +37,6 @@ FREE = {
 }
 _BY_CONTENT = ("data", "branch")  # for these settings, the id has the data's fingerprint and the parent's identity
 IMPORTED = "imported"  # key in the identity of an imported checkpoint: the hash of its weights
-_HERE = Path(__file__).parent
 
 Identity = dict[str, Any]
 
@@ -143,57 +134,3 @@ def provenance(identity: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[st
         **process_facts(),
         **facts,
     }
-
-
-def process_facts() -> dict[str, Any]:
-    """Return the version of the code, the machine and the command line of this process, for provenance.json.
-
-    git, git_dirty: the commit, and whether files differ from it. machine: the processor's type, such as x86_64.
-    host: the machine's name. command: the parts of the command line, with `***` in place of credentials.
-    """
-    return {
-        "git": _git("rev-parse", "HEAD"),
-        "git_dirty": bool(_git("status", "--porcelain")),
-        "machine": platform.machine(),
-        "host": platform.node(),
-        "command": [redacted(argument) for argument in (Path(sys.argv[0]).name, *sys.argv[1:])],
-    }
-
-
-def segment(step: int, device: torch.device) -> dict[str, Any]:
-    """Return a description, for provenance.json, of a segment: the steps of a trial that this process computes.
-
-    step: the number of steps that were done before.
-    """
-    return {
-        "step": step,
-        "environment": environment(device),
-        "host": platform.node(),
-        "time": round(time.time()),
-        "git": _git("rev-parse", "HEAD"),
-    }
-
-
-def environments(provenance: Mapping[str, Any]) -> list[Mapping[str, str | None]]:
-    """Return the environment (versions, processor, GPU) of each segment of a run, in order.
-
-    A segment is the steps that one process computed. A segment is omitted if a later process started at or before its
-    first step, and so computed its steps again. provenance: the content of provenance.json.
-    """
-    segments: list[Mapping[str, Any]] = []
-    for part in provenance.get("segments", ()):
-        segments = [*(before for before in segments if before["step"] < part["step"]), part]
-    return [part["environment"] for part in segments]
-
-
-def commit() -> str | None:
-    """Return the git commit of this code, or None outside a git repository."""
-    return _git("rev-parse", "HEAD")
-
-
-def _git(*arguments: str) -> str | None:
-    try:
-        done = subprocess.run(("git", *arguments), cwd=_HERE.resolve(), capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None

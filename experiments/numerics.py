@@ -7,35 +7,38 @@ running sources; undoing the edit finds the earlier results again. `make numeric
 version if they give the same golden digests, and otherwise under a new version.
 
 The files that compute are those of START, those that they import, directly or indirectly, and the C++ and CUDA sources.
-Each path in numerics.txt has its own line, so that git merges the changes of two branches in different files.
+A change of comments, docstrings, annotations or messages does not change a digest. Each path in numerics.txt has its
+own line, so that git merges the changes of two branches in different files.
 """
 
 from __future__ import annotations
 
 import ast
-import dataclasses
 import hashlib
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from fewbits.common.terminal import notice
-from fewbits.experiments.sources import cpp_digest, imported, python_digest, statements
-from fewbits.experiments.trial import Trial
 
 ROOT = Path(__file__).resolve().parents[1]  # of the repository, or of the installed package
 FILE = Path(__file__).with_name("numerics.txt")
-START = ("experiments.run_trial", "kernels.backends.compilation")  # the second has the flags of the C++ compiler
+START = ("experiments.training", "kernels.backends.compilation")  # the second has the flags of the C++ compiler
 PACKAGES = ("kernels", "models", "experiments")
 # Paths that begin like this compute no numbers of trials (data: the id has the fingerprint of the tokens), except BUT.
 NOT_COMPUTING = (
     *("experiments/config", "experiments/data/", "experiments/environment", "experiments/evaluation/"),
-    *("experiments/identity", "experiments/machine_kinds", "experiments/numerics", "experiments/storage/"),
+    *("experiments/identity", "experiments/numerics", "experiments/storage/"),
     *("models/importing/", "models/networks/presets"),
     *("kernels/backends/build", "kernels/backends/choice", "kernels/backends/gpu/cubins"),
 )
 BUT = ("experiments/data/corpus", "experiments/data/order", "experiments/evaluation/loss")
+WARNINGS = ("warn", "_warn", "notice")  # functions whose arguments are messages
+# Fields of syntax nodes that are not in the digest: only some Python versions have them, or they are annotations.
+SKIPPED = ("annotation", "returns", "type_comment", "type_params", "type_ignores", "kind", "ctx")
+_CPP = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/|\\\n', re.DOTALL)
 
 Digests = Mapping[str, str]  # digest of a source file by its path in the repository
 
@@ -52,11 +55,9 @@ def label(made_of: Mapping[str, Any]) -> str:
     fewbits 0.1.0 had digests in place of a version.
     """
     version, edited = made_of.get("numerics", ""), made_of.get("edited")
-    return (
-        f"1 ({version[0][:12]})"
-        if isinstance(version, list) and version
-        else f"{version}" + (f", edited {edited[:12]}" if edited else "")
-    )
+    if isinstance(version, list):
+        return f"1 ({version[0][:12]})"
+    return f"{version}" + (f", edited {edited[:12]}" if edited else "")
 
 
 @cache
@@ -68,19 +69,17 @@ def announce() -> None:
 
 
 def changed(before: Digests | None = None, after: Digests | None = None) -> list[str]:
-    """Return the paths of files that are in only one of two sets of sources; a file that was moved is in both.
+    """Return the paths of files that differ in two sets of sources.
 
     before, after: the sources; None: those that are recorded, and those that run.
     """
     before, after = recorded()[1] if before is None else before, running() if after is None else after
-    old, new = set(before.values()), set(after.values())
-    differing = {path for path, digest in after.items() if digest not in old}
-    return sorted(differing | {path for path, digest in before.items() if digest not in new})
+    return sorted(path for path in {*before, *after} if before.get(path) != after.get(path))
 
 
 def total(digests: Digests) -> str:
-    """Return the digest of all sources, which does not depend on their paths."""
-    return hashlib.sha256("\n".join(sorted(set(digests.values()))).encode()).hexdigest()
+    """Return the digest of all sources."""
+    return _digest("\n".join(f"{path} {digests[path]}" for path in sorted(digests)))
 
 
 @cache
@@ -100,47 +99,71 @@ def record(version: int, digests: Digests, file: Path = FILE) -> None:
 @cache
 def running(root: Path = ROOT) -> dict[str, str]:
     """Return the digest of each source file below `root` that computes."""
-    stems: dict[str, list[str]] = {}
-    for package in PACKAGES:
-        for file in (root / package).rglob("*.py"):
-            stems.setdefault(file.stem, []).append(".".join(file.relative_to(root).with_suffix("").parts))
-    modules = {module for same in stems.values() for module in same}
-
-    def spelled(name: str) -> str:
-        """Return an imported name with the shortest name of its module: its file's name if no other file has it."""
-        module, _, inside = (name, "", "") if name in modules else name.rpartition(".")
-        stem = module.rpartition(".")[2]
-        return f"{stem if len(stems.get(stem, ())) == 1 else module}:{inside}"
-
-    trees: dict[str, ast.Module] = {}
+    digests: dict[str, str] = {}
     waiting = [*START, *(path.replace("/", ".") for path in BUT)]
     while waiting:
-        module = waiting.pop()
-        path = f"{module.replace('.', '/')}.py"
-        computes = path.startswith(BUT) or not path.startswith(NOT_COMPUTING)
-        if path not in trees and module in modules and computes:
-            trees[path] = ast.parse((root / path).read_bytes())
-            waiting += [name for found in _imports(trees[path].body) for name in (found, found.rpartition(".")[0])]
-    config_classes = {kind.__name__ for kind in _dataclasses(Trial)}
-    digests = {path: python_digest(tree, config_classes, spelled)[:32] for path, tree in trees.items()}
+        path = f"{waiting.pop().replace('.', '/')}.py"
+        computes = path.startswith(PACKAGES) and (path.startswith(BUT) or not path.startswith(NOT_COMPUTING))
+        if computes and path not in digests and (root / path).is_file():
+            tree = ast.parse((root / path).read_bytes())
+            digests[path] = python_digest(tree)
+            waiting += _imports(tree)
     for file in (root / "kernels" / "csrc").glob("[!.]*.*"):
-        if file.suffix not in (".h", ".cpp", ".cu", ".cuh"):
-            continue
-        digests[file.relative_to(root).as_posix()] = cpp_digest(file.read_text("utf-8"))[:32]
+        if file.suffix in (".h", ".cpp", ".cu", ".cuh"):
+            digests[file.relative_to(root).as_posix()] = cpp_digest(file.read_text("utf-8"))
     return dict(sorted(digests.items()))
 
 
-def _imports(body: list[ast.stmt]) -> Iterable[str]:
-    """Yield the dotted names, without `fewbits.`, that statements import from fewbits; also those inside functions."""
-    for statement in statements(body):
-        for node in ast.walk(statement):
-            if isinstance(node, ast.ImportFrom):
-                yield from (name for name, _ in imported(node))
+def _imports(tree: ast.Module) -> Iterator[str]:
+    """Yield the dotted names, without `fewbits.`, that a module imports from fewbits; also those inside functions."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("fewbits."):
+            module = node.module.removeprefix("fewbits.")
+            yield from (module, *(f"{module}.{alias.name}" for alias in node.names))
 
 
-def _dataclasses(kind: Any) -> Iterable[Any]:
-    """Yield a dataclass and those of its fields: the configuration classes, if it is Trial."""
-    yield kind
-    for hint in get_type_hints(kind).values():
-        if dataclasses.is_dataclass(hint):
-            yield from _dataclasses(hint)
+def python_digest(source: str | bytes | ast.Module) -> str:
+    """Return the digest of what a Python module computes; it is the same in every version of Python."""
+    return _digest(_serialised(source if isinstance(source, ast.Module) else ast.parse(source)))
+
+
+def cpp_digest(source: str) -> str:
+    """Return the digest of a C++ or CUDA source without comments and white space; a directive is a line of its own."""
+    text = _CPP.sub(lambda match: match[1] or " ", source)
+    lines = filter(None, (" ".join(line.split()) for line in text.splitlines()))
+    return _digest("".join(f"\n{line}\n" if line.startswith("#") else f"{line} " for line in lines))
+
+
+def _serialised(value: object, silent: bool = False) -> str:
+    """Return a node of a syntax tree, or the value of a node's field, as text that contains only what computes.
+
+    silent: the node is part of an error, an assertion or a warning, whose texts are messages. Python's own
+    serialisation (ast.dump) is not used, because it differs between Python versions.
+    """
+    if isinstance(value, list):
+        return ",".join(_serialised(item, silent) for item in value if not _is_docstring(item))
+    if not isinstance(value, ast.AST):
+        return "" if value is None else repr(value)
+    silent = silent or isinstance(value, ast.Raise | ast.Assert) or _warns(value)
+    if silent and (_is_text(value) or isinstance(value, ast.JoinedStr)):
+        return "message"
+    fields = ((name, _serialised(item, silent)) for name, item in ast.iter_fields(value) if name not in SKIPPED)
+    return f"{type(value).__name__}({','.join(f'{name}=[{text}]' for name, text in fields if text)})"
+
+
+def _is_text(node: object) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def _is_docstring(statement: object) -> bool:
+    return isinstance(statement, ast.Expr) and _is_text(statement.value)
+
+
+def _warns(node: ast.AST) -> bool:
+    """Tell whether the node is a call of a function that only writes a message."""
+    called = node.func if isinstance(node, ast.Call) else None
+    return getattr(called, "attr", getattr(called, "id", None)) in WARNINGS
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

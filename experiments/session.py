@@ -1,25 +1,27 @@
 """Prepare a trial to run: its data, its run folder, its parent, and what reports its progress.
 
-A `Session` is one process's attempt to run a trial, from the start or from a checkpoint. `run_trial.run` makes it.
+A `Session` is one process's attempt to run a trial, from the start or from a checkpoint. `training.run` makes it.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fewbits.common.atomic import remove_folder
 from fewbits.experiments import devices
 from fewbits.experiments.data.corpus import Corpus, describe
 from fewbits.experiments.data.load import load
 from fewbits.experiments.data.once import default_cache
-from fewbits.experiments.environment import environment
-from fewbits.experiments.identity import identity, provenance, segment
-from fewbits.experiments.machine_kinds import discard_unlike
+from fewbits.experiments.environment import computed, describe_kinds, environment, segment
+from fewbits.experiments.identity import identity, provenance
 from fewbits.experiments.setup import check, corpus_model
-from fewbits.experiments.storage import checkpoints, lease, run_folder
+from fewbits.experiments.storage import lease, run_folder
 from fewbits.experiments.storage.branches import Parent, find_parent
+from fewbits.experiments.storage.checkpoints import steps
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.experiments.trial import Runtime, Trial
 
@@ -85,11 +87,25 @@ class Session:
     def begin(self) -> None:
         """Write the config and provenance, and remove what has to be computed again. Call it on rank 0."""
         self.folder.rewind(self.runtime.keep_steps)
-        discard_unlike(self.folder, environment(self.world.device))
+        self._discard_unlike()
         parent = self.parent and str(self.parent.folder.path)
         facts = {"data": describe(self.corpus), "parent": parent, "products": self.trial.recipe.execute}
         self.folder.begin(self.trial, provenance(self.identity, facts))
         self.events.saved(self.folder)
+
+    def _discard_unlike(self) -> None:
+        """Remove the run's checkpoints, with a warning, if another environment has computed its steps.
+
+        If this process went on from them, its steps would round in different ways.
+        """
+        before, now = self.folder.computed(), computed([environment(self.world.device)])
+        places = [path for place in (self.folder.checkpoints, self.folder.kept) for path in steps(place).values()]
+        if not places or not before or before == now:
+            return
+        for path in places:
+            remove_folder(path)
+        kinds = f"{describe_kinds(before, [now])}, and this machine is {describe_kinds(now, [before])}"
+        warnings.warn(f"{self.folder.path.name} starts again: its checkpoints are from {kinds}", stacklevel=2)
 
     def add_segment(self, step: int) -> None:
         """Record in provenance.json that this process computes the steps from `step` on."""
@@ -107,7 +123,7 @@ def prepare(trial: Trial, runtime: Runtime, world: devices.World, events: Events
     devices.check_products(trial.recipe, world.device)
     parent = find_parent(trial.branch, Path(runtime.runs).expanduser())
     folder, made_of = _find(trial, corpus, runtime, parent)
-    keep = tuple(sorted({*runtime.keep_steps, *checkpoints.steps(folder.kept)}))
+    keep = tuple(sorted({*runtime.keep_steps, *steps(folder.kept)}))
     return Session(trial, replace(runtime, keep_steps=keep), corpus, folder, parent, made_of, world, events)
 
 

@@ -17,27 +17,17 @@ from fewbits.experiments.optimization.schedules import phases
 from fewbits.experiments.trial import Trial
 from fewbits.kernels.quantizer import Block, Mixture, Quantizer
 from fewbits.models.execution import check_tokens
-from fewbits.models.networks.presets import MODELS
-from fewbits.models.networks.registry import on_meta
+from fewbits.models.networks.registry import on_meta, with_vocab
 from fewbits.models.observer import Observer
 from fewbits.models.quantize import keep, linear_layers, quantize
 from fewbits.models.quantized_linear import BlockLinear
 from fewbits.models.recipe import Slot
 
-ROUND = 64  # vocabularies are padded to a multiple of this
-
 
 def corpus_model(trial: Trial, corpus: Corpus) -> Trial:
-    """Return the trial with a vocabulary that is large enough for its data.
-
-    If model.vocab is too small, enlarge it to a multiple of ROUND. This is done only for presets named `…-nano` with
-    their default vocabulary; for other models, raise ValueError.
-    """
-    if trial.model.vocab >= corpus.vocab:
-        return trial
-    preset = MODELS.get(trial.model.name)
-    if preset is not None and preset.name.endswith("-nano") and trial.model.vocab == preset.vocab:
-        return replace(trial, model=replace(trial.model, vocab=-(-corpus.vocab // ROUND) * ROUND))
+    """Return the trial with a vocabulary that is large enough for its data; raise ValueError if it is fixed."""
+    if model := with_vocab(trial.model, corpus.vocab):
+        return replace(trial, model=model)
     raise ValueError(
         f"model.vocab {trial.model.vocab}: the data have a vocabulary of {corpus.vocab} tokens; set model.vocab to "
         "this number or more, or choose another data.tokenizer"

@@ -9,7 +9,7 @@
     settings = ["keep.last=2"]
 
 or, on torchtitan's command line: `--job.custom_config_module fewbits.experiments.titan --model.converters fewbits
---fewbits.recipe nvfp4`. fewbits' own models are torchtitan's train spec `fewbits` (torchtitan/decoder.py).
+--fewbits.recipe nvfp4`. fewbits' own models are torchtitan's train spec `fewbits` (titan_models.py).
 
 torchtitan builds the model without storage, lets converters change it, shards it, initialises its weights, and creates
 the optimizer last. So torchtitan's optimizer and checkpoints include the parameters that a recipe's sampler adds.
@@ -29,11 +29,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from fewbits.experiments.config import recipe_from_overrides
-from fewbits.experiments.torchtitan.numerics import LoggedSteps, numerics
-from fewbits.models.observer import Observer
-from fewbits.models.quantize import quantize
+from fewbits.models.observer import Observer, ObserverConfig
+from fewbits.models.quantize import Quantization, quantize
 from fewbits.models.quantized_linear import QuantizedLinear
 from fewbits.models.recipe import Recipe
 
@@ -60,7 +60,7 @@ from torchtitan.models.qwen3 import get_train_spec as qwen3  # noqa: E402
 from torchtitan.protocols.model_converter import register_model_converter  # noqa: E402
 from torchtitan.protocols.train_spec import get_train_spec, register_train_spec  # noqa: E402
 
-from fewbits.experiments.torchtitan import decoder  # noqa: E402
+from fewbits.experiments import titan_models  # noqa: E402
 
 NAME = "fewbits"
 DENSE = {"llama3": llama3, "qwen3": qwen3}  # torchtitan's own models whose blocks consist of nn.Linear
@@ -239,18 +239,7 @@ def problems(config: Any, dims: Any, recipe: Recipe) -> Iterator[str]:
 
     dims: torchtitan's ParallelDims for the config.
     """
-    for name in ("tensor", "pipeline", "context", "expert"):
-        degree = getattr(config.parallelism, f"{name}_parallel_degree")
-        if degree > 1:
-            yield (
-                f"parallelism.{name}_parallel_degree {degree}: fewbits needs whole weights and the tokens of one rank; "
-                "only data parallelism is supported (FSDP, HSDP, DDP)"
-            )
-    if config.compile.enable and "model" in config.compile.components:
-        yield (
-            "compile.components includes model: torchtitan compiles each block as one graph, but a quantized layer "
-            "changes with the step and breaks the graph; set compile.components=loss"
-        )
+    yield from titan_models.unsupported(config)
     if quantizers := [name for name in config.model.converters if name.startswith("quantize.")]:
         yield f"model.converters: {', '.join(quantizers)} would quantize the layers of {NAME} again; use one of them"
     if config.fault_tolerance.enable:
@@ -259,8 +248,8 @@ def problems(config: Any, dims: Any, recipe: Recipe) -> Iterator[str]:
         )
     if config.model.name.startswith(TRACED):
         yield f"model.name {config.model.name}: this experiment of torchtitan traces the layers; use for example llama3"
-    # FSDP gathers copies of torchtitan's models in this dtype, but our models in FP32 (see decoder.py).
-    bf16 = config.training.mixed_precision_param != "float32" and config.model.name != decoder.NAME
+    # FSDP gathers copies of torchtitan's models in this dtype, but our models in FP32 (see titan_models.py).
+    bf16 = config.training.mixed_precision_param != "float32" and config.model.name != titan_models.NAME
     if dims.fsdp_enabled and bf16 and recipe.wgrad.output == "fp32":
         yield (
             f"recipe {recipe.name} has weight gradients in FP32, but FSDP gathers weights in "
@@ -285,6 +274,57 @@ def _mixed(config: Any) -> str:
 
 
 # ---- metrics
+
+
+class LoggedSteps(Observer):
+    """An observer that measures plain quantizers only in the steps that torchtitan logs.
+
+    These are the first step and every `interval`-th step. A plain quantizer is one outside a mixture; mixtures are
+    observed in every step.
+    """
+
+    def __init__(self, interval: int) -> None:
+        super().__init__(ObserverConfig(every=interval, gradients_every=0))
+
+    def watches(self, step: int) -> bool:
+        return step == 0 or (step + 1) % self.config.every == 0
+
+
+def numerics(models: Sequence[nn.Module]) -> dict[str, float]:
+    """Return metrics of this rank's tokens since the last call, by name; empty if no quantized layer is observed.
+
+    `fewbits/COLUMN/SLOT` is the mean over layers of a column of the observer's rows: relative error (`error`), shares
+    of `flushed` and `saturated` values, and the share of a mixture's decisions that chose its i-th quantizer
+    (`share_i`, i from 0 to 3). `fewbits/error_max/SLOT` is the largest error of any layer. `fewbits/bits_mean`,
+    `fewbits/bits_min` and `fewbits/bits_max` are the mean, smallest and largest bit width of all layers.
+
+    models: the parts of the model that torchtitan trains.
+    """
+    layers = [module for model in models for module in model.modules() if isinstance(module, QuantizedLinear)]
+    quantization = layers[0].owner[0] if layers else None
+    if not isinstance(quantization, Quantization) or quantization.observer is None:
+        return {}
+    rows = quantization.observer.rows(quantization.context.step - 1, layers, weights=False)
+    metrics: dict[str, float] = {}
+    for slot in dict.fromkeys(row["slot"] for row in rows):
+        of_slot = [row for row in rows if row["slot"] == slot]
+        for column in ("error", "flushed", "saturated", "share_0", "share_1", "share_2", "share_3"):
+            values = [row[column] for row in of_slot if column in row]
+            if values:
+                metrics[f"{NAME}/{column}/{slot}"] = sum(values) / len(values)
+        metrics[f"{NAME}/error_max/{slot}"] = max(row["error_max"] for row in of_slot)
+    return metrics | _bit_widths(layers)
+
+
+def _bit_widths(layers: Sequence[QuantizedLinear]) -> dict[str, float]:
+    with torch.no_grad():
+        bits = [
+            b.full_tensor() if isinstance(b, DTensor) else b for b in (layer.bits for layer in layers) if b is not None
+        ]
+    if not bits:
+        return {}
+    widths = torch.cat([b.flatten() for b in bits])
+    return {f"{NAME}/bits_{name}": float(getattr(widths, name)()) for name in ("mean", "min", "max")}
 
 
 class NumericsProcessor(MetricsProcessor):  # type: ignore[misc]
@@ -319,4 +359,4 @@ def build_metrics_processor(
 register_model_converter(FewbitsConverter, NAME)
 for _name, _spec in DENSE.items():
     register_train_spec(_name, replace(_spec(), build_metrics_processor_fn=build_metrics_processor))
-register_train_spec(decoder.NAME, decoder.train_spec(build_metrics_processor))
+register_train_spec(titan_models.NAME, titan_models.train_spec(build_metrics_processor))

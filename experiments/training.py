@@ -1,4 +1,7 @@
-"""Train one trial, from its config to its result: the training script.
+"""Run one trial, from its config to its result: the training script.
+
+`run` is the one contract for trials that train and for probes. It holds the lease of the run folder while the trial
+runs.
 
 A trial is a pure function of its config. Batches are numbered windows of the corpus, and noise is a function of seed,
 step, micro-batch, rank, layer and slot. So neither the data loader nor the noise has a state: a checkpoint stores the
@@ -9,8 +12,11 @@ tables. A trial that is interrupted at any step and resumed gives the same bits 
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,20 +26,58 @@ from fewbits.common.atomic import write_parquet
 from fewbits.experiments import devices
 from fewbits.experiments.data.corpus import Corpus
 from fewbits.experiments.distributed.sharding import reshard, synchronize_gradients
-from fewbits.experiments.evaluation.evaluate import evaluate_tasks
+from fewbits.experiments.evaluation.evaluate import evaluate_missing_tasks, evaluate_tasks
 from fewbits.experiments.evaluation.loss import evaluate_documents, evaluate_loss, evaluated_windows, means
 from fewbits.experiments.optimization.optimizers import clip_gradients, set_learning_rate
 from fewbits.experiments.optimization.schedules import factor
-from fewbits.experiments.session import Progress, Session
+from fewbits.experiments.probes import probe_trial
+from fewbits.experiments.session import Events, Progress, Session, prepare
 from fewbits.experiments.setup import check_data
 from fewbits.experiments.state import State, resume, save, set_up
 from fewbits.experiments.storage import checkpoints
-from fewbits.experiments.storage.lease import Lost
+from fewbits.experiments.storage.lease import Lost, leased
 from fewbits.experiments.storage.results import decisions
-from fewbits.experiments.trial import ORDER, Trial
+from fewbits.experiments.storage.run_folder import RunFolder
+from fewbits.experiments.trial import ORDER, Runtime, Trial
 from fewbits.models.networks.decoder import Decoder
-from fewbits.models.networks.registry import linear_parameters
+from fewbits.models.networks.registry import flops_per_token
 from fewbits.models.networks.sharded import whole
+
+DONE = "already done"
+
+
+def run(trial: Trial, runtime: Runtime, events: Events | None = None) -> tuple[RunFolder, dict[str, Any]]:
+    """Run or resume a trial unless it is done; return its run folder and the content of its result.json.
+
+    Ranks above 0 get an empty result. Raise Held if another process runs the trial, Lost if another process has taken
+    it over, and KeyboardInterrupt if `events.stopping` or `fewbits stop` ended it before its last step; then a later
+    call continues. events: what reports the progress.
+    """
+    check, compute = (probe_trial.check_inputs, probe_trial.run) if trial.is_probe else (check_inputs, train)
+    world = devices.choose(runtime)
+    try:
+        session = prepare(trial, runtime, world, events or Events())
+        folder, leads = session.folder, session.leads
+        session.events.begin(folder, session.identity)
+        (finished,) = world.agree(leads and session.finished)
+        if not finished:
+            check(session)
+            with leased(folder.path) if leads else nullcontext(threading.Event()) as lost:
+                session = replace(session, lost=lost.is_set)
+                finished = leads and session.finished  # another process may have finished this trial meanwhile
+                if leads and not finished:
+                    session.begin()
+                (finished,) = world.agree(finished)
+                if not finished:
+                    return folder, compute(session)
+        if not leads:
+            return folder, {}
+        evaluate_missing_tasks(session)
+        session.events.saved(folder)
+        session.events.message(DONE)
+        return folder, folder.result() or {}
+    finally:
+        devices.leave(world)
 
 
 def check_inputs(session: Session) -> None:
@@ -43,7 +87,7 @@ def check_inputs(session: Session) -> None:
         session.parent.check(session.trial, session.corpus)
 
 
-def run(session: Session) -> dict[str, Any]:
+def train(session: Session) -> dict[str, Any]:
     """Train or resume a trial to its end; return the content of its result.json on rank 0, {} on other ranks."""
     trial, runtime, world = session.trial, session.runtime, session.world
     folder, events, leads, t = session.folder, session.events, session.leads, trial.training
@@ -83,7 +127,7 @@ def run(session: Session) -> dict[str, Any]:
             speed = t.batch * t.length / seconds
             state.timing.append({"step": step, "time": time.time(), "seconds": seconds, "tokens_per_second": speed})
             if peak:
-                state.timing[-1]["mfu"] = speed * flops_a_token(trial) / peak / world.ranks
+                state.timing[-1]["mfu"] = speed * flops_per_token(trial.model, t.length) / peak / world.ranks
             events.step(Progress(step + 1, t.steps, row["loss"], speed, seconds, row.get("validation_loss")))
 
         stopping, diverged, lost = world.agree(session.stopping(), not healthy, session.lost())
@@ -218,18 +262,6 @@ def _loss_module(model: Decoder, trial: Trial) -> nn.Module:
         torch.use_deterministic_algorithms(True)  # the compiler reads this setting, not the deterministic debug mode
         module = torch.compile(module)  # type: ignore[assignment]
     return module
-
-
-def flops_a_token(trial: Trial) -> float:
-    """Return the FLOPs per token of a forward and a backward pass.
-
-    These are 6 for each weight of a linear layer or the head, plus 12 · heads · head_dim · length for each attention
-    layer, as if no position were masked.
-    """
-    model = trial.model
-    matrices = linear_parameters(model) + model.width * model.vocab
-    attentions = model.pattern.count("*") if model.pattern else model.layers
-    return 6 * matrices + 12 * attentions * model.heads * model.head_dim * trial.training.length
 
 
 def _finite(row: Mapping[str, float]) -> bool:

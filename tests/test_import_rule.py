@@ -28,7 +28,7 @@ FOREIGN = {
     "analysis": {"torchtitan"},
     "commands": {"torchtitan"},
 }
-TITAN = tuple(f"fewbits.experiments.{name}" for name in ("titan", "torchtitan.decoder"))
+TITAN = tuple(f"fewbits.experiments.{name}" for name in ("titan", "titan_models"))
 NOTEBOOKS = "fewbits.analysis.notebooks."  # may use the public API, as users do
 MODULE = re.compile(rf"fewbits\.({'|'.join(PACKAGES)})(\.\w+)*")
 

@@ -28,7 +28,6 @@ COMPUTES = {
     "fewbits.experiments.optimization.adam_mini",
     "fewbits.experiments.optimization.optimizers",
     "fewbits.experiments.probes.probe",
-    "fewbits.experiments.run_trial",
     "fewbits.experiments.state",
     "fewbits.experiments.training",
     "fewbits.experiments.bench.train",

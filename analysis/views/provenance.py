@@ -21,7 +21,8 @@ from fewbits.analysis.report.fingerprint import sources
 from fewbits.analysis.views.html import render
 from fewbits.analysis.views.numbers import number
 from fewbits.common.wording import plural
-from fewbits.experiments.identity import environments, is_current
+from fewbits.experiments.environment import environments
+from fewbits.experiments.identity import is_current
 from fewbits.experiments.numerics import label
 from fewbits.experiments.storage.run_folder import HASH
 from fewbits.models.recipe import FP8

@@ -26,10 +26,10 @@ from fewbits.experiments.config import load_recipe
 from fewbits.experiments.optimization.schedules import ScheduleConfig
 from fewbits.experiments.probes.probe_trial import SUMS, TABLE
 from fewbits.experiments.probes.tables import Probe
-from fewbits.experiments.run_trial import run as run_trial
 from fewbits.experiments.session import Events, Progress
 from fewbits.experiments.setup import check
 from fewbits.experiments.storage import checkpoints, run_folder
+from fewbits.experiments.training import run as run_trial
 from fewbits.experiments.trial import Branch, ProbeConfig, Runtime, Trial
 from fewbits.models.networks.registry import on_meta
 from fewbits.models.quantize import quantize

@@ -27,7 +27,8 @@ from fewbits.experiments.data.corpus import Corpus, DataConfig, describe
 from fewbits.experiments.data.load import KINDS, load
 from fewbits.experiments.data.once import default_cache
 from fewbits.experiments.data.tokenizing import FILE, Bytes, bytes_tokenizer, saved_tokenizer
-from fewbits.experiments.identity import imported_identity, process_facts, trial_id
+from fewbits.experiments.environment import process_facts
+from fewbits.experiments.identity import imported_identity, trial_id
 from fewbits.experiments.setup import check, check_data
 from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.run_folder import HASH, RunFolder, existing, plain

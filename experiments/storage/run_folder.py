@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 
 from fewbits.common.atomic import checked_json, remove_folder, remove_leftovers, write_atomically, write_json
+from fewbits.experiments.environment import Computed, computed, environments
 from fewbits.experiments.identity import trial_id
 from fewbits.experiments.storage.checkpoints import Checkpoint, load, newest, steps
 from fewbits.experiments.trial import Trial
@@ -119,6 +120,13 @@ class RunFolder:
     def provenance(self) -> dict[str, Any] | None:
         """Return the content of provenance.json, or None if the trial has not started."""
         return checked_json(self.path / "provenance.json")
+
+    def computed(self) -> Computed:
+        """Return the environments that computed the run's steps; none if it has not started or its file is damaged."""
+        try:
+            return computed(environments(self.provenance() or {}))
+        except ValueError:
+            return ()
 
     def begin(self, trial: Trial, provenance: Mapping[str, Any]) -> None:
         """Write config.yaml and provenance.json, before the trial trains. Call it only while holding the lease.

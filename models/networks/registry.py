@@ -3,6 +3,7 @@
 Example: build(dataclasses.replace(MODELS["nemotron-nano"], layers=10), seed=1)
 """
 
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -54,6 +55,30 @@ def linear_parameters(config: DecoderConfig) -> int:
     """Return the number of weights in linear layers of the model's blocks, the layers that recipes can quantize."""
     modules = on_meta(config).blocks.modules()
     return sum(module.weight.numel() for module in modules if isinstance(module, Linear))
+
+
+def flops_per_token(config: DecoderConfig, length: int) -> int:
+    """Return the FLOPs per token of a forward and a backward pass.
+
+    These are 6 for each weight of a linear layer or the head, plus 12 · heads · head_dim · length for each attention
+    layer, as if no position were masked.
+    """
+    attentions = config.pattern.count("*") if config.pattern else config.layers
+    matrices = linear_parameters(config) + config.width * config.vocab
+    return 6 * matrices + 12 * attentions * config.heads * config.head_dim * length
+
+
+def with_vocab(config: DecoderConfig, tokens: int) -> DecoderConfig | None:
+    """Return the configuration with a vocabulary of at least this number of tokens; None if it cannot be enlarged.
+
+    Only a model of MODELS named `…-nano` that has its own vocabulary is enlarged, to a multiple of 64.
+    """
+    if config.vocab >= tokens:
+        return config
+    preset = MODELS.get(config.name)
+    if preset is None or not preset.name.endswith("-nano") or config.vocab != preset.vocab:
+        return None
+    return replace(config, vocab=-(-tokens // 64) * 64)
 
 
 _LABELS = {

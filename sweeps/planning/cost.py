@@ -15,7 +15,7 @@ from fewbits.common.atomic import read_json, write_json
 from fewbits.experiments.devices import PEAK
 from fewbits.experiments.trial import Trial
 from fewbits.kernels.quantizer import Mixture, Quantizer
-from fewbits.models.networks.registry import parameters
+from fewbits.models.networks.registry import flops_per_token, parameters
 from fewbits.models.recipe import Recipe
 from fewbits.sweeps.planning.plan import Planned, tokens_until
 
@@ -38,9 +38,7 @@ def tokens_of(trial: Trial) -> int:
 
 def work_of(trial: Trial) -> float:
     """Return the FLOPs of all training steps of the trial."""
-    from fewbits.experiments.training import flops_a_token
-
-    return tokens_of(trial) * flops_a_token(trial)
+    return tokens_of(trial) * flops_per_token(trial.model, trial.training.length)
 
 
 class Speeds:

@@ -23,7 +23,7 @@ from fewbits.common.terminal import notice
 from fewbits.common.wording import differences, plural
 from fewbits.experiments.composition import parse_override
 from fewbits.experiments.config_files import SEARCH_PATH
-from fewbits.experiments.identity import commit
+from fewbits.experiments.environment import commit
 from fewbits.experiments.storage.run_folder import HASH, RunFolder
 from fewbits.experiments.trial import Branch, Runtime, Trial
 from fewbits.sweeps.planning.expand import Cell

@@ -10,8 +10,8 @@ from typing import Any, TextIO
 from fewbits.common.store_folder import runs_option
 from fewbits.common.terminal import Bar, Progress
 from fewbits.common.wording import clock, plural
+from fewbits.experiments.environment import kinds_of
 from fewbits.experiments.identity import is_current
-from fewbits.experiments.machine_kinds import kind
 from fewbits.experiments.storage.run_folder import HASH, RunFolder
 from fewbits.sweeps.planning import store
 from fewbits.sweeps.planning.cost import Speeds, tokens_of, work_of
@@ -169,7 +169,8 @@ def rows_of(plan: Plan) -> list[Row]:
         result = (folder.result() if state in OVER else None) or {}
         step = int(result.get("step", max(live.get("step", 0), store.reached(folder))))
         steps = planned.trial.training.steps
-        rows.append(Row(member.cell.sweep, member.cell.place, folder.path.name, state, step, steps, note, kind(folder)))
+        kind = ", then ".join(kinds_of(folder.computed())) or None
+        rows.append(Row(member.cell.sweep, member.cell.place, folder.path.name, state, step, steps, note, kind))
     return rows
 
 

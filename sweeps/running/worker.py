@@ -22,10 +22,10 @@ from typing import IO, Any
 from fewbits.common.process import environment
 from fewbits.common.wording import differences
 from fewbits.experiments.numerics import ROOT, running, total
-from fewbits.experiments.run_trial import run
 from fewbits.experiments.session import Events, Progress
 from fewbits.experiments.storage import lease
 from fewbits.experiments.storage.run_folder import RunFolder
+from fewbits.experiments.training import run
 from fewbits.sweeps.planning.store import FAILURE, LOG, PROGRESS, Failure, last_lines, reached, write_failure
 from fewbits.sweeps.running.backend import Job, Outcome
 

@@ -10,8 +10,8 @@ from fewbits.analysis.engine.results.pooling import kind
 from fewbits.experiments.config import load_recipe, load_trial
 from fewbits.experiments.identity import all_settings
 from fewbits.experiments.probes.probe import probe
-from fewbits.experiments.run_trial import run
 from fewbits.experiments.storage.run_folder import RunFolder
+from fewbits.experiments.training import run
 from tests.experiments.trial_inputs import overrides
 
 CHANNELS = ("recipe=fp8", "recipe.weights=channel", "recipe.block=channel", "recipe.keep.first=0", "recipe.keep.last=1")

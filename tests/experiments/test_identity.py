@@ -11,23 +11,15 @@ import pytest
 import torch
 
 from fewbits import cli
-from fewbits.experiments import environment as environment_module
 from fewbits.experiments import identity as identity_module
 from fewbits.experiments.config import load_trial
 from fewbits.experiments.devices import check_openmp
-from fewbits.experiments.environment import compared_values, environment
-from fewbits.experiments.identity import (
-    FREE,
-    ParentPoint,
-    environments,
-    identity,
-    is_current,
-    trial_id,
-)
+from fewbits.experiments.environment import computed, environment, environments
+from fewbits.experiments.identity import FREE, ParentPoint, identity, is_current, trial_id
 from fewbits.experiments.storage import results as evaluations
 from fewbits.experiments.storage.checkpoints import TENSORS
 from fewbits.experiments.trial import Runtime
-from fewbits.kernels.backends import cpu, reference
+from fewbits.kernels.backends import cpu, processor, reference
 from fewbits.kernels.reference import attention
 from tests.experiments.evaluation.evaluation_inputs import toy_tasks
 from tests.experiments.trial_inputs import MOR, left, metric, overrides, train, train_until
@@ -150,9 +142,8 @@ def test_no_machine_is_asked_for_an_id(monkeypatch: pytest.MonkeyPatch) -> None:
     before = the_id(), the_id("scale=gpu", device="cuda")
     monkeypatch.setattr(torch, "__version__", "9.9.9")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: pytest.fail("an id must not depend on this machine's GPU"))
-    monkeypatch.setattr(
-        identity_module, "environment", lambda device: pytest.fail("an id must not depend on this machine")
-    )
+    kind = "fewbits.experiments.environment.processor_kind"
+    monkeypatch.setattr(kind, lambda: pytest.fail("an id must not depend on this machine"))
     monkeypatch.setenv("FEWBITS_BACKEND", "reference")
     assert (the_id(), the_id("scale=gpu", device="cuda")) == before
 
@@ -203,8 +194,6 @@ def test_a_part_that_was_computed_again_counts_where_it_was_computed_last() -> N
 def test_an_instruction_set_is_the_widest_that_is_allowed(
     limits: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fewbits.kernels.backends import processor
-
     flags = {"flags": "avx2 avx512f avx512bw avx512_bf16", "vendor_id": "AuthenticAMD"}
     monkeypatch.setattr(processor, "_cpuinfo", flags.get)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
@@ -212,7 +201,7 @@ def test_an_instruction_set_is_the_widest_that_is_allowed(
     for name, value in limits.items():
         monkeypatch.setenv(name, value)
     assert processor.instruction_set() == expected
-    assert environment_module.environment(torch.device("cpu"))["kind"] == f"amd-{expected}"
+    assert environment(torch.device("cpu"))["kind"] == f"amd-{expected}"
 
 
 # Sources
@@ -302,9 +291,9 @@ def test_a_segment_that_begins_where_another_began_replaces_it() -> None:
 def test_variables_that_change_sums_are_part_of_what_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FEWBITS_CPU_ARCH", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS"):
         monkeypatch.delenv(name, raising=False)
-    usual = compared_values(environment(torch.device("cpu")))
+    usual = computed([environment(torch.device("cpu"))])
     monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
-    assert compared_values(environment(torch.device("cpu"))) != usual
+    assert computed([environment(torch.device("cpu"))]) != usual
 
 
 @pytest.mark.parametrize(("name", "value"), [("OMP_THREAD_LIMIT", "1"), ("OMP_DYNAMIC", "true")])

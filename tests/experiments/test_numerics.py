@@ -10,8 +10,17 @@ from pathlib import Path
 import pytest
 
 from fewbits.experiments import numerics
-from fewbits.experiments.numerics import BUT, NOT_COMPUTING, ROOT, changed, record, recorded, running, total
-from fewbits.experiments.sources import cpp_digest, python_digest
+from fewbits.experiments.numerics import (
+    BUT,
+    NOT_COMPUTING,
+    ROOT,
+    changed,
+    cpp_digest,
+    python_digest,
+    record,
+    recorded,
+    running,
+)
 
 
 def test_numerics_txt_records_the_running_sources() -> None:
@@ -31,7 +40,6 @@ def f(x: int, y: float = 0.5) -> float:
     if x < 0:
         raise ValueError(f"x is {x}: valid are 0 or more")
     warnings.warn("slow")
-    logger.info("step %d", x)
     assert y, "y is missing"
     z: float = x * y
     return z + 1.0
@@ -46,7 +54,6 @@ SAME = {
     "a local annotation": ("z: float = x", "z: int = x"),
     "error": ('f"x is {x}: valid are 0 or more"', 'f"{x} is no x"'),
     "warning": ('"slow"', '"very slow"'),
-    "log": ('"step %d"', '"update %d"'),
     "assertion": ('"y is missing"', '"no y"'),
     "positions": ("return z + 1.0", "return (\n        z\n        + 1.0\n    )"),
 }
@@ -75,18 +82,10 @@ def test_an_edit_of_what_is_computed_changes_a_modules_digest(edit: tuple[str, s
     assert python_digest(BASE.replace(*edit)) != python_digest(BASE)
 
 
-def test_fields_of_configuration_classes_are_left_to_the_id() -> None:
-    """Check that a new field of a configuration class does not change a digest, because the id has its value."""
-    base = "@dataclass\nclass Config:\n    size: int\n    def f(self): return self.size"
-    grown = base.replace("size: int\n", "size: int\n    new: float = 1.0\n")
-    assert python_digest(grown, {"Config"}) == python_digest(base, {"Config"})
-    assert python_digest(grown) != python_digest(base)
-    assert python_digest(grown.replace("self.size", "self.new"), {"Config"}) != python_digest(base, {"Config"})
-
-
 def test_strings_elsewhere_than_in_messages_count() -> None:
     assert python_digest('KIND = "a"') != python_digest('KIND = "b"')
     assert python_digest('f("a")') != python_digest('f("b")')
+    assert python_digest('{**a, "b": c}') != python_digest('{"b": a, **c}')
 
 
 # C++ sources
@@ -108,8 +107,8 @@ auto s = "a // b";
         ("// add", "// subtract\n    // twice"),
         ('/* "two" */', ""),
         ("float f(float x) {", "float f(float x)\n{"),
-        ("\\\n    (x + 2)", "(x+2)"),
-        ("return TWO(x) - -1.0f", "return TWO( x )- -1.0f"),
+        ("\\\n    (x + 2)", "(x + 2)"),
+        ("return TWO(x)", "return   TWO(x)"),
     ],
     ids=["comment", "block comment", "line break", "continued line", "spaces"],
 )
@@ -176,23 +175,11 @@ def test_the_files_that_compute_include_those_that_are_imported_inside_functions
         ("kernels/backends/gpu/tiles.py", r"= (\d+)\n", r"= 1\1\n", True),
         ("models/networks/presets.py", r"\Z", "\nOTHERS = 1\n", False),
         ("experiments/storage/checkpoints.py", r"\Z", "\nOTHERS = 1\n", False),
-        ("models/recipe.py", r"\n    keep: Keep", "\n    newer: int = 3\n    keep: Keep", False),
     ],
 )
 def test_an_edit_counts_if_it_can_change_numbers(copied: Path, file: str, pattern: str, by: str, counts: bool) -> None:
     edit(copied, file, pattern, by)
     assert changed(running(), running(copied)) == [file] * counts
-
-
-def test_a_moved_file_changes_nothing(copied: Path) -> None:
-    (copied / "models" / "numbers").mkdir()
-    (copied / "models/observer.py").rename(copied / "models/numbers/observer.py")
-    for path in copied.rglob("*.py"):
-        text = path.read_text("utf-8")
-        path.write_text(text.replace("fewbits.models.observer ", "fewbits.models.numbers.observer "), "utf-8")
-    assert "models/numbers/observer.py" in running(copied)
-    assert changed(running(), running(copied)) == []
-    assert total(running(copied)) == total(running())
 
 
 PYTHON = [file for file in running() if file.endswith(".py")]
@@ -201,7 +188,7 @@ PYTHON = [file for file in running() if file.endswith(".py")]
 @pytest.mark.parametrize("version", ["python3.12", "python3.13", "python3.14"])
 def test_other_versions_of_python_find_the_same_digest(version: str) -> None:
     program = shutil.which(version)
-    script = f"import ast, sys; sys.path.insert(0, {str(ROOT / 'src')!r})\nfrom fewbits.experiments.sources import *\n"
+    script = f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r})\nfrom fewbits.experiments.numerics import *\n"
     script += f"print(*[python_digest(open(file, 'rb').read()) for file in {[str(ROOT / file) for file in PYTHON]}])"
     # Version managers may provide a program for a version that is not installed; it only prints an error.
     if program is None or subprocess.run([program, "-c", ""], capture_output=True).returncode:

@@ -176,7 +176,9 @@ REFUSED = {
         "gaussws", more=("--checkpoint.last_save_in_hf",)
     ),
     "training.seq_len 512: model gpt2-nano has 256 positions": Job((*OURS, *TIED, "--training.seq_len", "512")),
-    "training.dtype bfloat16: parameters of fewbits are FP32": Job((*OURS, *HYBRID, "--training.dtype", "bfloat16")),
+    "training.dtype bfloat16: parameters and gradients of fewbits": Job(
+        (*OURS, *HYBRID, "--training.dtype", "bfloat16")
+    ),
     "experts.w1 holds the weights of experts": recipe(
         "nvfp4", more=("--model.name", "qwen3", "--model.flavor", "debugmodel_moe")
     ),
@@ -192,7 +194,7 @@ TOGETHER = {
 }
 REFUSED_TOGETHER = {
     "parallelism.tensor_parallel_degree 2: ": recipe("nvfp4", more=("--parallelism.tensor_parallel_degree", "2")),
-    "parallelism.tensor_parallel_degree 2: models of fewbits support only data parallelism": Job(
+    "parallelism.tensor_parallel_degree 2: fewbits needs whole weights": Job(
         (*OURS, *HYBRID, "--parallelism.tensor_parallel_degree", "2")
     ),
     "parallelism.pipeline_parallel_degree 2: ": recipe("nvfp4", more=("--parallelism.pipeline_parallel_degree", "2")),

@@ -15,14 +15,13 @@ from fewbits.experiments.data.load import load
 from fewbits.experiments.evaluation.loss import evaluate_loss
 from fewbits.experiments.optimization.optimizers import clip_gradients, make_optimizer, set_learning_rate
 from fewbits.experiments.optimization.schedules import factor
-from fewbits.experiments.run_trial import run
 from fewbits.experiments.session import Progress
 from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.run_folder import RunFolder
-from fewbits.experiments.training import flops_a_token
+from fewbits.experiments.training import run
 from fewbits.experiments.trial import INITIAL, ORDER, ROUNDING
 from fewbits.kernels.seeds import derive_seed
-from fewbits.models.networks.registry import build
+from fewbits.models.networks.registry import build, flops_per_token
 from fewbits.models.quantize import quantize
 from tests.experiments.trial_inputs import GAUSSWS_MOR, metric, overrides, train
 
@@ -298,10 +297,10 @@ def test_flops_are_those_of_matrices_and_attention() -> None:
 
     trial, _ = load_trial(["scale=paper/nvfp4-1.2b"])
     linear = 20 * (2048 * 4096 + 2048 * 2048 + 2 * 2048 * 6144)
-    assert flops_a_token(trial) == 6 * (linear + 2048 * 131072) + 12 * 20 * 2048 * 8192
-    hybrid = load_trial(["model=hybrid-nano"])[0]
-    longer = dataclasses.replace(hybrid, training=dataclasses.replace(hybrid.training, length=257))
-    assert flops_a_token(longer) - flops_a_token(hybrid) == 12 * 256  # one attention block: four heads of 64
+    assert flops_per_token(trial.model, trial.training.length) == 6 * (linear + 2048 * 131072) + 12 * 20 * 2048 * 8192
+    hybrid = load_trial(["model=hybrid-nano"])[0].model
+    # one attention block: four heads of 64
+    assert flops_per_token(hybrid, 257) - flops_per_token(hybrid, 256) == 12 * 256
 
 
 def test_a_trial_can_be_run_from_python(cache: Path, tmp_path: Path) -> None:

@@ -22,10 +22,10 @@ from torch import Tensor
 
 from fewbits import cli
 from fewbits.experiments.config import load_trial
-from fewbits.experiments.run_trial import run
 from fewbits.experiments.session import Events, Progress
 from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.run_folder import RunFolder
+from fewbits.experiments.training import run
 from fewbits.sweeps.tracking.mirror import Tracker
 
 # A quarter of the -nano models' width: a step takes 0.1 s, even on processors where torch has only scalar loops for

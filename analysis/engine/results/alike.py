@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fewbits.common.wording import plural
-from fewbits.experiments.environment import COMPARED_KEYS
-from fewbits.experiments.machine_kinds import UNKNOWN, Computed, alike, describe, is_mixed, kinds_of
+from fewbits.experiments.environment import COMPARED_KEYS, UNKNOWN, Computed, alike, describe_kinds, kinds_of
 from fewbits.sweeps.planning.store import OVER
 
 NAMES = {  # the plural names of the properties of an environment (COMPARED_KEYS), for messages
@@ -37,7 +36,7 @@ def why_not_compared(row: Row, names: tuple[str, str], other: Row, usual: str | 
     ours, theirs = row["computed"], other["computed"]
     if row["id"] == other["id"] or alike(ours, theirs):
         return None
-    ran = f"{names[0]} ran on {describe(ours, [theirs])}, {names[1]} on {describe(theirs, [ours])}"
+    ran = f"{names[0]} ran on {describe_kinds(ours, [theirs])}, {names[1]} on {describe_kinds(theirs, [ours])}"
     return f"seed {row['seed']}: {ran}, so the two are not compared; {_remedy(usual)}"
 
 
@@ -73,10 +72,11 @@ def unlike_within_seeds(rows: Sequence[Row]) -> list[str]:
             f"{_remedy(usual)}"
         )
     for row in finished.values():
-        if is_mixed(row["computed"]):
+        if len(row["computed"]) > 1:
             name = str(row["folder"]).rpartition("/")[2]
             lines.append(
-                f"{name} was computed on {describe(row['computed'])}, so nothing is compared with it; {_remedy(usual)}"
+                f"{name} was computed on {describe_kinds(row['computed'])}, so nothing is compared with it; "
+                f"{_remedy(usual)}"
             )
     return lines
 

@@ -15,7 +15,6 @@ from fewbits.analysis.engine.results.frames import Results
 from fewbits.analysis.engine.results.pairing import Metric, Where, number
 from fewbits.analysis.engine.results.rows import Row, treatment
 from fewbits.analysis.engine.statistics.estimates import Pools, pooled_by_kind
-from fewbits.experiments.machine_kinds import is_mixed
 from fewbits.kernels.quantizer import Mixture
 from fewbits.models.recipe import EMULATE, Recipe, Slot
 from fewbits.sweeps.planning.plan import Member
@@ -52,7 +51,7 @@ def _pools(results: Results, starts: set[Start], metric: Metric, where: Where) -
     logs: dict[str, dict[int, float]] = {}
     kinds: dict[str, str] = {}
     for row in results.rows:
-        if row["arm"] in OUTLIERS or is_mixed(row["computed"]) or not set(where.items()) <= set(row["axes"]):
+        if row["arm"] in OUTLIERS or len(row["computed"]) > 1 or not set(where.items()) <= set(row["axes"]):
             continue
         value = number(results, row, metric)
         if _start(results, row) in starts and isinstance(value, float) and value > 0:

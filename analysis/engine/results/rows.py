@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fewbits.experiments.identity import is_current
-from fewbits.experiments.machine_kinds import computed
 from fewbits.experiments.storage.results import numbers, with_stored
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.experiments.trial import Trial
@@ -67,7 +66,7 @@ def standing(folder: RunFolder, trial: Trial) -> dict[str, Any]:
         "model": model.name,
         "parameters": parameters_of(model),
         "recipe": trial.recipe.label,
-        "computed": computed(folder),
+        "computed": folder.computed(),
     }
     measured = numbers({k: v for k, v in result.items() if k not in _NO_NUMBERS})
     return columns | {name: float("nan") if value is None else float(value) for name, value in measured}

@@ -147,7 +147,7 @@ def _store(options: argparse.Namespace, name: str, machine: dict[str, Any], meas
 
     Each benchmark has one file for each kind of device; a new result replaces the old one.
     """
-    from fewbits.experiments.identity import process_facts
+    from fewbits.experiments.environment import process_facts
 
     if options.store is not None:
         file = _stored_file(options.store, name)

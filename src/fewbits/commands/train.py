@@ -89,9 +89,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _train(trial: Trial, runtime: Runtime) -> int:
-    from fewbits.experiments.run_trial import run
     from fewbits.experiments.session import Events
     from fewbits.experiments.storage.lease import Lost
+    from fewbits.experiments.training import run
     from fewbits.sweeps.tracking.mirror import Tracker
 
     tracker, line, stop = Tracker(runtime), LiveLine(), Stop()

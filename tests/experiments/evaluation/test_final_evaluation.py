@@ -13,9 +13,9 @@ from fewbits.experiments.data.corpus import DataConfig
 from fewbits.experiments.data.load import load
 from fewbits.experiments.data.tokenizing import saved_tokenizer
 from fewbits.experiments.evaluation.tasks import TASK_GROUPS, Task
-from fewbits.experiments.run_trial import run
 from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.results import stored, with_stored
+from fewbits.experiments.training import run
 from tests.experiments.data.data_inputs import bin_folder
 from tests.experiments.evaluation.evaluation_inputs import toy_tasks
 

@@ -22,8 +22,8 @@ from fewbits.experiments.probes.bench import make_bench
 from fewbits.experiments.probes.errors import sum_error
 from fewbits.experiments.probes.probe import probe
 from fewbits.experiments.probes.tables import WHOLE, Probe
-from fewbits.experiments.run_trial import run
 from fewbits.experiments.storage.run_folder import opened, saved_trial
+from fewbits.experiments.training import run
 from fewbits.experiments.trial import INITIAL, ORDER
 from fewbits.kernels.accumulators import product
 from fewbits.kernels.seeds import derive_seed

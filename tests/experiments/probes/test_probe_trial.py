@@ -11,9 +11,9 @@ from fewbits.experiments.config import load_trial
 from fewbits.experiments.data.load import load
 from fewbits.experiments.probes.bench import GROUPS, UpdateEffect, batches
 from fewbits.experiments.probes.tables import WHOLE, summarize
-from fewbits.experiments.run_trial import run
 from fewbits.experiments.session import Events, Progress
 from fewbits.experiments.storage.run_folder import RunFolder, opened, saved_trial
+from fewbits.experiments.training import run
 from fewbits.experiments.trial import INITIAL, Trial
 from fewbits.kernels.seeds import derive_seed
 from fewbits.models.networks.registry import build

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from fewbits.experiments.config import load_trial
-from fewbits.experiments.run_trial import run
 from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.run_folder import RunFolder, opened
+from fewbits.experiments.training import run
 from tests.experiments.trial_inputs import left, metric, overrides, tensors, train, train_until
 
 NOISY = ("recipe=nvfp4", "recipe.sampler.kind=gaussws", "recipe.sampler.penalty=0.0001")

@@ -19,12 +19,12 @@ import torch
 from fewbits.experiments.config import load_trial
 from fewbits.experiments.devices import World
 from fewbits.experiments.identity import identity, trial_id
-from fewbits.experiments.run_trial import run
 from fewbits.experiments.session import Events, Progress, prepare
 from fewbits.experiments.state import resume, save, set_up
 from fewbits.experiments.storage import checkpoints
 from fewbits.experiments.storage.lease import Held, leased
 from fewbits.experiments.storage.run_folder import RunFolder, find, opened, saved_trial
+from fewbits.experiments.training import run
 from tests.effort import DEEP
 from tests.experiments.data.data_inputs import bin_folder
 from tests.experiments.trial_inputs import (

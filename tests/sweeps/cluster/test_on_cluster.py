@@ -18,7 +18,6 @@ import pytest
 
 import fewbits.sweeps.cluster.submit as submit_module
 from fewbits import cli
-from fewbits.experiments.machine_kinds import computed, is_mixed
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.sweeps.cluster.submit import run_job
 from fewbits.sweeps.planning import store
@@ -237,4 +236,4 @@ def test_a_sweep_runs_on_the_worker_nodes_and_outlives_one_of_them(
     assert cli.main(["status", str(file), "--runs", str(runs)]) == 0
     assert "2 trials: 2 done" in capfd.readouterr().out
     assert sorted(attempts(folder) for folder in folders(plan)) == [1, 2]
-    assert not any(is_mixed(computed(folder)) for folder in folders(plan))
+    assert all(len(folder.computed()) == 1 for folder in folders(plan))

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from fewbits import cli
-from fewbits.experiments.environment import processor_kind
-from fewbits.experiments.machine_kinds import alike, describe, kind
+from fewbits.experiments.environment import alike, describe_kinds, kinds_of, processor_kind
 from fewbits.sweeps.planning import store
 from fewbits.sweeps.planning.plan import Plan, Planned
 from fewbits.sweeps.running import driver
@@ -59,10 +58,10 @@ def test_runs_are_alike_if_kind_backend_and_torch_are() -> None:
     assert alike((), ()), "both unknown"
     assert not any(alike(avx, other) for other in (amx, newer, limited, ()))
     assert not alike(avx + amx, avx + amx), "the runs may have changed machines at different steps"
-    assert describe(avx, [amx]) == "amd-avx2"
-    assert describe(avx, [newer]) == "amd-avx2 (torch 2.13)"
-    assert describe(limited, [avx]) == "amd-avx2 (limits MKL_CBWR=AVX)"
-    assert describe(avx + amx) == "amd-avx2, then intel-amx"
+    assert describe_kinds(avx, [amx]) == "amd-avx2"
+    assert describe_kinds(avx, [newer]) == "amd-avx2 (torch 2.13)"
+    assert describe_kinds(limited, [avx]) == "amd-avx2 (limits MKL_CBWR=AVX)"
+    assert describe_kinds(avx + amx) == "amd-avx2, then intel-amx"
 
 
 def test_a_run_of_another_kind_starts_again_and_finished_ones_are_kept(
@@ -81,7 +80,7 @@ def test_a_run_of_another_kind_starts_again_and_finished_ones_are_kept(
     (unfinished.path / "result.json").unlink()
     assert store.reached(unfinished) > 0
     assert cli.main(["sweep", str(undisturbed.file), "--runs", str(runs), "--backend", "local"]) == 0
-    assert (kind(done), kind(unfinished)) == ("other-kind", processor_kind())
+    assert [kinds_of(folder.computed()) for folder in (done, unfinished)] == [("other-kind",), (processor_kind(),)]
     assert (attempts(done), attempts(unfinished)) == (1, 2)
     assert [steps[0] for steps in reported_steps(unfinished) if steps] == [1, 1]
     log = (unfinished.path / store.LOG).read_text()

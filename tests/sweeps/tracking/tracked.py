@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fewbits.experiments.run_trial import run as run_trial
+from fewbits.experiments.training import run as run_trial
 from fewbits.sweeps.planning.plan import Plan, Planned, plan
 from fewbits.sweeps.planning.studies import load_sweeps
 from fewbits.sweeps.tracking import connection

@@ -35,10 +35,9 @@ from fewbits.models.networks.decoder import Decoder, DecoderConfig
 from fewbits.models.networks.initialise import initialise_block, initialise_outside_blocks, initialise_positions
 from fewbits.models.networks.layers import Linear
 from fewbits.models.networks.presets import MODELS
-from fewbits.models.networks.registry import linear_parameters
+from fewbits.models.networks.registry import flops_per_token, with_vocab
 
 NAME = "fewbits"  # the name of the train spec
-ROUND = 64  # vocabularies of nano models are padded to a multiple of this, as in fewbits.experiments.setup
 RECOMPUTED = "_checkpoint_wrapped_module."  # torch's activation checkpointing inserts this in names of parameters
 
 
@@ -101,24 +100,12 @@ def fitted(flavor: str, tokens: int, length: int) -> DecoderConfig:
                 f"set training.seq_len to {config.context} or less"
             )
         config = replace(config, context=length)
-    if tokens > config.vocab:
-        if not config.name.endswith("-nano"):
-            raise ValueError(
-                f"the tokenizer has {tokens} tokens, but the vocabulary of model {config.name} has only {config.vocab}"
-                "; use a smaller tokenizer, or a nano model, whose vocabulary is enlarged as needed"
-            )
-        config = replace(config, vocab=-(-tokens // ROUND) * ROUND)
-    return config
-
-
-def flops_per_token(config: DecoderConfig, length: int) -> int:
-    """Return the FLOPs per token of forward and backward pass.
-
-    These are 6 for each weight of a linear layer, including the head, plus the FLOPs of attention to `length` tokens.
-    """
-    attentions = config.pattern.count("*") if config.pattern else config.layers
-    matrices = linear_parameters(config) + config.width * config.vocab
-    return 6 * matrices + 12 * attentions * config.heads * config.head_dim * length
+    if (enlarged := with_vocab(config, tokens)) is None:
+        raise ValueError(
+            f"the tokenizer has {tokens} tokens, but the vocabulary of model {config.name} has only {config.vocab}"
+            "; use a smaller tokenizer, or a nano model, whose vocabulary is enlarged as needed"
+        )
+    return enlarged
 
 
 @torch.no_grad()
@@ -199,24 +186,28 @@ def parallelize(model: TitanDecoder, parallel_dims: Any, job_config: Any) -> nn.
     return model
 
 
-def problems(job_config: Any) -> Iterator[str]:
-    """Yield a message for each setting of torchtitan's config that fewbits' models do not support."""
+def unsupported(job_config: Any) -> Iterator[str]:
+    """Yield a message for each setting of torchtitan's config that neither fewbits' models nor recipes support."""
     for name in ("tensor", "pipeline", "context", "expert"):
         degree = getattr(job_config.parallelism, f"{name}_parallel_degree")
         if degree > 1:
             yield (
-                f"parallelism.{name}_parallel_degree {degree}: models of {NAME} support only data parallelism "
-                "(FSDP, HSDP, DDP)"
+                f"parallelism.{name}_parallel_degree {degree}: {NAME} needs whole weights and the tokens of one rank; "
+                "only data parallelism is supported (FSDP, HSDP, DDP)"
             )
     if job_config.compile.enable and "model" in job_config.compile.components:
-        yield f"compile.components includes model: models of {NAME} are not compiled; set compile.components=loss"
-    if job_config.training.dtype != "float32":
-        yield f"training.dtype {job_config.training.dtype}: parameters of {NAME} are FP32; set training.dtype=float32"
-    if job_config.training.mixed_precision_reduce != "float32":
         yield (
-            f"training.mixed_precision_reduce: gradients of {NAME} are reduced in FP32; set "
-            "training.mixed_precision_reduce=float32"
+            "compile.components includes model: torchtitan compiles each block as one graph, but a quantized layer "
+            "changes with the step and breaks the graph; set compile.components=loss"
         )
+
+
+def problems(job_config: Any) -> Iterator[str]:
+    """Yield a message for each setting of torchtitan's config that fewbits' models do not support."""
+    yield from unsupported(job_config)
+    for name in ("dtype", "mixed_precision_reduce"):
+        if (value := getattr(job_config.training, name)) != "float32":
+            yield f"training.{name} {value}: parameters and gradients of {NAME} are FP32; set training.{name}=float32"
     if job_config.training.enable_cpu_offload:
         yield f"training.enable_cpu_offload: models of {NAME} do not support it; set training.enable_cpu_offload=false"
 
