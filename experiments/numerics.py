@@ -24,7 +24,7 @@ from typing import Any
 from fewbits.common.terminal import notice
 
 ROOT = Path(__file__).resolve().parents[1]  # of the repository, or of the installed package
-FILE = Path(__file__).with_name("numerics.txt")
+FILE = ROOT / "experiments" / "numerics.txt"
 START = ("experiments.training", "kernels.backends.compilation")  # the second has the flags of the C++ compiler
 PACKAGES = ("kernels", "models", "experiments")
 # Paths that begin like this compute no numbers of trials (data: the id has the fingerprint of the tokens), except BUT.
