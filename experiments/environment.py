@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fewbits.common.redaction import redacted
+from fewbits.common.wording import redacted
 
 from fewbits.kernels.backends import build
 from fewbits.kernels.backends.choice import backend_for
