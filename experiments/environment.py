@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fewbits.common.wording import redacted
 
+from fewbits.common.wording import redacted
 from fewbits.kernels.backends import build
 from fewbits.kernels.backends.choice import backend_for
 from fewbits.kernels.backends.processor import instruction_set, processor_name, processor_vendor
