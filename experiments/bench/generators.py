@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fewbits.common.terminal import print_table
 from fewbits.experiments.bench import peers
-from fewbits.experiments.bench.kernel_cases import BITS, SEED, SQUARE, Case, Work, gaussian_noise, sample_weight
+from fewbits.experiments.bench.kernel_cases import BITS, SEED, SQUARE, Case, Work, generate, sample_weight
 from fewbits.experiments.bench.measure import OtherProcesses, in_touched_memory, seconds, take_turns
 from fewbits.kernels.backends import build, cpu
 
@@ -31,7 +31,7 @@ from fewbits.kernels.backends import build, cpu
 # between them are assumed.
 SHAPES = ((2048, 512), (2048, 2048), (2048, 8192), (8192, 8192), (16384, 1024), (16384, 4096), (16384, 16384))
 BITWISE, BOX_MULLER, TORCH = "bitwise", "box-muller", "torch"
-CASES = {"generator": gaussian_noise(), "forward": sample_weight("gaussian")}
+CASES = {"generator": generate("gaussian"), "forward": sample_weight("gaussian")}
 TITLES = {"generator": "generator alone", "forward": "w + R · 2^(1−b) · max|w|"}
 PEER_ELEMENTS = 1 << 24  # eq. 3 in plain torch gets only this many elements: it needs ten times the matrix's memory
 
@@ -83,10 +83,13 @@ def _generators(case: Case, w: Tensor) -> dict[str, tuple[Work, Tensor]]:
     if w.is_cuda:
         work = partial(peers.sample, draw=_box_muller, bits=BITS, square=SQUARE) if eager else _box_muller
         generators[BOX_MULLER] = torch.compile(work, dynamic=True), w
-    elif case.is_noise and build.compiler():
+    elif eager is None and build.compiler():
         generators[BOX_MULLER] = in_touched_memory(lambda x: cpu.box_muller(x.numel(), SEED)), w
-    normal = torch.zeros(w.shape, device=w.device)
-    generators[TORCH] = (eager, few) if eager else (lambda _: normal.normal_(), w)
+    if eager:
+        generators[TORCH] = eager, few
+    else:
+        normal = torch.zeros(w.shape, device=w.device)
+        generators[TORCH] = (lambda _: normal.normal_()), w
     return generators
 
 

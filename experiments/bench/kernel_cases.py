@@ -38,7 +38,6 @@ class Case:
     stats: bool = False  # with statistics
     mixture: Mixture | None = None
     sampler: Literal["gaussian", "uniform"] | None = None  # the noise of a sampled weight
-    is_noise: bool = False  # the case only generates noise: one value for each element of the tensor
 
     def into(self, x: Tensor, out: Tensor) -> object:
         """Make the call with results in memory that exists already, if there is such a call."""
@@ -112,25 +111,20 @@ def sample_weight(kind: Literal["gaussian", "uniform"]) -> Case:
     )
 
 
-def gaussian_noise() -> Case:
-    return Case(
-        "gaussian_noise (4 bits)",
-        0,
-        lambda x: noise.gaussian_noise(x.numel(), SEED, device=x.device),
-        more_bytes=NOISE_BYTES["gaussian"],
-        backend=lambda x: _backend(x).gaussian_noise(x.numel(), SEED, x.device),
-        is_noise=True,
-    )
+def generate(kind: Literal["gaussian", "uniform"]) -> Case:
+    """Return the case that only generates noise, one value for each element of x."""
+    public = noise.gaussian_noise if kind == "gaussian" else noise.uniform_noise
 
+    def backend(x: Tensor) -> object:
+        kernels = _backend(x)
+        return (kernels.gaussian_noise if kind == "gaussian" else kernels.uniform_noise)(x.numel(), SEED, x.device)
 
-def uniform_noise() -> Case:
     return Case(
-        "uniform_noise (bfloat16)",
+        f"{kind}_noise ({NOISE_BYTES[kind]:g} bytes each)",
         0,
-        lambda x: noise.uniform_noise(x.numel(), SEED, device=x.device),
-        more_bytes=NOISE_BYTES["uniform"],
-        backend=lambda x: _backend(x).uniform_noise(x.numel(), SEED, x.device),
-        is_noise=True,
+        lambda x: public(x.numel(), SEED, device=x.device),
+        more_bytes=NOISE_BYTES[kind],
+        backend=backend,
     )
 
 
@@ -215,6 +209,6 @@ CASES: Final[tuple[Case, ...]] = (
     *map(decode, ("e2m1:1x16:nvfp4", "e4m3:128x128:gam")),
     sample_weight("gaussian"),
     sample_weight("uniform"),
-    gaussian_noise(),
-    uniform_noise(),
+    generate("gaussian"),
+    generate("uniform"),
 )

@@ -44,17 +44,9 @@ mem    the value of `copy` that memory traffic alone would allow. The traffic co
        generators only write; they are compared with a copy of as many elements.
 at     copy / mem: the share of what memory traffic allows.
 ×      how many times longer a peer takes than our kernel, both returning new tensors, in turns, median of 3. Peers
-       compute only the mean error and use torch's random numbers."""
+       compute only the mean error and use torch's random numbers. On a CPU, all but torch.compile are timed on the
+       first {peer_rows} rows."""
 SHORT = {"torch eager": "×eager", "torch.compile": "×compile"}
-
-
-@dataclass(frozen=True)
-class Compared:
-    """The comparison of a peer (another implementation) with our kernel, on the first `rows` rows of the tensor."""
-
-    longer: Ratio  # the peer's time / our time
-    rows: int
-    seconds: dict[str, list[float]]  # "theirs", "ours" -> the seconds of each turn
 
 
 @dataclass(frozen=True)
@@ -62,18 +54,16 @@ class Measured:
     """The result of one case: the columns copy (`share`) and mem (`memory`) of `NOTES`, and the times."""
 
     case: str  # the name of the case
-    noise: bool  # True: the case only generates noise
     share: Ratio
     memory: float
     copy_bytes_per_second: float  # bytes read and written
-    seconds_per_element: float
     seconds: dict[str, list[float]]  # name of a timer (copy, into) -> the seconds of each turn
-    peers: dict[str, Compared] = field(default_factory=dict)  # name of the peer -> comparison
+    peers: dict[str, Ratio] = field(default_factory=dict)  # name of the peer -> its time / our time
 
 
 @dataclass
 class Bench:
-    machine: dict[str, str | int | float]
+    machine: dict[str, str | int | float | None]
     device: str
     dtype: str
     rows: int
@@ -89,8 +79,7 @@ class Bench:
 
 def run(
     cases: Sequence[Case],
-    rows: int,
-    cols: int,
+    size: int,
     *,
     dtype: str,
     device: str,
@@ -98,23 +87,21 @@ def run(
     peers: bool = True,
     save: Callable[[Bench], object],
 ) -> Bench:
-    """Measure the cases on tensors of this size; print progress on stderr.
+    """Measure the cases on tensors of size x size elements; print progress on stderr.
 
     dtype: the dtype of the tensors for all cases that do not set their own.
     runs: the largest number of turns in which our kernels and the copy are timed.
     peers: True to measure other implementations too.
     save: is called with the results so far after each case and each peer, so that an interrupted run keeps them.
     """
-    bench = Bench(machine(device), device, dtype, rows, cols, runs)
-    tensors = _Tensors(rows, cols, getattr(torch, dtype), device)
+    bench = Bench(machine(device), device, dtype, size, size, runs)
+    tensors = _Tensors(size, getattr(torch, dtype), device)
     for number, case in enumerate(cases, start=1):
         print(f"{number}/{len(cases)} {case.name}", file=sys.stderr, flush=True)
         bench.measured.append(_measure(case, tensors, runs))
         save(bench)
-    if peers and (rows % PEER_UNIT or cols % PEER_UNIT):
-        bench.notes.append(
-            f"no peers were timed: they need whole blocks, so rows and columns must be multiples of {PEER_UNIT}"
-        )
+    if peers and size % PEER_UNIT:
+        bench.notes.append(f"no peers were timed: they need whole blocks, so --size must be a multiple of {PEER_UNIT}")
     for peer in PEERS if peers and not bench.notes else ():
         _compare(peer, cases, bench, tensors)
         save(bench)
@@ -128,27 +115,25 @@ class _Tensors:
     when it is read again. `use_dtype` allocates the pairs, and replaces them if they have another dtype.
     """
 
-    def __init__(self, rows: int, cols: int, dtype: torch.dtype, device: str) -> None:
-        self.rows, self.cols, self.default_dtype, self.device = rows, cols, dtype, device
+    def __init__(self, size: int, dtype: torch.dtype, device: str) -> None:
+        self.size, self.default_dtype, self.device = size, dtype, device
         self.pairs: list[tuple[Tensor, Tensor]] = []
 
-    @property
-    def x(self) -> Tensor:
-        return self.pairs[0][0]
-
-    def use_dtype(self, dtype: torch.dtype | None) -> None:
+    def use_dtype(self, dtype: torch.dtype | None) -> Tensor:
+        """Return an input of this dtype; None: of the default dtype."""
         dtype = dtype or self.default_dtype
-        if self.pairs and self.x.dtype == dtype:
-            return
+        if self.pairs and self.pairs[0][0].dtype == dtype:
+            return self.pairs[0][0]
         self.pairs = []  # frees the old pairs before new pairs are allocated
         count = 1
         if self.device == "cuda":
             cache: int = torch.cuda.get_device_properties(0).L2_cache_size
-            count = max(2, -(-BEYOND_L2 * cache // (self.rows * self.cols * dtype.itemsize)))
+            count = max(2, -(-BEYOND_L2 * cache // (self.size**2 * dtype.itemsize)))
         for _ in range(count):
             generator = torch.Generator(self.device).manual_seed(0)
-            x = torch.randn(self.rows, self.cols, generator=generator, device=self.device).to(dtype)
+            x = torch.randn(self.size, self.size, generator=generator, device=self.device).to(dtype)
             self.pairs.append((x, torch.zeros_like(x)))
+        return self.pairs[0][0]
 
     def timer(self, call: Callable[[Tensor, Tensor], object], rows: int | None = None) -> Timer:
         """Return a timer for `call` on (input, buffer), both cut to the first `rows` rows (None: all)."""
@@ -157,23 +142,17 @@ class _Tensors:
             return lambda: gpu_seconds(lambda: [call(*pair) for pair in pairs]) / len(pairs)
         return partial(seconds, partial(call, *pairs[0]))
 
-    def into(self, case: Case) -> Callable[[Tensor, Tensor], object]:
-        """Return case.into; if it allocates its results, every call gets the same memory (on a GPU, torch's anyway)."""
-        return in_touched_memory(case.into) if case.backend and self.device == "cpu" else case.into
-
 
 def _measure(case: Case, tensors: _Tensors, runs: int) -> Measured:
-    tensors.use_dtype(case.dtype)
-    x = tensors.x
-    timers = [tensors.timer(lambda x, out: out.copy_(x)), tensors.timer(tensors.into(case))]
-    copy, into = take_turns(timers, runs)
+    x = tensors.use_dtype(case.dtype)
+    # If the case allocates its results, every call gets the same memory; on a GPU it does so anyway.
+    call = in_touched_memory(case.into) if case.backend and tensors.device == "cpu" else case.into
+    copy, into = take_turns([tensors.timer(lambda x, out: out.copy_(x)), tensors.timer(call)], runs)
     return Measured(
         case=case.name,
-        noise=case.is_noise,
         share=Ratio.of(copy, into),
         memory=1 / case.traffic(x.itemsize),
         copy_bytes_per_second=2 * x.nbytes / median(copy),
-        seconds_per_element=median(into) / x.numel(),
         seconds={"copy": copy, "into": into},
     )
 
@@ -183,23 +162,23 @@ def _compare(peer: Peer, cases: Sequence[Case], bench: Bench, tensors: _Tensors)
         bench.notes.append(f"{peer.name} skipped: {missing}")
         return
     bench.peers[peer.name] = peer.version
+    rows = PEER_ROWS if peer.slow and tensors.device == "cpu" else None
     for case, measured in zip(cases, bench.measured, strict=True):
         try:
             with quiet():
                 work = peer.work(case)
-                if work is not None:
-                    print(f"{peer.name}: {case.name}", file=sys.stderr, flush=True)
-                    measured.peers[peer.name] = _compare_one(work, peer.slow, case, tensors)
+                if work is None:
+                    continue
+                print(f"{peer.name}: {case.name}", file=sys.stderr, flush=True)
+                tensors.use_dtype(case.dtype)
+                timers = [tensors.timer(_fresh(call), rows) for call in (work, case.call)]
+                measured.peers[peer.name] = Ratio.of(*take_turns(timers, PEER_TURNS))
         except Exception as error:  # a failure of another package is a result
             bench.notes.append(f"{peer.name} failed on {case.name}: {first_line(error)}")
 
 
-def _compare_one(work: Work, slow: bool, case: Case, tensors: _Tensors) -> Compared:
-    tensors.use_dtype(case.dtype)
-    rows = min(PEER_ROWS, tensors.rows) if slow and tensors.device == "cpu" else tensors.rows
-    timers = [tensors.timer(lambda x, _: work(x), rows), tensors.timer(lambda x, _: case.call(x), rows)]
-    theirs, ours = take_turns(timers, PEER_TURNS)
-    return Compared(Ratio.of(theirs, ours), rows, {"theirs": theirs, "ours": ours})
+def _fresh(call: Work) -> Callable[[Tensor, Tensor], object]:
+    return lambda x, _: call(x)
 
 
 def show(bench: Bench) -> None:
@@ -213,22 +192,18 @@ def show(bench: Bench) -> None:
     print(f"tensor {bench.rows}x{bench.cols} {bench.dtype}, N(0, 1); a copy reads and writes {speed:.1f} GB/s in total")
     if bench.device == "cpu" and 2 * bench.rows * bench.cols * getattr(torch, bench.dtype).itemsize < SMALL:
         print("the tensor is small: the copy may stay in the caches, so these figures do not apply to large tensors")
-    if float(facts["load"]) > float(facts["cores"]) / 2:
-        print("other programs were running: they distort all figures, above all for calls that use several threads")
-    for noise in (False, True):
-        if measured := [m for m in bench.measured if m.noise == noise]:
-            shown = [name for name in bench.peers if any(name in m.peers for m in measured)]
-            rows = [
-                _cells(m, bench.device) | {SHORT.get(name, f"×{name}"): _times(m, name) for name in shown}
-                for m in measured
-            ]
-            print()
-            print_table([*rows[0]], [[*row.values()] for row in rows], right=[*rows[0]][1:])
     print()
-    print("\n".join([NOTES.format(runs=bench.runs, patience=PATIENCE), *_peer_lines(bench), *bench.notes]))
+    shown = [name for name in bench.peers if any(name in m.peers for m in bench.measured)]
+    rows = [_cells(m, bench.device, shown) for m in bench.measured]
+    print_table([*rows[0]], [[*row.values()] for row in rows], right=[*rows[0]][1:])
+    print()
+    versions = [f"{name} {bench.peers[name]}" for name in shown]
+    notes = NOTES.format(runs=bench.runs, patience=PATIENCE, peer_rows=PEER_ROWS)
+    print("\n".join([notes, *versions, *bench.notes]))
 
 
-def _cells(m: Measured, device: str) -> dict[str, str]:
+def _cells(m: Measured, device: str, peers: Sequence[str]) -> dict[str, str]:
+    """Return the cells of a case's row in the table, by column."""
     cells = {"case": m.case}
     if device == "cuda":
         cells["µs"] = f"{1e6 * median(m.seconds['into']):.1f}"
@@ -238,25 +213,12 @@ def _cells(m: Measured, device: str) -> dict[str, str]:
         "mem": _percent(m.memory),
         "at": _percent(m.share.median / m.memory),
     }
-    return cells | ({"ns each": f"{1e9 * m.seconds_per_element:.3f}"} if m.noise else {})
-
-
-def _peer_lines(bench: Bench) -> list[str]:
-    """Return a line for each peer: its version, and the rows of the tensor on which it was timed."""
-    lines = []
-    for name, version in bench.peers.items():
-        if rows := {m.peers[name].rows for m in bench.measured if name in m.peers}:
-            fewer = f", timed on the first {min(rows)} rows only (slow)" if min(rows) < bench.rows else ""
-            lines.append(f"{name} {version}{fewer}")
-    return lines
+    for name in peers:
+        ratio = m.peers[name].median if name in m.peers else None
+        text = "" if ratio is None else f"{ratio:.2g}" if ratio < 10 else f"{ratio:.0f}"
+        cells[SHORT.get(name, f"×{name}")] = text
+    return cells
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f}"
-
-
-def _times(m: Measured, peer: str) -> str:
-    if peer not in m.peers:
-        return ""
-    ratio = m.peers[peer].longer.median
-    return f"{ratio:.2g}" if ratio < 10 else f"{ratio:.0f}"

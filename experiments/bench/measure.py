@@ -5,9 +5,6 @@ both calls of a turn become slower, and the ratio stays.
 """
 
 import os
-import platform
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,9 +16,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from fewbits.kernels.backends import build
-from fewbits.kernels.backends.choice import backend_for
-from fewbits.kernels.backends.processor import processor_name
+from fewbits.common.terminal import notice
+from fewbits.experiments.environment import environment
 from fewbits.version import __version__
 
 Call = Callable[[], object]
@@ -33,39 +29,25 @@ LONGEST_WAIT = 8 * SHORTEST  # seconds to wait for a measurement, because the co
 BUSY_CYCLES = 40_000_000  # cycles for which the GPU is kept busy, about 20 ms, while the host queues the call
 
 
-def machine(device: str) -> dict[str, str | int | float]:
+def machine(device: str) -> dict[str, str | int | float | None]:
     """Return facts about this machine, its load average and its software."""
-    compiler, version = build.compiler(), "none"
-    if compiler:
-        answer = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False)
-        version = answer.stdout.partition("\n")[0]
+    facts = environment(torch.device(device))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0
-    on_cpu = f"{processor_name()}, {torch.get_num_threads()} of {cores} cores"
     return {
-        "processor": processor_name(),
+        **{key: facts[key] for key in ("processor", "python", "torch", "compiler", "backend")},
         "cores": cores,
         "threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name() if device == "cuda" else on_cpu,
+        "device": facts["gpu"] or f"{facts['processor']}, {torch.get_num_threads()} of {cores} cores",
         "load": round(os.getloadavg()[0], 1),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "compiler": version,
-        "backend": backend_for(device).name,
         "fewbits": __version__,
     }
 
 
 def warn_if_busy() -> None:
-    """Print a warning on stderr if other programs use this machine."""
-    if warning := busy(os.getloadavg()[0], os.cpu_count() or 1):
-        print(f"fewbits: {warning}", file=sys.stderr)
-
-
-def busy(load: float, cores: int) -> str | None:
-    """Return a warning if the load average exceeds the number of cores by more than a quarter, else None."""
-    if load <= 1.25 * cores:
-        return None
-    return f"this machine is busy (load {load:.1f}, cores {cores}): timings are unreliable"
+    """Print a warning on stderr if this machine's load average exceeds its number of cores by more than a quarter."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load > 1.25 * cores:
+        notice(f"this machine is busy (load {load:.1f}, cores {cores}): timings are unreliable")
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,7 @@ def kernels(argv: Sequence[str]) -> int:
         raise ValueError(f"bench kernels: --json {file}: expected a file in an existing folder")
     from fewbits.experiments.bench.kernel_cases import CASES
     from fewbits.experiments.bench.kernels import run, show
+    from fewbits.experiments.bench.measure import warn_if_busy
 
     def save(bench: Bench) -> None:
         if options.json:
@@ -82,8 +83,9 @@ def kernels(argv: Sequence[str]) -> int:
         raise ValueError(
             f"bench kernels: --only {options.only!r} matches no case: pass a part of one of these names: {names}"
         )
+    warn_if_busy()
     shared = {"dtype": options.dtype, "device": options.device, "runs": options.runs}
-    show(run(cases, options.size, options.size, **shared, peers=not options.no_peers, save=save))
+    show(run(cases, options.size, **shared, peers=not options.no_peers, save=save))
     return 0
 
 
