@@ -28,7 +28,6 @@ from fewbits.analysis.views.tables import latex
 from fewbits.common.atomic import folder_atomically, remove_folder
 from fewbits.common.from_dict import one_of
 from fewbits.sweeps.planning.studies import STUDIES
-from fewbits.sweeps.tracking.mirror import track_report
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 INDEX = "index.html"
@@ -53,7 +52,6 @@ def write_report(overrides: Sequence[str], reports: Path) -> Written:
     folder, digest = reports / planned.name, made_of(planned.results, tuple(map(str, set_in.values())))
     if not unchanged(folder, digest):
         replace_folder(folder, lambda: _files(planned.study, set_in), digest)
-    track_report(planned.results.plan.store, planned.study, planned.scale, folder)
     verdicts = json.loads((folder / "verdicts.json").read_text("utf-8"))
     return Written(folder / INDEX, verdicts["counts"], planned.results.flags)
 

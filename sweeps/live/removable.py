@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -44,15 +45,18 @@ def removable(runs: Path) -> Iterator[Item]:
             continue
         for folder in (run.path, run.checkpoints, run.kept):
             yield from (Item("leftovers", file, run) for file in sorted(folder.glob(".*.partial")))
-        if needs is None or not _has_ended(run) or _is_of_version_1(run):
+        # A damaged result does not count: checkpoints are needed to recompute it. Runs of fewbits 0.1.0, which had a
+        # list of digests in place of a version, and runs of unknown origin are left alone.
+        version = _identity(run).get("numerics")
+        if needs is None or store.state(run) not in store.OVER or not version or isinstance(version, list):
             continue
         needed, planned = needs
-        if run.path.name not in planned and run.path.name not in needed and _is_stale(run):
+        name = run.path.name
+        if name not in planned and name not in needed and not is_current(run.provenance() or {}):
             yield Item("stale", run.path, run)
         else:
             older = [*checkpoints.steps(run.checkpoints).items()][:-1]
-            steps = needed.get(run.path.name, set())
-            yield from (Item("checkpoints", folder, run) for step, folder in older if step not in steps)
+            yield from (Item("checkpoints", folder, run) for step, folder in older if step not in needed.get(name, ()))
     for file in sorted(runs.glob(".*.partial")):
         if time.time() - file.stat().st_mtime > OLD:
             yield Item("leftovers", file)
@@ -65,14 +69,6 @@ def _started(runs: Path) -> Iterator[RunFolder]:
             yield opened(path.parent)
         except (OSError, ValueError) as error:
             notice(f"{error}; the run {path.parent.name} is skipped")
-
-
-def _has_ended(run: RunFolder) -> bool:
-    """Tell whether a run has an intact result. A damaged one does not count: checkpoints are needed to recompute it."""
-    try:
-        return run.result() is not None
-    except ValueError:
-        return False
 
 
 def _needs(runs: Path, started: Sequence[RunFolder]) -> tuple[dict[str, set[int]], set[str]] | None:
@@ -90,27 +86,13 @@ def _needs(runs: Path, started: Sequence[RunFolder]) -> tuple[dict[str, set[int]
             planned.add(trial.folder.path.name)
             needed.setdefault(trial.folder.path.name, set()).update(trial.keep, trial.runtime.keep_steps)
     for error in unusable:
-        notice(
-            f"{error}: no run or checkpoint is removed, since this plan may need it; run the plan's sweep again, or "
-            "remove the plan file"
-        )
+        notice(f"{error}; until then, no run or checkpoint is removed, since this plan may need it")
     for run in started:
         provenance = run.provenance() or {}
         parent = _identity(run).get("parent")
         if isinstance(parent, dict) and provenance.get("parent"):
             needed.setdefault(Path(provenance["parent"]).name, set()).add(int(parent["step"]))
     return None if unusable else (needed, planned)
-
-
-def _is_stale(run: RunFolder) -> bool:
-    """Tell whether another numerics version computed a run."""
-    return not is_current(run.provenance() or {})
-
-
-def _is_of_version_1(run: RunFolder) -> bool:
-    """Tell whether a run is of fewbits 0.1.0, which had digests in place of versions; or of an unknown origin."""
-    made_of = _identity(run)
-    return not made_of or (isinstance(made_of.get("numerics"), list) and bool(made_of["numerics"]))
 
 
 def _identity(run: RunFolder) -> dict[str, Any]:
@@ -124,14 +106,16 @@ def remove(item: Item) -> bool:
     It is kept if another process uses its run, or if it is the last intact checkpoint of its run.
     """
     try:
-        if item.run is None:
-            _discard(item.path)
-        else:
-            with leased(item.run.path):
-                if item.kind == "checkpoints" and not _has_later_checkpoint(item.run, item.path):
-                    notice(f"{item.path} is not removed: no later checkpoint is intact")
-                    return False
-                _discard(item.path)
+        with leased(item.run.path) if item.run else contextlib.nullcontext():
+            if item.run and item.kind == "checkpoints" and not _has_later_checkpoint(item.run, item.path):
+                notice(f"{item.path} is not removed: no later checkpoint is intact")
+                return False
+            if not item.path.is_dir():
+                item.path.unlink()
+            elif item.path.name.startswith("."):
+                shutil.rmtree(item.path)
+            else:
+                remove_folder(item.path)
     except Held as error:
         notice(f"{error}: {item.path.name} is not removed")
         return False
@@ -145,17 +129,7 @@ def _has_later_checkpoint(run: RunFolder, path: Path) -> bool:
             return False
         try:
             checkpoints.load(later)
+            return True
         except checkpoints.DamagedCheckpoint as error:
             notice(error)
-        else:
-            return True
     return False
-
-
-def _discard(path: Path) -> None:
-    if path.name.startswith(".") and path.is_dir():
-        shutil.rmtree(path)
-    elif path.is_dir():
-        remove_folder(path)
-    else:
-        path.unlink()

@@ -54,10 +54,7 @@ Missing = Mapping[Path, Sequence[Planned]]  # folder of data that does not exist
 
 
 def plan_or_outline(overrides: Sequence[str]) -> Plan:
-    """Return the plan of these overrides; if data are missing on this machine, a plan with placeholders for ids.
-
-    Raise ValueError if the overrides are invalid, or if no plan can be made for another reason than missing data.
-    """
+    """Return the plan of these overrides; if data are missing on this machine, a plan with placeholders for ids."""
     sweeps, extra = load_sweeps(overrides)
     try:
         return plan(sweeps, extra)
@@ -74,23 +71,22 @@ def plan_or_outline(overrides: Sequence[str]) -> Plan:
 def cost_rows(plan: Plan, corpus_tokens: Mapping[str, int | None]) -> Iterator[tuple[str, ...]]:
     """Yield a row with the values of COSTS for each arm; several rows if its trials differ in model, tokens or data.
 
-    A trial of several arms is counted only in the first of them. corpus_tokens: by trial id, the number of tokens in
-    the trial's training split; None: unknown.
+    A trial of several arms is counted only in the first of them. corpus_tokens: the result of that function.
     """
     speeds = Speeds(plan.store)
+    seconds = {key: speeds.estimate(planned)[0] for key, planned in plan.trials.items()}
     arms: dict[Hashable, list[Member]] = {}
     first: dict[str, Member] = {}  # by trial id: the first place of the trial, in whose arm the trial is counted
     for member in plan.members:
-        planned = plan.trials[member.id]
-        key = planned.trial.model.name, parameters_of(planned.trial.model), planned.trial.data, corpus_tokens[member.id]
-        read = tokens_of(planned.trial), planned.earlier_tokens
-        arms.setdefault((member.cell.sweep, member.cell.arm, key, read), []).append(member)
+        planned, cell = plan.trials[member.id], member.cell
+        model, read = planned.trial.model, (tokens_of(planned.trial), planned.earlier_tokens)
+        key = model.name, parameters_of(model), planned.trial.data, corpus_tokens[member.id], read
+        arms.setdefault((cell.sweep, cell.arm, key), []).append(member)
         first.setdefault(member.id, member)
     for members in arms.values():
         head, planned = members[0].cell, plan.trials[members[0].id]
         trial, earlier, corpus = planned.trial, planned.earlier_tokens, corpus_tokens[planned.id]
         tokens = tokens_of(trial)
-        times = {member.id: speeds.estimate(plan.trials[member.id])[0] for member in members}
         own = [member.id for member in members if first[member.id] is member]
         shared = first[planned.id].cell
         yield (
@@ -102,8 +98,8 @@ def cost_rows(plan: Plan, corpus_tokens: Mapping[str, int | None]) -> Iterator[t
             _short(tokens + earlier) if earlier else "-",
             f"{(tokens + earlier) / corpus:.2g}" if corpus else "?",
             _count(members),
-            _time([times[member.id] for member in members], len(members)),
-            _time([times[key] for key in own]) if own else f"in {shared.sweep}/{shared.arm or '-'}",
+            _time([seconds[member.id] for member in members], len(members)),
+            _time([seconds[key] for key in own]) if own else f"in {shared.sweep}/{shared.arm or '-'}",
             f"{disk(plan.trials[key] for key in own) / 1e9:.1f} GB" if own else "-",
         )
 
@@ -113,20 +109,17 @@ def memory_rows(plan: Plan, device_bytes: float) -> Iterator[tuple[tuple[str, ..
 
     The numbers are those of one rank. device_bytes: the memory of a GPU.
     """
-    seen = set()
-    for member in plan.members:
-        planned, cell = plan.trials[member.id], member.cell
-        key = cell.sweep, cell.arm, planned.trial.model
-        if not planned.resources.gpus or key in seen:
-            continue
-        seen.add(key)
-        ranks = planned.resources.ranks
-        memory, arm, reason = estimate(planned.trial, ranks), cell.arm or "-", None
-        if memory.total > MARGIN * device_bytes:
-            reason = complaint(planned.trial, ranks, device_bytes)
-        sizes = (memory.total, *(getattr(memory, part) for part in PARTS))
-        row = (cell.sweep, arm, str(ranks), *(f"{part / 1e9:.1f}" for part in sizes))
-        yield row, reason and f"{cell.sweep}/{arm}: {reason}"
+    # For each arm and model, the first member: it overwrites later ones.
+    keys = {(m.cell.sweep, m.cell.arm or "-", plan.trials[m.id].trial.model): m.id for m in reversed(plan.members)}
+    for (sweep, arm, _), key in reversed(keys.items()):
+        planned = plan.trials[key]
+        if planned.resources.gpus:
+            ranks = planned.resources.ranks
+            memory = estimate(planned.trial, ranks)
+            sizes = (memory.total, *(getattr(memory, part) for part in PARTS))
+            too_large = memory.total > MARGIN * device_bytes
+            reason = f"{sweep}/{arm}: {complaint(planned.trial, ranks, device_bytes)}" if too_large else None
+            yield (sweep, arm, str(ranks), *(f"{part / 1e9:.1f}" for part in sizes)), reason
 
 
 def setting_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
@@ -141,12 +134,12 @@ def setting_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
         yield (member.cell.sweep, spell(place), *cells)
 
 
-def _time(times: list[float | None], divided_by: int = 1) -> str:
+def _time(times: Sequence[float | None], divided_by: int = 1) -> str:
     known = [seconds for seconds in times if seconds is not None]
     return clock(sum(known) / divided_by) if len(known) == len(times) else "?"
 
 
-def _count(members: list[Member]) -> str:
+def _count(members: Sequence[Member]) -> str:
     """Return an arm's number of trials as text: `2 x 3 seeds` for two combinations of axis values with three seeds."""
     seeds = len({member.cell.seed for member in members})
     places = len({member.cell.axes for member in members})
@@ -202,14 +195,16 @@ def corpus_tokens(plan: Plan, missing: Missing) -> dict[str, int | None]:
     ValueError if a trial would read such data more often than `data.repeat` allows; a plan with data has been checked
     already. missing: the result of `missing_data`.
     """
-    tokens = {key: _training_tokens(planned) for key, planned in plan.trials.items()}
+    tokens: dict[str, int | None] = {}
     for readers in missing.values():
-        for planned in readers:
-            if (collection := COLLECTIONS.get(planned.trial.data.kind)) is not None:
-                tokens[planned.id] = _prepared(collection, readers)[1]
-    for member in plan.members if missing else ():
+        collection = COLLECTIONS.get(readers[0].trial.data.kind)
+        size = _prepared(collection, readers)[1] if collection is not None else None
+        tokens |= dict.fromkeys((planned.id for planned in readers), size)
+    for member in plan.members:
         planned = plan.trials[member.id]
-        if (size := tokens[member.id]) is not None:
+        if member.id not in tokens:
+            tokens[member.id] = corpus_of(planned.trial.data, planned.runtime.cache).tokens_in("train")
+        if missing and (size := tokens[member.id]) is not None:
             try:
                 check_repeats(planned.trial, planned.earlier_tokens, size)
             except ValueError as error:
@@ -217,20 +212,12 @@ def corpus_tokens(plan: Plan, missing: Missing) -> dict[str, int | None]:
     return tokens
 
 
-def _training_tokens(planned: Planned) -> int | None:
-    try:
-        return corpus_of(planned.trial.data, planned.runtime.cache).tokens_in("train")
-    except ValueError:  # the data are not on this machine
-        return None
-
-
 def preparations(missing: Missing) -> Iterator[str]:
     """Yield the commands `fewbits data …` for the missing collections, each with a comment on the size."""
     for folder, readers in missing.items():
         kind = readers[0].trial.data.kind
-        if kind not in COLLECTIONS:  # such as a user's own text file
+        if (collection := COLLECTIONS.get(kind)) is None:  # such as a user's own text file
             continue
-        collection = COLLECTIONS[kind]
         documents, tokens = _prepared(collection, readers)
         size = tokens * np.dtype(smallest_dtype(readers[0].trial.model.vocab)).itemsize
         command = ["fewbits data", kind, *([f"--documents {documents}"] if documents else [])]

@@ -38,11 +38,7 @@ QUEUED = 2  # on this machine: the number of trials that wait in Ray, so that th
 LEADER = 5.0  # seconds for which the driver waits for rank 0's outcome after another rank has failed
 WAIT = 60.0  # seconds after which a warning names the trials that no node of the cluster can hold
 SHOWN = 3  # the largest number of trials that this warning names
-_QUIET = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_DEDUP_LOGS": "0",
-}
+_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS": "0"}
 
 
 @dataclass
@@ -50,9 +46,9 @@ class _Running:
     name: str  # of the run folder
     resources: Resources
     tasks: list[Any]  # Ray's references to the tasks, one for each rank, rank 0 first
+    since: float  # when the tasks were submitted, by time.monotonic()
     group: Any = None  # the placement group; None: one rank
     meeting: Any = None  # the actor that serves the ranks' TCP store; it ends when this reference is dropped
-    since: float = 0.0  # when the tasks were submitted, by time.monotonic()
 
 
 class OnRay:
@@ -75,24 +71,20 @@ class OnRay:
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": "fewbits"}
         if address is None:
             options |= {"include_dashboard": False, "num_cpus": len(os.sched_getaffinity(0))}
+            problem = f"Ray did not start on this machine; without Ray: {_local()}"
         else:
             check_reachable(address)
             options |= {"runtime_env": {"env_vars": dict(variables)}} if variables else {}
+            problem = f"cannot connect to Ray at {address}, which --address or RAY_ADDRESS names"
         try:
             _start(lambda: ray.init(address, **options))
-        except (OSError, RuntimeError, ValueError) as error:
-            reason = " ".join(str(error).split())[:300]
-            if self._alone:
-                raise ValueError(f"Ray did not start on this machine: {reason}; without Ray: {_local()}") from error
-            raise ValueError(
-                f"cannot connect to Ray at {address}, which --address or RAY_ADDRESS names: {reason}"
-            ) from error
+        except Exception as error:  # Ray raises errors of many types
+            raise ValueError(f"{problem}: {_one_line(error)}") from error
         # Ray prints a paragraph on stdout for each worker that dies. It is discarded, since the driver reports the
         # death in one line on stderr.
         self._silenced = contextlib.ExitStack()
         null = self._silenced.enter_context(open(os.devnull, "w"))  # noqa: SIM115, closed with the stack
         self._silenced.enter_context(contextlib.redirect_stdout(null))
-        self._task = ray.remote(max_retries=0)(work)
         self._parallel = parallel
         self._running: dict[str, _Running] = {}
         self._named: set[str] = set()  # ids of trials that a warning has named since no node can hold them
@@ -117,22 +109,22 @@ class OnRay:
         return len(self._running) < at_once + QUEUED
 
     def start(self, job: Job, resources: Resources) -> None:
-        running = _Running(job.path.name, resources, [], since=time.monotonic())
-        self._running[job.id] = running
+        running = self._running[job.id] = _Running(job.path.name, resources, [], time.monotonic())
+        options: dict[str, Any] = {"num_cpus": resources.cpus, "num_gpus": resources.gpus, "max_retries": 0}
+        options |= {"memory": resources.memory * 2**30} if resources.memory else {}
         if resources.ranks == 1:
-            running.tasks.append(self._task.options(name=running.name, **_options(resources)).remote(job))
+            running.tasks.append(self._ray.remote(work).options(name=running.name, **options).remote(job))
             return
         from ray.util.placement_group import placement_group
 
-        wanted = bundle(resources)
-        strategy = placement(self._nodes(), wanted, resources.ranks)
-        running.group = group = placement_group([wanted] * resources.ranks, strategy=strategy)
-        running.meeting = self._ray.remote(num_cpus=0, **_in_group(group, 0))(_Meeting).remote()
+        running.group = placement_group([bundle(resources)] * resources.ranks, strategy="PACK")
+        in_group = _in_group(running.group, 0)
+        running.meeting = self._ray.remote(num_cpus=0, scheduling_strategy=in_group)(_Meeting).remote()
         place = running.meeting.place.remote()
-        rank_task = self._ray.remote(max_retries=0)(_rank)
         for rank in range(resources.ranks):
-            options = {"name": f"{running.name} rank {rank}", **_options(resources), **_in_group(group, rank)}
-            running.tasks.append(rank_task.options(**options).remote(job, place, rank, resources.ranks))
+            of_rank = {"name": f"{running.name} rank {rank}", "scheduling_strategy": _in_group(running.group, rank)}
+            task = self._ray.remote(_rank).options(**options, **of_rank)
+            running.tasks.append(task.remote(job, place, rank, resources.ranks))
 
     def wait(self, seconds: float) -> list[Ended]:
         self._name_waiting()
@@ -146,9 +138,7 @@ class OnRay:
         ends = []
         for trial in dict.fromkeys(owner[task] for task in ready):
             running = self._running[trial]
-            done = [task for task in running.tasks if task in ready]
-            ended = self._read(trial, running, done)
-            if ended is not None:
+            if (ended := self._read(trial, running, [task for task in running.tasks if task in ready])) is not None:
                 del self._running[trial]
                 ends.append(ended)
         return ends
@@ -160,16 +150,16 @@ class OnRay:
         if not any(one.since < before for one in late.values()):
             return
         self._named |= late.keys()
-        nodes, waiting = self._nodes(), defaultdict[tuple[int, str], list[str]](list)
+        nodes, waiting = self._nodes(), defaultdict[str, list[str]](list)
         for running in late.values():
             wanted, ranks = bundle(running.resources), running.resources.ranks
             if sum(bundles_that_fit(node, wanted) for node in nodes) < ranks:
-                waiting[ranks, amounts(wanted)].append(running.name)
-        for (ranks, wanted_text), names in waiting.items():
+                waiting[f"{ranks} × ({amounts(wanted)})" if ranks > 1 else amounts(wanted)].append(running.name)
+        for wanted_text, names in waiting.items():
             shown = ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
-            each = f"{ranks} × ({wanted_text})" if ranks > 1 else wanted_text
-            verb = f"{plural(len(names), 'trial')} {'waits' if len(names) == 1 else 'wait'}"
-            warnings.warn(f"{verb} for {each} each: no node of the cluster has them ({shown})", stacklevel=2)
+            verb = "waits" if len(names) == 1 else "wait"
+            text = f"{verb} for {wanted_text} each: no node of the cluster has them ({shown})"
+            warnings.warn(f"{plural(len(names), 'trial')} {text}", stacklevel=2)
 
     def _read(self, trial: str, running: _Running, done: list[Any]) -> Ended | None:
         """Return how a trial ended, or None if it still runs: if rank 0 has not ended and no other rank has failed.
@@ -182,7 +172,7 @@ class OnRay:
             try:
                 outcomes[task] = self._ray.get(task)
             except Exception as error:  # `get` raises the error of the task, its worker or its node, of any type
-                reason = _describe(error)
+                reason = f"{type(error).__name__}: {_one_line(error)}"
         leader = outcomes.get(running.tasks[0]) or (self._late_outcome(running.tasks[0]) if reason else None)
         if leader is None and not reason:
             return None
@@ -223,8 +213,8 @@ class OnRay:
         self._silenced.close()
 
 
-def _describe(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(plain(str(error)).split())[:300]}"
+def _one_line(error: Exception) -> str:
+    return " ".join(plain(str(error)).split())[:300]
 
 
 def _start(init: Callable[[], object]) -> None:
@@ -234,30 +224,14 @@ def _start(init: Callable[[], object]) -> None:
             init()
             return
         except Exception as error:
-            if "timed out" not in str(error):
+            if attempt == STARTS or "timed out" not in str(error):
                 raise
-            if attempt == STARTS:
-                raise ValueError(
-                    f"each of {STARTS} attempts to start Ray exceeded its time limit ({error}): the machine may be too "
-                    "busy; try again later, or use --backend local"
-                ) from error
 
 
 def _local() -> str:
     """Return, as text for a message, the command of this process with `--backend local`, which trains without Ray."""
     command = sys.argv if Path(sys.argv[0]).name in ("fewbits", "cli.py") else ["fewbits", "sweep", "…"]
     return f"`fewbits {shlex.join(command[1:])} --backend local`"
-
-
-def placement(nodes: Sequence[Mapping[str, float]], wanted: Mapping[str, float], ranks: int) -> str:
-    """Return Ray's strategy for placing the ranks of a trial on nodes.
-
-    It is "STRICT_PACK", all ranks on one node, if every node that can hold one rank can hold all of them, else "PACK",
-    as few nodes as possible. nodes: the resources of each node; wanted: the resources of a rank.
-    """
-    counts = [bundles_that_fit(node, wanted) for node in nodes]
-    usable = [count for count in counts if count >= 1]
-    return "STRICT_PACK" if usable and min(usable) >= ranks else "PACK"
 
 
 class _Meeting:
@@ -278,12 +252,7 @@ def _rank(job: Job, place: tuple[str, int], rank: int, ranks: int) -> Outcome:
     return work(replace(job, environment={**rank_environments(ranks, *place)[rank], **served}))
 
 
-def _options(resources: Resources) -> dict[str, Any]:
-    options: dict[str, Any] = {"num_cpus": resources.cpus, "num_gpus": resources.gpus}
-    return options | ({"memory": resources.memory * 2**30} if resources.memory else {})
-
-
-def _in_group(group: Any, rank: int) -> dict[str, Any]:
+def _in_group(group: Any, rank: int) -> Any:
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    return {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)}
+    return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)

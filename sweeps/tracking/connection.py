@@ -46,20 +46,16 @@ def owner_of(runs: Path) -> dict[str, str]:
 def user() -> str:
     """Return FEWBITS_USER, else MLFLOW_TRACKING_USERNAME, else the system's user; raise ValueError for quotes in it."""
     named = [(name, os.environ.get(name, "").strip()) for name in ("FEWBITS_USER", "MLFLOW_TRACKING_USERNAME")]
-    variable, name = next(filter(lambda pair: pair[1], named), None) or ("the user's name", _system_user())
+    try:
+        named.append(("the user's name", getpass.getuser()))
+    except (KeyError, OSError, ImportError):  # in a container, the user's id may have no name
+        named.append(("the user's name", f"uid-{os.getuid()}"))
+    variable, name = next(pair for pair in named if pair[1])
     if not re.fullmatch(r"[^'\"`%\x00-\x1f\x7f]{1,80}", name):
         raise ValueError(
-            f"{variable} {name!r}: a valid name has at most 80 characters, without quotes, % and control characters; "
-            "set the environment variable FEWBITS_USER to a valid name"
+            f"{variable} {name!r}: set FEWBITS_USER to at most 80 characters without quotes, % and control characters"
         )
     return name
-
-
-def _system_user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError, ImportError):  # in a container, the user's id may have no name
-        return f"uid-{os.getuid()}"
 
 
 def store_id(runs: Path) -> str:
@@ -70,10 +66,7 @@ def store_id(runs: Path) -> str:
         create_once(path, f'{{"id": "{secrets.token_hex(8)}"}}\n'.encode())
     identifier = (read_json(path) or {}).get("id")
     if not isinstance(identifier, str) or not re.fullmatch(r"[0-9a-f]{16}", identifier):
-        raise ValueError(
-            f'{path} has no valid id of the store, which is written as {{"id": "<16 hexadecimal digits>"}}: restore or '
-            "remove the file (then the store gets a new id)"
-        )
+        raise ValueError(f'{path} has no valid id, {{"id": "<16 hexadecimal digits>"}}: restore or remove the file')
     return identifier
 
 
@@ -93,10 +86,9 @@ def default_database(runs: Path) -> Path:
     path = cache / "mlflow" / "stores" / store_id(runs) / DATABASE
     if path not in _warned:
         _warned.add(path)
-        advice = "to share it, set MLFLOW_TRACKING_URI to a server"
-        if (of_cache := network_kind_of(cache)) is not None:
-            advice = f"it is on {of_cache} too, so set FEWBITS_CACHE to a local folder; {advice}"
-        text = f"{runs} is on {kind}, where SQLite is unreliable: MLflow's database is at {path}; {advice}"
+        text = f"{runs} is on {kind}, where SQLite is unreliable: MLflow's database is at {path}; "
+        text += "set FEWBITS_CACHE to a local folder; " if network_kind_of(cache) is not None else ""
+        text += "to share it, set MLFLOW_TRACKING_URI to a server"
         warnings.warn(text, RuntimeWarning, stacklevel=3)
     path.parent.mkdir(parents=True, exist_ok=True)
     return path

@@ -1,14 +1,12 @@
-"""Copy a store's trials and reports to MLflow, which is only a view of the store.
+"""Copy a store's trials to MLflow, which is only a view of the store.
 
-An experiment is a study, or `fewbits` for single runs. Its top-level runs are arms, trials of `fewbits train`, and
-reports; the trials of an arm are nested. Runs are found again by their tags. Workers never connect to MLflow.
+An experiment is a study, or `fewbits` for single runs. Its top-level runs are arms and trials of `fewbits
+train`; the trials of an arm are nested. Runs are found again by their tags. Workers never connect to MLflow.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
-import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,9 +22,9 @@ from fewbits.sweeps.planning.store import State
 from fewbits.sweeps.planning.stored_plans import selection, stored_plans
 from fewbits.sweeps.tracking import connection
 from fewbits.sweeps.tracking.arms import Arm, about, arms_of, write_arms
-from fewbits.sweeps.tracking.connection import FILE, Patience, connect, locked, owner_of, tracking_uri
+from fewbits.sweeps.tracking.connection import Patience, connect, locked, owner_of, tracking_uri
 from fewbits.sweeps.tracking.points import began
-from fewbits.sweeps.tracking.runs import KIND, SCALE, SENT, SOURCE, TRIAL, make, only, search, send_trial
+from fewbits.sweeps.tracking.runs import KIND, SOURCE, TRIAL, make, only, search, send_trial
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -63,18 +61,19 @@ class Mirror:
 
         last: compare everything with what MLflow has, so that runs are created again that a user has deleted there.
         """
-        runs, complete = self._plan.store, False
-        if last or self._patience.may_retry:
-            with self._patience.guarding("trials go on"):
-                arms = arms_of(self._plan, self._overrides)
-                stamps = {arm.key: arm.stamp for arm in arms}
-                due = [arm for arm in arms if last or self._seen.get(arm.key) != stamps[arm.key]]
-                if due:
-                    client = connect(runs, self.uri)
-                    with locked(runs):
-                        write_arms(client, self.uri, runs, owner_of(runs), due)
-                self._seen, complete = stamps, True
-        return complete
+        if not (last or self._patience.may_retry):
+            return False
+        runs = self._plan.store
+        with self._patience.guarding("trials go on"):
+            arms = arms_of(self._plan, self._overrides)
+            stamps = {arm.key: arm.stamp for arm in arms}
+            if due := [arm for arm in arms if last or self._seen.get(arm.key) != stamps[arm.key]]:
+                client = connect(runs, self.uri)
+                with locked(runs):
+                    write_arms(client, self.uri, runs, owner_of(runs), due)
+            self._seen = stamps
+            return True
+        return False
 
 
 class Tracker:
@@ -136,23 +135,3 @@ def send_store(runs: Path, uri: str) -> int:
         except ValueError as error:  # a file is damaged
             warnings.warn(f"{path.parent.name} was not sent to MLflow: {error}", RuntimeWarning, stacklevel=2)
     return sent
-
-
-def track_report(runs: Path, study: str, scale: str, folder: Path) -> None:
-    """Send the report in `folder` as the artifact `report/` of a run, if MLflow has arms of the study at the scale."""
-    if not (runs / FILE).exists():  # nothing of this store was sent to MLflow; also, the store may be read-only
-        return
-    with Patience().guarding("`fewbits report` sends the report when it is run again"):
-        client, owner = connect(runs, tracking_uri(runs)), owner_of(runs)
-        with locked(runs):
-            known = client.get_experiment_by_name(study)
-            if known is None or not search(client, known.experiment_id, owner | {KIND: "arm", SCALE: scale}):
-                return
-            key = owner | {KIND: "report", SCALE: scale}
-            run = only(client, search(client, known.experiment_id, key))
-            run = run or make(client, known.experiment_id, key, f"report {scale}", {}, time.time())
-            digest = hashlib.sha256((folder / "index.html").read_bytes()).hexdigest()
-            if run.data.tags.get(SENT) != digest:
-                client.log_artifacts(run.info.run_id, str(folder), "report")
-                client.set_terminated(run.info.run_id)
-                client.set_tag(run.info.run_id, SENT, digest)

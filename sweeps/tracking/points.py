@@ -42,8 +42,12 @@ _SECTION = {name: f"{section}/{name}" for section, names in SECTIONS.items() for
 _SCORES = re.compile(r"(validation|ood)_loss_\w+|\w*_share")  # numbers that are in result.json, but in no table
 LOSSES = ("validation_loss", "ood_loss", "loss")  # an arm's metrics over steps
 CURVE = 200  # about how many points an arm's training loss has
-
-MEANS = ("error", "flushed", "saturated")  # columns that are averaged over layers, by slot
+OPERANDS = {
+    "error": "mean",
+    "flushed": "mean",
+    "saturated": "mean",
+    "error_max": "max",
+}  # columns: by slot, over layers
 WEIGHTS = {  # column in rows with the slot `weight`: name of the metric, and how the layers' values are combined
     "gradient_error": ("weight_gradient/error", "mean"),
     "gradient_cosine": ("weight_gradient/cosine", "mean"),
@@ -54,7 +58,9 @@ WEIGHTS = {  # column in rows with the slot `weight`: name of the metric, and ho
 LOST = ("lost", "lost_bf16", "lost_fp16")
 
 Summary = dict[int, dict[str, float]]  # step: metrics (name: value)
-Value = tuple[int, str, float]  # step, name of the metric, value
+
+
+# -------------------------------------------------------------------------------- a trial
 
 
 def trial_points(folder: RunFolder, after: int) -> Iterator[Metric]:
@@ -72,13 +78,58 @@ def trial_points(folder: RunFolder, after: int) -> Iterator[Metric]:
         times = timing.get(step, {})
         values = {key: value for key, value in row.items() if key != "step"}
         values |= {key: times[key] for key in ("tokens_per_second", "mfu") if key in times}
-        named = {_SECTION.get(key, key): value for key, value in values.items()}
-        named |= summaries.get(step, {})
-        yield from _points(named, round(1000 * times.get("time", 0.0)), step)
+        named = {_SECTION.get(key, key): value for key, value in values.items()} | summaries.get(step, {})
+        yield from _points(named, times.get("time", 0.0), step)
     result = with_stored(folder.path, folder.result() or {})
     if result.get("status") == "done":
         at = max((row["time"] for row in timing.values()), default=began(folder))
-        yield from _points(_scores(result), round(1000 * at), int(result["step"]))
+        scores = {key: value for key, value in result.items() if _SCORES.fullmatch(key)}
+        for task, metrics in result.get("tasks", {}).items():  # of lm-eval
+            scores |= {f"tasks/{task}/{key.replace(',', '.')}": v for key, v in metrics.items() if v is not None}
+        yield from _points(scores, at, int(result["step"]))
+
+
+def numerics_by_step(rows: pd.DataFrame) -> Summary:
+    """Return the metrics of each window, by the window's last step, from rows of numerics.parquet."""
+    metrics: Summary = {}
+
+    def add(values: Any, name: str) -> None:
+        """Add values by step (and slot, then with `/SLOT` after the name), without those that were not measured."""
+        for key, value in values.dropna().items():
+            step, slot = key if isinstance(key, tuple) else (key, "")
+            metrics.setdefault(int(step), {})[f"{name}/{slot}" if slot else name] = float(value)
+
+    operands, weights = rows[rows["slot"] != "weight"], rows[rows["slot"] == "weight"]
+    for column, how in OPERANDS.items():
+        if column in rows:
+            add(operands.groupby(["step", "slot"])[column].agg(how), f"operand_{column}")
+    for column, (name, how) in WEIGHTS.items():
+        if column in rows:
+            add(weights.groupby("step")[column].agg(how), name)
+    if (shares := decision_shares(rows)) is not None:
+        for chosen in shares.columns.drop(["step", "slot"]):
+            add(shares.groupby("step")[chosen].mean(), f"share/{chosen}")
+            add(shares.groupby(["step", "slot"])[chosen].mean(), f"share_{chosen}")
+    return metrics
+
+
+def precision_by_step(rows: pd.DataFrame) -> Summary:
+    """Return the metrics of each measured step (without `lost…` if the update was skipped) from precision.parquet."""
+    counts = ["values", "zeros", "nonfinite", *(name for name in ("updates", *LOST) if name in rows)]
+    metrics: Summary = {}
+    for key, count in rows.groupby(["step", "slot"])[counts].sum().iterrows():
+        step, slot = cast(tuple[int, str], key)
+        of_step = metrics.setdefault(step, {})
+        if slot == "dy":
+            of_step["precision/zeros_dy"] = float(count["zeros"] / count["values"])
+            continue
+        of_step |= {f"precision/{name}": float(count[name] / count["values"]) for name in ("zeros", "nonfinite")}
+        if count.get("updates"):
+            of_step |= {f"precision/{name}": float(count[name] / count["updates"]) for name in LOST}
+    return metrics
+
+
+# -------------------------------------------------------------------------------- an arm
 
 
 def arm_points(folders: Sequence[RunFolder], after: int, steps: int) -> Iterator[Metric]:
@@ -100,22 +151,17 @@ def arm_points(folders: Sequence[RunFolder], after: int, steps: int) -> Iterator
         times = pd.concat([table["time"] for table in tables], axis=1).max(axis=1)
         for step in map(int, values.index):
             if step > after and (name != "loss" or (step + 1) % every == 0 or step + 1 == steps):
-                at = {name: means[step], f"{name}_sd": deviations[step]}
-                points += _points(at, round(1000 * times[step]), step)
+                points += _points({name: means[step], f"{name}_sd": deviations[step]}, times[step], step)
     yield from sorted(points, key=lambda point: point.step)
-    yield from _values(folders)
 
-
-def _values(folders: Sequence[RunFolder]) -> Iterator[Metric]:
-    """Yield the number of an arm's trials, and if all have ended, how many diverged and the means of final values."""
-    at, results = round(1000 * max(map(began, folders))), [folder.result() for folder in folders]
+    results = [folder.result() for folder in folders]
     diverged = sum(result is not None and result["status"] == "diverged" for result in results)
-    yield from _points({"seeds": len(folders)} | ({"diverged": diverged} if diverged else {}), at, 0)
+    final: dict[str, float] = {"seeds": len(folders)} | ({"diverged": diverged} if diverged else {})
     if None not in results:
-        values = [_final(folder) for folder in folders]
-        common = [key for key in values[0] if all(key in one for one in values)]
-        means = {key: math.fsum(one[key] for one in values) / len(values) for key in common}
-        yield from _points(means, at, 0)
+        ends = [_final(folder) for folder in folders]
+        common = [key for key in ends[0] if all(key in one for one in ends)]
+        final |= {key: math.fsum(one[key] for one in ends) / len(ends) for key in common}
+    yield from _points(final, max(map(began, folders)), 0)
 
 
 def _final(folder: RunFolder) -> dict[str, float]:
@@ -140,6 +186,9 @@ def _losses(folder: RunFolder) -> pd.DataFrame:
     times = pd.Series(dtype=float) if timing is None else timing.set_index("step")["time"]
     rows["time"] = times.reindex(rows.index)
     return rows.fillna({"time": 0.0}) if folder.over else rows[rows["time"].notna()]
+
+
+# -------------------------------------------------------------------------------- files
 
 
 def began(folder: RunFolder) -> float:
@@ -175,76 +224,14 @@ def table(path: Path) -> pd.DataFrame | None:
     return frame if len(frame) else None
 
 
-def _points(values: Mapping[str, Any], timestamp: int, step: int) -> Iterator[Metric]:
-    from mlflow.entities import Metric
-
-    return (Metric(key_of(key), float(v), timestamp, step) for key, v in values.items() if math.isfinite(v))
-
-
 def _rows(path: Path) -> list[dict[str, float]]:
     frame = table(path)
     return [] if frame is None else [{str(k): v for k, v in row.items()} for row in frame.to_dict("records")]
 
 
-def _scores(result: Mapping[str, Any]) -> dict[str, float]:
-    """Return the scores in a result.json: of lm-eval tasks, losses of the last evaluation, shares."""
-    scores = {key: value for key, value in result.items() if _SCORES.fullmatch(key)}
-    tasks = result.get("tasks", {}).items()
-    named = ((task, name, value) for task, metrics in tasks for name, value in metrics.items() if value is not None)
-    return scores | {f"tasks/{task}/{name.replace(',', '.')}": value for task, name, value in named}
+def _points(values: Mapping[str, Any], at: float, step: int) -> Iterator[Metric]:
+    """Yield the finite values as points. at: in seconds since 1970."""
+    from mlflow.entities import Metric
 
-
-# -------------------------------------------------------------------------------- windows of numerics
-
-
-def numerics_by_step(rows: pd.DataFrame) -> Summary:
-    """Return the metrics of each window, by the window's last step, from rows of numerics.parquet."""
-    metrics: Summary = {}
-    for step, name, value in (*_means(rows), *_weights(rows), *_decisions(rows)):
-        if value == value:  # NaN: not measured in this window
-            metrics.setdefault(int(step), {})[name] = float(value)
-    return metrics
-
-
-def precision_by_step(rows: pd.DataFrame) -> Summary:
-    """Return the metrics of each measured step (without `lost…` if the update was skipped) from precision.parquet."""
-    counts = ["values", "zeros", "nonfinite", *(name for name in ("updates", *LOST) if name in rows)]
-    metrics: Summary = {}
-    for key, count in rows.groupby(["step", "slot"])[counts].sum().iterrows():
-        step, slot = cast(tuple[int, str], key)
-        of_step = metrics.setdefault(step, {})
-        if slot == "dy":
-            of_step["precision/zeros_dy"] = float(count["zeros"] / count["values"])
-            continue
-        of_step |= {f"precision/{name}": float(count[name] / count["values"]) for name in ("zeros", "nonfinite")}
-        if count.get("updates"):
-            of_step |= {f"precision/{name}": float(count[name] / count["updates"]) for name in LOST}
-    return metrics
-
-
-def _means(rows: pd.DataFrame) -> Iterator[Value]:
-    measured = rows[rows["slot"] != "weight"]
-    aggregates = {column: "mean" for column in MEANS if column in rows}
-    aggregates |= {"error_max": "max"} if "error_max" in rows else {}
-    if aggregates and len(measured):
-        for key, values in measured.groupby(["step", "slot"]).agg(aggregates).iterrows():
-            step, slot = cast(tuple[int, str], key)
-            yield from ((step, f"operand_{column}/{slot}", value) for column, value in values.items())
-
-
-def _weights(rows: pd.DataFrame) -> Iterator[Value]:
-    of_weights = rows[rows["slot"] == "weight"]
-    for column, (name, how) in WEIGHTS.items():
-        if column in rows:
-            for step, value in of_weights.groupby("step")[column].agg(how).items():
-                yield cast(int, step), name, value
-
-
-def _decisions(rows: pd.DataFrame) -> Iterator[Value]:
-    if (shares := decision_shares(rows)) is None:
-        return
-    for step, values in shares.drop(columns="slot").groupby("step").mean().iterrows():
-        yield from ((cast(int, step), f"share/{name}", value) for name, value in values.items())
-    for key, values in shares.groupby(["step", "slot"]).mean().iterrows():
-        step, slot = cast(tuple[int, str], key)
-        yield from ((step, f"share_{name}/{slot}", value) for name, value in values.items())
+    stamp = round(1000 * at)
+    return (Metric(key_of(key), float(v), stamp, step) for key, v in values.items() if math.isfinite(v))

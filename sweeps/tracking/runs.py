@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Run
 
-# Names of tags. The value of KIND is arm, trial, single (a trial of `fewbits train`) or report.
+# Names of tags. The value of KIND is arm, trial or single (a trial of `fewbits train`).
 SENT, KIND, TRIAL, FOLDER = "fewbits.sent", "fewbits.kind", "fewbits.trial", "fewbits.folder"
 ARM, SWEEP, SCALE, STATE = "fewbits.arm", "fewbits.sweep", "fewbits.scale", "fewbits.state"
 PARENT, SOURCE, NOTE = "mlflow.parentRunId", "mlflow.source.name", "mlflow.note.content"
@@ -41,12 +41,12 @@ def search(client: MlflowClient, experiment: str, key: Mapping[str, str]) -> lis
     """Return the MLflow runs of an experiment that have the tags `key` and are not deleted, the oldest first."""
     query = " and ".join(f"tags.`{tag}` = '{value}'" for tag, value in key.items())
     order = ["attributes.start_time ASC", "attributes.run_id ASC"]
-    page = client.search_runs([experiment], query, order_by=order)
-    runs = list(page)
-    while page.token:
-        page = client.search_runs([experiment], query, order_by=order, page_token=page.token)
+    runs, token = list["Run"](), None
+    while True:
+        page = client.search_runs([experiment], query, order_by=order, page_token=token)
         runs += page
-    return runs
+        if not (token := page.token):
+            return runs
 
 
 def only(client: MlflowClient, runs: Sequence[Run]) -> Run | None:
