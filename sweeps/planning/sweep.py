@@ -83,14 +83,12 @@ class Resources:
     cpus: float | None = None  # CPU cores for each rank; None: the number runtime.threads
     gpus: float | None = None  # GPUs for each rank: 1, or a fraction; None: 1 if the device is cuda, else 0
     ranks: int = 1  # processes that train the trial together; a trial on several GPUs has one rank for each GPU
-    memory: float = 0.0  # GiB of main memory that Ray reserves for each rank; 0: not reserved
-    hours: float = 0.0  # the time limit of an attempt; 0: no limit
     # After this many failed attempts in a row the trial counts as failed. A failed attempt that wrote a later
     # checkpoint than the one from which it started sets the count back to 1.
     attempts: int = 3
 
     def __post_init__(self) -> None:
-        for name, least in (("cpus", 0), ("gpus", 0), ("ranks", 1), ("memory", 0), ("hours", 0), ("attempts", 1)):
+        for name, least in (("cpus", 0), ("gpus", 0), ("ranks", 1), ("attempts", 1)):
             value = getattr(self, name)
             if value is not None and not value >= least:
                 raise ValueError(f"resources.{name} {value}: expected a number of {least} or more")

@@ -80,33 +80,28 @@ class Backend(Protocol):
 
 
 def bundle(resources: Resources) -> dict[str, float]:
-    """Return the CPU, GPU and memory (in bytes) that one rank needs, by Ray's names; amounts of 0 are left out."""
-    wanted = {"CPU": resources.cpus or 0.0, "GPU": resources.gpus, "memory": resources.memory * 2**30}
-    return {name: amount for name, amount in wanted.items() if amount}
+    """Return the CPUs and GPUs that one rank needs, by Ray's names; amounts of 0 are left out."""
+    return {name: amount for name, amount in (("CPU", resources.cpus), ("GPU", resources.gpus)) if amount}
 
 
 def bundles_that_fit(machine: Mapping[str, float], wanted: Mapping[str, float]) -> float:
     """Return how many copies of a bundle fit on a machine while nothing else runs there; infinity for an empty bundle.
 
-    machine: the machine's resources. wanted: the resources of one bundle. Both are amounts by Ray's names.
+    machine: the machine's resources, by Ray's names. wanted: the bundle.
     """
     return min(((machine.get(name, 0.0) + 1e-9) // amount for name, amount in wanted.items()), default=float("inf"))
 
 
 def require_here(trial: str, resources: Resources, machine: Mapping[str, float]) -> None:
-    """Raise ValueError if a trial requests more than this machine has.
-
-    trial: the name of its run folder. machine: the machine's resources, by Ray's names.
-    """
-    if bundles_that_fit(machine, bundle(resources)) < resources.ranks:
+    """Raise ValueError if a trial requests more than this machine has. trial: the name of its run folder."""
+    if bundles_that_fit(machine, wanted := bundle(resources)) < resources.ranks:
         raise ValueError(
-            f"trial {trial} asks for {resources.ranks} × ({amounts(bundle(resources))}), but this machine has "
-            f"{amounts(machine)}: lower `resources` (ranks × what each rank needs), or use --address with a cluster"
+            f"trial {trial} asks for {resources.ranks} × ({amounts(wanted)}), but this machine has {amounts(machine)}: "
+            "lower `resources` (ranks × what each rank needs), or use --address with a cluster"
         )
 
 
 def amounts(resources: Mapping[str, float]) -> str:
     """Return resources as text, for example `1 GPU, 16 CPUs`. resources: amounts by Ray's names."""
     parts = [f"{count:g} {name}{'s' * (count != 1)}" for name in ("GPU", "CPU") if (count := resources.get(name, 0.0))]
-    memory = resources.get("memory", 0.0)
-    return ", ".join([*parts, *([f"{memory / 2**30:.4g} GiB"] if memory else [])]) or "no resources"
+    return ", ".join(parts) or "no resources"

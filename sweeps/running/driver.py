@@ -45,9 +45,7 @@ class Task:
     failure: Failure | None = None  # the last failure
     attempts: int = 0  # failed attempts in a row; an attempt that wrote a newer checkpoint sets the count back to 1
     reached: int = 0  # the step of the newest checkpoint when the trial was last started
-    began: float = 0.0  # when the current attempt began, by time.monotonic()
     rests_until: float = 0.0  # the time before which the driver does not start the trial, by time.monotonic()
-    late: bool = False  # killed because it exceeded `resources.hours`
     speed: float | None = None  # tokens per second, known when the trial is over
 
     @property
@@ -81,7 +79,6 @@ class Driver:
                 self._start_ready()
             for ended in self.backend.wait(TURN):
                 self._handle_end(ended)
-            self._kill_late_tasks()
             self.on_turn(self)
             if self.stopping and self._stop_tasks():
                 return
@@ -111,8 +108,7 @@ class Driver:
             if finished(planned):
                 task.stage = Stage.OVER
                 continue
-            task.stage, task.began, task.late = Stage.STARTED, time.monotonic(), False
-            task.reached = store.reached(planned.folder)
+            task.stage, task.reached = Stage.STARTED, store.reached(planned.folder)
             self.backend.start(job(planned), planned.resources)
 
     def _ready(self, task: Task) -> bool:
@@ -138,9 +134,7 @@ class Driver:
             task.stage, task.rests_until = Stage.WAITING, time.monotonic() + REST
         else:
             steps = ", ".join(map(str, sorted(task.planned.keep)))
-            reason = (
-                f"it has a result, but some of its checkpoints of steps {steps} are missing, from which branches start"
-            )
+            reason = f"it has a result, but checkpoints of steps {steps}, from which branches start, are missing"
             task.stage, task.failure = Stage.FAILED, Failure(reason, False, 0, store.last_lines(task.planned.folder))
 
     def _handle_end(self, ended: Ended) -> None:
@@ -152,15 +146,16 @@ class Driver:
         if self.stopping:
             with contextlib.suppress(OSError):
                 (folder.path / store.STOP).unlink(missing_ok=True)
-        if outcome is not None and outcome.kind == "over":
+        kind, wrong_input = (outcome.kind, outcome.wrong_input) if outcome else ("", False)
+        if outcome is not None and kind == "over":
             task.stage, task.failure, task.speed = Stage.OVER, None, outcome.speed
             return
-        if outcome is not None and outcome.kind in ("busy", "stopped"):
-            task.stage = Stage.STOPPED if outcome.kind == "stopped" and not self.stopping else Stage.WAITING
-            task.rests_until = time.monotonic() + REST if outcome.kind == "busy" else 0.0
+        if kind in ("busy", "stopped"):
+            task.stage = Stage.STOPPED if kind == "stopped" and not self.stopping else Stage.WAITING
+            task.rests_until = time.monotonic() + REST if kind == "busy" else 0.0
             return
-        wrong_input = outcome is not None and outcome.wrong_input
-        if not wrong_input and not task.late and self._disk_is_full(task.planned):
+        # Without room for one checkpoint, or for the tables, the disk is full.
+        if not wrong_input and free_bytes(self.plan.store) < max(TABLES, checkpoint_bytes(task.planned.trial)):
             self.disk_full = True
             with contextlib.suppress(OSError):  # the trial itself has not failed
                 (folder.path / store.FAILURE).unlink(missing_ok=True)
@@ -172,34 +167,13 @@ class Driver:
             return
         reached = store.reached(folder)
         reason = ended.why if outcome is None else outcome.reason
-        if task.late:
-            reason = f"it exceeded its time limit of {task.planned.resources.hours:g} hours"
         failure = Failure(reason, wrong_input, reached, store.last_lines(folder))
         if store.failure(folder) != failure:  # the worker died or could not write failure.json, so write it here
             with contextlib.suppress(OSError):
                 store.write_failure(folder, failure)
         task.attempts = 1 if reached > task.reached else task.attempts + 1
-        again = not failure.wrong_input and not task.late and task.attempts < task.planned.resources.attempts
+        again = not wrong_input and task.attempts < task.planned.resources.attempts
         task.stage, task.failure = (Stage.WAITING if again else Stage.FAILED), failure
-
-    def _disk_is_full(self, planned: Planned) -> bool:
-        """Tell whether the disk has no room for one checkpoint, or for the tables, of a trial that has just failed."""
-        return free_bytes(self.plan.store) < max(TABLES, checkpoint_bytes(planned.trial))
-
-    def _kill_late_tasks(self) -> None:
-        """Kill the trials that have exceeded `resources.hours` in their present attempt.
-
-        The time counts from when a worker began to train the trial, not from when the trial was given to the backend.
-        """
-        for task in self.of(Stage.STARTED):
-            hours = task.planned.resources.hours
-            if not hours or task.late:
-                continue
-            if not store.holder(task.planned.folder):
-                task.began = time.monotonic()  # no worker has begun yet, so the time does not count
-            elif time.monotonic() - task.began > 3600 * hours:
-                task.late = True
-                self.backend.kill(task.planned.id)
 
     def _stop_tasks(self) -> bool:
         """Ask running trials to end at a checkpoint, and cancel those that no worker trains yet; True: none runs more.

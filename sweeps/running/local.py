@@ -55,12 +55,10 @@ class Local:
         self._lifeline, self._our_end = self._context.Pipe(duplex=False)
 
     def require(self, trials: Sequence[Planned]) -> None:
-        memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
         for planned in trials:
             wanted = replace(planned.resources, gpus=math.ceil(planned.resources.gpus or 0))
             cpus = float(max(self._cpus, wanted.ranks))  # ranks may share cores, slowly
-            machine = {"CPU": cpus, "GPU": float(len(self._gpus)), "memory": memory}
-            require_here(planned.folder.path.name, wanted, machine)
+            require_here(planned.folder.path.name, wanted, {"CPU": cpus, "GPU": float(len(self._gpus))})
 
     def room(self, resources: Resources) -> bool:
         if _gpus(resources) > len(self._gpus) or len(self._running) == self._parallel:

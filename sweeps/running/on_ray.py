@@ -111,7 +111,6 @@ class OnRay:
     def start(self, job: Job, resources: Resources) -> None:
         running = self._running[job.id] = _Running(job.path.name, resources, [], time.monotonic())
         options: dict[str, Any] = {"num_cpus": resources.cpus, "num_gpus": resources.gpus, "max_retries": 0}
-        options |= {"memory": resources.memory * 2**30} if resources.memory else {}
         if resources.ranks == 1:
             running.tasks.append(self._ray.remote(work).options(name=running.name, **options).remote(job))
             return

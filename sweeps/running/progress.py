@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -14,20 +14,17 @@ from fewbits.experiments.environment import kinds_of
 from fewbits.experiments.identity import is_current
 from fewbits.experiments.storage.run_folder import HASH, RunFolder
 from fewbits.sweeps.planning import store
-from fewbits.sweeps.planning.cost import Speeds, tokens_of, work_of
+from fewbits.sweeps.planning.cost import tokens_of, work_of
 from fewbits.sweeps.planning.plan import Plan, Planned
 from fewbits.sweeps.planning.store import ENDED, HALF_DONE, OVER, Failure, State, TrialStatus, counted, trial_statuses
-from fewbits.sweeps.running.driver import Driver, Stage, Task
+from fewbits.sweeps.running.driver import Driver, Stage
 
-WARM = 10.0  # seconds after which the time left is estimated from the speed of this sweep
 EVERY = 2.0  # seconds between two updates of `--watch`
 POLL = 0.3  # seconds between two reads of a log
 
-Reports = Mapping[str, Mapping[str, Any]]  # by trial id: the last progress that its worker wrote (see `store.progress`)
-
 
 def bar(planned: Planned, report: Mapping[str, Any]) -> Bar:
-    """Return the bar of a running trial."""
+    """Return the bar of a running trial. report: the last progress that its worker wrote (see `store.progress`)."""
     trial, step, speed = planned.trial, int(report.get("step", 0)), report.get("tokens_per_second")
     left = tokens_of(trial) * (1 - step / trial.training.steps) / speed if speed else None
     return Bar(planned.folder.path.name, step, trial.training.steps, report.get("loss"), speed, left)
@@ -36,34 +33,16 @@ def bar(planned: Planned, report: Mapping[str, Any]) -> Bar:
 class Display(Progress):
     """The progress display of a sweep; the driver calls the object in every turn of its loop."""
 
-    def __init__(self, speeds: Speeds, stream: TextIO | None = None) -> None:
+    def __init__(self, stream: TextIO | None = None) -> None:
         super().__init__(stream)
-        self._speeds = speeds
-        self._began: float | None = None  # when the first trial began, by time.monotonic()
-        self._done_before = 0.0  # the FLOPs of the plan that were done when the first trial began
-        self._reached: dict[str, float] = {}  # by trial id: the fraction of its steps that was done before this sweep
         self._failures: dict[str, Failure] = {}  # by trial id: its last failure that was printed
         self._stopped: set[str] = set()  # ids of trials whose stop by a user was printed
         self._stopping = False  # it was printed that the sweep stops
 
     def __call__(self, driver: Driver) -> None:
         self._print_events(driver)
-        if all(task.ended for task in driver.tasks.values()):
-            return  # `run_sweep` prints the summary next
-        here, elsewhere = (
-            [task for task in driver.of(stage) if store.holder(task.planned.folder)]
-            for stage in (Stage.STARTED, Stage.WAITING)
-        )
-        begun = {task.planned.id: task for task in [*driver.of(Stage.STARTED), *elsewhere]}
-        reports = {key: store.progress(task.planned.folder) or {} for key, task in begun.items()}
-        running, counts = [*here, *elsewhere], _counts(driver, here, elsewhere)
-        texts = [f"{plural(len(driver.tasks), 'trial')}: " + ", ".join(f"{count} {name}" for name, count in counts)]
-        if speed := sum(reports[task.planned.id].get("tokens_per_second", 0.0) for task in running):
-            texts.append(f"{speed:,.0f} tokens/s")
-        if (left := self._seconds_left(driver, reports, len(running))) is not None:
-            texts.append(f"{clock(left)} left")
-        texts += ["stopping at checkpoints"] if driver.stopping else []
-        self.update("  ".join(texts), [bar(task.planned, reports[task.planned.id]) for task in running], counts)
+        if not all(task.ended for task in driver.tasks.values()):  # else `run_sweep` prints the summary next
+            _show(self, driver.plan, trial_statuses(driver.plan), *["stopping at checkpoints"] * driver.stopping)
 
     def _print_events(self, driver: Driver) -> None:
         """Print a line for each new failure, for each trial that a user stopped, and when the sweep begins to stop."""
@@ -81,56 +60,51 @@ class Display(Progress):
             reason = "the disk is full: " if driver.disk_full else "stopping: "
             self.print_line(f"fewbits: {reason}trials end at a checkpoint (Ctrl-C again: stop at once)")
 
-    def _seconds_left(self, driver: Driver, reports: Reports, slots: int) -> float | None:
-        """Estimate the seconds until all trials have ended, at first from speeds in the store, then from this sweep's.
 
-        Return None if no trial has begun, none runs, or a speed is unknown. slots: the number of trials that run now.
-        """
-        tasks = driver.tasks
-        if not self._reached:
-            self._reached = {
-                key: store.reached(task.planned.folder) / task.planned.trial.training.steps
-                for key, task in tasks.items()
-                if not task.ended
-            }
-        parts = self._reached | {key: report["step"] / report["steps"] for key, report in reports.items() if report}
-        shares = {key: 0.0 if task.ended else 1 - parts.get(key, 0.0) for key, task in tasks.items()}
-        amounts = {key: work_of(task.planned.trial) for key, task in tasks.items()}
-        left = sum(share * amounts[key] for key, share in shares.items())
-        done, now = sum(amounts.values()) - left, time.monotonic()
-        if self._began is None and slots:
-            self._began, self._done_before = now, done
-        if self._began is None or not slots:
-            return None
-        if now - self._began > WARM and done > self._done_before:
-            return left * (now - self._began) / (done - self._done_before)
-        seconds = {key: self._speeds.seconds(tasks[key].planned) for key, share in shares.items() if share}
-        known = [shares[key] * whole for key, whole in seconds.items() if whole is not None]
-        return sum(known) / slots if len(known) == len(seconds) else None
+def watch(
+    plan: Callable[[], Plan], every: float = EVERY, display: Progress | None = None, pause: Any = time.sleep
+) -> dict[str, TrialStatus]:
+    """Show the progress until all trials have ended, and return their statuses by trial id.
 
-
-def _counts(driver: Driver, here: Sequence[Task], elsewhere: Sequence[Task]) -> tuple[tuple[str, int], ...]:
-    """Return pairs (state, number of its trials); `done` is always included, other states only if a trial is in them.
-
-    here, elsewhere: the trials that run for this driver and for other drivers.
+    plan: returns the current plan, which a multirun extends. every: seconds between updates. pause: called to wait.
     """
-    over = driver.of(Stage.OVER)
-    diverged = sum(store.state(task.planned.folder) is State.DIVERGED for task in over)
-    running = {task.planned.id for task in [*here, *elsewhere]}
-    others = [task for task in driver.of(Stage.WAITING, Stage.STARTED) if task.planned.id not in running]
-    half_done = sum(store.reached(task.planned.folder) > 0 for task in others)
-    counts = {
-        "done": len(over) - diverged,
-        "running": len(here),
-        "running elsewhere": len(elsewhere),
-        "stopped": len(driver.of(Stage.STOPPED)),
-        "failed": len(driver.of(Stage.FAILED)),
-        "diverged": diverged,
-        "blocked": len(driver.of(Stage.BLOCKED)),
-        HALF_DONE: half_done,
-        State.PLANNED: len(others) - half_done,
-    }
-    return tuple((name, count) for name, count in counts.items() if count or name == "done")
+    display, failures = display or Progress(), dict[str, str]()
+    try:
+        while True:
+            current = plan()
+            statuses = trial_statuses(current)
+            for key, status in statuses.items():
+                if status.state is State.FAILED and failures.get(key) != status.why:
+                    failures[key] = status.why
+                    display.print_line(f"{current.trials[key].folder.path.name}: failed: {status.why}")
+            if all(status.state in ENDED for status in statuses.values()):
+                return statuses
+            _show(display, current, statuses)
+            pause(every)
+    finally:
+        display.close()
+
+
+def _show(display: Progress, plan: Plan, statuses: Mapping[str, TrialStatus], *more: str) -> None:
+    """Show the number of trials in each state, the speed and time left, further texts, and a bar for each.
+
+    The time left is the FLOPs that the unfinished trials still need, divided by the FLOPs per second of the running
+    ones; it is not shown while no speed is known.
+    """
+    running = [plan.trials[key] for key, status in statuses.items() if status.state is State.RUNNING]
+    reports = {planned.id: store.progress(planned.folder) or {} for planned in running}
+    speeds = {key: report.get("tokens_per_second", 0.0) for key, report in reports.items()}
+    counts = counted(plan, statuses)
+    texts = [f"{plural(len(statuses), 'trial')}: {counts}"]
+    if speed := sum(speeds.values()):
+        left = 0.0
+        for key, planned in plan.trials.items():
+            if statuses[key].state not in ENDED:
+                step = reports.get(key, {}).get("step") or store.reached(planned.folder)
+                left += work_of(planned.trial) * (1 - step / planned.trial.training.steps)
+        rate = sum(speeds[one.id] * work_of(one.trial) / tokens_of(one.trial) for one in running)
+        texts += [f"{speed:,.0f} tokens/s", f"{clock(left / rate)} left"]
+    display.update("  ".join([*texts, *more]), [bar(one, reports[one.id]) for one in running], counts)
 
 
 # -------------------------------------------------------------------------------- fewbits status
@@ -189,44 +163,3 @@ def log(folder: RunFolder, lines: int, follow: bool) -> Iterator[str]:
             if not running:
                 return
             time.sleep(POLL)
-
-
-def watch(
-    plan: Callable[[], Plan], every: float = EVERY, display: Progress | None = None, pause: Any = time.sleep
-) -> dict[str, TrialStatus]:
-    """Show the progress until all trials have ended, and return their statuses by trial id.
-
-    plan: returns the current plan, which a multirun extends. every: seconds between updates. pause: called to wait.
-    """
-    display, failures = display or Progress(), dict[str, str]()
-    try:
-        while True:
-            current = plan()
-            statuses = trial_statuses(current)
-            for key, status in statuses.items():
-                if status.state is State.FAILED and failures.get(key) != status.why:
-                    failures[key] = status.why
-                    display.print_line(f"{current.trials[key].folder.path.name}: failed: {status.why}")
-            if all(status.state in ENDED for status in statuses.values()):
-                return statuses
-            _show(display, current, statuses)
-            pause(every)
-    finally:
-        display.close()
-
-
-def _show(display: Progress, plan: Plan, statuses: Mapping[str, TrialStatus]) -> None:
-    running = [plan.trials[key] for key, status in statuses.items() if status.state is State.RUNNING]
-    reports = {planned.id: store.progress(planned.folder) or {} for planned in running}
-    speeds = {planned.id: reports[planned.id].get("tokens_per_second", 0.0) for planned in running}
-    counts = counted(plan, statuses)
-    texts = [f"{plural(len(statuses), 'trial')}: {counts}"]
-    if speed := sum(speeds.values()):
-        left = 0.0  # FLOPs that the unfinished trials still need
-        for key, planned in plan.trials.items():
-            if statuses[key].state not in ENDED:
-                step = reports.get(key, {}).get("step") or store.reached(planned.folder)
-                left += work_of(planned.trial) * (1 - step / planned.trial.training.steps)
-        rate = sum(speeds[one.id] * work_of(one.trial) / tokens_of(one.trial) for one in running)  # FLOPs per second
-        texts += [f"{speed:,.0f} tokens/s", f"{clock(left / rate)} left"]
-    display.update("  ".join(texts), [bar(planned, reports[planned.id]) for planned in running], counts)

@@ -86,8 +86,7 @@ def run_trials(plan: Plan, where: Where, mirror: Mirror, opened: Callable[[], Ba
     missing = [planned for key, planned in plan.trials.items() if key in has_to_run]
     if not missing:
         return None
-    speeds = Speeds(plan.store)
-    display = Display(speeds)
+    display = Display()
     with warnings.catch_warnings():
         warnings.showwarning = display.warn  # type: ignore[assignment]  # its type names only the first argument
         start = "; starting Ray" if where.backend == "ray" and not where.address and opened is None else ""
@@ -100,6 +99,7 @@ def run_trials(plan: Plan, where: Where, mirror: Mirror, opened: Callable[[], Ba
             driver = Driver(plan, chosen, display)
             with _interruptible(driver), _mirrored(mirror):
                 driver.run()
+    speeds = Speeds(plan.store)
     with contextlib.suppress(OSError):  # on a full disk, the speeds are not stored, and later estimates lack them
         for task in driver.tasks.values():
             if task.speed is not None:

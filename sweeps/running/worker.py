@@ -33,17 +33,6 @@ EVERY = 1.0  # seconds between two updates of progress.json
 LOGGED = 20  # about how many lines of progress the log of a trial gets, from its first to its last step
 
 
-class OtherTrial(RuntimeError):
-    """Raised if a trial's id, as this machine computes it, differs from the id with which the trial was planned.
-
-    identity: the values from which this machine computes the id.
-    """
-
-    def __init__(self, identity: Mapping[str, Any]) -> None:
-        super().__init__("this machine would compute another trial than was planned")
-        self.identity = identity
-
-
 class _Planned(Events):
     """Refuses the trial on every rank if it is not the planned one."""
 
@@ -51,9 +40,15 @@ class _Planned(Events):
         self._job = job
 
     def begin(self, folder: RunFolder, identity: Mapping[str, Any]) -> None:
-        _check_sources(self._job)
-        if folder.id != self._job.id:
-            raise OtherTrial(identity)
+        job = self._job
+        if (here := total(running())) != job.sources:
+            raise ValueError(
+                f"{ROOT} on {os.uname().nodename} has other sources that compute (digest {here[:12]}) than the driver "
+                f"({job.sources[:12]}): install the same version of fewbits on all machines"
+            )
+        if folder.id != job.id:
+            differing = "; ".join(differences(job.made_of, identity))
+            raise ValueError(f"here the trial has another id than in the plan, since these differ: {differing}")
 
 
 def work(job: Job) -> Outcome:
@@ -72,7 +67,7 @@ def work(job: Job) -> Outcome:
         try:
             return _lead(job)
         except OSError as error:  # not handled by `_lead`, for example on a full disk if the log cannot be written
-            return Outcome("failed", _describe(error, job))
+            return Outcome("failed", _describe(error))
 
 
 def _lead(job: Job) -> Outcome:
@@ -89,7 +84,7 @@ def _lead(job: Job) -> Outcome:
             return Outcome("stopped")
         except Exception as error:
             traceback.print_exc()
-            reason, wrong_input = _describe(error, job), isinstance(error, (ValueError, OtherTrial))
+            reason, wrong_input = _describe(error), isinstance(error, ValueError)
             report.line(f"failed: {reason}")
             write_failure(folder, Failure(reason, wrong_input, reached(folder), last_lines(folder)))
             return Outcome("failed", reason, wrong_input)
@@ -99,19 +94,7 @@ def _lead(job: Job) -> Outcome:
     return Outcome("over", speed=report.speed)
 
 
-def _check_sources(job: Job) -> None:
-    """Raise ValueError if this machine's sources that compute are not those of the driver."""
-    if (here := total(running())) != job.sources:
-        raise ValueError(
-            f"{ROOT} on {os.uname().nodename} has other sources that compute (digest {here[:12]}) than the driver "
-            f"({job.sources[:12]}): install the same version of fewbits on all machines"
-        )
-
-
-def _describe(error: Exception, job: Job) -> str:
-    if isinstance(error, OtherTrial):
-        differing = "; ".join(differences(job.made_of, error.identity))
-        return f"on this machine the trial would have another id than in the plan, since these differ: {differing}"
+def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
 
 
@@ -134,18 +117,10 @@ class _Reporter(_Planned):
         now = time.monotonic()
         if now >= self._next or progress.step == progress.steps:
             self._next = now + EVERY
+            keys = ("step", "steps", "loss", "tokens_per_second")
+            report = {**{key: getattr(progress, key) for key in keys}, "time": time.time()}
             part = self._path.with_name(f".{self._path.name}.partial")
-            part.write_text(
-                json.dumps(
-                    {
-                        "step": progress.step,
-                        "steps": progress.steps,
-                        "loss": progress.loss,
-                        "tokens_per_second": progress.tokens_per_second,
-                        "time": time.time(),
-                    }
-                )
-            )
+            part.write_text(json.dumps(report))
             os.replace(part, self._path)
         if (part_done := LOGGED * progress.step // progress.steps) != self._part:
             self._part = part_done
@@ -153,7 +128,11 @@ class _Reporter(_Planned):
             self.line(f"step {progress.step}/{progress.steps}  loss {progress.loss:.4f}  {speed}")
 
     def line(self, text: str) -> None:
-        print(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}", file=self._log, flush=True)
+        _print(self._log, text)
+
+
+def _print(log: IO[str], text: str) -> None:
+    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}", file=log, flush=True)
 
 
 @contextmanager
@@ -169,12 +148,8 @@ def _logged(path: Path) -> Iterator[IO[str]]:
         for stream in (1, 2):
             os.dup2(log.fileno(), stream)
         faulthandler.enable(log)
-        print(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  process {os.getpid()} of {os.uname().nodename}", file=log)
-        with (
-            contextlib.redirect_stdout(log),
-            contextlib.redirect_stderr(log),
-            warnings.catch_warnings(),
-        ):
+        _print(log, f"process {os.getpid()} of {os.uname().nodename}")
+        with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log), warnings.catch_warnings():
             warnings.showwarning = lambda message, *_: print(" ".join(str(message).split()), file=log)
             try:
                 yield log

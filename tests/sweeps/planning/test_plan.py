@@ -100,7 +100,7 @@ def test_what_runs_it_is_no_part_of_an_id_but_ranks_are(cache: Path, tmp_path: P
     """Check that requested resources do not change a trial's id, but that ranks and threads do."""
     file = tiny_file(tmp_path, cache, {})
     (first,) = planned(file).trials
-    assert [first] == list(planned(file, "resources={cpus:2,hours:3,attempts:9}", "runtime.keep_every=2").trials)
+    assert [first] == list(planned(file, "resources={cpus:2,attempts:9}", "runtime.keep_every=2").trials)
     assert [first] != list(planned(file, "resources.ranks=1", "runtime.threads=2").trials)
     assert [first] != list(planned(file, "resources.ranks=2", "training.batch=8").trials)
 

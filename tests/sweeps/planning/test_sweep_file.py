@@ -48,7 +48,7 @@ arms:
   mor: {overrides: [recipe=mor/block], parent: trunk, at: 0.8, scales: [cpu], about: the paper's}
 exclude:
   - {arm: mor, recipe.threshold: 0.03, seed: 7}
-resources: {cpus: 2, gpus: 0.5, ranks: 2, memory: 4, hours: 1.5, attempts: 5}
+resources: {cpus: 2, gpus: 0.5, ranks: 2, attempts: 5}
 """
 
 
@@ -60,7 +60,7 @@ def test_everything_that_a_file_may_say_is_read(tmp_path: Path) -> None:
     assert sweep.arms["trunk"] == Arm(overrides=("recipe=bf16",), axes=())
     assert sweep.arms["mor"].parent == "trunk"
     assert sweep.arms["mor"].at == 0.8
-    assert sweep.resources == Resources(cpus=2.0, gpus=0.5, ranks=2, memory=4.0, hours=1.5, attempts=5)
+    assert sweep.resources == Resources(cpus=2.0, gpus=0.5, ranks=2, attempts=5)
     assert sweep.groups == [
         {"recipe.threshold": {"0.03": ("recipe.threshold=0.03",), "0.045": ("recipe.threshold=0.045",)}},
         {"data": {"small": ("data=python", "data.size=1000"), "large": ("data=torch",)}},
@@ -118,7 +118,7 @@ def test_an_interpolation_that_reads_nothing_is_told(tmp_path: Path) -> None:
 def test_words_of_a_command_line_change_the_file_and_the_last_one_wins(tmp_path: Path) -> None:
     sweep = loaded(tmp_path, FULL, "seeds=[1]", "seeds=[2,3]", "resources.attempts=1", "scale=gpu", "~exclude")
     assert (sweep.seeds, sweep.scale, sweep.exclude) == ((2, 3), "gpu", ())
-    assert sweep.resources == Resources(cpus=2.0, gpus=0.5, ranks=2, memory=4.0, hours=1.5, attempts=1)
+    assert sweep.resources == Resources(cpus=2.0, gpus=0.5, ranks=2, attempts=1)
 
 
 def test_words_of_trials_are_told_from_those_of_the_sweep(tmp_path: Path) -> None:
@@ -270,10 +270,10 @@ MISTAKES = {
     "an option as a study": ("study: --x", "'--x' is not valid"),
     "a path as a study": ("study: a/b", "'a/b' is not valid"),
     "an HTML tag as a study": ("study: <script>", "'<script>' is not valid"),
-    "a time limit of NaN hours": ("resources: {hours: .nan}", r"resources\.hours nan: .*0 or more"),
+    "NaN GPUs": ("resources: {gpus: .nan}", r"resources\.gpus nan: .*0 or more"),
     "at NaN": ("arms: {x: {at: .nan, parent: y}, y: {}}", r"at nan: .*a fraction"),
     "less than one rank": ("resources: {ranks: 0}", r"resources\.ranks 0: .*1 or more"),
-    "negative hours": ("resources: {hours: -1}", r"resources\.hours -1\.0: .*0 or more"),
+    "negative CPUs": ("resources: {cpus: -1}", r"resources\.cpus -1\.0: .*0 or more"),
     "not YAML": ("axes: {a: [1", r"one\.yaml: .*expected"),
     "a list as a file": ("- a\n- b", r"one\.yaml"),
 }

@@ -452,15 +452,6 @@ def test_a_sweep_needs_no_stdout_and_no_stderr(closed: str, cache: Path, tmp_pat
     assert "  step 1/1  loss " in (folder.path / store.LOG).read_text()
 
 
-def test_a_trial_that_takes_too_long_is_ended(cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    runs = tmp_path / "runs"
-    file = tiny_file(tmp_path, cache, {"overrides": list(LONG), "resources": {"hours": 0.001}})
-    (folder,) = folders(plan_of(file, runs))
-    assert sweep(file, runs) == 1
-    assert f"failed: {folder.path}: it exceeded its time limit of 0.001 hours\n" in capfd.readouterr().err
-    assert attempts(folder) == 1
-
-
 # ------------------------------------------------------------------------------------------------ branches, caches
 
 

@@ -6,7 +6,6 @@ each test sets a variable (MARK) in their environment.
 
 import os
 import random
-import re
 import secrets
 import shlex
 import signal
@@ -151,14 +150,6 @@ def test_ranks_share_a_placement_group_and_ctrl_c_stops_a_sweep(
     assert sorted(map(attempts, longs)) == [0, 2]  # one trial has not started; two ranks of the other wrote its log
     assert [store.failure(folder) for folder in longs] == [None, None]
     assert all_left(first) == all_left(local)
-
-
-@pytest.mark.deep  # since test_on_cluster.py also tests a request that is too large
-def test_memory_that_this_machine_has_not_is_told(cache: Path, tmp_path: Path, on_ray: dict[str, str]) -> None:
-    file = tiny_file(tmp_path, cache, {"resources": {"memory": 1e6}})
-    command = started(tmp_path / "out", "sweep", file, "--runs", tmp_path / "runs", environment=on_ray)
-    assert command.end() == 2
-    assert re.search(r"fewbits: trial \S+ asks for 1 × \(.* 1e\+06 GiB\), but this machine has", command.printed)
 
 
 def test_an_address_where_no_ray_is_is_one_line(
