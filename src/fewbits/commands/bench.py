@@ -1,4 +1,4 @@
-"""Implement `fewbits bench kernels`, `fewbits bench kernels --generators` and `fewbits bench train`.
+"""Measure the kernels, noise generators, training steps and sweeps (`fewbits bench kernels|train|sweep`).
 
 `--store` writes the times and a description of the machine into the store, for a study's report.
 """
@@ -6,7 +6,11 @@
 from __future__ import annotations
 
 import argparse
+import itertools
+import math
+import os
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -21,6 +25,7 @@ from fewbits.common.terminal import print_table
 if TYPE_CHECKING:
     from fewbits.experiments.bench.kernels import Bench
     from fewbits.experiments.bench.train import ModelResult
+    from fewbits.sweeps.planning.plan import Plan
 
 KERNELS = """\
 examples:
@@ -44,12 +49,25 @@ turns in one process, one step each.
 
 Columns: ms per step; products: ms divided by the ms of all linear layers' products in BF16; tokens/s; share: tokens/s
 divided by the tokens/s of plain BF16; memory: MiB of tensors at a step's peak, parameters and optimizer included."""
+SWEEP = """\
+examples:
+  fewbits bench sweep                              20 trials of about 30 s, on Ray: about five minutes on two cores
+  fewbits bench sweep --trials 8 --seconds 5 --backend local
+
+Run it on a machine that does nothing else: work of other programs counts as work of the sweep. A number in brackets is
+the target for the number before it.
+"""
+SWEEP_FILE = """\
+overrides: [model=nemotron-nano, model.layers=2, data=synthetic, recipe=mor/block, training.batch=4,
+  training.micro_batch=4, training.length=128, training.checkpoint_every=100000, evaluation.every=100000,
+  evaluation.windows=4, schedule=constant, schedule.warmup_fraction=0]
+"""
+PILOT = 60  # training steps of the pilot trials, whose speed determines how many steps take --seconds
 COLUMNS = ("recipe", "ms", "products", "tokens/s", "share", "memory")
 SQUARE = 32  # side of the square blocks that share a bit width; sides of matrices have to be multiples of it
 
 
 def kernels(argv: Sequence[str]) -> int:
-    """Time the kernels, a copy of the same tensor and other implementations."""
     if "--generators" in argv:
         return generators(argv)
     about = "Time the kernels, a copy of the same tensor and other implementations, in one run."
@@ -57,9 +75,7 @@ def kernels(argv: Sequence[str]) -> int:
     parser.add_argument("--size", type=positive, default=8192, metavar="N", help="rows and columns (default: 8192)")
     dtypes = ("bfloat16", "float16", "float32")
     parser.add_argument("--dtype", choices=dtypes, default="bfloat16", help="dtype of the tensor (default: bfloat16)")
-    parser.add_argument(
-        "--only", default="", metavar="SUBSTRING", help="run only the cases whose names contain this text"
-    )
+    parser.add_argument("--only", default="", metavar="TEXT", help="run only the cases whose names contain this text")
     parser.add_argument("--no-peers", action="store_true", help="time only our kernels and the copy: under a minute")
     parser.add_argument("--generators", action="store_true", help="time noise generators instead, see the example")
     _add_kernel_options(parser)
@@ -80,9 +96,7 @@ def kernels(argv: Sequence[str]) -> int:
     cases = [case for case in CASES if options.only in case.name]
     if not cases:
         names = ", ".join(case.name for case in CASES)
-        raise ValueError(
-            f"bench kernels: --only {options.only!r} matches no case: pass a part of one of these names: {names}"
-        )
+        raise ValueError(f"bench kernels: --only {options.only!r} is not in the name of a case: {names}")
     warn_if_busy()
     shared = {"dtype": options.dtype, "device": options.device, "runs": options.runs}
     show(run(cases, options.size, **shared, peers=not options.no_peers, save=save))
@@ -90,13 +104,11 @@ def kernels(argv: Sequence[str]) -> int:
 
 
 def generators(argv: Sequence[str]) -> int:
-    """Time noise generators on several matrix shapes, for GaussWS's report."""
     about = "Compare noise generators over matrix shapes: GaussWS's, Box–Muller, torch's."
     parser = CommandParser("fewbits bench kernels --generators", about, GENERATORS)
     parser.add_argument("--generators", action="store_true", help="select this benchmark")
-    parser.add_argument(
-        "--shapes", type=_shapes, metavar="RxC,…", help="matrix shapes (default: the weights of Llama 3)"
-    )
+    shapes = "matrix shapes (default: the weights of Llama 3)"
+    parser.add_argument("--shapes", type=_shapes, metavar="RxC,…", help=shapes)
     _add_kernel_options(parser)
     _add_store_options(parser)
     options = parser.parse_args(argv)
@@ -119,9 +131,8 @@ def generators(argv: Sequence[str]) -> int:
 def _add_kernel_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="cpu or cuda (default: cpu)")
     parser.add_argument("--threads", type=positive, metavar="N", help="number of threads (default: torch's)")
-    parser.add_argument(
-        "--runs", type=positive, default=5, metavar="N", help="number of runs of each case (default: 5)"
-    )
+    runs = "number of runs of each case (default: %(default)s)"
+    parser.add_argument("--runs", type=positive, default=5, metavar="N", help=runs)
 
 
 def _add_store_options(parser: argparse.ArgumentParser) -> None:
@@ -178,14 +189,11 @@ def _shapes(text: str) -> tuple[tuple[int, int], ...]:
     sides = [part.split("x") for part in text.split(",")]
     whole = all(len(pair) == 2 and all(side.isdecimal() for side in pair) for pair in sides)
     if not whole or not all(int(side) and int(side) % SQUARE == 0 for pair in sides for side in pair):
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: expected shapes such as 2048x512,16384x16384, with sides that are multiples of {SQUARE}"
-        )
+        raise argparse.ArgumentTypeError(f"{text!r}: expected shapes such as 2048x512, sides multiples of {SQUARE}")
     return tuple((int(rows), int(cols)) for rows, cols in sides)
 
 
 def train(argv: Sequence[str]) -> int:
-    """Measure what recipes cost in training: tokens/s relative to plain BF16."""
     options = _train_options(argv)
     from fewbits.experiments.bench.measure import machine, warn_if_busy
     from fewbits.experiments.bench.train import first_layers, measure
@@ -250,3 +258,91 @@ def _train_options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--steps", type=positive, default=20, help="timed steps of each recipe (default: %(default)s)")
     _add_store_options(parser)
     return parser.parse_args(argv)
+
+
+# ------------------------------------------------------------------------------------------------ sweeps
+
+
+def sweep(argv: Sequence[str]) -> int:
+    about = "Measure how busy a sweep keeps the machine's cores, and the time that it adds to each training."
+    parser = CommandParser("fewbits bench sweep", about, SWEEP)
+    parser.add_argument("--trials", type=positive, default=20, help="trials of the sweep (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=30.0, help="seconds of training in each trial (default: 30)")
+    backend = "what runs the trials (default: %(default)s)"
+    parser.add_argument("--backend", choices=("ray", "local"), default="ray", help=backend)
+    options = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory(prefix="fewbits-bench-") as folder:
+        _measure(Path(folder), options.trials, options.seconds, options.backend)
+    return 0
+
+
+def _measure(folder: Path, trials: int, seconds: float, backend: str) -> None:
+    from fewbits.sweeps.tracking.mirror import Mirror
+
+    cores = len(os.sched_getaffinity(0))
+    pilot = _plan(folder, PILOT, range(1000, 1000 + cores))  # one trial for each core at the same time
+    _run(pilot, backend)
+    plan = _plan(folder, max(2, round(PILOT * seconds * cores / _training(pilot))), range(1, trials + 1))
+    wall, busy = _run(plan, backend)
+    began = time.perf_counter()
+    Mirror(plan).sync(last=True)
+    mirrored, training = (time.perf_counter() - began) / trials, _training(plan)
+    print(f"{trials} trials of {training / trials:.1f} s of training, {cores} cores, {backend}; targets in brackets")
+    print(f"{'cores busy':34}{busy / (cores * wall):8.3f}     (0.9)")
+    print(f"{'share of core time in training':34}{training / (cores * wall):8.3f}")
+    print(f"{'overhead of a trial':34}{_between(plan) + mirrored:8.2f} s   (0.5)  MLflow's part {mirrored:.2f}")
+
+
+def _plan(folder: Path, steps: int, seeds: Sequence[int]) -> Plan:
+    from fewbits.sweeps.planning.plan import plan
+    from fewbits.sweeps.planning.studies import load_sweeps
+
+    file = folder / "bench.yaml"
+    file.write_text(SWEEP_FILE)
+    values = [f"runtime.runs={folder / 'runs'}", f"training.steps={steps}", f"seeds=[{','.join(map(str, seeds))}]"]
+    return plan(*load_sweeps([str(file), *values]))
+
+
+def _between(plan: Plan) -> float:
+    """Return the mean seconds from a trial's last step to the next trial's first step in the same worker process.
+
+    NaN if no process has trained two trials.
+    """
+    import pandas as pd
+
+    spans: dict[str, list[tuple[float, float]]] = {}
+    for planned in plan.trials.values():
+        table = pd.read_parquet(planned.folder.path / "timing.parquet")
+        worker = (planned.folder.path / "log.txt").read_text().partition("process ")[2].split()[0]
+        first, last = table.iloc[0], table.iloc[-1]
+        spans.setdefault(worker, []).append((first["time"] - first["seconds"], last["time"]))
+    gaps = [after[0] - before[1] for trials in spans.values() for before, after in itertools.pairwise(sorted(trials))]
+    return sum(gaps) / len(gaps) if gaps else math.nan
+
+
+def _run(plan: Plan, backend: str) -> tuple[float, float]:
+    """Run the plan; return the seconds from the backend's start to the end, and all cores' busy seconds meanwhile."""
+    from fewbits.sweeps.running.driver import Driver
+    from fewbits.sweeps.running.run_sweep import Where
+
+    chosen = Where(backend).open()
+    try:
+        began, busy = time.perf_counter(), _busy_seconds()
+        Driver(plan, chosen).run()
+        return time.perf_counter() - began, _busy_seconds() - busy
+    finally:
+        chosen.close()
+
+
+def _training(plan: Plan) -> float:
+    """Return the sum of the seconds of all training steps."""
+    import pandas as pd
+
+    tables = (pd.read_parquet(planned.folder.path / "timing.parquet") for planned in plan.trials.values())
+    return sum(float(table["seconds"].sum()) for table in tables)
+
+
+def _busy_seconds() -> float:
+    """Return the sum over the machine's cores of the seconds since boot in which the core was not idle."""
+    user, nice, system, _, _, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")

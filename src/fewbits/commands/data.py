@@ -13,7 +13,6 @@ which the finished folder's meta.json records.
 
 import argparse
 import shutil
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -25,6 +24,7 @@ from fewbits.common import terminal
 from fewbits.common.arguments import CommandParser, positive
 from fewbits.common.atomic import checked_json
 from fewbits.common.process import locked
+from fewbits.common.wording import clock
 from fewbits.experiments.data.folder import read_meta
 from fewbits.experiments.data.once import default_cache
 from fewbits.experiments.data.text import text_folder
@@ -33,7 +33,6 @@ from fewbits.experiments.data.web_text import (
     COLLECTIONS,
     NOTE,
     SPLITS,
-    Collection,
     Documents,
     Request,
     Unfinished,
@@ -51,27 +50,20 @@ def main(argv: Sequence[str]) -> int:
     source: Path | None = options.source and options.source.expanduser().absolute()
     spelling = options.tokenizer or collection.tokenizer
     if bpe_size(spelling):
+        valid = "bytes, file:PATH, package:smollm2, hub:NAME"
         raise ValueError(
-            f"data: --tokenizer {spelling} needs training, which this command cannot do: valid tokenizers are "
-            "bytes, file:PATH, package:smollm2, hub:NAME"
+            f"data: --tokenizer {spelling} needs training, which this command cannot do: valid are {valid}"
         )
     if source and options.revision:
-        raise ValueError(
-            f"data: --revision {options.revision} with --source: local files have no revision; use only one of "
-            "the two options"
-        )
-    tokenizer = ready_tokenizer(spelling)
-    request = Request(
-        options.collection,
-        str(source or collection.repository),
-        tokenizer.sha256 or tokenizer.spelling,
-        options.documents,
-        options.validation,
-    )
+        raise ValueError(f"data: --revision {options.revision} with --source: local files have no revision")
+    tokenizer, origin = ready_tokenizer(spelling), str(source or collection.repository)
+    identity = tokenizer.sha256 or tokenizer.spelling
+    request = Request(options.collection, origin, identity, options.documents, options.validation)
     try:
         with _exclusive(out):
             if not source:
-                request = replace(request, revision=_revision(out, collection, options.revision))
+                wanted = options.revision or _earlier_revision(out) or collection.revision
+                request = replace(request, revision=resolved_revision(collection, wanted))
             if _is_done(out, request):
                 print(f"{out} is already prepared")
                 return 0
@@ -85,44 +77,24 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
-    parser = CommandParser(
-        "fewbits data",
-        about="Turn web text into a folder of tokens to train on. Needs the packages datasets and tokenizers.",
-        examples="example: fewbits data openwebtext --source openwebtext/ --tokenizer file:gpt2/tokenizer.json",
+    about = "Turn web text into a folder of tokens to train on. Needs the packages datasets and tokenizers."
+    example = "example: fewbits data openwebtext --source openwebtext/ --tokenizer file:gpt2/tokenizer.json"
+    parser = CommandParser("fewbits data", about, example)
+    parser.add_argument("collection", choices=COLLECTIONS, help="the collection of text, with its own tokenizer")
+    source = (
+        "a file or folder of .json, .jsonl, .parquet (documents in a field text) or .txt files, optionally with .gz"
     )
-    parser.add_argument(
-        "collection", choices=COLLECTIONS, help="the collection of text; it also sets the default tokenizer"
-    )
-    parser.add_argument(
-        "--source",
-        type=Path,
-        metavar="PATH",
-        help="a file or folder of .json, .jsonl, .parquet (documents in a field text) or .txt files, optionally with "
-        ".gz (default: the collection on the Hugging Face Hub)",
-    )
+    parser.add_argument("--source", type=Path, metavar="PATH", help=f"{source} (default: the Hugging Face Hub)")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help=f"default: {default_cache()}/COLLECTION")
-    parser.add_argument(
-        "--tokenizer",
-        metavar="TOKENIZER",
-        help="bytes, file:PATH of a tokenizer.json or GGUF file, package:smollm2, or hub:NAME (default: "
-        + "; ".join(f"{item.tokenizer} for {name}" for name, item in COLLECTIONS.items())
-        + ")",
-    )
-    parser.add_argument(
-        "--revision",
-        metavar="COMMIT",
-        help="commit, branch or tag of the collection on the Hub (default: "
-        + "; ".join(f"{item.revision[:12]} for {name}" for name, item in COLLECTIONS.items() if item.revision)
-        + "; else the newest at the first call; later calls keep it)",
-    )
+    defaults = "; ".join(f"{item.tokenizer} for {name}" for name, item in COLLECTIONS.items())
+    spellings = "bytes, file:PATH of a tokenizer.json or GGUF file, package:smollm2, or hub:NAME"
+    parser.add_argument("--tokenizer", metavar="TOKENIZER", help=f"{spellings} (default: {defaults})")
+    revisions = "; ".join(f"{item.revision[:12]} for {name}" for name, item in COLLECTIONS.items() if item.revision)
+    commit = f"commit, branch or tag of the collection on the Hub (default: {revisions}; else the newest at first)"
+    parser.add_argument("--revision", metavar="COMMIT", help=commit)
     parser.add_argument("--documents", type=positive, metavar="N", help="stop after N documents (default: all)")
-    parser.add_argument(
-        "--validation",
-        type=_fraction,
-        default=VALIDATION,
-        metavar="SHARE",
-        help=f"share of documents in the validation split (default: {VALIDATION})",
-    )
+    share = "share of documents in the validation split (default: %(default)s)"
+    parser.add_argument("--validation", type=_fraction, default=VALIDATION, metavar="SHARE", help=share)
     return parser.parse_args(argv)
 
 
@@ -136,20 +108,8 @@ def _fraction(text: str) -> float:
     return value
 
 
-def _revision(out: Path, collection: Collection, requested: str | None) -> str:
-    """Return the collection's commit to read: that of `requested`, else that of an earlier call, else the default one.
-
-    requested: a commit, branch or tag, or None. out: the folder into which earlier calls have written, if there were
-        any.
-    """
-    return resolved_revision(collection, requested or _earlier_revision(out) or collection.revision)
-
-
 def _earlier_revision(out: Path) -> str | None:
-    """Return the collection's commit that earlier calls have recorded; None if none is recorded.
-
-    It is read from `out`, the finished folder, if this exists, else from the folder `out`.partial.
-    """
+    """Return the collection's commit that an earlier call recorded in the folder `out` or `out`.partial, or None."""
     begun = checked_json(out.with_name(f"{out.name}.partial") / NOTE) or {}
     made = read_meta(out).source.get("request") if out.is_dir() else begun.get("request")
     return made.get("revision") if isinstance(made, dict) else None
@@ -160,17 +120,14 @@ def _is_done(out: Path, request: Request) -> bool:
         return False
     made = read_meta(out).source.get("request") if out.is_dir() else None
     if not isinstance(made, dict) or asdict(request) | made != asdict(request):
-        raise ValueError(
-            f"data: {out} was prepared with other options ({made}): remove this folder or choose another --out"
-        )
+        raise ValueError(f"data: {out} was prepared with other options ({made}): remove it or choose another --out")
     return True
 
 
 @contextmanager
 def _exclusive(out: Path) -> Iterator[None]:
     out.parent.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as held:
-        lock = held.enter_context(open(out.with_name(f"{out.name}.lock"), "w"))
+    with out.with_name(f"{out.name}.lock").open("w") as lock, ExitStack() as held:
         try:
             held.enter_context(locked(lock, f"two processes could prepare {out} at once: start only one", wait=False))
         except BlockingIOError:
@@ -183,46 +140,21 @@ def _prepare(out: Path, request: Request, tokenizer: Tokenizer, stream: Document
     stream.resume(unfinished.position, unfinished.documents)
     left = None if request.limit is None else max(request.limit - unfinished.documents, 0)
     texts = islice(stream, left)
-    progress = _Progress(unfinished.documents, expected)
+    began, before = time.monotonic(), unfinished.documents
     try:
         while batch := list(islice(texts, _AT_ONCE)):
             unfinished.add(batch, stream.position())
-            progress.show(unfinished.documents, sum(unfinished.tokens.values()))
+            done, tokens = unfinished.documents, sum(unfinished.tokens.values())
+            left = clock((time.monotonic() - began) / (done - before) * max(expected - done, 0))
+            terminal.show(f"{done:,} of about {expected:,} documents, {tokens:,} tokens, {left} left")
     finally:
-        progress.end()
+        terminal.clear()
     empty = [split for split in SPLITS if not unfinished.tokens[split]]
     if empty:
         shutil.rmtree(unfinished.folder, ignore_errors=True)
         raise ValueError(
-            f"data: none of {unfinished.documents} documents is in split {' and '.join(empty)}: set a "
-            f"--validation other than {request.validation}, or prepare more documents. To train on a single text file "
-            "without preparation, use fewbits train data=text data.path=FILE"
+            f"data: none of {unfinished.documents} documents is in split {' and '.join(empty)}: set a --validation "
+            f"other than {request.validation}, or prepare more documents; data=text data.path=FILE needs no preparation"
         )
     code = text_folder("python", None, "bytes", default_cache())
     unfinished.finish(out, code.texts("validation"), {"ood": dict(code.meta.source)})
-
-
-class _Progress:
-    """A progress line on stderr, updated every second; nothing is shown if stderr is no terminal.
-
-    before: the number of documents that earlier calls have prepared.
-    expected: the approximate number of documents at the end, including those.
-    """
-
-    def __init__(self, before: int, expected: int) -> None:
-        self._before, self._expected = before, expected
-        self._began = self._shown = time.monotonic()
-
-    def show(self, done: int, tokens: int) -> None:
-        now = time.monotonic()
-        if not sys.stderr.isatty() or now - self._shown < 1:
-            return
-        self._shown = now
-        rate = (done - self._before) / (now - self._began)
-        left = max(self._expected - done, 0) / rate / 60
-        line = f"{done:,} of about {self._expected:,} documents, {tokens:,} tokens, {rate:,.0f}/s, {left:,.0f} min left"
-        terminal.show(line)
-
-    def end(self) -> None:
-        if sys.stderr.isatty() and self._shown > self._began:
-            print(file=sys.stderr)

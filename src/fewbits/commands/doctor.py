@@ -1,8 +1,7 @@
-"""Implement `fewbits doctor`: show the hardware, the kernel backend and the reason for it, and how to fix problems.
+"""Show the hardware, the kernel backend and the reason for it, and how to fix problems (`fewbits doctor`).
 
 The facts are read from files and package metadata, so the command is fast and works even if torch is missing or broken.
-If the CPU kernels are not built yet, the command compiles one line of code to test the compiler. `--test` also imports
-torch and runs the self-test of the kernels.
+If the CPU kernels are not built yet, the command compiles one line of code to test the compiler.
 """
 
 import json
@@ -24,6 +23,12 @@ from fewbits.common.terminal import print_table
 from fewbits.kernels.backends import build
 from fewbits.version import __version__
 
+EXAMPLES = """\
+examples:
+  fewbits doctor --test
+  fewbits doctor --warm nvfp4 llama2-134m --architecture sm_90
+
+Exit status 1 if there is a problem."""
 BACKENDS = ("reference", "cpu", "cuda")
 OLDEST_TORCH = (2, 11)
 OLDEST_DRIVER = 525  # the first version of NVIDIA's driver for CUDA 12; 580 is the first for CUDA 13
@@ -50,57 +55,34 @@ class Fact:
     fix: str = ""  # what to do about a note or a problem
 
 
-@dataclass(frozen=True)
-class Check:
-    """The result of one check in the kernels' self-test."""
-
-    name: str
-    passed: bool
-    detail: str
-
-
 def main(argv: Sequence[str]) -> int:
-    parser = CommandParser(
-        "fewbits doctor",
-        about="Show this machine's hardware and software, the kernel backend in use with the reason, and how to fix "
-        "problems. Exit status 1 if there is a problem.",
-        examples="examples: fewbits doctor --test\n"
-        "          fewbits doctor --warm nvfp4 llama2-134m --architecture sm_90",
-    )
+    parser = CommandParser("fewbits doctor", __doc__, EXAMPLES)
     parser.add_argument("--json", action="store_true", help="print the facts as JSON")
     parser.add_argument("--test", action="store_true", help="also run the kernels' self-test (loads torch)")
-    parser.add_argument(
-        "--warm",
-        nargs=2,
-        metavar=("RECIPE", "MODEL"),
-        help="only compile the CUDA kernels that training MODEL with RECIPE calls; this needs no GPU",
-    )
-    parser.add_argument(
-        "--architecture", help="with --warm: compile for this GPU architecture, such as sm_90 (default: this machine's)"
-    )
-    parser.add_argument(
-        "--tokens", type=positive, help=f"with --warm: tokens of a micro-batch, batch × length (default {TOKENS})"
-    )
+    warm = "only compile the CUDA kernels that training MODEL with RECIPE calls; this needs no GPU"
+    parser.add_argument("--warm", nargs=2, metavar=("RECIPE", "MODEL"), help=warm)
+    architecture = "with --warm: compile for this GPU architecture, such as sm_90 (default: this machine's)"
+    parser.add_argument("--architecture", help=architecture)
+    tokens = f"with --warm: tokens of a micro-batch, batch × length (default {TOKENS})"
+    parser.add_argument("--tokens", type=positive, help=tokens)
     options = parser.parse_args(argv)
     if options.warm:
         if options.json or options.test:
             parser.error("--warm only compiles kernels and cannot be used with --json or --test: leave out one of them")
-        recipe, model = options.warm
-        return warm(recipe, model, options.architecture, options.tokens or TOKENS)
+        return _warm(*options.warm, options.architecture, options.tokens or TOKENS)
     if options.architecture or options.tokens:
         parser.error("--architecture and --tokens are valid only together with --warm RECIPE MODEL")
 
-    listed = facts()
-    checks = self_test() if options.test else None
-    well = all(fact.status != "problem" for fact in listed) and all(check.passed for check in checks or ())
+    listed, checks = facts(), _self_test() if options.test else []
+    well = all(fact.status != "problem" for fact in listed) and all(passed for _, passed, _ in checks)
     if options.json:
-        print(as_json(listed, checks, well))
-    else:
-        print_table(["", "", ""], _rows(listed))
-        if checks:
-            print_table(
-                ["", "", ""], [("pass" if check.passed else "FAIL", check.name, check.detail) for check in checks]
-            )
+        by_name = {fact.name: {key: value for key, value in asdict(fact).items() if key != "name"} for fact in listed}
+        tested = [dict(zip(("name", "passed", "detail"), check, strict=True)) for check in checks]
+        print(json.dumps({"well": well, "facts": by_name, **({"self_test": tested} if tested else {})}, indent=2))
+        return 0 if well else 1
+    print_table([""] * 3, _rows(listed))
+    if checks:
+        print_table([""] * 3, [("pass" if passed else "FAIL", name, detail) for name, passed, detail in checks])
     return 0 if well else 1
 
 
@@ -111,32 +93,22 @@ def _rows(listed: Sequence[Fact]) -> Iterator[tuple[str, str, str]]:
             yield "", "", f"fix: {fact.fix}"
 
 
-def as_json(listed: Sequence[Fact], checks: Sequence[Check] | None, well: bool) -> str:
-    by_name = {fact.name: {key: value for key, value in asdict(fact).items() if key != "name"} for fact in listed}
-    tested = {} if checks is None else {"self_test": [asdict(check) for check in checks]}
-    return json.dumps({"well": well, "facts": by_name, **tested}, indent=2)
-
-
-def self_test() -> list[Check]:
-    """Run the kernels' self-test on this machine's CPU and, if it has one, its GPU, and return the results.
-
-    If torch cannot be imported, the only result is a failed check that says so.
-    """
+def _self_test() -> list[tuple[str, bool, str]]:
+    """Run the kernels' self-test on this machine's CPU and, if it has one, its GPU: (name, passed, detail) of each."""
     try:
         from torch.cuda import is_available
 
         from fewbits.kernels.backends import selftest
     except (ImportError, OSError) as error:  # torch or one of its shared libraries is missing
-        return [Check("import torch", False, str(error))]
+        return [("import torch", False, str(error))]
     devices = ("cpu", "cuda") if is_available() else ("cpu",)
-    return [Check(*result) for device in devices for result in selftest.run(device)]
+    return [result for device in devices for result in selftest.run(device)]
 
 
-def warm(recipe: str, model: str, architecture: str | None, tokens: int) -> int:
+def _warm(recipe: str, model: str, architecture: str | None, tokens: int) -> int:
     """Compile, in parallel, the CUDA kernels that training the model with the recipe calls; return the exit status 0.
 
-    Print the number of kernels, the folder with them, and the time. architecture: such as `sm_90`; None: this machine's
-    GPU. tokens: tokens of a micro-batch. Raise ValueError if NVRTC is missing or cannot compile for the architecture.
+    architecture: such as `sm_90`; None: this machine's GPU. tokens: tokens of a micro-batch.
     """
     import torch
 
@@ -150,19 +122,14 @@ def warm(recipe: str, model: str, architecture: str | None, tokens: int) -> int:
 
     if architecture is None:
         if not torch.cuda.is_available():
-            raise ValueError(
-                "this machine has no GPU that torch can use: give the architecture for which to compile, as in "
-                "--architecture sm_90"
-            )
+            raise ValueError("this machine has no GPU that torch can use: name one, as in --architecture sm_90")
         architecture = cuda.architecture_of(torch.cuda.current_device())
     start = time.monotonic()
     quantization = quantize(on_meta(config_of(model)), load_recipe(recipe))
     variants = kernels_of(calls_of(quantization, tokens, torch.bfloat16))
     try:
         if architecture.rstrip("af") not in (valid := cubins.architectures()):
-            raise ValueError(
-                f"--architecture {architecture!r}: the installed NVRTC compiles only for {', '.join(valid)}"
-            )
+            raise ValueError(f"--architecture {architecture!r}: NVRTC compiles only for {', '.join(valid)}")
         count = compile_all(variants, architecture)
     except build.BuildError as error:
         raise ValueError(str(error)) from None
@@ -170,18 +137,23 @@ def warm(recipe: str, model: str, architecture: str | None, tokens: int) -> int:
     return 0
 
 
+# ------------------------------------------------------------------------------------------------ facts
+
+
 def facts() -> list[Fact]:
     """Return the facts about this machine in the order of the output, without importing torch."""
     cpuinfo = _read(Path("/proc/cpuinfo"))
+    name = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
+    total, ours = os.cpu_count(), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     compiler, gpu = _compiler(), _gpu()
     library, cupy = _library(compiler), _cupy(gpu)
     return [
-        Fact("fewbits", __version__, str(Path(__file__).parent)),
+        Fact("fewbits", __version__, str(Path(build.__file__).parents[2])),
         Fact("python", platform.python_version(), sys.executable),
         _torch(has_gpu=gpu.value is not None),
-        _cpu(cpuinfo),
+        Fact("cpu", name[1] if name else platform.processor() or platform.machine()),
         _vectors(cpuinfo),
-        _cores(),
+        Fact("cores", ours, "" if ours == total else f"of {total}"),
         compiler,
         library,
         gpu,
@@ -191,39 +163,25 @@ def facts() -> list[Fact]:
 
 
 def _torch(has_gpu: bool) -> Fact:
-    version = _version_of("torch")
-    oldest = ".".join(map(str, OLDEST_TORCH))
+    version, oldest = _version_of("torch"), ".".join(map(str, OLDEST_TORCH))
+    fix = f"pip install 'torch>={oldest}'"
     if version is None:
-        return Fact("torch", None, "not installed", "problem", f"pip install 'torch>={oldest}'")
+        return Fact("torch", None, "not installed", "problem", fix)
     if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < OLDEST_TORCH:
-        return Fact("torch", version, f"older than {oldest}", "problem", f"pip install 'torch>={oldest}'")
+        return Fact("torch", version, f"older than {oldest}", "problem", fix)
     if has_gpu and version.endswith("+cpu"):
         return Fact("torch", version, "cannot use the GPU", "note", "install a build of torch with CUDA")
     return Fact("torch", version)
 
 
-def _cpu(cpuinfo: str) -> Fact:
-    model = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
-    return Fact("cpu", model[1] if model else platform.processor() or platform.machine())
-
-
 def _vectors(cpuinfo: str) -> Fact:
-    """Return the widest vector instruction set that the processor has and the compiled CPU kernels use.
-
-    cpuinfo: the content of /proc/cpuinfo, which lists the processor's instruction sets.
-    """
+    """Return the widest vector instruction set that the processor has and the compiled CPU kernels use."""
     listed = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     flags = set(listed[1].split()) if listed else set()
     widest = next((name for name, needed in VECTORS.items() if needed <= flags), None)
     if widest == "sse2":
         return Fact("vectors", widest, "no AVX2", "note", "use a CPU with AVX2 to train faster")
     return Fact("vectors", widest, "" if widest else f"unknown on {platform.system()} {platform.machine()}")
-
-
-def _cores() -> Fact:
-    total = os.cpu_count()
-    ours = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else total
-    return Fact("cores", ours, "" if ours == total else f"of {total}")
 
 
 def _compiler() -> Fact:
@@ -234,7 +192,11 @@ def _compiler() -> Fact:
     complaint = None if build.is_whole(build.library_path()) else build.compiler_error(command)
     if complaint is not None:
         return Fact("compiler", None, " ".join(complaint.split()), "note", f"{fix}, or set CXX to one that works")
-    return Fact("compiler", " ".join(command), _first_line_of(*command, "--version"))
+    try:
+        done = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Fact("compiler", " ".join(command), f"cannot be run: {error}")
+    return Fact("compiler", " ".join(command), done.stdout.partition("\n")[0])
 
 
 def _library(compiler: Fact) -> Fact:
@@ -251,47 +213,42 @@ def _library(compiler: Fact) -> Fact:
 def _gpu() -> Fact:
     driver = Path("/proc/driver/nvidia")
     about = "\n".join(_read(path) for path in sorted(driver.glob("gpus/*/information")))
-    names = re.findall(r"^Model:\s*(.+)$", about, re.MULTILINE)
+    names = ", ".join(re.findall(r"^Model:\s*(.+)$", about, re.MULTILINE))
     version = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", _read(driver / "version"))
-    if names and version:
-        gpus = ", ".join(names)
-        if int(version[1].partition(".")[0]) < OLDEST_DRIVER:
-            fix = f"update NVIDIA's driver to {OLDEST_DRIVER} or newer"
-            return Fact("gpu", gpus, f"driver {version[1]}, too old for CUDA 12", "note", fix)
-        return Fact("gpu", gpus, f"driver {version[1]}")
-    return Fact("gpu", None, f"no GPU with driver {version[1]}" if version else f"no GPU: {driver} does not exist")
+    if not names or not version:
+        return Fact("gpu", None, f"no GPU with driver {version[1]}" if version else f"no GPU: no folder {driver}")
+    if int(version[1].partition(".")[0]) < OLDEST_DRIVER:
+        fix = f"update NVIDIA's driver to {OLDEST_DRIVER} or newer"
+        return Fact("gpu", names, f"driver {version[1]}, too old for CUDA 12", "note", fix)
+    return Fact("gpu", names, f"driver {version[1]}")
 
 
 def _cupy(gpu: Fact) -> Fact:
-    if not find_spec("cupy"):
-        if gpu.value is not None:
-            missing = "not installed: CUDA tensors use the reference backend, which is many times slower"
-            return Fact(
-                "cupy", None, missing, "note", "pip install cupy-cuda13x (cupy-cuda12x for a torch with CUDA 12)"
-            )
+    if find_spec("cupy"):
+        return Fact("cupy", next((version for name in CUPY if (version := _version_of(name))), "unknown version"))
+    if gpu.value is None:
         return Fact("cupy", None, "not installed; only the CUDA kernels need it")
-    return Fact("cupy", next((version for name in CUPY if (version := _version_of(name))), "unknown version"))
+    fix = "pip install cupy-cuda13x (cupy-cuda12x for a torch with CUDA 12)"
+    return Fact("cupy", None, "not installed: the GPU uses the reference backend, many times slower", "note", fix)
 
 
 def _backend(compiler: Fact, library: Fact, gpu: Fact, cupy: Fact) -> Fact:
     """Return the kernel backend for CPU tensors, or the backend that FEWBITS_BACKEND forces, with the reason.
 
-    The arguments are the facts about the C++ compiler, the compiled library of CPU kernels, the GPU and CuPy. The rules
-    repeat those of kernels/backends/choice.py, which is not imported here, because it imports torch.
+    The rules repeat those of kernels/backends/choice.py, which is not imported here, because it imports torch.
     """
-    forced = os.environ.get("FEWBITS_BACKEND")
+    forced, why = os.environ.get("FEWBITS_BACKEND"), "FEWBITS_BACKEND forces it"
     can_run = library.value is not None or compiler.value is not None
     if forced and forced not in BACKENDS:
         fix = f"set FEWBITS_BACKEND to one of {', '.join(BACKENDS)}, or unset it"
         return Fact("backend", forced, "FEWBITS_BACKEND names an unknown backend", "problem", fix)
     if forced == "cuda" and (gpu.value is None or cupy.value is None):
         missing = gpu.detail if gpu.value is None else "CuPy is not installed"
-        fix = cupy.fix or "unset FEWBITS_BACKEND"
-        return Fact("backend", forced, f"FEWBITS_BACKEND forces it, but {missing}", "problem", fix)
+        return Fact("backend", forced, f"{why}, but {missing}", "problem", cupy.fix or "unset FEWBITS_BACKEND")
     if forced == "cpu" and not can_run:
-        return Fact("backend", forced, "FEWBITS_BACKEND forces it, but there is no compiler", "problem", compiler.fix)
+        return Fact("backend", forced, f"{why}, but there is no compiler", "problem", compiler.fix)
     if forced:
-        return Fact("backend", forced, "FEWBITS_BACKEND forces it")
+        return Fact("backend", forced, why)
     if not can_run:
         return Fact("backend", "reference", "exact but slow; there is no compiler", "note", compiler.fix)
     return Fact("backend", "cpu", "its library is built" if library.value else "the compiler will build it")
@@ -302,14 +259,6 @@ def _version_of(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _first_line_of(*command: str) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"cannot be run: {error}"
-    return done.stdout.partition("\n")[0]
 
 
 def _read(path: Path) -> str:
