@@ -1,13 +1,14 @@
 """Test the import rule: commands → analysis → sweeps → experiments → models → kernels → common, and no import cycles.
 
-A package may import only from packages to its right. Imports are read from syntax trees, so imports inside functions,
-under `if TYPE_CHECKING` and by `import_module` count, too.
+A package may import only from packages to its right. No two folders of a package import each other. Imports
+are read from syntax trees, so imports inside functions, under `if TYPE_CHECKING` and by `import_module` count, too.
 """
 
 import ast
 import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
+from itertools import combinations
 from pathlib import Path
 from textwrap import dedent
 
@@ -29,12 +30,15 @@ FOREIGN = {
     "commands": {"torchtitan"},
 }
 TITAN = tuple(f"fewbits.experiments.{name}" for name in ("titan", "titan_models"))
+MUTUAL = {"kernels", "experiments", "analysis"}  # packages whose folders still import each other; others must not
 NOTEBOOKS = "fewbits.analysis.notebooks."  # may use the public API, as users do
 MODULE = re.compile(rf"fewbits\.({'|'.join(PACKAGES)})(\.\w+)*")
 
 
 def files(root: Path) -> Iterator[tuple[str, Path]]:
-    """Yield (name, file) of each module in the packages; a name is, for example, `fewbits.kernels.formats`."""
+    """Yield (name, file) of each module; a name is, for example, `fewbits.kernels.formats`, or `fewbits` itself."""
+    for file in sorted((root / "src" / "fewbits").glob("*.py")):
+        yield f"fewbits.{file.stem}".removesuffix(".__init__"), file
     for package in PACKAGES:
         folder = root / "src" / "fewbits" / package if package in ("common", "commands") else root / package
         for file in sorted(folder.rglob("*.py")):
@@ -91,12 +95,13 @@ def breach(module: str, name: str) -> str | None:
 
 
 def violations(root: Path) -> list[str]:
+    """Return a line for each import that the rule forbids, and one for each cycle."""
     trees = {module: (file, ast.parse(file.read_text("utf-8"), str(file))) for module, file in files(root)}
     found, graph = [], {}
     for module, (file, tree) in trees.items():
         names = sorted(set(imports(module, tree)))
         for line, name in names:
-            if wrong := breach(module, name):
+            if module.count(".") > 1 and (wrong := breach(module, name)):
                 found.append(f"{file.relative_to(root)}:{line}: imports {name}: {wrong}")
         graph[module] = {n for _, name in names for n in (name, name.rpartition(".")[0]) if n in trees} - {module}
     try:
@@ -104,6 +109,33 @@ def violations(root: Path) -> list[str]:
     except CycleError as error:
         found.append(f"an import cycle: {' → '.join(reversed(error.args[1]))}")
     return found
+
+
+def mutual(root: Path) -> list[str]:
+    """Return a text for each two folders of one package that import each other, also by way of other modules."""
+    graph: dict[str, set[str]] = {}  # folder of a package, or module beside the folders → what it imports
+    modules = dict(files(root))
+
+    def node(module: str) -> str:
+        return ".".join(module.split(".")[:3])
+
+    for module, file in modules.items():
+        names = {name for _, name in imports(module, ast.parse(file.read_text("utf-8")))}
+        names = {n for name in names for n in (name, name.rpartition(".")[0]) if n in modules}
+        same_package = {node(name) for name in names if name.split(".")[1:2] == module.split(".")[1:2]}
+        graph.setdefault(node(module), set()).update(same_package)
+
+    def reached(start: str) -> set[str]:
+        seen: set[str] = set()
+        waiting = [start]
+        while waiting:
+            new = graph[waiting.pop()] - seen
+            seen |= new
+            waiting += new
+        return seen
+
+    reach = {name: reached(name) for name in sorted({node(module) for module in modules if module.count(".") > 2})}
+    return [f"{a} and {b}" for a, b in combinations(reach, 2) if b in reach[a] and a in reach[b]]
 
 
 def test_the_packages_follow_the_import_rule() -> None:
@@ -169,6 +201,29 @@ def test_an_import_cycle_is_found(tmp_path: Path) -> None:
     (found,) = violations(tmp_path)
     assert found.startswith("an import cycle: ")
     assert all(f"fewbits.kernels.{name}" in found for name in "abc")
+
+
+def test_folders_of_a_package_import_one_way() -> None:
+    assert {text.split(".")[1] for text in mutual(ROOT)} == MUTUAL
+
+
+def test_folders_that_import_each_other_are_found(tmp_path: Path) -> None:
+    write(tmp_path, "kernels/one/a.py", "from fewbits.kernels.two.b import x")
+    write(tmp_path, "kernels/two/b.py", "")
+    write(tmp_path, "kernels/two/c.py", "from fewbits.kernels.base import y")
+    write(tmp_path, "kernels/base.py", "from fewbits.kernels.two import b")
+    assert mutual(tmp_path) == []
+    write(tmp_path, "kernels/base.py", "from fewbits.kernels.one import a")
+    assert mutual(tmp_path) == ["fewbits.kernels.one and fewbits.kernels.two"]
+
+
+def test_the_public_api_is_in_no_cycle(tmp_path: Path) -> None:
+    write(tmp_path, "src/fewbits/__init__.py", "from fewbits.kernels.a import x")
+    write(tmp_path, "kernels/a.py", "from fewbits.version import __version__")
+    write(tmp_path, "src/fewbits/version.py", "")
+    assert violations(tmp_path) == []
+    write(tmp_path, "src/fewbits/version.py", "from fewbits import y")
+    assert violations(tmp_path) != []
 
 
 def write(root: Path, file: str, source: str) -> None:

@@ -59,45 +59,31 @@ __all__ = [
     "unpack_noise",
 ]
 
-_DEFINED_IN = {  # public name → the module that defines it
-    "Place": "fewbits.analysis.tidy.runs",
-    "Runs": "fewbits.analysis.tidy.runs",
-    "read": "fewbits.analysis.tidy.runs",
-    "runs": "fewbits.analysis.tidy.runs",
-    "Observer": "fewbits.models.observer",
-    "ObserverConfig": "fewbits.models.observer",
-    "Quantization": "fewbits.models.quantize",
-    "Recipe": "fewbits.models.recipe",
-    "build": "fewbits.models.networks.registry",
-    "layer_table": "fewbits.models.layer_table",
-    "evaluate": "fewbits.experiments.evaluation.evaluate",
-    "load_recipe": "fewbits.experiments.config",
-    "load_trial": "fewbits.experiments.config",
-    "quantize": "fewbits.models.quantize",
-    "Format": "fewbits.kernels.formats",
-    "Mixture": "fewbits.kernels.quantizer",
-    "Packed": "fewbits.kernels.packed",
-    "QuantStats": "fewbits.kernels.api",
-    "Quantizer": "fewbits.kernels.quantizer",
-    "decode": "fewbits.kernels.packed",
-    "derive_seed": "fewbits.kernels.seeds",
-    "encode": "fewbits.kernels.packed",
-    "fake_quantize": "fewbits.kernels.api",
-    "fake_quantize_both": "fewbits.kernels.api",
-    "gaussian_noise": "fewbits.kernels.noise",
-    "mix": "fewbits.kernels.api",
-    "product": "fewbits.kernels.accumulators",
-    "sample_weight": "fewbits.kernels.noise",
-    "uniform_noise": "fewbits.kernels.noise",
-    "unpack_noise": "fewbits.kernels.noise",
+_DEFINED_IN = {  # module → the public names that it defines
+    "fewbits.analysis.tidy.runs": ("Place", "Runs", "read", "runs"),
+    "fewbits.experiments.config": ("load_recipe", "load_trial"),
+    "fewbits.experiments.evaluation.evaluate": ("evaluate",),
+    "fewbits.kernels.accumulators": ("product",),
+    "fewbits.kernels.api": ("QuantStats", "fake_quantize", "fake_quantize_both", "mix"),
+    "fewbits.kernels.formats": ("Format",),
+    "fewbits.kernels.noise": ("gaussian_noise", "sample_weight", "uniform_noise", "unpack_noise"),
+    "fewbits.kernels.packed": ("Packed", "decode", "encode"),
+    "fewbits.kernels.quantizer": ("Mixture", "Quantizer"),
+    "fewbits.kernels.seeds": ("derive_seed",),
+    "fewbits.models.layer_table": ("layer_table",),
+    "fewbits.models.networks.registry": ("build",),
+    "fewbits.models.observer": ("Observer", "ObserverConfig"),
+    "fewbits.models.quantize": ("Quantization", "quantize"),
+    "fewbits.models.recipe": ("Recipe",),
 }
+_MODULE_OF = {name: module for module, names in _DEFINED_IN.items() for name in names}
 
 if not TYPE_CHECKING:  # hidden from type checkers: with a __getattr__, they would accept names that do not exist
 
     def __getattr__(name: str) -> object:
-        if name not in _DEFINED_IN:
+        if name not in _MODULE_OF:
             raise AttributeError(f"module 'fewbits' has no attribute {name!r}")
-        value = getattr(import_module(_DEFINED_IN[name]), name)
+        value = getattr(import_module(_MODULE_OF[name]), name)
         globals()[name] = value  # so that the next access does not call this function
         return value
 

@@ -78,17 +78,20 @@ GROUPS = {
 }
 COMMANDS = tuple(command for commands in GROUPS.values() for command in commands)
 LISTS = ("recipes", "models", "scales", "schedules", "optimizers", "precisions", "studies")
-EARLIER = {  # names of commands in version 0.1, and what to write instead
+EARLIER = {  # commands of version 0.1, and what to write instead
     **{name: f"list {name}" for name in LISTS},
     "data prepare": "data NAME",
     "sync": "ui --sync-only",
     "logs": "status RUN",
+    "report --compare": "report --index",
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (None: the arguments of this process) and return the exit status."""
-    _open_closed_streams()
+    for name in ("stdout", "stderr"):  # closed by the parent process: the next opened file would get its descriptor
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     try:
         try:
             return _dispatch(tuple(sys.argv[1:] if argv is None else argv))
@@ -110,9 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Path.expanduser raises a RuntimeError about the "home directory" for ~NAME without a user NAME.
         if sys.flags.dev_mode or "home directory" not in str(error):
             raise
-        notice(
-            "a path begins with ~NAME, which means the home folder of the user NAME, but this machine has no such user"
-        )
+        notice("a path begins with ~NAME, but this machine has no user NAME")
         return 2
     except OSError as error:
         if sys.flags.dev_mode or error.errno is None:
@@ -123,32 +124,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if sys.flags.dev_mode or error.name is None or error.name.partition(".")[0] == "fewbits":
             raise
-        notice(
-            f"{sys.executable} has no module {error.name!r}: run fewbits in the Python environment in which its "
-            "dependencies are installed; on a Ray cluster, run `ray start` in that environment"
-        )
+        advice = "run fewbits, and on a Ray cluster `ray start`, in the Python environment that has its dependencies"
+        notice(f"{sys.executable} has no module {error.name!r}: {advice}")
         return 1
-
-
-def _open_closed_streams() -> None:
-    """Open stdout and stderr on /dev/null, for this process and its children, if the parent process has closed them.
-
-    Otherwise the next file that is opened would get the descriptor 1 or 2, and the output would be written into it.
-    """
-    for descriptor, name in ((1, "stdout"), (2, "stderr")):
-        if getattr(sys, name) is None:
-            null = os.open(os.devnull, os.O_WRONLY)
-            try:
-                os.fstat(descriptor)
-            except OSError:
-                os.dup2(null, descriptor)
-            os.set_inheritable(descriptor, True)
-            setattr(sys, name, open(null, "w"))  # noqa: SIM115
 
 
 def _dispatch(argv: tuple[str, ...]) -> int:
     for name, now in EARLIER.items():
-        if argv[: len(name.split())] == tuple(name.split()):
+        words = tuple(name.split())
+        if argv[: len(words)] == words or (argv[:1] == words[:1] and words[-1].startswith("--") and words[-1] in argv):
             raise ValueError(f"`fewbits {name}` is now `fewbits {now}`")
     for command in COMMANDS:
         if argv[: len(command.words)] == command.words:
