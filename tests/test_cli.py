@@ -307,7 +307,7 @@ def test_doctor_test_runs_the_self_test_of_the_kernels(capsys: pytest.CaptureFix
 
 
 def test_a_failed_self_test_is_status_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    selftest = import_module("fewbits.kernels.backends.selftest")
+    selftest = import_module("fewbits.kernels.selftest")
     results = [("round trip", True, ""), ("stochastic mean", False, "0.0 instead of 0.3")]
     monkeypatch.setattr(selftest, "run", lambda device: results)
     assert cli.main(["doctor", "--test"]) == 1

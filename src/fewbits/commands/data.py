@@ -145,8 +145,8 @@ def _prepare(out: Path, request: Request, tokenizer: Tokenizer, stream: Document
         while batch := list(islice(texts, _AT_ONCE)):
             unfinished.add(batch, stream.position())
             done, tokens = unfinished.documents, sum(unfinished.tokens.values())
-            left = clock((time.monotonic() - began) / (done - before) * max(expected - done, 0))
-            terminal.show(f"{done:,} of about {expected:,} documents, {tokens:,} tokens, {left} left")
+            time_left = clock((time.monotonic() - began) / (done - before) * max(expected - done, 0))
+            terminal.show(f"{done:,} of about {expected:,} documents, {tokens:,} tokens, {time_left} left")
     finally:
         terminal.clear()
     empty = [split for split in SPLITS if not unfinished.tokens[split]]

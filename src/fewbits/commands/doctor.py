@@ -69,7 +69,8 @@ def main(argv: Sequence[str]) -> int:
     if options.warm:
         if options.json or options.test:
             parser.error("--warm only compiles kernels and cannot be used with --json or --test: leave out one of them")
-        return _warm(*options.warm, options.architecture, options.tokens or TOKENS)
+        recipe, model = options.warm
+        return _warm(recipe, model, options.architecture, options.tokens or TOKENS)
     if options.architecture or options.tokens:
         parser.error("--architecture and --tokens are valid only together with --warm RECIPE MODEL")
 
@@ -98,7 +99,7 @@ def _self_test() -> list[tuple[str, bool, str]]:
     try:
         from torch.cuda import is_available
 
-        from fewbits.kernels.backends import selftest
+        from fewbits.kernels import selftest
     except (ImportError, OSError) as error:  # torch or one of its shared libraries is missing
         return [("import torch", False, str(error))]
     devices = ("cpu", "cuda") if is_available() else ("cpu",)
