@@ -97,7 +97,7 @@ def parts(folder: Path, capability: tuple[int, int] = FP8_SINCE) -> tuple[Part, 
     # --error-exitcode: without it, the exit status would be that of the tests even if the sanitizer found errors.
     # --report-api-errors no: torch calls functions that the driver may lack, which is no error.
     checked = (str(sanitizer), "--error-exitcode", "1", "--report-api-errors", "no", "--tool")
-    some = ("-k", "classes or weights")
+    some = ("-k", "every_class or sampled_weights")
     uncached = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     trial = (
         *(*fewbits, "train", "scale=gpu", "model=gpt2-124m", "training.steps=10", "training.batch=96"),

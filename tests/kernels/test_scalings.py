@@ -81,6 +81,7 @@ def test_stored_scales_have_a_code_for_a_block_that_is_not_finite(record: Record
     ("text", "field"),
     [
         ("e4m3:1x16:fouroversix", "format"),
+        ("e4m3:1x16:eden:rht16", "format"),
         ("e2m1:1x32:eden:rht16", "block"),
         ("e2m1:1x16:eden:rht16:stochastic", "rounding"),
         ("e2m1:1x16:eden:rht8", "hadamard"),

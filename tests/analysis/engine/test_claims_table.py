@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from fewbits.analysis.engine.claims.hooks import hooks_of, load_hooks
 from fewbits.analysis.engine.claims.schema import (
     Claim,
     ControlClaim,
@@ -97,15 +96,6 @@ def test_only_tests_of_differences_have_the_margin_of_the_claim() -> None:
     bounded = Part("above", name="bounded", arms=("a",), metrics=("x",), than=1.0)
     claim = Claim("X1", "It is close.", (EQUAL, bounded), margin=HALF, ours=True)
     assert [claim.margin_of(part) for part in claim.parts] == [HALF, None]
-
-
-def test_at_least_half_of_the_claims_are_data_alone() -> None:
-    shares = []
-    for study in TRAINED:  # not the primer, all of whose claims are exact checks
-        load_hooks(study)
-        hooks = hooks_of(study).metrics
-        shares += [all(is_data(part, hooks) for part in claim.parts) for claim in load_claims(study).claims]
-    assert sum(shares) >= 0.5 * len(shares)
 
 
 def is_data(part: Part, hooks: Container[str]) -> bool:

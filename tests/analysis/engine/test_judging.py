@@ -53,6 +53,22 @@ def test_an_empty_store_decides_nothing(study: str, scale: str, empty: Callable[
     assert Status.UNDECIDED in statuses
 
 
+@pytest.mark.parametrize("holds", [True, False])
+@pytest.mark.parametrize("study", ["mor", "nvfp4", "gaussws"])
+def test_exact_claims_are_decided_without_any_trial(
+    study: str, holds: bool, empty: Callable[..., Results], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check it with fixed results in place of the checks, which the tests of each study's arithmetic call."""
+    load_hooks(study)
+    own = hooks_of(study).exact
+    assert set(own) == {c.id for c in load_claims(study).claims if any(part.test == "exact" for part in c.parts)}
+    for name in own:
+        monkeypatch.setitem(own, name, lambda: {"": Exact(holds, "computed")})
+    results = empty(study, "cpu")
+    verdicts = conclude({name: evidence_of(study, load_claims(study).claim(name), results) for name in own})
+    assert {one.outcome for one in verdicts.values()} == {Outcome.REPRODUCED if holds else Outcome.CONTRADICTED}
+
+
 def test_a_scale_that_cannot_judge_a_claim_does_not(empty: Callable[..., Results]) -> None:
     """Check that a claim is out of reach at the scales in its `unfit`, with the given reason."""
     results, claim = empty("mor", "cpu"), load_claims("mor").claim("M3")

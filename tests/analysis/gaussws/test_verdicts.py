@@ -3,16 +3,13 @@
 In different tests, the effects are as the paper states, opposite or absent, or noise hides them, or controls fail.
 """
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import pytest
 
 from fewbits.analysis.engine.claims.findings import Outcome, Status, Verdict
-from fewbits.analysis.engine.claims.hooks import hooks_of, load_hooks
 from fewbits.analysis.engine.claims.schema import load_claims
-from fewbits.analysis.engine.results.data import Exact
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.sweeps.planning.plan import Plan
 from tests.analysis import worlds
@@ -185,12 +182,6 @@ def test_nothing_is_decided_where_controls_find_nothing(compared: Plan) -> None:
             assert name == "G15" or all(f"control {control} failed" in one.reason for control in one.claim.control)
 
 
-def test_one_control_that_finds_nothing_concerns_its_claims_alone(compared: Plan) -> None:
-    """Check that a failed control makes only those claims inconclusive that list this control."""
-    found = judged(compared, replace(PAPER, spread={"llama2": 0.0}), "G9", "G13", "G20")
-    assert outcomes(found) == {"G9": REPRODUCED, "G13": INCONCLUSIVE, "G20": INCONCLUSIVE}
-
-
 def test_casts_say_nothing_where_three_bits_would_do(compared: Plan) -> None:
     """Check that the claim that casts to the learned formats keep the loss (G19) is inconclusive if its control fails.
 
@@ -200,34 +191,6 @@ def test_casts_say_nothing_where_three_bits_would_do(compared: Plan) -> None:
     assert outcomes(kept) == {"G9": REPRODUCED, "G19": INCONCLUSIVE}
     failed = [control.id for control in kept["G19"].controls if not control.passed]
     assert failed == ["narrow-costs", "narrow-costs-llama2"]
-
-
-def test_a_missing_trial_is_named_and_the_other_seeds_count(compared: Plan) -> None:
-    missing = frozenset({("adam-mini-gaussws", 1), ("gpt2/gaussws", 2)})
-    found = judged(compared, replace(PAPER, missing=missing), "G9", "G12", "G20")
-    assert [found[name].findings[0].n for name in ("G9", "G12", "G20")] == [2, 1, 2]
-    assert "adam-mini-gaussws, seed 1" in found["G20"].findings[0].notes[0]
-    assert len(found["G12"].findings[0].notes) == 2
-    assert found["G12"].supported == ("DiffQ improves",)
-
-
-def test_a_seed_that_unlike_machines_computed_is_named_and_the_others_count(compared: Plan) -> None:
-    results(compared, PAPER)
-    (member,) = (m for m in compared.members if (m.cell.arm, m.cell.seed, m.cell.sweep) == ("adam-mini", 1, MINI))
-    provenance = compared.trials[member.id].folder.path / "provenance.json"
-    provenance.write_text(json.dumps({"segments": [{"step": 0, "environment": {"kind": "intel-amx2"}}]}))
-    try:
-        (one,) = verdicts(Results(compared), ["G20"])["G20"].findings
-    finally:
-        provenance.unlink()
-    assert one.n == 2
-    assert all(told in one.notes[0] for told in ("seed 1", "adam-mini on intel-amx2", "on intel-amx2"))
-
-
-def test_one_seed_decides_nothing(compared: Plan) -> None:
-    arms = {str(member.cell.arm) for member in compared.members}
-    one_seed = replace(PAPER, missing=frozenset((arm, seed) for arm in arms for seed in (1, 2)))
-    assert set(outcomes(judged(compared, one_seed)).values()) == {INCONCLUSIVE, OUT_OF_REACH}
 
 
 # -------------------------------------------------------------------------------- timings and arithmetic
@@ -270,18 +233,3 @@ def test_a_busy_machine_decides_nothing(timed: Plan) -> None:
     for name, one in verdicts(Results(timed), TIMED).items():
         assert one.outcome is INCONCLUSIVE, name
         assert "disturbed" in one.reason, name
-
-
-@pytest.mark.parametrize("holds", [True, False])
-def test_exact_claims_are_decided_without_any_trial(
-    compared: Plan, holds: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Check that exact claims are decided without trials: reproduced if their checks hold, and else contradicted.
-
-    Here, fixed results replace the checks, which test_theory.py tests.
-    """
-    load_hooks("gaussws")
-    assert set(hooks_of("gaussws").exact) == set(EXACT)
-    for name in EXACT:
-        monkeypatch.setitem(hooks_of("gaussws").exact, name, lambda: {"": Exact(holds, "computed")})
-    assert set(outcomes(verdicts(Results(compared), EXACT)).values()) == {REPRODUCED if holds else CONTRADICTED}

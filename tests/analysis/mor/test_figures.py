@@ -9,12 +9,11 @@ from matplotlib.figure import Figure
 
 from fewbits.analysis.engine.results.data import Differences, NoData, NotPlanned
 from fewbits.analysis.engine.results.frames import Results
-from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.engine.results.places import sweep_places
 from fewbits.analysis.figures.effects import effects_of
 from fewbits.analysis.figures.series import change
 from fewbits.analysis.figures.series import curves as recorded
-from fewbits.analysis.figures.theme import THEMES, WIDTH, svg, theme, themed
+from fewbits.analysis.figures.theme import THEMES, WIDTH, theme, themed
 from fewbits.analysis.report.declared import declared
 from fewbits.analysis.report.items import FigureResult, MakeFigure
 from fewbits.analysis.report.registry import Entry, study_registry
@@ -98,10 +97,6 @@ def drawn(entry: Entry[MakeFigure], results: Results, theme: str = "light") -> F
     return themed(picture, theme)
 
 
-def test_every_figure_of_the_paper_is_registered() -> None:
-    assert {figure.id for figure in paper("mor").figures} <= set(FIGURES)
-
-
 @pytest.mark.parametrize("name", FIGURES)
 def test_it_is_drawn_whole_with_the_trials_behind_it(
     name: str, made: Results, sizes: Results, thresholds: Results
@@ -114,12 +109,6 @@ def test_it_is_drawn_whole_with_the_trials_behind_it(
     assert not reaches_over(figure)
     assert bool(picture.trials) == (name not in SCHEMATICS[1:])
     assert set(picture.trials) <= set(made.plan.trials)
-
-
-@pytest.mark.parametrize("name", ["Figure 2", "Figure 20"])
-def test_the_same_results_give_the_same_bytes(name: str, every: Plan) -> None:
-    first, second = (svg(drawn(FIGURES[name], Results(every))) for _ in range(2))
-    assert first == second
 
 
 def test_a_figure_of_which_a_scale_runs_only_the_baseline_or_only_arms_is_not_run(

@@ -212,12 +212,6 @@ def test_a_threshold_that_changes_no_decision_shows_no_null(six: Plan) -> None:
     assert [control.id for control in one.controls if not control.passed] == ["quantizes-more"]
 
 
-def test_one_seed_decides_nothing_but_arithmetic(plans: Callable[..., Plan]) -> None:
-    found = judged(plans("scale=cpu", "seeds=[3]"), TRUE)
-    decided = {name for name, one in found.items() if one.outcome.decided}
-    assert decided == {"M1", "M2", "M21"}
-
-
 @pytest.mark.deep
 def test_what_a_scale_leaves_out_is_not_run_and_the_rest_is_judged(plans: Callable[..., Plan]) -> None:
     """Check that parts and claims are not run if the scale cpu-full lacks their arms, and that the others are judged.

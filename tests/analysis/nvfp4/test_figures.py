@@ -13,11 +13,10 @@ from matplotlib.figure import Figure
 from fewbits.analysis.engine.results.arms import arm_table
 from fewbits.analysis.engine.results.data import Differences, NoData, NotPlanned
 from fewbits.analysis.engine.results.frames import Damaged, Results
-from fewbits.analysis.engine.results.paper import paper
 from fewbits.analysis.figures import gemm_flow
 from fewbits.analysis.figures.effects import EffectsFigure, effects_of
 from fewbits.analysis.figures.series import switches
-from fewbits.analysis.figures.theme import THEMES, WIDTH, svg, themed
+from fewbits.analysis.figures.theme import THEMES, WIDTH, themed
 from fewbits.analysis.figures.training import assign_styles
 from fewbits.analysis.report.declared import declared
 from fewbits.analysis.report.items import FigureResult, MakeFigure
@@ -126,10 +125,6 @@ def line(axes: Axes, colour: int) -> np.ndarray:
 
 def lines(axes: Axes, colour: str | None = None) -> list[np.ndarray]:
     return [np.asarray(one.get_xydata(), float) for one in axes.lines if colour in (None, one.get_color())]
-
-
-def test_every_figure_of_the_paper_is_registered() -> None:
-    assert {figure.id for figure in paper("nvfp4").figures} <= set(FIGURES)
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -352,7 +347,3 @@ def test_nvfp4_clips_what_its_scale_rounds_down_and_powers_of_two_do_not() -> No
     assert mxfp4.error.max() == pytest.approx(0.2, abs=0.01)
     assert abs(mxfp4.bias.mean()) < 0.001
     assert ocp.bias.min() < -0.2
-
-
-def test_the_same_results_give_the_same_bytes(made: Results, light: Draw) -> None:
-    assert svg(light("Figure 8")) == svg(drawn("Figure 8", made))

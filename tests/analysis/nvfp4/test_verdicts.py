@@ -6,12 +6,8 @@ In different tests, the effects are as the paper states, opposite or absent, or 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-import pytest
-
-from fewbits.analysis.engine.claims.findings import Finding, Outcome, Status, Verdict
-from fewbits.analysis.engine.claims.hooks import hooks_of, load_hooks
+from fewbits.analysis.engine.claims.findings import Outcome, Status, Verdict
 from fewbits.analysis.engine.claims.schema import load_claims
-from fewbits.analysis.engine.results.data import Exact
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.sweeps.planning.plan import Plan
 from tests.analysis import worlds
@@ -61,10 +57,6 @@ def outcomes(found: Mapping[str, Verdict]) -> dict[str, Outcome]:
 
 def changed(effect: Mapping[str, float]) -> World:
     return replace(PAPER, effect={**PAPER.effect, **effect})
-
-
-def part(verdict: Verdict, name: str) -> Finding:
-    return next(one for one in verdict.findings if one.name == name)
 
 
 def test_where_all_is_as_the_paper_says_every_claim_about_trials_is_reproduced(cpu: Plan) -> None:
@@ -144,15 +136,6 @@ def test_nothing_is_decided_where_controls_find_nothing(cpu: Plan) -> None:
             assert tuple(control.id for control in one.controls if not control.passed) == one.claim.control, name
 
 
-def test_one_control_that_finds_nothing_concerns_its_claims_alone(cpu: Plan) -> None:
-    """Check that a failed control makes only those claims inconclusive that list this control."""
-    found = judged(cpu, changed({"hybrid/mxfp4": 0.0}), "N9", "N20")
-    assert outcomes(found) == {"N9": REPRODUCED, "N20": INCONCLUSIVE}
-    assert "control mxfp4-costs-hybrid failed" in found["N20"].reason
-    untested = judged(cpu, replace(PAPER, missing=frozenset(("hybrid/mxfp4", seed) for seed in range(3))), "N20")
-    assert "control mxfp4-costs-hybrid was not tested" in untested["N20"].reason
-
-
 def test_what_a_switch_gains_by_the_format_of_its_evaluation_is_no_gain(cpu: Plan) -> None:
     """Check that a switch to BF16 counts as a gain only if it also lowers the loss evaluated in BF16."""
     found = judged(cpu, replace(PAPER, unquantized={"nvfp4-long": 0.001, "long-no-sr": 0.001}), "N4", "N22", "N23")
@@ -161,41 +144,6 @@ def test_what_a_switch_gains_by_the_format_of_its_evaluation_is_no_gain(cpu: Pla
     assert "long-no-sr above nvfp4-long, validation loss" in found["N4"].supported
     assert "long-no-sr above nvfp4-long, validation loss, unquantized" not in found["N4"].supported
     assert "control switch-gains failed" in found["N22"].reason
-
-
-def test_divergence_is_worse_than_any_loss_and_three_seeds_of_it_are_too_few_among_many_claims(cpu: Plan) -> None:
-    found = judged(cpu, replace(PAPER, diverged=frozenset({"base-whole", "sr-weights"})))
-    assert {one.status for one in found["N3"].findings} == {Status.SUPPORTED}
-    assert (found["N3"].outcome, found["N9"].outcome) == (INCONCLUSIVE, IN_PART)
-    assert not any(name.startswith("sr-weights") for name in found["N9"].supported)
-
-
-def test_a_missing_trial_is_named_and_the_other_seeds_count(cpu: Plan) -> None:
-    found = judged(cpu, replace(PAPER, missing=frozenset({("sr-backward", 2), ("nvfp4-long", 1)})), "N1", "N10")
-    for one in (part(found["N1"], "wider after the decay"), *found["N10"].findings):
-        assert one.n == 2
-        assert len(one.notes) == 1
-    assert "sr-backward, seed 2" in found["N10"].findings[0].notes[0]
-
-
-def test_one_seed_decides_nothing(cpu: Plan) -> None:
-    arms = {str(member.cell.arm) for member in cpu.members}
-    one_seed = replace(PAPER, missing=frozenset((arm, seed) for arm in arms for seed in (1, 2)))
-    assert set(outcomes(judged(cpu, one_seed)).values()) == {INCONCLUSIVE, OUT_OF_REACH}
-
-
-@pytest.mark.parametrize("holds", [True, False])
-def test_exact_claims_are_decided_without_any_trial(cpu: Plan, holds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check that exact claims are decided without trials: reproduced if their checks hold, and else contradicted.
-
-    Here, fixed results replace the checks, which test_arithmetic.py tests.
-    """
-    load_hooks("nvfp4")
-    assert set(hooks_of("nvfp4").exact) == set(EXACT)
-    for name in EXACT:
-        monkeypatch.setitem(hooks_of("nvfp4").exact, name, lambda: {"": Exact(holds, "computed")})
-    found = verdicts(Results(cpu), EXACT)
-    assert set(outcomes(found).values()) == {REPRODUCED if holds else CONTRADICTED}
 
 
 def test_probes_decide_the_findings_about_checkpoints(cpu: Plan) -> None:

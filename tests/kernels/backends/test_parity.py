@@ -27,7 +27,7 @@ from fewbits.kernels.reference.noise import uniform
 from fewbits.kernels.scalings import ROUNDINGS, SCALINGS
 from tests.effort import DEEP, examples
 from tests.forked_python import run_python
-from tests.kernels.backends.gpu.device_checks import DRAWN, Checks, any_bytes, decided_late, undecided, unstorable
+from tests.kernels.backends.gpu.device_checks import DRAWN, Checks, any_bytes, decided_late, undecided
 from tests.kernels.inputs import DTYPES, EMPTY, KINDS, ODD, assert_same, generator, make
 
 pytestmark = pytest.mark.skipif(build.compiler() is None, reason="there is no C++ compiler, hence no cpu backend")
@@ -108,27 +108,9 @@ def check(
     **parts: Any,
 ) -> None:
     """Compare quantize, encode and decode of cpu with the reference; parts: the arguments partition and skip."""
-    torch.set_num_threads(1)
-    was = torch.full_like(x, 0.5)  # the content that skipped parts keep
-    want = run(reference, x, q, axis, seed, out=was.clone(), want_stats=True, **parts)
-    stored = () if q.format.bits > 16 or unstorable(x, q, axis) else reference.encode(x, q, axis, seed)
     for n in threads:
         torch.set_num_threads(n)
-        case = f"{q} of {tuple(x.shape)} {x.dtype}, {axis=}, {seed=}, {parts}, {n} threads"
-        got = run(cpu, x, q, axis, seed, out=was.clone(), want_stats=True, **parts)
-        for what, a, b in zip(("values", "counts", "amax"), got, want, strict=True):
-            assert_same(a, b, f"{what} of {case}")
-        counts = run(cpu, x, q, axis, seed, want_values=False, want_stats=True, **parts)[1]
-        assert_same(counts, want[1], f"counts alone of {case}")
-        assert_same(run(cpu, x, q, axis, seed, out=was.clone(), **parts)[0], want[0], f"values alone of {case}")
-        if "skip" not in parts:
-            in_place = x.clone()
-            cpu.quantize(in_place, q, axis, seed, out=in_place)
-            assert_same(in_place, want[0], f"in place, {case}")
-        if stored:
-            for what, a, b in zip(("codes", "scales", "groups"), cpu.encode(x, q, axis, seed), stored, strict=True):
-                assert_same(a, b, f"{what} of {case}")
-            ON_CPU.decoding(stored, q, axis, x.shape[1], x.dtype)
+        ON_CPU.quantizer(x, q, axis, seed, **parts)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -232,11 +214,9 @@ def test_any_partition_with_any_parts_left_out(
 def test_both_axes_in_one_reading_are_two_calls(
     x: Tensor, row: Quantizer, column: Quantizer, seed: int, threads: int
 ) -> None:
-    """Compare quantization along both axes in one call with two separate calls."""
+    """Compare quantization along both axes in one call with two calls of the reference."""
     torch.set_num_threads(threads)
-    along, down = cpu.quantize_both(x, row, column, seed, seed // 2)
-    assert_same(along, run(cpu, x, row, -1, seed)[0], f"{row} along, beside {column}")
-    assert_same(down, run(cpu, x, column, 0, seed // 2)[0], f"{column} down, beside {row}")
+    ON_CPU.both(x, row, column, seed)
 
 
 @pytest.mark.parametrize("axis", [-1, 0])

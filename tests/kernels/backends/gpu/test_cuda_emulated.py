@@ -1,7 +1,9 @@
-"""Check without a GPU that the CUDA backend equals the reference: its kernel sources run on a SIMT emulator.
+"""Check that the CUDA backend equals the reference: on a GPU, and without one on a SIMT emulator of its kernel sources.
 
-The host code is unchanged. Speed and NVIDIA's compiler and instructions are not tested. The emulator runs threads one
-after another, in an order that differs between launches, so a race is detected only if this order changes the result.
+On the emulator, the host code is unchanged. Speed and NVIDIA's compiler and instructions are not tested. The emulator
+runs threads one after another, in an order that differs between launches, so a race is detected only if this order
+changes the result.
+On a GPU, most of the time is spent on compiling kernels; FEWBITS_TESTS=deep needs about twice as many.
 """
 
 from itertools import product
@@ -14,25 +16,30 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fewbits.kernels.backends import build, reference
-from fewbits.kernels.backends.gpu import tiles
+from fewbits.kernels.backends.gpu import cuda, tiles
 from fewbits.kernels.backends.gpu.device import Device
 from fewbits.kernels.backends.gpu.warm import Recorder
 from fewbits.kernels.mixing import mix_matrix
 from fewbits.kernels.quantizer import HADAMARD_SIZES, Mixture, Quantizer
 from tests.effort import DEEP, examples
-from tests.kernels.backends.gpu.device_checks import DRAWN, Checks, any_bytes, undecided
+from tests.kernels.backends.gpu.device_checks import CONVERTED, DRAWN, Checks, any_bytes, every_pattern, undecided
 from tests.kernels.backends.gpu.emulated import SHARED, EmulatedLauncher, emulated_device
 from tests.kernels.backends.test_parity import FAMILIES, MS_EDEN, STORED, VARIANTS, matrices, parts, quantizers
 from tests.kernels.inputs import DTYPES, EMPTY, KINDS, ODD, assert_same, generator, make
 from tests.kernels.test_mix import LIMITS, MIXTURES
 
-pytestmark = pytest.mark.skipif(build.compiler() is None, reason="there is no C++ compiler for the emulator")
+needs_compiler = pytest.mark.skipif(build.compiler() is None, reason="there is no C++ compiler for the emulator")
 
 
-@pytest.fixture(scope="module")
-def checks() -> Checks:
-    device, _ = emulated_device()
-    return Checks(device, lambda t: t)
+@pytest.fixture(
+    scope="module", params=[pytest.param("emulated", marks=needs_compiler), pytest.param("cuda", marks=pytest.mark.gpu)]
+)
+def checks(request: pytest.FixtureRequest) -> Checks:
+    if request.param == "emulated":
+        return Checks(emulated_device()[0], lambda t: t)
+    if complaint := cuda.complaint():
+        pytest.skip(f"no CUDA kernels here: {complaint}")
+    return Checks(cuda.BACKEND, lambda t: t.cuda())
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -172,9 +179,9 @@ def test_blocks_of_every_class(checks: Checks, text: str, shape: tuple[int, int]
 MARGIN = 1 << 14  # elements before and behind a matrix: more than a row, and a multiple of 16 bytes
 
 
-def amid(x: Tensor, fill: float) -> tuple[Tensor, Tensor]:
+def amid(x: Tensor, fill: float, checks: Checks) -> tuple[Tensor, Tensor]:
     """Return a copy of x that lies between two margins filled with `fill`, and the memory of copy and margins."""
-    memory = torch.full((x.numel() + 2 * MARGIN,), fill, dtype=x.dtype)
+    memory = checks.place(torch.full((x.numel() + 2 * MARGIN,), fill, dtype=x.dtype))
     inside = memory[MARGIN:-MARGIN].view(x.shape)
     return inside.copy_(x), memory
 
@@ -188,21 +195,21 @@ EDGES = tuple(product((7, 9, 128, 135), (16, 24, 33, 136)))
 def test_nothing_beyond_a_matrix_is_read_or_written(checks: Checks, shape: tuple[int, int]) -> None:
     """Check inputs between infinities, which would change results if read, and results between sevens, which stay."""
     i = EDGES.index(shape)
-    x, _ = amid(make("lognormal", shape, DTYPES[i % 3], seed=i), float("inf"))
+    x, _ = amid(make("lognormal", shape, DTYPES[i % 3], seed=i), float("inf"), checks)
     for text in ("e4m3:128x128:amax", "e2m1:1x16:nvfp4:stochastic", "e4m3:channel:gam", "e4m3:3x5:amax", "e4m3"):
         q = Quantizer.parse(text)
-        outs = [amid(torch.zeros_like(x), 7.0) for _ in range(3)]
-        want = [reference.quantize(x, q, axis, 3)[0] for axis in (-1, 0)]
+        outs = [amid(torch.zeros_like(x), 7.0, checks) for _ in range(3)]
+        want = [reference.quantize(x.cpu(), q, axis, 3)[0] for axis in (-1, 0)]
         checks.backend.quantize(x, q, -1, 3, out=outs[0][0])
         checks.backend.quantize_both(x, q, q, 3, 3, out=(outs[1][0], outs[2][0]))
         for (out, memory), values in zip(outs, (want[0], *want), strict=True):
-            assert_same(out, values, f"{q} of {shape}")
+            assert_same(out.cpu(), values, f"{q} of {shape}")
             assert (memory[:MARGIN] == 7).all()
             assert (memory[-MARGIN:] == 7).all()
-    codes = reference.encode(x, q, -1, 0)
-    out, memory = amid(torch.zeros_like(x), 7.0)
-    checks.backend.decode(*codes, q, -1, shape[1], x.dtype, out=out)
-    assert_same(out, reference.decode(*codes, q, -1, shape[1], x.dtype), f"codes of {shape}")
+    codes = reference.encode(x.cpu(), q, -1, 0)
+    out, memory = amid(torch.zeros_like(x), 7.0, checks)
+    checks.backend.decode(*map(checks.place, codes), q, -1, shape[1], x.dtype, out=out)
+    assert_same(out.cpu(), reference.decode(*codes, q, -1, shape[1], x.dtype), f"codes of {shape}")
     assert int((memory == 7).sum()) == 2 * MARGIN + int((out == 7).sum())
 
 
@@ -237,6 +244,7 @@ def strips(monkeypatch: pytest.MonkeyPatch) -> tuple[Checks, EmulatedLauncher]:
     return Checks(device, lambda t: t), launcher
 
 
+@needs_compiler
 @pytest.mark.parametrize("text", IN_STRIPS)
 @pytest.mark.parametrize("height", HEIGHTS)
 def test_whole_columns_of_any_height(strips: tuple[Checks, EmulatedLauncher], height: int, text: str) -> None:
@@ -251,6 +259,7 @@ def test_whole_columns_of_any_height(strips: tuple[Checks, EmulatedLauncher], he
     assert launcher.shared[0] == (min(-(-height // tile) - 1, 2048 // tile) * (32 * tile) if strip else 0)
 
 
+@needs_compiler
 @pytest.mark.parametrize("height", [8192, 8193, 9217])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_whole_columns_that_just_fit_in_the_shared_memory_of_a_gpu(
@@ -262,6 +271,7 @@ def test_whole_columns_that_just_fit_in_the_shared_memory_of_a_gpu(
     assert launcher.shared == [3 * 2048 * 32 if dtype != torch.float32 else 4096 * 32]
 
 
+@needs_compiler
 @pytest.mark.parametrize("part", [(1, 16), (16, 1), (1000, 8), (3000, 1), (7, 5), (8, 8)])
 def test_strips_with_statistics_and_parts_left_out(
     strips: tuple[Checks, EmulatedLauncher], part: tuple[int, int]
@@ -301,6 +311,7 @@ ATOMICS = (
 )
 
 
+@needs_compiler
 @pytest.mark.parametrize(("text", "axis", "count"), ATOMICS)
 def test_a_warp_does_one_atomic_operation_for_a_destination(text: str, axis: int, count: int) -> None:
     device, launcher = emulated_device()
@@ -315,12 +326,23 @@ def test_any_bytes_are_read_as_the_reference_reads_them(checks: Checks, text: st
         checks.decoding(any_bytes(q, axis, shape, seed=i), q, axis, shape[1], DTYPES[i % 3])
 
 
-@pytest.mark.parametrize("name", ["e1m1", "e2m1", "e2m2", "e3m2", "e2m4", "e4m3", "e4m7", "bf16"])
+@pytest.mark.parametrize("name", ["e1m1", "e2m1", "e2m2", "e2m3", "e3m2", "e2m4", "e4m3", "e5m2", "e4m7", "bf16"])
 def test_codes_of_every_width_lie_in_words_and_in_bytes(checks: Checks, name: str) -> None:
-    """Check rows of codes whose length is a multiple of 16 bytes, and shorter rows down to odd numbers of bytes."""
-    for i, cols in enumerate((128, 64, 32, 16, 8, 24, 40, 129, 131, 7)):
-        for text in (name, f"{name}:1x8:e8m0:stochastic", f"{name}:5x3:amax"):
+    """Check rows of codes whose length is a multiple of 16 bytes, and shorter rows down to odd numbers of bytes.
+
+    Without FEWBITS_TESTS=deep, check every second pair of a number of columns and a quantizer.
+    """
+    texts = (name, f"{name}:1x8:e8m0:stochastic", f"{name}:1x16:nvfp4", f"{name}:5x3:amax")
+    columns = (128, 64, 32, 16, 8, 24, 40, 129, 131, 7)
+    for (i, cols), (j, text) in product(enumerate(columns), enumerate(texts)):
+        if DEEP or (i + j + len(name)) % 2:
             checks.quantizer(make("lognormal", (11, cols), DTYPES[i % 3], seed=i), Quantizer.parse(text), -1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("text", CONVERTED)
+def test_every_pattern_is_converted_as_the_reference_does(checks: Checks, text: str, dtype: torch.dtype) -> None:
+    checks.quantizer(every_pattern(dtype), Quantizer.parse(text), -1)
 
 
 @pytest.mark.parametrize("size", HADAMARD_SIZES)
@@ -328,6 +350,12 @@ def test_rotations_and_their_inverses(checks: Checks, size: int) -> None:
     for i, (shape, axis) in enumerate(product((*ODD, (136, 264)), (-1, 0))):
         x = make("lognormal", shape, DTYPES[i % 3], seed=i)
         checks.rotation(x, Quantizer("fp32", hadamard=size, signs=i), axis)
+
+
+def test_a_rotation_beyond_the_dtype_is_a_nan_block_whatever_bits_the_device_gives_nan(checks: Checks) -> None:
+    """Check that inf − inf in a rotation makes the block NaN, although the NaNs of GPUs and CPUs have other bits."""
+    for dtype, axis in product(DTYPES, (-1, 0)):
+        checks.quantizer(make("huge", (64, 64), dtype), Quantizer.parse("e4m3:1x16:amax:rht16"), axis)
 
 
 @pytest.mark.parametrize("part", [(1, 1), (1, 16), (16, 16), (3, 5), (8, 64), (128, 128), (1000, 8), (64, 1000)])
@@ -353,7 +381,7 @@ def test_decisions_leave_what_is_beside_them(checks: Checks, blocks: int, index:
 @pytest.mark.parametrize(("values", "text", "expected"), LIMITS)
 def test_limits_are_strict(checks: Checks, values: tuple[float, ...], text: str, expected: int) -> None:
     """Check that an entry of a mixture is rejected if its error or spread equals the limit."""
-    _, choice, _, _ = mix_matrix(checks.backend, torch.tensor([values]), Mixture.parse(text), -1, 0)
+    _, choice, _, _ = mix_matrix(checks.backend, checks.place(torch.tensor([values])), Mixture.parse(text), -1, 0)
     assert int(choice) == expected
 
 

@@ -1,6 +1,6 @@
 """Compare the C++ code that replaces GPU instructions in the emulator with torch, for all 16-bit inputs if possible.
 
-The instructions themselves run only on a GPU, where test_cuda.py quantizes the same bit patterns.
+The instructions themselves run only on a GPU, where test_cuda_emulated.py quantizes the same bit patterns.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import Tensor
 from fewbits.kernels.backends import build
 from fewbits.kernels.backends.constants import flat, grid_of
 from fewbits.kernels.quantizer import Quantizer
-from tests.kernels.backends.gpu.device_checks import CONVERTED, Checks, every_pattern
-from tests.kernels.backends.gpu.emulated import SIMT, compiled, emulated_device
+from tests.kernels.backends.gpu.device_checks import every_pattern
+from tests.kernels.backends.gpu.emulated import SIMT, compiled
 from tests.kernels.inputs import assert_same, generator
 
 pytestmark = pytest.mark.skipif(build.compiler() is None, reason="there is no C++ compiler for the emulator")
@@ -97,9 +97,3 @@ def test_stochastic_rounding_without_conversion_gives_the_same_bits(twins: ctype
     addresses = [ctypes.c_void_p(t.data_ptr()) for t in (v, different)]
     twins.different_roundings(v.numel(), addresses[0], ctypes.byref(words), addresses[1])
     assert not different.any()
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("text", CONVERTED)
-def test_every_pattern_is_converted_as_the_reference_does(text: str, dtype: torch.dtype) -> None:
-    Checks(emulated_device()[0], lambda t: t).quantizer(every_pattern(dtype), Quantizer.parse(text), -1)
