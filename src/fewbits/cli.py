@@ -71,7 +71,6 @@ GROUPS = {
         Command("doctor", "show this machine's hardware and the kernels in use", "--json"),
         Command("bench kernels", "measure the kernels and other libraries", "--no-peers", "commands.bench", "kernels"),
         Command("bench train", "measure training steps, against plain BF16", "--steps 5", "commands.bench", "train"),
-        Command("bench sweep", "measure how busy a sweep keeps the cores", "--trials 4", "commands.bench", "sweep"),
         Command("data", "download and tokenize web text: OpenWebText, C4", "openwebtext"),
         Command("ui", "show the store's trials in MLflow, in the browser", "--port 5000"),
     ),

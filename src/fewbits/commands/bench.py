@@ -1,4 +1,4 @@
-"""Measure the kernels, noise generators, training steps and sweeps (`fewbits bench kernels|train|sweep`).
+"""Measure the kernels, noise generators and training steps (`fewbits bench kernels`, `fewbits bench train`).
 
 `--store` writes the times and a description of the machine into the store, for a study's report.
 """
@@ -6,11 +6,7 @@
 from __future__ import annotations
 
 import argparse
-import itertools
-import math
-import os
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -25,7 +21,6 @@ from fewbits.common.terminal import print_table
 if TYPE_CHECKING:
     from fewbits.experiments.bench.kernels import Bench
     from fewbits.experiments.bench.train import ModelResult
-    from fewbits.sweeps.planning.plan import Plan
 
 KERNELS = """\
 examples:
@@ -49,20 +44,6 @@ turns in one process, one step each.
 
 Columns: ms per step; products: ms divided by the ms of all linear layers' products in BF16; tokens/s; share: tokens/s
 divided by the tokens/s of plain BF16; memory: MiB of tensors at a step's peak, parameters and optimizer included."""
-SWEEP = """\
-examples:
-  fewbits bench sweep                              20 trials of about 30 s, on Ray: about five minutes on two cores
-  fewbits bench sweep --trials 8 --seconds 5 --backend local
-
-Run it on a machine that does nothing else: work of other programs counts as work of the sweep. A number in brackets is
-the target for the number before it.
-"""
-SWEEP_FILE = """\
-overrides: [model=nemotron-nano, model.layers=2, data=synthetic, recipe=mor/block, training.batch=4,
-  training.micro_batch=4, training.length=128, training.checkpoint_every=100000, evaluation.every=100000,
-  evaluation.windows=4, schedule=constant, schedule.warmup_fraction=0]
-"""
-PILOT = 60  # training steps of the pilot trials, whose speed determines how many steps take --seconds
 COLUMNS = ("recipe", "ms", "products", "tokens/s", "share", "memory")
 SQUARE = 32  # side of the square blocks that share a bit width; sides of matrices have to be multiples of it
 
@@ -258,91 +239,3 @@ def _train_options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--steps", type=positive, default=20, help="timed steps of each recipe (default: %(default)s)")
     _add_store_options(parser)
     return parser.parse_args(argv)
-
-
-# ------------------------------------------------------------------------------------------------ sweeps
-
-
-def sweep(argv: Sequence[str]) -> int:
-    about = "Measure how busy a sweep keeps the machine's cores, and the time that it adds to each training."
-    parser = CommandParser("fewbits bench sweep", about, SWEEP)
-    parser.add_argument("--trials", type=positive, default=20, help="trials of the sweep (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=30.0, help="seconds of training in each trial (default: 30)")
-    backend = "what runs the trials (default: %(default)s)"
-    parser.add_argument("--backend", choices=("ray", "local"), default="ray", help=backend)
-    options = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory(prefix="fewbits-bench-") as folder:
-        _measure(Path(folder), options.trials, options.seconds, options.backend)
-    return 0
-
-
-def _measure(folder: Path, trials: int, seconds: float, backend: str) -> None:
-    from fewbits.sweeps.tracking.mirror import Mirror
-
-    cores = len(os.sched_getaffinity(0))
-    pilot = _plan(folder, PILOT, range(1000, 1000 + cores))  # one trial for each core at the same time
-    _run(pilot, backend)
-    plan = _plan(folder, max(2, round(PILOT * seconds * cores / _training(pilot))), range(1, trials + 1))
-    wall, busy = _run(plan, backend)
-    began = time.perf_counter()
-    Mirror(plan).sync(last=True)
-    mirrored, training = (time.perf_counter() - began) / trials, _training(plan)
-    print(f"{trials} trials of {training / trials:.1f} s of training, {cores} cores, {backend}; targets in brackets")
-    print(f"{'cores busy':34}{busy / (cores * wall):8.3f}     (0.9)")
-    print(f"{'share of core time in training':34}{training / (cores * wall):8.3f}")
-    print(f"{'overhead of a trial':34}{_between(plan) + mirrored:8.2f} s   (0.5)  MLflow's part {mirrored:.2f}")
-
-
-def _plan(folder: Path, steps: int, seeds: Sequence[int]) -> Plan:
-    from fewbits.sweeps.planning.plan import plan
-    from fewbits.sweeps.planning.studies import load_sweeps
-
-    file = folder / "bench.yaml"
-    file.write_text(SWEEP_FILE)
-    values = [f"runtime.runs={folder / 'runs'}", f"training.steps={steps}", f"seeds=[{','.join(map(str, seeds))}]"]
-    return plan(*load_sweeps([str(file), *values]))
-
-
-def _between(plan: Plan) -> float:
-    """Return the mean seconds from a trial's last step to the next trial's first step in the same worker process.
-
-    NaN if no process has trained two trials.
-    """
-    import pandas as pd
-
-    spans: dict[str, list[tuple[float, float]]] = {}
-    for planned in plan.trials.values():
-        table = pd.read_parquet(planned.folder.path / "timing.parquet")
-        worker = (planned.folder.path / "log.txt").read_text().partition("process ")[2].split()[0]
-        first, last = table.iloc[0], table.iloc[-1]
-        spans.setdefault(worker, []).append((first["time"] - first["seconds"], last["time"]))
-    gaps = [after[0] - before[1] for trials in spans.values() for before, after in itertools.pairwise(sorted(trials))]
-    return sum(gaps) / len(gaps) if gaps else math.nan
-
-
-def _run(plan: Plan, backend: str) -> tuple[float, float]:
-    """Run the plan; return the seconds from the backend's start to the end, and all cores' busy seconds meanwhile."""
-    from fewbits.sweeps.running.driver import Driver
-    from fewbits.sweeps.running.run_sweep import Where
-
-    chosen = Where(backend).open()
-    try:
-        began, busy = time.perf_counter(), _busy_seconds()
-        Driver(plan, chosen).run()
-        return time.perf_counter() - began, _busy_seconds() - busy
-    finally:
-        chosen.close()
-
-
-def _training(plan: Plan) -> float:
-    """Return the sum of the seconds of all training steps."""
-    import pandas as pd
-
-    tables = (pd.read_parquet(planned.folder.path / "timing.parquet") for planned in plan.trials.values())
-    return sum(float(table["seconds"].sum()) for table in tables)
-
-
-def _busy_seconds() -> float:
-    """Return the sum over the machine's cores of the seconds since boot in which the core was not idle."""
-    user, nice, system, _, _, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:])
-    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")

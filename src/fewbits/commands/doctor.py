@@ -34,13 +34,6 @@ OLDEST_TORCH = (2, 11)
 OLDEST_DRIVER = 525  # the first version of NVIDIA's driver for CUDA 12; 580 is the first for CUDA 13
 TOKENS = 8192  # the default number of tokens of a micro-batch for --warm
 CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")  # the names under which CuPy may be installed
-VECTORS = {  # name of a vector instruction set → flags in /proc/cpuinfo that it needs; the widest set first
-    "avx512": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
-    "avx2": {"avx2", "fma", "bmi2"},
-    "sse2": {"sse2"},
-    "sve": {"sve"},
-    "neon": {"asimd"},
-}
 MARKS = {"ok": " ", "note": "-", "problem": "!"}
 
 
@@ -153,7 +146,6 @@ def facts() -> list[Fact]:
         Fact("python", platform.python_version(), sys.executable),
         _torch(has_gpu=gpu.value is not None),
         Fact("cpu", name[1] if name else platform.processor() or platform.machine()),
-        _vectors(cpuinfo),
         Fact("cores", ours, "" if ours == total else f"of {total}"),
         compiler,
         library,
@@ -173,16 +165,6 @@ def _torch(has_gpu: bool) -> Fact:
     if has_gpu and version.endswith("+cpu"):
         return Fact("torch", version, "cannot use the GPU", "note", "install a build of torch with CUDA")
     return Fact("torch", version)
-
-
-def _vectors(cpuinfo: str) -> Fact:
-    """Return the widest vector instruction set that the processor has and the compiled CPU kernels use."""
-    listed = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
-    flags = set(listed[1].split()) if listed else set()
-    widest = next((name for name, needed in VECTORS.items() if needed <= flags), None)
-    if widest == "sse2":
-        return Fact("vectors", widest, "no AVX2", "note", "use a CPU with AVX2 to train faster")
-    return Fact("vectors", widest, "" if widest else f"unknown on {platform.system()} {platform.machine()}")
 
 
 def _compiler() -> Fact:

@@ -14,7 +14,6 @@ import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus
 
@@ -155,20 +154,6 @@ def launch(jobs: Sequence[Sequence[str]]) -> list[JobReturn]:
         sys.argv = of_hydra
 
 
-class _Returned(JobReturn):
-    """The result of a job. Hydra's own class would also log a failed trial's error, which the sweep prints itself."""
-
-    @property
-    def return_value(self) -> Any:
-        if self.status != JobStatus.COMPLETED:
-            raise self._return_value
-        return self._return_value
-
-    @return_value.setter
-    def return_value(self, value: Any) -> None:
-        self._return_value = value
-
-
 class _Ended(Exception):
     """Raised to end Hydra's loop if the sweeper reads the result of a failed trial, or if the user stops the driver."""
 
@@ -179,7 +164,7 @@ def _job_return(plan: Plan, at: int, overrides: Sequence[str]) -> JobReturn:
     It is the validation loss, or the training loss if there is none.
     """
     folder = plan.trials[plan.members[at].id].folder
-    returned = _Returned(overrides=list(overrides), working_dir=str(folder.path), task_name=folder.path.name)
+    returned = JobReturn(overrides=list(overrides), working_dir=str(folder.path), task_name=folder.path.name)
     if (result := folder.result()) is None:
         returned.status, returned.return_value = JobStatus.FAILED, _Ended(folder.path.name)
     else:

@@ -1,8 +1,7 @@
 """Write files and folders atomically: at any time, a file or folder is either complete or does not exist.
 
-A new file or folder is first written under a hidden name in the same folder, `.NAME.TOKEN.partial`, flushed to the
-disk, and then renamed. A process that is killed before the renaming leaves only the file or folder with the
-hidden name; `remove_leftovers` removes it.
+It is first written under a hidden name in the same folder, `.NAME.TOKEN.partial`, flushed to the disk, and renamed. A
+process that is killed before leaves only the hidden name, which `remove_leftovers` removes.
 """
 
 from __future__ import annotations
@@ -25,10 +24,7 @@ _SUFFIX = ".partial"
 
 @contextmanager
 def synced_file(path: Path) -> Iterator[BinaryIO]:
-    """Create a file, yield it open for writing, and flush it to the disk when the `with` block ends.
-
-    Raise FileExistsError if the file exists.
-    """
+    """Create a new file, yield it open for writing, and flush it to the disk when the `with` block ends."""
     with path.open("xb") as file:
         yield file
         file.flush()
@@ -74,9 +70,9 @@ def create_once(path: Path, content: bytes) -> None:
 
 @contextmanager
 def folder_atomically(path: Path) -> Iterator[Path]:
-    """Create a folder under a hidden name, yield its path, and rename it to `path` when the `with` block ends.
+    """Yield a new hidden folder, whose files the block writes with `synced_file`, and rename it to `path` at the end.
 
-    The block writes the files with `synced_file`. `path` must not exist yet. If the block raises, remove the folder.
+    `path` must not exist yet. If the block raises, remove the folder.
     """
     partial = _beside(path)
     partial.mkdir()
@@ -98,10 +94,7 @@ def remove_folder(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the hidden files and folders `.NAME.TOKEN.partial` that killed processes left in a folder.
-
-    While this runs, no process may write to the folder.
-    """
+    """Remove what killed processes left in a folder; meanwhile no process may write to the folder."""
     for path in folder.glob(f".*{_SUFFIX}"):
         if path.is_dir():
             shutil.rmtree(path)
@@ -110,10 +103,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value atomically as indented JSON, with keys in the given order.
-
-    Raise ValueError for numbers that JSON does not have: NaN and infinities.
-    """
+    """Write a value atomically as indented JSON; raise ValueError for NaN and infinities, which JSON does not have."""
     try:
         text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     except ValueError as error:
@@ -130,26 +120,20 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def checked_json(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in a file; None if the file is missing.
-
-    Raise ValueError if the content is not JSON, or not a JSON object.
-    """
+    """Return the JSON object in a file; None if the file is missing; raise ValueError for any other content."""
     try:
         content = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise ValueError(f"{path} is not JSON (is it damaged?): {error}") from None
+        raise ValueError(f"{path} is not JSON (is it damaged?): {error}: restore or remove the file") from None
     if not isinstance(content, dict):
-        raise ValueError(f"{path} is not a JSON object")
+        raise ValueError(f"{path} is not a JSON object: restore or remove the file")
     return content
 
 
 def write_parquet(path: Path, frame: pd.DataFrame) -> None:
-    """Write a DataFrame without its index, atomically, as a Parquet file.
-
-    Equal frames give equal bytes with the same versions of pandas and pyarrow.
-    """
+    """Write a DataFrame without its index, atomically; the same versions of pandas and pyarrow give equal bytes."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
