@@ -182,7 +182,8 @@ def check_choice(group: str, value: object, own: Folders) -> None:
             )
     elif file is None:
         valid = nearest_first(name, names(group, own))
-        raise ValueError(f"no {group} {value!r} exists: valid names are {valid}; a path of a YAML file is valid, too")
+        own_files = f"a path of a YAML file, and names of files in ./conf/{group} or DIR/{group} with --config-dir DIR"
+        raise ValueError(f"no {group} {value!r} exists: valid names are {valid}; also valid: {own_files}")
     else:
         try:
             file.read_text("utf-8")

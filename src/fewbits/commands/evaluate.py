@@ -85,9 +85,8 @@ def _parser() -> CommandParser:
 def _runs_and_tasks(arguments: Sequence[str], runs: Path) -> tuple[list[Path], list[str]]:
     """Split the arguments into run folders and names of tasks.
 
-    runs: the store. An argument that `find_run` does not accept as a run is taken as the name of a task. But if it
-    contains `/`, ends with a hash (eight hexadecimal digits), or has four or more hexadecimal digits, at least one of
-    them 0 to 9, a run was meant, so raise ValueError. Also raise ValueError if none of the arguments is a run.
+    An argument that is no run of the store `runs` is the name of a task, unless it looks like a run: it contains `/`,
+    ends with a hash, or consists of four or more hexadecimal digits. Raise ValueError for those, and without any run.
     """
     from fewbits.experiments.storage.run_folder import find_run
 
@@ -123,8 +122,9 @@ def _print(evaluated: Sequence[tuple[str, Evaluation, bool]]) -> None:
     rows: list[tuple[str, str, str, str]] = []
     for run, one, was_stored in evaluated:
         values = dict(numbers(one.results))
+        errors = {_error_of(name) for name in values}
         for name, value in values.items():
-            if not _is_error(name, values) and not name.endswith((".tokens", ".sample_len")):
+            if name not in errors and not name.endswith((".tokens", ".sample_len")):
                 error = values.get(_error_of(name))
                 shown = "not finite" if value is None else f"{value:.4f}" + (f" ± {error:.4f}" if error else "")
                 rows.append((name.removeprefix("tasks."), run, shown, "stored" if was_stored else ""))
@@ -136,7 +136,3 @@ def _error_of(name: str) -> str:
     head, _, last = name.rpartition(".")
     metric, comma, name_of_filter = last.partition(",")
     return f"{head}.{metric}_stderr{comma}{name_of_filter}"  # lm-eval's name of the standard error
-
-
-def _is_error(name: str, values: dict[str, float | None]) -> bool:
-    return any(_error_of(other) == name for other in values if other != name)

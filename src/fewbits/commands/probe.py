@@ -140,42 +140,31 @@ def _print_summary(result: Probe) -> None:
     rows = []
     for row in result.summary().to_dict("records"):
         worst = f"{_percent(row['worst_error'])} {row['worst_layer']}" if row["worst_error"] > 0 else UNKNOWN
-        rows.append(
-            (
-                str(row["recipe"]),
-                f"{row['increase']:+.6f}" + _plus_minus(row["increase_se"], "{:.6f}"),
-                f"{row['cosine']:.6f}",
-                _percent(row["error"]),
-                f"{100 * row['bias']:+.3f}" + _plus_minus(100 * row["bias_se"], "{:.3f}"),
-                _percent(row["noise"]),
-                worst,
-                *_sum_cells(result, row),
-            )
-        )
-    named = _sum_columns(result)
-    columns = ("recipe", "loss increase", *_NUMBERS, "worst layer", *named)
-    print_table(columns, rows, right=("loss increase", *_NUMBERS, *named))
+        increase = f"{row['increase']:+.6f}" + _plus_minus(row["increase_se"], 6)
+        gradient = _gradient_cells(row, _plus_minus(100 * row["bias_se"], 3))
+        rows.append((str(row["recipe"]), increase, *gradient, worst, *_sum_cells(result, row)))
+    sums = [f"{name} %" for name in result.accumulators]
+    right = ("loss increase", *_NUMBERS, *sums)
+    print_table(("recipe", "loss increase", *_NUMBERS, "worst layer", *sums), rows, right=right)
 
 
 def _print_layers(result: Probe) -> None:
     from fewbits.models.recipe import SLOTS
 
     print(
-        "\nby layer: the gradient of the weight, compared with the unquantized one, "
-        "and each operand's mean relative error in percent"
+        "\nby layer: the weight's gradient, compared with the unquantized one; each operand's relative error in percent"
     )
     rows = []
     for row in result.layers().to_dict("records"):
         slots = (_percent(row.get(slot, math.nan)) for slot in SLOTS)
-        gradient = (f"{row['cosine']:.6f}", _percent(row["error"]), f"{100 * row['bias']:+.3f}", _percent(row["noise"]))
-        rows.append((str(row["recipe"]), str(row["layer"]), *gradient, *slots, *_sum_cells(result, row)))
-    numbers = (*_NUMBERS, *SLOTS, *_sum_columns(result))
+        rows.append((str(row["recipe"]), str(row["layer"]), *_gradient_cells(row), *slots, *_sum_cells(result, row)))
+    numbers = (*_NUMBERS, *SLOTS, *(f"{name} %" for name in result.accumulators))
     print_table(("recipe", "layer", *numbers), rows, right=numbers)
 
 
-def _sum_columns(result: Probe) -> tuple[str, ...]:
-    """Return the titles of the columns that --accumulators adds, one for each accumulator."""
-    return tuple(f"{name} %" for name in result.accumulators)
+def _gradient_cells(row: dict[Any, Any], bias_error: str = "") -> tuple[str, ...]:
+    bias = f"{100 * row['bias']:+.3f}{bias_error}"
+    return f"{row['cosine']:.6f}", _percent(row["error"]), bias, _percent(row["noise"])
 
 
 def _sum_cells(result: Probe, row: dict[Any, Any]) -> tuple[str, ...]:
@@ -188,5 +177,5 @@ def _percent(share: float) -> str:
     return UNKNOWN if math.isnan(share) else f"{100 * share:.3f}"
 
 
-def _plus_minus(value: float, form: str) -> str:
-    return "" if math.isnan(value) else f" ± {form.format(value)}"
+def _plus_minus(value: float, digits: int) -> str:
+    return "" if math.isnan(value) else f" ± {value:.{digits}f}"
