@@ -156,8 +156,8 @@ def _top_level(file: Path, base: Mapping[str, Any]) -> dict[str, Any]:
     return data
 
 
-def parse_override(text: str) -> Override:
-    """Parse an override KEY=VALUE. Raise ValueError for other text, and for several values, such as KEY=A,B."""
+def read_override(text: str) -> Override:
+    """Parse an override, which may have several values, such as KEY=A,B. Raise ValueError for other text."""
     try:
         override: Override = OverridesParser.create().parse_override(text)
         if not override.key_or_group:
@@ -168,8 +168,14 @@ def parse_override(text: str) -> Override:
             f"{text!r} is not KEY=VALUE in Hydra's grammar; quote a value that has special characters such as <: "
             "KEY='\"VALUE\"'"
         ) from None
-    key = override.key_or_group
+    return override
+
+
+def parse_override(text: str) -> Override:
+    """Parse an override KEY=VALUE. Raise ValueError for other text, and for several values, such as KEY=A,B."""
+    override = read_override(text)
     if override.is_sweep_override():
+        key = override.key_or_group
         raise ValueError(
             f"{text!r}: a trial takes one value: `fewbits train --multirun` takes several; write a list as {key}=[…] "
             f"and a string that contains a comma as {key}='\"…\"'"
@@ -182,13 +188,10 @@ def override_values(text: str) -> list[Any]:
 
     The list is empty for an interval or a pattern such as glob(*). Raise ValueError if the text is not an override.
     """
-    try:
-        override: Override = OverridesParser.create().parse_override(text)
-        if override.is_interval_sweep() or isinstance(override.value(), Glob):
-            return []
-        return [str(v) for v in override.sweep_iterator()] if override.is_sweep_override() else [override.value()]
-    except HydraException:
-        raise ValueError(f"{text!r} is not KEY=VALUE or KEY=VALUE,VALUE in Hydra's grammar") from None
+    override = read_override(text)
+    if override.is_interval_sweep() or isinstance(override.value(), Glob):
+        return []
+    return [str(v) for v in override.sweep_iterator()] if override.is_sweep_override() else [override.value()]
 
 
 def spelled(value: object) -> str:

@@ -14,18 +14,16 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.resources import files as package_files
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from hydra.core.config_store import ConfigStore
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from fewbits.experiments.composition import nearest_first, override_values, parse_override, spelled
+from fewbits.experiments.composition import nearest_first, override_values, parse_override, read_override, spelled
 from fewbits.models.networks.presets import MODELS
 
 FOLDER = Path(__file__).parent / "config"
@@ -125,18 +123,10 @@ def _named(override: str) -> Iterator[Path]:
     value = parse_override(override).value()
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise ValueError(f"{override!r}: a list of folders is expected, such as {SEARCH_PATH}=[my-configs]")
-    for item in cast(list[str], value):
-        scheme, colon, rest = item.partition("://")
-        if not colon or scheme == "file":
-            path = Path(rest if colon else item).expanduser().absolute()
-        elif scheme == "pkg":
-            package, *below = re.split(r"[./]", rest)  # the package, then the folders below it: my_package/configs
-            try:
-                path = Path(str(package_files(package))).joinpath(*below)
-            except (ModuleNotFoundError, TypeError, ValueError):
-                raise ValueError(f"{SEARCH_PATH}: {item}: there is no Python package {package!r}") from None
-        else:
-            raise ValueError(f"{override!r}: {item}: valid items are paths of folders, file://PATH and pkg://PACKAGE")
+    for item in value:
+        if "://" in item.removeprefix("file://"):
+            raise ValueError(f"{override!r}: {item}: valid items are paths of folders and file://PATH")
+        path = Path(item.removeprefix("file://")).expanduser().absolute()
         if not path.is_dir():
             raise ValueError(f"{override!r}: no such folder: {path}")
         yield path
@@ -213,10 +203,10 @@ def with_globs(override: str, own: Folders) -> str:
     Hydra's own patterns do not find names that contain a slash. An override without a pattern is returned unchanged.
     Raise ValueError if no name matches.
     """
-    group, _, value = override.partition("=")
-    if group not in GROUPS or not value.startswith("glob(") or override_values(override):
+    group = override.partition("=")[0]
+    pattern = read_override(override).value() if group in GROUPS else None
+    if not isinstance(pattern, Glob):
         return override
-    pattern = cast(Glob, OverridesParser.create().parse_override(override).value())
     if not (matching := pattern.filter(names(group, own))):
         raise ValueError(f"{override!r}: no {group} matches; valid names are {', '.join(names(group, own))}")
     return f"{group}={','.join(matching)}"

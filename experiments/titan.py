@@ -22,6 +22,7 @@ of torchtitan.
 """
 
 # No `from __future__ import annotations`: torchtitan reads the types of the dataclasses below.
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -220,18 +221,10 @@ class _AddedToLoss(torch.autograd.Function):
 def split(settings: Sequence[str]) -> list[str]:
     """Return the settings of a recipe, one string each, from the list `settings` of torchtitan's config.
 
-    torchtitan splits a list on the command line at every comma. This function joins the pieces of a setting again if
-    the comma was inside brackets.
+    torchtitan splits a list on the command line at every comma, also at those inside brackets.
     """
-    parts: list[str] = []
-    depth = 0
-    for piece in ",".join(settings).split(","):
-        if depth:
-            parts[-1] += f",{piece}"
-        elif piece:
-            parts.append(piece.strip())
-        depth += sum(map(piece.count, "[{(")) - sum(map(piece.count, "]})"))
-    return parts
+    not_inside_brackets = r",(?![^\[{(]*[\]})])"
+    return [part.strip() for part in re.split(not_inside_brackets, ",".join(settings)) if part]
 
 
 def problems(config: Any, dims: Any, recipe: Recipe) -> Iterator[str]:
@@ -252,9 +245,9 @@ def problems(config: Any, dims: Any, recipe: Recipe) -> Iterator[str]:
     bf16 = config.training.mixed_precision_param != "float32" and config.model.name != titan_models.NAME
     if dims.fsdp_enabled and bf16 and recipe.wgrad.output == "fp32":
         yield (
-            f"recipe {recipe.name} has weight gradients in FP32, but FSDP gathers weights in "
-            f"{_mixed(config)}, so their gradients have this dtype: set "
-            f"wgrad.output=bf16 in {NAME}.settings, or training.mixed_precision_param=float32"
+            f"recipe {recipe.name} has weight gradients in FP32, but FSDP gathers weights, and so their gradients, in "
+            f"{config.training.mixed_precision_param}: set wgrad.output=bf16 in {NAME}.settings, or "
+            "training.mixed_precision_param=float32"
         )
     if recipe.sampler.kind == "none":
         return
@@ -267,10 +260,6 @@ def problems(config: Any, dims: Any, recipe: Recipe) -> Iterator[str]:
     for key in ("initial_load_in_hf", "last_save_in_hf"):
         if getattr(config.checkpoint, key):
             yield f"checkpoint.{key}: Hugging Face's format cannot store the bit widths of recipe {recipe.name}"
-
-
-def _mixed(config: Any) -> str:
-    return str(config.training.mixed_precision_param)
 
 
 # ---- metrics

@@ -75,7 +75,6 @@ def test_a_recipe_is_loaded_from_a_file_with_settings(write: Callable[[str, str]
         (["hydra.searchpath=[none]"], "no such folder: "),
         (["hydra.searchpath=none"], "a list of folders is expected"),
         (["hydra.searchpath=['s3://a/b']"], "s3://a/b: valid items are"),
-        (["hydra.searchpath=['pkg://no_such_package']"], "no_such_package"),
         (["recipe=nvfp4"], "rename the file"),
         (["model=gpt2-nano"], "rename the file"),
     ],
