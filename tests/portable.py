@@ -11,72 +11,51 @@ The three instruction sets (levels) are the processor's own and the next two bel
 printed with the reason. The exit status is 1 if tests fail under any level.
 """
 
+import ast
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+TESTS = ROOT / "tests"
 VARIABLES = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "FEWBITS_CPU_ARCH")
 COUNT = 3  # the largest number of levels that are run
 
-# The test files that train or multiply matrices. tests/test_portable.py checks that the list is complete.
-FILES = (
-    "kernels/layers/test_activations.py",
-    "kernels/layers/test_attention.py",
-    "kernels/layers/test_cross_entropy.py",
-    "kernels/layers/test_norms.py",
-    "kernels/test_noise.py",
-    "kernels/test_operators.py",
-    "kernels/test_ops.py",
-    "kernels/test_products.py",
-    "models/networks/test_decoder.py",
-    "models/test_execution.py",
-    "models/test_gemm.py",
-    "models/networks/test_gradients.py",
-    "models/test_kernel_calls.py",
-    "models/test_learned_widths.py",
-    "models/networks/test_layers.py",
-    "models/networks/test_mamba2.py",
-    "models/test_observer.py",
-    "models/test_quantize.py",
-    "models/test_quantized_linear.py",
-    "models/networks/test_registry.py",
-    "models/test_updates.py",
-    "models/test_samplers.py",
-    "models/test_streams.py",
-    "experiments/optimization/test_adam_mini.py",
-    "experiments/bench/test_bench_train.py",
-    "experiments/storage/test_branches.py",
-    "experiments/distributed/test_sharding.py",
-    "experiments/test_distributed.py",
-    "experiments/test_divergence.py",
-    "experiments/test_execution.py",
-    "experiments/evaluation/test_by_document.py",
-    "experiments/evaluation/test_harness.py",
-    "experiments/evaluation/test_loss.py",
-    "experiments/evaluation/test_final_evaluation.py",
-    "experiments/evaluation/test_evaluate.py",
-    "experiments/storage/test_huggingface_export.py",
-    "models/networks/test_huggingface.py",
-    "experiments/test_identity.py",
-    "experiments/optimization/test_optimizers.py",
-    "experiments/optimization/test_precision.py",
-    "experiments/probes/test_probe.py",
-    "experiments/probes/test_probe_trial.py",
-    "experiments/storage/test_imports.py",
-    "models/importing/test_folders.py",
-    "models/importing/test_gguf.py",
-    "experiments/storage/test_resume.py",
-    "experiments/test_titan.py",
-    "commands/test_train.py",
-    "experiments/test_training.py",
-)
+# Modules whose results depend on the order of sums. Tests of sweeps and reports train too, but they only compare runs
+# of the same processor with each other, so their files are not run.
+COMPUTES = {
+    "fewbits.kernels.layers.activations",
+    "fewbits.kernels.layers.attention",
+    "fewbits.kernels.layers.cross_entropy",
+    "fewbits.kernels.layers.norms",
+    "fewbits.kernels.products",
+    "fewbits.sample_weight",
+    "fewbits.models.networks.decoder",
+    "fewbits.models.networks.layers",
+    "fewbits.models.networks.mamba2",
+    "fewbits.models.networks.registry.build",
+    "fewbits.models.quantize",
+    "fewbits.models.quantized_linear",
+    "fewbits.experiments.optimization.adam_mini",
+    "fewbits.experiments.optimization.optimizers",
+    "fewbits.experiments.probes.probe",
+    "fewbits.experiments.state",
+    "fewbits.experiments.training",
+    "fewbits.experiments.bench.train",
+    "fewbits.experiments.evaluation.loss",
+    "torchtitan.train",
+}
+PACKAGES = ("kernels", "models", "experiments")
+OF_COMMANDS = "commands/test_train.py"  # the only one of commands that compares with recorded numbers
+HELPER = re.compile(r"(?:^|\b(?:from|import) )(tests\.[\w.]+)")  # a text that is or imports a module of tests
 
 
 @dataclass(frozen=True)
@@ -136,10 +115,31 @@ def cpu_flags() -> set[str]:
     return set(next(line for line in lines if line.startswith("flags")).partition(":")[2].split())
 
 
+def test_files() -> list[str]:
+    """Return the paths in tests/ of the test files that train or multiply matrices."""
+    files = [file for package in PACKAGES for file in sorted((TESTS / package).rglob("test_*.py"))]
+    return [file.relative_to(TESTS).as_posix() for file in files if COMPUTES & imports(file)] + [OF_COMMANDS]
+
+
+@cache
+def imports(file: Path) -> frozenset[str]:
+    """Return all names that a test file imports, itself and through modules of tests/ that it imports or runs."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names |= set(HELPER.findall(node.value))  # for example in the text of a program for another process
+    helpers = [TESTS.parent / f"{name.replace('.', '/')}.py" for name in names if name.startswith("tests.")]
+    return frozenset(names.union(*(imports(helper) for helper in helpers if helper.is_file() and helper != file)))
+
+
 def run(level: Level, arguments: Sequence[str]) -> int:
-    """Run the tests FILES, limited to a level, and return pytest's exit status."""
+    """Run the tests that train, limited to a level, and return pytest's exit status."""
     environment = {name: value for name, value in os.environ.items() if name not in VARIABLES} | level.settings
-    command = [sys.executable, "-m", "pytest", *arguments, *(f"tests/{name}" for name in FILES)]
+    command = [sys.executable, "-m", "pytest", *arguments, *(f"tests/{name}" for name in test_files())]
     # Each level gets a new cache, since torch's inductor may use code from its default cache that it made for a level
     # with other instructions.
     with tempfile.TemporaryDirectory() as compiled:
