@@ -16,7 +16,7 @@ import ray
 import yaml
 
 import fewbits
-from tests.infra.versions import INFRA, ROOT, constrained
+from tests.infra.manifests import INFRA, ROOT, constrained
 
 INSTRUCTIONS = {"ARG", "CMD", "COPY", "ENV", "FROM", "HEALTHCHECK", "LABEL", "RUN", "SHELL", "USER", "WORKDIR"}
 

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.infra.schema import mistakes
-from tests.infra.versions import INFRA, agrees
+from tests.infra.manifests import INFRA, agrees, mistakes
 
 FOLDER = INFRA / "kuberay"
 

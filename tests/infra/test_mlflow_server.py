@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.infra.schema import mistakes
-from tests.infra.versions import INFRA, ROOT, agrees
+from tests.infra.manifests import INFRA, ROOT, agrees, mistakes
 
 FOLDER = INFRA / "mlflow"
 TEXT = (FOLDER / "compose.yaml").read_text()

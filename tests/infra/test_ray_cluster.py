@@ -8,7 +8,7 @@ import yaml
 from jsonschema import ValidationError  # type: ignore[import-untyped]
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from tests.infra.versions import INFRA
+from tests.infra.manifests import INFRA
 
 CONFIG: dict[str, Any] = yaml.safe_load((INFRA / "ray-cluster.yaml").read_text())
 

@@ -67,10 +67,10 @@ def _print_json(rows: Sequence[Mapping[str, Any]]) -> None:
     print(json.dumps(rows, indent=2, ensure_ascii=False))
 
 
-def _setting_lines(settings: Mapping[str, Any], key: str = "KEY") -> Iterator[str]:
+def _setting_lines(settings: Mapping[str, Any], heading: str = "settings, changed by KEY=VALUE") -> Iterator[str]:
     if settings:
         width = max(map(len, settings))
-        yield f"  settings, changed by {key}=VALUE:"
+        yield f"  {heading}:"
         yield from (f"    {name:{width}}  {json.dumps(value)}" for name, value in settings.items())
 
 
@@ -126,7 +126,10 @@ def _print_recipes(name: str | None, searched: Sequence[str], as_json: bool) -> 
         print("\n\n".join(_entry(one, recipe) for one, (recipe, _) in recipes.items()))
     else:
         recipe, settings = recipes[name]
-        lines = [*_setting_lines(settings, "recipe.KEY"), *_field_lines(recipe)]
+        lines = [
+            *_setting_lines(settings, "settings, changed by recipe.KEY=VALUE"),
+            *_setting_lines(dict(_flat(_fields(recipe))), "fields of every recipe (models/recipe.py)"),
+        ]
         print("\n".join([_entry(str(name_of(name)), recipe), *lines]))
     if wrong:
         raise ValueError(wrong)
@@ -139,10 +142,14 @@ def _operands(recipe: Recipe) -> dict[str, str]:
 
 
 def _described(name: str, recipe: Recipe, settings: Mapping[str, Any]) -> dict[str, Any]:
-    fields = recipe.to_dict()
-    shown = {key: fields[key] for key in ("execute", "keep", "sampler", "switch")}
     head = {"name": name, "about": recipe.about, "operands": _operands(recipe), "output": recipe.wgrad.output}
-    return {**head, **shown, "settings": settings}
+    return {**head, **_fields(recipe), "settings": settings}
+
+
+def _fields(recipe: Recipe) -> dict[str, Any]:
+    """Return the fields of a recipe except the operands."""
+    fields = recipe.to_dict()
+    return {key: fields[key] for key in ("execute", "keep", "sampler", "switch")}
 
 
 def _entry(name: str, recipe: Recipe) -> str:
@@ -175,16 +182,6 @@ def _slot_lines(recipe: Recipe) -> Iterator[str]:
         yield f"{gemm}  {left:{first}}  {right:{second}}  {output if gemm == 'wgrad' else ''}".rstrip()
 
 
-def _field_lines(recipe: Recipe) -> Iterator[str]:
-    """Yield a heading, then a line with name and value for each field of the recipe except the operands."""
-    yield "  fields of every recipe, changed by recipe.KEY=VALUE (also fprop.x, wgrad.output and the other operands):"
-    fields = recipe.to_dict()
-    rows = dict(_flat({key: fields[key] for key in ("execute", "keep", "sampler", "switch")}))
-    width = max(map(len, rows))
-    yield from (f"    {key:{width}}  {json.dumps(value)}" for key, value in rows.items())
-    yield "  models/recipe.py says what each field means"
-
-
 # ------------------------------------------------------------------------------------------------ models
 
 
@@ -192,15 +189,9 @@ def _print_models(name: str | None, searched: Sequence[str], as_json: bool) -> N
     from fewbits.models.networks.registry import describe, linear_parameters, parameters
 
     configs, wrong = _read("model", name, searched, lambda one: _model(one, searched))
-    rows: list[dict[str, str | int]] = [
-        {
-            "name": model,
-            "parameters": parameters(config),
-            "linear_parameters": linear_parameters(config),
-            "description": describe(config),
-        }
-        for model, config in configs.items()
-    ]
+    columns = ("name", "parameters", "linear_parameters", "description")
+    values = ((name, parameters(one), linear_parameters(one), describe(one)) for name, one in configs.items())
+    rows: list[dict[str, str | int]] = [dict(zip(columns, cells, strict=True)) for cells in values]
     if as_json:
         _print_json(rows)
     elif rows:
@@ -244,12 +235,11 @@ def _print_group(group: str, name: str | None, searched: Sequence[str], as_json:
     if group == "data":
         from fewbits.experiments.data.tokenizing import SPELLINGS
 
+        print(f"\ndata.tokenizer: {SPELLINGS}; the default is bytes. A folder of tokens has its own tokenizer.")
         print(
-            f"\ndata.tokenizer: {SPELLINGS}; the default is bytes. A folder of tokens has its own tokenizer.\n"
-            "data=text data.path=FILE trains on a text file of your own, whose last tenth is for validation.\n"
-            "`fewbits data NAME` downloads and tokenizes openwebtext, c4 and c4-nemotron; data=bin data.path=DIR reads "
-            "a folder of train.bin and val.bin."
+            "data=text data.path=FILE trains on a text file of your own, data=bin data.path=DIR on train.bin and val.bin."
         )
+        print("`fewbits data NAME` downloads and tokenizes openwebtext, c4 and c4-nemotron.")
 
 
 def _about(group: str, name: str, own: Folders) -> str:

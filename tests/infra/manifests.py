@@ -1,10 +1,14 @@
-"""Check a YAML manifest with one of the JSON schemas in the folder `schemas` beside this file."""
+"""Check manifests of infra/ with the JSON schemas in the folder `schemas`, and versions with constraints.txt."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import yaml
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+
+ROOT = Path(__file__).parents[2]
+INFRA = ROOT / "infra"
 
 
 def mistakes(manifest: object, schema: str) -> list[str]:
@@ -19,3 +23,14 @@ def mistakes(manifest: object, schema: str) -> list[str]:
         definition = {"$ref": f"#/$defs/{of_kind.get(str(manifest['kind']), 'object')}", "$defs": definition["$defs"]}
     Draft202012Validator.check_schema(definition)
     return [".".join(map(str, error.absolute_path)) for error in Draft202012Validator(definition).iter_errors(manifest)]
+
+
+def constrained(package: str) -> str:
+    """Return the version that constraints.txt requires of a package, such as `2.60` for `ray==2.60.*`."""
+    found = re.search(rf"^{re.escape(package)}==(.+?)(?:\.\*)?$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert found, f"constraints.txt does not name {package}"
+    return found[1]
+
+
+def agrees(version: str, package: str) -> bool:
+    return version == constrained(package) or version.startswith(f"{constrained(package)}.")
