@@ -59,7 +59,7 @@ def _as_computed(path: Path) -> dict[str, Any]:
 
     provenance = _provenance(path)
     made_of, parent = provenance["identity"], provenance["identity"].get("parent")
-    name = parent and f"{Path(provenance.get('parent') or parent.get('id') or parent['meaning']).name}@{parent['step']}"
+    name = parent and f"{Path(provenance.get('parent') or parent.get('id', '')).name}@{parent['step']}"
     fields = {**made_of, "config": all_settings(saved_trial(path)), "parent": name} | _sources(provenance)
     return {key: value for key, value in fields.items() if key not in ("numerics", "edited", "probe")}
 
@@ -116,8 +116,6 @@ def _with_vocabulary(current: Trial, trial: Trial) -> Trial:
 def _sources(provenance: dict[str, Any]) -> dict[str, Any]:
     """Return the numerics version of a run's sources, and the digests of the files that had been edited."""
     version = provenance["identity"].get("numerics")
-    if isinstance(version, list):  # fewbits 0.1.0 recorded digests of all files, but no version
-        return {"numerics version": 1} if version else {}
     edited = provenance.get("sources") or {} if "edited" in provenance["identity"] else {}
     files = {f"edited source {path}": (digest or "removed")[:12] for path, digest in edited.items()}
     return ({} if version is None else {"numerics version": version}) | files
@@ -128,8 +126,5 @@ def _provenance(path: Path) -> dict[str, Any]:
 
     provenance = opened(path).provenance() or {}
     if not isinstance(provenance.get("identity"), dict):
-        raise ValueError(
-            f"{path / 'provenance.json'} has no key `identity` with the settings whose hash is the run's id: restore "
-            "the file, or run the trial again"
-        )
+        raise ValueError(f"{path / 'provenance.json'} has no `identity`: restore the file, or run the trial again")
     return provenance

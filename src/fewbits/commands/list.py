@@ -236,9 +236,7 @@ def _print_group(group: str, name: str | None, searched: Sequence[str], as_json:
         from fewbits.experiments.data.tokenizing import SPELLINGS
 
         print(f"\ndata.tokenizer: {SPELLINGS}; the default is bytes. A folder of tokens has its own tokenizer.")
-        print(
-            "data=text data.path=FILE trains on a text file of your own, data=bin data.path=DIR on train.bin and val.bin."
-        )
+        print("data=text data.path=FILE trains on your own text, data=bin data.path=DIR on train.bin and val.bin.")
         print("`fewbits data NAME` downloads and tokenizes openwebtext, c4 and c4-nemotron.")
 
 

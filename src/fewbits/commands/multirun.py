@@ -95,10 +95,8 @@ def run_multirun(options: argparse.Namespace) -> int:
                 raise
             at = traceback.extract_tb(error.__traceback__)[-1]
             text = " ".join(str(error).split()) or f"{at.line} ({at.filename}, line {at.lineno})"
-            raise ValueError(
-                f"hydra/sweeper={sweeper} failed: {type(error).__name__}: {text} (`python -X dev -m fewbits.cli "
-                "train …` shows where)"
-            ) from error
+            where = "`python -X dev -m fewbits.cli train …` shows where"
+            raise ValueError(f"hydra/sweeper={sweeper} failed: {type(error).__name__}: {text} ({where})") from error
         finally:
             _running = None
     if multirun.whole is None or multirun.mirror is None:
@@ -118,10 +116,8 @@ def _check(options: argparse.Namespace, overrides: Sequence[str]) -> None:
         typed = "--multirun" if options.multirun else MULTIRUN
         raise ValueError(f"train: --{refused[0]} is valid for a single trial only: leave out {typed}, or this option")
     if is_dashboard(options.address):
-        raise ValueError(
-            f"train --multirun: --address {options.address} is a Ray dashboard, to which only `fewbits sweep` can "
-            "submit; give the address of a Ray cluster that this machine has joined: auto, or HOST:PORT"
-        )
+        wanted = "the address of a Ray cluster that this machine has joined is needed: auto, or HOST:PORT"
+        raise ValueError(f"train --multirun: --address {options.address} is a Ray dashboard: {wanted}")
     check_cluster(options)
     for text in overrides:
         key = text.partition("=")[0].lstrip("+~").replace("/", ".")

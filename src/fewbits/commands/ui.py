@@ -53,10 +53,8 @@ def main(argv: Sequence[str]) -> int:
     uri = tracking_uri(runs)
     if not options.sync_only:
         if uri.startswith(("http://", "https://")):
-            raise ValueError(
-                f"ui: MLFLOW_TRACKING_URI {redacted(uri)} is a server: open that address in the browser; --sync-only "
-                "sends the store's trials to it"
-            )
+            advice = "open that address in the browser; --sync-only sends the store's trials to it"
+            raise ValueError(f"ui: MLFLOW_TRACKING_URI {redacted(uri)} is a server: {advice}")
         _check_free(options.port)
     try:
         sent = send_store(runs, uri)  # also creates the database if needed: the server does not do it safely

@@ -57,9 +57,8 @@ def _value(hint: Any, value: Any, path: str) -> Any:
         try:
             return float(value)
         except OverflowError:
-            raise ValueError(
-                f"{path}: a number up to 1.8e308 is expected, not one of {len(str(value))} digits"
-            ) from None
+            digits = len(str(value))
+            raise ValueError(f"{path}: a number up to 1.8e308 is expected, not one of {digits} digits") from None
     if hint in (str, int, float, bool) and (type(value) is not hint):
         raise ValueError(f"{path}: {hint.__name__} is expected, not {value!r}")
     return value
