@@ -58,10 +58,9 @@ class Corpus:
         return int(self._tokens(split).size)
 
     def batch(self, split: str, first: int, count: int, length: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets, int64 [count, length], of the windows first … first + count − 1.
+        """Return inputs and targets, int64 [count, length], of the windows from number `first` on (`order.starts`).
 
-        Training reads the split again and again, each time in another order, which the seed determines. Windows are
-        numbered from 0 in the order in which training reads them (`order.starts`).
+        Training reads the split again and again, each time in another order, which the seed determines.
         """
         tokens = self._tokens(split)
         return _cut(tokens, order.starts(first, count, tokens.size, length, seed), length)
@@ -69,7 +68,7 @@ class Corpus:
     def windows(self, split: str, count: int, length: int) -> tuple[Tensor, Tensor]:
         """Return inputs and targets, int64 [count, length], of `count` windows spread evenly over the split.
 
-        They do not depend on a seed, so all trials are evaluated on the same windows.
+        They depend on no seed, so all trials are evaluated on the same windows.
         """
         tokens = self._tokens(split)
         return _cut(tokens, order.evenly_spread(count, tokens.size, length), length)
@@ -92,7 +91,7 @@ class Corpus:
         return self.folder.documents(split)
 
     def check(self, fingerprint: str, described: Mapping[str, object] | None = None) -> None:
-        """Raise ValueError if this corpus does not have the given fingerprint, which a checkpoint has recorded.
+        """Raise ValueError if this corpus does not have the fingerprint that a checkpoint has recorded.
 
         described: the recorded result of `describe`; if given, the message lists what differs from this corpus.
         """
@@ -112,17 +111,12 @@ class Corpus:
 
     def _tokens(self, split: str) -> Tokens:
         if split not in self.splits:
-            raise ValueError(
-                f"no split {split!r} in data of kind {self.kind}; valid splits are {', '.join(self.splits)}"
-            )
+            raise ValueError(f"no split {split!r} in data of kind {self.kind}: valid are {', '.join(self.splits)}")
         return self.splits[split]
 
 
 def describe(corpus: Corpus) -> dict[str, object]:
-    """Return the facts about a corpus that provenance.json records, as a flat dictionary of JSON values.
-
-    They are the kind, the fingerprint, the tokenizer, the size and SHA-256 of each split, and the source of the text.
-    """
+    """Return what provenance.json records: kind, fingerprint, tokenizer, splits and source, as a flat dictionary."""
     meta = corpus.folder.meta
     facts: dict[str, object] = {"kind": corpus.kind, "fingerprint": corpus.fingerprint, "vocab": corpus.vocab}
     for name in corpus.splits:

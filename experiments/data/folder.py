@@ -1,9 +1,8 @@
 """Read and write tokens on disk: a folder of train.bin and val.bin, as nanoGPT writes it, plus an optional meta.json.
 
 A .bin file is a sequence of token numbers, little-endian, uint16 unless meta.json says uint8 or uint32. A folder may
-have a third file, ood.bin, with out-of-domain text. The files are memory-mapped, never loaded as a whole. Before use,
-every file is surveyed: its SHA-256 is computed, for the corpus's fingerprint, and its largest token, which must be
-below the vocabulary size. The survey of a large file is cached until the file's size or modification time changes.
+have a third file, ood.bin, with out-of-domain text. The files are memory-mapped. Before use, each is surveyed: its
+SHA-256 is computed, for the corpus's fingerprint, and its largest token, which must be below the vocabulary size.
 """
 
 import hashlib
@@ -26,33 +25,23 @@ FILES = {"train": "train.bin", "validation": "val.bin", "ood": "ood.bin"}
 DTYPES = ("uint8", "uint16", "uint32")
 META = "meta.json"
 
-REMEMBERED_FROM = 64 << 20  # bytes: reading a smaller file takes less than 0.1 s, so its survey is not cached
+REMEMBERED_FROM = 64 << 20  # bytes; the survey of a smaller file is not cached, because it takes less than 0.1 s
 _CHUNK = 16 << 20
 
 
 @dataclass(frozen=True)
 class Meta:
-    """The content of meta.json.
+    """The content of meta.json."""
 
-    dtype: the type of the numbers in the .bin files.
-    vocab: the size of the vocabulary; every token is a number below it. None: the largest token + 1.
-    separator: the token that follows every document.
-    tokenizer: the tokenizer's name, such as `bpe:4096`. tokenizer_sha256: the SHA-256 of its tokenizer.json.
-    text_bytes: the bytes of text in each split, to convert a loss to bits per byte; a separator counts as one byte.
-    sha256: the SHA-256 of each .bin file, by split; it is checked when the folder is opened.
-    entropy: the entropy of the process that generated the text, in nats per token; None if it is unknown.
-    source: other facts about where the text came from.
-    """
-
-    dtype: str = "uint16"
-    vocab: int | None = None
-    separator: int | None = None
-    tokenizer: str | None = None
-    tokenizer_sha256: str | None = None
-    text_bytes: dict[str, int] = field(default_factory=dict)
-    sha256: dict[str, str] = field(default_factory=dict)
-    entropy: float | None = None
-    source: dict[str, object] = field(default_factory=dict)
+    dtype: str = "uint16"  # of the numbers in the .bin files
+    vocab: int | None = None  # every token is a number below it; None: the largest token + 1
+    separator: int | None = None  # the token that follows every document
+    tokenizer: str | None = None  # its name, such as `bpe:4096`
+    tokenizer_sha256: str | None = None  # of its tokenizer.json
+    text_bytes: dict[str, int] = field(default_factory=dict)  # by split; a separator counts as one byte
+    sha256: dict[str, str] = field(default_factory=dict)  # of each .bin file, by split; checked at opening
+    entropy: float | None = None  # of the process that generated the text, in nats per token; None: unknown
+    source: dict[str, object] = field(default_factory=dict)  # other facts about where the text came from
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -63,9 +52,7 @@ class Meta:
 
     def _whole(self, name: str, value: int | None, top: int) -> None:
         if value is not None and not 0 <= value <= top:
-            raise ValueError(
-                f"{name} {value!r} with dtype {self.dtype}: valid values are whole numbers from 0 to {top}"
-            )
+            raise ValueError(f"{name} {value!r} with dtype {self.dtype}: whole numbers from 0 to {top} are valid")
 
 
 @dataclass(frozen=True)
@@ -77,15 +64,6 @@ class Survey:
 
 
 @dataclass(frozen=True)
-class Stamp:
-    """Facts about a file that change when the file is written to or replaced."""
-
-    inode: int
-    size: int
-    changed: int  # modification time in ns
-
-
-@dataclass(frozen=True)
 class TokenFolder:
     """An opened folder of tokens: its metadata, its memory-mapped splits, and their checksums and largest tokens."""
 
@@ -93,40 +71,37 @@ class TokenFolder:
     meta: Meta
     vocab: int
     splits: Mapping[str, Tokens]
-    surveys: Mapping[str, Survey]  # SHA-256 and largest token of each split
-    stamps: Mapping[str, Stamp]  # of each split's file, before it was surveyed
+    surveys: Mapping[str, Survey]
+    stamps: Mapping[str, tuple[int, ...]]  # inode, size and time of change of each split's file, before its survey
 
     def check_unchanged(self) -> None:
-        """Raise ValueError if a .bin file was written to after the folder was opened.
+        """Raise ValueError if a .bin file was written to after the folder was opened: the fingerprint may be wrong.
 
-        The corpus's fingerprint, which was computed from the files, may then be wrong. A file that was replaced by a
-        new file is no problem, because the memory map still shows the old content.
+        A file that was replaced or deleted is no problem, because the memory map still shows the old content.
         """
         for name, stamp in self.stamps.items():
-            now = _stamp(self.path / FILES[name])
-            if now.inode == stamp.inode and now != stamp:
+            path = self.path / FILES[name]
+            if path.exists() and (now := _stamp(path))[0] == stamp[0] and now != stamp:
                 raise ValueError(
-                    f"{self.path / FILES[name]} was written to while it was in use; run the same command again, which "
-                    "starts another trial if the content differs"
+                    f"{path} was written to while it was in use; run the same command again, which starts another "
+                    "trial if the content differs"
                 )
 
     def documents(self, split: str) -> Iterator[Tokens]:
         """Yield the split's documents in order, without separators; raise ValueError if the separator is unknown."""
-        if self.meta.separator is None:
-            raise ValueError(
-                f"the documents cannot be separated: {META} in the folder of the data must have the key `separator`, "
-                "the token after each document"
-            )
-        return _separated(self.splits[split], self.meta.separator)
+        return _separated(self.splits[split], self._separator())
 
     def document_ends(self, split: str) -> npt.NDArray[np.int64]:
         """Return the positions of the split's separators; raise ValueError if the separator is unknown."""
+        return separator_positions(self.splits[split], self._separator())
+
+    def _separator(self) -> int:
         if self.meta.separator is None:
             raise ValueError(
                 f"the documents cannot be separated: {META} in the folder of the data must have the key `separator`, "
                 "the token after each document"
             )
-        return separator_positions(self.splits[split], self.meta.separator)
+        return self.meta.separator
 
     def texts(self, split: str) -> list[str]:
         """Return the split's documents as text, for a folder whose tokens are bytes of UTF-8."""
@@ -165,9 +140,7 @@ def read_meta(folder: Path) -> Meta:
 
 
 def open_folder(folder: Path, survey_cache: Path | None = None) -> TokenFolder:
-    """Open a folder: memory-map its splits, and compute the SHA-256 and the largest token of each split.
-
-    survey_cache: a folder where these two values are cached for large files; None: they are not cached.
+    """Open a folder: memory-map and survey its splits. survey_cache: caches surveys of large files; None: no cache.
 
     Raise FileNotFoundError if the folder does not exist, `Damaged` if train.bin or val.bin is missing or a file does
     not match meta.json, and ValueError if meta.json is invalid or a token is outside the vocabulary.
@@ -187,8 +160,7 @@ def open_folder(folder: Path, survey_cache: Path | None = None) -> TokenFolder:
             raise Damaged(f"{files[name]} is damaged: its SHA-256 is not the one in {META}, beside it")
         if result.largest >= vocab:
             raise ValueError(
-                f"{files[name]} contains token {result.largest}, but `vocab` in {META} is {vocab}, and tokens must be "
-                f"smaller: correct {META} or the file"
+                f"{files[name]} contains token {result.largest}, but `vocab` in {META} is {vocab}: correct one of them"
             )
     return TokenFolder(folder, meta, vocab, splits, surveys, stamps)
 
@@ -196,8 +168,7 @@ def open_folder(folder: Path, survey_cache: Path | None = None) -> TokenFolder:
 def survey(path: Path, dtype: str, survey_cache: Path | None = None) -> Survey:
     """Return the SHA-256 and the largest token of a .bin file whose numbers have this dtype.
 
-    survey_cache: a folder that stores the results for large files, and from which a result is read if the file has not
-        changed since; None: always read the file.
+    survey_cache: a folder with the surveys of large files that have not changed since; None: always read the file.
     """
     status = path.stat()
     if survey_cache is None or status.st_size < REMEMBERED_FROM:
@@ -222,16 +193,9 @@ def _read_through(path: Path, dtype: str) -> Survey:
     return Survey(digest.hexdigest(), largest)
 
 
-def _stamp(path: Path) -> Stamp:
-    """Return a file's inode, size and modification time; zeros if it was deleted.
-
-    Deletion is no problem, because the file's memory map stays valid.
-    """
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        return Stamp(0, 0, 0)
-    return Stamp(status.st_ino, status.st_size, status.st_mtime_ns)
+def _stamp(path: Path) -> tuple[int, ...]:
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _map_tokens(path: Path, dtype: str) -> Tokens:

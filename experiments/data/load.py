@@ -33,15 +33,10 @@ def load(config: DataConfig, cache: Path) -> Corpus:
     for setting in fields(DataConfig):
         value = getattr(config, setting.name)
         if setting.name not in ("kind", "repeat", *kind.takes) and value != setting.default:
-            takes = ", ".join(kind.takes)
-            raise ValueError(
-                f"data.{setting.name}={value} with data.kind={config.kind}, which takes only {takes}: remove "
-                f"data.{setting.name}"
-            )
+            given = f"data.{setting.name}={value} with data.kind={config.kind}"
+            raise ValueError(f"{given}, which takes only {', '.join(kind.takes)}: remove data.{setting.name}")
     if config.repeat < 1:
-        raise ValueError(
-            f"data.repeat={config.repeat}: the number of times that a trial may read the training split is 1 or more"
-        )
+        raise ValueError(f"data.repeat={config.repeat}: a trial may read the training split 1 time or more")
     if config.size is not None and config.size < 1:
         raise ValueError(f"data.size={config.size}: a training split has at least 1 byte or token")
     return Corpus(config.kind, kind.tokens(config, cache))
@@ -62,9 +57,7 @@ def _tokens(config: DataConfig, cache: Path) -> TokenFolder:
     if config.kind in COLLECTIONS:
         remedy = f"make it by fewbits data {config.kind}"
     elif config.path is None:
-        raise ValueError(
-            "data.path is missing: data.kind=bin reads a folder of train.bin and val.bin: set data.path=FOLDER"
-        )
+        raise ValueError("data.path is missing: data=bin reads a folder of train.bin and val.bin: set data.path")
     folder = cache / config.kind if config.path is None else Path(config.path)
     if folder.expanduser().is_file():
         raise ValueError(f"data.path={folder} is a file: a folder of tokens is expected; data=text reads a text file")

@@ -6,8 +6,8 @@ final name, which identifies the data's inputs. If the process is killed, the ne
 
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,21 +31,10 @@ def default_cache() -> Path:
     return cache_folder() / "data"
 
 
-@contextmanager
-def _progress(text: str) -> Iterator[None]:
-    """Show the text on stderr while the `with` block runs, and then erase it; do nothing if stderr is no terminal."""
-    terminal.show(text)
-    try:
-        yield
-    finally:
-        terminal.clear()
-
-
 def opened_or_made(folder: Path, open_: Callable[[Path], T], make: Callable[[Path], None]) -> T:
     """Return `open_(folder)`; if that raises FileNotFoundError or `Damaged`, make the folder anew and open it.
 
-    make: a function that writes the content into the empty temporary folder that it gets; this temporary folder is
-        afterwards renamed to `folder`.
+    make: writes the content into an empty temporary folder, which is afterwards renamed to `folder`.
     """
     try:
         return open_(folder)
@@ -53,7 +42,10 @@ def opened_or_made(folder: Path, open_: Callable[[Path], T], make: Callable[[Pat
         pass
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock_path = folder.with_name(f"{folder.name}.lock")
-    with _progress(f"making {folder}, once"), open(lock_path, "w") as lock, locked(lock, NO_LOCKS):
+    with ExitStack() as stack:
+        terminal.show(f"making {folder}, once")
+        stack.callback(terminal.clear)
+        stack.enter_context(locked(stack.enter_context(open(lock_path, "w")), NO_LOCKS))
         try:
             return open_(folder)  # another process may have made the folder meanwhile
         except FileNotFoundError:

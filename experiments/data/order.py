@@ -22,11 +22,10 @@ _PERMUTATION, _OFFSET = 1, 2  # purposes for which seeds are derived
 
 
 def windows_per_epoch(tokens: int, length: int) -> int:
-    """Return the number of windows in each epoch over a split of `tokens` tokens.
+    """Return the number of windows in each epoch over a split of `tokens` tokens: as many as fit with every offset.
 
-    For each epoch, an offset from 0 to length − 1 is drawn, at which the epoch's first window begins. The number of
-    windows is the largest that fits with every offset, so it is the same in all epochs. A window has `length` inputs,
-    and one more token after them, the last target.
+    A window has `length` inputs, and one more token after them, the last target. An epoch's first window begins at an
+    offset from 0 to length − 1.
     """
     if length < 1:
         raise ValueError(f"training.length {length}: a window has at least 1 token")

@@ -1,18 +1,16 @@
 """Collect text that needs no network: the sources of the Python standard library, and those of torch.
 
 `python` is the standard library without its tests. `torch` stands in for the higher-quality data of MoR's second
-training configuration: it has nearly three times as much text, in the one style that torch's linters enforce. It is
-filtered like collections of code, so these files are omitted: generated files; tables of data (a line of more than 1000
-characters, more than 100 characters per line on average, or less than a quarter of the bytes letters or digits); and
-files in which less than half of the functions annotate their result. Both corpora are deduplicated: a file is omitted
-if most of its text consists of lines that occur in files read before it. So validation text does not occur in train.
+training configuration: nearly three times as much text, in one style. It is filtered like collections of code, without
+generated files, tables of data (a line of more than 1000 characters, more than 100 characters per line on average, or
+less than a quarter of the bytes letters or digits), and files in which less than half of the functions annotate their
+result. A file is omitted if most of its text consists of lines of files read before it, so that validation text does
+not occur in train.
 
 Files are ordered by the SHA-256 of their names, which mixes packages. The first files are for validation, the next ones
-for training, cut to a fixed size. All docstrings are removed from them. The out-of-domain text of both corpora is the
-standard library's docstrings: English prose as opposed to code. Each docstring is used once; docstrings with doctests,
-or with a line of the standard library's code, are omitted. Files of torch that contain a line of this prose are also
-omitted. A corpus's text, and so its fingerprint (a hash that identifies its tokens), depends on the versions of Python
-and torch.
+for training, cut to a fixed size, all without docstrings. The out-of-domain text of both corpora is the standard
+library's docstrings: English prose as opposed to code, without doctests and lines of code. Files of torch that contain
+a line of this prose are also omitted. A corpus's text depends on the versions of Python and torch.
 """
 
 import ast
@@ -113,10 +111,9 @@ def stamp(sources: Sources) -> str:
 def collect(sources: Sources, size: int, prose: Sequence[str] | None = None) -> Texts:
     """Return the documents of the splits validation, train (`size` bytes) and ood (out-of-domain text).
 
-    prose: the documents of ood; files whose code contains a line of them are not used. None: the docstrings of all
-        files of `sources`, except those that are not prose, and those that contain a line of code which the other
-        splits may use.
-    Lines of fewer than _TELLING_LINE characters are ignored. Raise ValueError if there is too little text for a split.
+    prose: the documents of ood, of which the other splits have no line. None: the docstrings of all files that are
+    prose
+        and have no line of the other splits. Raise ValueError if there is too little text for a split.
     """
     lines, docstrings = set[str](), dict[str, None]()
     codes = _codes(sources, _telling_lines("\n".join(prose or ())), lines, docstrings)
@@ -130,8 +127,8 @@ def collect(sources: Sources, size: int, prose: Sequence[str] | None = None) -> 
         count = sum(len(text.encode()) + 1 for text in documents[split])
         if count < wanted - 4:  # a cut inside a character removes its bytes, four at most
             raise ValueError(
-                f"data.kind={sources.name}: its Python files have {count} bytes of text for the split {split}, but "
-                f"{wanted} are needed; set data.size, the bytes of the split train, to less, or choose other data"
+                f"data.kind={sources.name}: its files have {count} bytes of text for the split {split}, but {wanted} "
+                "are needed; set data.size to less, or choose other data"
             )
     source: dict[str, object] = {"python": platform.python_version()}
     if sources is TORCH:
@@ -142,11 +139,8 @@ def collect(sources: Sources, size: int, prose: Sequence[str] | None = None) -> 
 def _codes(sources: Sources, foreign: set[str], lines: set[str], docstrings: dict[str, None]) -> Iterator[str]:
     """Yield the code, without docstrings, of each file that `sources.accepts` and that copies no other text.
 
-    foreign: lines of the out-of-domain text; a file that contains one of them is omitted.
-    lines: the lines of the files yielded so far, to which each yielded file adds its own. A file is omitted if more
-        than half of its text consists of these lines.
-    docstrings: gets the docstrings of every file that is read, also of omitted files.
-    Lines of fewer than _TELLING_LINE characters are ignored; a file that has no other lines is omitted.
+    foreign: lines of which a file must have none. lines: those of all files yielded so far, which must be at most half
+    of a file's text; each file adds its own. docstrings: gets those of every file that is read, also of omitted files.
     """
     for text, tree in _parsed(sources):
         docstrings |= dict.fromkeys(map(inspect.cleandoc, _docstrings(tree)))
@@ -160,10 +154,7 @@ def _codes(sources: Sources, foreign: set[str], lines: set[str], docstrings: dic
 
 
 def without_docstrings(text: str, tree: ast.Module) -> str:
-    """Return the source without docstrings; `...` replaces a docstring that is a whole body or shares a line with code.
-
-    tree: the source's syntax tree.
-    """
+    """Return the source without docstrings; `...` replaces one that is a whole body or shares a line with code."""
     lines = text.encode().split(b"\n")
     for node in sorted(_documented(tree), key=lambda node: node.body[0].lineno, reverse=True):
         at = node.body[0]

@@ -27,10 +27,9 @@ _CHUNK = 1 << 20
 
 
 def scaled_probabilities() -> npt.NDArray[np.int64]:
-    """Return the probabilities of the 256 possible next tokens, from the largest to the smallest, times 2^32.
+    """Return the probabilities of the next token in every context, times 2^32, from the largest to the smallest.
 
-    They are the same in every context, and close to Zipf's r^-2. The results are whole numbers that sum to 2^32; the
-    first one absorbs the rounding errors.
+    They are whole numbers that sum to 2^32; the first one absorbs the rounding errors.
     """
     zipf = [1 / (rank + 1) ** EXPONENT for rank in range(VOCAB)]
     total = sum(zipf)
@@ -46,10 +45,9 @@ def entropy() -> float:
 
 
 def write_synthetic(folder: Path, size: int, seed: int) -> None:
-    """Write a training split of `size` tokens, and the splits validation and ood, into an empty folder.
+    """Write a training split of `size` tokens, and validation and ood of HELD_OUT tokens, into an empty folder.
 
-    validation and ood have HELD_OUT tokens each. ood comes from another source of the same kind, with other classes
-    and permutations. seed: determines both sources and all tokens.
+    ood comes from another source of the same kind. seed: determines both sources and all tokens.
     """
     sizes = {"train": size, "validation": HELD_OUT, "ood": HELD_OUT}
     splits = {name: np.frombuffer(b"".join(_generate(seed, name, count)), np.uint8) for name, count in sizes.items()}
@@ -58,10 +56,7 @@ def write_synthetic(folder: Path, size: int, seed: int) -> None:
 
 
 def _generate(seed: int, split: str, count: int) -> Iterator[bytes]:
-    """Yield `count` tokens of the split, one byte each, in chunks.
-
-    A loop draws one token at a time, because each token depends on the two before it.
-    """
+    """Yield `count` tokens of the split, one byte each, in chunks; each token depends on the two before it."""
     class_of, orders = _language(derive_seed(seed, _LANGUAGE[split], 0))
     bits = np.random.Philox(key=derive_seed(seed, _DRAWS[split], 1))
     upper = np.cumsum(scaled_probabilities()).astype(np.uint64)
@@ -76,11 +71,7 @@ def _generate(seed: int, split: str, count: int) -> Iterator[bytes]:
 
 
 def _language(key: int) -> tuple[list[int], list[list[int]]]:
-    """Return the class of every byte, and a permutation of the bytes for every pair of classes.
-
-    key: the seed from which both are drawn. The classes of the last two tokens select a permutation; its r-th byte is
-    the next token with the r-th probability.
-    """
+    """Return the class of every byte, and a permutation of the bytes for every pair of classes, drawn from a seed."""
     bits = np.random.Philox(key=key)  # raw words of Philox are equal in every version of numpy
 
     def shuffled() -> npt.NDArray[np.int64]:

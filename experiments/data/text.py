@@ -18,12 +18,11 @@ from pathlib import Path
 import numpy as np
 
 from fewbits.experiments.data import python_sources
-from fewbits.experiments.data.folder import TokenFolder, Tokens, open_folder, smallest_dtype, write_folder
+from fewbits.experiments.data.folder import TokenFolder, open_folder, smallest_dtype, write_folder
 from fewbits.experiments.data.once import opened_or_made
 from fewbits.experiments.data.tokenizing import (
     SEPARATORS,
     Bytes,
-    Tokenizer,
     bpe_size,
     joined,
     make_meta,
@@ -41,7 +40,7 @@ _OTHER = (".json", ".jsonl", ".parquet", ".gz", ".zip", ".zst")  # suffixes of f
 
 
 def text_folder(kind: str, size: int | None, tokenizer: str, cache: Path) -> TokenFolder:
-    """Return the tokens of the corpus `kind` (python or torch); make them in the folder `cache` if they are not there.
+    """Return the tokens of the corpus `kind` (python or torch), which are made in the folder `cache` if needed.
 
     size: bytes of text in train; None: the corpus's default. tokenizer: a name such as `bytes` or `bpe:4096`.
     """
@@ -63,11 +62,8 @@ def text_folder(kind: str, size: int | None, tokenizer: str, cache: Path) -> Tok
         return in_bytes
     content = [survey.sha256 for _, survey in sorted(in_bytes.surveys.items())]
     identity = ready.sha256 if ready else tokenizer
-    return opened_or_made(
-        cache / f"{kind}-{content_key(*content, str(identity))}",
-        open_folder,
-        partial(_write_subwords, in_bytes, tokenizer),
-    )
+    folder = cache / f"{kind}-{content_key(*content, str(identity))}"
+    return opened_or_made(folder, open_folder, partial(_write_subwords, in_bytes, tokenizer))
 
 
 def _write_bytes(sources: python_sources.Sources, size: int, prose: list[str] | None, folder: Path) -> None:
@@ -83,18 +79,15 @@ def _write_subwords(in_bytes: TokenFolder, spelling: str, folder: Path) -> None:
 
 
 def content_key(*made_from: str) -> str:
-    """Return the hash in the name of a folder of tokens.
-
-    It is a hash of `made_from`, the inputs that determine the tokens, and of the modules' sources in this directory.
-    """
+    """Return the hash in a folder's name: of what determines its tokens, and of the sources beside this module."""
     code = [path.read_text("utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))]
     return hashlib.sha256("\0".join([*made_from, *code]).encode()).hexdigest()[:16]
 
 
 def text_file_folder(path: Path, tokenizer: str, cache: Path) -> TokenFolder:
-    """Return the tokens of a text file; make them in the folder `cache` if they are not there yet.
+    """Return the tokens of a text file, which are made in the folder `cache` if needed.
 
-    tokenizer: a name such as `bytes` or `bpe:4096`. Raise ValueError if the file cannot be read or is too short.
+    Raise ValueError if the file cannot be read or is too short.
     """
     vocab = bpe_size(tokenizer)
     ready = None if vocab else ready_tokenizer(tokenizer)  # reports an invalid name before any work
@@ -108,10 +101,7 @@ def _read(path: Path) -> bytes:
     if path.is_dir():
         raise ValueError(f"data.path={path} is a folder: data=text reads one file, data=bin a folder of tokens")
     if path.suffix in _OTHER:
-        raise ValueError(
-            f"data.path={path}: data=text reads plain text; for {path.suffix} files: "
-            f"fewbits data openwebtext --source {path}"
-        )
+        raise ValueError(f"data.path={path} is no plain text: use fewbits data openwebtext --source {path}")
     try:
         return path.read_bytes()
     except OSError as error:
@@ -124,7 +114,7 @@ def _write_file(path: Path, content: bytes, spelling: str, folder: Path) -> None
     except UnicodeDecodeError as error:
         where = f"the byte at offset {error.start} is invalid"
         raise ValueError(f"data.path={path} is not text in UTF-8: {where}; convert the file to UTF-8") from None
-    splits = dict(zip(("train", "validation"), _cut(path, text), strict=True))
+    splits = dict(zip(("train", "validation"), _split(path, text), strict=True))
     vocab = bpe_size(spelling)
     tokenizer = trained_tokenizer(vocab, _pieces(splits["train"])) if vocab else ready_tokenizer(spelling)
     source: dict[str, object] = {"file": path.name, "sha256": hashlib.sha256(content).hexdigest()}
@@ -136,17 +126,14 @@ def _write_file(path: Path, content: bytes, spelling: str, folder: Path) -> None
         meta = make_meta(tokenizer, dtype, sizes, source)
     else:
         sizes = {name: len(part.encode()) for name, part in splits.items()}
-        tokens = {name: _continuous(part, tokenizer) for name, part in splits.items()}
+        tokens = {name: np.concatenate(tokenizer.encode([*_pieces(part)])) for name, part in splits.items()}
         meta = replace(make_meta(tokenizer, dtype, sizes, source), separator=None)
     tokenizer.save(folder)
     write_folder(folder, tokens, meta)
 
 
-def _cut(path: Path, text: str) -> tuple[str, str]:
-    """Return the training text and the validation text of the file `path`, whose content is `text`.
-
-    Raise ValueError if one of them would be blank.
-    """
+def _split(path: Path, text: str) -> tuple[str, str]:
+    """Return the training text and the validation text; raise ValueError if one of them would be blank."""
     at = len(text) - min(len(text) // 10, LARGEST)
     for mark in (_MARK, "\n"):
         start = text.rfind(mark, 0, at)
@@ -159,17 +146,10 @@ def _cut(path: Path, text: str) -> tuple[str, str]:
 
 
 def _documents(text: str) -> Iterator[str]:
-    """Yield the documents between the marks `<|endoftext|>`, without empty ones.
-
-    NUL, the separator of the tokenizer `bytes`, is removed.
-    """
+    """Yield the documents between the marks, without empty ones and without NUL, the separator of `bytes`."""
     for document in text.split(_MARK):
         if stripped := document.replace("\0", "").strip("\n"):
             yield stripped
-
-
-def _continuous(text: str, tokenizer: Tokenizer) -> Tokens:
-    return np.concatenate(tokenizer.encode([*_pieces(text)]))
 
 
 def _pieces(text: str) -> Iterator[str]:

@@ -73,10 +73,8 @@ class Subwords:
         numbers: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
         separator = next((numbers[name] for name in SEPARATORS if name in numbers), None)
         if separator is None:
-            raise ValueError(
-                f"tokenizer {spelling}: its vocabulary has none of {', '.join(SEPARATORS)}, one of which must separate "
-                "documents; choose another tokenizer"
-            )
+            one = f"one of {', '.join(SEPARATORS)}, which must separate documents"
+            raise ValueError(f"tokenizer {spelling}: its vocabulary lacks {one}; choose another tokenizer")
         self.spelling, self.separator, self.vocab = spelling, separator, 1 + max(numbers.values())
         self.sha256: str | None = hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
 
@@ -118,10 +116,8 @@ def saved_tokenizer(folder: TokenFolder) -> Tokenizer | None:
     spelling = meta.tokenizer or f"file:{path}"
     tokenizer = Subwords(spelling, _read(spelling, path))
     if meta.tokenizer_sha256 not in (None, tokenizer.sha256):
-        raise ValueError(
-            f"{path} is not the tokenizer of the tokens in its folder: its SHA-256 differs from tokenizer_sha256 in "
-            "meta.json; restore the file"
-        )
+        reason = "its SHA-256 differs from tokenizer_sha256 in meta.json"
+        raise ValueError(f"{path} is not the tokenizer of the tokens in its folder: {reason}; restore the file")
     return tokenizer
 
 
@@ -150,10 +146,7 @@ def trained_tokenizer(size: int, texts: Iterable[str]) -> Tokenizer:
 
 
 def write_text(folder: Path, documents: dict[str, list[str]], tokenizer: Tokenizer, source: dict[str, object]) -> None:
-    """Write the documents of each split as tokens into an empty folder, each document followed by a separator.
-
-    documents: the texts by split. source: facts about the texts' origin, for meta.json.
-    """
+    """Write the documents of each split as tokens into an empty folder, each followed by a separator, and meta.json."""
     dtype = smallest_dtype(tokenizer.vocab)
     splits = {name: joined(texts, tokenizer) for name, texts in documents.items()}
     text_bytes = {name: text_size(texts) for name, texts in documents.items()}
@@ -162,20 +155,9 @@ def write_text(folder: Path, documents: dict[str, list[str]], tokenizer: Tokeniz
 
 
 def make_meta(tokenizer: Tokenizer, dtype: str, text_bytes: dict[str, int], source: dict[str, object]) -> Meta:
-    """Return the metadata (content of meta.json) of a folder whose tokens this tokenizer made.
-
-    dtype: the type of the stored tokens, such as `uint16`. text_bytes: the bytes of text in each split; a separator
-    counts as one byte. source: facts about the text's origin.
-    """
-    return Meta(
-        dtype,
-        tokenizer.vocab,
-        tokenizer.separator,
-        tokenizer.spelling,
-        tokenizer.sha256,
-        text_bytes=text_bytes,
-        source=source,
-    )
+    """Return the metadata (content of meta.json) of a folder whose tokens this tokenizer made."""
+    t = tokenizer
+    return Meta(dtype, t.vocab, t.separator, t.spelling, t.sha256, text_bytes=text_bytes, source=source)
 
 
 def text_size(texts: Iterable[str]) -> int:

@@ -27,24 +27,16 @@ _COUNTS = ("documents", "tokens", "text_bytes")
 
 @dataclass(frozen=True)
 class Collection:
-    """A collection on the Hugging Face Hub, and the tokenizer that a paper used with it.
+    """A collection on the Hugging Face Hub, and the tokenizer that a paper used with it."""
 
-    repository, subset: the names of the data set and of its config on the Hub.
-    documents: the number of documents in the collection.
-    tokens: the approximate number of tokens that `tokenizer` makes of all documents.
-    what: a description.
-    revision: the commit that is read by default; None: the newest commit when `fewbits data` starts.
-    assumed: the facts here that are assumed, because the paper does not state them; empty: none.
-    """
-
-    repository: str
-    subset: str | None
+    repository: str  # the data set's name on the Hub
+    subset: str | None  # the name of its config
     documents: int
-    tokens: int
+    tokens: int  # the approximate number that `tokenizer` makes of all documents
     tokenizer: str
-    what: str
-    revision: str | None = None
-    assumed: str = ""
+    what: str  # a description
+    revision: str | None = None  # the commit that is read by default; None: the newest when `fewbits data` starts
+    assumed: str = ""  # the facts here that the paper does not state
 
 
 # The commit that public training code uses, for example torchtitan's data loader.
@@ -92,10 +84,7 @@ _READERS: dict[str, tuple[str, dict[str, str]]] = {
 
 
 def resolved_revision(collection: Collection, requested: str | None) -> str:
-    """Return the SHA of the collection's commit on the Hub that `requested` names.
-
-    requested: a commit, a tag, or a branch, which stands for its newest commit; None: the branch `main`.
-    """
+    """Return the SHA of the collection's commit that `requested` names: a commit, tag or branch; None: `main`."""
     if requested is not None and len(requested) == 40 and set(requested) <= set("0123456789abcdef"):
         return requested
     try:
@@ -144,8 +133,8 @@ class Documents:
     def resume(self, position: dict[str, Any] | None, count: int) -> None:
         """Make the iteration start after the first `count` documents of the collection.
 
-        position: what the method `position` returned after these documents; files that were finished then are not read
-            again. If it is None or from another version of `datasets`, the `count` documents are read and skipped.
+        position: what the method `position` returned after these documents. If it is None or from another version of
+            `datasets`, the documents are read and skipped.
         """
         if position is not None and position["datasets"] == self._version:
             self._stream.load_state_dict(position["state"])
@@ -157,10 +146,7 @@ class Documents:
             text = row.get("text")
             if not isinstance(text, str):
                 columns = ", ".join(map(str, row))
-                raise ValueError(
-                    f"{self._name}: a document has no string field 'text'; its fields are {columns}: store each "
-                    "document's text in a field 'text'"
-                )
+                raise ValueError(f"{self._name}: a document has no string in a field 'text'; its fields are {columns}")
             yield text.encode(errors="replace").decode().replace("\0", "")
 
     def _rows(self) -> Iterator[dict[str, Any]]:
@@ -198,27 +184,18 @@ def _files(source: Path) -> tuple[str, list[str], dict[str, str]]:
 
 @dataclass(frozen=True)
 class Request:
-    """The inputs of one `fewbits data`, which determine the tokens that it writes.
+    """The inputs of one `fewbits data`, which determine the tokens that it writes."""
 
-    collection: the collection's name, such as c4. origin: its repository on the Hub, or the path of local files.
-    tokenizer: the tokenizer's SHA-256, or its name `bytes`. limit: the number of documents at most; None: all.
-    validation: the share of documents in the validation split.
-    revision: the commit of the collection on the Hub; None for local files.
-    """
-
-    collection: str
-    origin: str
-    tokenizer: str
-    limit: int | None
-    validation: float
-    revision: str | None = None
+    collection: str  # its name, such as c4
+    origin: str  # its repository on the Hub, or the path of local files
+    tokenizer: str  # the tokenizer's SHA-256, or its name `bytes`
+    limit: int | None  # the number of documents at most; None: all
+    validation: float  # the share of documents in the validation split
+    revision: str | None = None  # the commit on the Hub; None for local files
 
 
 def is_held_out(text: str, share: float) -> bool:
-    """Tell whether a document is in the validation split: whether its text's hash, as a fraction, is below `share`.
-
-    share: the share of documents in the validation split, 0 to 1.
-    """
+    """Tell whether a document is in the validation split, a share of all: whether its hash, as a fraction, is below."""
     digest = hashlib.sha256(text.encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2.0**64
 
@@ -236,19 +213,16 @@ class Unfinished:
 
     @staticmethod
     def open(folder: Path, request: Request, tokenizer: Tokenizer) -> "Unfinished":
-        """Resume the partial folder `folder` that an earlier process began, or start a new one.
+        """Resume the partial folder that an earlier process began with an equal request, or start a new one.
 
         tokenizer: encodes the documents; `request.tokenizer` only identifies it.
-        Raise ValueError if the request of the earlier process was not equal to `request`.
         """
         unfinished = Unfinished(folder, request, tokenizer)
         if (note := checked_json(folder / NOTE)) is None:
             shutil.rmtree(folder, ignore_errors=True)
             return unfinished
         if asdict(request) | note["request"] != asdict(request):
-            raise ValueError(
-                f"data: {folder} was started with other options: remove this folder or choose another --out"
-            )
+            raise ValueError(f"data: {folder} was started with other options: remove it or choose another --out")
         unfinished.documents, unfinished.tokens, unfinished.text_bytes = (note[name] for name in _COUNTS)
         unfinished.position = note.get("position")
         for split in SPLITS:
@@ -257,10 +231,7 @@ class Unfinished:
         return unfinished
 
     def add(self, batch: list[str], position: dict[str, Any]) -> None:
-        """Append a batch of documents and record the progress.
-
-        position: the position in the collection after these documents.
-        """
+        """Append a batch of documents, and record the progress and the position in the collection after them."""
         sides: dict[str, list[str]] = {split: [] for split in SPLITS}
         for text in batch:
             sides["validation" if is_held_out(text, self.request.validation) else "train"].append(text)
@@ -272,10 +243,7 @@ class Unfinished:
         write_json(self.folder / NOTE, {**note, "request": asdict(self.request)})
 
     def finish(self, out: Path, ood: list[str], source: dict[str, object]) -> None:
-        """Add the out-of-domain documents and meta.json, and rename the folder to its final name `out`.
-
-        source: facts for the field `source` of meta.json, besides the request and the number of documents.
-        """
+        """Add the out-of-domain documents and meta.json, and rename the folder to its final name `out`."""
         self._append("ood", ood)
         self._tokenizer.save(self.folder)
         sizes = {**self.text_bytes, "ood": text_size(ood)}

@@ -2,8 +2,7 @@
 
     weights       FP32: this rank's rows of every parameter
     gradients     FP32: this rank's rows of every gradient; with several ranks and several micro-batches per rank, also
-                  whole gradients, which are reduced over ranks only after the last micro-batch (with
-                  training.reduce_each, they are reduced after every micro-batch instead)
+                  whole gradients, unless training.reduce_each reduces them over ranks after every micro-batch
     states        the optimizer's moments
     gathered      with several ranks: whole parameters and gradients of two blocks (the one that computes and the next
                   one) and of everything outside the blocks
@@ -58,28 +57,22 @@ class Memory:
 
 def estimate(trial: Trial, ranks: int = 1) -> Memory:
     """Return the estimated memory that a trial needs on each of its ranks."""
-    model = _on_meta(trial.model, trial.recipe, _dtype(trial))
-    t = trial.training
-    units = [list(block.parameters()) for block in model.blocks]
-    inside = {id(parameter) for unit in units for parameter in unit}
-    outside = [parameter for parameter in model.parameters() if id(parameter) not in inside]
-    every, blocks = list(model.parameters()), [_bytes(unit) for unit in units]
-    own, all_rows = sum(_rows_bytes(parameter, ranks) for parameter in every), _bytes(every)
+    t, dtype, shared = trial.training, DTYPES[trial.training.dtype], ranks == 1
+    model = _on_meta(trial.model, trial.recipe, dtype)
+    parameters = dict(model.named_parameters())
+    own = {name: _rows_bytes(parameter, ranks) for name, parameter in parameters.items()}
+    everything, blocks = _bytes(parameters.values()), [_bytes(block.parameters()) for block in model.blocks]
+    linear = [_bytes(m.weight for m in block.modules() if isinstance(m, nn.Linear)) for block in model.blocks]
     several = t.batch // (t.micro_batch * ranks) > 1 and not t.reduce_each
-    saved = _saved(trial.model, trial.recipe, _dtype(trial), t.micro_batch, t.length)
-    compute = _dtype(trial).itemsize
-    linear = [_bytes([m.weight for m in block.modules() if isinstance(m, nn.Linear)]) for block in model.blocks]
-    copies = 2 * compute if trial.recipe.operands else compute
-    shared = ranks == 1
+    saved = _saved(trial.model, trial.recipe, dtype, t.micro_batch, t.length)
+    copies = (2 if trial.recipe.operands else 1) * dtype.itemsize
     return Memory(
-        weights=own,
-        gradients=own + (all_rows if several and not shared else 0),
-        states=_states(trial, model, ranks),
-        gathered=0 if shared else _bytes(outside) * 2 + 4 * max(blocks),
+        weights=sum(own.values()),
+        gradients=sum(own.values()) + (everything if several and not shared else 0),
+        states=_states(trial, own),
+        gathered=0 if shared else 2 * (everything - sum(blocks)) + 4 * max(blocks),
         quantized=(sum(linear) if shared else max(linear)) // FP32 * copies,
-        activations=(
-            saved.inputs + max(saved.blocks) + saved.outside if t.recompute else sum(saved.blocks) + saved.outside
-        ),
+        activations=saved.outside + (saved.inputs + max(saved.blocks) if t.recompute else sum(saved.blocks)),
     )
 
 
@@ -102,8 +95,7 @@ def fits(trial: Trial, ranks: int, device_bytes: float) -> bool:
 def complaint(trial: Trial, ranks: int, device_bytes: float) -> str | None:
     """Return a message if a trial does not fit into `device_bytes` of memory per rank; None if it fits.
 
-    The message names what would be enough: a number of ranks, and settings, such as training.recompute=true, that are
-    enough without more ranks. If there is neither, it suggests lowering training.micro_batch or training.length.
+    It names what would be enough, a number of ranks or settings; else it suggests smaller micro-batches or lengths.
     """
     needed = estimate(trial, ranks).total
     if needed <= MARGIN * device_bytes:
@@ -111,14 +103,10 @@ def complaint(trial: Trial, ranks: int, device_bytes: float) -> str | None:
     helps = []
     if (least := least_ranks(trial, device_bytes)) is not None:
         helps.append(f"{least} ranks would fit")
-    settings: list[dict[str, Any]] = [
-        {"recompute": True},
-        {"reduce_each": True},
-        {"recompute": True, "reduce_each": True},
-    ]
-    for changes in settings[: 1 if ranks == 1 else None]:
+    for names in (("recompute",), ("reduce_each",), ("recompute", "reduce_each"))[: 1 if ranks == 1 else None]:
+        changes: dict[str, Any] = dict.fromkeys(names, True)
         if fits(replace(trial, training=replace(trial.training, **changes)), ranks, device_bytes):
-            helps.append(f"{' '.join(f'training.{name}=true' for name in changes)} would fit")
+            helps.append(f"{' '.join(f'training.{name}=true' for name in names)} would fit")
             break
     subject = f"{ranks} ranks need {needed / 1e9:.1f} GB each" if ranks > 1 else f"1 rank needs {needed / 1e9:.1f} GB"
     return (
@@ -139,10 +127,6 @@ class _Saved:
     outside: int  # tensors saved in the embedding, the last norm and the loss
 
 
-def _dtype(trial: Trial) -> torch.dtype:
-    return DTYPES[trial.training.dtype]
-
-
 @lru_cache(4)  # `least_ranks` tries many numbers of ranks
 def _on_meta(config: DecoderConfig, recipe: Recipe, dtype: torch.dtype) -> Decoder:
     return _model(config, recipe, dtype, "meta")
@@ -161,31 +145,27 @@ def _saved(config: DecoderConfig, recipe: Recipe, dtype: torch.dtype, sequences:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
-        return _saved_by_forward(config, recipe, dtype, sequences, length)
+        return _saved_by_forward(_model(config, recipe, dtype, "cpu"), dtype, sequences, length)
 
 
-def _saved_by_forward(config: DecoderConfig, recipe: Recipe, dtype: torch.dtype, sequences: int, length: int) -> _Saved:
-    model = _model(config, recipe, dtype, "cpu")
-    parameters = {_storage(parameter) for parameter in model.parameters()}
+def _saved_by_forward(model: Decoder, dtype: torch.dtype, sequences: int, length: int) -> _Saved:
     counts: list[int] = []
-    seen: set[int] = set(parameters)
+    seen = {_storage(parameter) for parameter in model.parameters()}
     keep: list[Tensor] = []  # tensors must stay alive: a new one might reuse a freed storage and not be counted
 
     @contextmanager
     def counting() -> Iterator[None]:
-        total = 0
+        counts.append(0)
 
         def pack(x: Tensor) -> Tensor:
-            nonlocal total
             if _storage(x) not in seen:
                 seen.add(_storage(x))
                 keep.append(x)
-                total += x.untyped_storage().nbytes()
+                counts[-1] += x.untyped_storage().nbytes()
             return x
 
         with saved_tensors_hooks(pack, lambda x: x):
             yield
-        counts.append(total)
 
     tokens = torch.zeros(sequences, length, dtype=torch.int64)
     model.train()
@@ -194,33 +174,27 @@ def _saved_by_forward(config: DecoderConfig, recipe: Recipe, dtype: torch.dtype,
         if model.positions is not None:
             x = x + model.positions.weight[:length]
         x = x.to(dtype)
-    y = None
-    key_part: tuple[object, ...] | None = None
+    y: Tensor | None = None
+    # What a block saves depends only on its kind and the kind of the block before, so each such pair runs only once.
+    kinds = [None, *(_kind(cast(Block, block)) for block in model.blocks)]
     known: dict[object, int] = {}
-    # The bytes that a block saves for the backward pass depend only on `_cache_key_part` of this block and of the block
-    # before, so each such pair runs only once.
-    for block in model.blocks:
-        before, key_part = key_part, _cache_key_part(cast(Block, block))
-        if (before, key_part) in known:
-            counts.append(known[before, key_part])
+    for block, *pair in zip(model.blocks, kinds, kinds[1:], strict=False):
+        if (saved := known.get(tuple(pair))) is not None:
+            counts.append(saved)
             continue
         with counting():
             x, y = block(x, y)
-        known[before, key_part] = counts[-1]
+        known[tuple(pair)] = counts[-1]
     assert y is not None
     with counting():
         hidden = model.norm.add(x, y)[1]
-    logits = min(LOGITS_AT_ONCE, sequences * length * config.vocab) * FP32
+    logits = min(LOGITS_AT_ONCE, sequences * length * model.config.vocab) * FP32
     outside = counts[0] + counts[-1] + hidden.numel() * hidden.itemsize + 2 * logits
     return _Saved(2 * x.numel() * x.itemsize * len(model.blocks), tuple(counts[1:-1]), outside)
 
 
-def _cache_key_part(block: Block) -> tuple[object, ...]:
-    """Return what a block contributes to the keys of the cache in `_saved_by_forward`.
-
-    The cache holds the number of bytes that a block's forward pass saves for the backward pass. This number depends on
-    the block and on the previous block, so a key consists of the results of this function for both.
-    """
+def _kind(block: Block) -> tuple[object, ...]:
+    """Return what determines, with the block before, how many bytes a block saves for the backward pass."""
     layers = [module for module in block.modules() if isinstance(module, QuantizedLinear)]
     return block.branches, *((id(layer.plans), layer.sampler is None) for layer in layers)
 
@@ -238,8 +212,8 @@ def _rows_bytes(parameter: Tensor, ranks: int) -> int:
     return -(-rows // ranks) * (parameter.numel() // rows) * FP32
 
 
-def _states(trial: Trial, model: Decoder, ranks: int) -> int:
-    own = {name: _rows_bytes(parameter, ranks) for name, parameter in model.named_parameters()}
+def _states(trial: Trial, own: dict[str, int]) -> int:
+    """Return the bytes of the optimizer's moments. own: this rank's bytes of each parameter."""
     if trial.optimizer.kind == "adamw":
         return 2 * sum(own.values())
     partition = adam_mini_partition(on_meta(trial.model))

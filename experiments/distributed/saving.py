@@ -1,9 +1,8 @@
 """Save a trial of several ranks: each rank writes its shards, and rank 0 completes the checkpoint.
 
 Every rank writes one safetensors file into a folder with a temporary name, and sends the file's size and SHA-256 to
-rank 0. Rank 0 writes these into the checkpoint's state file and renames the folder to its final name. If one rank
-fails, all ranks raise an error, and the older checkpoints stay. Nothing is pickled.
-`fewbits.experiments.storage.checkpoints` describes the format.
+rank 0, which writes these into the state file and renames the folder. If one rank fails, all ranks raise an error, and
+the older checkpoints stay. `fewbits.experiments.storage.checkpoints` describes the format.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ OF_RANK = ("observer.", "rng")  # beginnings of the names of tensors that are di
 def local_tree(tree: Any, addresses: set[int]) -> Any:
     """Return a copy of the nested dictionaries `tree` in which this rank's rows replace each sharded tensor.
 
-    Add the memory addresses of these rows to `addresses`, by which `save` tells rows of sharded tensors from whole
-    tensors.
+    Add the memory addresses of these rows to `addresses`.
     """
     if isinstance(tree, Mapping):
         return {key: local_tree(value, addresses) for key, value in tree.items()}
@@ -46,10 +44,7 @@ def local_tree(tree: Any, addresses: set[int]) -> Any:
 
 
 def save(folder: Path, step: int, tree: Mapping[str, Any], world: World, *, keep: int) -> None:
-    """Save a checkpoint of the nested dictionaries `tree` in `folder`, and keep the newest `keep` checkpoints there.
-
-    All ranks must call this together.
-    """
+    """Save a checkpoint of `tree` in `folder`, and keep the newest `keep` there. All ranks must call this together."""
     if world.ranks == 1:
         tensors, rest = checkpoints.flatten(tree)
         checkpoints.save(folder, step, tensors, rest, keep=keep)
@@ -91,10 +86,7 @@ def save(folder: Path, step: int, tree: Mapping[str, Any], world: World, *, keep
 
 
 def newest(world: World, *folders: Path) -> checkpoints.Checkpoint | None:
-    """Return the newest checkpoint in the folders that is intact on all ranks, or None; all ranks must call this.
-
-    Each rank checks a part of a checkpoint's bytes.
-    """
+    """Return the newest checkpoint in the folders that is intact on all ranks, or None; all ranks must call this."""
     if world.ranks == 1:
         return checkpoints.newest(*folders)
     for path in checkpoints.newest_first(*folders):

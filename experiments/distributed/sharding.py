@@ -70,20 +70,13 @@ def recompute_blocks(model: Decoder) -> None:
 
 
 def synchronize_gradients(model: nn.Module, now: bool) -> None:
-    """Set whether the next backward pass reduces gradients over ranks; only the last backward pass of a step has to.
-
-    A model that is not sharded is left unchanged.
-    """
+    """Set whether the next backward pass of a sharded model reduces gradients; only the last of a step has to."""
     if callable(set_sync := getattr(model, "set_requires_gradient_sync", None)):
         set_sync(now)
 
 
 def reshard(model: nn.Module) -> None:
-    """Free the gathered parameters outside the blocks, after a forward pass that no backward pass follows.
-
-    Without this call they would stay gathered, because only a backward pass frees them. A model that is not sharded is
-    left unchanged.
-    """
+    """Free the gathered parameters outside the blocks of a sharded model, as only a backward pass does by itself."""
     if callable(free := getattr(model, "reshard", None)):
         free()
 

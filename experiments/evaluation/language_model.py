@@ -7,11 +7,10 @@ lm-eval's command line and Python interface know finished runs as its model `few
 lm-eval after 0.4.13 finds this module by itself (entry point `lm_eval.models`). With earlier versions, use
 `python -m fewbits.lm_eval` in place of `lm_eval`, or import this module before an evaluation.
 
-Every request is scored in windows. A window consists of the tokens that the model reads, at most `length` of them, and
-of targets for its last positions: the tokens whose log-likelihood is requested. Windows are sorted by length and padded
-on the right. Padding does not affect a causal model, but it affects quantizers: a scale of a whole tensor depends on
-all texts of the batch and on the padding (with batch=1 there is only one text, and no padding). The composition of the
-batches depends only on the requests, so with the same batch size results repeat exactly.
+Every request is scored in windows: the tokens that the model reads, at most `length` of them, and targets for its last
+positions, whose log-likelihood is requested. Windows are sorted by length and padded on the right. Padding does not
+affect a causal model, but it affects quantizers: a scale of a whole tensor depends on all texts of the batch and on the
+padding (not with batch=1). The composition of the batches depends only on the requests, so results repeat exactly.
 """
 
 from __future__ import annotations
@@ -61,9 +60,8 @@ class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
     """An adapter that presents one of fewbits' models to lm-eval.
 
     length: number of tokens of the longest input; of a longer context, only the last tokens are read.
-    batch: number of inputs per forward pass.
-    end: the token between documents. It is put before a text without context, and it ends generated texts. None: a line
-        break is put before such a text, and only stop strings and limits end generated texts.
+    end: the token between documents, which is put before a text without context and ends generated texts. None: a line
+        break is put there, and only stop strings and limits end generated texts.
     """
 
     def __init__(
@@ -102,8 +100,7 @@ class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Return each request's greedily generated text, without the stop string that ended it.
 
-        Generation also ends after the request's maximum number of tokens. For each token, the model reads the last
-        `length` tokens in one forward pass, because it has no key-value cache.
+        For each token, the model reads the last `length` tokens in one forward pass: it has no key-value cache.
         """
         answers = [self._start(*request.args) for request in requests]
         order = sorted(range(len(answers)), key=lambda i: (-len(answers[i].tokens), i))
@@ -125,7 +122,7 @@ class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
     def _encode(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         """Return the tokens of the context and of the continuation, to which the context's trailing spaces are moved.
 
-        lm-eval does the same. An empty context becomes the token that is put before texts without context.
+        lm-eval does the same.
         """
         if not context:
             return [self._prefix], self.tok_encode(continuation)
@@ -141,8 +138,7 @@ class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
     def _rolling(self, context: list[int], text: list[int]) -> list[Window]:
         """Return lm-eval's windows over a text, which together predict each token of the text once.
 
-        The text's first token is predicted from the last token of the context. If there are several windows, the last
-        one is extended to the left, so that it also reads `length` tokens.
+        The first token is predicted from the last token of the context. The last window also reads `length` tokens.
         """
         pairs = get_rolling_token_windows(text, context[-1], max_seq_len=self._length, context_len=1)
         return [Window(tuple(inputs), tuple(targets)) for inputs, targets in pairs]
@@ -155,10 +151,7 @@ class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         return Answer(tokens, len(tokens), wanted["max_gen_toks"], [stop for stop in wanted["until"] if stop])
 
     def _extend(self, answer: Answer, token: int) -> tuple[str, bool]:
-        """Add a token to the answer; return the generated text, cut before a stop string, and whether it ends.
-
-        It ends if it contains a stop string, or if the token is the one between documents.
-        """
+        """Add a token to the answer; return the generated text, cut before a stop string, and whether it ends."""
         if token != self._end:
             answer.tokens.append(token)
         text = self._tokenizer.decode(answer.tokens[answer.prompt :])
@@ -178,8 +171,7 @@ class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
     def _score_windows(self, windows: Sequence[Window]) -> list[tuple[float, bool]]:
         """Return, by window, the log-likelihood of its targets, and whether greedy decoding would give them.
 
-        Windows with equal inputs share one forward pass. Equal inputs are frequent, because the choices of a question
-        often differ only in their last token.
+        Windows with equal inputs share a forward pass: the choices of a question often differ only in the last token.
         """
         readers: dict[tuple[int, ...], list[int]] = {}
         for i, window in enumerate(windows):
@@ -195,10 +187,7 @@ class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         return scores
 
     def _logits(self, batch: Sequence[tuple[int, ...]], device: torch.device) -> Iterator[Tensor]:
-        """Return the logits of each input, [tokens, V], without those of padding.
-
-        Inputs that are shorter than the longest one are padded on the right by a repetition of their own tokens.
-        """
+        """Return the logits of each input, [tokens, V]; shorter inputs are padded by repeating their own tokens."""
         longest = max(map(len, batch))
         rows = [(inputs * -(-longest // len(inputs)))[:longest] for inputs in batch]
         logits = self._model(torch.tensor(rows, device=device))
@@ -208,7 +197,7 @@ class FewbitsLM(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
 def _score(logits: Tensor, targets: tuple[int, ...]) -> tuple[float, bool]:
     """Return the sum of the targets' log-likelihoods, in float64, and whether greedy decoding would give the targets.
 
-    logits: [tokens, V] of a window; the last len(targets) rows predict the targets.
+    logits: [tokens, V] of a window; the last rows predict the targets.
     """
     last = logits[-len(targets) :]
     last = last.to(torch.promote_types(last.dtype, torch.float32))
@@ -244,10 +233,7 @@ class FewbitsRun(FewbitsLM):
         context = opened.trial.model.context if opened.trial.model.positions != "none" else None
         length = opened.trial.training.length if max_length is None else max_length
         if context is not None and length > context:
-            raise ValueError(
-                f"max_length={length}: the model of {opened.name} has only {context} positions; set max_length to this "
-                "number or less"
-            )
+            raise ValueError(f"max_length={length}: the model of {opened.name} has only {context} positions")
         kind = "cpu" if device == "cpu" else "auto"  # lm-eval requests cuda even where there is no GPU
         model, quantization = opened.model(Runtime(device=kind, threads=threads, cache=cache))
         self._operands = ExitStack()
@@ -265,8 +251,7 @@ class FewbitsRun(FewbitsLM):
 def _name(run: object) -> str:
     """Return lm-eval's model argument `run`, a run's folder, name or hash, as text.
 
-    lm-eval converts a hash that consists of digits to an int, and one of digits and a single e to a float. For an int,
-    return the hash, with its leading zeros. For a float, raise ValueError, because the hash cannot be restored.
+    lm-eval converts a hash of digits to an int, and one of digits and a single e to a float, which cannot be restored.
     """
     if isinstance(run, int):
         return f"{run:0{HASH}d}"

@@ -1,20 +1,19 @@
 """Evaluate the loss of held-out windows, documents and texts: the mean cross entropy in nats per token.
 
 The windows are the same for every trial, so two trials can be compared window by window; the mean of these paired
-differences has far less noise than a difference of losses on different windows. Sums are exact (math.fsum rounds once),
-so they depend neither on the order nor on the batch size. But the model's own arithmetic depends on the batch size: if
-a whole tensor has one scale, all windows of a batch share it. So compare only losses of the same batch size.
+differences has far less noise than a difference of losses on different windows. Sums are exact (math.fsum rounds once).
+But the model's own arithmetic depends on the batch size: if a whole tensor has one scale, all windows of a batch share
+it. So compare only losses of the same batch size.
 
-A claim compares the losses of two arms. Its confidence interval has to cover other text as well as other seeds, and the
-tokens of one document are not independent of each other. So the last weights are evaluated document by document, and
-reports cluster losses by document. This is done twice, or four times if layers are sampled:
+The confidence interval of a claim has to cover other text as well as other seeds, and the tokens of one document are
+not independent. So the last weights are evaluated document by document, and reports cluster losses by document. This is
+done twice, or four times if layers are sampled:
 
 * `loss`: with the recipe's own operands;
 * `loss_unquantized`: with all operands in the compute dtype (BF16 as a rule), which separates the effect of the
   recipe on training from its effect on the evaluation itself;
 * `loss_cast`: sampled layers with weights cast to the formats of their learned bit widths (GaussWS, Table C.1);
-* `loss_narrow`: sampled layers with all weights cast to the narrowest format of Table C.1, which shows whether a
-  format that is too narrow would change the loss.
+* `loss_narrow`: sampled layers with all weights cast to the narrowest format of Table C.1.
 """
 
 from __future__ import annotations
@@ -131,9 +130,8 @@ def evaluate_documents(
 ) -> pd.DataFrame:
     """Return the content of evaluation.parquet: a row for each document of each held-out split.
 
-    The columns are `text` (the split), `document` (its number), `tokens` (the number of evaluated tokens) and, as means
-    over these tokens, the two losses, or the four if layers are sampled, that the module's docstring lists.
-    windows: the number of windows to evaluate, by split. length: tokens per window. batch: windows per forward pass.
+    `text` is the split, `document` its number, `tokens` the number of evaluated tokens; then, as means over these, the
+    losses of the module's docstring. windows: the number of windows, by split.
     """
     frames = []
     for split, count in windows.items():
@@ -156,8 +154,7 @@ def evaluate_documents(
 def means(frame: pd.DataFrame) -> dict[str, float]:
     """Return the mean losses of each split, over its evaluated tokens, by names such as `ood_loss_unquantized`.
 
-    The column `loss`, with the recipe's operands, is omitted, because callers compute its mean with `evaluate_loss`.
-    frame: the result of `evaluate_documents`.
+    The column `loss` is omitted, because callers compute its mean with `evaluate_loss`.
     """
     losses: dict[str, float] = {}
     for text, rows in frame.groupby("text", sort=False):

@@ -209,10 +209,8 @@ def _manager(wanted: Mapping[str, int | None], include_path: str | Path | None) 
         raise ValueError("downstream tasks need lm-eval: pip install 'fewbits[eval]'") from None
     if include_path is not None:
         if not Path(include_path).is_dir():
-            raise ValueError(
-                f"include_path={str(include_path)!r} (in a trial's config evaluation.tasks_path): a folder of lm-eval "
-                "YAML files is expected"
-            )
+            expected = "a folder of lm-eval YAML files is expected (in a trial's config evaluation.tasks_path)"
+            raise ValueError(f"include_path={str(include_path)!r}: {expected}")
         local = lm_eval_tasks.TaskManager(include_path=include_path, include_defaults=False)
         if all(_is_complete(local, name) for name in wanted):
             return local
@@ -221,8 +219,7 @@ def _manager(wanted: Mapping[str, int | None], include_path: str | Path | None) 
         near = get_close_matches(unknown[0], [*TASK_GROUPS, *manager.all_tasks])
         raise ValueError(
             f"unknown task {', '.join(map(repr, unknown))}: valid tasks are {', '.join(TASK_GROUPS)}, lm-eval's tasks "
-            "(listed by lm-eval ls tasks), and the tasks in a folder of YAML files, named by "
-            f"include_path={include_path or 'DIR'} (in a trial's config evaluation.tasks_path)"
+            f"(lm-eval ls tasks), and YAML files under include_path={include_path or 'DIR'} (evaluation.tasks_path)"
             + (f"; did you mean {', '.join(near)}" if near else "")
         )
     return manager
@@ -240,8 +237,8 @@ def _check(manager: TaskManager, wanted: Mapping[str, int | None], run_code: boo
     unsafe = [task for task in requested if _config(manager, task).get("unsafe_code")]
     if unsafe and not run_code:
         raise ValueError(
-            f"{', '.join(unsafe)} run code that the model writes: use a sandbox, and allow it with the option "
-            "--run-code, in a trial's config with evaluation.run_code=true, or in Python with run_code=True"
+            f"{', '.join(unsafe)} run code that the model writes: use a sandbox, and allow it with --run-code, "
+            "evaluation.run_code=true, or in Python run_code=True"
         )
 
 
@@ -260,10 +257,7 @@ def _is_complete(manager: TaskManager, name: str) -> bool:
 
 
 def _members(manager: TaskManager, name: str) -> Iterator[str]:
-    """Yield the name of a task, or the names of the tasks in a group and in the groups inside it.
-
-    For a tag of lm-eval, which stands for several tasks, yield the tag's name: the index does not list its tasks.
-    """
+    """Yield the name of a task or tag, or the names of the tasks in a group and in the groups inside it."""
     members = _config(manager, name).get("task")
     if not isinstance(members, list):
         yield name

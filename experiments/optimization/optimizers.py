@@ -8,12 +8,9 @@ There are three groups of parameters:
     bits    a sampler's learned bit widths (b_i of GaussWS eq. 11); always with weight decay, because it pulls the bit
             widths to the target. This group may have its own learning rate and weight decay.
 
-The learning rate of an update is the group's `peak_lr` times the schedule's factor. A checkpoint stores the optimizer's
-state by parameter name (`optimizer_state`), but no settings such as learning rates, which always come from the config.
-If a branch's recipe adds or drops a sampler, the state of all other parameters is still restored.
-
-Torch's fused optimizers do not increment the version counter (`weight._version`) of the parameters that they update.
-Every optimizer made here does, so that a cache of quantized weights can detect the update.
+The learning rate of an update is the group's `peak_lr` times the schedule's factor. A checkpoint stores the state by
+parameter name, but no settings, which always come from the config. If a branch's recipe adds or drops a sampler, the
+state of all other parameters is still restored.
 """
 
 from __future__ import annotations
@@ -65,7 +62,7 @@ class OptimizerConfig:
                 raise ValueError(f"optimizer.{name}={value}: valid values are finite numbers, 0 or more")
         if self.clip is not None and not 0 < self.clip < float("inf"):
             raise ValueError(
-                f"optimizer.clip={self.clip}: valid values are finite numbers above 0, or null for no clipping"
+                f"optimizer.clip={self.clip}: valid values are finite numbers above 0, or null (no clipping)"
             )
 
 
@@ -80,9 +77,9 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """Return the optimizer of a model.
 
-    partition: for Adam-mini, the division of each parameter into parts that share a second moment, by parameter name. A
-        sampler's bit widths may be missing: their partition is then "tensor" (assumed), which Adam-mini's published
-        code uses for every parameter that it does not know.
+    partition: for Adam-mini, the division of each parameter into parts that share a second moment, by parameter name.
+        Where a sampler's bit widths are missing, their partition is "tensor" (assumed), as in Adam-mini's published
+        code for every parameter that it does not know.
     """
     groups = parameter_groups(model, config)
     settings: dict[str, Any] = {"lr": config.lr, "betas": (config.beta1, config.beta2), "eps": config.eps}
@@ -98,9 +95,7 @@ def make_optimizer(
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
     """Return the parameter groups `decay`, `plain` and `bits`, without empty ones, as dicts for torch's optimizers.
 
-    `decay` has weight decay, `plain` has none, and `bits` consists of a sampler's learned bit widths. In each dict,
-    `name` is the group's name, `peak_lr` is its peak learning rate, and `params` is a list of pairs (the parameter's
-    name, the parameter).
+    `params` is a list of pairs (name, parameter), `name` the group's name, and `peak_lr` its peak learning rate.
     """
     members: dict[str, list[tuple[str, nn.Parameter]]] = {"decay": [], "plain": [], "bits": []}
     for name, param in model.named_parameters():
@@ -124,10 +119,7 @@ def _group_name(name: str, param: Tensor, config: OptimizerConfig) -> str:
 
 
 def _by_parameter(model: nn.Module, partition: Mapping[str, Partition] | None) -> dict[Tensor, Partition]:
-    """Return a dict from each parameter, instead of its name, to its partition (Adam-mini's division into parts).
-
-    A sampler's bit widths that `partition` does not contain get the partition "tensor".
-    """
+    """Return the partition of each parameter, by the parameter itself."""
     if partition is None:
         raise ValueError("adam-mini needs a partition, a dict from each parameter's name to its partition")
     params = {name: param for name, param in model.named_parameters() if param.requires_grad}
@@ -140,7 +132,7 @@ def _by_parameter(model: nn.Module, partition: Mapping[str, Partition] | None) -
 def _move_versions(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     """Increment the version counter of each updated parameter, so that caches of quantized weights see the update.
 
-    The optimizer calls this function as a hook after each `step`.
+    Torch's fused optimizers do not. The optimizer calls this function as a hook after each `step`.
     """
     torch.autograd.graph.increment_version(
         [param for _, param in _named_parameters(optimizer) if param.grad is not None]
@@ -161,8 +153,8 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
 def clip_gradients(params: Iterable[Tensor], max_norm: float | None) -> Tensor:
     """Scale the gradients so that the norm over all of them is at most max_norm; return their norm before scaling.
 
-    max_norm=None: do not scale. The norm is a tensor on the gradients' device, so that the call does not wait for the
-    device. A norm of NaN makes all scaled gradients NaN; an infinite norm makes each of them 0 or NaN.
+    max_norm=None: do not scale. The norm stays on the gradients' device. A norm of NaN makes all scaled gradients NaN;
+    an infinite norm makes each of them 0 or NaN.
     """
     params = list(params)
     if any(map(is_sharded, params)):
@@ -174,11 +166,10 @@ def clip_gradients(params: Iterable[Tensor], max_norm: float | None) -> Tensor:
 
 
 def clip_sharded(params: Iterable[Tensor], max_norm: float | None) -> Tensor:
-    """Scale all gradients so that their global norm is at most max_norm; return the norm that they had before.
+    """Do what `clip_gradients` does for sharded gradients; all ranks must call this.
 
-    All ranks must call this. Each rank sums the squares of its own gradients in FP64, and these sums are added, so the
-    norm, rounded to FP32, is almost always the same for any way of sharding. If max_norm is None, no gradient is
-    scaled. Otherwise a norm of NaN makes all gradients NaN, and an infinite norm makes each of their elements 0 or NaN.
+    Each rank sums the squares of its own gradients in FP64, and these sums are added, so the norm, rounded to FP32, is
+    almost always the same for any way of sharding.
     """
     grads = [local(param.grad) for param in params if param.grad is not None]
     squares = [torch.linalg.vector_norm(grad, dtype=torch.float64).square() for grad in grads if grad.numel()]
@@ -194,18 +185,12 @@ def clip_sharded(params: Iterable[Tensor], max_norm: float | None) -> Tensor:
 
 
 def _is_by_part(optimizer: torch.optim.Optimizer, param: Tensor) -> bool:
-    """Tell whether the optimizer is Adam-mini and has one second moment per part of this parameter, not per element.
-
-    If so, every rank stores the second moments of all parts, also if the parameter is sharded.
-    """
+    """Tell whether there is one second moment per part of this parameter, not per element; every rank stores all."""
     return isinstance(optimizer, AdamMini) and not optimizer.is_by_element(param)
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
-    """Return the optimizer's state by parameter name, for checkpoints; it shares memory with the optimizer.
-
-    It is empty before the first update.
-    """
+    """Return the optimizer's state by parameter name, for checkpoints; it shares memory with the optimizer."""
     return {
         name: dict(optimizer.state[param]) for name, param in _named_parameters(optimizer) if param in optimizer.state
     }
@@ -214,16 +199,15 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Ten
 def load_optimizer_state(optimizer: torch.optim.Optimizer, states: Mapping[str, Mapping[str, Tensor]]) -> None:
     """Copy `states`, which `optimizer_state` returned, into the optimizer. Empty `states` change nothing.
 
-    `states` and the optimizer must have the same parameters and shapes, else ValueError is raised. Bit widths of
-    samplers are excepted: if only the optimizer has them, their state starts from scratch; if only `states` has them,
-    they are ignored.
+    Both must have the same parameters and shapes, else ValueError is raised. Bit widths of samplers are excepted: if
+    only the optimizer has them, their state starts from scratch; if only `states` has them, they are ignored.
     """
     params = dict(_named_parameters(optimizer))
     alone = sorted(name for name in states.keys() ^ params.keys() if name.rpartition(".")[2] != BITS)
     if alone and states:
         raise ValueError(
-            f"the saved state does not fit this optimizer: each of the parameters {', '.join(alone)} is in only one of "
-            "the two; use the model with which the state was saved"
+            f"the saved state does not fit this optimizer: only one of the two has {', '.join(alone)}; use the model "
+            "with which it was saved"
         )
     copies = {
         name: {
@@ -238,8 +222,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, states: Mapping[str, 
         saved = {key: tuple(value.shape) for key, value in copies.get(name, {}).items()}
         if saved and saved != {"step": (), "exp_avg": tuple(param.shape), "exp_avg_sq": second}:
             raise ValueError(
-                f"the saved state of {name} belongs to another optimizer or partition: it has the shapes {saved}; use "
-                "the optimizer and partition with which it was saved"
+                f"the saved state of {name} has the shapes {saved}: use the optimizer and partition of that state"
             )
     state = optimizer.state_dict()
     state["state"] = {index: copies[name] for index, name in enumerate(params) if name in copies}

@@ -7,16 +7,12 @@
     weights     stored in FP32 (master weights), or in BF16 or FP16 (then weights are rounded after each update)
     states      the optimizer's states: stored in FP32, or in BF16 (then states are rounded after each update)
 
-Values of a narrower format are stored in FP32 tensors. The optimizer computes an update in FP32 from these values and
-the results are rounded once, as a fused optimizer does with tensors of the narrower dtype. The numbers are therefore
-the same as with narrow tensors, for any optimizer, but no memory is saved.
+Values of a narrower format are stored in FP32 tensors. The optimizer computes an update in FP32 and the results are
+rounded once, as a fused optimizer does with narrow tensors: the numbers are the same, but no memory is saved.
 
 Dynamic loss scaling follows torch's GradScaler. An update whose gradients are not finite is skipped, and the scale is
-halved; after `growth_interval` updates without overflow, the scale is doubled. A skipped update uses up its batch and
-its step of the schedule, but changes neither weights nor states. With static loss scaling, updates are skipped in the
-same way, but the scale never changes. Scales are powers of two, so that scaling and unscaling cause no rounding.
-
-The random numbers of stochastic rounding are seeded by (seed, step, parameter).
+halved; after `growth_interval` updates without overflow, it is doubled. A skipped update uses up its batch and its step
+of the schedule. With static loss scaling, updates are skipped in the same way, but the scale never changes.
 """
 
 from __future__ import annotations
@@ -67,19 +63,13 @@ class Precision:
         if self.growth_interval < 1:
             raise ValueError(f"precision.growth_interval {self.growth_interval}: 1 or more is expected")
         if self.every < 0:
-            raise ValueError(
-                f"precision.every {self.every}: expected 0 (never measure) or a positive number of updates"
-            )
+            raise ValueError(f"precision.every {self.every}: 0 (never measure) or a number of updates is expected")
         if self.loss_scaling == "none" and self.loss_scale != Precision.loss_scale:
             raise ValueError(
-                f"precision.loss_scale {self.loss_scale}: has no effect with precision.loss_scaling none; "
-                "set precision.loss_scaling to static or dynamic"
+                f"precision.loss_scale {self.loss_scale}: needs precision.loss_scaling static or dynamic, not none"
             )
         if self.rounding == "stochastic" and self.weights == "fp32":
-            raise ValueError(
-                "precision.rounding stochastic: FP32 master weights are not rounded; set precision.weights to bf16 or "
-                "fp16"
-            )
+            raise ValueError("precision.rounding stochastic needs precision.weights bf16 or fp16, not fp32")
 
     @property
     def is_plain(self) -> bool:
@@ -87,32 +77,23 @@ class Precision:
         return self == Precision(growth_interval=self.growth_interval)
 
     def check(self, dtype: str, sampler: str, compiled: bool) -> None:
-        """Raise ValueError if the policy cannot be combined with other settings of the trial.
-
-        dtype: `training.dtype`. sampler: the kind of the recipe's sampler. compiled: whether torch.compile is used.
-        """
+        """Raise ValueError if the policy cannot be combined with training.dtype, sampler kind, or compilation."""
         if self.weights not in ("fp32", dtype) and dtype != "fp32":
             raise ValueError(
                 f"precision.weights {self.weights}: with training.dtype {dtype}, valid values are fp32 and {dtype}, "
                 "because the model would round weights of another format again"
             )
         if self.weights != "fp32" and sampler != "none":
-            raise ValueError(
-                f"precision.weights {self.weights}: sampler {sampler} adds its noise to FP32 master weights; set "
-                "precision.weights=fp32"
-            )
+            raise ValueError(f"precision.weights {self.weights}: sampler {sampler} needs precision.weights=fp32")
         if self.every and compiled:
-            raise ValueError(
-                f"precision.every {self.every}: gradients cannot be measured inside a compiled model; set "
-                "training.compile=false or precision.every=0"
-            )
+            raise ValueError(f"precision.every {self.every}: needs training.compile=false, or set precision.every=0")
 
     def check_ranks(self, ranks: int) -> None:
         """Raise ValueError if there are several ranks and the policy is not the default one."""
         if ranks > 1 and not self.is_plain:
             raise ValueError(
-                f"precision: {ranks} ranks can train only with FP32 weights, optimizer states and sums of gradients, "
-                "without loss scaling, and with precision.every=0: train with one rank, or set precision=mixed"
+                f"precision: {ranks} ranks need FP32 weights, states and sums of gradients, no loss scaling, and "
+                "precision.every=0: train with one rank, or set precision=mixed"
             )
 
 
@@ -127,11 +108,7 @@ class LossScaler:
         self.in_a_row = 0  # skipped updates since the last update that was not skipped
 
     def adjust(self, overflowed: bool) -> None:
-        """Count one update, and adjust the scale if loss scaling is dynamic.
-
-        A dynamic scale is halved if the update's gradients overflowed, and doubled after `growth_interval` updates in a
-        row without overflow. A static scale never changes.
-        """
+        """Count one update, and adjust a dynamic scale: halve it after an overflow, else let it grow."""
         self.skipped += overflowed
         self.in_a_row = self.in_a_row + 1 if overflowed else 0
         self.clean = 0 if overflowed else self.clean + 1
@@ -146,10 +123,7 @@ class LossScaler:
         return {name: getattr(self, name) for name in _SCALER_STATE}
 
     def load_state(self, state: Mapping[str, float], *, branch: bool) -> None:
-        """Restore the scale and the counts of updates from `state`, which `state()` returned.
-
-        branch: True if the state is that of a branch's parent; then only the scale is restored, and no counts.
-        """
+        """Restore what `state()` returned; of the state of a branch's parent, only the scale."""
         for name in ("scale",) if branch else _SCALER_STATE:
             setattr(self, name, state[name])
 
@@ -195,10 +169,7 @@ class Policy:
                     param.grad.copy_(param.grad.to(DTYPES[self.config.accumulation]))
 
     def finish(self, step: int) -> None:
-        """Divide the gradients by the loss scale; to be called before they are clipped.
-
-        If the policy measures update `step`, also record the zeros and exponents of the gradients.
-        """
+        """Divide the gradients by the loss scale, and record them if `step` is measured; called before clipping."""
         if self.scaler is not None:
             grads = [param.grad for param in self.params.values() if param.grad is not None]
             torch._foreach_mul_(grads, 1 / self.scaler.scale)
@@ -208,8 +179,8 @@ class Policy:
     def judge(self, row: dict[str, float]) -> dict[str, float]:
         """Return the update's metrics; with loss scaling, add `loss_scale`, and `skipped` (1.0 or 0.0).
 
-        row: the metrics, including `gradient_norm`. With loss scaling, a `gradient_norm` that is not finite shows that
-            the gradients overflowed: `update` then skips the update, and the result has no `gradient_norm`.
+        row: the metrics, including `gradient_norm`. If it is not finite, the gradients overflowed: `update` then skips
+            the update, and the result has no `gradient_norm`.
         """
         if self.scaler is None:
             return row
@@ -220,9 +191,8 @@ class Policy:
     def update(self, step: int, row: Mapping[str, float]) -> None:
         """Update the weights, or skip the update if its gradients overflowed; then adjust the loss scale.
 
-        step: the step that seeds stochastic rounding. It is counted from the start of the trunk, so that a branch does
-            not repeat the random numbers of its parent.
-        row: the update's metrics that `judge` returned, with `step`, the update's number in this trial.
+        step: seeds stochastic rounding; it is counted from the start of the trunk, so that a branch does not repeat the
+            random numbers of its parent. row: the result of `judge`, with `step`, the update's number in this trial.
         """
         overflowed = bool(row.get("skipped"))
         if not overflowed:
@@ -259,10 +229,7 @@ class Policy:
         return param.to(DTYPES[self.config.weights])
 
     def _stochastic(self, param: Tensor, *, step: int, index: int) -> Tensor:
-        """Return a parameter rounded stochastically. Values too large for FP16 become infinite, as in `_nearest`.
-
-        index: the parameter's position in the model, which is part of the seed.
-        """
+        """Return a parameter rounded stochastically, seeded by its position `index`. Large values become infinite."""
         spec = f"{self.config.weights}:stochastic:overflow=inf"
         return torch.ops.fewbits.quantize(param, spec, -1, derive_seed(self.seed, step, index))
 
@@ -279,11 +246,7 @@ class Policy:
         )
 
     def results(self) -> dict[str, Any]:
-        """Return the policy's entries of result.json.
-
-        With loss scaling, these are `skipped_updates`, the number of skipped updates, and, if too many skipped updates
-        in a row have ended training, `reason`, a message that says so.
-        """
+        """Return the entries of result.json: with loss scaling `skipped_updates`; if they ended training, `reason`."""
         skipped = {} if self.scaler is None else {"skipped_updates": self.scaler.skipped}
         return skipped if self.complaint is None else skipped | {"reason": self.complaint}
 
@@ -292,19 +255,14 @@ class Policy:
         return [] if self.records is None else self.records.rows
 
     def state(self) -> dict[str, Any]:
-        """Return the policy's state for a checkpoint.
-
-        It has the key `scaler` if the loss is scaled, and the key `records` if gradients and updates are measured.
-        """
+        """Return the state for a checkpoint: `scaler` if the loss is scaled, `records` if updates are measured."""
         scaler = {} if self.scaler is None else {"scaler": self.scaler.state()}
         return scaler | ({} if self.records is None else {"records": self.records.state()})
 
     def load_state(self, state: Mapping[str, Any], *, branch: bool) -> None:
-        """Restore a state that `state()` returned; to be called after weights and optimizer were loaded.
+        """Restore what `state()` returned, after weights and optimizer were loaded; round both to the formats here.
 
-        Weights and states are then rounded to this policy's formats.
-        branch: True if the state is the parent trial's; then only the loss scale is restored, because the parent may
-            have another policy.
+        branch: True if the state is the parent's, which may have another policy; then only the loss scale is restored.
         """
         if self.scaler is not None and "scaler" in state:
             self.scaler.load_state(state["scaler"], branch=branch)

@@ -50,10 +50,8 @@ class ScheduleConfig:
         if self.warmup_steps < 0:
             raise ValueError(f"schedule.warmup_steps={self.warmup_steps}: the number of updates has to be 0 or more")
         if self.warmup_steps and self.warmup_fraction:
-            raise ValueError(
-                f"schedule.warmup_steps={self.warmup_steps} and schedule.warmup_fraction={self.warmup_fraction}: set "
-                "only one of the two, and the other to 0"
-            )
+            both = f"schedule.warmup_steps={self.warmup_steps} and schedule.warmup_fraction={self.warmup_fraction}"
+            raise ValueError(f"{both}: set one of the two to 0")
         for name in ("warmup_fraction", "final_ratio", "decay_fraction"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"schedule.{name}={getattr(self, name)}: valid values are numbers from 0 to 1")

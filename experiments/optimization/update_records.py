@@ -1,14 +1,13 @@
 """Measure gradients and updates of a trial for precision.parquet: exponents, zeros, and updates that get lost.
 
-An update u ≠ 0 of a weight w is lost in a format if round(round(w) + u) = round(w), where round is rounding to nearest
-in this format: a weight that is stored in the format does not change. This happens if |u| is below half the distance of
-neighbouring numbers of the format at w. `lost_bf16` and `lost_fp16` count these updates, whatever format the trial
-stores weights in. `lost` counts the updates that did not change the weights that the trial stores.
+An update u ≠ 0 of a weight w is lost in a format if round(round(w) + u) = round(w), rounded to nearest in this format:
+a weight that is stored in the format does not change. `lost_bf16` and `lost_fp16` count these updates, whatever format
+the trial stores weights in. `lost` counts the updates that did not change the weights that the trial stores.
 
 The exponent of a gradient g is floor(log2 |g|), without the loss scale. The histogram of exponents shows which
-gradients would be 0 with another loss scale, because FP16 rounds magnitudes up to 2^-25 to 0. Two kinds of gradients
-are measured: the gradients of parameters, summed over micro-batches, and the gradients of the results of linear layers
-(dy), in the dtype in which the model computes.
+gradients would be 0 with another loss scale, because FP16 rounds magnitudes up to 2^-25 to 0. Measured are the
+gradients of parameters, summed over micro-batches, and those of the results of linear layers (dy), in the model's
+dtype.
 """
 
 from __future__ import annotations
@@ -27,10 +26,7 @@ _ZEROS, _NONFINITE, _VALUES = range(BINS, BINS + 3)  # indices of the counts tha
 
 
 class UpdateRecords:
-    """Collects the rows of precision.parquet: at every `every`-th update, a row for each gradient that is measured.
-
-    These are the gradients of the parameters, and the gradient dy of the result of each linear layer of `model`.
-    """
+    """Collects the rows of precision.parquet: at every `every`-th update, a row for each parameter and linear layer."""
 
     def __init__(self, model: nn.Module, every: int) -> None:
         self.every, self.rows = every, list[dict[str, Any]]()
@@ -58,10 +54,7 @@ class UpdateRecords:
             self._dy[name] = self._dy[name] + counts if name in self._dy else counts
 
     def add_gradients(self, step: int, params: Mapping[str, Tensor]) -> None:
-        """Add the rows of update `step` if it is measured.
-
-        params: the parameters by name; their gradients must be unscaled already.
-        """
+        """Add the rows of update `step` if it is measured. params: by name; with unscaled gradients."""
         if self._scale is None:
             return
         self._scale = None
@@ -85,20 +78,13 @@ class UpdateRecords:
     def add_updates(
         self, step: int, before: Mapping[str, Tensor], exact: Mapping[str, Tensor], stored: Mapping[str, Tensor]
     ) -> None:
-        """Add the counts of lost updates, which rounding undoes, to the rows of the parameters at update `step`.
-
-        before, exact, stored: the weights by name: before the update, after it in FP32, and after it as rounded to the
-        format in which the trial stores weights.
-        """
+        """Add the counts of lost updates to the rows of the parameters at update `step` (see `update_counts`)."""
         rows = {row["layer"]: row for row in self.rows if row["step"] == step and row["slot"] == "parameter"}
         for name, row in rows.items():
             row |= update_counts(before[name], exact[name], stored[name].detach())
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint.
-
-        `rows`: the rows without their histograms. `histograms`: the histograms of all rows, int64 [rows, BINS].
-        """
+        """Return the state for a checkpoint: `rows` without their histograms, and `histograms`, int64 [rows, BINS]."""
         histograms = torch.tensor([row["histogram"] for row in self.rows], dtype=torch.int64).view(-1, BINS)
         rows = [{key: value for key, value in row.items() if key != "histogram"} for row in self.rows]
         return {"rows": rows, "histograms": histograms}
@@ -120,10 +106,7 @@ COUNTED = ("updates", "lost", *(f"lost_{name}" for name in FORMATS))
 
 @torch.no_grad()
 def gradient_counts(grad: Tensor, scale: float = 1.0) -> Tensor:
-    """Return one tensor: the histogram of exponents, then the numbers of zeros, of non-finite and of all values.
-
-    scale: the loss scale, a power of two, which `grad` contains as a factor. The exponents are those of grad / scale.
-    """
+    """Return one tensor: the histogram of exponents of grad / scale; then _ZEROS, _NONFINITE and _VALUES."""
     magnitude = grad.float().abs()
     zeros, nonfinite = (magnitude == 0).sum(), (~magnitude.isfinite()).sum()
     ordinary = magnitude[magnitude.isfinite() & (magnitude > 0)]
@@ -134,13 +117,9 @@ def gradient_counts(grad: Tensor, scale: float = 1.0) -> Tensor:
 
 @torch.no_grad()
 def update_counts(before: Tensor, exact: Tensor, stored: Tensor) -> dict[str, int]:
-    """Return how many weights have an update other than 0 (`updates`), and how many of these updates are lost.
+    """Return how many weights have an update other than 0, and how many of these are lost: the columns COUNTED.
 
-    `lost` counts the updates that did not change the weight that the trial stores. `lost_bf16` and `lost_fp16` count
-    the updates that would not change the weight if it were stored in BF16 or FP16, rounded to nearest.
-
-    before, exact, stored: the weights before the update, after it in FP32, and after it as rounded to the format in
-    which the trial stores weights.
+    before, exact, stored: the weights before the update, after it in FP32, and after it as the trial stores them.
     """
     changed = exact != before
     lost = {"lost": changed & (stored == before)}

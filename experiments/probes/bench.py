@@ -58,11 +58,11 @@ class Bench:
     def quantized(self, recipe: Recipe, batch: int, seed: int) -> tuple[Decoder, Quantization]:
         """Return a model with the checkpoint's parameters, quantized by a recipe for a batch, and its Quantization.
 
-        batch: the batch's number, from 0, which determines the step and the micro-batch on which random numbers depend.
-        seed: selects the random numbers; 0: those that the trial itself would use next.
+        batch: the batch's number, from 0, by which random numbers are keyed. seed: selects the random numbers; 0: those
+        that the trial itself would use next.
 
-        If init, target and block of the recipe's sampler equal those of the trial's sampler, the model has the bit
-        widths that the trial learned. Otherwise every bit width is the recipe's `sampler.init`.
+        The bit widths are those that the trial learned if init, target and block of the recipe's sampler equal those of
+        the trial's sampler, else `sampler.init`.
         """
         t, ours, own = self.trial.training, recipe.sampler, self.trial.recipe.sampler
         model = shared_copy(self.model)
@@ -80,20 +80,17 @@ class Bench:
         quantization.begin(self.origin + self.step + update, micro_batch, progress=self.step / t.steps)
         return model, quantization
 
-    def draws_noise(self, recipe: Recipe) -> bool:
-        """Tell whether the recipe uses random numbers, so that results depend on the seed."""
-        _, quantization = self.quantized(recipe, 0, 0)
-        return any(
-            layer.sampler is not None or any(pair.needs_seed for pair in operand_pairs(quantization, layer))
-            for layer in quantization.layers
-        )
+
+def draws_noise(quantization: Quantization) -> bool:
+    """Tell whether a model's recipe uses random numbers, so that results depend on the seed."""
+    return any(
+        layer.sampler is not None or any(pair.needs_seed for pair in operand_pairs(quantization, layer))
+        for layer in quantization.layers
+    )
 
 
 def make_bench(trial: Trial, checkpoint: checkpoints.Checkpoint, device: torch.device, reference: torch.dtype) -> Bench:
-    """Load the model of a checkpoint, without the optimizer's state.
-
-    reference: the dtype in which the unquantized model, the reference, computes.
-    """
+    """Load the model of a checkpoint. reference: the dtype in which the unquantized model, the reference, computes."""
     state = checkpoint.state
     saved = checkpoints.unflatten(checkpoint.tensors(device, under="model."), state["model"])
     widths = {name: tensor for name, tensor in saved.items() if name.endswith(_WIDTHS)}
@@ -111,10 +108,7 @@ def shared_copy(model: Decoder) -> Decoder:
 
 
 def backward(model: Decoder, inputs: Tensor, targets: Tensor) -> tuple[float, dict[str, Tensor]]:
-    """Return the cross entropy, and its gradient for every parameter except bit widths, by name.
-
-    A sampler's penalty on bit widths is not part of this loss.
-    """
+    """Return the cross entropy without a sampler's penalty, and its gradient for every parameter except bit widths."""
     parameters = {name: p for name, p in model.named_parameters() if not name.endswith(_WIDTHS)}
     loss = model.loss(inputs, targets)
     gradients = torch.autograd.grad(loss, list(parameters.values()))
@@ -122,10 +116,7 @@ def backward(model: Decoder, inputs: Tensor, targets: Tensor) -> tuple[float, di
 
 
 def operand_pairs(quantization: Quantization, layer: QuantizedLinear) -> tuple[OperandPair, OperandPair, OperandPair]:
-    """Return a layer's OperandPair (a tensor's quantizers for its two GEMMs) for each of x, w and dy.
-
-    If the recipe switches during training, the pairs are those that apply at the model's current step.
-    """
+    """Return the quantizers of a layer's x, w and dy that apply at the model's current step."""
     plan = layer.plans[quantization.context.switched]
     return plan.x, plan.w, plan.dy
 
@@ -145,10 +136,7 @@ class UpdateEffect:
     """
 
     def __init__(self, parent: Trial, checkpoint: checkpoints.Checkpoint, model: Decoder) -> None:
-        """Read the optimizer's state from the checkpoint.
-
-        parent: the trial that wrote the checkpoint. model: the unquantized model, with the checkpoint's weights.
-        """
+        """Read the optimizer's state from a checkpoint of `parent`. model: unquantized, with the weights."""
         self._parent, self._model = parent, model
         device = next(model.parameters()).device
         states = checkpoints.unflatten(checkpoint.tensors(device, under="optimizer."), checkpoint.state["optimizer"])
@@ -193,9 +181,8 @@ class UpdateEffect:
 def batches(corpus: Corpus, trial: Trial, parent: Trial, position: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield inputs and targets of each batch of a probe trial: int64 [training.micro_batch, training.length].
 
-    parent: the trial whose checkpoint is probed. position: the number of sequences that the parent had read when it
-    wrote the checkpoint; the batches of the split `train` begin there.
-    Raise ValueError if the group of documents that the trial's seed reads has too little text.
+    parent: the trial whose checkpoint is probed. position: the number of sequences that it had read by then; the
+    batches of the split `train` begin there. Raise ValueError if the seed's group of documents has too little text.
     """
     t = trial.training
     if trial.probe.split == "train":
@@ -207,9 +194,9 @@ def batches(corpus: Corpus, trial: Trial, parent: Trial, position: int) -> Itera
     count = t.steps * t.micro_batch
     if len(windows) < count:
         raise ValueError(
-            f"training.steps {t.steps}: the probe needs {count} windows of {t.length} tokens, but there are only "
-            f"{len(windows)}, because each seed reads a sixth of the documents of split {trial.probe.split}: use fewer "
-            "steps, a smaller training.micro_batch, a shorter training.length, or more data"
+            f"training.steps {t.steps}: the probe needs {count} windows of {t.length} tokens, but a sixth of the "
+            f"documents of split {trial.probe.split}, which each seed reads, has only {len(windows)}: reduce steps, "
+            "training.micro_batch or training.length"
         )
     for first in range(0, count, t.micro_batch):
         rows = torch.from_numpy(np.stack(windows[first : first + t.micro_batch]).astype(np.int64))

@@ -66,10 +66,7 @@ class GradientErrors:
         self._seeds.append(products)
 
     def measures(self, names: Sequence[str]) -> dict[str, float]:
-        """Return the measures `norm`, `cosine`, `error` and so on, which the module's docstring defines, by name.
-
-        names: the parameters whose gradients, concatenated to one vector, are measured.
-        """
+        """Return the measures of the module's docstring for the gradients of these parameters as one vector."""
         count = len(self._seeds)
         gg = _total(self._norms[name] for name in names)
         eg = [_total(products[name][0] for name in names) for products in self._seeds]
@@ -115,11 +112,7 @@ def check_accumulators(accumulators: Sequence[str]) -> None:
 
 @torch.no_grad()
 def sum_error(x: Tensor, w: Tensor, accumulator: str) -> float:
-    """Return the relative error ‖p − e‖ / ‖e‖ of a product, where p is summed by the accumulator and e is exact.
-
-    The factors of x · wᵀ are some rows of x and of w, first rounded to the accumulator's input dtype. accumulator: the
-    name of a rule by which hardware adds up products, such as `hopper-fp8`.
-    """
+    """Return ‖p − e‖ / ‖e‖ of x · wᵀ for some rounded rows; p is summed by the accumulator, e is exact."""
     a, b = (_rounded(_sample(operand), accumulator) for operand in (x, w))
     exact = a.double() @ b.double().T
     off = product(a, b.T.contiguous(), accumulator).double() - exact
@@ -130,8 +123,7 @@ def sum_error(x: Tensor, w: Tensor, accumulator: str) -> float:
 def measured_sums(quantization: Quantization, accumulators: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
     """Measure the error of sums in each layer's forward product, in the forward passes inside a `with` block.
 
-    Yield one list, which is empty at first. Each forward product of a quantized layer appends a row for each
-    accumulator, a dict with the keys `layer`, `block`, `part`, `accumulator` and `error` (`sum_error`).
+    Yield a list, to which each forward product of a quantized layer appends a row for each accumulator.
     """
     rows: list[dict[str, Any]] = []
 
@@ -151,11 +143,7 @@ def measured_sums(quantization: Quantization, accumulators: Sequence[str]) -> It
 
 @torch.no_grad()
 def _operands(layer: QuantizedLinear, x: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
-    """Return the two operands that the layer multiplies in its forward pass: x and w, quantized.
-
-    The values equal those of the forward pass bit for bit, also with stochastic rounding. No statistics are recorded.
-    x: the layer's input. context: the model's StepContext, on which the seeds of the random numbers depend.
-    """
+    """Return x and w as the layer multiplies them in its forward pass, bit for bit; no statistics are recorded."""
     rows = x.reshape(-1, layer.in_features)
     quantized = layer.plans[context.switched].x.quantize_one(0, rows, lambda name: layer.seed(context, name))
     weight = layer.quantize_weight_for(0, context, rows.dtype, layer.sampler is not None)
@@ -171,10 +159,7 @@ def _sample(operand: Tensor) -> Tensor:
 
 
 def _rounded(operand: Tensor, accumulator: str) -> Tensor:
-    """Return the operand rounded to the accumulator's input dtype.
-
-    If this dtype is E4M3, the operand is first scaled so that its largest magnitude becomes 448, E4M3's largest value.
-    """
+    """Return the operand rounded to the accumulator's input dtype; for E4M3, it is first scaled to an amax of 448."""
     dtype = DTYPES.get(accumulator, torch.float8_e4m3fn)
     if dtype != torch.float8_e4m3fn:
         return operand.to(dtype)

@@ -4,13 +4,9 @@ Each recipe is measured by a probe trial (probe_trial.py), whose run folder is i
 that was measured before is not measured again, and an interrupted probe continues. The differences from the model
 without quantization, on the same batch, have almost no noise, whereas a comparison of trained models needs many seeds.
 
-By default this reference computes in the trial's dtype. Then all differences come from the recipe, and a recipe that
-leaves all operands in high precision gives differences of exactly 0. With `reference="fp32"` the reference computes in
-FP32, so the differences also contain the error of BF16; for the recipe bf16, they contain nothing else.
-
-The batches of the split `train` are the ones that the trial would read after the checkpoint. Batches of the other
-splits are windows of held-out documents (bench.py). Every batch has the size of a micro-batch, because the scale of a
-quantized tensor may depend on it.
+By default this reference computes in the trial's dtype, so all differences come from the recipe, and a recipe that
+leaves all operands in high precision gives differences of exactly 0. With `reference="fp32"` they also contain the
+error of BF16. Every batch has the size of a micro-batch, because the scale of a quantized tensor may depend on it.
 """
 
 from __future__ import annotations
@@ -116,10 +112,9 @@ class _Counting(Events):
 
 
 def _checkpoint(path: Path, step: int | None) -> tuple[run_folder.RunFolder, int]:
-    """Return the run folder and the step of the checkpoint that a path names.
+    """Return the run folder and the step of the checkpoint that a path names: a run folder, or a checkpoint's folder.
 
-    path: a run folder, whose checkpoint at `step` is meant (None: the newest), or the folder of a checkpoint, for which
-        `step` must be None.
+    step: of the run folder's checkpoint; None: the newest. It must be None for a checkpoint's folder.
     """
     if not path.is_dir():
         raise ValueError(f"{path}: no such folder; a run folder or one of its checkpoints is expected")
@@ -128,23 +123,16 @@ def _checkpoint(path: Path, step: int | None) -> tuple[run_folder.RunFolder, int
         folder = run_folder.opened(path)
         return folder, folder.checkpoint(step).step
     if step is not None:
-        raise ValueError(
-            f"step {step} of {path}: the path is already a checkpoint; name the run folder, or omit the step"
-        )
+        raise ValueError(f"step {step} of {path}: the path is a checkpoint; name the run folder, or omit the step")
     return run_folder.opened(above), checkpoints.load(path).step
 
 
 def _checked(recipes: Sequence[str | Recipe], trial: Trial) -> list[Recipe]:
-    """Return the recipes, loading those given by name.
-
-    Raise ValueError for equal names, or for a recipe that cannot be combined with the trial's other settings.
-    """
+    """Return the recipes, loading those given by name; raise ValueError for equal names or recipes that do not fit."""
     checked = [load_recipe(recipe) if isinstance(recipe, str) else recipe for recipe in recipes]
     names = [recipe.name for recipe in checked]
     if not checked or len(set(names)) < len(names):
-        raise ValueError(
-            f"recipes {', '.join(names) or '(none)'}: one or more recipes with different names are expected"
-        )
+        raise ValueError(f"recipes {', '.join(names) or '(none)'}: one or more with different names are expected")
     for recipe in checked:
         check(replace(trial, recipe=recipe))
     return checked

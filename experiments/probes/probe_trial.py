@@ -29,7 +29,15 @@ from torch import Tensor
 
 from fewbits.common.atomic import checked_json, remove_folder, write_json, write_parquet
 from fewbits.experiments.optimization.precision import DTYPES
-from fewbits.experiments.probes.bench import Bench, UpdateEffect, backward, batches, layer_labels, make_bench
+from fewbits.experiments.probes.bench import (
+    Bench,
+    UpdateEffect,
+    backward,
+    batches,
+    draws_noise,
+    layer_labels,
+    make_bench,
+)
 from fewbits.experiments.probes.errors import GradientErrors, check_accumulators, measured_sums
 from fewbits.experiments.probes.tables import WHOLE, numerics_table, summarize
 from fewbits.experiments.probes.variants import ALL, Variant, variants
@@ -47,11 +55,7 @@ Vector = Mapping[str, Tensor]  # a gradient, or a difference of gradients, by pa
 
 
 def check_inputs(session: Session) -> None:
-    """Raise ValueError if the probe's settings do not fit together, or do not fit the checkpoint that it probes.
-
-    Its model and data must be those of the trial that wrote the checkpoint. With `probe.split=train`, training.length
-    must be equal, too, unless no training data had been read before the checkpoint.
-    """
+    """Raise ValueError if the probe's settings do not fit together, or do not fit the checkpoint that it probes."""
     trial, parent = session.trial, session.parent
     if session.world.ranks > 1:
         raise ValueError("a probe (probe.seeds above 0) runs on one rank: remove resources.ranks")
@@ -133,9 +137,7 @@ def _write(trial: Trial, step: int, folder: run_folder.RunFolder, count: int) ->
 class _Probe:
     """Measures batches with a trial's recipe at a checkpoint.
 
-    It keeps the gradients of the batch measured last, to return their scalar products with the next batch's gradients.
-    bench: the models with the checkpoint's weights. effect: measures what one optimizer update with a given gradient
-    does to the loss. read: a list of all batches, each as inputs and targets.
+    It keeps the gradients of the batch measured last, for their scalar products with those of the next batch.
     """
 
     def __init__(
@@ -148,20 +150,16 @@ class _Probe:
     ) -> None:
         self._trial, self._bench, self._effect, self._device = trial, bench, effect, device
         self._batches = read
-        self._random = bench.draws_noise(trial.recipe)
-        self._variants = self._all_variants()
+        _, quantization = bench.quantized(trial.recipe, 0, 0)
+        self._random = draws_noise(quantization)
+        self._variants = [Variant(ALL), *variants(trial.probe.parts, quantization)]
         # Of the batch measured last: the exact gradient, and the quantized gradient's mean difference from it.
         self._last: tuple[Vector, Vector] | None = None
 
-    def _all_variants(self) -> list[Variant]:
-        _, quantization = self._bench.quantized(self._trial.recipe, 0, 0)
-        return [Variant(ALL), *variants(self._trial.probe.parts, quantization)]
-
     def measure(self, number: int) -> dict[str, list[Row]]:
-        """Measure the batch with this number, from 0; return its rows in lists, by name.
+        """Measure the batch with this number, from 0; return its rows in lists: `rows`, `numerics`, `sums`.
 
-        `rows` has the batch's rows of probe.parquet, `sums` those of sums.parquet. `numerics` has a row of statistics
-        for each seed, layer and operand slot, from which numerics.parquet is made.
+        `numerics` has a row of statistics for each seed, layer and operand slot, from which numerics.parquet is made.
         """
         inputs, targets = self._tokens(number)
         reference, exact = backward(self._bench.exact, inputs, targets)
@@ -214,13 +212,9 @@ class _Probe:
     def _across(self, exact: Vector, mean: Vector) -> dict[str, float]:
         """Return scalar products of this batch's gradients and the previous batch's; an empty dict for the first batch.
 
-        exact: this batch's exact gradient.
-        mean: this batch's error, that is, the recipe's gradient minus the exact gradient, averaged over seeds.
-
-        The result has `cross_gradient`, the product of the two batches' exact gradients, and `cross_error`, the product
-        of the two batches' errors. The noise of two batches is independent. The mean of `cross_error` over pairs of
-        batches is therefore an unbiased estimate of the squared norm of the error that averaging over batches and seeds
-        does not remove.
+        exact: this batch's exact gradient. mean: this batch's error, the recipe's gradient minus the exact one,
+        averaged over seeds. The noise of two batches is independent, so the mean of `cross_error` over pairs of batches
+        is an unbiased estimate of the squared norm of the error that averaging over batches and seeds does not remove.
         """
         if self._last is None:
             return {}
@@ -228,14 +222,11 @@ class _Probe:
         return {"cross_gradient": _product(exact, before), "cross_error": _product(mean, error_before)}
 
     def _update(self, number: int, exact: Vector, quantized: Vector) -> dict[str, float]:
-        """Return how much the optimizer's next update decreases the unquantized loss.
+        """Return how much the optimizer's next update decreases the unquantized loss, as `decrease_PLACE_GRADIENT`.
 
-        number: the number of the batch, from 0. exact, quantized: its gradients without and with quantization.
-
-        The keys are `decrease_PLACE_GRADIENT`. PLACE: the loss is computed on this batch (`own`) or on the next batch
-        (`next`; after the last batch, this is the first one). GRADIENT: the update uses the gradient `exact` or
-        `quantized`. With a single batch, the keys with `next` are missing. The result is empty if `probe.update` is
-        false or the checkpoint has no optimizer state.
+        PLACE: the loss is computed on this batch (`own`) or on the next batch (`next`; after the last one, the first).
+        GRADIENT: the update uses the gradient `exact` or `quantized`. The result is empty if `probe.update` is false or
+        the checkpoint has no optimizer state.
         """
         if not (self._trial.probe.update and self._effect.known):
             return {}
@@ -274,7 +265,7 @@ def _file(path: Path, number: int) -> Path:
 
 
 def _finished(path: Path) -> int:
-    """Return how many batches are stored in the run folder `path`, which is the number of the next batch to measure."""
+    """Return how many batches are stored in the run folder `path`."""
     number = 0
     while _file(path, number).is_file():
         number += 1

@@ -52,10 +52,10 @@ class Probe:
     def summary(self) -> pd.DataFrame:
         """Return a row for each recipe with means over batches.
 
-        Columns: `recipe`; `seeds`, the number of seeds; `increase` of the loss in nats per token; the measures of the
-        whole gradient (errors.py); `worst_layer`, the layer whose weight gradient has the largest `error`
-        (mean over batches), and `worst_error`, this `error`; `sum_error_NAME`, the error of sums with the accumulator
-        NAME. `increase_se` and `bias_se` are standard errors over batches, NaN for one batch.
+        `increase` is that of the loss in nats per token; `worst_layer` is the layer whose weight gradient has the
+        largest mean `error`; `sum_error_NAME` is the error of sums with the accumulator NAME. `increase_se` and
+        `bias_se` are standard errors over batches, NaN for one batch. The other columns are measures of the whole
+        gradient (errors.py).
         """
         rows = []
         for recipe, own in self.rows.groupby("recipe", sort=False):
@@ -81,9 +81,9 @@ class Probe:
     def layers(self) -> pd.DataFrame:
         """Return a row for each recipe and layer, with means over batches and seeds.
 
-        Columns: `recipe`, `layer`, `block`, `part`; the measures of the weight's gradient (errors.py); the
-        relative error of each operand, by slot (`fprop.x` …); `sum_error_NAME` for each accumulator. The layer `whole`
-        is the gradient of all parameters.
+        Columns: `recipe`, `layer`, `block`, `part`; the measures of the weight's gradient (errors.py); the relative
+        error of each operand, by slot (`fprop.x` …); `sum_error_NAME`. The layer `whole` is the gradient of all
+        parameters.
         """
         keys = ["recipe", "layer"]
         labels = {"block": "first", "part": "first"}
@@ -93,12 +93,7 @@ class Probe:
         return (table if sums is None else table.join(sums)).reset_index()
 
     def long(self) -> pd.DataFrame:
-        """Return all tables as one long table with a row for each number.
-
-        Columns: `recipe`, `batch`, `seed`, `layer`, `block`, `part`, `slot`, `quantizer` and `accumulator`, which
-        identify what was measured (missing values where they do not apply); `measure`, the number's name; `value`, the
-        number.
-        """
+        """Return all tables as one long table with a row for each number: KEYS, `measure` (its name) and `value`."""
         parts = []
         for frame in (
             self.rows.drop(columns="variant"),
@@ -162,9 +157,8 @@ def summarize(table: pd.DataFrame) -> dict[str, float | None]:
 def numerics_table(rows: Sequence[dict[str, Any]], step: int) -> pd.DataFrame:
     """Return numerics.parquet: a row for each operand, with its statistics over all batches and seeds.
 
-    rows: the statistics of single batches and seeds.
-    step: the checkpoint's step, the number of updates before it. The column `step` has the number of the last of these
-        updates, step − 1.
+    rows: the statistics of single batches and seeds. step: the checkpoint's step; the column `step` has the number of
+    the last update before it.
     """
     frame = pd.DataFrame(rows)
     if frame.empty:

@@ -44,9 +44,8 @@ class Variant:
 def variants(parts: Sequence[str], quantization: Quantization) -> Iterator[Variant]:
     """Yield the variants `only X` and `without X` for each GEMM, slot or block X that the recipe quantizes.
 
-    parts: which X to vary, any of `gemms`, `slots` and `blocks`. If the recipe quantizes a tensor only once for two
-    slots, these two slots are varied together, under the name of the first. A model with one block has no variants by
-    block.
+    parts: which X to vary, any of `gemms`, `slots` and `blocks`. Two slots for which the recipe quantizes a tensor only
+    once are varied together, under the name of the first.
     """
     layers = [layer for layer in quantization.layers if _quantizes(layer)]
     used = {slot for layer in layers for plan in layer.plans for slot, its in plan.operands.items() if its.spec}
@@ -70,19 +69,13 @@ def variants(parts: Sequence[str], quantization: Quantization) -> Iterator[Varia
 
 
 def _restricted(plan: Plan, slots: frozenset[str]) -> Plan:
-    """Return the plan (operands and executed GEMMs) of a layer with only these slots quantized.
-
-    A GEMM that the plan executes in FP8 is emulated if one of its slots is no longer quantized.
-    """
+    """Return the plan of a layer with only these slots quantized; incomplete GEMMs are not executed in FP8."""
     executed = frozenset(gemm for gemm in plan.executed if slots.issuperset(_slots(gemm)))
     return Plan(restricted(plan.operands, slots), executed)
 
 
 def restricted(operands: Operands, slots: frozenset[str]) -> Operands:
-    """Return the operands of a layer with only these slots quantized.
-
-    All other slots are in high precision, but still rotated if the GEMM's other operand is quantized and rotated.
-    """
+    """Return the operands of a layer with only these slots quantized; others are rotated if the GEMM's other one is."""
     quantized = {gemm: any(slot in slots and operands[slot].spec for slot in _slots(gemm)) for gemm in GEMMS}
     return {
         slot: its if slot in slots or its.spec is None else _high(slot, its.spec, rotated=quantized[_gemm(slot)])
@@ -97,11 +90,7 @@ def _both(name: str, slots: frozenset[str]) -> Iterator[Variant]:
 
 
 def _high(slot: str, spec: Quantizer | Mixture, *, rotated: bool) -> Slot:
-    """Return the Slot in high precision that replaces a quantized operand slot.
-
-    slot: the operand slot's name. spec: the quantizer or mixture that the recipe has there.
-    rotated: whether the operand still gets the Hadamard transform of `spec`, if `spec` has one.
-    """
+    """Return the Slot in high precision that replaces one with the quantizers `spec`. rotated: keep its rotation."""
     quantizer = spec.quantizers[0] if isinstance(spec, Mixture) else spec
     if not (rotated and quantizer.hadamard):
         return Slot(None, AXES[slot])
@@ -114,10 +103,7 @@ def _quantizes(layer: QuantizedLinear) -> bool:
 
 
 def _always_equal(layers: Sequence[QuantizedLinear], first: str, second: str) -> bool:
-    """Tell whether the slots `first` and `second`, which have the same tensor, quantize it equally in all layers.
-
-    If the recipe changes quantizers during training (`switch`), this must hold before and after the change.
-    """
+    """Tell whether two slots of the same tensor quantize it equally in all layers, also after a `switch`."""
     return all(plan.operands[first].equals(plan.operands[second]) for layer in layers for plan in layer.plans)
 
 

@@ -1,10 +1,10 @@
 """Find the checkpoint from which a branch starts, and check that the branch can start from it.
 
-A branch takes over the weights, the optimizer's state and the position in the data from a checkpoint of another trial,
-its parent. It must have the parent's model, the same data in the same order (so the same seed), and the same kind of
-optimizer; its recipe, number of steps and learning rates may differ. An imported checkpoint has read no data and has no
-optimizer, so a branch from it may have any seed, sequence length and optimizer. A branch's identity contains the
-parent's id and the step, not the parent's path.
+A branch takes over weights, optimizer state and position in the data from a checkpoint of another trial, its parent. It
+must have the parent's model, the same data in the same order (so the same seed), and the same kind of optimizer;
+recipe, number of steps and learning rates may differ. An imported checkpoint has read no data and has no optimizer, so
+a branch from it may have any seed, length and optimizer. A branch's identity contains the parent's id and step, not its
+path.
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ class Parent:
 
     def check(self, trial: Trial, corpus: Corpus) -> None:
         """Raise ValueError if the trial cannot start from this checkpoint. corpus: the trial's data."""
-        saved = saved_trial(self.folder.path)
-        data = self.checkpoint.state["data"]
+        saved, data = saved_trial(self.folder.path), self.checkpoint.state["data"]
         other_data = data["fingerprint"] != corpus.fingerprint
         if other_data and spelled_data(trial.data) != spelled_data(saved.data):
             raise ValueError(
@@ -57,14 +56,10 @@ class Parent:
         if other_data:
             differing.append("the same settings of data give other data here than where the parent trained")
         if differing:
-            hint = (
-                "; to change only the seed of rounding and noise, set training.rounding_seed"
-                if trial.seed != saved.seed
-                else ""
-            )
+            rounding = "; to change only the seed of rounding and noise, set training.rounding_seed"
             raise ValueError(
                 f"a branch must have its parent's model and data, but this one differs from {self.folder.path}: "
-                f"{'; '.join(differing)}{hint}"
+                f"{'; '.join(differing)}{rounding if trial.seed != saved.seed else ''}"
             )
         corpus.check(data["fingerprint"], data)
 
@@ -87,10 +82,10 @@ def _imported_run(model: str, runs: Path) -> Path:
         if IMPORTED in (checked_json(file) or {}).get("identity", {}) and saved_trial(file.parent).model.name == model
     ]
     if len(found) != 1:
-        several = f"{len(found)} imported runs, " + ", ".join(path.name for path in found) if found else "none"
+        several = ", ".join(path.name for path in found) or "none"
         raise ValueError(
             f"{IMPORTED_MODEL}{model} needs exactly one imported run of this model in {runs}, and there are {several}: "
-            "import the model if there is none (see `fewbits import --help`), else set branch.parent to one of the runs"
+            "import the model (fewbits import --help), or set branch.parent to one of the runs"
         )
     return found[0]
 
@@ -99,8 +94,7 @@ def find_parent(branch: Branch, runs: Path) -> Parent | None:
     """Return the parent of a branch; None if the trial has no branch.parent.
 
     branch.parent is a run's path, name or hash (see `find_run`), or `imported:MODEL` for the imported run of this model
-    in the store `runs`. Without branch.step, the branch starts from the parent's last checkpoint, so the parent must
-    have finished.
+    in the store `runs`. Without branch.step, the parent must have finished, and its last checkpoint is taken.
     """
     if branch.parent is None:
         if branch.step is not None:

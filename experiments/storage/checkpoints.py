@@ -1,22 +1,17 @@
 """Save and load checkpoints of a trial: atomic, checksummed, without pickle.
 
     FOLDER/step-00001234/tensors.safetensors      every tensor
-    FOLDER/step-00001234/state.json               all other values, the SHA-256 of the tensors' file, and the SHA-256 of
-                                                  state.json's own other content
+    FOLDER/step-00001234/state.json               all other values, and SHA-256 sums of both files
 
 If there are several ranks, each writes its own file: tensors-00000-of-00002.safetensors and so on
 (fewbits.experiments.distributed.saving). state.json then contains the SHA-256 of each file, and the names of the split
 tensors. Each file has some rows of a split tensor. Any other tensor in a rank's file is that rank's own value; a tensor
 that is only in the first file is the value of all ranks.
 
-A checkpoint is written under a temporary name, flushed to the disk and renamed. After any failure it is therefore
-either complete or missing, and older checkpoints are removed only when it is complete. `newest` verifies every
-checkpoint that it returns. It skips a damaged checkpoint with a warning; the trial then resumes from an older one.
-When step N is saved, checkpoints of later steps are removed, because training has started again before them. Only one
-process at a time may write to a folder.
-
-`flatten` splits any nesting of dicts, lists and tuples (a model's or optimizer's state_dict, states of random
-generators, a position in the data) into named tensors and JSON, and `unflatten` restores exactly the same nesting.
+A checkpoint is written under a temporary name, flushed to the disk and renamed, so after any failure it is either
+complete or missing. Then older checkpoints are removed, and those of later steps, because training has started again
+before them. `newest` verifies the checkpoint that it returns; it skips damaged ones with a warning. Only one process at
+a time may write to a folder.
 """
 
 from __future__ import annotations
@@ -44,9 +39,7 @@ from fewbits.common.atomic import folder_atomically, remove_folder, remove_lefto
 FORMAT, SHARDED = 1, 2  # `format` in state.json: one file of tensors, or one file for each rank
 TENSORS, STATE = "tensors.safetensors", "state.json"
 
-# If the folder of the same step exists already, for example damaged, the step is saved as a second edition with the
-# name step-00001234.2.
-_NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
+_NAME = re.compile(r"step-(\d{8,})")
 _UNSAVED = (torch.complex32, torch.complex64, torch.complex128)  # numbers that safetensors cannot write
 
 
@@ -70,8 +63,7 @@ class Checkpoint:
         """Return the tensors whose names begin with `under`, by name; `model.`, for example, skips optimizer states.
 
         part: (the rank that reads, the number of ranks). A split tensor is read with only this rank's rows, any other
-            tensor with this rank's own value. The number of ranks may differ from when the checkpoint was saved; then
-            the tensors that are not split have the values of the first file.
+            with this rank's own value, or that of the first file if the number of ranks was another when it was saved.
         """
         rank, ranks = part
         with ExitStack() as stack:
@@ -90,10 +82,8 @@ class Checkpoint:
 def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], *, keep: int = 2) -> Path:
     """Write the checkpoint of a step and return its path; keep only this one and the last `keep` − 1 of earlier steps.
 
-    tensors, state: the results of `flatten`; `state` must be plain JSON. A tensor that has several names in `tensors`
-    is saved once for each name; in the results of `flatten` each tensor has only one name. If writing fails, for
-    example on a full disk, the OSError names the bytes needed and the bytes free; the incomplete checkpoint is removed,
-    and older checkpoints stay.
+    tensors, state: the results of `flatten`; `state` must be plain JSON. If writing fails, for example on a full disk,
+    the OSError names the bytes needed and the bytes free, and older checkpoints stay.
     """
     if step < 0 or keep < 1:
         raise ValueError(f"step={step}, keep={keep}: step has to be 0 or more, and keep 1 or more")
@@ -111,11 +101,13 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[
 
 
 def next_path(folder: Path, step: int) -> Path:
-    """Return the path for a new checkpoint of a step; create `folder`, and remove incomplete checkpoints from it."""
+    """Return the path for a new checkpoint; create `folder`, and remove incomplete checkpoints and one of this step."""
     folder.mkdir(parents=True, exist_ok=True)
     remove_leftovers(folder)
-    edition = max((edition for (at, edition), _ in _list(folder) if at == step), default=0) + 1
-    return folder / (f"step-{step:08d}" + (f".{edition}" if edition > 1 else ""))
+    path = folder / f"step-{step:08d}"
+    if path.exists():  # damaged, or training has started again before it
+        remove_folder(path)
+    return path
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
@@ -128,17 +120,14 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
 
 
 def write_state(partial: Path, content: dict[str, Any]) -> None:
-    """Write state.json with this content and its SHA-256. partial: the checkpoint's folder under its temporary name."""
+    """Write state.json with this content, and its SHA-256 as `seal`, into the checkpoint's temporary folder."""
     _check_json(content["state"])
     with synced_file(partial / STATE) as file:
-        file.write(_sealed(content))
+        file.write(json.dumps({"seal": _seal(content), **content}, indent=1, allow_nan=False).encode())
 
 
 def write_error(error: OSError, path: Path, tensors: Mapping[str, Tensor]) -> OSError:
-    """Return an OSError with the errno of `error`, whose message has the bytes of the tensors and those free at `path`.
-
-    path: the checkpoint's folder or its file of tensors.
-    """
+    """Return an OSError like `error` that names the bytes of the tensors and those free at `path`."""
     size, free = sum(tensor.nbytes for tensor in tensors.values()), shutil.disk_usage(path.parent).free
     reason = f"checkpoint not written, {error.strerror}: {path} needs {size:,} bytes, {free:,} are free"
     return OSError(error.errno, reason)
@@ -156,15 +145,15 @@ def newest(*folders: Path) -> Checkpoint | None:
 
 def newest_first(*folders: Path) -> list[Path]:
     """Return the paths of all checkpoints in these folders, including damaged ones; the highest step comes first."""
-    return [path for _, path in sorted((entry for folder in folders for entry in _list(folder)), reverse=True)]
+    return [path for _, path in sorted((entry for folder in folders for entry in steps(folder).items()), reverse=True)]
 
 
 def steps(folder: Path) -> dict[int, Path]:
-    """Return a dict from the step of each checkpoint in a folder to its path, including damaged checkpoints.
-
-    If a step was saved again while a checkpoint of this step existed already, the path is that of the one saved last.
-    """
-    return {step: path for (step, _), path in _list(folder)}
+    """Return a dict from the step of each checkpoint in a folder to its path, including damaged ones, in order."""
+    if not folder.is_dir():
+        return {}
+    matches = ((_NAME.fullmatch(path.name), path) for path in folder.iterdir())
+    return dict(sorted((int(match[1]), path) for match, path in matches if match))
 
 
 def load(path: Path, part: tuple[int, int] = (0, 1)) -> Checkpoint:
@@ -192,11 +181,11 @@ def load(path: Path, part: tuple[int, int] = (0, 1)) -> Checkpoint:
 
 
 def flatten(tree: Any) -> tuple[dict[str, Tensor], Any]:
-    """Split a nested state into named tensors and plain JSON that refers to the tensors by name.
+    """Split nested dicts, lists and tuples into named tensors and plain JSON that refers to the tensors by name.
 
     A name is the path to the tensor, such as `optimizer.w.exp_avg`. A tensor that occurs twice (a tied embedding) gets
-    one name, and `unflatten` restores one tensor; views that only overlap in memory are restored as separate tensors.
-    Every kind of dict is restored as a dict. Raise TypeError for values of other types than JSON's, tuple and Tensor.
+    one name, and `unflatten` restores one tensor. Every kind of dict is restored as a dict. Raise TypeError for values
+    of other types than JSON's, tuple and Tensor.
     """
     tensors: dict[str, Tensor] = {}
     names: dict[Any, str] = {}
@@ -251,22 +240,10 @@ def unflatten(tensors: Mapping[str, Tensor], state: Any) -> Any:
     return {key: unflatten(tensors, value) for key, value in state.items()}
 
 
-def _list(folder: Path) -> list[tuple[tuple[int, int], Path]]:
-    """Return ((step, edition), path) of each checkpoint in a folder, including damaged ones, the lowest step first.
-
-    The edition is 1, or higher if the step was saved again while its folder existed already.
-    """
-    if not folder.is_dir():
-        return []
-    matches = ((_NAME.fullmatch(path.name), path) for path in folder.iterdir())
-    return sorted(((int(match[1]), int(match[2] or 1)), path) for match, path in matches if match)
-
-
 def _joined(files: list[Any], name: str, rank: int, ranks: int) -> Tensor:
     """Return the rows of the split tensor `name` that belong to rank `rank` of `ranks`.
 
-    files: the checkpoint's open safetensors files, in the order of the ranks that wrote them, whose number may differ
-        from `ranks`.
+    files: the open safetensors files of the ranks that wrote the checkpoint, whose number may differ from `ranks`.
     """
     slices = [file.get_slice(name) for file in files]
     counts = [rows.get_shape()[0] for rows in slices]
@@ -281,17 +258,12 @@ def _joined(files: list[Any], name: str, rank: int, ranks: int) -> Tensor:
 
 
 def retain(newest: Path, keep: int) -> None:
-    """Remove all checkpoints except the one just saved and the last `keep` − 1 of earlier steps.
-
-    This removes checkpoints of later steps, and other checkpoints (editions) of the same step. newest: the path of the
-    checkpoint just saved.
-    """
-    ((step, edition),) = [entry for entry, path in _list(newest.parent) if path == newest]
-    others = [(at, path) for (at, number), path in _list(newest.parent) if (at, number) != (step, edition)]
-    older = [path for at, path in others if at < step]
-    later = [path for at, path in others if at >= step]
-    for path in later + older[: max(len(older) - (keep - 1), 0)]:
-        remove_folder(path)
+    """Remove all checkpoints except `newest`, which was just saved, and the last `keep` − 1 of earlier steps."""
+    others = {step: path for step, path in steps(newest.parent).items() if path != newest}
+    own = int(newest.name.removeprefix("step-"))
+    older, later = ([s for s in others if s < own], [s for s in others if s > own])
+    for step in later + older[: max(len(older) - (keep - 1), 0)]:
+        remove_folder(others[step])
 
 
 def _check_tensors(tensors: Mapping[str, Tensor]) -> None:
@@ -305,10 +277,7 @@ def _check_tensors(tensors: Mapping[str, Tensor]) -> None:
 
 
 def _write(path: Path, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
-    """Write tensors to a new safetensors file and flush it to the disk; return its size in bytes and its SHA-256.
-
-    Tensors that are on a GPU or not contiguous are copied to the CPU's memory; tensors may share memory.
-    """
+    """Write tensors to a new safetensors file and flush it to the disk; return its size in bytes and its SHA-256."""
     dense = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     specs = {
         name: TensorSpec(
@@ -340,17 +309,8 @@ def _check_json(state: Mapping[str, Any]) -> None:
         raise ValueError("state is not plain JSON, flatten it first: tuples and keys other than strings would change")
 
 
-def _sealed(content: dict[str, Any]) -> bytes:
-    """Return the bytes of state.json: the content, and its SHA-256 under the key `seal`."""
-    return json.dumps({"seal": _seal(content), **content}, indent=1, allow_nan=False).encode()
-
-
 def _unsealed(path: Path) -> dict[str, Any]:
-    """Return the content of a state.json without its `seal`, the SHA-256 of that content.
-
-    Raise DamagedCheckpoint if the file is not JSON, if its seal is not the content's SHA-256, or if this version of
-    fewbits cannot read its format.
-    """
+    """Return the content of a state.json; raise DamagedCheckpoint if its `seal` is not the SHA-256 of the rest."""
     try:
         content = json.loads(path.read_bytes())
         intact = content.pop("seal") == _seal(content)

@@ -3,9 +3,9 @@
     RUNS/<slug>-<hash8>/  config.yaml  model.yaml  tokenizer.json  provenance.json  checkpoints/  result.json
 
 `fewbits probe`, `evaluate` and `export` open this run like any other run, and `branch.parent=RUN branch.step=0` starts
-a branch from it. config.yaml contains the settings of the data and batches that probes read. model.yaml is a model
-config for `model=PATH`. The trial's id depends on a hash of the weights; provenance.json contains the hashes of the
-source's files. The folder is written under a temporary name and renamed when it is complete.
+a branch from it. config.yaml has the settings of the data and batches that probes read, model.yaml is a model config
+for `model=PATH`, and provenance.json has the hashes of the source's files. The trial's id depends on those of the
+weights.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fewbits.common.atomic import folder_atomically, write_atomically, write_json
 from fewbits.experiments.config import load_trial
-from fewbits.experiments.data.corpus import Corpus, DataConfig, describe
+from fewbits.experiments.data.corpus import Corpus, describe
 from fewbits.experiments.data.load import KINDS, load
 from fewbits.experiments.data.once import default_cache
 from fewbits.experiments.data.tokenizing import FILE, Bytes, bytes_tokenizer, saved_tokenizer
@@ -43,15 +43,12 @@ _NOT_OVERRIDDEN = ("model", "branch", "runtime")  # config groups that an import
 
 @dataclass(frozen=True)
 class Imported:
-    """An imported run.
-
-    notes: sentences on how the loaded model differs from the published one. new: False if the run was stored already.
-    """
+    """An imported run. notes: sentences on how the loaded model differs from the published one."""
 
     folder: RunFolder
     trial: Trial
     notes: tuple[str, ...]
-    new: bool
+    new: bool  # False if the run was stored already
 
 
 def import_run(
@@ -66,12 +63,9 @@ def import_run(
     """Import a published model into the store `runs`; an equal run that is there already is returned unchanged.
 
     Raise ValueError if fewbits does not support the model.
-    source: a Hugging Face folder, a GGUF file, or `package:smollm2`.
-    name: the name to give the model; None: the source's name.
-    overrides: config overrides for the data that probes and evaluations read, such as `data=text` or
-        `training.length=1024`.
-    cache: the folder of prepared data; None: the default one.
-    report: called with a message before each long step.
+    source: a Hugging Face folder, a GGUF file, or `package:smollm2`. name: of the model; None: the source's name.
+    overrides: of the config of the data that probes and evaluations read, such as `training.length=1024`.
+    cache: the folder of prepared data; None: the default one. report: called with a message before each long step.
 
     >>> imported = import_run("package:smollm2", Path("runs"))
     >>> probe(imported.folder.path, ["nvfp4"], batches=2)
@@ -104,10 +98,9 @@ def import_run(
 
 
 def _trial(published: Published, source: str, overrides: Sequence[str]) -> Trial:
-    """Return the trial of the imported run.
+    """Return the trial of the imported run: the published model, with data by the default config and the overrides.
 
-    It has the model of `published`, which was read from `source`. The default config and the overrides determine its
-    data, batches and recipe; the default tokenizer is the source's.
+    The default tokenizer is the source's.
     """
     for override in overrides:
         if (key := override.lstrip("+~").partition("=")[0]).partition(".")[0] in _NOT_OVERRIDDEN:
@@ -118,24 +111,18 @@ def _trial(published: Published, source: str, overrides: Sequence[str]) -> Trial
     defaults = [f"training.length={min(LONGEST, model.context)}", "training.micro_batch=2"]
     trial, _ = load_trial([*defaults, *overrides])
     data = trial.data
-    if "tokenizer" in _takes(data) and not any(override.startswith("data.tokenizer=") for override in overrides):
+    takes = KINDS[data.kind].takes if data.kind in KINDS else ()
+    if "tokenizer" in takes and not any(override.startswith("data.tokenizer=") for override in overrides):
         data = replace(data, tokenizer=_tokenizer(published, source))
     return replace(trial, model=model, data=data)
-
-
-def _takes(data: DataConfig) -> Sequence[str]:
-    """Return the names of the settings besides `kind` and `repeat` that data of this kind accept (such as `size`)."""
-    return KINDS[data.kind].takes if data.kind in KINDS else ()
 
 
 def _tokenizer(published: Published, source: str) -> str:
     """Return the source's tokenizer in the form of `data.tokenizer`: `bytes`, `file:PATH` or `package:NAME`."""
     path = published.tokenizer
     if path is None:
-        raise ValueError(
-            f"{source} has no tokenizer: add its {FILE} to the folder, or choose data that consist of the model's "
-            "tokens, such as data=bin data.path=FOLDER, or set data.tokenizer"
-        )
+        remedy = f"add its {FILE} to the folder, set data.tokenizer, or choose data of tokens (data=bin)"
+        raise ValueError(f"{source} has no tokenizer: {remedy}")
     if packaged_model(source) is not None:
         return f"{PREFIX}{source.removeprefix(PREFIX)}"
     if path.name == FILE and _is_of_bytes(path):

@@ -1,10 +1,9 @@
 """Give one process at a time the lease of a run folder: a file that the process refreshes while it works.
 
-The lease is `lease.json`. The process that holds it touches the file every HEARTBEAT seconds. It is free in three
-cases: the file is missing; its holder is a process of this host that has ended; its holder is on another host, and the
-file was not touched for STALE seconds. This works on shared file systems: leases are created with `link`, which is
-atomic there, and times are compared with the file system's own clock. If the file system has locks, processes acquire a
-lease one after the other, under a lock.
+The holder of `lease.json` touches it every HEARTBEAT seconds. The lease is free if the file is missing, if its holder
+is a process of this host that has ended, or if its holder is on another host and has not touched it for STALE seconds.
+This works on shared file systems: `link` is atomic there, and times are compared with the file system's own clock. If
+the file system has locks, processes acquire a lease one after the other, under a lock.
 
 A file `stop` in the run folder asks the holder to end its trial after the present step, with a checkpoint.
 """
@@ -62,10 +61,7 @@ class Held(ValueError):
 
 
 class Lost(Exception):
-    """Raised if this process has lost its lease: it has to end at once without writing to the run folder.
-
-    Another process may work there, and a checkpoint that this one saves would remove the other's later checkpoints.
-    """
+    """Raised if this process has lost its lease: it has to end without writing, as another one may work there."""
 
     def __init__(self) -> None:
         super().__init__("the lease is lost: another process has taken it, or the run folder was removed")
@@ -100,8 +96,7 @@ def _is_valid(current: Holder, folder: Path) -> bool:
 def leased(folder: Path) -> Iterator[threading.Event]:
     """Hold a run folder's lease while the `with` block runs; raise Held if another process holds it.
 
-    Yield an event that is set if this process loses the lease meanwhile. folder: the trial's run folder, which is
-    created if it is missing.
+    The folder is created if it is missing. Yield an event that is set if this process loses the lease meanwhile.
     """
     folder.mkdir(parents=True, exist_ok=True)
     mine = Holder.here()
@@ -182,20 +177,20 @@ def _now(folder: Path) -> float:
 
 
 def _start_time(pid: int) -> float:
-    """Return when a process started, in ticks since the host's boot; -1 if it does not exist or is a zombie."""
+    """Return when a process started, in ticks since the host's boot; -1 if it does not exist or is a zombie.
+
+    On systems without /proc, return 0 for a process that exists.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return -1.0 if Path("/proc/self").exists() else _alive(pid)
-    return -1.0 if fields[0] in "ZX" else float(fields[19])
-
-
-def _alive(pid: int) -> float:
-    """Return 0 if the process exists, else -1: the result of `_start_time` on systems without /proc."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return -1.0
-    except PermissionError:
+        if Path("/proc/self").exists():
+            return -1.0
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return -1.0
+        except PermissionError:
+            pass
         return 0.0
-    return 0.0
+    return -1.0 if fields[0] in "ZX" else float(fields[19])

@@ -128,11 +128,10 @@ def stored(run: Path) -> list[Evaluation]:
 
 
 def with_stored(run: Path, result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of result.json (`result`), merged with results of the evaluations stored in the run folder.
+    """Return `result`, the content of result.json, merged with the evaluations stored in the run folder.
 
-    An evaluation is included if it is of the checkpoint at the `step` in `result`, of all questions of its task (no
-    `limit`), and with the recipe's operands (not `unquantized`). If a value is given several times, the one in `result`
-    takes precedence, then the one of the newest evaluation.
+    An evaluation is included if it is of the last step, of all questions of its task, and with the recipe's operands.
+    Of several values, the one in `result` takes precedence, then the one of the newest evaluation.
     """
     added: dict[str, Any] = {}
     for one in stored(run):
@@ -168,8 +167,7 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 def numbers(results: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float | None]]:
     """Yield (name, value) of each number in nested results; a name is a path of keys, such as `tasks.piqa.acc,none`.
 
-    The value is None for a number that was not finite, because it was stored as null. prefix: the beginning of every
-    name, used in the recursion.
+    The value is None for a number that was not finite. prefix: the beginning of every name, used in the recursion.
     """
     for key, value in results.items():
         if isinstance(value, Mapping):

@@ -53,18 +53,13 @@ class RunFolder:
         if step is None and (latest := newest(*folders)) is not None:
             return latest
         available = {at: path for folder in folders for at, path in steps(folder).items()}
-        if step not in available:
-            if not available:
-                raise ValueError(f"{self.path} has no checkpoints: move this folder away, and run the trial again")
-            if step is None:
-                raise ValueError(
-                    f"all checkpoints of {self.path} are damaged: move this folder away, and run the trial again"
-                )
+        if step in available:
+            return load(available[step])
+        if available and step is not None:
             there = ", ".join(map(str, sorted(available)))
-            raise ValueError(
-                f"{self.path} has no checkpoint of step {step}; available are {there}: name one of these steps"
-            )
-        return load(available[step])
+            raise ValueError(f"{self.path} has no checkpoint of step {step}; available are {there}: name one of these")
+        reason = f"all checkpoints of {self.path} are damaged" if available else f"{self.path} has no checkpoints"
+        raise ValueError(f"{reason}: move this folder away, and run the trial again")
 
     def has(self, wanted: Collection[int]) -> bool:
         """Tell whether the checkpoints of the steps `wanted` exist.
@@ -76,10 +71,9 @@ class RunFolder:
         return all(step in available or step >= end for step in wanted)
 
     def rewind(self, wanted: Collection[int]) -> None:
-        """Remove what has to be computed again, so that training saves the missing checkpoints of the steps `wanted`.
+        """Remove the result, and checkpoints after the first missing step of `wanted`, so that training computes it.
 
-        If there is a result, it is removed. If a step is missing, the checkpoints of later steps are removed, so that
-        training resumes at or before this step; the caller has to keep those steps again.
+        The caller has to keep the removed steps again.
         """
         first = min((step for step in wanted if not self.has([step])), default=math.inf)
         (self.path / "result.json").unlink(missing_ok=True)
@@ -102,15 +96,13 @@ class RunFolder:
             result = checked_json(path)
         except ValueError as error:
             raise ValueError(f"{error}; remove this file and run the trial again") from None
-        if result is not None and (
-            result.get("id") != self.id
-            or result.get("status") not in ("done", "diverged")
-            or not isinstance(result.get("step"), int)
-        ):
-            raise ValueError(
-                f"{path} is not this trial's result, but damaged or another trial's; remove this file and run the "
-                "trial again"
-            )
+        valid = result is None or (
+            result.get("id") == self.id
+            and result.get("status") in ("done", "diverged")
+            and isinstance(result.get("step"), int)
+        )
+        if not valid:
+            raise ValueError(f"{path} is damaged or another trial's result; remove this file and run the trial again")
         return result
 
     def write_result(self, result: Mapping[str, Any]) -> None:
@@ -131,8 +123,7 @@ class RunFolder:
     def begin(self, trial: Trial, provenance: Mapping[str, Any]) -> None:
         """Write config.yaml and provenance.json, before the trial trains. Call it only while holding the lease.
 
-        The segments in an existing provenance.json, which describe how earlier steps were computed, are kept.
-        Temporary files that a killed process has left in the folder are removed.
+        Segments in an existing provenance.json are kept; temporary files of killed processes are removed.
         """
         for folder in (self.path, self.checkpoints, self.kept):
             if folder.is_dir():
@@ -145,16 +136,12 @@ class RunFolder:
     def add_segment(self, segment: Mapping[str, Any]) -> None:
         """Add a segment (the environment that computes the next steps) to provenance.json."""
         provenance = self.provenance() or {}
-        write_json(
-            self.path / "provenance.json", {**provenance, "segments": [*provenance.get("segments", []), segment]}
-        )
+        segments = [*provenance.get("segments", []), segment]
+        write_json(self.path / "provenance.json", {**provenance, "segments": segments})
 
 
 def find(runs: Path, slug: str, made_of: Mapping[str, Any]) -> RunFolder:
-    """Return the folder where a trial is stored, or where it will be stored if it has not started.
-
-    runs: the store. slug: the trial's name, for a new folder. made_of: the trial's identity.
-    """
+    """Return the folder of the trial with the identity `made_of`; a new one has the name `slug`."""
     new = trial_id(made_of)
     return existing(runs, new) or RunFolder(runs / f"{slug}-{new[:HASH]}", new)
 
@@ -167,10 +154,7 @@ def existing(runs: Path, trial_id: str) -> RunFolder | None:
     for path in sorted(runs.glob(f"*-{trial_id[:HASH]}")):
         folder = RunFolder(path, trial_id)
         if (folder.provenance() or {"id": trial_id}).get("id") != trial_id:
-            raise ValueError(
-                f"{path} belongs to another trial, whose id begins with the same digits as this trial's; move that "
-                "folder away"
-            )
+            raise ValueError(f"{path} belongs to another trial, whose id begins with the same digits; move it away")
         return folder
     return None
 
@@ -186,12 +170,10 @@ def opened(path: Path) -> RunFolder:
 
 
 def find_run(name: str, runs: Path) -> Path:
-    """Return the folder of a run that has started.
+    """Return the folder of a run that has started; raise ValueError if no run or more than one run matches.
 
     name: the folder's path, the folder's name in the store `runs`, or the first digits of the trial's id (at least 4);
         `STORE/DIGITS` names a run of another store.
-
-    Raise ValueError if no run or more than one run matches.
     """
     paths = (expanded(name), runs / name)
     for path in paths:
@@ -201,26 +183,22 @@ def find_run(name: str, runs: Path) -> Path:
     if not re.fullmatch(rf"[0-9a-f]{{{LEAST},64}}", digits):
         if name and paths[0].is_dir():
             raise ValueError(f"{paths[0]} is no run folder: it has no provenance.json; name the folder of a run")
-        raise ValueError(
-            f"no run {name!r} has started in {store}: name a run folder, or {LEAST} or more digits of its hash"
-        )
+        raise ValueError(f"no run {name!r} has started in {store}: name a run folder, or {LEAST} digits of its hash")
     started = sorted(store.glob("*-*/provenance.json")) if store.is_dir() else []
     matches = [path.parent for path in started if _begins(path.parent, digits)]
+    if len(matches) == 1:
+        return matches[0]
     if not matches:
-        raise ValueError(
-            f"no run in {store} has a hash that begins with {digits!r}; check the digits, or write STORE/DIGITS for "
-            "another store"
-        )
-    if len(matches) > 1:
-        shown = ", ".join(path.name for path in matches[:3]) + (", …" if len(matches) > 3 else "")
-        raise ValueError(
-            f"{len(matches)} runs in {store} have a hash that begins with {digits!r}: {shown}: give more digits"
-        )
-    return matches[0]
+        remedy = "check the digits, or write STORE/DIGITS for another store"
+        raise ValueError(f"no run in {store} has a hash that begins with {digits!r}; {remedy}")
+    shown = ", ".join(path.name for path in matches[:3]) + (", …" if len(matches) > 3 else "")
+    raise ValueError(
+        f"{len(matches)} runs in {store} have a hash that begins with {digits!r}: {shown}: give more digits"
+    )
 
 
 def expanded(name: str) -> Path:
-    """Return a path in which a first `~` or `~USER` is replaced by the home folder, if there is such a user."""
+    """Return a path with a first `~` or `~USER` replaced by the home folder, if there is such a user."""
     try:
         return Path(name).expanduser()
     except RuntimeError:
@@ -236,7 +214,7 @@ def _begins(folder: Path, digits: str) -> bool:
 def saved_trial(path: Path) -> Trial:
     """Return the trial of a run folder, from its config.yaml; raise ValueError if there is no valid config.
 
-    For an imported run, `data.tokenizer` is set to the tokenizer.json in the folder, because the store may have moved.
+    An imported run has the tokenizer.json in its folder, wherever the store is now.
     """
     try:
         trial = Trial.from_dict(yaml.safe_load((path / "config.yaml").read_text("utf-8")))
@@ -245,10 +223,8 @@ def saved_trial(path: Path) -> Trial:
     except OSError as error:
         raise ValueError(f"{path} is no run folder: config.yaml cannot be read: {error.strerror}") from None
     except (ValueError, yaml.YAMLError) as error:
-        raise ValueError(
-            f"{path / 'config.yaml'} is not the config of a trial: {error}: if the file is damaged, remove the run "
-            "folder and run the trial again"
-        ) from None
+        remedy = "if the file is damaged, remove the run folder and run the trial again"
+        raise ValueError(f"{path / 'config.yaml'} is not the config of a trial: {error}: {remedy}") from None
 
 
 def plain(value: Any) -> Any:
