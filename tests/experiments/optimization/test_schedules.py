@@ -112,7 +112,7 @@ def test_every_factor_is_positive_at_most_one_and_falls_once_decay_has_started(
         ({"kind": "exponential"}, "unknown schedule 'exponential'.*constant, linear, cosine, wsd"),
         ({"decay_shape": "cubic"}, "unknown decay_shape 'cubic'.*linear, cosine, sqrt"),
         ({"warmup_steps": -1}, "warmup_steps=-1"),
-        ({"warmup_steps": 5, "warmup_fraction": 0.1}, "set only one"),
+        ({"warmup_steps": 5, "warmup_fraction": 0.1}, "set one of the two to 0"),
         ({"final_ratio": 1.5}, "final_ratio=1.5.*numbers from 0 to 1"),
         ({"decay_fraction": float("nan")}, "decay_fraction=nan"),
     ],

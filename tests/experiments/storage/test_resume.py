@@ -285,8 +285,8 @@ def test_damaged_timing_costs_the_timing_alone(cache: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("result.json", b"{}", "result.json is not this trial's result"),
-        ("result.json", b'{"id": "0123", "status": "done", "step": 3}', "result.json is not this trial's result"),
+        ("result.json", b"{}", "result.json is damaged or another trial's"),
+        ("result.json", b'{"id": "0123", "status": "done", "step": 3}', "result.json is damaged or another trial's"),
         ("result.json", b"[]", "result.json is not a JSON object"),
         ("result.json", b'{"id": "01', "char 7)"),
         ("provenance.json", b"null", "is not a JSON object"),
