@@ -52,7 +52,7 @@ def test_states_follow_from_files(
     assert rows[some[states.index("blocked")].path.name]["note"].endswith(
         f"{diverged.path.name} diverged before step 4"
     )
-    assert "result.json is not this trial's result" in rows[odd.path.name]["note"]
+    assert "result.json is damaged or another trial's" in rows[odd.path.name]["note"]
     assert rows[failed.path.name]["note"] == "it broke"
     steps = [rows[folder.path.name]["step"] for folder in (done, stopped, again)]
     assert steps[0] == 5

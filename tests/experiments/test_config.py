@@ -334,7 +334,7 @@ MISTAKES = {  # arguments of `fewbits train`, and the parts of the message; … 
     "recipe=mor/block model.width=128 model.heads=2 model.kv_heads=2 training.length=32": (
         "recipe mor/block …128x128 block …fprop.x of"
     ),
-    "schedule.warmup_steps=3": "schedule.warmup_steps=3 and schedule.warmup_fraction=0.05: set only one",
+    "schedule.warmup_steps=3": "schedule.warmup_steps=3 and schedule.warmup_fraction=0.05: set one of the two to 0",
     "schedule.warmup_steps=9 schedule.warmup_fraction=0": "warmup_steps…gives 9 warm-up updates in a trial of 2",
     "model.vocab=10": "model.vocab 10: …256 tokens",
     "evaluation.windows=100000": "evaluation.windows: 100000 windows of length 256 …set evaluation.windows=",
