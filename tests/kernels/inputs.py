@@ -54,6 +54,11 @@ def assert_same(got: Tensor, want: Tensor, what: str = "") -> None:
         raise AssertionError(f"{what}: {int(differ.sum())} of {got.numel()} differ: {'; '.join(shown)}")
 
 
+def grad_of(tensor: Tensor) -> Tensor:
+    assert tensor.grad is not None
+    return tensor.grad
+
+
 # Each function takes rows, cols, the dtype and a generator.
 
 

@@ -126,7 +126,6 @@ def test_mixtures_decide_as_the_loop_does(text: str, axis: int) -> None:
 @pytest.mark.parametrize("text", MIXTURES)
 def test_reference_and_cpu_decide_alike(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare the two backends for each mixture on each input in all dtypes (without FEWBITS_TESTS=deep, in one)."""
-    before = torch.get_num_threads()
     for i, (name, dtype) in enumerate(product(KINDS, DTYPES)):
         if not DEEP and (i // len(DTYPES) + i + MIXTURES.index(text)) % len(DTYPES):
             continue
@@ -136,7 +135,6 @@ def test_reference_and_cpu_decide_alike(text: str, monkeypatch: pytest.MonkeyPat
             monkeypatch.setenv("FEWBITS_BACKEND", backend)
             torch.set_num_threads(threads)
             results.append(mix(x, text, axis=-(i % 2), seed=i, stats=True))
-        torch.set_num_threads(before)
         (a, b, c), (d, e, f) = results
         for got, want in ((d, a), (e, b), (f.counts, c.counts), (f.amax, c.amax)):
             assert_same(got, want, f"{text}, {name} {dtype}")
@@ -151,13 +149,11 @@ def test_threads_agree_whether_a_block_is_undecided(undecided: int | None) -> No
     counts = torch.zeros(70_000, 7, dtype=torch.int64)
     if undecided is not None:
         counts[undecided, ERROR] = 1
-    before = torch.get_num_threads()
     torch.set_num_threads(4)
     for _ in range(20):
         choice, decided = torch.empty(70_000, dtype=torch.int8), torch.empty(70_000, dtype=torch.bool)
         assert cpu.BACKEND.decide(0, 1, counts, choice, decided) == (undecided is not None)
         assert (~decided).nonzero().flatten().tolist() == ([] if undecided is None else [undecided])
-    torch.set_num_threads(before)
 
 
 @examples(60)

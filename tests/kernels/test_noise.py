@@ -15,7 +15,7 @@ from fewbits.kernels.backends import build, reference
 from fewbits.kernels.backends import cpu as cpu_module
 from fewbits.kernels.backends.cpu import BACKEND as cpu
 from tests.effort import DEEP
-from tests.kernels.inputs import DTYPES, FINITE, ODD, assert_same, generator, make
+from tests.kernels.inputs import DTYPES, FINITE, ODD, assert_same, generator, grad_of, make
 
 Noise = Literal["gaussian", "uniform"]
 NOISES: tuple[Noise, ...] = ("gaussian", "uniform")
@@ -62,12 +62,11 @@ def bits_for(w: Tensor, block: int = 32, low: float = 2, high: float = 9, seed: 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_reference_and_cpu_draw_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_module, "SMALL", 0)
-    device, before = torch.device("cpu"), torch.get_num_threads()
+    device = torch.device("cpu")
     for count, threads in product(COUNTS, (1, 2, 3)):
         torch.set_num_threads(threads)
         assert_same(cpu.gaussian_noise(count, seed, device), reference.gaussian_noise(count, seed, device))
         assert_same(cpu.uniform_noise(count, seed, device), reference.uniform_noise(count, seed, device))
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("count", COUNTS)
@@ -140,7 +139,7 @@ def test_seeds_and_elements_are_independent(noise: Noise) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_reference_and_cpu_sample_the_same(noise: Noise, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_module, "SMALL", 0)
-    before, names = torch.get_num_threads(), FINITE
+    names = FINITE
     for i, (shape, block) in enumerate(product((*ODD, (70, 100), (35, 1091), (0, 5), (5, 0)), (32, 8, 128))):
         w, grad = make(names[i % len(names)], shape, dtype, i), make("normal", shape, DTYPES[i % 3], i)
         bits, out = bits_for(w, block, -2, 30), DTYPES[(i // 3) % 3]
@@ -151,7 +150,6 @@ def test_reference_and_cpu_sample_the_same(noise: Noise, dtype: torch.dtype, mon
             what = f"{noise} {shape} {dtype} {names[i % len(names)]} block {block}"
             assert_same(cpu.sample_weight(w, bits, i, noise, block, out), want, what)
             assert_same(cpu.sample_weight_backward(grad, w, bits, i, noise, block), slope, what)
-        torch.set_num_threads(before)
 
 
 @needs_compiler
@@ -220,12 +218,9 @@ def test_gradients_are_those_of_autograd_with_constant_maxima(noise: Noise, shap
 
     exact_w, exact_b = w.detach().double().requires_grad_(), bits.detach().double().requires_grad_()
     composed(exact_w, exact_b, noise_of(shape, 11, noise), 32).backward(grad.double())
-    assert w.grad is not None
-    assert bits.grad is not None
-    assert exact_b.grad is not None
-    assert_same(w.grad, grad)
-    scale = float(exact_b.grad.abs().max())
-    torch.testing.assert_close(bits.grad.double(), exact_b.grad, rtol=1e-5, atol=2e-6 * scale)
+    assert_same(grad_of(w), grad)
+    scale = float(grad_of(exact_b).abs().max())
+    torch.testing.assert_close(grad_of(bits).double(), grad_of(exact_b), rtol=1e-5, atol=2e-6 * scale)
 
 
 def test_a_gradient_by_differences_agrees() -> None:
@@ -234,14 +229,13 @@ def test_a_gradient_by_differences_agrees() -> None:
     bits, grad = bits_for(w, high=5), torch.randn(40, 40, generator=generator(3)).double()
     parameter = bits.clone().requires_grad_()
     sample_weight(w, parameter, 2, dtype=torch.float32).backward(grad.float())
-    assert parameter.grad is not None
     for i, j in product(range(2), range(2)):
         up, down = bits.clone(), bits.clone()
         up[i, j] += step
         down[i, j] -= step
         difference = sample_weight(w, up, 2, dtype=torch.float32) - sample_weight(w, down, 2, dtype=torch.float32)
         slope = float((difference.double() * grad).sum()) / (2 * step)
-        assert float(parameter.grad[i, j]) == pytest.approx(slope, rel=1e-3, abs=1e-3)
+        assert float(grad_of(parameter)[i, j]) == pytest.approx(slope, rel=1e-3, abs=1e-3)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -249,9 +243,7 @@ def test_a_gradient_has_its_parameters_dtype(dtype: torch.dtype) -> None:
     w = torch.randn(40, 40).to(dtype).requires_grad_()
     bits = bits_for(w).requires_grad_()
     sample_weight(w, bits, 1).sum().backward()
-    assert w.grad is not None
-    assert bits.grad is not None
-    assert (w.grad.dtype, bits.grad.dtype) == (dtype, torch.float32)
+    assert (grad_of(w).dtype, grad_of(bits).dtype) == (dtype, torch.float32)
 
 
 @pytest.mark.parametrize("noise", NOISES)

@@ -23,7 +23,7 @@ from fewbits import (
 )
 from fewbits.kernels.layers import activations, attention, cross_entropy, norms  # noqa: F401, registers their operators
 from tests.effort import DEEP
-from tests.kernels.inputs import DTYPES, EMPTY, assert_same, generator, make
+from tests.kernels.inputs import DTYPES, EMPTY, assert_same, generator, grad_of, make
 
 FP4 = "e2m1:1x16:nvfp4:stochastic:rht16"
 GAM = Quantizer("e4m3", "16x16", "gam")
@@ -196,9 +196,7 @@ def test_a_compiled_training_step_has_the_gradients_of_an_eager_one() -> None:
     for run in (step, torch.compile(step, backend="aot_eager", fullgraph=True)):
         x, leaf = X.clone().requires_grad_(), w.clone().requires_grad_()
         run(x, leaf, 9).backward()
-        assert x.grad is not None
-        assert leaf.grad is not None
-        grads.append((x.grad, leaf.grad))
+        grads.append((grad_of(x), grad_of(leaf)))
     assert_same(grads[1][0], grads[0][0])
     assert_same(grads[1][1], grads[0][1])
 
@@ -209,8 +207,7 @@ def test_a_compiled_training_step_has_the_gradients_of_an_eager_one() -> None:
 def gradient(run: Callable[[Tensor], Tensor], x: Tensor, grad: Tensor) -> Tensor:
     leaf = x.detach().clone().requires_grad_()
     run(leaf).backward(grad)
-    assert leaf.grad is not None
-    return leaf.grad
+    return grad_of(leaf)
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64], ids=str)
@@ -249,9 +246,8 @@ def test_the_gradient_of_both_axes_is_the_sum() -> None:
     x = X.clone().requires_grad_()
     along, down = fake_quantize_both(x, row, column)
     torch.autograd.backward([along, down], [a, b])
-    assert x.grad is not None
     want = a + gradient(lambda t: fake_quantize(t, column, axis=0), X, b)
-    torch.testing.assert_close(x.grad, want, rtol=0, atol=1e-6)
+    torch.testing.assert_close(grad_of(x), want, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("text", [ROTATED_MIX, "e4m3:16x16:gam:rht16", "e4m3:16x16:gam:rht16 ; per=block"])

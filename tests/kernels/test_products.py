@@ -14,7 +14,7 @@ from fewbits.kernels.backends import cpu, reference
 from fewbits.kernels.backends.choice import backend_for
 from fewbits.kernels.products import matmul_fp32
 from tests.kernels.emulation import library_with_tiles
-from tests.kernels.inputs import assert_same, generator, make
+from tests.kernels.inputs import assert_same, generator, grad_of, make
 from tests.kernels.orders import ORDERS, tiles
 
 # Sizes around tiles (8 x 32 and 32 x 32), the transposition (16 pairs), and blocks (K of 256 and 512, N of up to 1024).
@@ -61,13 +61,6 @@ def assert_close(got: Tensor, a: Tensor, b: Tensor) -> None:
     bound = gamma * magnitudes + lost + 2 * k * torch.finfo(torch.float32).tiny
     excess = (got.double() - a64 @ b64).abs() - bound - 1e-12 * magnitudes  # the last term: errors of float64
     assert not bool((excess > 0).any())
-
-
-@pytest.fixture
-def threads() -> Iterator[Callable[[int], None]]:
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=["library", "tiles"])
@@ -179,14 +172,14 @@ def test_products_are_added_in_the_written_order(implementation: str) -> None:
 
 @exact_order
 @pytest.mark.parametrize(("m", "n", "k"), [(300, 200, 601), (64, 1100, 300), (1100, 33, 129), (256, 256, 2048)])
-def test_threads_change_no_bit(m: int, n: int, k: int, threads: Callable[[int], None]) -> None:
+def test_threads_change_no_bit(m: int, n: int, k: int) -> None:
     for left, right in (("rows", "columns"), ("columns", "rows")):
         a, b = pair(m, n, k, "lognormal")
         a, b = LAYOUTS[left](a), LAYOUTS[right](b)
-        threads(1)
+        torch.set_num_threads(1)
         want = matmul_fp32(a, b)
         for count in (2, 3):
-            threads(count)
+            torch.set_num_threads(count)
             assert_same(matmul_fp32(a, b), want, f"{count} threads")
 
 
@@ -278,8 +271,7 @@ def test_the_gradient_is_that_of_the_widened_product() -> None:
     wanted = [x.clone().requires_grad_() for x in (a, b)]
     (wanted[0].float() @ wanted[1].float()).backward(grad)
     for leaf, want in zip(leaves, wanted, strict=True):
-        assert leaf.grad is not None
-        torch.testing.assert_close(leaf.grad, want.grad)
+        torch.testing.assert_close(grad_of(leaf), want.grad)
 
 
 def test_compiling_breaks_no_graph_and_changes_no_bit() -> None:

@@ -124,11 +124,6 @@ def look(model: Decoder) -> float:
     return loss
 
 
-def grad_of(tensor: Tensor) -> Tensor:
-    assert tensor.grad is not None
-    return tensor.grad
-
-
 def equal(a: list[Tensor], b: list[Tensor]) -> bool:
     return len(a) == len(b) and all(map(torch.equal, a, b))
 

@@ -20,6 +20,7 @@ from fewbits.models.quantize import Quantization, quantize
 from fewbits.models.quantized_linear import QuantizedLinear, product
 from fewbits.models.recipe import SLOTS, Recipe
 from tests.effort import DEEP
+from tests.kernels.inputs import grad_of
 from tests.models.quantized import (
     E4M3,
     MIXED,
@@ -27,7 +28,6 @@ from tests.models.quantized import (
     Calls,
     batch,
     equal,
-    grad_of,
     linear,
     noisy,
     normal,

@@ -14,7 +14,8 @@ from fewbits.kernels.seeds import derive_seed
 from fewbits.models.quantize import quantize
 from fewbits.models.quantized_linear import QuantizedLinear
 from fewbits.models.recipe import SLOTS, Recipe
-from tests.models.quantized import E4M3, MIXED, Calls, batch, grad_of, linear, noisy, normal, one_layer, recipe, tiny
+from tests.kernels.inputs import grad_of
+from tests.models.quantized import E4M3, MIXED, Calls, batch, linear, noisy, normal, one_layer, recipe, tiny
 
 SEED = 11
 NOISE = {"gaussws": "gaussian", "diffq": "uniform"}

@@ -119,7 +119,10 @@ def test_weights_that_are_not_quantized_or_never_differ_show_nothing(
     assert not weights_read.n19().holds
 
 
-def test_in_a_training_step_both_passes_read_the_same_weights_in_squares_and_others_in_rows() -> None:
+def test_in_a_training_step_both_passes_read_the_same_weights_in_squares_and_others_in_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(weights_read, "MICRO_BATCHES", 1)
     found = weights_read.n19()
     assert found.holds, found
     squares, rows = (weights_read.consistency(weights) for weights in ("16x16", "1x16"))

@@ -87,11 +87,9 @@ VARIANTS = (
 
 @pytest.fixture(autouse=True, scope="module")
 def _threads_even_for_few_elements() -> Iterator[None]:
-    before = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpu_module, "SMALL", 0)
         yield
-    torch.set_num_threads(before)
 
 
 def run(backend: Backend, x: Tensor, q: Quantizer, axis: int, seed: int, **how: Any) -> tuple[Tensor, ...]:

@@ -163,17 +163,12 @@ def test_no_bit_depends_on_threads_or_strides() -> None:
         y, log_sums = torch.ops.fewbits.attention(q, k, v, turns)
         return [y, *torch.ops.fewbits.attention_backward(q, k, v, turns, y, log_sums, dy)]
 
-    before, tensors = torch.get_num_threads(), (q, k, v, dy)
-    try:
-        torch.set_num_threads(1)
-        want = run(*tensors)
-        torch.set_num_threads(3)
-        results = [run(*tensors)]
-        results += (
-            run(*(x.transpose(a, b).contiguous().transpose(a, b) for x in tensors)) for a, b in ((1, 2), (1, 3))
-        )
-    finally:
-        torch.set_num_threads(before)
+    tensors = (q, k, v, dy)
+    torch.set_num_threads(1)
+    want = run(*tensors)
+    torch.set_num_threads(3)
+    results = [run(*tensors)]
+    results += (run(*(x.transpose(a, b).contiguous().transpose(a, b) for x in tensors)) for a, b in ((1, 2), (1, 3)))
     for got, (one, other) in product(results, [(0, 0), (1, 1), (2, 2), (3, 3)]):
         assert_same(got[one], want[other])
 
