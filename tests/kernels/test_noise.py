@@ -15,12 +15,14 @@ from fewbits.kernels.backends import build, reference
 from fewbits.kernels.backends import cpu as cpu_module
 from fewbits.kernels.backends.cpu import BACKEND as cpu
 from tests.effort import DEEP
+from tests.kernels.backends.gpu.device_checks import Checks
 from tests.kernels.inputs import DTYPES, FINITE, ODD, assert_same, generator, grad_of, make
 
 Noise = Literal["gaussian", "uniform"]
 NOISES: tuple[Noise, ...] = ("gaussian", "uniform")
 SEEDS = (0, 1, 0xFFFF_FFFF, 1 << 32, (1 << 63) - 1)
 COUNTS = (0, 1, 7, 8, 9, 127, 128, 129, 2048 * 8, 2048 * 8 + 1, 40_001)
+ON_CPU = Checks(cpu, lambda t: t)
 needs_compiler = pytest.mark.skipif(build.compiler() is None, reason="there is no C++ compiler, hence no cpu backend")
 
 
@@ -62,11 +64,9 @@ def bits_for(w: Tensor, block: int = 32, low: float = 2, high: float = 9, seed: 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_reference_and_cpu_draw_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_module, "SMALL", 0)
-    device = torch.device("cpu")
     for count, threads in product(COUNTS, (1, 2, 3)):
         torch.set_num_threads(threads)
-        assert_same(cpu.gaussian_noise(count, seed, device), reference.gaussian_noise(count, seed, device))
-        assert_same(cpu.uniform_noise(count, seed, device), reference.uniform_noise(count, seed, device))
+        ON_CPU.noise(count, seed)
 
 
 @pytest.mark.parametrize("count", COUNTS)
@@ -139,17 +139,11 @@ def test_seeds_and_elements_are_independent(noise: Noise) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_reference_and_cpu_sample_the_same(noise: Noise, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_module, "SMALL", 0)
-    names = FINITE
     for i, (shape, block) in enumerate(product((*ODD, (70, 100), (35, 1091), (0, 5), (5, 0)), (32, 8, 128))):
-        w, grad = make(names[i % len(names)], shape, dtype, i), make("normal", shape, DTYPES[i % 3], i)
-        bits, out = bits_for(w, block, -2, 30), DTYPES[(i // 3) % 3]
-        want = reference.sample_weight(w, bits, i, noise, block, out)
-        slope = reference.sample_weight_backward(grad, w, bits, i, noise, block)
+        w, grad = make(FINITE[i % len(FINITE)], shape, dtype, i), make("normal", shape, DTYPES[i % 3], i)
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            what = f"{noise} {shape} {dtype} {names[i % len(names)]} block {block}"
-            assert_same(cpu.sample_weight(w, bits, i, noise, block, out), want, what)
-            assert_same(cpu.sample_weight_backward(grad, w, bits, i, noise, block), slope, what)
+            ON_CPU.sampled_weight(w, grad, bits_for(w, block, -2, 30), noise, block, DTYPES[(i // 3) % 3])
 
 
 @needs_compiler

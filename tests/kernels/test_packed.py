@@ -332,12 +332,6 @@ def test_what_is_stored_may_lie_in_a_view() -> None:
     assert_same(decode(dataclasses.replace(packed, **apart)), decode(packed))
 
 
-@pytest.mark.parametrize("text", ["e2m1:1x16:nvfp4", "e4m3:16x16:gam", "e3m2"])
-def test_compiled_code_decodes(text: str) -> None:
-    packed = encode(make("normal", (33, 50)), text)
-    assert_same(torch.compile(lambda: decode(packed) * 2, backend="aot_eager", fullgraph=True)(), decode(packed) * 2)
-
-
 def test_what_is_stored_moves_between_devices() -> None:
     for text in ("e2m1:1x16:nvfp4", "e4m3"):
         packed = encode(make("normal", (33, 50)), text)

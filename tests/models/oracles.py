@@ -100,8 +100,8 @@ def hybrid() -> tuple[nn.Module, Decoder]:
     for number, letter in enumerate(pattern):
         block, mixer = f"blocks.{number}", mixers[letter]
         for name in [name for name in weights if name.startswith(f"{block}.")]:
-            ours = _renamed(name, parts).replace(f"{block}.norm", f"{block}.{mixer}_norm").replace("mixer", mixer)
-            weights[ours] = weights.pop(name)
+            renamed = _renamed(name, parts).replace(f"{block}.norm", f"{block}.{mixer}_norm").replace("mixer", mixer)
+            weights[renamed] = weights.pop(name)
         if letter == "M":
             weights[f"{block}.mamba.conv_weight"] = weights[f"{block}.mamba.conv_weight"].squeeze(1).mT
         if letter == "*":
