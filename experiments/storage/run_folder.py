@@ -183,7 +183,8 @@ def find_run(name: str, runs: Path) -> Path:
     if not re.fullmatch(rf"[0-9a-f]{{{LEAST},64}}", digits):
         if name and paths[0].is_dir():
             raise ValueError(f"{paths[0]} is no run folder: it has no provenance.json; name the folder of a run")
-        raise ValueError(f"no run {name!r} has started in {store}: name a run folder, or {LEAST} digits of its hash")
+        valid = f"name a run folder, or {LEAST} or more digits of its hash"
+        raise ValueError(f"no run {name!r} has started in {store}: {valid}")
     started = sorted(store.glob("*-*/provenance.json")) if store.is_dir() else []
     matches = [path.parent for path in started if _begins(path.parent, digits)]
     if len(matches) == 1:
