@@ -95,8 +95,8 @@ def run_multirun(options: argparse.Namespace) -> int:
                 raise
             at = traceback.extract_tb(error.__traceback__)[-1]
             text = " ".join(str(error).split()) or f"{at.line} ({at.filename}, line {at.lineno})"
-            where = "`python -X dev -m fewbits.cli train …` shows where"
-            raise ValueError(f"hydra/sweeper={sweeper} failed: {type(error).__name__}: {text} ({where})") from error
+            advice = "`python -X dev -m fewbits.cli train …` shows where"
+            raise ValueError(f"hydra/sweeper={sweeper} failed: {type(error).__name__}: {text} ({advice})") from error
         finally:
             _running = None
     if multirun.whole is None or multirun.mirror is None:
