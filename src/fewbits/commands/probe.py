@@ -41,6 +41,7 @@ def main(argv: Sequence[str]) -> int:
     from fewbits.experiments.probes.probe import probe
     from fewbits.experiments.trial import Runtime
 
+    terminal.show("loading the checkpoint and the batches")
     try:
         result = probe(
             _run_folder(options.run, options.runs),
