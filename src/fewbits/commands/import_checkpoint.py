@@ -31,8 +31,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_cache()
     options = parser.parse_intermixed_args(argv)
 
+    from fewbits.experiments.imports import MODEL, import_run
     from fewbits.experiments.storage.branches import spelled_data
-    from fewbits.experiments.storage.imports import MODEL, import_run
     from fewbits.models.networks.presets import MODELS
     from fewbits.models.networks.registry import parameters
 

@@ -12,10 +12,10 @@ from fewbits import cli
 from fewbits.experiments.config import load_trial
 from fewbits.experiments.evaluation.evaluate import evaluate
 from fewbits.experiments.identity import is_current
+from fewbits.experiments.imports import import_run
 from fewbits.experiments.probes.probe import probe
 from fewbits.experiments.storage.branches import find_parent
 from fewbits.experiments.storage.finished_run import FinishedRun
-from fewbits.experiments.storage.imports import import_run
 from fewbits.experiments.storage.run_folder import RunFolder, saved_trial
 from fewbits.experiments.training import run
 from fewbits.experiments.trial import Branch, Runtime
