@@ -25,7 +25,6 @@ Timer = Callable[[], float]  # makes the measured call once and returns its seco
 
 PATIENCE = 5.0  # seconds after which no further turn of a case starts
 SHORTEST = 0.25  # the shortest time, in seconds, over which the processor time of other processes is measured
-LONGEST_WAIT = 8 * SHORTEST  # seconds to wait for a measurement, because the counts of /proc/stat may never change
 BUSY_CYCLES = 40_000_000  # cycles for which the GPU is kept busy, about 20 ms, while the host queues the call
 
 
@@ -93,30 +92,30 @@ def gpu_seconds(call: Call) -> float:
 class OtherProcesses:
     """The share of the machine's processor time that other processes used in each turn of the timed calls.
 
-    Linux counts processor time in ticks of 10 ms, so the share is measured only over `SHORTEST` seconds or more. A
-    shorter turn gets the latest share. The share is None where /proc/stat does not exist.
+    Linux counts processor time in ticks of 10 ms, so the share is measured only over `SHORTEST` seconds or more, first
+    while this process sleeps. A shorter turn gets the latest share. The share is None where /proc/stat does not exist.
     """
 
     def __init__(self) -> None:
         self.shares: list[float | None] = []
-        self._last = _processor_seconds()
         self._share: float | None = None
+        self._last = _processor_seconds()
+        time.sleep(1.2 * SHORTEST)
+        self._measure()
 
-    def measured(self) -> bool:
-        """Update the share if `SHORTEST` seconds passed; return whether it is known, or cannot be measured at all."""
+    def record(self) -> None:
+        """Append to `shares` the share of processor time that other processes used in the turn that has just ended."""
+        self._measure()
+        self.shares.append(self._share)
+
+    def _measure(self) -> None:
         now = _processor_seconds()
         if now is None or self._last is None:
-            return True
+            return
         whole, busy, own = (after - before for after, before in zip(now, self._last, strict=True))
         if whole >= SHORTEST * (os.cpu_count() or 1):
             self._share = min(1.0, max(0.0, busy - own) / whole)
             self._last = now
-        return self._share is not None
-
-    def record(self) -> None:
-        """Append to `shares` the share of processor time that other processes used in the turn that has just ended."""
-        self.measured()
-        self.shares.append(self._share)
 
 
 def _processor_seconds() -> tuple[float, float, float] | None:
@@ -142,15 +141,12 @@ def take_turns(
 ) -> list[list[float]]:
     """Call all timers once in each turn. Return a list for each timer, with its seconds in each recorded turn.
 
-    The first `untimed` turns are not recorded. If `others` is given, further turns are not recorded until it has
-    measured the share of other processes, for at most `LONGEST_WAIT` seconds. Then up to `runs` turns are recorded:
-    after `patience` seconds no further turn starts, but at least one turn is recorded.
+    The first `untimed` turns are not recorded. Then up to `runs` turns are: after `patience` seconds no further turn
+    starts, but at least one is recorded. others: records the share of other processes in each turn.
     """
-    done, start = 0, time.perf_counter()
-    while done < untimed or not (others is None or others.measured() or time.perf_counter() - start > LONGEST_WAIT):
+    for _ in range(untimed):
         for timer in timers:
             timer()
-        done += 1
     start = time.perf_counter()
     turns: list[list[float]] = []
     while not turns or (len(turns) < runs and time.perf_counter() - start < patience):

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
+from importlib import import_module, metadata
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -47,18 +48,11 @@ class Peer:
         """Return the reason why the peer cannot be measured on this kind of device, or None if it can."""
         if self.cpu_only and device != "cpu":
             return "it runs only on CPUs"
-        try:
-            with quiet():
-                import_module(self.package)
-        except ModuleNotFoundError:
-            return "it is not installed"
-        except Exception as error:  # the import of another package may fail in any way
-            return f"its import failed: {first_line(error)}"
-        return None
+        return None if find_spec(self.package) else "it is not installed"
 
     @property
     def version(self) -> str:
-        return str(getattr(import_module(self.package), "__version__", ""))
+        return metadata.version(self.package)
 
 
 @contextmanager

@@ -106,8 +106,7 @@ def _compare(
 ) -> tuple[list[float], list[Row]]:
     """Time plain BF16 and each recipe with one optimizer; return the seconds of `gemms` in each turn, and the Rows.
 
-    In a turn, `gemms` (the products of all linear layers) and a step of plain BF16 and of each recipe run once. Before
-    the timed turns, UNTIMED turns run, and more if the share of other processes needs more time to measure.
+    In a turn, `gemms` (the products of all linear layers) and a step of plain BF16 and of each recipe run once.
     """
     variants: dict[str, Recipe | None] = {PLAIN: None, **recipes}
     steps = {name: Step(config, recipe, optimizer, batch) for name, recipe in variants.items()}
