@@ -178,12 +178,10 @@ def test_provenance_says_what_an_id_is_made_of_and_where_each_part_was_computed(
     assert first["instruction_set"] == second["instruction_set"]
 
 
-def test_a_part_that_was_computed_again_counts_where_it_was_computed_last() -> None:
-    """Check that a segment (steps computed in one environment) replaces earlier segments that start at a later step.
-
-    Here c starts at step 20 and replaces b, which starts at step 40.
-    """
-    parts = [{"step": step, "environment": {"kind": kind}} for step, kind in ((0, "a"), (40, "b"), (20, "c"))]
+@pytest.mark.parametrize("steps", [(0, 40, 20), (0, 2, 2)])
+def test_a_part_that_was_computed_again_counts_where_it_was_computed_last(steps: tuple[int, int, int]) -> None:
+    """Check that a segment replaces the segment that starts at a later step, or at the same one."""
+    parts = [{"step": step, "environment": {"kind": kind}} for step, kind in zip(steps, "abc", strict=True)]
     assert environments({"segments": parts}) == [{"kind": "a"}, {"kind": "c"}]
 
 
@@ -231,7 +229,7 @@ def test_edited_sources_have_their_own_results_and_undoing_the_edit_finds_the_ol
     "recipe",
     [
         ("recipe=nvfp4", "recipe.sampler.kind=gaussws", "recipe.sampler.penalty=0.0001"),
-        ("recipe=mor/three-way", "recipe.block=32x32", "recipe.scaling=e8m0"),
+        pytest.param(("recipe=mor/three-way", "recipe.block=32x32", "recipe.scaling=e8m0"), marks=pytest.mark.deep),
     ],
     ids=["nvfp4 and gaussws", "mor/three-way"],
 )
@@ -281,11 +279,6 @@ def test_evaluation_asked_for_later_is_added_to_a_finished_trial(
     by_task = {one.key.task: one for one in evaluations.stored(first.path)}
     assert by_task["toy"] == toy
     assert by_task["again"].results["tasks"]["again"] == toy.results["tasks"]["toy"]
-
-
-def test_a_segment_that_begins_where_another_began_replaces_it() -> None:
-    segments = [{"step": step, "environment": {"kind": kind}} for step, kind in ((0, "a"), (2, "b"), (2, "c"))]
-    assert environments({"segments": segments}) == [{"kind": "a"}, {"kind": "c"}]
 
 
 def test_variables_that_change_sums_are_part_of_what_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
