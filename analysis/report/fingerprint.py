@@ -16,7 +16,6 @@ from pathlib import Path
 
 from fewbits.analysis.engine.results.frames import Results
 from fewbits.common.store_folder import BENCH
-from fewbits.sweeps.planning.plan import folders
 
 SOURCES = ("kernels", "models", "experiments", "sweeps", "analysis")
 COMPUTING = ("torch", "numpy", "scipy", "pandas", "pyarrow", "matplotlib")
@@ -38,7 +37,7 @@ def made_of(results: Results, overrides: tuple[str, ...]) -> str:
         "python": platform.python_version(),
         "packages": {name: version(name) for name in PACKAGES},
         "standing": results.trials.to_json(orient="records", double_precision=15),
-        "files": {folder.path.name: _contents(folder.path) for folder in folders(results.plan)},
+        "files": {one.folder.path.name: _contents(one.folder.path) for one in results.plan.trials.values()},
         "timings": _contents(results.plan.store / BENCH),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -16,13 +16,7 @@ from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 TRACKING = "MLFLOW_TRACKING_URI"
-PREFIXES = (
-    "FEWBITS_",
-    "HF_",
-    "NCCL_",
-    "TORCH_NCCL_",
-    "GLOO_",
-)
+PREFIXES = ("FEWBITS_", "HF_", "NCCL_", "TORCH_NCCL_", "GLOO_")
 _CREDENTIAL = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY")
 _JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray sets it in a job's processes; JSON with the job's variables
 
@@ -33,32 +27,26 @@ def is_dashboard(address: str | None) -> bool:
 
 
 def check_reachable(address: str) -> None:
-    """Raise ValueError if the address is HOST:PORT and nothing answers there; Ray itself would retry for minutes.
-
-    Addresses of other forms, such as `auto`, are not checked.
-    """
+    """Raise ValueError if the address is HOST:PORT and nothing answers there; Ray itself would retry for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdecimal():
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
         except OSError as error:
             raise ValueError(
-                f"no Ray at {address}: {error.strerror or error}: check that Ray runs there, and the address in "
-                "--address or RAY_ADDRESS"
+                f"no Ray at {address}: {error.strerror or error}: check --address or RAY_ADDRESS, and that Ray runs"
             ) from None
 
 
 def check_name(text: str) -> str:
     """Return the argument of `--env` if it is the name of a variable that is set, else raise ArgumentTypeError.
 
-    The error is not ValueError, because argparse would then print the whole argument, and if the user typed NAME=VALUE,
-    VALUE may be a secret.
+    The error is not ValueError, because argparse would then print the whole argument, which may contain a secret.
     """
     name, equals, _ = text.partition("=")
     if equals:
         raise ArgumentTypeError(
-            f"{name}=…: write only the name after --env, and set the value in the environment ({name}=… fewbits …), "
-            "since every user of a machine can read the arguments of its processes"
+            f"{name}=…: write only the name after --env, and set the value in the environment ({name}=… fewbits …)"
         )
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         raise ArgumentTypeError(f"{name!r}: expected the name of an environment variable, as in --env HF_TOKEN")
@@ -73,23 +61,16 @@ def variables(environment: Mapping[str, str], named: Sequence[str] = ()) -> dict
     They are: variables that begin with one of PREFIXES and do not look like credentials; MLFLOW_TRACKING_URI, unless it
     means something else on another machine; and the variables whose names are in `named`.
     """
-    chosen = {
-        name: value
-        for name, value in environment.items()
-        if name.startswith(PREFIXES) and not _CREDENTIAL.search(name.upper())
-    }
+    ours = [name for name in environment if name.startswith(PREFIXES) and not _CREDENTIAL.search(name.upper())]
     tracking = environment.get(TRACKING)
-    if tracking and means_the_same_elsewhere(tracking):
-        chosen[TRACKING] = tracking
-    return chosen | {name: environment[name] for name in named}
+    ours += [TRACKING] if tracking and means_the_same_elsewhere(tracking) else []
+    return {name: environment[name] for name in [*ours, *named]}
 
 
 def worker_variables(environment: Mapping[str, str], named: Sequence[str] = ()) -> dict[str, str]:
-    """Return the environment variables that a driver on a cluster has to pass to its workers, by name.
+    """Return the variables that a driver with this environment has to pass to its workers: the result of `variables`.
 
-    They are the result of `variables` for the same arguments, with one exception. If the driver runs inside a Ray job,
-    the job's own variables are left out: Ray passes them to the workers itself, and raises an error if they are passed
-    again. environment: the driver's environment variables. named: the names of further variables to pass.
+    Inside a Ray job, the job's own variables are left out: Ray passes them itself, and refuses to get them again.
     """
     job = json.loads(environment.get(_JOB_CONFIG) or "{}")
     of_job = (job.get("runtime_env") or {}).get("env_vars") or {}

@@ -50,8 +50,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time a zip can hold
 def submit(arguments: Sequence[str], address: str, named: Sequence[str] = ()) -> int:
     """Run `fewbits sweep ARGUMENTS --address auto` as a job, and return its exit status.
 
-    address: the URL of the cluster's dashboard. named: names of environment variables that the job gets in addition to
-    the usual ones (access.py).
+    address: the URL of the dashboard. named: environment variables of the job besides the usual ones (access.py).
     """
     lasting_store(arguments)
     files, passed = list[Path](), list[str]()
@@ -74,8 +73,7 @@ def submit_study(
 ) -> int:
     """Submit a job that runs a study's trials and writes its report, and return the job's exit status.
 
-    reports: the folder for reports on the cluster; a relative path is relative to the folder that contains the store.
-    options: further options of `fewbits report --sweep`. address, named: as for `submit`.
+    reports: the folder for reports, relative to the folder that contains the store. options: of `fewbits report`.
     """
     out = lasting_store(overrides).parent / reports
     command = [*FEWBITS, "report", *overrides, "--sweep", "--address", "auto", "--out", str(out), *options]
@@ -103,8 +101,7 @@ def lasting_store(arguments: Sequence[str]) -> PurePosixPath:
 def run_job(command: Sequence[str], address: str, files: Sequence[Path] = (), named: Sequence[str] = ()) -> int:
     """Run a command as a job on the cluster, print its log, and return its exit status.
 
-    files: sweep files, other config files and config folders; the job's working directory contains them and the sources
-    of the running fewbits. address, named: as for `submit`.
+    files: config files and folders, which the job's working directory contains too. address, named: as for `submit`.
     """
     sent = job_variables(os.environ, named)
     client = _connect(address)
@@ -137,18 +134,14 @@ def run_job(command: Sequence[str], address: str, files: Sequence[Path] = (), na
 
 
 def job_variables(environment: Mapping[str, str], named: Sequence[str] = ()) -> dict[str, str]:
-    """Return the environment variables of a job, by name.
-
-    They are those that access.py chooses, the name of the user, and settings with which Ray stops the job in such a way
-    that trials can write checkpoints. Raise ValueError if MLFLOW_TRACKING_URI is relative.
-    """
+    """Return the environment variables of a job; raise ValueError if MLFLOW_TRACKING_URI is relative."""
     tracking = environment.get(TRACKING)
     if tracking and not means_the_same_elsewhere(tracking):
         raise ValueError(
             f"{TRACKING}={redacted(tracking)} is relative, so it would name another place on the cluster: set it to a "
             "server (http://…) or an absolute path, or unset it"
         )
-    # By default Ray sends SIGTERM and, after three seconds, SIGKILL.
+    # By default Ray sends SIGTERM and, after three seconds, SIGKILL; trials need longer to write checkpoints.
     graceful = {"RAY_JOB_STOP_SIGNAL": "SIGINT", "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT)}
     # On a cluster all jobs run as the same system user, but MLflow runs belong to the user who submits the job.
     return {"FEWBITS_USER": user(), **variables(environment, named), **graceful}
@@ -236,13 +229,10 @@ def _connect(address: str) -> "JobSubmissionClient":
     except AuthenticationError as error:
         problem = "rejects the token" if secret else "requires a token"
         raise ValueError(
-            f"the cluster at {address} {problem}: set RAY_AUTH_TOKEN, or a file that RAY_AUTH_TOKEN_PATH names, to the "
-            "output of `ray get-auth-token` on the head"
+            f"the cluster at {address} {problem}: set RAY_AUTH_TOKEN to the output of `ray get-auth-token` on the head"
         ) from error
     except (OSError, RuntimeError) as error:
-        raise ValueError(
-            f"no Ray dashboard answers at {address}: check that the head runs and that this is its dashboard's address"
-        ) from error
+        raise ValueError(f"no Ray dashboard answers at {address}: check the address, and that the head runs") from error
 
 
 def _start(
@@ -316,13 +306,13 @@ class _Log:
         if status == "STOPPED":
             notice("the job was stopped; the same command resumes it from its checkpoints")
             return INTERRUPTED
-        if code is None:
-            if status != "SUCCEEDED":
-                notice(f"the job failed, and Ray reports no exit status of its command: {self._ended.message}")
-            return int(status != "SUCCEEDED")
-        if code < 0:
+        if code is None and status != "SUCCEEDED":
+            notice(f"the job failed, and Ray reports no exit status of its command: {self._ended.message}")
+            return 1
+        if code is not None and code < 0:
             notice(f"the job's command was ended by signal {-code}; the same command resumes it")
-        return 128 - code if code < 0 else code
+            return 128 - code
+        return code or 0
 
 
 def _last_line(error: Exception) -> str:

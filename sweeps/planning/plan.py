@@ -7,7 +7,7 @@ computed from its parent's settings, so all ids are known before any trial has r
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -231,16 +231,9 @@ def _checked(trial: Trial, ranks: int, corpus: Corpus) -> None:
     """
     parts = asdict(replace(trial, seed=0, optimizer=type(trial.optimizer)(), branch=Branch()))
     of_data = [asdict(trial.evaluation), trial.training.length, corpus.fingerprint]
-    _once([parts, ranks], lambda: check(trial, ranks))
-    _once(of_data, lambda: check_data(trial, corpus))
-
-
-def _once(settings: object, run_check: Callable[[], None]) -> None:
-    key = json.dumps(settings, default=str)
-    if key not in _seen:
-        run_check()
+    if (key := json.dumps([parts, ranks], default=str)) not in _seen:
+        check(trial, ranks)
         _seen.add(key)
-
-
-def folders(plan: Plan) -> Iterable[RunFolder]:
-    return (planned.folder for planned in plan.trials.values())
+    if (key := json.dumps(of_data, default=str)) not in _seen:
+        check_data(trial, corpus)
+        _seen.add(key)

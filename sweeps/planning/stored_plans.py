@@ -214,17 +214,10 @@ def _trial(planned: Planned) -> dict[str, Any]:
     trial = planned.trial
     if planned.parent is not None:  # `_decoded` sets the path of the parent's folder again
         trial = replace(trial, branch=Branch(None, trial.branch.step))
-    return {
-        "id": planned.id,
-        "folder": planned.folder.path.name,
-        "trial": trial.to_dict(),
-        "runtime": asdict(replace(planned.runtime, runs="")),
-        "made_of": planned.made_of,
-        "resources": asdict(planned.resources),
-        "parent": planned.parent,
-        "keep": sorted(planned.keep),
-        "earlier_tokens": planned.earlier_tokens,
-    }
+    changed: dict[str, Any] = {"trial": trial.to_dict(), "runtime": asdict(replace(planned.runtime, runs=""))}
+    changed |= {"resources": asdict(planned.resources), "keep": sorted(planned.keep)}
+    same = {key: getattr(planned, key) for key in ("id", "made_of", "parent", "earlier_tokens")}
+    return {"folder": planned.folder.path.name, **same, **changed}
 
 
 def _decoded(data: Mapping[str, Any], runs: Path) -> Plan:

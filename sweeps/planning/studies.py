@@ -117,8 +117,11 @@ def load_sweeps(overrides: Sequence[str]) -> tuple[list[Sweep], tuple[str, ...]]
 def _files(chosen: dict[str, str], changes: Sequence[str], own: Folders) -> list[tuple[Path, str]]:
     """Return the paths of the sweep files that `study`, `sweep` or `file` choose, each with the name of its study."""
     study, sweep, file = map(chosen.get, _WHICH)
-    if file is None and study is None and sweep is not None:
-        return [(_own_file(sweep, own), sweep)]
+    if file is None and study is None and sweep is not None:  # a file of the user's own, such as conf/sweep/NAME.yaml
+        if (path := own.file(SWEEPS, sweep)) is None:
+            valid = nearest_first(sweep, names(SWEEPS, own)) or f"none, without a file {CONF}/{SWEEPS}/{sweep}.yaml"
+            raise ValueError(f"sweep={sweep}: name its study, as in study=mor, or a sweep file of your own: {valid}")
+        return [(path, sweep)]
     if file is not None:
         if others := [f"{key}={chosen[key]}" for key in ("study", "sweep") if key in chosen]:
             raise ValueError(f"{file} and {', '.join(others)}: name either a sweep file or a study, not both")
@@ -140,11 +143,9 @@ def _files(chosen: dict[str, str], changes: Sequence[str], own: Folders) -> list
 
 def _suggestion(argument: str, own: Folders) -> str:
     """Return a hint such as `did you mean study=mor?` for an argument that is not valid; empty if nothing fits."""
-    if argument in STUDIES:
-        return f"did you mean study={argument}?"
-    if own.file(SWEEPS, argument):
-        return f"did you mean sweep={argument}?"
-    return f"did you mean {argument}.yaml?" if Path(f"{argument}.yaml").is_file() else ""
+    files = {f"study={argument}": argument in STUDIES, f"sweep={argument}": own.file(SWEEPS, argument)}
+    files[f"{argument}.yaml"] = Path(f"{argument}.yaml").is_file()
+    return next((f"did you mean {valid}?" for valid, exists in files.items() if exists), "")
 
 
 def _may_run(file: Path, changes: Sequence[str]) -> bool:
@@ -157,16 +158,6 @@ def _may_run(file: Path, changes: Sequence[str]) -> bool:
     scale = [change.partition("=")[2] for change in changes if change.startswith("scale=")]
     scales = (yaml.safe_load(file.read_text("utf-8")) or {}).get("scales")
     return not scale or scales is None or scale[-1] in scales or not (file.parent / f"scale/{scale[-1]}.yaml").is_file()
-
-
-def _own_file(name: str, own: Folders) -> Path:
-    """Return the path of this sweep file in the user's config folders `own`, for example conf/sweep/NAME.yaml."""
-    if (file := own.file(SWEEPS, name)) is None:
-        valid = nearest_first(name, names(SWEEPS, own)) or f"none: there is no file {CONF}/{SWEEPS}/{name}.yaml"
-        raise ValueError(
-            f"sweep={name}: also name its study, as in study=mor, or name a sweep file of your own: {valid}"
-        )
-    return file
 
 
 def _load(file: Path, study: str, changes: Sequence[str]) -> Sweep:
@@ -194,13 +185,10 @@ def _load(file: Path, study: str, changes: Sequence[str]) -> Sweep:
 def _with_trunk(sweep: Sweep) -> Sweep:
     """Return the sweep with the arm that its key `trunk` names as the parent of all other arms.
 
-    Arms with a `parent` of their own or with `scratch: true` stay unchanged, as does a sweep without the key `trunk`.
+    Arms with a `parent` of their own or with `scratch: true` stay unchanged.
     """
     if sweep.trunk is None:
         return sweep
     one_of("trunk", sweep.trunk, sweep.arms)
-    arms = {
-        name: arm if name == sweep.trunk or arm.parent or arm.scratch else replace(arm, parent=sweep.trunk)
-        for name, arm in sweep.arms.items()
-    }
-    return replace(sweep, arms=arms)
+    below = {n: arm for n, arm in sweep.arms.items() if n != sweep.trunk and not (arm.parent or arm.scratch)}
+    return replace(sweep, arms=sweep.arms | {n: replace(arm, parent=sweep.trunk) for n, arm in below.items()})

@@ -1,4 +1,4 @@
-"""Run the trials of a plan: start each trial when it is ready, retry failed trials, and record how each trial ends.
+"""Run the trials of a plan on a backend: start each when it is ready, retry it, and record how it ends.
 
 All state that must survive is in the run folders: if the driver is killed, the next driver continues from there. Two
 drivers may run trials of the same store, since the lease in a run folder gives one worker at a time the right to train.
@@ -9,22 +9,98 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
 
 from fewbits.common.store_folder import free_bytes
 from fewbits.experiments.numerics import running, total
+from fewbits.experiments.storage.run_folder import RunFolder
+from fewbits.experiments.trial import Runtime, Trial
 from fewbits.sweeps.planning import store
 from fewbits.sweeps.planning.cost import checkpoint_bytes, work_of
 from fewbits.sweeps.planning.plan import Plan, Planned
 from fewbits.sweeps.planning.store import Failure, finished, lacks_checkpoint, unfinished
-from fewbits.sweeps.running.backend import Backend, Ended, Job
+from fewbits.sweeps.planning.sweep import Resources
 
 TURN = 0.5  # seconds between turns of the driver's loop while no trial ends
 PATIENCE = 60.0  # seconds for which a stopping driver waits until the running trials have written a checkpoint
 TABLES = 1 << 20  # bytes of a trial's tables and logs, about
 REST = 5.0  # seconds until a trial that could not run is tried again, for example since another process trains it
+
+
+# -------------------------------------------------------------------------------- backends
+
+
+@dataclass(frozen=True)
+class Job:
+    """The work of one worker: a trial, or one rank of it."""
+
+    id: str  # of the trial
+    path: Path  # of the run folder
+    trial: Trial
+    runtime: Runtime
+    made_of: Mapping[str, object]  # the settings and versions whose hash is the id
+    sources: str  # digest of the driver's sources that compute (`numerics.total`)
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables to set, such as RANK, CUDA_VISIBLE_DEVICES
+
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder(self.path, self.id)
+
+    @property
+    def leads(self) -> bool:
+        return self.environment.get("RANK", "0") == "0"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of a job.
+
+    Its kind is `over` (the trial has a result), `stopped` (someone asked it to stop), `busy` (another process trains
+    the trial) or `failed` (an error; another attempt may succeed unless `wrong_input` is true).
+    """
+
+    kind: str
+    reason: str = ""  # the error, or the process that trains the trial
+    wrong_input: bool = False  # the input is invalid, so another attempt would fail in the same way
+    speed: float | None = None  # tokens per second, the median over the steps
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The report that a trial's processes have ended."""
+
+    id: str  # of the trial
+    outcome: Outcome | None  # None: a process died without reporting an outcome
+    why: str = ""  # if a process died: how, in a few words; empty if unknown
+
+
+class Backend(Protocol):
+    """The interface of a backend, which runs the worker processes of trials on this machine or on a cluster."""
+
+    def require(self, trials: Sequence[Planned]) -> None:
+        """Raise ValueError if a trial requests more than this machine has and no other machine can run it."""
+
+    def room(self, resources: Resources) -> bool:
+        """Tell whether one more trial with these resources may start now."""
+
+    def start(self, job: Job, resources: Resources) -> None:
+        """Start a job's trial as soon as its resources are free, and return without waiting for it."""
+
+    def wait(self, seconds: float) -> list[Ended]:
+        """Wait until a trial ends, at most `seconds`; return the trials that have ended since the last call."""
+
+    def kill(self, trial: str) -> None:
+        """Kill the trial's processes at once. `wait` then reports that the trial died."""
+
+    def close(self) -> None:
+        """End all processes that this backend has started, and no others."""
+
+
+# -------------------------------------------------------------------------------- the driver
 
 
 class Stage(StrEnum):

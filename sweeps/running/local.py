@@ -24,7 +24,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from fewbits.sweeps.planning.plan import Planned
 from fewbits.sweeps.planning.sweep import Resources
-from fewbits.sweeps.running.backend import Ended, Job, Outcome, require_here
+from fewbits.sweeps.running.driver import Ended, Job, Outcome
 from fewbits.sweeps.running.worker import work
 
 _PR_SET_PDEATHSIG = 1
@@ -133,9 +133,8 @@ class Local:
 
 
 def _child(job: Job, answer: Connection | None, lifeline: Connection) -> None:
-    # preload.py sets these handlers too, but other code may have started the fork server without it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):  # as in preload.py, without which other code may have forked
+        signal.signal(number, signal.SIG_IGN)
     _die_with_parent()
     threading.Thread(target=_die_with_driver, args=(lifeline,), daemon=True).start()
     outcome = work(job)
@@ -184,6 +183,37 @@ def rank_environments(ranks: int, address: str, port: int) -> list[Mapping[str, 
     """
     common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": address, "MASTER_PORT": str(port), "LOCAL_RANK": "0"}
     return [{**common, "RANK": str(rank)} for rank in range(ranks)]
+
+
+# -------------------------------------------------------------------------------- resources
+
+
+def bundle(resources: Resources) -> dict[str, float]:
+    """Return the CPUs and GPUs that one rank needs, by Ray's names; amounts of 0 are left out."""
+    return {name: amount for name, amount in (("CPU", resources.cpus), ("GPU", resources.gpus)) if amount}
+
+
+def bundles_that_fit(machine: Mapping[str, float], wanted: Mapping[str, float]) -> float:
+    """Return how many copies of a bundle fit on a machine while nothing else runs there; infinity for an empty bundle.
+
+    machine: the machine's resources, by Ray's names. wanted: the bundle.
+    """
+    return min(((machine.get(name, 0.0) + 1e-9) // amount for name, amount in wanted.items()), default=float("inf"))
+
+
+def require_here(trial: str, resources: Resources, machine: Mapping[str, float]) -> None:
+    """Raise ValueError if a trial requests more than this machine has. trial: the name of its run folder."""
+    if bundles_that_fit(machine, wanted := bundle(resources)) < resources.ranks:
+        raise ValueError(
+            f"trial {trial} asks for {resources.ranks} × ({amounts(wanted)}), but this machine has {amounts(machine)}: "
+            "lower `resources` (ranks × what each rank needs), or use --address with a cluster"
+        )
+
+
+def amounts(resources: Mapping[str, float]) -> str:
+    """Return resources as text, for example `1 GPU, 16 CPUs`. resources: amounts by Ray's names."""
+    parts = [f"{count:g} {name}{'s' * (count != 1)}" for name in ("GPU", "CPU") if (count := resources.get(name, 0.0))]
+    return ", ".join(parts) or "no resources"
 
 
 def _cpus(resources: Resources) -> float:

@@ -29,8 +29,15 @@ from fewbits.sweeps.cluster.access import check_reachable
 from fewbits.sweeps.planning.plan import Planned
 from fewbits.sweeps.planning.store import plain
 from fewbits.sweeps.planning.sweep import Resources
-from fewbits.sweeps.running.backend import Ended, Job, Outcome, amounts, bundle, bundles_that_fit, require_here
-from fewbits.sweeps.running.local import meeting_place, rank_environments
+from fewbits.sweeps.running.driver import Ended, Job, Outcome
+from fewbits.sweeps.running.local import (
+    amounts,
+    bundle,
+    bundles_that_fit,
+    meeting_place,
+    rank_environments,
+    require_here,
+)
 from fewbits.sweeps.running.worker import work
 
 STARTS = 3  # attempts to start Ray on this machine: Ray's limit of 30 s for an attempt is short on a busy machine

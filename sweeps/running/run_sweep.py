@@ -24,8 +24,7 @@ from fewbits.sweeps.planning.cost import Speeds, disk
 from fewbits.sweeps.planning.plan import Plan
 from fewbits.sweeps.planning.store import State, counted, trial_statuses, unfinished
 from fewbits.sweeps.planning.stored_plans import save_plan
-from fewbits.sweeps.running.backend import Backend
-from fewbits.sweeps.running.driver import Driver, Stage, Task
+from fewbits.sweeps.running.driver import Backend, Driver, Stage, Task
 from fewbits.sweeps.running.progress import Display
 from fewbits.sweeps.tracking.mirror import Mirror
 
@@ -131,9 +130,9 @@ def _mirrored(mirror: Mirror) -> Iterator[None]:
     ended = threading.Event()
 
     def mirror_all() -> None:
-        while not ended.is_set():
+        mirror.sync()
+        while not ended.wait(SYNC):
             mirror.sync()
-            ended.wait(SYNC)
 
     thread = threading.Thread(target=mirror_all, daemon=True)
     thread.start()

@@ -27,7 +27,7 @@ from fewbits.experiments.storage import lease
 from fewbits.experiments.storage.run_folder import RunFolder
 from fewbits.experiments.training import run
 from fewbits.sweeps.planning.store import FAILURE, LOG, PROGRESS, Failure, last_lines, reached, write_failure
-from fewbits.sweeps.running.backend import Job, Outcome
+from fewbits.sweeps.running.driver import Job, Outcome
 
 EVERY = 1.0  # seconds between two updates of progress.json
 LOGGED = 20  # about how many lines of progress the log of a trial gets, from its first to its last step

@@ -11,7 +11,7 @@ from fewbits.experiments.environment import alike, describe_kinds, kinds_of, pro
 from fewbits.sweeps.planning import store
 from fewbits.sweeps.planning.plan import Plan, Planned
 from fewbits.sweeps.running import driver
-from fewbits.sweeps.running.backend import Job
+from fewbits.sweeps.running.driver import Job
 from tests.messages import names
 from tests.sweeps.conftest import Undisturbed
 from tests.sweeps.sweep_inputs import all_left, attempts, folders, planned, reported_steps, tiny_file

@@ -14,8 +14,7 @@ from fewbits.sweeps.planning.cost import tokens_of
 from fewbits.sweeps.planning.plan import Plan
 from fewbits.sweeps.planning.store import Failure
 from fewbits.sweeps.planning.sweep import Resources
-from fewbits.sweeps.running.backend import Ended, Job
-from fewbits.sweeps.running.driver import Driver, Stage
+from fewbits.sweeps.running.driver import Driver, Ended, Job, Stage
 from fewbits.sweeps.running.progress import Display
 from tests.messages import names
 from tests.sweeps.sweep_inputs import planned, tiny_file

@@ -19,8 +19,7 @@ from fewbits.sweeps.planning.plan import Plan, Planned
 from fewbits.sweeps.planning.sweep import Resources
 from fewbits.sweeps.running import driver, worker
 from fewbits.sweeps.running import run_sweep as run_sweep
-from fewbits.sweeps.running.backend import Ended, Job, Outcome
-from fewbits.sweeps.running.driver import Driver, Stage, job
+from fewbits.sweeps.running.driver import Driver, Ended, Job, Outcome, Stage, job
 from tests.messages import names
 from tests.sweeps.sweep_inputs import planned, tiny_file
 
